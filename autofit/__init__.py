@@ -1,0 +1,78 @@
+"""autofit finds, by short measured runs, the fastest way to train your model within a memory budget.
+
+    fit = autofit.tune(model, loader)
+    step = fit.prepare(model, loader, optimizer)
+    for batch in step.loader:
+        loss = step(batch)
+
+Names are loaded when they are first used, so that importing the package does not import torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from autofit.api import load, tune
+    from autofit.core.errors import (
+        AutofitError,
+        BudgetSpent,
+        DevicePoisoned,
+        NonFiniteLoss,
+        NothingFits,
+        PlanFileError,
+        RestoreError,
+        SpaceError,
+        StudyError,
+        UsageError,
+        UserCodeError,
+        WorkloadError,
+    )
+    from autofit.core.plan import Plan
+    from autofit.core.recommendation import Recommendation
+    from autofit.fit import Fit
+    from autofit.workloads.step import TrainStep
+    from autofit.workloads.workload import Workload
+
+__all__ = [
+    "AutofitError",
+    "BudgetSpent",
+    "DevicePoisoned",
+    "Fit",
+    "NonFiniteLoss",
+    "NothingFits",
+    "Plan",
+    "PlanFileError",
+    "Recommendation",
+    "RestoreError",
+    "SpaceError",
+    "StudyError",
+    "TrainStep",
+    "UsageError",
+    "UserCodeError",
+    "Workload",
+    "WorkloadError",
+    "load",
+    "tune",
+]
+
+_HOMES = {
+    "Fit": "autofit.fit",
+    "Plan": "autofit.core.plan",
+    "Recommendation": "autofit.core.recommendation",
+    "TrainStep": "autofit.workloads.step",
+    "Workload": "autofit.workloads.workload",
+    "load": "autofit.api",
+    "tune": "autofit.api",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'autofit' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES.get(name, "autofit.core.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,163 @@
+"""The public calls: the user's objects become nouns, and the parts are wired together."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+from pydantic import BaseModel, ValidationError
+from torch import nn
+
+from autofit import devices, planfile
+from autofit.core.briefing import Options
+from autofit.core.budget import Clock
+from autofit.core.errors import UsageError, WorkloadError
+from autofit.core.objective import Objective
+from autofit.core.units import parse_duration
+from autofit.devices.base import Device
+from autofit.fit import Fit, Terms
+from autofit.probing.bench import Bench
+from autofit.search import Listen, Request, search
+from autofit.trackers.progress import Progress
+from autofit.workloads.workload import OptimizerRecipe, Workload
+
+_Record = TypeVar("_Record", bound=BaseModel)
+
+
+def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the user's
+    model: nn.Module,
+    loader: Any,
+    *,
+    loss_fn: Callable[..., torch.Tensor] | None = None,
+    step_fn: Callable[..., torch.Tensor] | None = None,
+    optimizer: OptimizerRecipe = None,
+    global_batch_size: int | None = None,
+    memory_budget: int | float | str | None = None,
+    time_budget: float | str | None = None,
+    numerics: Literal["exact", "mixed", "any"] = "mixed",
+    strategies: Sequence[str] | None = None,
+    worst_case: Any = None,
+    mode: Literal["train", "inference"] = "train",
+    max_grad_norm: float | None = None,
+    device: str | torch.device | None = None,
+    seed: int = 0,
+    study: str | Path | None = None,
+    searcher: str | None = None,
+    objective: Literal["samples", "tokens"] = "samples",
+    progress: bool | Listen = True,
+) -> Fit:
+    """Finds the fastest way to train `model` on batches of `loader` within the memory budget.
+
+    Short runs on this device decide; everything passed in is bit-identical afterwards. Interrupted with Ctrl-C it puts
+    everything back too; called again it goes on from the trials in the study.
+
+    Args:
+        model: a module on the device to train on.
+        loader: a `DataLoader`, a list of batches, or anything that can be iterated again and again.
+        loss_fn: `loss_fn(outputs, targets) -> scalar tensor` for batches `(inputs, targets)`. Without it, and without
+            `step_fn`, the loss is the output's `.loss`, or cross-entropy for integer targets, or the mean squared
+            error for targets of the output's shape; the choice is named in the caveats.
+        step_fn: `step_fn(model, batch) -> scalar tensor`, for everything else.
+        optimizer: an optimizer over the model's parameters, or a callable that makes one; None: AdamW.
+        global_batch_size: samples per optimizer step, kept exactly. None leaves the batch free.
+        memory_budget: bytes, "20GiB", or a fraction of the capacity. None: what is available less the headroom.
+        time_budget: seconds, or "5min", for the whole search. None: until nothing left can win.
+        numerics: "exact" keeps the arithmetic; "mixed" also tries tf32, bf16 and fp16 autocast, each behind a
+            gradient check; "any" also what changes the result, named in the caveats.
+        strategies: names of the techniques to search: "batching", "precision", "checkpointing", "memory_format",
+            "optimizer_implementation". None: all that apply.
+        worst_case: a sample, or a callable `size -> batch`, that needs the most memory. None: the data set is scanned
+            for its longest samples.
+        mode: "train", or "inference" for the forward pass alone.
+        max_grad_norm: clip gradients to this L2 norm, as your training does.
+        device: "cuda", "cuda:1", "cpu". None: the device the model is on.
+        seed: makes the search repeatable.
+        study: where trials are kept: a path, an Optuna storage URL, or ":memory:". None: `.autofit/study.db`.
+        searcher: name of the searcher.
+        objective: what is counted per second: "samples", or "tokens" that are not padding.
+        progress: True shows a bar on a terminal and lines elsewhere, False nothing; a callable gets each event.
+
+    Returns:
+        The proven plan, with its proof, the baseline, the alternatives and the caveats.
+
+    Raises:
+        WorkloadError, SpaceError, StudyError, UsageError: what was given cannot be used; the message says why.
+        NothingFits: no plan runs inside the memory budget.
+        UserCodeError: the model, loss or data raised an error of their own at every size.
+        BudgetSpent: the time ended before any plan was measured.
+        DevicePoisoned: the device stopped answering; the study keeps all finished trials.
+        RestoreError: something could not be put back.
+    """
+    clock = Clock()
+    workload = Workload(
+        model=model,
+        loader=loader,
+        loss_fn=loss_fn,
+        step_fn=step_fn,
+        optimizer=optimizer,
+        global_batch_size=global_batch_size,
+        worst_case=worst_case,
+        mode=mode,
+        max_grad_norm=max_grad_norm,
+    )
+    chosen = _device(model, device)
+    names = (strategies,) if isinstance(strategies, str) else strategies
+    options = _record(
+        Options,
+        memory_budget=memory_budget,
+        numerics=numerics,
+        strategies=None if names is None else tuple(names),
+        seed=seed,
+        enforce=not chosen.is_host,
+    )
+    request = Request(
+        time_s=None if time_budget is None else parse_duration(time_budget),
+        study=study,
+        searcher=searcher,
+        objective=_record(Objective, unit=objective),
+        seed=seed,
+    )
+    with Bench(workload, chosen, options) as bench, Progress.of(progress, objective) as listen:
+        recommendation = search(bench.briefing, bench.evaluate, request, [listen], clock)
+    return Fit(recommendation, Terms(loss_fn, step_fn))
+
+
+def load(path: str | Path) -> Fit:
+    """Returns the recommendation that a plan file holds, ready to `prepare`.
+
+    Raises:
+        PlanFileError: the file is missing, damaged, or of another schema.
+    """
+    return Fit(planfile.load(path))
+
+
+def _record(kind: type[_Record], **values: object) -> _Record:
+    """Returns a record of what the user gave.
+
+    Raises:
+        UsageError: a value is none of those that are possible.
+    """
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = "objective" if kind is Objective else first["loc"][0]
+        raise UsageError(f"{name} is {first['input']!r}: {first['msg']}. See autofit.tune for its values.") from None
+
+
+def _device(model: nn.Module, asked: str | torch.device | None) -> Device:
+    """Returns the device asked for, or the one that the model is on."""
+    if asked is not None:
+        return devices.choose(str(asked))
+    if not isinstance(model, nn.Module):
+        raise WorkloadError(
+            f"model is a {type(model).__name__}; expected a torch.nn.Module. Pass the model first, the loader second."
+        )
+    found = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    best = devices.choose()
+    if found.type == "cpu" and not best.is_host:
+        raise WorkloadError(
+            f"the model is on the CPU, while {best.name()} ({best.type}) is available. Move it first: "
+            f'model.to("{best.type}"), and make the optimizer afterwards; or pass device="cpu" to tune for the CPU.'
+        )
+    return devices.choose(str(found))

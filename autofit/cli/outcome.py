@@ -1,0 +1,40 @@
+"""What becomes of a command: runs it, prints its error, returns its exit code."""
+
+import argparse
+import json
+import sys
+import traceback
+from collections.abc import Callable
+
+from autofit.core.errors import AutofitError, UserCodeError
+from autofit.core.summary import printable
+
+INTERRUPTED = 130
+
+
+def run(execute: Callable[[argparse.Namespace], int], given: argparse.Namespace) -> int:
+    """Runs `execute` and returns its exit code, or that of the error it raised, which is printed."""
+    try:
+        return execute(given)
+    except AutofitError as error:
+        text = error.traceback_text if isinstance(error, UserCodeError) else ""
+        return _fail(given, error.exit_code, type(error).__name__, str(error), text)
+    except KeyboardInterrupt as interrupt:
+        message = str(interrupt) or "interrupted; the same command goes on from the trials in the study"
+        return _fail(given, INTERRUPTED, "Interrupted", message, "")
+    except Exception as error:  # noqa: BLE001  # the last resort: an internal error is exit code 1, with its traceback
+        return _fail(given, 1, type(error).__name__, f"internal error: {error}", traceback.format_exc())
+
+
+def _fail(given: argparse.Namespace, code: int, kind: str, message: str, trace: str) -> int:
+    if given.json:
+        print(failure(code, kind, message, trace))
+    if trace:
+        print(printable(trace).rstrip(), file=sys.stderr)
+    print(f"autofit: {printable(message)}", file=sys.stderr)
+    return code
+
+
+def failure(code: int, kind: str, message: str, trace: str = "") -> str:
+    """Returns the JSON document that `--json` prints when a command fails."""
+    return json.dumps({"error": {"type": kind, "message": message, "traceback": trace, "exit_code": code}}, indent=2)

@@ -1,0 +1,143 @@
+"""`autofit tune`: searches in a child process and writes the plan file. This process never loads the user's code."""
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autofit import planfile
+from autofit.core.briefing import Options
+from autofit.core.budget import Clock
+from autofit.core.errors import PlanFileError, UsageError
+from autofit.core.objective import Objective
+from autofit.core.summary import printable, summarize
+from autofit.core.units import parse_bytes, parse_duration
+from autofit.probing.remote import RemoteBench, Target
+from autofit.search import Request, search
+from autofit.trackers.progress import Progress
+
+
+def execute(given: argparse.Namespace) -> int:
+    """Tunes the target, writes the plan file, prints the recommendation."""
+    clock = Clock()
+    target, request = _target(given), _request(given)
+    _check_output(Path(given.output))
+    show = Progress.of(not given.quiet, request.objective.unit)
+    with _terminable(), RemoteBench(target) as bench, show as listen:
+        if not given.quiet:
+            _say_device(bench.briefing.environment.device_type, bench.briefing.environment.device_name)
+        recommendation = search(bench.briefing, bench.evaluate, request, [listen], clock)
+    planfile.save(recommendation, given.output)
+    if given.json:
+        print(recommendation.model_dump_json(by_alias=True, indent=2))
+    else:
+        print(printable(summarize(recommendation)))
+        if not given.quiet:
+            print(f"autofit: plan written to {given.output}; see `autofit show {given.output}`", file=sys.stderr)
+    return 0
+
+
+def _target(given: argparse.Namespace) -> Target:
+    options: dict[str, Any] = {
+        "memory_budget": _memory(given.memory),
+        "numerics": given.numerics or "mixed",
+        "strategies": _names(given.strategies),
+        "seed": given.seed or 0,
+    }
+    overrides = {"global_batch_size": given.global_batch, "mode": given.mode, "max_grad_norm": given.max_grad_norm}
+    return Target(
+        name=given.target,
+        arguments=_arguments(given.arg),
+        overrides=overrides,
+        device=given.device,
+        options=Options(**options),
+    )
+
+
+def _request(given: argparse.Namespace) -> Request:
+    return Request(
+        time_s=None if given.time is None else parse_duration(given.time),
+        max_trials=given.trials,
+        study=given.study,
+        searcher=given.searcher,
+        objective=Objective(unit=given.objective or "samples"),
+        seed=given.seed or 0,
+        isolated=True,
+    )
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(name.strip() for name in text.split(","))
+
+
+def _memory(text: str | None) -> float | str | None:
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if 0 < value <= 1:
+        return value
+    parse_bytes(text)  # a text that cannot be read is refused before anything is started
+    return text
+
+
+def _arguments(pairs: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise UsageError(f"--arg {pair!r} is no NAME=VALUE; expected for example --arg depth=12.")
+        found[name] = _value(pair, value)
+    return found
+
+
+def _value(pair: str, text: str) -> Any:
+    """Returns the value of an `--arg`, which has to survive the way to the child as JSON."""
+    try:
+        value = yaml.safe_load(text)
+        json.dumps(value)
+    except (yaml.YAMLError, TypeError, ValueError) as error:
+        problem = str(error).partition("\n")[0]
+        raise UsageError(
+            f"--arg {pair!r} has no value that can be read: {problem}. Expected a number, true, false, a text or a "
+            "list, in YAML; quote what is a text, as in --arg 'day=\"2026-01-31\"'."
+        ) from None
+    return value
+
+
+def _check_output(path: Path) -> None:
+    """Refuses, before minutes are spent, an output that cannot be written or is something else than a plan."""
+    folder = path.resolve().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise PlanFileError(f"{path} cannot be written: {folder} is no writable directory. Give another --output.")
+    planfile.check_replaceable(path)
+
+
+def _say_device(kind: str, name: str) -> None:
+    if kind == "cpu":
+        print(f"autofit: no accelerator asked for or found: tuning for the CPU ({name})", file=sys.stderr)
+    else:
+        print(f"autofit: tuning on {name} ({kind})", file=sys.stderr)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Makes a SIGTERM an interrupt, so that the child is ended and the trial recorded."""
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt("terminated; the same command goes on from the trials in the study")

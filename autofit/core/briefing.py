@@ -1,0 +1,53 @@
+"""Briefing: what is known of a workload on a device before the first probe."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from autofit.core.budget import Budget
+from autofit.core.environment import Environment
+from autofit.core.space import SpaceFacts
+
+
+class Briefing(BaseModel):
+    """What is known of a workload on a device before the first probe.
+
+    Attributes:
+        space: the plans that may be proposed.
+        environment: where measurements are made.
+        budget: the memory budget with its arithmetic; time and trials are the caller's.
+        enforced: whether the device itself refuses what is over the budget.
+        caveats: what a person should know: an inferred loss, a scan that was not complete, a gate that failed.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    space: SpaceFacts
+    environment: Environment
+    budget: Budget
+    enforced: bool
+    caveats: tuple[str, ...] = ()
+
+
+class Options(BaseModel):
+    """What the caller of `tune()` asks of a search, as data: it also travels to a worker.
+
+    Attributes:
+        memory_budget: bytes, a text such as "20GiB", a fraction of the capacity, or None for what is available less
+            the headroom.
+        numerics: "exact" admits strategies that keep the arithmetic, "mixed" adds tf32, bf16 and fp16 autocast, "any"
+            adds what changes the result.
+        strategies: names of the strategies to search; None for all.
+        seed: chooses samples and seeds the gates and the searcher.
+        enforce: whether the device limits the probing process to the budget while steps run.
+        may_move: whether the model may be moved to the device, because it is not the user's own object.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    memory_budget: int | float | str | None = None
+    numerics: Literal["exact", "mixed", "any"] = "mixed"
+    strategies: tuple[str, ...] | None = None
+    seed: int = 0
+    enforce: bool = False
+    may_move: bool = False

@@ -1,0 +1,108 @@
+"""The choice among measured plans: who goes into the final, and who wins it."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from autofit.core.measurement import Measurement
+from autofit.core.objective import Objective
+from autofit.core.plan import Plan
+from autofit.core.recommendation import Ratio
+from autofit.core.trial import Trial
+
+MAX_FINALISTS = 4
+PROBE_NOISE_RATIO = 0.04
+"""Standard deviation of the ratio of two separate probes on a calm machine (reference/reliability.md 9.2)."""
+SAME_MEMORY_RATIO = 0.01
+"""Peaks closer than this are equal: readings of one plan differ by as much."""
+
+
+def finalists(trials: Iterable[Trial], baseline: Plan, objective: Objective, most: int = MAX_FINALISTS) -> list[Trial]:
+    """Returns the measured plans that may be the fastest given the noise of probes, best first, at most `most`.
+
+    The baseline is added when it was measured, whatever its speed.
+    """
+    measured = ranked(trials, objective)
+    best = measured[:1]
+    close = [t for t in measured if _may_win(best[0], t, objective)][:most]
+    own = [t for t in measured if t.plan == baseline and t not in close]
+    return close + own
+
+
+def ranked(trials: Iterable[Trial], objective: Objective) -> list[Trial]:
+    """Returns the latest measured trial of each plan, fastest first."""
+    latest = {trial.plan.key: trial for trial in trials if trial.outcome.measured}
+    return sorted(latest.values(), key=lambda trial: (-objective.score(measurement_of(trial)), trial.plan.key))
+
+
+def measurement_of(trial: Trial) -> Measurement:
+    """Returns the measurement of a measured trial.
+
+    Raises:
+        ValueError: the trial has none.
+    """
+    if trial.outcome.measurement is None:
+        raise ValueError(f"trial {trial.number} has no measurement; it was {trial.outcome.status.value}")
+    return trial.outcome.measurement
+
+
+def quotient(ours: Measurement, theirs: Measurement, objective: Objective) -> Ratio:
+    """Returns the throughput ratio of two separate probes with a 95 % interval, `pairs` 0."""
+    value = objective.score(ours) / objective.score(theirs)
+    noise = math.sqrt(PROBE_NOISE_RATIO**2 + ours.spread_ratio**2 + theirs.spread_ratio**2)
+    return Ratio(value=value, low=value * math.exp(-1.96 * noise), high=value * math.exp(1.96 * noise))
+
+
+def choose(
+    candidates: Sequence[Trial], baseline: Plan, objective: Objective, ratio: Callable[[Trial, Trial], Ratio]
+) -> Trial:
+    """Returns the winner: the fastest, or of those that tie with it the one with less memory, then fewer changes.
+
+    A candidate slower than the baseline beyond the noise is never chosen, and a leader that is not faster than the
+    baseline beyond the noise and the tie margin ties with it.
+
+    Args:
+        candidates: measured trials, at least one; the baseline among them if it can be recommended.
+        baseline: the user's own setting.
+        objective: what is maximised, and what is a tie.
+        ratio: throughput of the first over the second, with its interval.
+    """
+    own = next((c for c in candidates if c.plan == baseline), None)
+    yardstick = own or candidates[0]
+    leader = max(candidates, key=lambda c: ratio(c, yardstick).value if c is not yardstick else 1.0)
+    tied = [c for c in candidates if c is leader or ties(ratio(leader, c), objective.tie_ratio)]
+    if own is not None:
+        if leader is not own and not better(ratio(leader, own), objective.tie_ratio):
+            tied.append(own)
+        tied = [c for c in tied if c is own or ratio(c, own).high >= 1]
+    return lightest(tied or [leader], baseline)
+
+
+def better(ratio: Ratio, tie_ratio: float) -> bool:
+    """Says whether a ratio is above one by more than the tie margin and beyond its noise."""
+    return ratio.low > 1 and ratio.value >= 1 + tie_ratio
+
+
+def ties(leader_over_other: Ratio, tie_ratio: float) -> bool:
+    """Says whether the other is as good as the leader.
+
+    Within the tie margin always; up to twice the margin where the noise does not separate the two. Further apart the
+    better guess wins, however wide its interval: a slow plan must not win by being measured badly.
+    """
+    if leader_over_other.low <= 1:
+        return leader_over_other.value < 1 + 2 * tie_ratio
+    return leader_over_other.value < 1 + tie_ratio
+
+
+def lightest(tied: Sequence[Trial], baseline: Plan) -> Trial:
+    """Returns the plan with the least memory; among equals the one that changes least."""
+    least = min(_peak(c) for c in tied)
+    light = [c for c in tied if _peak(c) <= least * (1 + SAME_MEMORY_RATIO)]
+    return min(light, key=lambda c: (len(c.plan.changes_from(baseline)), _peak(c), c.plan.key))
+
+
+def _peak(trial: Trial) -> int:
+    return measurement_of(trial).memory.judged_bytes
+
+
+def _may_win(best: Trial, other: Trial, objective: Objective) -> bool:
+    return best is other or quotient(measurement_of(best), measurement_of(other), objective).low <= 1

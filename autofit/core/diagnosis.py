@@ -1,0 +1,101 @@
+"""Which error a search ends with when it has nothing to recommend."""
+
+from collections.abc import Sequence
+
+from autofit.core.budget import Budget
+from autofit.core.errors import AutofitError, BudgetSpent, NonFiniteLoss, NothingFits, UserCodeError, WorkloadError
+from autofit.core.outcome import Status
+from autofit.core.plan import Plan
+from autofit.core.trial import Trial
+from autofit.core.units import format_bytes
+
+_USERS_OWN = (Status.USER_ERROR, Status.DATA_ERROR)
+_SHOWN = 5
+
+
+def users_fault(trials: Sequence[Trial], baseline: Plan) -> UserCodeError | None:
+    """Returns the error that makes further probes pointless, or None.
+
+    The user's own setting gives a loss that is not finite, or their code fails under their own setting and under one
+    other plan. A failure of one combination alone only drops that combination.
+
+    Args:
+        trials: of this run, in order.
+        baseline: the user's own setting.
+    """
+    own = [t for t in trials if t.plan == baseline]
+    if own and own[-1].outcome.status is Status.NUMERIC:
+        return NonFiniteLoss(
+            f"your own setting ({baseline}) gives a loss or gradient that is not finite: {own[-1].outcome.reason}. "
+            "Check the learning rate, the data and the loss, then tune again.",
+            own[-1].outcome.traceback_text,
+        )
+    failed = [t for t in trials if t.outcome.status in _USERS_OWN]
+    if any(t.plan == baseline for t in failed) and len({t.plan.key for t in failed}) > 1:
+        return _user_code(next(t for t in failed if t.plan == baseline), len(failed))
+    return None
+
+
+def nothing_measured(trials: Sequence[Trial], budget: Budget, stopped: str, early: bool) -> AutofitError:
+    """Returns the error for a search that has no measured plan.
+
+    Args:
+        trials: everything that was tried or skipped.
+        budget: the limits.
+        stopped: why the search ended.
+        early: whether a limit on time or trials ended it.
+    """
+    if early:
+        return BudgetSpent(
+            f"the search ended before any plan was measured inside the budget: {stopped}. {_tried(trials)} "
+            "Give more time or trials; a study that is resumed keeps what was measured."
+        )
+    failed = [t for t in trials if t.outcome.status in _USERS_OWN]
+    if failed:
+        return _user_code(failed[0], len(failed))
+    if any(t.outcome.status.does_not_fit or t.outcome.status is Status.SKIPPED for t in trials):
+        return NothingFits(
+            f"no plan fits into {format_bytes(budget.memory_bytes)}{_note(budget)}. {_smallest(trials)} "
+            f"{_tried(trials)} Give more memory, allow more strategies, or use a smaller model or shorter samples."
+        )
+    return WorkloadError(f"no plan could be measured, and memory was not the reason. {_tried(trials)}")
+
+
+def _user_code(trial: Trial, times: int) -> UserCodeError:
+    where = f" in {trial.outcome.phase}" if trial.outcome.phase else ""
+    return UserCodeError(
+        f"your code failed{where} in {times} of the plans tried, first with {trial.plan}: {trial.outcome.reason}. "
+        "Run one training step of your own to see it, mend it, then tune again.",
+        trial.outcome.traceback_text,
+    )
+
+
+def _note(budget: Budget) -> str:
+    return f" ({budget.memory_note})" if budget.memory_note else ""
+
+
+def _smallest(trials: Sequence[Trial]) -> str:
+    """Says the least memory seen: a peak, or what stays between steps."""
+    seen = [(t.outcome.measurement.memory, t.plan) for t in trials if t.outcome.measurement is not None]
+    if not seen:
+        return "No step ran to its end, so no peak is known."
+    memory, plan = min(seen, key=lambda pair: pair[0].judged_bytes)
+    static = "" if memory.static_bytes is None else f", of which {format_bytes(memory.static_bytes)} stay between steps"
+    return f"The smallest peak seen is {format_bytes(memory.judged_bytes)}{static}, with {plan}."
+
+
+def _tried(trials: Sequence[Trial]) -> str:
+    lines = [f"{t.plan}: {_became(t)}" for t in trials]
+    more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+    return f"Tried: {'; '.join(lines[-_SHOWN:])}{more}." if lines else "Nothing was tried."
+
+
+def _became(trial: Trial) -> str:
+    outcome = trial.outcome
+    measurement = outcome.measurement
+    speed = (
+        ""
+        if measurement is None
+        else (f", {measurement.samples_per_s:.4g} samples/s, peak {format_bytes(measurement.memory.judged_bytes)}")
+    )
+    return f"{outcome.status.value}{speed}" + (f" ({outcome.reason})" if outcome.reason else "")

@@ -1,0 +1,47 @@
+"""Environment: where a measurement was made, and whether another may be compared with it."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Environment(BaseModel):
+    """Device, library versions and workload signature.
+
+    Attributes:
+        workload: short digest of the model's structure, the batch's structure and the loss.
+        device_type: "cpu", "cuda", ...
+        device_name: the device as its maker calls it.
+        capacity_bytes: memory of the device.
+        threads: intra-op threads of torch; they decide speed on CPU.
+        versions: version by name: python, torch, autofit, driver, ...
+        settings: whatever else changes what is measured: the optimizer, the mode, allocator settings.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    workload: str
+    device_type: str
+    device_name: str
+    capacity_bytes: int
+    threads: int | None = None
+    versions: dict[str, str] = {}
+    settings: dict[str, str] = {}
+
+    def differences(self, other: "Environment") -> list[str]:
+        """Returns what keeps measurements of the two from being compared, as "name: mine, theirs"."""
+        mine, theirs = self._facts(), other._facts()
+        return [
+            f"{name}: {mine.get(name, 'absent')}, was {theirs.get(name, 'absent')}"
+            for name in sorted(mine.keys() | theirs.keys())
+            if mine.get(name) != theirs.get(name)
+        ]
+
+    def comparable(self, other: "Environment") -> bool:
+        """Says whether measurements made in the two environments may be compared."""
+        return not self.differences(other)
+
+    def _facts(self) -> dict[str, str]:
+        facts = {"workload": self.workload, "device": f"{self.device_type} {self.device_name}"}
+        # The memory of a virtual machine may be reported with a small difference after a reboot.
+        facts["capacity"] = f"{self.capacity_bytes / 2**30:.0f} GiB"
+        facts["threads"] = str(self.threads)
+        return facts | self.versions | self.settings

@@ -1,0 +1,93 @@
+"""Every error that autofit raises on purpose, in one tree.
+
+AutofitError                 1   something inside autofit is broken
+├── UsageError               2   an argument, a file or a workload that cannot be used as given
+│   ├── WorkloadError        2   the model, loader, loss or optimizer cannot be tuned as given
+│   ├── SpaceError           2   no plan satisfies what was asked for (unknown strategy, no divisor)
+│   ├── PlanFileError        2   a plan file that is damaged, of another schema, or of another model
+│   └── StudyError           2   a study that cannot be opened, written or compared
+├── NothingFits              3   no plan runs inside the memory budget
+├── UserCodeError            5   the user's own code failed; their error is shown
+│   └── NonFiniteLoss        5   the user's own setting already gives a loss that is not finite
+├── DevicePoisoned           6   the device answers every call with an error; only a new process helps
+├── BudgetSpent              7   the time budget ended before any plan was measured
+└── RestoreError             1   something the user passed in could not be put back bit-identically
+
+The number is the exit code of the command line. Expected events of a probe (an out-of-memory, a
+time-out, a crash) are not errors: they are an `Outcome`. A message says what was found, what was
+expected, and what to do next.
+"""
+
+from typing import ClassVar
+
+
+class AutofitError(Exception):
+    """Base of every error raised by autofit on purpose.
+
+    Attributes:
+        exit_code: what the command line exits with when this error ends it.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(AutofitError):
+    """Something the user gave cannot be used as given."""
+
+    exit_code = 2
+
+
+class WorkloadError(UsageError):
+    """The model, loader, loss or optimizer cannot be tuned as given."""
+
+
+class SpaceError(UsageError):
+    """No plan satisfies what was asked for."""
+
+
+class PlanFileError(UsageError):
+    """A plan file that is damaged, of another schema, or made for another model."""
+
+
+class StudyError(UsageError):
+    """A study that cannot be opened, written or compared."""
+
+
+class NothingFits(AutofitError):
+    """No plan runs inside the memory budget."""
+
+    exit_code = 3
+
+
+class UserCodeError(AutofitError):
+    """The user's own code failed.
+
+    Attributes:
+        traceback_text: the user's traceback as text, or "" when there is none.
+    """
+
+    exit_code = 5
+
+    def __init__(self, message: str, traceback_text: str = "") -> None:
+        super().__init__(message)
+        self.traceback_text = traceback_text
+
+
+class NonFiniteLoss(UserCodeError):
+    """The user's own setting gives a loss that is not finite."""
+
+
+class DevicePoisoned(AutofitError):
+    """The device answers every call with an error; only a new process helps."""
+
+    exit_code = 6
+
+
+class BudgetSpent(AutofitError):
+    """The time budget ended before any plan was measured."""
+
+    exit_code = 7
+
+
+class RestoreError(AutofitError):
+    """Something the user passed in could not be put back bit-identically."""

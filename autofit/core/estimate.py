@@ -1,0 +1,22 @@
+"""Estimate: a predicted memory peak with its bounds."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Estimate(BaseModel):
+    """A predicted peak, in the reading that the budget is held against.
+
+    Attributes:
+        value_bytes: the best guess.
+        lower_bytes: the peak is not below this; None when there is no such bound. Only a lower bound
+            may keep a plan from being run.
+        upper_bytes: the peak is not above this; None when there is no such bound.
+        basis: where the numbers come from, for the reason that a person reads.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    value_bytes: int
+    lower_bytes: int | None = None
+    upper_bytes: int | None = None
+    basis: str = ""

@@ -1,0 +1,37 @@
+"""Knob: one named choice with its domain."""
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from autofit.core.plan import KnobValue
+
+
+class Knob(BaseModel):
+    """One named choice with its domain.
+
+    Attributes:
+        name: the knob's name in plans, flags, files and reports.
+        values: the domain, in the order in which a person would list it.
+        default: the value that leaves the training as the user has it; one of `values`.
+        about: what the knob does, in one line.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    values: tuple[KnobValue, ...]
+    default: KnobValue
+    about: str = ""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Knob":
+        if not any(_same(value, self.default) for value in self.values):
+            raise ValueError(f"knob {self.name}: the default {self.default!r} is not one of {self.values!r}")
+        return self
+
+    def admits(self, value: KnobValue) -> bool:
+        """Says whether `value` is in the domain; `True` and `1` are different values."""
+        return any(_same(value, mine) for mine in self.values)
+
+
+def _same(a: KnobValue, b: KnobValue) -> bool:
+    return type(a) is type(b) and a == b

@@ -1,0 +1,89 @@
+"""Measurement: what a probe saw. Raw step times, memory, phases, warnings."""
+
+import math
+from statistics import median
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Memory(BaseModel):
+    """The peak of a probe in three numbers (DESIGN.md section 6).
+
+    Attributes:
+        allocated_bytes: live tensors at the peak, the model and the optimizer state included.
+        reserved_bytes: what the caching allocator held in segments; None where there is no such allocator.
+        footprint_bytes: what the device or the host lost to this process; None where it cannot be read.
+        judged_bytes: the number that is held against the budget.
+        judged_by: which reading `judged_bytes` is, in words.
+        static_bytes: live tensors between two steps: parameters, buffers, optimizer state.
+        allocator_retries: allocations that succeeded only after the cache was flushed.
+        swallowed_ooms: out-of-memory events that the user's code caught and hid.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    allocated_bytes: int
+    judged_bytes: int
+    judged_by: str
+    reserved_bytes: int | None = None
+    footprint_bytes: int | None = None
+    static_bytes: int | None = None
+    allocator_retries: int = 0
+    swallowed_ooms: int = 0
+
+
+class Measurement(BaseModel):
+    """What a probe saw.
+
+    Attributes:
+        step_times_s: raw wall times of whole optimizer steps, device synchronised, in order.
+        samples_per_step: samples of one optimizer step.
+        tokens_per_step: useful tokens of one optimizer step, padding not counted; None when not known.
+        memory: the peak over all steps, the worst batch included.
+        warmup_times_s: times of the steps before the measured ones.
+        worst_steps: how many of the steps ran on the worst batch known.
+        loss: loss of the last step.
+        skipped_steps: steps whose update the GradScaler skipped; they are not in `step_times_s`.
+        phases_s: median seconds per step by phase (forward, backward, optimizer).
+        fetch_s: median seconds that the user's own loader takes per step; None when not measured.
+        warnings: what a person should know about this measurement.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step_times_s: tuple[float, ...] = Field(min_length=1)
+    samples_per_step: int = Field(gt=0)
+    memory: Memory
+    tokens_per_step: float | None = None
+    warmup_times_s: tuple[float, ...] = ()
+    worst_steps: int = 0
+    loss: float | None = None
+    skipped_steps: int = 0
+    phases_s: dict[str, float] = {}
+    fetch_s: float | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def step_time_s(self) -> float:
+        """Median seconds of one optimizer step."""
+        return median(self.step_times_s)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples per second at the median step time."""
+        return self.samples_per_step / self.step_time_s
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Useful tokens per second at the median step time, or None when tokens are not known."""
+        return None if self.tokens_per_step is None else self.tokens_per_step / self.step_time_s
+
+    @property
+    def spread_ratio(self) -> float:
+        """Standard error of the median step time over that median: 1.253 s / sqrt(n) (normal samples).
+
+        `s` is 1.4826 times the median absolute deviation, so that one slow step does not count.
+        """
+        middle = self.step_time_s
+        deviation = median(abs(t - middle) for t in self.step_times_s)
+        return 1.253 * 1.4826 * deviation / math.sqrt(len(self.step_times_s)) / middle

@@ -1,0 +1,66 @@
+"""Plan: a value for each knob. What is measured, recommended, applied and exported."""
+
+import json
+from collections.abc import Mapping
+
+from pydantic import BaseModel, ConfigDict
+
+KnobValue = bool | int | str
+
+MICRO_BATCH_SIZE = "micro_batch_size"
+ACCUMULATION_STEPS = "accumulation_steps"
+
+
+class Plan(BaseModel):
+    """A value for each knob in play.
+
+    A knob that is not named is left as the user has it, so the empty plan changes nothing.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    values: Mapping[str, KnobValue] = {}
+
+    @property
+    def key(self) -> str:
+        """The plan as canonical JSON: equal plans have equal keys, in every process and version."""
+        return json.dumps(dict(sorted(self.values.items())), separators=(",", ":"))
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Samples per forward pass."""
+        return int(self.values[MICRO_BATCH_SIZE])
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Forward and backward passes per optimizer step."""
+        return int(self.values.get(ACCUMULATION_STEPS, 1))
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples per optimizer step."""
+        return self.micro_batch_size * self.accumulation_steps
+
+    @property
+    def combination(self) -> "Plan":
+        """The plan without its batch: what is compared at one size and then taken up in batch."""
+        batch = (MICRO_BATCH_SIZE, ACCUMULATION_STEPS)
+        return Plan(values={k: v for k, v in self.values.items() if k not in batch})
+
+    def replace(self, **values: KnobValue) -> "Plan":
+        """Returns a copy with these values set."""
+        return Plan(values={**self.values, **values})
+
+    def changes_from(self, other: "Plan") -> dict[str, KnobValue]:
+        """Returns the values of this plan that differ from those of `other`."""
+        theirs = other.values
+        return {k: v for k, v in self.values.items() if type(theirs.get(k)) is not type(v) or theirs[k] != v}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plan) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.values.items()) or "as it is"

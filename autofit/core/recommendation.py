@@ -1,0 +1,94 @@
+"""Recommendation: the chosen plan with its proof, the baseline, the alternatives and the caveats."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from autofit.core.budget import Budget
+from autofit.core.environment import Environment
+from autofit.core.measurement import Measurement
+from autofit.core.objective import Objective
+from autofit.core.outcome import Outcome
+from autofit.core.plan import Plan
+from autofit.core.space import Refusal
+
+PLAN_SCHEMA = "autofit.plan/1"
+
+
+class Ratio(BaseModel):
+    """A throughput ratio with its interval.
+
+    Attributes:
+        value: median of the paired ratios.
+        low: lower end of the 95 % interval.
+        high: upper end.
+        pairs: how many pairs of blocks it rests on; 0 when it is the quotient of two separate probes.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    value: float
+    low: float
+    high: float
+    pairs: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f}x ({self.low:.2f} to {self.high:.2f})"
+
+
+class Candidate(BaseModel):
+    """A plan with what is known of it.
+
+    Attributes:
+        plan: the plan.
+        outcome: its latest probe.
+        gain: throughput over the user's own setting, paired where the two raced.
+        note: why it was not chosen, or "".
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    plan: Plan
+    outcome: Outcome
+    gain: Ratio | None = None
+    note: str = ""
+
+
+class Recommendation(BaseModel):
+    """The chosen plan with its proof. Written to the plan file, read back by `autofit.load`.
+
+    Attributes:
+        schema_name: the record's schema and version.
+        plan: the recommended plan; it was run as it stands here.
+        proof: the measurement of that run: whole steps on the worst batch, inside the budget.
+        baseline: the user's own setting and what became of it.
+        gain: throughput of `plan` over the baseline, or None when the baseline does not run.
+        alternatives: other plans that were measured, best first.
+        caveats: what a person should know before using the plan.
+        refused: strategies and knob values left out of the search, with the reason.
+        budget: the limits that were kept.
+        objective: what was maximised.
+        environment: where it was measured.
+        study: where the trials are kept, secrets removed.
+        counts: number of trials by status.
+        duration_s: seconds that the search took.
+        created: UTC time in ISO 8601.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    schema_name: Literal["autofit.plan/1"] = Field("autofit.plan/1", alias="schema")
+    plan: Plan
+    proof: Measurement
+    baseline: Candidate
+    gain: Ratio | None = None
+    alternatives: tuple[Candidate, ...] = ()
+    caveats: tuple[str, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+    budget: Budget
+    objective: Objective
+    environment: Environment
+    study: str = ""
+    counts: dict[str, int] = {}
+    duration_s: float = 0.0
+    created: str = ""

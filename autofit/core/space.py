@@ -1,0 +1,116 @@
+"""SearchSpace: the knobs in play and what forbids their combinations."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import product
+
+from pydantic import BaseModel, ConfigDict
+
+from autofit.core.errors import SpaceError
+from autofit.core.knob import Knob
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
+
+LADDER = (1, 2, 4)
+LADDER_STEP = 8
+
+
+class Refusal(BaseModel):
+    """A strategy, or one value of a knob, that is left out of the search, and why."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    reason: str
+
+
+class SpaceFacts(BaseModel):
+    """A search space as data: what a child process reports of the user's workload.
+
+    Attributes:
+        knobs: the knobs in play, the batch not among them.
+        sizes: micro batches that may be run, ascending.
+        global_batch_size: samples per optimizer step to keep exactly, or None when the batch is free.
+        baseline: the user's own setting.
+        refused: what was left out, with the reason.
+        forbidden: keys of combinations (plans without batch) that conflict, with the reason.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    knobs: tuple[Knob, ...]
+    sizes: tuple[int, ...]
+    global_batch_size: int | None
+    baseline: Plan
+    refused: tuple[Refusal, ...] = ()
+    forbidden: dict[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSpace:
+    """The plans that may be proposed: combinations of knob values times micro-batch sizes.
+
+    Attributes:
+        facts: the space as data.
+        conflict: says why a combination is forbidden, or None.
+    """
+
+    facts: SpaceFacts
+    conflict: Callable[[Plan], str | None] = field(default=lambda plan: None)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Micro batches that may be run, ascending."""
+        return self.facts.sizes
+
+    @property
+    def baseline(self) -> Plan:
+        """The user's own setting; it is always in the space."""
+        return self.facts.baseline
+
+    def combinations(self) -> Iterator[Plan]:
+        """Yields every allowed combination of the other knobs, the baseline's first."""
+        first = self.baseline.combination
+        yield first
+        for values in product(*(knob.values for knob in self.facts.knobs)):
+            plan = Plan(values=dict(zip((k.name for k in self.facts.knobs), values, strict=True)))
+            if plan != first and self.violation(plan) is None:
+                yield plan
+
+    def at(self, combination: Plan, micro_batch_size: int) -> Plan:
+        """Returns the plan of this combination at this micro batch, the global batch kept exactly.
+
+        Raises:
+            SpaceError: the micro batch does not divide the global batch.
+        """
+        total = self.facts.global_batch_size
+        if total is not None and total % micro_batch_size:
+            raise SpaceError(
+                f"micro batch {micro_batch_size} does not divide the global batch {total}, which is kept exactly."
+            )
+        steps = 1 if total is None else total // micro_batch_size
+        batch: dict[str, KnobValue] = {MICRO_BATCH_SIZE: micro_batch_size, ACCUMULATION_STEPS: steps}
+        return Plan(values={**batch, **combination.values})
+
+    def violation(self, plan: Plan) -> str | None:
+        """Returns why `plan` is not in the space, or None when it is."""
+        for knob in self.facts.knobs:
+            value = plan.values.get(knob.name)
+            if value is None:
+                return f"the plan has no value for {knob.name}"
+            if not knob.admits(value):
+                return f"{knob.name}={value} is not one of {', '.join(map(str, knob.values))}"
+        known = {knob.name for knob in self.facts.knobs} | {MICRO_BATCH_SIZE, ACCUMULATION_STEPS}
+        unknown = sorted(set(plan.values) - known)
+        if unknown:
+            return f"no strategy in play owns {', '.join(unknown)}"
+        return self.facts.forbidden.get(plan.combination.key) or self.conflict(plan)
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """Returns the divisors of `number`, ascending."""
+    return tuple(d for d in range(1, number + 1) if number % d == 0)
+
+
+def ladder(most: int) -> tuple[int, ...]:
+    """Returns 1, 2, 4 and the multiples of 8 up to `most`; `most` itself is not added."""
+    return tuple(s for s in LADDER if s <= most) + tuple(range(LADDER_STEP, most + 1, LADDER_STEP))

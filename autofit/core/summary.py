@@ -1,0 +1,111 @@
+"""A Recommendation in words: what was chosen, the gain, the peak, why."""
+
+import re
+import textwrap
+
+from autofit.core.measurement import Measurement
+from autofit.core.outcome import Outcome
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
+from autofit.core.recommendation import Candidate, Recommendation
+from autofit.core.units import format_bytes, format_duration
+
+_SHOWN = 5
+_WIDTH = 120
+_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def summarize(recommendation: Recommendation) -> str:
+    """Returns the recommendation as plain text of about 20 lines, ending without a newline."""
+    r = recommendation
+    sections = [
+        _wrapped(_headline(r), ""),
+        _table(r),
+        *_facts(r),
+        *(_wrapped(f"note      {caveat}") for caveat in r.caveats),
+    ]
+    if r.refused:
+        sections += [[""], *(_wrapped(f"left out  {refused.name}: {refused.reason}") for refused in r.refused)]
+    return "\n".join(line for section in sections for line in section)
+
+
+def describe_plan(plan: Plan, baseline: Plan) -> str:
+    """Returns the batch of `plan` and the knobs that differ from `baseline`, in words."""
+    micro, steps = plan.micro_batch_size, plan.accumulation_steps
+    batch = f"micro batch {micro}" + (f" x {steps} accumulation steps = {micro * steps}" if steps > 1 else "")
+    changes = plan.changes_from(baseline)
+    others = [f"{k}={v}" for k, v in changes.items() if k not in (MICRO_BATCH_SIZE, ACCUMULATION_STEPS)]
+    return ", ".join([batch, *others])
+
+
+def describe_outcome(outcome: Outcome, unit: str = "samples") -> str:
+    """Returns throughput and peak of a measured outcome, or why there is none."""
+    if outcome.measurement is None or not outcome.measured:
+        return f"{outcome.status.value}: {outcome.reason}"
+    return _speed(outcome.measurement, unit)
+
+
+def printable(text: str) -> str:
+    """Returns `text` without terminal control sequences: error texts and names come from other people's code."""
+    return _CONTROL.sub("", text)
+
+
+def _speed(measurement: Measurement, unit: str) -> str:
+    tokens = measurement.tokens_per_s if unit == "tokens" else None
+    rate = f"{_number(measurement.samples_per_s)} samples/s" if tokens is None else f"{_number(tokens)} tokens/s"
+    peak = measurement.memory.judged_bytes
+    return f"{rate}, peak {format_bytes(peak)}" if peak else rate
+
+
+def _number(value: float) -> str:
+    """Returns four digits of `value`, without an exponent where a person would write none: 52,380 or 0.0312."""
+    return f"{float(f'{value:.4g}'):,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _headline(recommendation: Recommendation) -> str:
+    r = recommendation
+    plan = describe_plan(r.plan, r.baseline.plan)
+    if r.plan == r.baseline.plan:
+        return f"Keep your own setting: {plan}. Nothing that was tried is faster."
+    gain = "your own setting does not run here" if r.gain is None else f"{r.gain} of your own setting's throughput"
+    return f"Use {plan}: {gain}."
+
+
+def _table(recommendation: Recommendation) -> list[str]:
+    r = recommendation
+    own, unit = r.baseline.plan, r.objective.unit
+    lines = ["", f"plan      {_speed(r.proof, unit)}; proven by {r.proof.worst_steps} whole steps on the worst batch"]
+    lines += _wrapped(f"yours     {describe_plan(own, own)}: {describe_outcome(r.baseline.outcome, unit)}")
+    for candidate in r.alternatives[:_SHOWN]:
+        lines += _wrapped(_alternative(candidate, own, unit))
+    more = len(r.alternatives) - _SHOWN
+    return [*lines, f"          and {more} more, in the plan file"] if more > 0 else lines
+
+
+def _alternative(candidate: Candidate, own: Plan, unit: str) -> str:
+    told = f"also      {describe_plan(candidate.plan, own)}: {describe_outcome(candidate.outcome, unit)}"
+    return f"{told}; {candidate.note}" if candidate.note else told
+
+
+def _facts(recommendation: Recommendation) -> list[list[str]]:
+    """Returns the limits, the place and the cost of the search, a paragraph each."""
+    r, environment = recommendation, recommendation.environment
+    versions = ", ".join(f"{name} {version}" for name, version in environment.versions.items())
+    trials = ", ".join(f"{count} {status}" for status, count in r.counts.items()) or "none"
+    return [
+        ["", *_wrapped(f"budget    {r.budget.memory_note or format_bytes(r.budget.memory_bytes)}")],
+        _wrapped(f"device    {environment.device_name} ({environment.device_type}), {versions}"),
+        _wrapped(f"trials    {trials} in {format_duration(r.duration_s)}; study {r.study}"),
+        [""] if r.caveats else [],
+    ]
+
+
+def _wrapped(text: str, indent: str = " " * 10) -> list[str]:
+    """Returns `text` as lines of at most `_WIDTH` characters; a path or a word is never broken."""
+    flat = " ".join(text[len(indent) :].split())
+    return textwrap.wrap(
+        text[: len(indent)] + flat,
+        _WIDTH,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

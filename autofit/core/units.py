@@ -1,0 +1,72 @@
+"""Bytes and durations: parse what a person writes, print what a person reads."""
+
+import re
+
+from autofit.core.errors import UsageError
+
+_BYTES = {
+    "": 1, "b": 1,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
+_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
+_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(text: str | int) -> int:
+    """Returns the number of bytes that `text` names: `1073741824`, `"20GiB"`, `"512 MB"`.
+
+    Units with an `i` are powers of 1024 (IEC 80000-13), those without are powers of 1000.
+
+    Raises:
+        UsageError: `text` is not a number with a known unit, or is not positive.
+    """
+    if isinstance(text, int) and not isinstance(text, bool):
+        value = text
+    else:
+        value = round(_quantity(str(text), _BYTES, "memory", '"20GiB", "512MiB" or a number of bytes'))
+    if value <= 0:
+        raise UsageError(f'memory must be more than zero bytes, found {text!r}. Give for example "20GiB".')
+    return value
+
+
+def parse_duration(text: str | float) -> float:
+    """Returns the seconds that `text` names: `300`, `"5min"`, `"90s"`, `"1.5h"`.
+
+    Raises:
+        UsageError: `text` is not a number with a known unit, or is not positive.
+    """
+    value = _quantity(str(text), _SECONDS, "time", '"5min", "90s", "1h" or a number of seconds')
+    if value <= 0:
+        raise UsageError(f'a time must be more than zero seconds, found {text!r}. Give for example "5min".')
+    return value
+
+
+def _quantity(text: str, units: dict[str, float] | dict[str, int], what: str, expected: str) -> float:
+    match = _QUANTITY.fullmatch(text)
+    unit = match.group(2).lower() if match else ""
+    if match is None or unit not in units:
+        raise UsageError(f"cannot read {text!r} as {what}; expected {expected}.")
+    return float(match.group(1)) * units[unit]
+
+
+def format_bytes(count: int | None) -> str:
+    """Returns `count` bytes in the largest binary unit that leaves at least 1, or "unknown"."""
+    if count is None:
+        return "unknown"
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{count} B" if unit == "B" else f"{value:.4g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
+
+
+def format_duration(seconds: float) -> str:
+    """Returns `seconds` as a short text such as "38 ms", "4.2 s" or "3 min 20 s"."""
+    if seconds < 0.9995:  # three digits would round it to a whole second
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 59.95:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

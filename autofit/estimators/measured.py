@@ -1,0 +1,137 @@
+"""Measured: the memory of a combination from the sizes of it that ran.
+
+The peak of a step is the largest of its phases, and the live memory of each phase is affine in the micro batch
+(reference/memory_prediction.md 3). The peak is therefore convex in the micro batch: the line through two measured sizes
+is not above the peak outside them and not below it between them. Two assumptions: the peak does not fall as the micro
+batch grows, and the same phases run at each size. A library that switches algorithms by size may break the first.
+"""
+
+from dataclasses import dataclass, field
+
+from autofit.core.estimate import Estimate
+from autofit.core.outcome import Status
+from autofit.core.plan import Plan
+from autofit.core.trial import Purpose, Trial
+from autofit.core.units import format_bytes
+from autofit.estimators.base import Estimator
+
+READING_RATIO = 0.005
+"""Two readings of one plan's peak differ by up to this; a bound from a line gives way by as much."""
+
+
+@dataclass(slots=True)
+class _Curve:
+    """What is known of one combination, with or without accumulation.
+
+    Gradients outlive a forward pass only under accumulation, so sizes with and without it lie on different curves.
+    """
+
+    combination: Plan
+    accumulating: bool
+    peaks: dict[int, int] = field(default_factory=dict)
+    static_bytes: int = 0
+
+    def distance(self, combination: Plan, accumulating: bool) -> int:
+        return len(combination.changes_from(self.combination)) + (accumulating != self.accumulating)
+
+
+class Measured(Estimator):
+    """Draws the curve through the sizes that ran; borrows it for a combination of which none did."""
+
+    def __init__(self) -> None:
+        self._curves: dict[tuple[str, bool], _Curve] = {}
+
+    def tell(self, trial: Trial) -> None:
+        """Learns the peak of a probe or a proof; a block of a race need not have seen the worst batch."""
+        plan, measurement = trial.plan, trial.outcome.measurement
+        ran = trial.outcome.status in (Status.MEASURED, Status.OVER_BUDGET) and trial.purpose is not Purpose.BLOCK
+        if not ran or measurement is None:
+            return
+        peak, size = measurement.memory.judged_bytes, plan.micro_batch_size
+        accumulating = plan.accumulation_steps > 1
+        key = (plan.combination.key, accumulating)
+        curve = self._curves.setdefault(key, _Curve(plan.combination, accumulating))
+        curve.peaks[size] = max(peak, curve.peaks.get(size, 0))
+        curve.static_bytes = max(curve.static_bytes, min(measurement.memory.static_bytes or 0, peak))
+
+    def estimate(self, plan: Plan) -> Estimate | None:
+        """Returns the peak with bounds from the combination's own sizes, or a neighbour's as a guess without bounds."""
+        accumulating = plan.accumulation_steps > 1
+        own = self._curves.get((plan.combination.key, accumulating))
+        if own is None:
+            return self._borrowed(plan, accumulating)
+        return _on_curve(own, plan.micro_batch_size, self._shape(own))
+
+    def _shape(self, own: _Curve) -> _Curve | None:
+        """Returns the nearest curve of more than one size, which shows how memory grows."""
+        curves = [curve for curve in self._curves.values() if len(curve.peaks) > 1]
+        return min(curves, key=lambda c: c.distance(own.combination, own.accumulating), default=None)
+
+    def _borrowed(self, plan: Plan, accumulating: bool) -> Estimate | None:
+        combination = plan.combination
+        if not self._curves:
+            return None
+        nearest = min(self._curves.values(), key=lambda c: (c.distance(combination, accumulating), -len(c.peaks)))
+        value = _on_curve(nearest, plan.micro_batch_size, self._shape(nearest)).value_bytes
+        changes = ", ".join(f"{k}={v}" for k, v in combination.changes_from(nearest.combination).items())
+        return Estimate(value_bytes=value, basis=f"guess from a plan that differs in {changes or 'accumulation'}")
+
+
+def _on_curve(curve: _Curve, size: int, shape: _Curve | None = None) -> Estimate:
+    peaks = sorted(curve.peaks.items())
+    if size in curve.peaks:
+        peak = curve.peaks[size]
+        return Estimate(value_bytes=peak, lower_bytes=peak, upper_bytes=peak, basis=f"measured at micro batch {size}")
+    below = [p for p in peaks if p[0] < size]
+    above = [p for p in peaks if p[0] > size]
+    lower = max(_monotone(below, curve.static_bytes), _line_bound(below[-2:], size), _line_bound(above[:2], size))
+    upper = _line(below[-1], above[0], size) if below and above else above[0][1] if above else None
+    value = _value(curve, below, above, size, shape)
+    basis = _basis(below[-2:] if not above else below[-1:] + above[:1] if below else above[:2])
+    bounded = max(value, lower) if upper is None else min(max(value, lower), upper)
+    return Estimate(
+        value_bytes=round(bounded),
+        lower_bytes=min(round(lower), round(bounded)),
+        upper_bytes=None if upper is None else max(round(upper), round(bounded)),
+        basis=basis,
+    )
+
+
+def _value(
+    curve: _Curve, below: list[tuple[int, int]], above: list[tuple[int, int]], size: int, shape: _Curve | None
+) -> float:
+    if below and above:
+        return _line(below[-1], above[0], size)
+    side = below[-2:] if below else above[:2]
+    if len(side) == 2:
+        return _line(side[0], side[1], size)
+    # The line from the static memory, below which no phase can be, is too high where the peak is still flat. There a
+    # neighbour's growth is the better guess.
+    straight = _line((0, curve.static_bytes), side[0], size)
+    if shape is None or size < side[0][0]:
+        return straight
+    growth = _on_curve(shape, size).value_bytes - _on_curve(shape, side[0][0]).value_bytes
+    return min(straight, side[0][1] + max(growth, 0))
+
+
+def _monotone(below: list[tuple[int, int]], static_bytes: int) -> float:
+    return below[-1][1] * (1 - READING_RATIO) if below else static_bytes
+
+
+def _line_bound(points: list[tuple[int, int]], size: int) -> float:
+    """Returns the line through two points at a size outside them, less what two readings may be wrong by."""
+    if len(points) < 2:
+        return 0.0
+    (m1, p1), (m2, p2) = points
+    reach = max(size - m2, m1 - size) / (m2 - m1)
+    return _line(points[0], points[1], size) - READING_RATIO * max(p1, p2) * (1 + 2 * reach)
+
+
+def _line(first: tuple[int, int], second: tuple[int, int], size: int) -> float:
+    (m1, p1), (m2, p2) = first, second
+    return p1 + (p2 - p1) * (size - m1) / (m2 - m1)
+
+
+def _basis(points: list[tuple[int, int]]) -> str:
+    measured = " and ".join(f"{format_bytes(peak)} at micro batch {size}" for size, peak in points)
+    return f"measured {measured}"

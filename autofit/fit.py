@@ -1,0 +1,210 @@
+"""Fit: what `tune()` returns. A Recommendation that can prepare, save and export."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from autofit import devices, exporters, planfile
+from autofit.core.errors import PlanFileError
+from autofit.core.measurement import Measurement
+from autofit.core.plan import Plan
+from autofit.core.recommendation import Candidate, Ratio, Recommendation
+from autofit.core.summary import summarize
+from autofit.exporters.base import Export
+from autofit.prepare import prepare
+from autofit.probing.bench import model_signature, signature
+from autofit.probing.guard import Guard
+from autofit.strategies import MEMBERS
+from autofit.workloads.batches import BatchSource
+from autofit.workloads.forward import resolve_forward
+from autofit.workloads.loss import LossRule, resolve_loss
+from autofit.workloads.step import Draft, Scheduler, StepLoader, TrainStep
+from autofit.workloads.tree import map_tensors
+from autofit.workloads.workload import OptimizerRecipe, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How the tuned workload computes its loss: what `prepare` assumes unless it is told otherwise."""
+
+    loss_fn: Callable[..., torch.Tensor] | None = None
+    step_fn: Callable[..., torch.Tensor] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A recommendation, ready to be used.
+
+    Attributes:
+        recommendation: the record that `save` writes.
+        terms: the loss of the tuned workload; empty after `autofit.load`, since a plan file holds no code.
+    """
+
+    recommendation: Recommendation
+    terms: Terms = Terms()
+
+    @property
+    def plan(self) -> Plan:
+        """The recommended plan."""
+        return self.recommendation.plan
+
+    @property
+    def proof(self) -> Measurement:
+        """The run that proved the plan."""
+        return self.recommendation.proof
+
+    @property
+    def baseline(self) -> Candidate:
+        """The user's own setting and what became of it."""
+        return self.recommendation.baseline
+
+    @property
+    def gain(self) -> Ratio | None:
+        """Throughput over the baseline with its interval, or None when the baseline does not run."""
+        return self.recommendation.gain
+
+    @property
+    def alternatives(self) -> tuple[Candidate, ...]:
+        """Other plans that were measured, best first."""
+        return self.recommendation.alternatives
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """What a person should know before using the plan."""
+        return self.recommendation.caveats
+
+    def __str__(self) -> str:
+        return summarize(self.recommendation)
+
+    def prepare(
+        self,
+        model: nn.Module,
+        loader: Any,
+        optimizer: OptimizerRecipe = None,
+        *,
+        loss_fn: Callable[..., torch.Tensor] | None = None,
+        step_fn: Callable[..., torch.Tensor] | None = None,
+        scheduler: Scheduler | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        max_grad_norm: float | None = None,
+    ) -> TrainStep:
+        """Returns the measured train step over the user's objects, ready to train with.
+
+        A plan for inference gives a step that runs the forward pass alone and returns the model's output.
+
+        Args:
+            model: the tuned model, or one of the same structure, on the device to train on. Its modules are
+                changed as the plan says until `step.close()`; train or eval mode is left to you.
+            loader: the tuned loader; `step.loader` is rebuilt from it at the plan's micro batch.
+            optimizer: as in `autofit.tune`; `step.optimizer` is the one in use.
+            loss_fn: as in `autofit.tune`; None keeps the tuned workload's.
+            step_fn: as in `autofit.tune`; None keeps the tuned workload's.
+            scheduler: its `step()` is called after each optimizer step.
+            scaler: a gradient scaler to use with fp16 instead of a fresh one.
+            max_grad_norm: clip gradients to this L2 norm; None keeps the tuned workload's.
+
+        Raises:
+            PlanFileError: the plan was made for a model of another structure.
+            SpaceError: the plan cannot be applied here.
+            WorkloadError: the loader, loss or optimizer cannot be used.
+        """
+        self._check_model(model)
+        given = loss_fn is not None or step_fn is not None
+        terms = Terms(loss_fn, step_fn) if given else self.terms
+        workload = Workload(
+            model,
+            loader,
+            loss_fn=terms.loss_fn,
+            step_fn=terms.step_fn,
+            optimizer=optimizer,
+            mode="inference" if self._setting("mode") == "inference" else "train",
+            max_grad_norm=self._clipping() if max_grad_norm is None else max_grad_norm,
+        )
+        device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+        self._check_device(device)
+        source = BatchSource.of(loader)
+        loss = _loss(workload, source, device)
+        self._check_loss(loss, signature(model, source.structure(), loss.name))
+        draft = Draft(
+            model=model,
+            loss=loss,
+            optimizer=workload.make_optimizer(),
+            device=device,
+            scaler=scaler,
+            scheduler=scheduler,
+            max_grad_norm=workload.max_grad_norm,
+        )
+        step = prepare(self.plan, draft, MEMBERS)
+        step.loader = StepLoader(source.rebuild(self.plan.micro_batch_size), self.plan.accumulation_steps)
+        return step
+
+    def save(self, path: str | Path) -> None:
+        """Writes the plan file (YAML, schema autofit.plan/1), replacing an older plan file in one move.
+
+        Raises:
+            PlanFileError: the path cannot be written, or holds something else than a plan file.
+        """
+        planfile.save(self.recommendation, path)
+
+    def export(self, target: str) -> Export:
+        """Returns the plan in the words of another framework, with the knobs that it cannot say.
+
+        Raises:
+            UsageError: there is no such target.
+        """
+        return exporters.by_name(target).export(self.recommendation)
+
+    def _setting(self, name: str) -> str | None:
+        return self.recommendation.environment.settings.get(name)
+
+    def _clipping(self) -> float | None:
+        text = self._setting("max_grad_norm")
+        try:
+            return None if text in (None, "None") else float(text)
+        except ValueError:
+            raise PlanFileError(
+                f"the plan's environment has max_grad_norm: {text!r}; expected a number or None. Correct the plan "
+                "file, or pass max_grad_norm=."
+            ) from None
+
+    def _check_loss(self, loss: LossRule, found: str) -> None:
+        if loss.inferred and found != self.recommendation.environment.workload:
+            warnings.warn(
+                f"the loss was inferred here ({loss.about}), and the plan was measured with another loss or other "
+                "batches. Pass loss_fn= or step_fn= as in your call of autofit.tune.",
+                stacklevel=3,
+            )
+
+    def _check_model(self, model: nn.Module) -> None:
+        made_for = self.recommendation.environment.workload.partition("-")[0]
+        found = model_signature(model)
+        if found != made_for:
+            raise PlanFileError(
+                f"the plan was made for a model of another structure (signature {made_for}, this model has {found}). "
+                "Tune this model: autofit.tune(model, loader)."
+            )
+
+    def _check_device(self, device: torch.device) -> None:
+        environment = self.recommendation.environment
+        name = devices.choose(str(device)).name()
+        if (device.type, name) != (environment.device_type, environment.device_name):
+            warnings.warn(
+                f"the plan was proven on {environment.device_name} ({environment.device_type}) and is used on {name} "
+                f"({device.type}): neither its speed nor its fit is known here. Tune again on this device.",
+                stacklevel=3,
+            )
+
+
+def _loss(workload: Workload, source: BatchSource, device: torch.device) -> LossRule:
+    """Returns how the loss is computed; finding that out leaves no trace on the model."""
+    size = 2 if source.resizable else source.user_batch_size
+    batch = map_tensors(source.typical(size, 1)[0], lambda t: t.to(device))
+    if not workload.training:
+        return resolve_forward(batch, workload.step_fn)
+    with Guard(workload.model):
+        return resolve_loss(workload.model, batch, loss_fn=workload.loss_fn, step_fn=workload.step_fn)

@@ -1,0 +1,38 @@
+"""Plan + workload + device -> TrainStep with the strategies applied, and undone on exit.
+
+The probe, the gates and the user's training all come through here.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from autofit.core.errors import SpaceError
+from autofit.core.plan import Plan
+from autofit.strategies.base import Strategy
+from autofit.workloads.step import Draft, TrainStep
+
+
+def prepare(plan: Plan, draft: Draft, strategies: Sequence[Strategy]) -> TrainStep:
+    """Returns the train step of `plan`: `draft` with each strategy applied in the order of its phase.
+
+    The model and the optimizer of `draft` are changed in place until the step is closed.
+
+    Raises:
+        SpaceError: the plan names a knob that no strategy owns, or a value that cannot be applied here. What
+            was applied before is undone.
+    """
+    _check_knobs(plan, strategies)
+    with ExitStack() as undo:
+        for strategy in sorted(strategies, key=lambda member: member.phase):
+            undo.enter_context(strategy.apply(plan, draft))
+        return TrainStep(plan=plan, draft=draft, _undo=undo.pop_all())
+
+
+def _check_knobs(plan: Plan, strategies: Sequence[Strategy]) -> None:
+    known = {name for strategy in strategies for name in strategy.owns}
+    unknown = sorted(set(plan.values) - known)
+    if unknown:
+        raise SpaceError(
+            f"the plan has the knobs {', '.join(unknown)}, which no strategy of this version owns; "
+            f"expected {', '.join(sorted(known))}. Install the autofit version that made the plan."
+        )

@@ -1,0 +1,1 @@
+"""One probe: run it, measure it, isolate it, classify its failure, put everything back."""

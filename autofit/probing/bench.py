@@ -1,0 +1,319 @@
+"""Bench: a workload on a device, ready to be probed. What `tune()` opens in process and a worker opens in its own."""
+
+import gc
+import hashlib
+import math
+import platform
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import nn
+
+from autofit import devices
+from autofit.core.briefing import Briefing, Options
+from autofit.core.environment import Environment
+from autofit.core.errors import AutofitError, NothingFits, SpaceError, UserCodeError, WorkloadError
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
+from autofit.core.trial import Purpose
+from autofit.devices.base import Device
+from autofit.prepare import prepare
+from autofit.probing.batch_store import BatchStore
+from autofit.probing.evidence import collect
+from autofit.probing.failures import classify
+from autofit.probing.guard import Guard
+from autofit.probing.probe import HOPELESS, Probe
+from autofit.probing.surveying import Survey
+from autofit.strategies import MEMBERS
+from autofit.strategies.base import Facts, Strategy
+from autofit.workloads.batches import BatchSource
+from autofit.workloads.forward import resolve_forward
+from autofit.workloads.loss import LossRule, resolve_loss
+from autofit.workloads.step import Draft, TrainStep
+from autofit.workloads.tree import map_tensors
+from autofit.workloads.workload import Workload
+
+
+class Bench:
+    """A workload on a device, ready to be probed.
+
+    Use it as a context manager: leaving it puts everything back and verifies that it is bit-identical.
+
+    Args:
+        workload: the user's objects.
+        device: where to probe.
+        options: what is asked of the search.
+        beat: called at every phase of a probe, as a sign of life.
+
+    Attributes:
+        briefing: what is known before the first probe.
+
+    Raises:
+        WorkloadError: the workload cannot be tuned as given.
+        SpaceError: an unknown strategy, or no usable batch size.
+        UsageError: the memory budget cannot be read.
+        UserCodeError: the model, loss, loader or optimizer recipe raised an error of its own.
+        NothingFits: one small batch is already too much for the device.
+    """
+
+    def __init__(
+        self, workload: Workload, device: Device, options: Options, beat: Callable[[str], None] = lambda phase: None
+    ) -> None:
+        self.workload, self.device, self._options, self._beat = workload, device, options, beat
+        strategies = _chosen(options.strategies)
+        place(workload.model, device, options.may_move)
+        optimizer = workload.optimizer if isinstance(workload.optimizer, torch.optim.Optimizer) else None
+        extras = {"loss_fn": workload.loss_fn} if isinstance(workload.loss_fn, nn.Module) else {}
+        self._guard = Guard(workload.model, optimizer, loader=workload.loader, extras=extras)
+        with self._guard, self._users_code():
+            workload.model.train(workload.training)
+            self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
+            self._store = BatchStore(self._source)
+            self._loss = self._resolve()
+            budget = device.budget(options.memory_budget, self._source.varies)
+            facts = self._facts()
+            survey = Survey(facts, strategies, self._build, self._source, options.seed)
+            space = survey.run()
+            self.briefing = Briefing(
+                space=space,
+                environment=self._environment(facts),
+                budget=budget,
+                enforced=options.enforce,
+                caveats=(*self._notes(), *survey.caveats),
+            )
+        self._heap = ExitStack()
+        self._fastest_s = math.inf
+
+    @property
+    def loss(self) -> LossRule:
+        """How the loss is computed."""
+        return self._loss
+
+    def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
+        """Runs `plan` and returns what became of it; everything is put back afterwards.
+
+        A poisoned device cannot be written to: then what is on it stays as it is until the bench is left.
+        """
+        poisoned = False
+        try:
+            # As a step finds them: no gradients from before, the modules in the mode of the workload.
+            self.workload.model.train(self.workload.training)
+            self.workload.model.zero_grad(set_to_none=True)
+            probe = Probe(
+                plan=plan,
+                purpose=purpose,
+                build=self._build,
+                store=self._store,
+                device=self.device,
+                budget_bytes=self.briefing.budget.memory_bytes,
+                enforce=self._options.enforce,
+                hopeless_s=HOPELESS * self._fastest_s,
+                beat=self._beat,
+            )
+            outcome = probe.run()
+            if outcome.measured and probe.worst_s is not None:
+                self._fastest_s = min(self._fastest_s, probe.worst_s)
+            poisoned = outcome.status is Status.POISONED
+            return outcome
+        finally:
+            if not poisoned:
+                self._guard.restore()
+
+    def __enter__(self) -> Self:
+        self._heap.enter_context(_heap_frozen())
+        self._guard.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._heap:
+            self._guard.__exit__(kind, error, trace)
+            self.device.release()
+
+    @contextmanager
+    def _users_code(self) -> Iterator[None]:
+        """Shows whatever the user's objects raise inside as their own error."""
+        try:
+            yield
+        except AutofitError:
+            raise
+        except Exception as error:
+            evidence = collect(error)
+            verdict = classify(evidence, device_is_host=self.device.is_host)
+            if verdict.status.does_not_fit:
+                raise NothingFits(
+                    f"not even two samples fit: {verdict.reason}. Give more memory, or use a smaller model or shorter "
+                    "samples."
+                ) from error
+            raise UserCodeError(
+                f"your code failed before the first probe: {verdict.reason}. Run one training step of your own to see "
+                "it, mend it, then tune again.",
+                evidence.traceback_text,
+            ) from error
+
+    def _build(self, plan: Plan) -> TrainStep:
+        draft = Draft(
+            model=self.workload.model,
+            loss=self._loss,
+            optimizer=self.workload.make_optimizer(),
+            device=self.device.torch_device,
+            max_grad_norm=self.workload.max_grad_norm,
+        )
+        return prepare(plan, draft, MEMBERS)
+
+    def _resolve(self) -> LossRule:
+        workload, target = self.workload, self.device.torch_device
+        size = 2 if self._source.resizable else self._source.user_batch_size
+        batch = map_tensors(self._source.typical(size, 1)[0], lambda t: t.to(target))
+        if not workload.training:
+            return resolve_forward(batch, workload.step_fn)
+        return resolve_loss(workload.model, batch, loss_fn=workload.loss_fn, step_fn=workload.step_fn)
+
+    def _facts(self) -> Facts:
+        source, workload = self._source, self.workload
+        # A pass without updates has no global batch to keep.
+        total = workload.global_batch_size if workload.training else None
+        micro, steps = own_batch(source.user_batch_size, total, source.resizable)
+        return Facts(
+            model=workload.model,
+            batch=source.typical(1 if source.resizable else source.user_batch_size, 1)[0],
+            optimizer=workload.make_optimizer(),
+            device_type=self.device.type,
+            capabilities=self.device.capabilities(),
+            numerics=self._options.numerics,
+            training=workload.training,
+            micro_batch_size=micro,
+            accumulation_steps=steps,
+            global_batch_size=total,
+            dataset_size=_least(source.length, source.max_size),
+            resizable=source.resizable,
+        )
+
+    def _notes(self) -> Iterable[str]:
+        if self._loss.inferred:
+            yield f"the loss was inferred: {self._loss.about}"
+        if self.workload.optimizer is None and self.workload.training:
+            yield "no optimizer was given: measured with torch.optim.AdamW and its defaults"
+        if self.device.is_host and devices.choose().is_host:
+            yield f"no accelerator was found: tuned for the CPU ({self.device.name()})"
+        yield from self._source.notes
+
+    def _environment(self, facts: Facts) -> Environment:
+        settings = {"mode": self.workload.mode, "max_grad_norm": str(self.workload.max_grad_norm)}
+        if facts.optimizer is not None:
+            settings["optimizer"] = type(facts.optimizer).__name__
+        return Environment(
+            workload=signature(self.workload.model, self._source.structure(), self._loss.name),
+            device_type=self.device.type,
+            device_name=self.device.name(),
+            capacity_bytes=self.device.capacity_bytes(),
+            threads=torch.get_num_threads(),
+            versions={
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "autofit": _own_version(),
+                **self.device.versions(),
+            },
+            settings=settings,
+        )
+
+
+@contextmanager
+def _heap_frozen() -> Iterator[None]:
+    """Takes what is on Python's heap out of garbage collection, which then costs 1 ms a probe instead of 500.
+
+    A user who has frozen the heap himself keeps it as it is.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def place(model: nn.Module, device: Device, may_move: bool) -> None:
+    """Moves `model` to `device` if that is allowed, or checks that it is there.
+
+    Raises:
+        WorkloadError: the model is elsewhere, or on several devices.
+    """
+    wanted = device.torch_device
+    if may_move:
+        model.to(wanted)
+        return
+    found = {t.device for t in (*model.parameters(), *model.buffers())}
+    if any(t.type != wanted.type or (wanted.index is not None and t.index != wanted.index) for t in found):
+        names = ", ".join(sorted(map(str, found)))
+        raise WorkloadError(
+            f"the model is on {names}, but is to be tuned on {wanted}. Move it first: model.to({str(wanted)!r}), "
+            f"and make the optimizer afterwards; or pass device={names.split(',')[0]!r}."
+        )
+
+
+def own_batch(user_batch_size: int, global_batch_size: int | None, resizable: bool) -> tuple[int, int]:
+    """Returns micro batch and accumulation steps of the user's own setting.
+
+    Under a global batch that is the largest divisor of it that the user's loader batch reaches.
+
+    Raises:
+        SpaceError: only the loader's own batches can be run, and they do not make up the global batch.
+    """
+    if global_batch_size is None:
+        return user_batch_size, 1
+    if not resizable and global_batch_size % user_batch_size:
+        raise SpaceError(
+            f"found a global batch of {global_batch_size} with a loader whose batches of {user_batch_size} can be "
+            "neither cut nor joined; expected a multiple of the loader's batch. Change one of the two, or give a "
+            "DataLoader over samples with a collate_fn."
+        )
+    micro = max(d for d in range(1, min(user_batch_size, global_batch_size) + 1) if global_batch_size % d == 0)
+    return micro, global_batch_size // micro
+
+
+def signature(model: nn.Module, structure: str, loss: str) -> str:
+    """Returns "model-data": short digests of the model's structure, and of the batch's structure with the loss.
+
+    Values do not count: a model keeps its signature while it trains.
+    """
+    return f"{model_signature(model)}-{_digest([structure, loss])}"
+
+
+def model_signature(model: nn.Module) -> str:
+    """Returns a short digest of the names, classes, shapes and types of a model's modules and parameters."""
+    modules = [f"{name}:{type(module).__qualname__}" for name, module in model.named_modules()]
+    return _digest(modules + [f"{n}:{tuple(p.shape)}:{p.dtype}:{p.requires_grad}" for n, p in model.named_parameters()])
+
+
+def _digest(lines: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:8]
+
+
+def _chosen(names: Sequence[str] | None) -> tuple[Strategy, ...]:
+    if names is None:
+        return MEMBERS
+    known = [member.name for member in MEMBERS]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise SpaceError(f"unknown strategy {', '.join(map(repr, unknown))}; expected some of {', '.join(known)}.")
+    return tuple(member for member in MEMBERS if member.name in names)
+
+
+def _least(*numbers: int | None) -> int | None:
+    known = [n for n in numbers if n is not None]
+    return min(known) if known else None
+
+
+def _own_version() -> str:
+    try:
+        return version("torch-autofit")
+    except PackageNotFoundError:
+        return "source"

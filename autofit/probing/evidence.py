@@ -1,0 +1,220 @@
+"""Evidence: what an exception says, copied out of it as strings, and how to let go of what the exception holds.
+
+The frames of an exception hold the tensors of the step that failed, so `collect` copies strings out of the exception,
+then `scrub` cuts everything else off it. Never imports torch, so it also runs in a parent process.
+"""
+
+import re
+import traceback
+from dataclasses import dataclass
+from inspect import currentframe
+from types import FrameType, TracebackType
+from typing import Any
+
+TEXT_LIMIT = 4000  # characters of one exception's text; the end is kept too, wrappers put the cause there
+_TRACEBACK_LIMIT = 16000
+_CHAIN_LIMIT = 64
+
+# CSI sequences (colours, cursor), then OSC strings (titles, links), in their 7-bit and 8-bit forms.
+_CONTROL = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)")
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorLink:
+    """One exception of a chain, as strings only: safe to keep, to pickle, to send.
+
+    Attributes:
+        type_name: qualified name, such as "torch.OutOfMemoryError"; built-in types without their module.
+        bases: qualified names of the type's method resolution order, itself included.
+        text: its message without control sequences, at most 4000 characters.
+        code: `error_code` of a `torch.AcceleratorError` that has one.
+    """
+
+    type_name: str
+    bases: tuple[str, ...]
+    text: str
+    code: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of a failed attempt.
+
+    Attributes:
+        chain: the exceptions, outermost first; empty when there was none.
+        phase: prepare, fetch, transfer, forward, backward, optimizer.
+        new_ooms: rise of the allocator's `num_ooms` during the attempt.
+        new_retries: rise of its `num_alloc_retries`.
+        exit_signal: the signal that ended a child process.
+        exit_code: the exit code of a child process.
+        traceback_text: the user's frames and the messages, innermost exception first.
+    """
+
+    chain: tuple[ErrorLink, ...]
+    phase: str | None = None
+    new_ooms: int = 0
+    new_retries: int = 0
+    exit_signal: int | None = None
+    exit_code: int | None = None
+    traceback_text: str = ""
+
+
+def collect(error: BaseException, *, phase: str | None = None, new_ooms: int = 0, new_retries: int = 0) -> Evidence:
+    """Returns what classification needs from `error`, as strings only; never raises, whatever `__str__` does.
+
+    The chain holds causes, contexts (unless suppressed), a compiler's `inner_exception` and the members
+    of groups, 64 at most. An exception that a caller was already handling is left out: it is another failure.
+    """
+    errors = _walk(error, hidden=False)[:_CHAIN_LIMIT]
+    chain = tuple(_link(each) for each in errors)
+    blocks = [_traceback_block(each, link) for each, link in zip(errors, chain, strict=True)]
+    text = plain("\n".join(block for block in reversed(blocks) if block), _TRACEBACK_LIMIT)
+    return Evidence(chain, phase=phase, new_ooms=new_ooms, new_retries=new_retries, traceback_text=text)
+
+
+def scrub(error: BaseException) -> None:
+    """Clears the frames of `error` and of all it refers to, so that none of them keeps a tensor alive.
+
+    Mutates the exceptions: traceback, cause and context become None; tensors, modules, frames in the
+    arguments and attributes go too, while the message stays. Frames that still run are skipped, so call it
+    after the handler has ended, or from a function that is not in the traceback. An exception that a
+    caller was already handling is left as it is.
+    """
+    for member in _walk(error, hidden=True):
+        if member.__traceback__ is not None:
+            traceback.clear_frames(member.__traceback__)
+        for name in ("__traceback__", "__cause__", "__context__"):
+            _assign(BaseException, name, member, None)
+        _drop_payload(member)
+
+
+def plain(text: str, limit: int) -> str:
+    """Returns `text` without control sequences and unprintable characters, at most `limit` long."""
+    text = _CONTROL.sub("", _cut(text, 4 * limit))
+    kept = (c if c.isprintable() or c in "\n\t" else " " if c.isspace() else "" for c in text)
+    return _cut("".join(kept), limit)
+
+
+def _walk(error: BaseException, *, hidden: bool) -> list[BaseException]:
+    """Returns `error` and the exceptions behind it, outermost first, each once.
+
+    Args:
+        error: where to start.
+        hidden: whether to follow contexts that `raise ... from None` suppresses, and exceptions
+            in attributes: they tell nothing about the failure, but they hold memory.
+    """
+    callers = _callers(error)
+    found: dict[int, BaseException] = {}
+    pending: list[BaseException] = [error]
+    while pending:
+        current = pending.pop()
+        head = current.__traceback__
+        handled_outside = current is not error and head is not None and id(head.tb_frame) in callers
+        if id(current) in found or handled_outside:
+            continue
+        found[id(current)] = current
+        pending.extend(reversed(_referred(current, hidden)))
+    return list(found.values())
+
+
+def _callers(error: BaseException) -> frozenset[int]:
+    """Returns the running frames around the one that caught `error`, by id.
+
+    An exception whose traceback starts in one of them is being handled there: `tune()` called from
+    an `except` block must neither read nor clear what that block handles.
+    """
+    caught = error.__traceback__.tb_frame if error.__traceback__ is not None else None
+    return frozenset(id(f) for f, _ in traceback.walk_stack(currentframe()) if f is not caught)
+
+
+def _referred(error: BaseException, hidden: bool) -> list[BaseException]:
+    related: list[Any] = [error.__cause__]
+    if hidden or not error.__suppress_context__:
+        related.append(error.__context__)
+    related.append(_attribute(error, "inner_exception"))
+    if isinstance(error, BaseExceptionGroup):
+        related.extend(error.exceptions)
+    if hidden:
+        related.extend(vars(error).values())
+    return [each for each in related if isinstance(each, BaseException)]
+
+
+def _attribute(error: BaseException, name: str) -> object:
+    try:
+        return getattr(error, name, None)
+    except Exception:  # noqa: BLE001 a property of the user's may raise anything; then there is nothing to read
+        return None
+
+
+def _link(error: BaseException) -> ErrorLink:
+    bases = tuple(_qualified(base) for base in type(error).__mro__)
+    code = _attribute(error, "error_code") if "torch.AcceleratorError" in bases else None
+    return ErrorLink(bases[0], bases, _message(error), code if type(code) is int else None)
+
+
+def _qualified(cls: type) -> str:
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return plain(str(error), TEXT_LIMIT)
+    except BaseException as broken:  # noqa: BLE001 user code: an unprintable error must not hide the failure
+        return f"<no text: its __str__ raised {type(broken).__name__}>"
+
+
+def _traceback_block(error: BaseException, link: ErrorLink) -> str:
+    """Returns the user's frames of `error` and its message, or "" when it has no traceback."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    user = [each for each in frames if not _inside(each[0], ("autofit", "torch"))]
+    # An error on the way from autofit into torch has no frame of the user's; then torch's say where.
+    user = user or [each for each in frames if not _inside(each[0], ("autofit",))]
+    if not frames:
+        return ""
+    lines = "".join(traceback.StackSummary.extract(user).format())
+    return f"Traceback (most recent call last):\n{lines}{link.type_name}: {link.text}\n"
+
+
+def _inside(frame: FrameType, packages: tuple[str, ...]) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in packages
+
+
+def _cut(text: str, limit: int) -> str:
+    """Returns `text`, or its beginning and its end with "..." between them, `limit` long."""
+    if len(text) <= limit:
+        return text
+    head = (limit - 5) // 2
+    return f"{text[:head]} ... {text[head + 5 - limit :]}"
+
+
+def _assign(owner: type, name: str, error: BaseException, value: object) -> None:
+    # Through the slot itself: the user's class may forbid assignment (a frozen dataclass) or hide the name.
+    vars(owner)[name].__set__(error, value)
+
+
+def _drop_payload(error: BaseException) -> None:
+    """Takes tensors, modules, frames out of the arguments and the attributes of `error`."""
+    if not isinstance(error, BaseExceptionGroup):  # a group's arguments are its members
+        args: tuple[object, ...] = vars(BaseException)["args"].__get__(error)
+        light = tuple(f"<{type(each).__name__}>" if _is_heavy(each) else each for each in args)
+        _assign(BaseException, "args", error, light)
+    if isinstance(error, AttributeError):
+        _assign(AttributeError, "obj", error, None)  # the object that lacks the attribute
+    if isinstance(error, StopIteration):
+        _assign(StopIteration, "value", error, None)
+    attributes = vars(error)
+    for name in [name for name, value in attributes.items() if _is_heavy(value)]:
+        attributes[name] = None
+
+
+def _is_heavy(value: object, depth: int = 4) -> bool:
+    """Says whether `value` is, or holds within `depth` containers, an object of torch or a frame."""
+    if isinstance(value, BaseException):
+        return False
+    if isinstance(value, (FrameType, TracebackType)):
+        return True
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return depth == 0 or any(_is_heavy(each, depth - 1) for each in value)
+    return any(str(base.__module__).partition(".")[0] == "torch" for base in type(value).__mro__)

@@ -1,0 +1,167 @@
+"""Time of whole optimizer steps: warm up until it settles, then measure."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+from time import perf_counter
+
+from autofit.devices.base import Device
+from autofit.workloads.step import StepBatch, TrainStep
+
+SETTLED_RATIO = 0.10
+"""Warm-up ends when two steps in a row are this close (reference/reliability.md 9.5)."""
+MOST_SKIPPED = 20
+"""A gradient scaler that starts at 2**16 and halves its scale at each overflow is below 1 after 17 steps: when it still
+skips then, scaling is not what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long to warm up and to measure. Steps whose update the scaler skipped do not count.
+
+    Attributes:
+        warmup_least: steps before measuring, at least.
+        warmup_most: steps before measuring, at most; reaching it unsettled is a warning.
+        steps_least: measured steps, at least.
+        steps_most: measured steps, at most.
+        seconds: measuring stops after this time once `steps_least` are done.
+        patience_s: once warming up or measuring took this long, what was run has to do; one step is always measured.
+    """
+
+    warmup_least: int
+    warmup_most: int
+    steps_least: int
+    steps_most: int
+    seconds: float
+    patience_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What one step did.
+
+    Attributes:
+        seconds: its wall time, the device synchronised at both edges.
+        updated: False when the gradient scaler skipped the update.
+        loss: its mean loss; None in inference.
+    """
+
+    seconds: float
+    updated: bool
+    loss: float | None
+
+
+@dataclass(slots=True)
+class Lap:
+    """What timing gave.
+
+    Attributes:
+        warmup_s: times of the steps before the measured ones.
+        steps_s: times of the measured steps.
+        settled: whether the last warm-up steps were close to each other.
+        skipped: steps whose update the scaler skipped; they are in neither list of times.
+        loss: loss of the last step.
+        phases_s: median seconds by phase, from steps of their own.
+    """
+
+    warmup_s: list[float] = field(default_factory=list)
+    steps_s: list[float] = field(default_factory=list)
+    settled: bool = True
+    skipped: int = 0
+    loss: float | None = None
+    phases_s: dict[str, float] = field(default_factory=dict)
+
+
+def run_step(step: TrainStep, batch: StepBatch, device: Device) -> Ran:
+    """Runs one step and times it.
+
+    A scaler that finds an infinity skips the update and lowers its scale: such a step is faster and smaller than a
+    real one.
+    """
+    scaler = step.draft.scaler
+    scale = None if scaler is None else scaler.get_scale()
+    device.synchronize()
+    began = perf_counter()
+    loss = step(batch)
+    device.synchronize()
+    seconds = perf_counter() - began
+    updated = scaler is None or scale is None or scaler.get_scale() >= scale
+    return Ran(seconds, updated, None if step.draft.optimizer is None else float(loss))
+
+
+def time_steps(step: TrainStep, next_batch: Callable[[], StepBatch], device: Device, pace: Pace) -> Lap:
+    """Runs steps and times each; gives up when the scaler has skipped `MOST_SKIPPED` of them.
+
+    Args:
+        step: the step to run.
+        next_batch: gives the next step's micro batches; not timed.
+        device: is synchronised at the edges of each step.
+        pace: how long.
+    """
+    lap, began = Lap(), perf_counter()
+
+    def run_into(times: list[float]) -> bool:
+        ran = run_step(step, next_batch(), device)
+        lap.loss = ran.loss
+        if ran.updated:
+            times.append(ran.seconds)
+        else:
+            lap.skipped += 1
+        return lap.skipped < MOST_SKIPPED
+
+    while len(lap.warmup_s) < pace.warmup_most and run_into(lap.warmup_s):
+        patient = perf_counter() - began < pace.patience_s
+        if not patient or (len(lap.warmup_s) >= max(pace.warmup_least, 2) and _settled(lap.warmup_s)):
+            break
+    lap.settled = pace.warmup_most < 2 or _settled(lap.warmup_s)
+    began, steps = perf_counter(), lap.steps_s
+    while len(steps) < pace.steps_most and (len(steps) < pace.steps_least or perf_counter() - began < pace.seconds):
+        impatient = steps and perf_counter() - began > pace.patience_s
+        if impatient or lap.skipped >= MOST_SKIPPED or not run_into(steps):
+            break
+    return lap
+
+
+def time_phases(
+    step: TrainStep, next_batch: Callable[[], StepBatch], device: Device, steps: int = 3
+) -> dict[str, float]:
+    """Returns the median seconds of each phase over a few steps of their own.
+
+    Synchronising between phases disturbs the whole step's time, so these steps are not part of the timing.
+    """
+    samples: dict[str, list[float]] = {}
+    try:
+        for _ in range(steps):
+            for phase, seconds in _phases_of_one(step, next_batch(), device).items():
+                samples.setdefault(phase, []).append(seconds)
+    finally:
+        step.observe = None
+    return {phase: median(times) for phase, times in samples.items()}
+
+
+def _phases_of_one(step: TrainStep, batch: StepBatch, device: Device) -> dict[str, float]:
+    spent: dict[str, float] = {}
+    device.synchronize()
+    last = perf_counter()
+    current = "prepare"
+
+    def observe(phase: str) -> None:
+        nonlocal last, current
+        device.synchronize()
+        now = perf_counter()
+        spent[current] = spent.get(current, 0.0) + now - last
+        last, current = now, phase
+
+    step.observe = observe
+    step(batch)
+    observe("done")
+    spent.pop("prepare", None)
+    return spent
+
+
+def _settled(times: list[float]) -> bool:
+    if len(times) < 2:
+        return False
+    low, high = sorted(times[-2:])
+    return high - low <= SETTLED_RATIO * high

@@ -1,0 +1,337 @@
+"""Probe: one short run of one plan in this process, from preparation to clean-up."""
+
+import gc
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import cycle
+from time import perf_counter
+
+import torch
+
+from autofit.core.errors import SpaceError
+from autofit.core.measurement import Measurement, Memory
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
+from autofit.core.trial import Purpose
+from autofit.core.units import format_bytes
+from autofit.devices.base import Counters, Device, Reading
+from autofit.probing.batch_store import BatchStore, Typical, fresh
+from autofit.probing.evidence import Evidence, collect, scrub
+from autofit.probing.failures import classify
+from autofit.probing.meter import MOST_SKIPPED, Lap, Pace, Ran, run_step, time_phases, time_steps
+from autofit.workloads.step import StepBatch, TrainStep
+from autofit.workloads.tree import Batch, tensors
+
+PROBE_STEPS, PROOF_STEPS = 2, 3
+"""Whole optimizer steps on the worst batch in a probe, and in a proof: the optimizer's state appears at the end of the
+first, so that the peak of the second may be higher (reference/reliability.md 7.4)."""
+
+PACES = {
+    Purpose.PROBE: Pace(warmup_least=1, warmup_most=4, steps_least=3, steps_most=8, seconds=0.5, patience_s=3.0),
+    Purpose.BLOCK: Pace(warmup_least=1, warmup_most=1, steps_least=4, steps_most=4, seconds=0.0, patience_s=10.0),
+    Purpose.PROOF: Pace(warmup_least=1, warmup_most=4, steps_least=5, steps_most=10, seconds=1.0),
+}
+HOPELESS = 4.0
+"""A probe ends early when it is this many times slower, on the worst batch, than the fastest so far."""
+QUICK_S = 0.05
+"""Steps below this are timed all the same: it costs little, and what disturbs them may be longer than they are."""
+BATCHES_KEPT, MOST_BATCHES = 4, 64
+"""Steps of different typical batches that a probe goes through in turn, so that one odd batch does not decide, and
+micro batches at most."""
+LIMITED = Memory(allocated_bytes=0, judged_bytes=0, judged_by="the limit on this process, which held")
+NOT_READ = Memory(allocated_bytes=0, judged_bytes=0, judged_by="not read in a race")
+
+
+@dataclass(slots=True)
+class Probe:
+    """One short run of one plan.
+
+    Attributes:
+        plan: what to run.
+        purpose: how thoroughly.
+        build: makes the train step of a plan; called inside the failure handling.
+        store: gives the batches.
+        device: where the step runs.
+        budget_bytes: the plan's peak may not be above this.
+        enforce: whether the device limits this process to the budget while steps run.
+        beat: called as a sign of life: with "fetch" and "prepare" as these begin, with "step" when steps are done.
+    """
+
+    plan: Plan
+    purpose: Purpose
+    build: Callable[[Plan], TrainStep]
+    store: BatchStore
+    device: Device
+    budget_bytes: int
+    enforce: bool
+    hopeless_s: float = math.inf
+    beat: Callable[[str], None] = field(default=lambda phase: None)
+    worst_s: float | None = None
+    _phase: str = "prepare"
+
+    def run(self) -> Outcome:
+        """Runs the plan and returns what became of it; only `KeyboardInterrupt` is raised.
+
+        The step is closed and its memory given back when this returns; what the step trained stays trained, and
+        is put back by the caller's guard.
+        """
+        began = perf_counter()
+        before = self.device.counters()
+        outcome = self._attempt(before)
+        # The handler has ended: only now are the frames gone that held the failed step's tensors.
+        gc.collect()
+        trouble = self._release()
+        if trouble is not None:
+            outcome = trouble
+        return outcome.model_copy(update={"duration_s": perf_counter() - began})
+
+    def _attempt(self, before: Counters) -> Outcome:
+        evidence: Evidence
+        try:
+            return self._run()
+        except KeyboardInterrupt:
+            raise
+        except SpaceError as error:
+            return Outcome(status=Status.REJECTED, reason=str(error), phase=self._phase)
+        except BaseException as error:  # noqa: BLE001  # any failure of a plan is an outcome; SystemExit too
+            now = self.device.counters()
+            evidence = collect(
+                error, phase=self._phase, new_ooms=now.ooms - before.ooms, new_retries=now.retries - before.retries
+            )
+            scrub(error)
+        verdict = classify(evidence, device_is_host=self.device.is_host)
+        return Outcome(
+            status=verdict.status,
+            reason=verdict.reason,
+            phase=evidence.phase,
+            traceback_text=evidence.traceback_text,
+        )
+
+    def _release(self) -> Outcome | None:
+        """Gives memory back; returns an outcome when that fails, which means that the device is poisoned."""
+        try:
+            self.device.synchronize()
+            self.device.release()
+        except RuntimeError as error:
+            line = str(error).strip().splitlines()[0]
+            return Outcome(status=Status.POISONED, reason=f"the device no longer answers: {line}", phase="clean-up")
+        return None
+
+    def _run(self) -> Outcome:
+        size, count = self.plan.micro_batch_size, self.plan.accumulation_steps
+        self._enter("fetch")
+        typical = self.store.typical(size, min(BATCHES_KEPT * count, MOST_BATCHES))
+        worst = None if self.purpose is Purpose.BLOCK else self.store.source.worst(size)
+        self._enter("prepare")
+        with self.build(self.plan) as step, self._limited(step):
+            peak = None if worst is None else self._peak(step, worst)
+            if peak is not None and (outcome := self._objection(peak)) is not None:
+                return outcome
+            lap = (
+                Lap(steps_s=peak.steps_s, loss=peak.loss)
+                if peak and self._really_limited
+                else self._time(step, typical)
+            )
+        return self._judge(lap, peak, typical)
+
+    @property
+    def _really_limited(self) -> bool:
+        """Whether the host's memory is limited for this process: then only the fit counts, times mean nothing."""
+        return self.enforce and self.device.is_host
+
+    def _peak(self, step: TrainStep, worst: Batch) -> "_Peak":
+        """Runs the first steps on the worst batch, the cache not cleared between them, and returns their peak."""
+        count, proof = self.plan.accumulation_steps, self.purpose is Purpose.PROOF
+        # Beyond the second micro batch of the second step no new kind of tensor is live: a probe stops there.
+        parts, steps = (count, PROOF_STEPS) if proof else (min(count, 2), PROBE_STEPS)
+        # Where the device is the host, a step's batches are in its memory: those that run are metered, the rest added.
+        held = (count - parts) * sum(t.nbytes for t in tensors(worst)) if self.device.is_host else 0
+        peak = _Peak(samples=parts * self.plan.micro_batch_size, wanted=steps)
+        with self._metered(lambda: static_bytes(step)) as reading:
+            while len(peak.steps_s) < steps and peak.skipped < MOST_SKIPPED:
+                ran = self._follow(step, [worst] * parts)
+                peak.loss = ran.loss
+                if ran.updated:
+                    peak.steps_s.append(ran.seconds)
+                else:
+                    peak.skipped += 1
+        assert reading.memory is not None, "the meter has filled its reading"
+        peak.memory = _plus(reading.memory, held)
+        if peak.steps_s:
+            self.worst_s = min(peak.steps_s) / peak.samples  # one disturbed step must not decide
+        return peak
+
+    def _metered(self, static: Callable[[], int]) -> AbstractContextManager[Reading]:
+        """Meters the steps inside, except where the host's memory is really limited: a record would need some too."""
+        if self._really_limited:
+            return nullcontext(Reading(LIMITED))
+        return self.device.meter(static)
+
+    def _time(self, step: TrainStep, typical: Typical) -> Lap:
+        supply = cycle(typical.batches)
+
+        def next_batch() -> StepBatch:
+            self.beat("fetch")
+            return self._step_batch([next(supply) for _ in range(self.plan.accumulation_steps)])
+
+        with self._reported(step):
+            lap = time_steps(step, next_batch, self.device, PACES[self.purpose])
+            if self.purpose is Purpose.PROOF and lap.steps_s:
+                lap.phases_s = time_phases(step, next_batch, self.device)
+        return lap
+
+    def _follow(self, step: TrainStep, parts: Sequence[Batch]) -> Ran:
+        with self._reported(step):
+            return run_step(step, self._step_batch(parts), self.device)
+
+    def _step_batch(self, parts: Sequence[Batch]) -> StepBatch:
+        """Returns the batch of a step; a copy, where bringing it to the device does not make one."""
+        return StepBatch.of([fresh(part) if self._is_there(part) else part for part in parts])
+
+    def _is_there(self, batch: Batch) -> bool:
+        return any(tensor.device.type == self.device.type for tensor in tensors(batch))
+
+    @contextmanager
+    def _reported(self, step: TrainStep) -> Iterator[None]:
+        """Remembers the phase in which the steps inside fail, and gives a sign of life when they are done."""
+        try:
+            yield
+        except BaseException:
+            self._phase = step.phase
+            raise
+        self.beat("step")
+
+    @contextmanager
+    def _limited(self, step: TrainStep) -> Iterator[None]:
+        if not self.enforce:
+            yield
+            return
+        # Threads, libraries, compiled kernels and the optimizer's state come with the first step: no part of a plan's
+        # peak. On a host the kernels depend on the size, and this process is a fresh one that is about to end.
+        size = self.plan.micro_batch_size if self.device.is_host else min(2, self.plan.micro_batch_size)
+        if self.store.source.resizable or size == self.plan.micro_batch_size:
+            self._follow(step, [self.store.source.worst(size)])
+        with self.device.limit(self.budget_bytes, lambda: static_bytes(step)):
+            yield
+
+    def _objection(self, peak: "_Peak") -> Outcome | None:
+        """Returns the outcome of a plan that is not worth timing: its peak is over the budget, or it never updates."""
+        if len(peak.steps_s) < peak.wanted:
+            return _overflows(peak.skipped)
+        memory = peak.memory
+        assert memory is not None, "the meter has filled its reading"
+        if memory.judged_bytes > self.budget_bytes:
+            found, budget = format_bytes(memory.judged_bytes), format_bytes(self.budget_bytes)
+            reason = f"its peak {found} is above the budget {budget}"
+            return Outcome(status=Status.OVER_BUDGET, reason=reason, measurement=peak.measurement(memory))
+        slowness = 0.0 if self.worst_s is None else HOPELESS * self.worst_s / self.hopeless_s
+        if self.purpose is Purpose.PROBE and slowness > HOPELESS and peak.is_sound and min(peak.steps_s) > QUICK_S:
+            slow = f"not timed further: {slowness:.1f} times slower than the fastest"
+            return Outcome(status=Status.MEASURED, measurement=peak.measurement(memory, slow))
+        return None
+
+    def _judge(self, lap: Lap, peak: "_Peak | None", typical: Typical) -> Outcome:
+        if not lap.steps_s:
+            return _overflows(lap.skipped)
+        if lap.loss is not None and not math.isfinite(lap.loss):
+            return Outcome(status=Status.NUMERIC, reason=f"the loss is {lap.loss} after {len(lap.steps_s)} steps")
+        memory = None if peak is None else peak.memory
+        measurement = self._measurement(lap, peak, typical)
+        if memory is not None and (memory.allocator_retries or memory.swallowed_ooms):
+            return Outcome(
+                status=Status.OVER_BUDGET,
+                reason=f"it ran, with {memory.allocator_retries} allocator retries and {memory.swallowed_ooms} "
+                "out-of-memory events hidden by the model: memory is too tight for full speed",
+                measurement=measurement,
+            )
+        return Outcome(status=Status.MEASURED, measurement=measurement)
+
+    def _measurement(self, lap: Lap, peak: "_Peak | None", typical: Typical) -> Measurement:
+        count = self.plan.accumulation_steps
+        warnings = [] if lap.settled else ["step times had not settled after the warm-up"]
+        if lap.skipped:
+            warnings.append(f"the gradient scaler skipped {lap.skipped} steps")
+        return Measurement(
+            step_times_s=tuple(lap.steps_s),
+            samples_per_step=self.plan.global_batch_size,
+            tokens_per_step=None if typical.tokens is None else count * typical.tokens,
+            memory=NOT_READ if peak is None or peak.memory is None else peak.memory,
+            warmup_times_s=tuple(lap.warmup_s),
+            worst_steps=0 if peak is None else len(peak.steps_s),
+            loss=lap.loss,
+            skipped_steps=lap.skipped,
+            phases_s=lap.phases_s,
+            fetch_s=count * typical.fetch_s,
+            warnings=tuple(warnings),
+        )
+
+    def _enter(self, phase: str) -> None:
+        self._phase = phase
+        self.beat(phase)
+
+
+@dataclass(slots=True)
+class _Peak:
+    """What the steps on the worst batch gave.
+
+    Attributes:
+        samples: samples of one of these steps.
+        wanted: steps that had to be done.
+        steps_s: times of those that were.
+        skipped: steps whose update the scaler skipped.
+        loss: of the last of them.
+        memory: the peak over all of them.
+    """
+
+    samples: int
+    wanted: int
+    steps_s: list[float] = field(default_factory=list)
+    skipped: int = 0
+    loss: float | None = None
+    memory: Memory | None = None
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing was seen that a full probe would object to."""
+        memory = self.memory
+        tight = memory is not None and (memory.allocator_retries or memory.swallowed_ooms)
+        return not tight and (self.loss is None or math.isfinite(self.loss))
+
+    def measurement(self, memory: Memory, *warnings: str) -> Measurement:
+        """Returns these steps as a measurement: of the worst batch, and slowed by the meter on a host."""
+        return Measurement(
+            step_times_s=tuple(self.steps_s),
+            samples_per_step=self.samples,
+            memory=memory,
+            worst_steps=self.wanted,
+            skipped_steps=self.skipped,
+            warnings=warnings,
+        )
+
+
+def _plus(memory: Memory, held: int) -> Memory:
+    """Returns a reading with bytes that are live beside what was metered."""
+    more = {"allocated_bytes": memory.allocated_bytes + held, "judged_bytes": memory.judged_bytes + held}
+    return memory.model_copy(update=more)
+
+
+def _overflows(skipped: int) -> Outcome:
+    return Outcome(
+        status=Status.NUMERIC,
+        reason=f"the gradient scaler skipped {skipped} steps and found no scale to go on with: gradients overflow in "
+        "fp16",
+    )
+
+
+def static_bytes(step: TrainStep) -> int:
+    """Returns the bytes of the distinct storages that live between two steps, on the step's device."""
+    model, optimizer = step.draft.model, step.draft.optimizer
+    found: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
+    found += [p.grad for p in model.parameters() if p.grad is not None and p.grad.layout is torch.strided]
+    if optimizer is not None:
+        found += [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
+    device_type = step.draft.device.type
+    storages = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in found if t.device.type == device_type)}
+    return sum(storages.values())

@@ -1,0 +1,142 @@
+"""The survey before a search: which knobs are in play on this workload, and which values pass the gates."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+from autofit.core.errors import SpaceError
+from autofit.core.knob import Knob
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
+from autofit.core.space import Refusal, SpaceFacts
+from autofit.probing import gates
+from autofit.strategies.base import Facts, Strategy
+from autofit.workloads.batches import BatchSource
+from autofit.workloads.tree import Batch, batch_size, split
+
+_GATE_SAMPLES = (8, 4, 2)
+_LOOKED_AT = 8
+"""Batches among which the gates take the one whose samples differ most in length."""
+_MOST_COMBINATIONS = 4096
+
+
+@dataclass(slots=True)
+class Survey:
+    """Finds the search space of a workload.
+
+    Attributes:
+        facts: the workload on its device.
+        strategies: the strategies to search. One that is left out keeps its knobs as the user has them.
+        build: makes a train step, for the gates.
+        source: gives the gates' batches.
+        seed: for the gates.
+        refused: what was left out, with the reason; filled by `run`.
+        caveats: what a gate found and the user allowed all the same; filled by `run`.
+    """
+
+    facts: Facts
+    strategies: Sequence[Strategy]
+    build: gates.Build
+    source: BatchSource
+    seed: int
+    refused: list[Refusal] = field(default_factory=list)
+    caveats: list[str] = field(default_factory=list)
+
+    def run(self) -> SpaceFacts:
+        """Returns the search space.
+
+        Raises:
+            SpaceError: no micro batch is usable, or there are too many combinations.
+        """
+        facts, knobs = self.facts, self._knobs()
+        sizes = [facts.micro_batch_size]
+        if MICRO_BATCH_SIZE in knobs:
+            sizes = [int(size) for size in knobs.pop(MICRO_BATCH_SIZE).values]
+        knobs.pop(ACCUMULATION_STEPS, None)
+        if facts.training and self._accumulates(sizes) and not self._may_accumulate():
+            sizes = [facts.micro_batch_size]
+        playing = tuple(knob for knob in knobs.values() if len(knob.values) > 1)
+        own: dict[str, KnobValue] = {knob.name: knob.default for knob in playing}
+        batch: dict[str, KnobValue] = {
+            MICRO_BATCH_SIZE: facts.micro_batch_size,
+            ACCUMULATION_STEPS: facts.accumulation_steps,
+        }
+        return SpaceFacts(
+            knobs=playing,
+            sizes=tuple(sorted({*sizes, facts.micro_batch_size})),
+            global_batch_size=facts.global_batch_size,
+            baseline=Plan(values={**batch, **own}),
+            refused=tuple(self.refused),
+            forbidden=self._forbidden(playing),
+        )
+
+    def _knobs(self) -> dict[str, Knob]:
+        knobs: dict[str, Knob] = {}
+        for strategy in self.strategies:
+            offer = strategy.offer(self.facts)
+            self.refused += offer.refused
+            for knob in offer.knobs:
+                knobs[knob.name] = self._gated(knob) if strategy.gated and self.facts.training else knob
+        return knobs
+
+    def _gated(self, knob: Knob) -> Knob:
+        """Returns `knob` without the values that do not keep this model's gradient."""
+        kept = [value for value in knob.values if value == knob.default or self._keeps(knob.name, value)]
+        return knob.model_copy(update={"values": tuple(kept)})
+
+    def _keeps(self, name: str, value: KnobValue) -> bool:
+        plan = Plan(values={name: value})
+        verdict = self._asked(lambda batch: gates.precision(self.build, plan, batch, self.seed))
+        return self._decide(f"{name}={value}", verdict)
+
+    def _accumulates(self, sizes: Iterable[int]) -> bool:
+        total = self.facts.global_batch_size
+        return total is not None and any(total // size != self.facts.accumulation_steps for size in sizes)
+
+    def _may_accumulate(self) -> bool:
+        verdict = self._asked(lambda batch: gates.accumulation(self.build, batch, self.seed))
+        return self._decide("accumulation", verdict)
+
+    def _decide(self, what: str, verdict: gates.Verdict) -> bool:
+        if verdict.passed:
+            return True
+        if self.facts.numerics == "any":
+            self.caveats.append(f"{what}: {verdict.reason}; kept, as numerics='any' allows")
+            return True
+        self.refused.append(Refusal(name=what, reason=verdict.reason))
+        return False
+
+    def _asked(self, gate: Callable[[Batch], gates.Verdict]) -> gates.Verdict:
+        """Returns a gate's verdict on a small batch; one that cannot be run has not been passed."""
+        reason = "the user's batches cannot be cut"
+        most = max(2, self.source.user_batch_size)
+        most = most if self.source.max_size is None else min(most, self.source.max_size)
+        for size in _GATE_SAMPLES if self.source.resizable else ():
+            try:
+                if size <= most:
+                    return gate(self._batch(size))
+            except Exception as error:  # noqa: BLE001  # the user's code; a probe shows what is wrong with it
+                reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        return gates.Verdict(False, f"could not be checked: {reason}")
+
+    def _batch(self, size: int) -> Batch:
+        """Returns a batch for a gate: where lengths vary, one that shows it."""
+        return max(self.source.typical(size, _LOOKED_AT if self.source.varies else 1), key=self._unevenness)
+
+    def _unevenness(self, batch: Batch) -> int:
+        tokens = [self.source.tokens(sample) or 0 for sample in split(batch, [1] * batch_size(batch))]
+        return max(tokens) - min(tokens)
+
+    def _forbidden(self, knobs: Sequence[Knob]) -> dict[str, str]:
+        """Returns the combinations that a strategy says cannot be, by key, with the reason."""
+        found: dict[str, str] = {}
+        for count, values in enumerate(product(*(knob.values for knob in knobs))):
+            if count >= _MOST_COMBINATIONS:
+                raise SpaceError(
+                    f"there are more than {_MOST_COMBINATIONS} combinations of {', '.join(k.name for k in knobs)}; "
+                    "search fewer strategies at a time: strategies=[...]."
+                )
+            plan = Plan(values=dict(zip((knob.name for knob in knobs), values, strict=True)))
+            reasons = [reason for strategy in self.strategies if (reason := strategy.conflict(plan))]
+            if reasons:
+                found[plan.key] = reasons[0]
+        return found

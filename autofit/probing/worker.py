@@ -1,0 +1,178 @@
+"""The child process that probes: `python -m autofit.probing.worker --read FD --write FD`.
+
+It alone imports the user's code. Requests come in and replies go out as one JSON object a line over two descriptors of
+their own, so that whatever the user's code prints cannot disturb them. Nothing is unpickled on either side.
+
+Requests: `{"do": "open", ...}`, `{"do": "evaluate", "plan": ..., "purpose": ...}`, `{"do": "close"}`.
+Replies: `briefing`, `outcome`, `closed`, `error`; and `beat` at every phase, as a sign of life.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any, TextIO
+
+from pydantic import ValidationError
+
+from autofit import devices
+from autofit.core.briefing import Options
+from autofit.core.errors import AutofitError, UserCodeError, WorkloadError
+from autofit.core.plan import Plan
+from autofit.core.trial import Purpose
+from autofit.probing.bench import Bench
+from autofit.workloads import factory
+from autofit.workloads.workload import Workload
+
+_PR_SET_PDEATHSIG = 1
+_OF_THE_CALLER = ("time_budget", "study", "searcher", "objective", "progress")
+"""Arguments of `autofit.tune` that this process has no use for."""
+
+
+class Worker:
+    """Serves one parent until it closes, or closes its end."""
+
+    def __init__(self, requests: TextIO, replies: TextIO) -> None:
+        self._requests, self._replies = requests, replies
+        self._bench: Bench | None = None
+
+    def serve(self) -> None:
+        """Answers requests until `close` or the end of input."""
+        for line in self._requests:
+            request = json.loads(line)
+            try:
+                done = self._answer(request)
+            except KeyboardInterrupt:
+                return
+            except AutofitError as error:
+                self._say("error", **describe_error(error))
+                return
+            if done:
+                return
+
+    def _answer(self, request: dict[str, Any]) -> bool:
+        if request["do"] == "open":
+            self._open(request)
+        elif request["do"] == "evaluate":
+            assert self._bench is not None, "open comes first"
+            outcome = self._bench.evaluate(Plan.model_validate(request["plan"]), Purpose(request["purpose"]))
+            self._say("outcome", outcome=outcome.model_dump(mode="json"))
+        else:
+            if self._bench is not None:
+                self._bench.__exit__(None, None, None)
+            self._say("closed")
+            return True
+        return False
+
+    def _open(self, request: dict[str, Any]) -> None:
+        self._beat("import")
+        arguments = factory.make(request["target"], request["arguments"])
+        _check_names(arguments, request["target"])
+        workload = workload_of(arguments, request["overrides"])
+        self._beat("open")
+        device = devices.choose(request["device"] or arguments.get("device"))
+        options = options_of(arguments, request["options"])
+        if not device.is_host:  # the parent cannot know; only a host's limit needs a process of its own
+            options = options.model_copy(update={"enforce": True})
+        self._bench = Bench(workload, device, options, self._beat)
+        self._bench.__enter__()
+        briefing = self._bench.briefing
+        unused = [name for name in _OF_THE_CALLER if name in arguments]
+        if unused:
+            note = f"{', '.join(unused)} of {request['target']} is not used here: give it to the command itself"
+            briefing = briefing.model_copy(update={"caveats": (*briefing.caveats, note)})
+        self._say("briefing", briefing=briefing.model_dump(mode="json"))
+
+    def _beat(self, phase: str) -> None:
+        self._say("beat", phase=phase)
+
+    def _say(self, kind: str, **content: object) -> None:
+        self._replies.write(json.dumps({"kind": kind, **content}) + "\n")
+        self._replies.flush()
+
+
+def workload_of(arguments: dict[str, Any], overrides: dict[str, Any]) -> Workload:
+    """Returns the workload of a factory's `arguments`; values of `overrides` that are not None win."""
+    names = {field.name for field in fields(Workload)}
+    chosen = {k: v for k, v in arguments.items() if k in names}
+    return Workload(**chosen | {k: v for k, v in overrides.items() if v is not None})
+
+
+def options_of(arguments: dict[str, Any], asked: dict[str, Any]) -> Options:
+    """Returns the options that were asked for; where that is the default, those of the factory's `arguments`.
+
+    Raises:
+        WorkloadError: the factory gave a value that cannot be used.
+    """
+    defaults = Options().model_dump()
+    own = {k: v for k, v in arguments.items() if k in defaults and asked.get(k) == defaults[k]}
+    try:
+        return Options.model_validate(asked | own)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise WorkloadError(
+            f"the factory gave {first['loc'][0]}={first['input']!r}: {first['msg']}. See autofit.tune for its values."
+        ) from None
+
+
+def _check_names(arguments: dict[str, Any], target: str) -> None:
+    """Refuses what `autofit.tune` does not take: a misspelt `loss_fn` must not be dropped."""
+    known = [*(field.name for field in fields(Workload)), *Options.model_fields, "device", *_OF_THE_CALLER]
+    for name in arguments:
+        if name not in known:
+            near = get_close_matches(str(name), known, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"Expected some of {', '.join(known)}."
+            raise WorkloadError(f"{target} returned a dict with {name!r}, which autofit.tune does not take. {hint}")
+
+
+def describe_error(error: AutofitError) -> dict[str, str]:
+    """Returns an error as what the parent needs to raise it again."""
+    return {
+        "type": type(error).__name__,
+        "message": str(error),
+        "traceback": error.traceback_text if isinstance(error, UserCodeError) else "",
+    }
+
+
+def die_with_parent() -> None:
+    """Asks the kernel to kill this process when its parent dies (Linux; elsewhere the closed pipe ends it)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main() -> None:
+    """Opens the two descriptors and serves."""
+    parser = argparse.ArgumentParser(prog="autofit.probing.worker", description=__doc__)
+    parser.add_argument("--read", type=int, required=True, help="descriptor to read requests from")
+    parser.add_argument("--write", type=int, required=True, help="descriptor to write replies to")
+    arguments = parser.parse_args()
+    die_with_parent()
+    os.set_inheritable(arguments.read, False)
+    os.set_inheritable(arguments.write, False)
+    with (
+        os.fdopen(arguments.read, encoding="utf-8") as requests,
+        os.fdopen(arguments.write, "w", encoding="utf-8") as out,
+    ):
+        worker = Worker(requests, out)
+        _guarded(worker.serve, worker)
+
+
+def _guarded(serve: Callable[[], None], worker: Worker) -> None:
+    """Serves; what is raised outside the user's code is an error of autofit's own, and the parent is told so."""
+    try:
+        serve()
+    except (BrokenPipeError, KeyboardInterrupt):
+        return
+    except BaseException:
+        worker._say("error", type="AutofitError", message=f"the probing process failed.\n{traceback.format_exc()}")
+        raise
+
+
+if __name__ == "__main__":
+    main()

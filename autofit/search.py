@@ -1,0 +1,162 @@
+"""One search, from briefing to recommendation: opens the study, chooses searcher and estimator, runs the loop.
+
+Never loads torch: the command line runs it in a process that does not know the user's code.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from autofit import estimators, searchers
+from autofit.core.briefing import Briefing
+from autofit.core.budget import Budget, Clock
+from autofit.core.errors import UsageError
+from autofit.core.event import Event
+from autofit.core.objective import Objective
+from autofit.core.recommendation import Recommendation
+from autofit.core.space import SearchSpace
+from autofit.core.units import format_duration
+from autofit.searchers.base import Searcher
+from autofit.study import Study
+from autofit.tuner import Evaluate, Findings, Tuning, run
+
+DEFAULT_STUDY = Path(".autofit") / "study.db"
+
+Listen = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the caller wants of a search, beside what the bench was opened with.
+
+    Attributes:
+        time_s: seconds for everything; None for no limit.
+        max_trials: probes at most; None for no limit.
+        study: where trials are kept: a path, an Optuna storage URL, ":memory:", or None for `DEFAULT_STUDY`.
+        searcher: name of the searcher; None for the default.
+        objective: what is maximised.
+        seed: makes the search repeatable.
+        isolated: whether plans run in a process that is replaced when its device is poisoned.
+
+    Raises:
+        UsageError: there is no such searcher.
+    """
+
+    time_s: float | None = None
+    max_trials: int | None = None
+    study: str | Path | None = None
+    searcher: str | None = None
+    objective: Objective = field(default_factory=Objective)
+    seed: int = 0
+    isolated: bool = False
+
+    def __post_init__(self) -> None:
+        _searcher(self.searcher)  # a misspelt name is refused before anything is opened
+
+
+def search(
+    briefing: Briefing, evaluate: Evaluate, request: Request, listen: Sequence[Listen] = (), clock: Clock | None = None
+) -> Recommendation:
+    """Searches the space of `briefing` and returns the proven recommendation.
+
+    Args:
+        briefing: what the bench found.
+        evaluate: runs a plan; `Bench.evaluate` or `RemoteBench.evaluate`.
+        request: what the caller wants.
+        listen: called with each event, for progress.
+        clock: running since the call began; time spent on opening the bench counts.
+
+    Raises:
+        AutofitError: see `autofit.tuner.run` and `autofit.study.Study.open`.
+    """
+    clock = clock or Clock()
+    kind = _searcher(request.searcher)
+    budget = briefing.budget.model_copy(update={"time_s": request.time_s, "max_trials": request.max_trials})
+    study = Study.open(
+        DEFAULT_STUDY if request.study is None else request.study,
+        name=f"{briefing.environment.workload}-{request.objective.unit}",
+        environment=briefing.environment,
+        space=briefing.space,
+        objective=request.objective,
+        memory_bytes=budget.memory_bytes,
+    )
+    tuning = Tuning(
+        space=SearchSpace(briefing.space),
+        evaluate=evaluate,
+        objective=request.objective,
+        budget=budget,
+        log=study,
+        searcher=kind,
+        estimators=[member() for member in estimators.MEMBERS],
+        clock=clock,
+        listen=lambda event: _tell_all(listen, event),
+        seed=request.seed,
+        isolated=request.isolated,
+        cautious=not briefing.enforced and briefing.environment.device_type == "cpu",
+    )
+    findings = run(tuning)
+    return _recommendation(findings, briefing, budget, request, study, clock)
+
+
+def _searcher(name: str | None) -> type[Searcher]:
+    if name is None:
+        return searchers.MEMBERS[0]
+    for member in searchers.MEMBERS:
+        if member.name == name:
+            return member
+    known = ", ".join(member.name for member in searchers.MEMBERS)
+    raise UsageError(f"unknown searcher {name!r}; expected one of {known}.")
+
+
+def _tell_all(listeners: Sequence[Listen], event: Event) -> None:
+    for listener in listeners:
+        listener(event)
+
+
+def _recommendation(
+    findings: Findings, briefing: Briefing, budget: Budget, request: Request, study: Study, clock: Clock
+) -> Recommendation:
+    caveats = [*briefing.caveats, *study.notes, *_learning_rate(findings, briefing), *findings.caveats]
+    fields: dict[str, Any] = {
+        "plan": findings.plan,
+        "proof": findings.proof,
+        "baseline": findings.baseline,
+        "gain": findings.gain,
+        "alternatives": findings.alternatives,
+        "caveats": tuple(dict.fromkeys([*caveats, *_data_bound(findings)])),
+        "refused": briefing.space.refused,
+        "budget": budget,
+        "objective": request.objective,
+        "environment": briefing.environment,
+        "study": study.location,
+        "counts": findings.counts,
+        "duration_s": round(clock.elapsed_s, 2),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    return Recommendation(**fields)
+
+
+def _learning_rate(findings: Findings, briefing: Briefing) -> list[str]:
+    """Returns the note that a changed global batch needs."""
+    own, new = briefing.space.baseline.global_batch_size, findings.plan.global_batch_size
+    if own == new or briefing.environment.settings.get("mode") == "inference":
+        return []
+    return [
+        f"the global batch was free and changed from {own} to {new}: the learning rate and the number of steps want "
+        "another look (common rules scale the rate with the batch, or with its square root). "
+        "Give global_batch_size to keep it exactly"
+    ]
+
+
+def _data_bound(findings: Findings) -> list[str]:
+    fetch, step = findings.proof.fetch_s, findings.proof.step_time_s
+    if fetch is None or fetch <= 0.1 * step:
+        return []
+    workers = math.ceil(fetch / step)
+    return [
+        f"making the samples of one step took {format_duration(fetch)} beside {format_duration(step)} of training: the "
+        f"loader wants about {workers} worker process{'es' if workers > 1 else ''}, or it will hold the training back"
+    ]

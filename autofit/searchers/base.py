@@ -1,0 +1,56 @@
+"""Searcher: proposes the next plan."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from autofit.core.estimate import Estimate
+from autofit.core.objective import Objective
+from autofit.core.plan import Plan
+from autofit.core.space import SearchSpace
+from autofit.core.trial import Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What a searcher is given.
+
+    Attributes:
+        space: the plans that may be proposed.
+        objective: what is maximised.
+        memory_bytes: the budget on the peak.
+        estimate: predicts the peak of a plan from all that is known so far, or None for no opinion.
+        seed: makes the search repeatable.
+    """
+
+    space: SearchSpace
+    objective: Objective
+    memory_bytes: int
+    estimate: Callable[[Plan], Estimate | None]
+    seed: int = 0
+
+
+class Searcher(ABC):
+    """Proposes plans and learns from their trials.
+
+    Made once per `tune()`, in the process that runs the loop; never loads torch. The loop calls `tell` for every
+    trial of the study, first for those of earlier runs, then after each `ask`. A plan that was screened out is
+    told with the status `SKIPPED`.
+
+    Attributes:
+        name: what `tune(searcher=...)` calls it.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+    @abstractmethod
+    def ask(self) -> Plan | None:
+        """Returns the next plan to run, or None when nothing left is worth running."""
+
+    @abstractmethod
+    def tell(self, trial: Trial) -> None:
+        """Learns from a trial. Trials that this searcher did not ask for are told too."""

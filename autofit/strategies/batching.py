@@ -1,0 +1,103 @@
+"""Batching: how many samples go through the model at once, and how many such passes make one step."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from autofit.core.errors import SpaceError
+from autofit.core.knob import Knob
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
+from autofit.core.space import Refusal, divisors, ladder
+from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
+from autofit.workloads.step import Draft
+
+MOST_TIMES_LARGER = 64
+"""A free batch is tried up to this many times the user's own; beyond, the training would be another one."""
+
+ABOUT = {
+    MICRO_BATCH_SIZE: "samples per forward and backward pass",
+    ACCUMULATION_STEPS: "forward and backward passes per optimizer step",
+}
+
+
+class Batching(Strategy):
+    """The micro batch, and gradient accumulation over several of them.
+
+    There is nothing to change on a draft: `TrainStep` is handed the micro batches of a whole step.
+    """
+
+    name = "batching"
+    phase = Phase.BATCHING
+    owns = (MICRO_BATCH_SIZE, ACCUMULATION_STEPS)
+
+    def offer(self, facts: Facts) -> Offer:
+        """Returns the micro batches and the accumulation that goes with them.
+
+        In inference nothing is accumulated and no global batch has to be kept.
+
+        Raises:
+            SpaceError: a global batch that cannot be kept with these samples or with the user's own setting.
+        """
+        if facts.training and facts.global_batch_size is not None:
+            sizes = _dividing(facts, facts.global_batch_size)
+            steps = tuple(sorted(facts.global_batch_size // size for size in sizes))
+        else:
+            sizes = _free(facts)
+            steps = (facts.accumulation_steps if facts.training else 1,)
+        own = (facts.micro_batch_size, facts.accumulation_steps if facts.training else 1)
+        knobs = (
+            Knob(name=MICRO_BATCH_SIZE, values=sizes, default=own[0], about=ABOUT[MICRO_BATCH_SIZE]),
+            Knob(name=ACCUMULATION_STEPS, values=steps, default=own[1], about=ABOUT[ACCUMULATION_STEPS]),
+        )
+        return Offer(knobs, refused=() if facts.resizable else (_fixed(facts),))
+
+    @contextmanager
+    def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
+        """Checks the batch of `plan`; the draft stays as it is."""
+        for knob in (MICRO_BATCH_SIZE, ACCUMULATION_STEPS):
+            value = plan.values.get(knob, 1)
+            if type(value) is not int or value < 1:
+                raise unknown_value(knob, value, "a whole number of at least 1")
+        if draft.optimizer is None and plan.accumulation_steps > 1:
+            raise unknown_value(ACCUMULATION_STEPS, plan.accumulation_steps, "1, since inference updates nothing")
+        yield
+
+
+def _dividing(facts: Facts, total: int) -> tuple[int, ...]:
+    """Returns the micro batches that make up the global batch `total` exactly, ascending.
+
+    A global batch above the size of the data set stays possible: its micro batches come from several epochs. One
+    micro batch cannot hold more samples than there are.
+    """
+    own = facts.micro_batch_size
+    if total < 1:
+        raise SpaceError(f"found global_batch_size={total}; expected at least 1. Give the samples per optimizer step.")
+    if own * facts.accumulation_steps != total:
+        raise SpaceError(
+            f"found micro batch {own} times {facts.accumulation_steps} accumulation steps, which is not the global "
+            f"batch {total} that is to be kept exactly; expected a loader whose batch size divides {total}. Change "
+            "the loader's batch size or global_batch_size."
+        )
+    if not facts.resizable:
+        return (own,)
+    most = total if facts.dataset_size is None else facts.dataset_size
+    # The user's own setting is always in the space, also with a sampler that repeats the samples.
+    return tuple(size for size in divisors(total) if size <= most or size == own)
+
+
+def _free(facts: Facts) -> tuple[int, ...]:
+    """Returns the micro batches to try when the batch is free, ascending; the user's own is among them."""
+    own = facts.micro_batch_size
+    if not facts.resizable:
+        return (own,)
+    most = MOST_TIMES_LARGER * own
+    if facts.dataset_size is not None:
+        most = min(most, facts.dataset_size)
+    return tuple(sorted({*ladder(most), own}))
+
+
+def _fixed(facts: Facts) -> Refusal:
+    return Refusal(
+        name=MICRO_BATCH_SIZE,
+        reason=f"only the loader's own batches of {facts.micro_batch_size} are run: batches of other sizes cannot be "
+        "made from it. Give a DataLoader over a data set with a length.",
+    )

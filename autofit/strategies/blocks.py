@@ -1,0 +1,94 @@
+"""Finds the repeated blocks of any model from its module tree alone."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import type_before_parametrizations
+
+_SPLIT_GAIN = 1.25
+"""Inner blocks replace outer ones only when they free this much more: a guess from parameters needs a margin."""
+
+_SPLIT_SHARE = 0.5
+"""Inner blocks stand for a block only when they hold at least this share of its work."""
+
+
+def find_blocks(model: nn.Module) -> tuple[nn.Module, ...]:
+    """Returns the repeated blocks of `model` in module order, none inside another; () when there are none.
+
+    A block is one of two or more modules of one class that share a parent, has children of its own and holds
+    parameters. Modules without a forward (`ModuleList`, `ModuleDict`) are looked through, and two `Sequential`
+    are of one class when their contents are. Blocks of several parents (the stages of a ResNet, an encoder and a
+    decoder) are taken together. The outermost blocks are taken, unless they are stages or stacks: recomputing
+    one block at a time frees all activations but those of the largest block, and the blocks inside are taken
+    when that frees clearly more.
+
+    Parameters stand in for activations, embeddings not counted. Not found: blocks that share all their weights
+    (one module called repeatedly), blocks written with bare parameters, TorchScript modules, and repeated leaf
+    modules (a plain `Sequential` of `Linear` and `ReLU`), where there is nothing worth recomputing.
+    """
+    blocks = _repeated(model)
+    while True:
+        finer = tuple(dict.fromkeys(inner for block in blocks for inner in _finer(block)))
+        if finer == blocks or _freed(finer) < _SPLIT_GAIN * _freed(blocks):
+            return blocks
+        blocks = finer
+
+
+def _repeated(module: nn.Module) -> tuple[nn.Module, ...]:
+    """Returns the outermost repeated blocks below `module`, in module order."""
+    units = list(dict.fromkeys(_units(module)))
+    counts = Counter(_kind(unit) for unit in units)
+    found: dict[nn.Module, None] = {}
+    for unit in units:
+        if counts[_kind(unit)] > 1 and _children(unit) and _work(unit):
+            found[unit] = None
+        else:
+            found.update(dict.fromkeys(_repeated(unit)))
+    return tuple(found)
+
+
+def _finer(block: nn.Module) -> tuple[nn.Module, ...]:
+    inner = _repeated(block)
+    return inner if sum(map(_work, inner)) >= _SPLIT_SHARE * _work(block) else (block,)
+
+
+def _freed(blocks: tuple[nn.Module, ...]) -> int:
+    """Returns what full checkpointing frees: the work of all blocks but the largest, which is live again."""
+    works = [_work(block) for block in blocks]
+    return sum(works) - max(works, default=0)
+
+
+def _units(module: nn.Module) -> Iterator[nn.Module]:
+    """Yields the children of `module` that have a forward, looking through those that have none."""
+    for child in _children(module):
+        if isinstance(child, torch.jit.ScriptModule):
+            continue
+        if getattr(child.forward, "__func__", None) is nn.Module.forward:
+            yield from _units(child)
+        else:
+            yield child
+
+
+def _children(module: nn.Module) -> list[nn.Module]:
+    """Returns the children of `module`; what computes a weight (weight norm, spectral norm) is not one of them."""
+    return [child for name, child in module.named_children() if name != "parametrizations"]
+
+
+def _kind(module: nn.Module) -> object:
+    if type(module) is nn.Sequential:
+        return (nn.Sequential, *map(_kind, module.children()))
+    return type_before_parametrizations(module)  # a parametrized module has a class of its own
+
+
+def _work(module: nn.Module) -> int:
+    """Returns the number of parameters that take part in arithmetic; an embedding is only looked up."""
+    return sum(
+        parameter.numel()
+        for part in module.modules()
+        if not isinstance(part, nn.Embedding | nn.EmbeddingBag)
+        for parameter in part.parameters(recurse=False)
+        if not is_lazy(parameter)
+    )

@@ -1,0 +1,244 @@
+"""Activation checkpointing: keep a block's inputs only, and run the block again in the backward pass."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from autofit.core.knob import Knob
+from autofit.core.plan import Plan
+from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
+from autofit.strategies.blocks import find_blocks
+from autofit.strategies.recompute import Recompute
+from autofit.workloads.step import Draft
+
+CHECKPOINTED_BLOCKS = "checkpointed_blocks"
+
+_ABSENT = object()
+
+
+class Checkpointing(Strategy):
+    """Checkpoints the first k of the model's n repeated blocks, which trades time for memory.
+
+    Gradients are those without checkpointing up to rounding: torch's random state is replayed, and buffers (the
+    statistics of BatchNorm, the vectors of spectral norm) are updated once. What a block keeps elsewhere than in
+    buffers (attributes, Python's or numpy's random state, parameters that forward writes) is not replayed.
+
+    A model with a checkpointing method of its own (transformers) is asked to use it, because it knows what else
+    must change, such as its key-value cache.
+    """
+
+    name = "checkpointing"
+    phase = Phase.MODULES
+    owns = (CHECKPOINTED_BLOCKS,)
+
+    def offer(self, facts: Facts) -> Offer:
+        """Returns the knob `checkpointed_blocks`: none, a quarter, half, three quarters or all of the blocks."""
+        if not facts.training:
+            return self.refuse("inference has no backward pass, so no activations are kept that could be freed")
+        objection = _objection(facts.model)
+        if objection is not None:
+            return self.refuse(objection)
+        counts = _Target(facts.model).counts
+        if len(counts) == 1:
+            return self.refuse(
+                "no repeated blocks: looked for two or more modules of one class under one parent that have "
+                "children and parameters of their own"
+            )
+        most = counts[-1]
+        values = tuple(sorted({(most * quarters + 2) // 4 for quarters in range(5)} & set(counts)))
+        about = f"how many of the {most} repeated blocks, first to last, run again in backward to save memory"
+        return Offer(knobs=(Knob(name=CHECKPOINTED_BLOCKS, values=values, default=0, about=about),))
+
+    def apply(self, plan: Plan, draft: Draft) -> AbstractContextManager[None]:
+        """Checkpoints the first blocks of `draft.model`; any number up to that of its blocks is accepted.
+
+        Raises:
+            SpaceError: the model has fewer blocks, can only checkpoint all of them, checkpoints already, or is
+                compiled.
+        """
+        count = plan.values.get(CHECKPOINTED_BLOCKS, 0)
+        if type(count) is int and count == 0:
+            return nullcontext()
+        objection = _objection(draft.model)
+        if objection is not None:
+            raise unknown_value(CHECKPOINTED_BLOCKS, count, f"0, since {objection}")
+        target = _Target(draft.model)
+        if type(count) is not int or count not in target.counts:
+            raise unknown_value(CHECKPOINTED_BLOCKS, count, f"one of {', '.join(map(str, target.counts))}")
+        return target.checkpointed(count)
+
+
+class _Target:
+    """What can be checkpointed in a model.
+
+    Attributes:
+        owners: outermost modules with a checkpointing method of their own; () when there are none.
+        blocks: the blocks that can be switched one by one, in module order.
+        counts: how many blocks may be checkpointed, from 0 up.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.owners = tuple(_owners(model))
+        self.counts: tuple[int, ...]
+        if not self.owners:
+            self.blocks = find_blocks(model)
+        else:
+            self.blocks = tuple(module for owner in self.owners for module in owner.modules() if _has_own_flag(module))
+        if self.owners and not self.blocks:
+            self.counts = (0, len(find_blocks(model)) or 1)
+        else:
+            self.counts = tuple(range(len(self.blocks) + 1))
+
+    def checkpointed(self, count: int) -> AbstractContextManager[None]:
+        """Returns a context in which the first `count` blocks are checkpointed."""
+        if self.owners:
+            return _by_own_method(self.owners, self.blocks, count)
+        return _by_forward(self.blocks[:count])
+
+
+class CheckpointedForward:
+    """A block's forward that is checkpointed in training, and straight through in eval mode or without gradients.
+
+    It holds the block and not its bound method, so that a copied or pickled model calls its own copy.
+    """
+
+    def __init__(self, block: nn.Module) -> None:
+        self.block = block
+        self.own_forward: Callable[..., Any] | None = vars(block).get("forward")
+        self.recompute = Recompute(block)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the block. Its arguments may be of any type; tensors in them are kept for the backward pass."""
+        if not (self.block.training and torch.is_grad_enabled()):
+            return self._original(*args, **kwargs)
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        # The first run gets the caller's own lists and dicts, which it may change or see changed later; the
+        # second one gets them as they were on entry.
+        given = [(args, kwargs)]
+
+        def run(*kept: Any) -> Any:
+            positional, named = given.pop() if given else pytree.tree_unflatten(list(kept), structure)
+            return self._original(*positional, **named)
+
+        return self.recompute(run, *leaves)
+
+    def _original(self, *args: Any, **kwargs: Any) -> Any:
+        if self.own_forward is not None:
+            return self.own_forward(*args, **kwargs)
+        return type(self.block).forward(self.block, *args, **kwargs)
+
+
+@contextmanager
+def _by_forward(blocks: tuple[nn.Module, ...]) -> Iterator[None]:
+    """Gives each block a forward of its own, below its hooks, so that these run once."""
+    with ExitStack() as undo:
+        for block in blocks:
+            undo.callback(_put, vars(block), "forward", vars(block).get("forward", _ABSENT))
+            vars(block)["forward"] = CheckpointedForward(block)
+        yield
+
+
+@contextmanager
+def _by_own_method(owners: tuple[nn.Module, ...], layers: tuple[nn.Module, ...], count: int) -> Iterator[None]:
+    """Switches the owners' own checkpointing on, then off again for all layers but the first `count`."""
+    before = [(attributes, dict(attributes)) for owner in owners for attributes in _attributes(owner)]
+    changed: list[tuple[dict[Any, Any], Any, Any]] = []
+    with ExitStack() as undo:
+        # Last to run: the models' own `disable` leaves hooks and attributes behind.
+        undo.callback(_put_all, changed)
+        try:
+            for owner in owners:
+                undo.callback(_switch, owner, "disable")
+                _switch(owner, "enable", {"use_reentrant": False})
+            for position, layer in enumerate(layers):
+                flags = {
+                    "gradient_checkpointing": position < count,
+                    "_gradient_checkpointing_func": Recompute(layer),
+                }
+                vars(layer).update(flags)
+        finally:
+            changed += _differences(before)
+        yield
+
+
+def _differences(
+    before: list[tuple[dict[Any, Any], dict[Any, Any]]],
+) -> Iterator[tuple[dict[Any, Any], Any, Any]]:
+    """Yields each entry that is another object than before, with the value it had."""
+    for attributes, earlier in before:
+        for key in attributes.keys() | earlier.keys():
+            if attributes.get(key, _ABSENT) is not earlier.get(key, _ABSENT):
+                yield attributes, key, earlier.get(key, _ABSENT)
+
+
+def _attributes(owner: nn.Module) -> Iterator[dict[Any, Any]]:
+    """Yields the dictionaries in which switching on may leave something: attributes, hooks, the configuration."""
+    for module in owner.modules():
+        yield vars(module)
+        yield from (value for key, value in vars(module).items() if isinstance(value, dict) and "hooks" in key)
+        config = vars(module).get("config")
+        if hasattr(config, "__dict__"):
+            yield vars(config)
+
+
+def _put(attributes: dict[Any, Any], key: Any, value: Any) -> None:
+    if value is _ABSENT:
+        attributes.pop(key, None)
+    else:
+        attributes[key] = value
+
+
+def _put_all(entries: list[tuple[dict[Any, Any], Any, Any]]) -> None:
+    for attributes, key, value in entries:
+        _put(attributes, key, value)
+
+
+def _switch(owner: nn.Module, way: str, *arguments: Any) -> None:
+    """Calls the owner's method to "enable" or "disable" checkpointing, under the newer of its names."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # transformers 5.23 renamed it; 4.x has the older name only
+        method = getattr(owner, f"activation_checkpointing_{way}", None)
+        (method or getattr(owner, f"gradient_checkpointing_{way}"))(*arguments)
+
+
+def _owners(module: nn.Module) -> Iterator[nn.Module]:
+    """Yields the outermost modules that can switch checkpointing themselves."""
+    has_method = callable(getattr(module, "gradient_checkpointing_enable", None))
+    if has_method and getattr(module, "supports_gradient_checkpointing", True):
+        yield module
+        return
+    for child in module.children():
+        yield from _owners(child)
+
+
+def _has_own_flag(module: nn.Module) -> bool:
+    # By name: the class exists in transformers >= 4.53 only, and transformers need not be installed.
+    return any(base.__name__ == "GradientCheckpointingLayer" for base in type(module).__mro__)
+
+
+def _objection(model: nn.Module) -> str | None:
+    """Returns why the model's blocks must be left alone, or None."""
+    if any(map(_checkpoints, model.modules())):
+        return "the model already checkpoints; left as it is"
+    if any(map(_is_compiled, model.modules())):
+        return "the model is compiled, and torch.compile cannot trace this strategy; pass the model uncompiled"
+    return None
+
+
+def _checkpoints(module: nn.Module) -> bool:
+    return (
+        getattr(module, "gradient_checkpointing", False) is True  # transformers, diffusers
+        or getattr(module, "grad_checkpointing", False) is True  # timm
+        or type(module).__name__ == "CheckpointWrapper"  # torch.distributed
+        or isinstance(vars(module).get("forward"), CheckpointedForward)
+    )
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    # By name: importing torch._dynamo takes seconds.
+    return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None

@@ -1,0 +1,155 @@
+"""Memory format: convolution weights and images with the channels last, as tensor cores read them."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from autofit.core.errors import SpaceError
+from autofit.core.knob import Knob
+from autofit.core.plan import Plan
+from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
+from autofit.workloads.step import Draft
+from autofit.workloads.tree import tensors
+
+KNOB = "memory_format"
+CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
+
+
+class MemoryFormat(Strategy):
+    """Channels-last layout of 4-d parameters, buffers and inputs. The arithmetic stays the same."""
+
+    name = "memory_format"
+    phase = Phase.LAYOUT
+    owns = (KNOB,)
+
+    def offer(self, facts: Facts) -> Offer:
+        """Returns the layouts of a model with 2-d convolutions over images."""
+        reason = _refusal(facts)
+        if reason is not None:
+            return self.refuse(reason)
+        about = "order in which 4-d tensors lie in memory"
+        return Offer((Knob(name=KNOB, values=("default", "channels_last"), default="default", about=about),))
+
+    @contextmanager
+    def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
+        """Lays the model's 4-d tensors, with their gradients and optimizer state, out anew until left."""
+        value = plan.values.get(KNOB, "default")
+        if value == "default":
+            yield
+            return
+        if value != "channels_last":
+            raise unknown_value(KNOB, value, "default or channels_last")
+        if not _can_move(draft.model):
+            raise SpaceError(
+                f"{KNOB}=channels_last cannot be applied: found no 2-d convolution whose weight has memory of its "
+                "own; expected at least one. Tune again for this model."
+            )
+        layout, draft.memory_format = draft.memory_format, torch.channels_last
+        try:
+            with _channels_last(draft):
+                yield
+        finally:
+            draft.memory_format = layout
+
+
+def _refusal(facts: Facts) -> str | None:
+    """Returns why no layout is offered, or None."""
+    weights = _weights(facts.model)
+    if not weights:
+        return "the model has no 2-d convolution"
+    if not any(tensor.dim() == 4 and tensor.is_floating_point() for tensor in tensors(facts.batch)):
+        return "the batch has no 4-d floating-point tensor"
+    if any(_is_channels_last(weight) for weight in weights):
+        return "the model is in channels_last already; it is left as it is"
+    if "channels_last" not in facts.capabilities:
+        return f"this {facts.device_type} device has no channels_last convolutions"
+    if not _can_move(facts.model):
+        return "the convolution weights share their memory with other tensors, so they cannot be moved"
+    return None
+
+
+def _weights(model: nn.Module) -> list[torch.Tensor]:
+    """Returns the 4-d parameters of the 2-d convolutions.
+
+    `module.weight` is not read: under a parametrization that computes it, and may change the model's state.
+    """
+    convolutions = (module for module in model.modules() if isinstance(module, CONVOLUTIONS))
+    parameters = chain.from_iterable(module.parameters() for module in convolutions)
+    return [parameter for parameter in parameters if not is_lazy(parameter) and parameter.dim() == 4]
+
+
+def _is_channels_last(weight: torch.Tensor) -> bool:
+    """Says whether the layout is channels last and nothing else; a 1x1 kernel can be read both ways."""
+    return weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
+
+
+def _can_move(model: nn.Module) -> bool:
+    movable = {id(tensor) for tensor in _movable(model)}
+    return any(id(weight) in movable for weight in _weights(model))
+
+
+def _movable(model: nn.Module) -> list[torch.Tensor]:
+    """Returns the 4-d parameters and buffers that are alone in their memory, so that no view loses sight of them."""
+    plain = [tensor for tensor in chain(model.parameters(), model.buffers()) if _is_plain(tensor)]
+    storages = [tensor.untyped_storage() for tensor in plain]
+    users = Counter(storages)
+    pairs = zip(plain, storages, strict=True)
+    return [tensor for tensor, storage in pairs if users[storage] == 1 and tensor.dim() == 4 and _fills(tensor)]
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Says whether `tensor` is one block of memory: neither yet to be created, nor sparse, sharded or quantized."""
+    return not is_lazy(tensor) and not is_traceable_wrapper_subclass(tensor) and tensor.layout is torch.strided
+
+
+def _fills(tensor: torch.Tensor) -> bool:
+    """Says whether `tensor` is the whole of its memory, each element once, and no other process reads it."""
+    if tensor.device.type == "cpu" and tensor.is_shared():  # type: ignore[no-untyped-call]  # torch has no types here
+        return False
+    whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return whole and torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+
+
+@contextmanager
+def _channels_last(draft: Draft) -> Iterator[None]:
+    """Keeps the movable 4-d tensors in channels last until left, then gives each its own strides again.
+
+    Gradients and optimizer state go along: the fused optimizers on CPU read them by address, and update wrongly and
+    silently when their strides differ from the parameter's (torch 2.13). The tensor objects stay the same.
+    """
+    owners = _movable(draft.model)
+    kept = [{name: tensor.stride() for name, tensor in _followers(owner, draft).items()} for owner in owners]
+    try:
+        for owner in owners:
+            strides = torch.empty(owner.shape, memory_format=torch.channels_last, device="meta").stride()
+            for tensor in _followers(owner, draft).values():
+                _lay_out(tensor, strides)
+        yield
+    finally:
+        for owner, strides_of in zip(owners, kept, strict=True):
+            for name, tensor in _followers(owner, draft).items():
+                # What training has added, gradients and optimizer state, follows the parameter.
+                _lay_out(tensor, strides_of.get(name, strides_of["owner"]))
+
+
+def _followers(owner: torch.Tensor, draft: Draft) -> dict[str, torch.Tensor]:
+    """Returns `owner` with its gradient and optimizer state of the same shape, by name."""
+    found: dict[str, torch.Tensor] = {"owner": owner}
+    if owner.grad is not None:
+        found["grad"] = owner.grad
+    state = {} if draft.optimizer is None else draft.optimizer.state.get(owner, {})
+    found |= {f"state {name}": value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    return {name: t for name, t in found.items() if t.shape == owner.shape and _is_plain(t) and _fills(t)}
+
+
+def _lay_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> None:
+    """Moves the values of `tensor` into new memory with these strides; the tensor object stays the same."""
+    if tensor.stride() != strides:
+        # Through `.data`, so that a graph which the user still holds does not see a change in place.
+        tensor.data = tensor.data.new_empty_strided(tensor.shape, strides).copy_(tensor.data)

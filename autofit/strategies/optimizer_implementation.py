@@ -1,0 +1,265 @@
+"""Optimizer implementation: the same update as a loop, over lists of tensors, or in one fused kernel."""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+
+from autofit.core.errors import SpaceError
+from autofit.core.knob import Knob
+from autofit.core.plan import Plan
+from autofit.core.space import Refusal
+from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
+from autofit.workloads.step import Draft
+
+KNOB = "optimizer_implementation"
+FLAGS: dict[str, dict[str, bool | None]] = {
+    "for-loop": {"foreach": False, "fused": False},
+    "foreach": {"foreach": True, "fused": False},
+    "fused": {"foreach": False, "fused": True},
+}
+"""The flags of each value. torch forbids both to be true; one false flag alone already means the loop."""
+SWITCHES = ("foreach", "fused")  # also what devices call the capability
+MARKS = ("_step_supports_amp_scaling", "_need_device_dtype_check_for_fused")
+TORCH = "torch.optim."
+
+Flags = Mapping[str, bool | None]
+
+
+class OptimizerImplementation(Strategy):
+    """How torch's own optimizers run their update. The arithmetic stays the same up to rounding."""
+
+    name = "optimizer_implementation"
+    phase = Phase.OPTIMIZER
+    owns = (KNOB,)
+
+    def offer(self, facts: Facts) -> Offer:
+        """Returns the implementations that this optimizer can run on this device, besides the one it runs.
+
+        Each is tried with a throw-away optimizer on parameters of one element.
+        """
+        if facts.optimizer is None:
+            return self.refuse("inference updates nothing")
+        optimizer = facts.optimizer
+        reason = _unswitchable(optimizer)
+        if reason is not None:
+            return self.refuse(reason)
+        in_use = _ran(optimizer, _flags_of(optimizer.param_groups[0]))
+        missing = {value: why for value in FLAGS if (why := _lack(value, facts, optimizer, in_use)) is not None}
+        refused = tuple(Refusal(name=f"{KNOB}={value}", reason=why) for value, why in missing.items())
+        if len(missing) == len(FLAGS):
+            return Offer(refused=refused)
+        values = ("default", *(value for value in FLAGS if value not in missing))
+        about = "how the optimizer runs its update"
+        return Offer((Knob(name=KNOB, values=values, default="default", about=about),), refused)
+
+    @contextmanager
+    def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
+        """Switches the optimizer's flags, and moves its step counters to where they belong, until left."""
+        value = plan.values.get(KNOB, "default")
+        if value == "default":
+            yield
+            return
+        if value not in FLAGS:
+            raise unknown_value(KNOB, value, f"default, {', '.join(FLAGS)}")
+        optimizer = draft.optimizer
+        reason = "inference updates nothing" if optimizer is None else _unswitchable(optimizer)
+        if optimizer is not None and reason is None:
+            reason = _obstacle(str(value), optimizer, draft.model)
+        if optimizer is None or reason is not None:
+            raise SpaceError(
+                f"{KNOB}={value} cannot be applied: {reason}; expected an optimizer of torch.optim that has it. "
+                "Tune again with this optimizer."
+            )
+        with _switched(optimizer, str(value)):
+            yield
+
+
+def _unswitchable(optimizer: Optimizer) -> str | None:
+    """Returns why the implementation of `optimizer` cannot be chosen from outside, or None."""
+    name = type(optimizer).__name__
+    if not inspect.unwrap(type(optimizer).step).__module__.startswith(TORCH):
+        return f"{name} has a step of its own, not one of torch.optim"
+    if "foreach" not in optimizer.defaults:
+        return f"{name} has only one implementation"
+    if len({tuple(_flags_of(group).items()) for group in optimizer.param_groups}) != 1:
+        return "its parameter groups differ in foreach or fused: the user has already chosen"
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        return "differentiable=True allows only the loop"
+    if any(is_traceable_wrapper_subclass(parameter) for _, parameter in _parameters(optimizer)):
+        return "it holds sharded or quantized parameters"
+    return None
+
+
+def _lack(value: str, facts: Facts, optimizer: Optimizer, in_use: str) -> str | None:
+    """Returns why `value` is not offered, or None."""
+    if value == in_use:
+        return "this is what the default runs here"
+    if value in SWITCHES and value not in facts.capabilities:
+        return f"this {facts.device_type} device has no {value} kernels"
+    obstacle = _obstacle(value, optimizer, facts.model)
+    if obstacle is not None:
+        return obstacle
+    ran = _ran(optimizer, FLAGS[value])
+    return None if ran == value else f"a trial step ran as {ran}"
+
+
+def _obstacle(value: str, optimizer: Optimizer, model: nn.Module) -> str | None:
+    """Returns why this optimizer cannot run as `value`, as far as can be seen without a trial, or None."""
+    if value != "fused":
+        return None
+    if "fused" not in optimizer.defaults:
+        return f"{type(optimizer).__name__} has no fused implementation"
+    if any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse for m in model.modules()):
+        return "fused kernels do not take the sparse gradients of this model's embeddings"
+    if not all(_is_even(parameter, optimizer) for _, parameter in _parameters(optimizer)):
+        return "fused kernels need parameters, gradients and optimizer state of equal strides and without gaps"
+    return None
+
+
+def _is_even(parameter: torch.Tensor, optimizer: Optimizer) -> bool:
+    """Says whether the gradient and state lie in memory as the parameter does, element by element.
+
+    The fused kernels on CPU read them by address: with other strides they update wrongly and silently (torch 2.13).
+    """
+    strides = parameter.stride()
+    mates = [parameter.grad, *optimizer.state.get(parameter, {}).values()]
+    same_shape = [t for t in mates if isinstance(t, torch.Tensor) and t.shape == parameter.shape]
+    dense = torch.empty_like(parameter, device="meta").stride() == strides
+    return dense and all(mate.stride() == strides for mate in same_shape)
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
+    """Records the names of the operations that run inside."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def _ran(optimizer: Optimizer, flags: Flags) -> str:
+    """Returns which implementation a step with these flags runs, or the error with which it fails.
+
+    The step is that of a throw-away optimizer of torch's class with the same hyper-parameters, on one element of
+    each device and dtype in each group.
+    """
+    seen = _Operations()
+    try:
+        trial = _throw_away(optimizer, flags)
+        with torch.no_grad(), seen:
+            # Without the wrapper, which would call the user's hooks for all optimizers.
+            inspect.unwrap(type(trial).step)(trial)
+    except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError) as error:
+        return f"{type(error).__name__}: {error}"
+    # A fused step uses list operations too, for its counters.
+    if any("::_fused_" in name for name in seen.names):
+        return "fused"
+    return "foreach" if any("::_foreach_" in name for name in seen.names) else "for-loop"
+
+
+def _throw_away(optimizer: Optimizer, flags: Flags) -> Optimizer:
+    groups = []
+    for group in optimizer.param_groups:
+        kinds = dict.fromkeys((parameter.device, parameter.dtype) for parameter in group["params"])
+        tiny = [torch.ones(1, device=device, dtype=dtype, requires_grad=True) for device, dtype in kinds]
+        for parameter in tiny:
+            parameter.grad = torch.ones_like(parameter)
+        same = {name: group[name] for name in optimizer.defaults if name in group and name not in SWITCHES}
+        groups.append({**same, "params": tiny})
+    kind: Any = next(cls for cls in type(optimizer).__mro__ if cls.__module__.startswith(TORCH))
+    made: Optimizer = kind(groups, **{flag: flags[flag] for flag in SWITCHES if flag in optimizer.defaults})
+    return made
+
+
+def _flags_of(group: dict[str, Any]) -> Flags:
+    return {flag: group.get(flag) for flag in SWITCHES}
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
+    """Yields every parameter with its group."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            yield group, parameter
+
+
+@contextmanager
+def _switched(optimizer: Optimizer, value: str) -> Iterator[None]:
+    """Makes `optimizer` run as `value` until left, with what its constructor would have set for it."""
+    own, flags = _flags_of(optimizer.param_groups[0]), FLAGS[value]
+    with ExitStack() as undo:
+        undo.enter_context(_attributes(optimizer, fused=value == "fused"))
+        undo.enter_context(_defaults(optimizer, flags))
+        undo.callback(_set_groups, optimizer, own)
+        _set_groups(optimizer, flags)
+        if bool(own["fused"]) != bool(flags["fused"]):
+            undo.enter_context(_step_counters(optimizer, now=bool(flags["fused"]), later=bool(own["fused"])))
+        yield
+
+
+def _set_groups(optimizer: Optimizer, flags: Flags) -> None:
+    """Sets the flags in every group, those added meanwhile too."""
+    for group in optimizer.param_groups:
+        group.update({flag: value for flag, value in flags.items() if flag in group})
+
+
+@contextmanager
+def _defaults(optimizer: Optimizer, flags: Flags) -> Iterator[None]:
+    """Gives groups that are added until left the same flags."""
+    own = {flag: optimizer.defaults[flag] for flag in SWITCHES if flag in optimizer.defaults}
+    optimizer.defaults.update({flag: flags[flag] for flag in own})
+    try:
+        yield
+    finally:
+        optimizer.defaults.update(own)
+
+
+@contextmanager
+def _attributes(optimizer: Optimizer, *, fused: bool) -> Iterator[None]:
+    """Sets what tells `GradScaler` and the first fused step which implementation runs, until left."""
+    own = {name: vars(optimizer)[name] for name in MARKS if name in vars(optimizer)}
+    vars(optimizer).update(dict.fromkeys(MARKS, fused))
+    try:
+        yield
+    finally:
+        for name in MARKS:
+            vars(optimizer).pop(name, None)
+        vars(optimizer).update(own)
+
+
+@contextmanager
+def _step_counters(optimizer: Optimizer, *, now: bool, later: bool) -> Iterator[None]:
+    """Keeps the step counters where a fused optimizer (`now`), or one that is not, has them, until left.
+
+    What was there before comes back as the same tensor object, with its new value.
+    """
+    own: dict[torch.Tensor, torch.Tensor] = {}
+    try:
+        for group, parameter in _parameters(optimizer):
+            state = optimizer.state.get(parameter, {})
+            if isinstance(state.get("step"), torch.Tensor):
+                own[parameter] = state["step"]
+                state["step"] = _placed(state["step"], group, parameter, fused=now)
+        yield
+    finally:
+        for group, parameter in _parameters(optimizer):
+            state = optimizer.state.get(parameter, {})
+            if parameter in own and "step" in state:
+                state["step"] = own[parameter].copy_(state["step"])
+            elif isinstance(state.get("step"), torch.Tensor):
+                state["step"] = _placed(state["step"], group, parameter, fused=later)
+
+
+def _placed(step: torch.Tensor, group: dict[str, Any], parameter: torch.Tensor, *, fused: bool) -> torch.Tensor:
+    """Returns the counter on the device and in the dtype that torch.optim creates it with."""
+    device = parameter.device if fused or group.get("capturable") else torch.device("cpu")
+    wide = not fused and torch.get_default_dtype() == torch.float64
+    return step.to(device, torch.float64 if wide else torch.float32)

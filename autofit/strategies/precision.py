@@ -1,0 +1,141 @@
+"""Precision: the number format that products and convolutions are computed in; weights stay float32."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from autofit.core.errors import SpaceError
+from autofit.core.knob import Knob
+from autofit.core.plan import Plan
+from autofit.core.space import Refusal
+from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
+from autofit.workloads.step import Draft
+
+KNOB = "precision"
+VALUES = ("fp32", "tf32", "bf16", "fp16")
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+GENERAL_SETTING: Any = torch.backends
+CUDA_SETTING: Any = torch.backends.cudnn
+TF32_SETTINGS: tuple[Any, ...] = (torch.backends.cuda.matmul, CUDA_SETTING.conv, CUDA_SETTING.rnn)
+"""Holders of `fp32_precision`: for all devices; for CUDA, which follows that; for its operations, which follow CUDA's.
+cuDNN's recurrent layers go with its convolutions: the older flag that covers both raises when they differ."""
+
+
+class Precision(Strategy):
+    """Autocast to bfloat16 or float16, or TF32 for float32 products on CUDA.
+
+    The default "fp32" leaves everything as it is, also TF32 that is on already.
+    """
+
+    name = "precision"
+    phase = Phase.ARITHMETIC
+    owns = (KNOB,)
+    gated = True
+
+    def offer(self, facts: Facts) -> Offer:
+        """Returns the precisions that the device has, when the user allows them and chose none himself."""
+        reason = _refusal(facts)
+        if reason is not None:
+            return self.refuse(reason)
+        missing = {value: why for value in VALUES[1:] if (why := _lack(value, facts)) is not None}
+        refused = tuple(Refusal(name=f"{KNOB}={value}", reason=why) for value, why in missing.items())
+        values = tuple(value for value in VALUES if value not in missing)
+        if len(values) == 1:
+            return Offer(refused=refused)
+        knob = Knob(name=KNOB, values=values, default="fp32", about="number format of products and convolutions")
+        return Offer((knob,), refused)
+
+    @contextmanager
+    def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
+        """Sets the draft's autocast and gradient scaler, or the process's TF32 settings, until left."""
+        value = plan.values.get(KNOB, "fp32")
+        if value not in VALUES or (value == "tf32" and draft.device.type != "cuda"):
+            raise unknown_value(KNOB, value, f"one of {', '.join(VALUES)} (tf32 on CUDA only)")
+        with ExitStack() as undo:
+            if value == "tf32":
+                undo.enter_context(_tf32())
+            elif value != "fp32":
+                undo.enter_context(_autocast(draft, str(value)))
+            yield
+
+
+def _refusal(facts: Facts) -> str | None:
+    """Returns why no other precision than the user's own is offered, or None."""
+    if facts.numerics == "exact":
+        return "numerics='exact' keeps the arithmetic; numerics='mixed' allows reduced precision"
+    if torch.is_autocast_enabled(facts.device_type):
+        return "autocast is already active around this call, so the precision is the user's own choice"
+    for name, parameter in facts.model.named_parameters():
+        if parameter.dtype != torch.float32:
+            return f"parameter {name} is {parameter.dtype}, not float32: the user has already chosen a precision"
+    return None
+
+
+def _lack(value: str, facts: Facts) -> str | None:
+    """Returns why `value` is not offered, or None."""
+    if value not in facts.capabilities:
+        return f"this {facts.device_type} device does not compute in {value}"
+    if value == "tf32" and all(setting.fp32_precision == "tf32" for setting in TF32_SETTINGS):
+        return "TF32 is on already, so it is what fp32 runs here"
+    return None
+
+
+@contextmanager
+def _autocast(draft: Draft, value: str) -> Iterator[None]:
+    """Makes the draft's forward passes run under autocast; float16 in training gets a gradient scaler."""
+    make = partial(torch.autocast, draft.device.type, dtype=AUTOCAST[value])
+    try:
+        make()
+    except RuntimeError as error:
+        raise SpaceError(
+            f"{KNOB}={value} cannot be applied: {error} Expected a device with {value} autocast. Tune on this device."
+        ) from error
+    autocast, scaler = draft.autocast, draft.scaler
+    draft.autocast = make
+    if value == "fp16" and draft.optimizer is not None and scaler is None:
+        draft.scaler = torch.amp.GradScaler(draft.device.type)
+    try:
+        yield
+    finally:
+        draft.autocast, draft.scaler = autocast, scaler
+
+
+@contextmanager
+def _tf32() -> Iterator[None]:
+    """Lets float32 products, convolutions and recurrent layers on CUDA run in TF32; process-wide.
+
+    Only `fp32_precision` is written: next to it the older `allow_tf32` and `set_float32_matmul_precision` cannot put
+    back what was, and raise when read (reference/reliability.md 4.3). What follows CUDA's common setting is changed
+    through that. Convolutions that nobody has set are in a state of their own (TF32, unless the common setting says
+    otherwise) which a write would end for good (torch 2.13).
+    """
+    with ExitStack() as undo:
+        undo.callback(_set, CUDA_SETTING, _own_cuda_precision())
+        _set(CUDA_SETTING, "tf32")
+        for setting in TF32_SETTINGS:
+            if setting.fp32_precision != "tf32":
+                undo.callback(_set, setting, setting.fp32_precision)
+                _set(setting, "tf32")
+        yield
+
+
+def _set(setting: Any, value: str) -> None:
+    setting.fp32_precision = value
+
+
+def _own_cuda_precision() -> str:
+    """Returns what CUDA's common setting was itself set to, "none" when it follows torch's setting for all devices.
+
+    Reading gives the value in force. Writing that back would pin it, and a later change for all devices would have
+    no effect on CUDA. Whether it follows shows when the setting for all devices is changed for a moment.
+    """
+    value, general = str(CUDA_SETTING.fp32_precision), str(GENERAL_SETTING.fp32_precision)
+    try:
+        _set(GENERAL_SETTING, "ieee" if value == "tf32" else "tf32")
+        return value if CUDA_SETTING.fp32_precision == value else "none"
+    finally:
+        _set(GENERAL_SETTING, general)

@@ -1,0 +1,116 @@
+"""Recompute: a block's second run in the backward pass, which leaves the block's state as the first run did."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.utils.checkpoint import checkpoint, noop_context_fn
+
+_KEEPS_MOMENTUM = (_BatchNorm.forward, nn.SyncBatchNorm.forward, _InstanceNorm.forward)
+
+
+class Recompute:
+    """`torch.utils.checkpoint.checkpoint` for one block, whose buffers the second run leaves as they are.
+
+    torch's own batch and instance norms only need their momentum set to 0. For other modules the buffers that
+    forward changes are found by watching it: their values on entry are kept for the second run, which works on
+    copies. All buffers are copied during the first call, later only those that have changed before.
+    """
+
+    def __init__(self, block: nn.Module) -> None:
+        parts = list(block.modules())
+        self.label = type(block).__name__
+        self.norms = [part for part in parts if isinstance(part, _NormBase) and _keeps_momentum(part)]
+        self.buffers = [(part, name) for part in parts if not _keeps_momentum(part) for name in part._buffers]
+        self.changing: set[int] | None = None
+
+    def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Returns `function(*args)`, which is run again in the backward pass."""
+        contexts = self._contexts if self.norms or self.buffers else noop_context_fn
+        return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=True, context_fn=contexts)
+
+    def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        kept: dict[int, torch.Tensor | None] = {}
+        return self._watched(kept), _Replay(self, kept)
+
+    @contextmanager
+    def _watched(self, kept: dict[int, torch.Tensor | None]) -> Iterator[None]:
+        """Puts the buffers that change within the context into `kept`, by position, with their values on entry."""
+        before = self._values()
+        versions = [_version(value) for value in before]
+        watched = range(len(before)) if self.changing is None else self.changing
+        kept.update({position: _copy(before[position]) for position in watched})
+        yield
+        for position, value in enumerate(self._values()):
+            rewritten = value is not before[position] or _version(value) != versions[position]
+            if rewritten and position not in kept:
+                self._warn_late(position)
+                kept[position] = before[position]
+            elif self.changing is None and not rewritten and self._is_constant(position, value, kept[position]):
+                del kept[position]
+        self.changing = set(kept)
+
+    def _is_constant(self, position: int, value: torch.Tensor | None, entry: torch.Tensor | None) -> bool:
+        # Values are compared because batch_norm and writes through `.data` do not count as a new version. A norm
+        # may be frozen at first. Fake tensors have no values.
+        if value is None or entry is None or isinstance(value, FakeTensor):
+            return True
+        return not isinstance(self.buffers[position][0], _NormBase) and torch.equal(value, entry)
+
+    def _values(self) -> list[torch.Tensor | None]:
+        return [part._buffers[name] for part, name in self.buffers]
+
+    def _warn_late(self, position: int) -> None:
+        part, name = self.buffers[position]
+        warnings.warn(
+            f"the buffer {name} of a {type(part).__name__} in a checkpointed {self.label} changed for the first time "
+            "only now, so this step's gradient was computed with its new value; from the next step on it is exact.",
+            stacklevel=2,
+        )
+
+
+class _Replay(AbstractContextManager[None]):
+    """Gives a block the buffers in `kept` to work on, then the real ones back.
+
+    A class, because a graph that is kept for a second backward pass enters the same context again.
+    """
+
+    def __init__(self, recompute: Recompute, kept: dict[int, torch.Tensor | None]) -> None:
+        self.recompute, self.kept = recompute, kept
+        self.undo = ExitStack()
+
+    def __enter__(self) -> None:
+        with ExitStack() as undo:
+            for position, value in self.kept.items():
+                part, name = self.recompute.buffers[position]
+                _swap(part, name, _copy(value), undo)
+            for norm in self.recompute.norms:
+                _swap(norm, "momentum", 0.0, undo)
+                _swap(norm, "num_batches_tracked", _copy(norm.num_batches_tracked), undo)
+            self.undo = undo.pop_all()
+
+    def __exit__(self, *exception: object) -> None:
+        self.undo.close()
+
+
+def _keeps_momentum(part: nn.Module) -> bool:
+    return type(part).forward in _KEEPS_MOMENTUM
+
+
+def _version(value: torch.Tensor | None) -> int | None:
+    return None if value is None else value._version
+
+
+def _copy(value: torch.Tensor | None) -> torch.Tensor | None:
+    return None if value is None else value.detach().clone()
+
+
+def _swap(owner: nn.Module, name: str, value: Any, undo: ExitStack) -> None:
+    undo.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, value)

@@ -1,0 +1,5 @@
+"""The durable record of trials."""
+
+from autofit.study.study import Study
+
+__all__ = ["Study"]

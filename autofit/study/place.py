@@ -1,0 +1,194 @@
+"""Where a study is kept: memory, an SQLite file of its own, or a database. And what people may see of that place."""
+
+import fcntl
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+from urllib.parse import quote, unquote
+
+import optuna
+from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from autofit.core.errors import StudyError
+
+_LOCK_WAIT_S = 30.0
+
+_STORAGE_FAILURES = (
+    optuna.exceptions.OptunaError,
+    SQLAlchemyError,
+    OSError,
+    ImportError,  # the driver of a database URL is not installed
+    RuntimeError,  # a database of another Optuna version
+    ValueError,  # a damaged URL; a trial that somebody else has finished
+    LookupError,  # a study or trial that somebody else has deleted
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a study is kept.
+
+    Attributes:
+        shown: the place as people may see it.
+        path: an SQLite file.
+        url: a database; with neither, the study is in memory.
+        secrets: parts of the URL that must not be shown, longest first.
+    """
+
+    shown: str
+    path: Path | None = None
+    url: str | None = None
+    secrets: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, location: str | Path | None) -> Self:
+        """Returns the place that a person names: None or ":memory:", a path, or a database URL."""
+        text = "" if location is None else str(location)
+        if isinstance(location, str) and "://" in text:
+            if not text.startswith("sqlite://") or "?" in text:
+                return cls(_redacted(text), url=text, secrets=_secrets(text))
+            text = text.removeprefix("sqlite://").removeprefix("/")
+        if text in ("", ":memory:"):
+            return cls("memory")
+        # Absolute, since the user's code may change the working directory.
+        path = Path(text).expanduser().absolute()
+        return cls(str(path), path=path)
+
+    @contextmanager
+    def guarded(self, doing: str) -> Iterator[None]:
+        """Turns failures of the storage into a `StudyError`, and keeps Optuna's progress lines out of the log."""
+        level = optuna.logging.get_verbosity()
+        optuna.logging.set_verbosity(max(level, optuna.logging.WARNING))
+        try:
+            yield
+        except _STORAGE_FAILURES as error:
+            # Without its cause: tracebacks of database drivers can show the password.
+            raise StudyError(self._message(error, doing)) from None
+        finally:
+            optuna.logging.set_verbosity(level)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Lets one process at a time make the file and its tables: Optuna's own creation fails when two meet."""
+        if self.path is None:
+            yield
+            return
+        _make_directories(self.path.parent)
+        descriptor = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with suppress(OSError):  # some network file systems cannot; then two first runs at once may collide
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _message(self, error: BaseException, doing: str) -> str:
+        while (inner := getattr(error, "orig", None) or error.__cause__) is not None:
+            error = inner
+        text = (str(error).strip().splitlines() or [""])[0]
+        for secret in self.secrets:
+            text = text.replace(secret, "***")
+        found = f"the study at {self.shown} could not be {doing}: found {type(error).__name__}: {text}"
+        if doing == "opened":
+            return (
+                f"{found}; expected the path of a new file or of an earlier study, or a database URL such as "
+                "postgresql+psycopg://host/database whose driver is installed. Correct it, or leave it out."
+            )
+        return (
+            f"{found}; expected to write to it, alone with this trial. Look at its free space, permissions and other "
+            "users, then run again: what was recorded before is kept."
+        )
+
+
+def _redacted(url: str) -> str:
+    """Returns a database URL without user, password and the values of its query."""
+    scheme, _, rest = url.partition("://")
+    body, _, query = rest.partition("?")
+    if "@" in query:  # a password with a "?", or a value with an "@": cannot be told apart
+        return f"{scheme}://***"
+    shown = f"{scheme}://{'***@' if '@' in body else ''}{body.rpartition('@')[2]}"
+    names = [f"{part.partition('=')[0]}=***" if "=" in part else "***" for part in query.split("&") if part]
+    return f"{shown}?{'&'.join(names)}" if names else shown
+
+
+def _secrets(url: str) -> tuple[str, ...]:
+    """Returns what `_redacted` hides, as it stands in the URL and as drivers see it, longest first."""
+    rest = url.partition("://")[2]
+    user, _, tail = rest.rpartition("@")
+    values = [part.rpartition("=")[2] for part in f"{rest}&{tail}".partition("?")[2].split("&")]
+    parts = [url, user, *user.split(":", 1), *values]
+    return tuple(sorted({form for part in parts for form in (part, unquote(part)) if form}, key=len, reverse=True))
+
+
+def connect(place: Place) -> BaseStorage:
+    """Opens the storage.
+
+    Raises:
+        StudyError: the path holds something else.
+    """
+    if place.url is not None:
+        return RDBStorage(place.url, engine_kwargs={"pool_pre_ping": True})
+    if place.path is None:
+        return InMemoryStorage()
+    _make_file(place.path)
+    url = URL.create("sqlite", database=str(place.path)).render_as_string(hide_password=False)
+    # No pool: no connection outlives a call, so none is inherited by a forked loader worker or left open.
+    kwargs = {"poolclass": NullPool, "connect_args": {"timeout": _LOCK_WAIT_S}}
+    return RDBStorage(url.replace("{", "{{").replace("}", "}}"), engine_kwargs=kwargs)  # Optuna formats the URL
+
+
+def _make_directories(directory: Path) -> None:
+    missing = [step for step in (directory, *directory.parents) if not step.exists()]
+    for step in reversed(missing):
+        step.mkdir(mode=0o700, exist_ok=True)
+
+
+def _make_file(path: Path) -> None:
+    """Makes an empty file for its owner alone, or checks the one that is there; Optuna's own would be 0644."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
+    except FileExistsError:
+        found = _objection(path)
+        if found is not None:
+            raise StudyError(
+                f"no study can be kept at {path}: found {found}; expected no file, or a study that autofit made. "
+                "Choose another path."
+            ) from None
+
+
+def _objection(path: Path) -> str | None:
+    """Returns what is wrong with an existing file as a study, or None."""
+    mode = path.lstat().st_mode
+    if stat.S_ISLNK(mode):
+        return "a symbolic link"
+    if stat.S_ISDIR(mode):
+        return "a directory"
+    if not stat.S_ISREG(mode):
+        return "a special file"
+    if not os.access(path, os.R_OK | os.W_OK):
+        return "a file that this user may not read and write"
+    with path.open("rb") as file:
+        head = file.read(16)
+    if not head:
+        return None  # its maker was killed before Optuna wrote the tables
+    return "a file that is no SQLite database" if head != b"SQLite format 3\0" else _foreign_tables(path)
+
+
+def _foreign_tables(path: Path) -> str | None:
+    # Writable, so that SQLite can roll back what a killed process left half written.
+    connection = sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, timeout=_LOCK_WAIT_S)
+    try:
+        tables = {row[0] for row in connection.execute("select name from sqlite_master where type = 'table'")}
+    except sqlite3.DatabaseError as error:
+        return f"a damaged SQLite database ({error})"
+    finally:
+        connection.close()
+    return None if not tables or "studies" in tables else "an SQLite database of another program"

@@ -1,0 +1,100 @@
+"""Request: what is known of a trial when it begins, and whether the process that runs it is still there."""
+
+import hashlib
+import json
+import os
+import socket
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict
+
+from autofit.core.environment import Environment
+from autofit.core.objective import Objective
+from autofit.core.plan import Plan
+from autofit.core.trial import Purpose
+
+_LONGEST_TRIAL = timedelta(hours=24)  # after it a trial of another host, which cannot be asked, is given up
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the trials of this run have in common."""
+
+    environment: Environment
+    digest: str
+    objective: Objective
+    memory_bytes: int
+
+    @classmethod
+    def of(cls, environment: Environment, objective: Objective, memory_bytes: int) -> Self:
+        """Returns the context of a run that measures in `environment`."""
+        text = json.dumps(environment.model_dump(mode="json"), sort_keys=True)
+        return cls(environment, hashlib.sha256(text.encode()).hexdigest()[:12], objective, memory_bytes)
+
+
+class Request(BaseModel):
+    """What is known of a trial when it begins: a record in the storage."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    plan: Plan
+    purpose: Purpose
+    environment: str  # digest; the whole is an attribute of the study
+    memory_bytes: int
+    host: str
+    pid: int
+    process_start: int | None
+    started: datetime
+    deadline: datetime
+
+    @classmethod
+    def now(cls, plan: Plan, purpose: Purpose, context: Context) -> Self:
+        """Returns the record of a trial that this process begins now."""
+        started, process = datetime.now(UTC), process_of(os.getpid())
+        return cls(
+            plan=plan,
+            purpose=purpose,
+            environment=context.digest,
+            memory_bytes=context.memory_bytes,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            process_start=None if process is None else process.start,
+            started=started,
+            deadline=started + _LONGEST_TRIAL,
+        )
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process that runs this trial may still be there."""
+        if self.host != socket.gethostname():
+            return datetime.now(UTC) < self.deadline
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass  # it exists and belongs to somebody else
+        process = process_of(self.pid)
+        if process is None or self.process_start is None:
+            return True
+        return process.state not in "ZX" and process.start == self.process_start
+
+
+class Process(NamedTuple):
+    """What the kernel says of a process."""
+
+    state: str  # one letter; Z and X have ended
+    start: int  # clock ticks after boot: tells a process from a later one with the same number
+
+
+def process_of(pid: int) -> Process | None:
+    """Returns the state of a process, or None where there is no /proc."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()  # the name before it may hold spaces and brackets
+    return Process(state=fields[0], start=int(fields[19]))

@@ -1,0 +1,164 @@
+"""Study: the durable record of trials, kept as an Optuna study.
+
+A trial is in the storage as RUNNING from `begin` on, and with its whole outcome when `finish` returns.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+from optuna.storages import BaseStorage
+
+from autofit.core.environment import Environment
+from autofit.core.errors import StudyError
+from autofit.core.objective import Objective
+from autofit.core.outcome import Outcome
+from autofit.core.plan import Plan
+from autofit.core.space import SpaceFacts
+from autofit.core.trial import Purpose, Trial
+from autofit.study.book import Book
+from autofit.study.past import Past
+from autofit.study.place import Place, connect
+from autofit.study.request import Context, Request
+from autofit.study.wording import distributions_of, domain
+
+
+class Study:
+    """The durable record of trials: an Optuna study.
+
+    Used by one thread of one process. Several processes may share a storage.
+
+    Attributes:
+        location: where the trials are kept, secrets removed.
+        notes: what a person should know on opening.
+    """
+
+    def __init__(self, place: Place, book: Book, context: Context, past: Past) -> None:
+        self.location = place.shown
+        self.notes = tuple(past.notes)
+        self._place, self._book, self._context = place, book, context
+        self._earlier = tuple(past.trials)
+        self._running: dict[int, Request] = {}
+
+    @classmethod
+    def open(
+        cls,
+        location: str | Path | None,
+        *,
+        name: str,
+        environment: Environment,
+        space: SpaceFacts,
+        objective: Objective,
+        memory_bytes: int,
+    ) -> Self:
+        """Returns the study `name` at `location`, made if it is not there yet.
+
+        When the domain of a knob or the objective has changed, trials go to a further study `name#2`, `name#3`, ...
+        of the same storage, since Optuna keeps one domain per parameter; the older trials are still used.
+
+        Args:
+            location: None or ":memory:" for this process only; a path of an SQLite file, made for its owner alone
+                (0600); or a database URL.
+            name: which study of the storage.
+            environment: where this run measures.
+            space: the knobs in play.
+            objective: what the score of a trial is.
+            memory_bytes: the budget that earlier trials are judged by.
+
+        Raises:
+            StudyError: the storage cannot be used, or holds something else or a newer schema.
+        """
+        place = Place.of(location)
+        context = Context.of(environment, objective, memory_bytes)
+        with place.guarded("opened"), place.alone():
+            storage = connect(place)
+            books = [Book.load(storage, found, objective) for found in _family(storage, name)]
+            book, notes = _choose(storage, name, books, space, objective)
+            book.remember(context)
+            past = Past(context, notes)
+            past.read([*books, *([] if book in books else [book])])
+        return cls(place, replace(book, distributions=distributions_of(space)), context, past)
+
+    def begin(self, plan: Plan, purpose: Purpose) -> int:
+        """Records that `plan` runs from now on, and returns the number of its trial.
+
+        Raises:
+            StudyError: the record cannot be written.
+        """
+        request = Request.now(plan, purpose, self._context)
+        with self._place.guarded("written"):
+            number = self._book.add(request)
+        self._running[number] = request
+        return number
+
+    def finish(self, number: int, outcome: Outcome) -> Trial:
+        """Records what became of a trial of this run. When it returns, the record survives the process.
+
+        Raises:
+            StudyError: the record cannot be written; calling again is allowed. Or the trial does not run here.
+        """
+        request = self._running.get(number)
+        if request is None:
+            raise StudyError(
+                f"trial {number} cannot be finished: found running {sorted(self._running) or 'none'}; expected a "
+                "number that begin() returned and that was not finished yet. Call begin() first."
+            )
+        with self._place.guarded("written"):
+            self._book.settle(number, outcome, request.memory_bytes)
+        del self._running[number]
+        return Trial(number=number, plan=request.plan, outcome=outcome, purpose=request.purpose)
+
+    def earlier(self) -> Sequence[Trial]:
+        """Returns the trials that were finished before this study was opened and hold for this run, oldest first.
+
+        Those are trials of a comparable environment, judged by the present budget. A plan that was running when its
+        process died is left out once, so that it may be tried again; after a second death it is here as CRASHED.
+        """
+        return self._earlier
+
+    def note(self, name: str, value: dict[str, object]) -> None:
+        """Keeps a named remark on the whole study, as JSON.
+
+        Raises:
+            StudyError: it cannot be written.
+        """
+        with self._place.guarded("written"):
+            self._book.study.set_user_attr(name, value)
+
+
+def _choose(
+    storage: BaseStorage, name: str, books: Sequence[Book], space: SpaceFacts, objective: Objective
+) -> tuple[Book, list[str]]:
+    """Returns the newest of `books` that can take trials of this space, or a new one with a note why."""
+    reasons: list[str] = []
+    for book in reversed(books):
+        found = _obstacles(book, space, objective)
+        if not found:
+            return book, []
+        reasons = reasons or found
+    if not books:
+        return Book.load(storage, name, objective), []
+    fresh = f"{name}#{len(books) + 1}"
+    return Book.load(storage, fresh, objective), [f"trials of this run go to the study {fresh}: {'; '.join(reasons)}"]
+
+
+def _obstacles(book: Book, space: SpaceFacts, objective: Objective) -> list[str]:
+    """Returns what keeps trials of this space out of an Optuna study."""
+    reasons = []
+    if book.objective.unit != objective.unit:
+        reasons.append(f"objective: {objective.unit}, was {book.objective.unit}")
+    wanted = distributions_of(space)
+    for trial in book.study.get_trials(deepcopy=False):
+        for knob in wanted.keys() & trial.distributions.keys():
+            now, was = domain(wanted[knob]), domain(trial.distributions[knob])
+            if now != was and f"{knob}: {now}, was {was}" not in reasons:
+                reasons.append(f"{knob}: {now}, was {was}")
+    return reasons
+
+
+def _family(storage: BaseStorage, name: str) -> list[str]:
+    """Returns the names of the studies that continue each other, oldest first."""
+    pattern = re.compile(re.escape(name) + r"(#[0-9]+)?")
+    return [study.study_name for study in storage.get_all_studies() if pattern.fullmatch(study.study_name)]

@@ -1,0 +1,93 @@
+"""How autofit's nouns read in Optuna.
+
+measured                              COMPLETE, the score; constraints memory <= 0, valid <= 0
+does not fit                          COMPLETE, 0.0 (the worst score); memory > 0
+cannot run, or not finite             COMPLETE, 0.0; valid > 0
+refused or screened out               PRUNED: shown apart; samplers take it for unpromising, not for a value
+crashed, timed out, the user's error  FAIL: samplers ignore it
+
+A plan that does not fit is never FAIL: samplers forget a FAIL and propose the same plan again. Both constraints are
+told of every COMPLETE trial, in this order, because GPSampler goes by their position (reference/ecosystem.md 3.2).
+"""
+
+from typing import NamedTuple
+
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.trial import TrialState
+
+from autofit.core.objective import Objective
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
+from autofit.core.space import SpaceFacts
+
+_LARGEST_SIZE = 2**20  # one range for every search: a parameter reads the same in all its trials
+_UNKNOWN_OVERSHOOT = 0.5  # an out-of-memory says "too much", not how much
+_REFUSED = frozenset({Status.SKIPPED, Status.REJECTED})
+_INVALID = frozenset({Status.NUMERIC, Status.LAUNCH_LIMIT, Status.SHARED_MEMORY})
+
+
+class Verdict(NamedTuple):
+    """What Optuna is told of an outcome; `constraints` are violated above 0."""
+
+    state: TrialState
+    value: float | None
+    constraints: dict[str, float]
+
+
+def verdict(outcome: Outcome, objective: Objective, memory_bytes: int) -> Verdict:
+    """Returns the outcome in Optuna's words; see the table at the top of this file."""
+    status, measurement = outcome.status, outcome.measurement
+    over = None if measurement is None else measurement.memory.judged_bytes / memory_bytes - 1
+    if status in _REFUSED:
+        return Verdict(TrialState.PRUNED, None, {})
+    if status is Status.MEASURED and measurement is not None and over is not None:
+        return Verdict(TrialState.COMPLETE, objective.score(measurement), {"memory": over, "valid": -1.0})
+    if status.does_not_fit:
+        # An allocator retry can make a plan unfit below the budget: it still has to read as infeasible.
+        over = over if over is not None and over > 0 else _UNKNOWN_OVERSHOOT
+        return Verdict(TrialState.COMPLETE, 0.0, {"memory": over, "valid": -1.0})
+    if status in _INVALID:
+        return Verdict(TrialState.COMPLETE, 0.0, {"memory": over or 0.0, "valid": 1.0})
+    return Verdict(TrialState.FAIL, None, {})
+
+
+def columns(outcome: Outcome) -> dict[str, str | float]:
+    """Returns the columns that a person reads in optuna-dashboard."""
+    columns: dict[str, str | float] = {"status": outcome.status.value}
+    if outcome.reason:
+        columns["reason"] = outcome.reason
+    if outcome.measurement is not None:
+        columns["samples_per_s"] = round(outcome.measurement.samples_per_s, 3)
+        columns["step_time_ms"] = round(outcome.measurement.step_time_s * 1e3, 3)
+        columns["peak_mib"] = round(outcome.measurement.memory.judged_bytes / 2**20, 1)
+    return columns
+
+
+def distributions_of(space: SpaceFacts) -> dict[str, BaseDistribution]:
+    """Returns the Optuna domain of each knob. Ranges of whole numbers may change within a study, choices may not."""
+    sizes = IntDistribution(1, _LARGEST_SIZE, log=True)
+    found: dict[str, BaseDistribution] = {MICRO_BATCH_SIZE: sizes, ACCUMULATION_STEPS: sizes}
+    for knob in space.knobs:
+        if knob.name in found:
+            continue
+        numbers = [value for value in knob.values if type(value) is int]
+        whole = len(numbers) == len(knob.values)
+        found[knob.name] = (
+            IntDistribution(min(numbers), max(numbers)) if whole else CategoricalDistribution(knob.values)
+        )
+    return found
+
+
+def holds(distribution: BaseDistribution | None, value: KnobValue) -> bool:
+    """Says whether `value` can be shown as a parameter; the record has it in any case."""
+    if isinstance(distribution, IntDistribution):
+        return type(value) is int and distribution.low <= value <= distribution.high
+    choices = distribution.choices if isinstance(distribution, CategoricalDistribution) else ()
+    return any(type(choice) is type(value) and choice == value for choice in choices)
+
+
+def domain(distribution: BaseDistribution) -> str:
+    """Returns what has to stay the same within a study, in words."""
+    if isinstance(distribution, CategoricalDistribution):
+        return ", ".join(map(str, distribution.choices))
+    return "whole numbers"

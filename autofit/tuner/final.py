@@ -1,0 +1,157 @@
+"""The final: race the best few with the user's own setting, prove the winner, say why."""
+
+from collections import Counter
+
+from autofit.core.choosing import choose, finalists, measurement_of, quotient, ranked, ties
+from autofit.core.diagnosis import nothing_measured
+from autofit.core.errors import NothingFits
+from autofit.core.measurement import Measurement
+from autofit.core.plan import Plan
+from autofit.core.racing import Race, run_race
+from autofit.core.recommendation import Candidate, Ratio
+from autofit.core.trial import Purpose, Trial
+from autofit.core.units import format_bytes
+from autofit.tuner.loop import Loop, summary
+from autofit.tuner.tuning import Findings
+
+
+class Final:
+    """The race, the proof and what is said about them."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._tuning = loop.tuning
+        self._objective = loop.tuning.objective
+        self._measured = ranked(loop.record.values(), self._objective)
+        if not self._measured:
+            raise nothing_measured(loop.trials, loop.tuning.budget, loop.stopped, loop.early)
+        self._finalists = finalists(self._measured, loop.baseline, self._objective)
+        self._baseline = loop.record[loop.baseline.key]
+        self._race: Race | None = None
+        self._unproven: dict[str, str] = {}
+        self._caveats: list[str] = []
+
+    def findings(self) -> Findings:
+        """Races, proves, and returns what was found."""
+        if len(self._finalists) > 1:
+            self._run_race()
+        winner, proof = self._prove()
+        trials = tuple(self._loop.trials)
+        self._remarks(winner)
+        return Findings(
+            plan=winner.plan,
+            proof=proof,
+            baseline=self._candidate(self._baseline, ""),
+            gain=self._gain(winner),
+            alternatives=tuple(
+                self._candidate(t, self._why_not(t, winner))
+                for t in self._measured
+                if t.plan not in (winner.plan, self._baseline.plan)
+            ),
+            caveats=tuple(self._caveats),
+            trials=trials,
+            counts=dict(Counter(t.outcome.status.value for t in trials)),
+            stopped=self._loop.stopped,
+        )
+
+    def _run_race(self) -> None:
+        plans = {t.plan.key: t.plan for t in self._finalists}
+        own = self._loop.baseline.key
+        race = self._race = Race(tuple(plans), own if own in plans else None, self._objective.tie_ratio)
+        self._loop.say("stage", f"racing {len(plans)} plans in interleaved blocks")
+        round_s, began = 0.0, self._tuning.clock.elapsed_s
+
+        def enough() -> bool:
+            nonlocal round_s, began
+            now = self._tuning.clock.elapsed_s
+            round_s, began = max(round_s, now - began), now
+            if race.rounds:
+                self._loop.say("race", f"round {race.rounds}: {len(race.running)} plans left")
+            return self._loop.time_left_s() <= round_s + 1.5 * self._loop.probe_s()
+
+        run_race(race, lambda key: self._block(plans[key]), enough)
+        if not race.over:
+            self._caveats.append(
+                f"the race ended after {race.rounds} rounds for want of time; the order of close plans is uncertain"
+            )
+        self._tuning.log.note("race", {"rounds": race.rounds, "log_throughput": race.logs, "left": race.left})
+
+    def _block(self, plan: Plan) -> float | str:
+        outcome = self._loop.evaluate(plan, Purpose.BLOCK)
+        if outcome.measured and outcome.measurement is not None:
+            return self._objective.score(outcome.measurement)
+        number = self._tuning.log.begin(plan, Purpose.BLOCK)
+        self._loop.trials.append(self._tuning.log.finish(number, outcome))
+        self._loop.refuse_poison(outcome)
+        return f"failed in the race: {outcome.status.value}, {outcome.reason}"
+
+    def _prove(self) -> tuple[Trial, Measurement]:
+        """Proves the winner, or the next one."""
+        left = [t for t in self._measured if not self._failed_in_race(t)]
+        while left:
+            # Anew each time: with the fastest gone, plans that it kept out of the final may be next.
+            pool = finalists(left, self._loop.baseline, self._objective)
+            chosen = choose(pool, self._loop.baseline, self._objective, self._ratio)
+            self._loop.say("stage", f"proving {chosen.plan}")
+            trial = self._loop.attempt(chosen.plan, Purpose.PROOF)
+            outcome = trial.outcome
+            self._loop.say("proof", f"{chosen.plan}: {summary(outcome, self._objective)}", trial)
+            if outcome.measured and outcome.measurement is not None:
+                return chosen, outcome.measurement
+            self._unproven[chosen.plan.key] = f"{outcome.status.value}: {outcome.reason}"
+            self._caveats.append(f"{chosen.plan} was to be recommended, but its proof failed ({outcome.reason})")
+            left = [t for t in left if t is not chosen]
+        failures = [
+            *self._caveats,
+            *(f"{t.plan} {reason}" for t in self._measured if (reason := self._failed_in_race(t))),
+        ]
+        raise NothingFits(
+            f"{len(self._measured)} plans ran as short probes, none as a proof inside "
+            f"{format_bytes(self._tuning.budget.memory_bytes)}: {'; '.join(failures)}. Give more memory or headroom."
+        )
+
+    def _ratio(self, ours: Trial, theirs: Trial) -> Ratio:
+        """Returns the throughput ratio: from the race, or else from the two probes."""
+        if ours.plan == theirs.plan:
+            return Ratio(value=1.0, low=1.0, high=1.0, pairs=self._race.rounds if self._race else 0)
+        pairing = self._race.pairing(ours.plan.key, theirs.plan.key) if self._race else None
+        if pairing is not None:
+            return pairing.ratio()
+        return quotient(measurement_of(ours), measurement_of(theirs), self._objective)
+
+    def _gain(self, trial: Trial) -> Ratio | None:
+        return self._ratio(trial, self._baseline) if self._baseline.outcome.measured else None
+
+    def _candidate(self, trial: Trial, note: str) -> Candidate:
+        gain = self._gain(trial) if trial.outcome.measured else None
+        return Candidate(plan=trial.plan, outcome=trial.outcome, gain=gain, note=note)
+
+    def _failed_in_race(self, trial: Trial) -> str:
+        reason = self._race.left.get(trial.plan.key, "") if self._race else ""
+        return reason if reason.startswith("failed") else ""
+
+    def _why_not(self, trial: Trial, winner: Trial) -> str:
+        failed = self._failed_in_race(trial)
+        if failed or trial.plan.key in self._unproven:
+            return failed or f"its proof failed ({self._unproven[trial.plan.key]})"
+        ratio = self._ratio(trial, winner)
+        where = f"in {ratio.pairs} paired blocks" if ratio.pairs else "by separate probes"
+        speed = f"{ratio} of the recommended plan's throughput, {where}"
+        if ties(self._ratio(winner, trial), self._objective.tie_ratio):
+            return f"a tie, decided by memory and number of changes: {speed}"
+        return speed
+
+    def _remarks(self, winner: Trial) -> None:
+        """Adds the caveats that do not stem from the race or the proof."""
+        own = self._baseline
+        if not own.outcome.measured:
+            self._caveats.append(
+                f"your own setting ({own.plan}) did not run: {own.outcome.status.value}, {own.outcome.reason}; "
+                "so there is no gain to report"
+            )
+        elif failed := self._failed_in_race(own):
+            self._caveats.append(f"your own setting {failed}; the gain is to its blocks or probe before that")
+        elif winner is not own and self._ratio(winner, own).pairs == 0:
+            self._caveats.append("there was no time for a race: the gain rests on two separate probes")
+        if self._loop.early:
+            self._caveats.append(f"the search was cut short: {self._loop.stopped}")

@@ -1,0 +1,273 @@
+"""The search phase: ask, screen, probe, record, then tell."""
+
+from collections.abc import Callable
+from statistics import median
+
+from autofit.core.diagnosis import users_fault
+from autofit.core.errors import DevicePoisoned
+from autofit.core.estimate import Estimate
+from autofit.core.event import Event
+from autofit.core.objective import Objective
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
+from autofit.core.trial import Purpose, Trial
+from autofit.core.units import format_bytes, format_duration
+from autofit.searchers.base import Problem
+from autofit.tuner.tuning import Tuning
+
+REPEATS = 100
+"""A searcher that asks this often in a row for what is known has nothing new to ask."""
+RESERVE_PROBES = 8
+"""The race and the proof are taken to last as long as this many probes: 4 rounds of 3 short blocks, and the proof."""
+RESERVE_RATIO = 0.5
+"""At most this share of the time budget is kept for them."""
+GUESS_RATIO = 1.5
+"""Under `cautious`, an estimate that is loose keeps a plan from running only from this multiple of the budget on."""
+LOOSE_RATIO = 0.95
+"""An estimate whose lower bound is below this share of its value is loose: borrowed, or drawn through one size."""
+
+
+class Loop:
+    """The search phase and the record of trials."""
+
+    def __init__(self, tuning: Tuning) -> None:
+        self.tuning = tuning
+        self.baseline = tuning.space.baseline
+        self.trials: list[Trial] = []
+        self.record: dict[str, Trial] = {}
+        self.stopped = ""
+        self.early = False
+        self._done = 0
+        self._poisoned = 0
+        self._durations_s: list[float] = []
+        self._searcher = tuning.searcher(
+            Problem(tuning.space, tuning.objective, tuning.budget.memory_bytes, self.estimate, tuning.seed)
+        )
+
+    def recall(self) -> None:
+        """Learns the trials of earlier runs."""
+        for trial in self.tuning.log.earlier():
+            self.trials.append(trial)
+            # What made the loss not finite may have been mended, and there is no gain without the user's own setting.
+            mended = trial.plan == self.baseline and trial.outcome.status is Status.NUMERIC
+            if trial.purpose is not Purpose.BLOCK and not mended:
+                self._learn(trial)
+        if self.record:
+            self.say("stage", f"{len(self.record)} plans are known from earlier runs")
+
+    def search(self) -> None:
+        """Asks and runs until the searcher has nothing left or a limit is reached."""
+        self.say("stage", "searching")
+        repeats = 0
+        while not self._spent():
+            plan = self._searcher.ask()
+            if plan is None or repeats > REPEATS:
+                self.stopped = "nothing left that was worth a probe" if plan is None else "the searcher repeats itself"
+                break
+            known = self.record.get(plan.key)
+            repeats = repeats + 1 if known is not None else 0
+            if known is not None:
+                self._searcher.tell(known)
+            else:
+                self._learn(self._screened(plan))
+                self._check()
+        self.say("stage", f"search ended: {self.stopped}")
+
+    def ensure_baseline(self) -> None:
+        """Gives the user's own setting an outcome when the searcher did not ask for it."""
+        if self.baseline.key in self.record:
+            return
+        refused = self._refused_below(self.baseline)
+        if refused is not None:
+            trial = self._skip(self.baseline, f"the same combination did not fit at micro batch {refused}")
+        elif self.time_left_s() <= 0:
+            trial = self._skip(self.baseline, "the time budget was spent before it was run")
+        else:
+            trial = self._screened(self.baseline)
+        self._learn(trial)
+        self._check()
+
+    def estimate(self, plan: Plan) -> Estimate | None:
+        """Returns what the estimators say together: the tightest bounds, and the first value that rests on a bound."""
+        opinions = [e for estimator in self.tuning.estimators if (e := estimator.estimate(plan)) is not None]
+        if not opinions:
+            return None
+        first = next((e for e in opinions if not _guess(e)), opinions[0])
+        lower = max((e.lower_bytes for e in opinions if e.lower_bytes is not None), default=None)
+        upper = min((e.upper_bytes for e in opinions if e.upper_bytes is not None), default=None)
+        value = first.value_bytes if upper is None else min(first.value_bytes, upper)
+        value = value if lower is None else max(value, lower)
+        return Estimate(value_bytes=value, lower_bytes=lower, upper_bytes=upper, basis=first.basis)
+
+    def attempt(self, plan: Plan, purpose: Purpose) -> Trial:
+        """Runs a plan and records it; an ambiguous failure is run once more."""
+        trial = self._once(plan, purpose, lambda outcome: outcome)
+        if trial.outcome.status is Status.AMBIGUOUS:
+            trial = self._once(plan, purpose, lambda outcome: self._settled(plan, outcome))
+        return trial
+
+    def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
+        """Runs a plan.
+
+        Raises:
+            KeyboardInterrupt: also for an outcome that says so.
+        """
+        outcome = self.tuning.evaluate(plan, purpose)
+        self._poisoned = self._poisoned + 1 if outcome.status is Status.POISONED else 0
+        return outcome
+
+    def refuse_poison(self, outcome: Outcome) -> None:
+        """Ends the search after an interrupt, or when the device is poisoned for good.
+
+        Raises:
+            KeyboardInterrupt: the outcome is an interrupt.
+            DevicePoisoned: in this process, or twice in a row where each attempt had a fresh process.
+        """
+        if outcome.status is Status.INTERRUPTED:
+            raise KeyboardInterrupt(outcome.reason)
+        if self._poisoned > int(self.tuning.isolated):
+            raise DevicePoisoned(
+                f"the device answers every call with an error: {outcome.reason}. The study keeps all finished trials: "
+                "start a new process and resume it."
+            )
+
+    def time_left_s(self) -> float:
+        """Returns the seconds left of the time budget; infinity without one."""
+        limit = self.tuning.budget.time_s
+        return float("inf") if limit is None else limit - self.tuning.clock.elapsed_s
+
+    def probe_s(self) -> float:
+        """Returns the seconds that a probe takes, from those that ran; 0 before the first."""
+        return median(self._durations_s) if self._durations_s else 0.0
+
+    def say(self, kind: str, text: str, trial: Trial | None = None) -> None:
+        """Tells the listener."""
+        self.tuning.listen(Event(kind, text, trial, self._done))
+
+    def _spent(self) -> bool:
+        """Says whether a limit ends the search, and why in `stopped`."""
+        budget, left = self.tuning.budget, self.time_left_s()
+        reserve = 0.0
+        if budget.time_s is not None and any(t.outcome.measured for t in self.record.values()):
+            reserve = min(RESERVE_PROBES * self.probe_s(), RESERVE_RATIO * budget.time_s)
+        if budget.max_trials is not None and self._done >= budget.max_trials:
+            self.stopped = f"{budget.max_trials} trials were allowed and run"
+        elif left <= 0:
+            self.stopped = f"the time budget of {format_duration(budget.time_s or 0)} is spent"
+        elif left <= reserve:
+            self.stopped = (
+                f"the {format_duration(left)} left of {format_duration(budget.time_s or 0)} are kept for the race and "
+                "the proof"
+            )
+        self.early = bool(self.stopped)
+        return self.early
+
+    def _screened(self, plan: Plan) -> Trial:
+        reason = self._unwanted(plan)
+        if reason is not None:
+            return self._skip(plan, reason)
+        before = self.tuning.clock.elapsed_s
+        trial = self.attempt(plan, Purpose.PROBE)
+        self._done += 1
+        self._durations_s.append(self.tuning.clock.elapsed_s - before)
+        self.say("trial", f"{plan}: {summary(trial.outcome, self.tuning.objective)}", trial)
+        return trial
+
+    def _unwanted(self, plan: Plan) -> str | None:
+        """Returns why a plan is not run, or None."""
+        violation = self.tuning.space.violation(plan)
+        if violation is not None:
+            return f"not in the search space: {violation}"
+        refused = self._refused_below(plan) if self.tuning.cautious else None
+        if refused is not None:
+            return f"the same combination did not fit at micro batch {refused}"
+        estimate = self.estimate(plan)
+        if estimate is None:
+            return None
+        limit = self.tuning.budget.memory_bytes
+        against = f"the budget of {format_bytes(limit)} ({estimate.basis})"
+        if estimate.lower_bytes is not None and estimate.lower_bytes > limit:
+            return f"needs at least {format_bytes(estimate.lower_bytes)}, above {against}"
+        allowed = limit * (GUESS_RATIO if _loose(estimate) else 1)
+        if self.tuning.cautious and estimate.value_bytes > allowed:
+            return f"is predicted to need {format_bytes(estimate.value_bytes)}, above {against}"
+        return None
+
+    def _refused_below(self, plan: Plan) -> int | None:
+        """Returns the smallest size below the plan's at which its combination did not fit, or None."""
+        sizes = [
+            t.plan.micro_batch_size for t in self.record.values()
+            if t.outcome.status.does_not_fit and t.plan.combination == plan.combination
+        ]  # fmt: skip
+        return min((s for s in sizes if s < plan.micro_batch_size), default=None)
+
+    def _skip(self, plan: Plan, reason: str) -> Trial:
+        number = self.tuning.log.begin(plan, Purpose.PROBE)
+        trial = self.tuning.log.finish(number, Outcome(status=Status.SKIPPED, reason=reason))
+        self.trials.append(trial)
+        self.say("skipped", f"{plan}: skipped, {reason}", trial)
+        return trial
+
+    def _once(self, plan: Plan, purpose: Purpose, settle: Callable[[Outcome], Outcome]) -> Trial:
+        """Runs a plan once; its trial is on disk as running before and as finished after, whatever happens."""
+        number = self.tuning.log.begin(plan, purpose)
+        try:
+            outcome = settle(self.evaluate(plan, purpose))
+        except KeyboardInterrupt:
+            self._finish(number, Outcome(status=Status.INTERRUPTED, reason="stopped by the user"))
+            raise
+        except DevicePoisoned as error:
+            self._finish(number, Outcome(status=Status.POISONED, reason=str(error) or "the device is poisoned"))
+            raise
+        except Exception as error:
+            self._finish(number, Outcome(status=Status.CRASHED, reason=f"{type(error).__name__}: {error}"))
+            raise
+        trial = self._finish(number, outcome)
+        self.refuse_poison(outcome)
+        return trial
+
+    def _finish(self, number: int, outcome: Outcome) -> Trial:
+        trial = self.tuning.log.finish(number, outcome)
+        self.trials.append(trial)
+        return trial
+
+    def _settled(self, plan: Plan, outcome: Outcome) -> Outcome:
+        """Takes a failure that stays ambiguous as one of memory when the combination ran at a smaller size."""
+        ran = any(
+            t.outcome.measured and t.plan.combination == plan.combination
+            and t.plan.micro_batch_size < plan.micro_batch_size
+            for t in self.record.values()
+        )  # fmt: skip
+        if outcome.status is not Status.AMBIGUOUS or not ran:
+            return outcome
+        reason = f"failed twice where a smaller micro batch ran, so taken as too large: {outcome.reason}"
+        return outcome.model_copy(update={"status": Status.OUT_OF_MEMORY, "reason": reason})
+
+    def _learn(self, trial: Trial) -> None:
+        self.record[trial.plan.key] = trial
+        for estimator in self.tuning.estimators:
+            estimator.tell(trial)
+        self._searcher.tell(trial)
+
+    def _check(self) -> None:
+        fault = users_fault([t for t in self.trials if not t.earlier], self.baseline)
+        if fault is not None:
+            raise fault
+
+
+def _loose(estimate: Estimate) -> bool:
+    tight = estimate.lower_bytes is not None and estimate.lower_bytes >= LOOSE_RATIO * estimate.value_bytes
+    return not tight and estimate.upper_bytes is None
+
+
+def _guess(estimate: Estimate) -> bool:
+    return estimate.lower_bytes is None and estimate.upper_bytes is None
+
+
+def summary(outcome: Outcome, objective: Objective) -> str:
+    """Returns an outcome in a few words."""
+    measurement = outcome.measurement
+    if not outcome.measured or measurement is None:
+        return f"{outcome.status.value}, {outcome.reason}"
+    speed = f"{objective.score(measurement):.4g} {objective.unit}/s"
+    return f"{speed}, peak {format_bytes(measurement.memory.judged_bytes)}"

@@ -1,0 +1,162 @@
+"""BatchSource: batches of any size from the user's loader, which is never advanced.
+
+A loader is one of two things. Either it makes batches from samples (a DataLoader): then any batch is made from the
+data set and the collate function, and the loader's own iterator is never touched. Or it yields ready batches (a
+list, a DataLoader with batch_size=None, any object that iterates afresh): then batches are cut and joined, where
+that is sound.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from autofit.core.errors import WorkloadError
+from autofit.workloads.batch_maker import BatchMaker, Options
+from autofit.workloads.dataloaders import dataloader_maker
+from autofit.workloads.lengths import useful_tokens
+from autofit.workloads.ready_batches import ReadyBatches
+from autofit.workloads.streams import STREAM_BATCHES, read
+from autofit.workloads.tree import Batch, batch_size, children, describe, map_tensors
+
+
+class BatchSource:
+    """Makes batches of any size from the user's loader without ever advancing it.
+
+    Attributes:
+        user_batch_size: samples per batch of the user's own loader.
+        length: samples that one pass over the loader gives; None when it cannot be known.
+        varies: whether batches of one size differ in shape, because the lengths of samples vary.
+        resizable: False only when no other batch size than the user's can be made.
+        max_size: largest batch that can be made where only cutting is possible; None when any can.
+    """
+
+    def __init__(self, loader: Iterable[Any], maker: BatchMaker, worst_case: object) -> None:
+        self._loader, self._maker, self._worst_case = loader, maker, worst_case
+        self.user_batch_size, self.length, self.varies = maker.user_batch_size, maker.length, maker.varies
+        self.resizable, self.max_size = maker.resizable, maker.max_size
+
+    @classmethod
+    def of(cls, loader: object, *, worst_case: object = None, seed: int = 0, scan: int = 2048) -> "BatchSource":
+        """Returns the source for a loader.
+
+        Args:
+            loader: a DataLoader, a list or tuple of batches, or any object that iterates afresh over batches.
+            worst_case: None (scan the data), a callable `size -> batch`, or one sample that is repeated and
+                collated (for ready batches: one batch that is repeated or cut).
+            seed: of the private generator that chooses samples.
+            scan: at most so many samples are measured for their length.
+
+        Raises:
+            WorkloadError: the loader is empty, a one-shot iterator, no loader, or its batches hold no tensor.
+        """
+        loader = _checked(loader)
+        return cls(loader, _maker_of(loader, Options(worst_case, seed, max(scan, 2))), worst_case)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know about how the batches were made."""
+        return tuple(self._maker.notes)
+
+    def typical(self, size: int, count: int) -> list[Batch]:
+        """Returns `count` batches of exactly `size` samples, the same ones in every call.
+
+        The tensors are the caller's own: changing them in place leaves the user's data alone.
+
+        Raises:
+            WorkloadError: `size` or `count` below 1, or a size that cannot be made (`resizable`, `max_size`).
+        """
+        self._check(size)
+        if count < 1:
+            raise WorkloadError(f"found a count of {count} batches; expected at least 1; ask for one or more")
+        return [map_tensors(batch, torch.clone) for batch in self._maker.typical(size, count)]
+
+    def worst(self, size: int) -> Batch:
+        """Returns the worst batch known: the longest samples, or what `worst_case` gives.
+
+        Raises:
+            WorkloadError: as `typical`; or `worst_case` gave a batch of another size.
+        """
+        self._check(size)
+        worst_case = self._worst_case
+        if worst_case is None:
+            return map_tensors(self._maker.longest(size), torch.clone)
+        if not callable(worst_case):
+            return map_tensors(self._maker.repeated(worst_case, size), torch.clone)
+        batch = worst_case(size)
+        if batch_size(batch) != size and not _lists(batch, size):
+            raise WorkloadError(
+                f"worst_case({size}) returned {batch_size(batch)} samples: {describe([batch])}; expected a "
+                f"batch of {size}; build it for the size that is asked for, or pass one sample instead of a "
+                "callable"
+            )
+        return batch
+
+    def tokens(self, batch: Batch) -> int | None:
+        """Returns the useful tokens of a batch, padding not counted; None for data that is no sequence."""
+        return useful_tokens(batch)
+
+    def rebuild(self, size: int) -> Iterable[Batch]:
+        """Returns the user's data in batches of `size`, for training; the user's own loader for their own size.
+
+        Raises:
+            WorkloadError: the size cannot be made.
+        """
+        self._check(size)
+        return self._loader if size == self.user_batch_size else self._maker.rebuild(size)
+
+    def structure(self) -> str:
+        """Returns the batches' keys, dtypes and shapes as one stable line, see `tree.describe`."""
+        return self._maker.structure()
+
+    def _check(self, size: int) -> None:
+        if size < 1:
+            raise WorkloadError(f"found a batch size of {size}; expected at least 1; ask for a positive size")
+        if not self.resizable and size != self.user_batch_size:
+            raise WorkloadError(
+                f"a batch of {size} was asked for, but this loader's batches can be neither cut nor joined; "
+                f"expected {self.user_batch_size}; give a DataLoader over samples with a collate_fn"
+            )
+        if self.max_size is not None and size > self.max_size:
+            raise WorkloadError(
+                f"a batch of {size} was asked for, but batches of this loader can only be cut; expected at "
+                f"most {self.max_size}; give a DataLoader over samples with a collate_fn"
+            )
+
+
+def _checked(loader: object) -> Iterable[Any]:
+    """Returns the loader, which can be iterated over batches as far as its type tells.
+
+    Raises:
+        WorkloadError: it is a data set, one batch, or nothing that can be iterated.
+    """
+    if isinstance(loader, DataLoader):
+        return loader
+    if isinstance(loader, Dataset):
+        raise WorkloadError(
+            f"found a data set ({type(loader).__name__}) as loader; expected batches; "
+            "wrap it: DataLoader(dataset, batch_size=...)"
+        )
+    if isinstance(loader, (torch.Tensor, Mapping, str, bytes)) or not isinstance(loader, Iterable):
+        raise WorkloadError(
+            f"found a loader of type {type(loader).__name__}; expected a DataLoader, a list of batches "
+            "or another re-iterable of batches; for data in memory use DataLoader(TensorDataset(x, y), "
+            "batch_size=...)"
+        )
+    return loader
+
+
+def _maker_of(loader: Iterable[Any], options: Options) -> BatchMaker:
+    if isinstance(loader, DataLoader):
+        return dataloader_maker(loader, options)
+    if isinstance(loader, (list, tuple)):
+        return ReadyBatches(loader, range(len(loader)), loader.__getitem__, options)
+    held, ended, notes = read(loader, STREAM_BATCHES, "batches")
+    return ReadyBatches(loader, range(len(held)), held.__getitem__, options, complete=ended, notes=notes)
+
+
+def _lists(batch: Batch, size: int) -> bool:
+    """Returns whether a batch is, or holds, a list of `size` entries."""
+    nodes = (batch, *(children(batch) or {}).values())
+    return any(isinstance(node, (list, tuple)) and len(node) == size for node in nodes)

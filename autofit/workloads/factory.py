@@ -1,0 +1,126 @@
+"""Finds and calls the user's `make_workload` from `train.py:make_workload` or `package.module:make_workload`.
+
+This executes the user's file. It happens only in the process that probes.
+"""
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from autofit.core.errors import UsageError, UserCodeError, WorkloadError
+from autofit.workloads.workload import Workload
+
+DEFAULT_NAME = "make_workload"
+_LOADED = "autofit_target"
+
+
+def make(target: str, arguments: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Calls the factory that `target` names and returns the arguments of `autofit.tune`.
+
+    Args:
+        target: `path/to/file.py:function` or `package.module:function`; the function defaults to `make_workload`.
+        arguments: keyword arguments for the function.
+
+    Raises:
+        UsageError: no such file, module or function.
+        UserCodeError: the file or the function raised; the user's traceback is attached.
+        WorkloadError: the function returned something else than a workload.
+    """
+    where, name = _split(target)
+    module = _load(where)
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        near = get_close_matches(name, [n for n in vars(module) if callable(getattr(module, n))], n=3)
+        hint = f" Did you mean {' or '.join(near)}?" if near else " Define it there, or name another function."
+        raise UsageError(f"{where} has no function {name!r}.{hint}")
+    with _users_code(target):
+        made = factory(**dict(arguments or {}))
+    return as_arguments(made, target)
+
+
+def as_arguments(made: object, target: str) -> dict[str, Any]:
+    """Returns what a factory made as the arguments of `autofit.tune`."""
+    if isinstance(made, Workload):
+        return {field: getattr(made, field) for field in Workload.__dataclass_fields__}
+    if isinstance(made, Mapping) and {"model", "loader"} <= set(made):
+        return dict(made)
+    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):
+        return {"model": made[0], "loader": made[1]}
+    found = f"a tuple of {len(made)}" if isinstance(made, tuple) else f"a {type(made).__name__}"
+    raise WorkloadError(
+        f"{target} returned {found}; expected an autofit.Workload, a pair (model, loader), or a dict of "
+        'autofit.tune\'s arguments with "model" and "loader".'
+    )
+
+
+def _split(target: str) -> tuple[str, str]:
+    # The last colon separates, so that a Windows drive letter stays with its path.
+    where, colon, name = target.rpartition(":")
+    if not colon or not name.isidentifier():
+        where, name = target, DEFAULT_NAME
+    if not where:
+        raise UsageError(f"{target!r} names no file or module; expected for example train.py:make_workload.")
+    return where, name
+
+
+def _load(where: str) -> ModuleType:
+    if where.endswith(".py") or "/" in where or "\\" in where:
+        return _load_file(Path(where))
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    parents = [where.rsplit(".", count)[0] for count in range(where.count(".") + 1)]
+    with _users_code(f"importing {where}", absent=parents):
+        return importlib.import_module(where)
+
+
+def _load_file(path: Path) -> ModuleType:
+    path = path.resolve()
+    if not path.is_file():
+        near = get_close_matches(path.name, [each.name for each in path.parent.glob("*.py")], n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise UsageError(f"there is no file {path}; expected a Python file, as in train.py:make_workload.{hint}")
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(_LOADED, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} cannot be loaded as Python; expected a file that ends in .py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[_LOADED] = module  # so that data classes and loader workers find it by its name
+    with _users_code(f"importing {path.name}"):
+        spec.loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def _users_code(what: str, absent: Sequence[str] = ()) -> Iterator[None]:
+    """Shows whatever is raised inside as the user's own error; a missing module of `absent` is a usage error."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever it is, it is the user's, and theirs to see
+        if isinstance(error, ModuleNotFoundError) and error.name in absent:
+            raise UsageError(
+                f"there is no module {error.name!r} here; expected a module on the import path, "
+                "or a path that ends in .py."
+            ) from None
+        raise UserCodeError(f"{what} raised {_line(error)}", _users_traceback(error)) from None
+
+
+def _line(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+
+
+def _users_traceback(error: BaseException) -> str:
+    """Returns the traceback from the user's first frame on."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [i for i, frame in enumerate(frames) if frame.filename != __file__ and "importlib" not in frame.filename]
+    shown = frames[own[0] :] if own else []  # none of theirs: their file could not be parsed
+    lines = ["Traceback (most recent call last):\n", *traceback.format_list(shown)]
+    return "".join([*lines, *traceback.format_exception_only(error)])

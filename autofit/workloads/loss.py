@@ -1,0 +1,327 @@
+"""How the loss of a batch is computed: given by the user, or inferred by a rule that can be told in five lines.
+
+1. `step_fn(model, batch)` returns the loss.
+2. `loss_fn`: a batch `(inputs, targets)` gives `loss_fn(model(inputs), targets)`; a mapping with exactly one of the
+   keys labels, label, targets, target, y gives `loss_fn(output, that)`, where the other entries are the model's
+   keywords and `output` is the model's output, or its `.logits` if it has them.
+3. The model computes its loss: `.loss` (or `["loss"]`) of `model(**batch)` for a mapping. For a sequence it is of
+   `model(*batch)`, but of `model(x)` for a pair whose second entry the model does not take as labels; for a tensor,
+   or any other batch, of `model(batch)`.
+4. A pair `(x, y)` and a plain output: floating [N, C, ...] with whole numbers y [N, ...] is `F.cross_entropy`;
+   floating y of the output's shape, or of one that differs by a last dimension of 1, is `F.mse_loss`.
+5. Anything else is an error that shows what was found.
+
+Inputs that are a mapping become keywords, a tuple or list positional arguments, anything else one argument.
+Rules 3 and 4 need one forward pass, on two samples; the result is a closure without any choice left in it.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence
+
+from autofit.core.errors import WorkloadError
+from autofit.workloads.tree import Batch, batch_size, describe, map_tensors, split, strays, tensors
+
+Compute = Callable[[nn.Module, Batch], torch.Tensor]
+Call = Callable[[nn.Module, Any], Any]
+
+_TARGETS = ("labels", "label", "targets", "target", "y")
+_ADVICE = "pass loss_fn(outputs, targets) or step_fn(model, batch) -> loss"
+
+
+@dataclass(frozen=True, slots=True)
+class LossRule:
+    """How the loss of a batch is computed.
+
+    Attributes:
+        name: "step_fn", "loss_fn", "output.loss", "cross_entropy" or "mse_loss".
+        compute: returns the loss of (model, batch), a scalar tensor with a gradient; runs in the training loop.
+            Raises `WorkloadError` when the user's function or model returns something else.
+        inferred: whether autofit chose the rule; the user did otherwise.
+        about: one line for a person.
+    """
+
+    name: str
+    compute: Compute
+    inferred: bool
+    about: str
+
+
+def resolve_loss(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    loss_fn: Callable[..., Any] | None = None,
+    step_fn: Callable[..., Any] | None = None,
+) -> LossRule:
+    """Returns the rule for a model and its batches; see the module for the rules.
+
+    Args:
+        model: on the device of `batch`. Its buffers and the global random generators may change in the forward
+            pass; whoever calls puts them back.
+        batch: any batch of the loader; at most two of its samples go through the model, where it can be cut.
+        loss_fn: the user's function of (outputs, targets), or a module.
+        step_fn: the user's function of (model, batch).
+
+    Raises:
+        WorkloadError: no rule applies, both functions are given, or the model does not take what the batch holds.
+        Exception: whatever the model's own forward raises, unchanged.
+    """
+    if step_fn is not None and loss_fn is not None:
+        raise WorkloadError("found both loss_fn and step_fn; expected one of them; step_fn does all by itself")
+    if step_fn is not None:
+        return _from_step_fn(step_fn)
+    if loss_fn is not None:
+        return _from_loss_fn(model, batch, loss_fn)
+    return _inferred(model, batch)
+
+
+def _from_step_fn(step_fn: Callable[..., Any]) -> LossRule:
+    if _binds(step_fn, (None, None), {}) is False:
+        raise WorkloadError(
+            f"found step_fn{inspect.signature(step_fn)}; expected a function that can be called as "
+            "step_fn(model, batch); change its parameters, or wrap it in a lambda"
+        )
+    return LossRule("step_fn", _checked(step_fn, "step_fn"), False, "the loss is what step_fn(model, batch) returns")
+
+
+def _from_loss_fn(model: nn.Module, batch: Batch, loss_fn: Callable[..., Any]) -> LossRule:
+    if isinstance(batch, Mapping):
+        target = _target_key(batch)
+        _check_keys(model, batch, without=target)
+
+        def of_mapping(model: nn.Module, batch: Any) -> Any:
+            output = model(**{key: value for key, value in batch.items() if key != target})
+            return loss_fn(_logits(output), batch[target])
+
+        about = f"loss_fn(output, batch[{target!r}]); the other entries are the model's keywords"
+        return LossRule("loss_fn", _checked(of_mapping, "loss_fn"), False, about)
+    if not _is_pair(batch):
+        raise WorkloadError(
+            f"found a batch ({_shown(batch)}); expected (inputs, targets), or a mapping with a key "
+            f"{_TARGETS[0]!r}, for loss_fn; pass step_fn(model, batch) -> loss instead"
+        )
+    call, text = _call_for(model, batch[0])
+
+    def of_pair(model: nn.Module, batch: Any) -> Any:
+        return loss_fn(call(model, batch[0]), batch[1])
+
+    return LossRule("loss_fn", _checked(of_pair, "loss_fn"), False, f"loss_fn({text}, targets)")
+
+
+def _inferred(model: nn.Module, batch: Batch) -> LossRule:
+    call, text = _whole_call(model, batch)
+    output = _tried(call, model, batch)
+    if _has_loss(output):
+        about = f"the model computes its own loss: {text}.loss"
+        return LossRule("output.loss", _own_loss(call, output), True, about)
+    if _is_pair(batch) and all(isinstance(node, torch.Tensor) and node.dim() for node in (output, batch[1])):
+        size = output.shape[0]
+        if _classifies(output, batch[1][:size], batch[1]):
+            about = f"{text} is [N, C, ...] and y whole numbers [N, ...]: F.cross_entropy"
+            return LossRule("cross_entropy", _cross_entropy(call), True, about)
+        if _regresses(output, batch[1][:size]):
+            about = f"{text} and y are floating and alike in shape: F.mse_loss"
+            return LossRule("mse_loss", _mse_loss(call, output.dim() == batch[1].dim()), True, about)
+    raise WorkloadError(
+        f"no loss can be inferred: found a batch ({_shown(batch)}) for which {text} gives {_output_text(output)}; "
+        f"expected an output with .loss, or (x, y) with an output that fits y; {_ADVICE}{_hint(batch, output)}"
+    )
+
+
+def _whole_call(model: nn.Module, batch: Batch) -> tuple[Call, str]:
+    """Returns how the model takes a batch when nobody says what its inputs are, and that as text."""
+    if isinstance(batch, Mapping):
+        _check_keys(model, batch)
+        return (lambda model, batch: model(**batch)), "model(**batch)"
+    if not isinstance(batch, (list, tuple)) or isinstance(batch, PackedSequence):
+        return (lambda model, batch: model(batch)), "model(batch)"
+    if len(batch) != 2 or _second_is_target(model):
+        return (lambda model, batch: model(*batch)), "model(*batch)"
+    inputs, text = _call_for(model, batch[0])
+    return (lambda model, batch: inputs(model, batch[0])), text
+
+
+def _call_for(model: nn.Module, inputs: Any) -> tuple[Call, str]:
+    """Returns how the model takes the inputs of a pair, and that as text."""
+    if isinstance(inputs, Mapping):
+        _check_keys(model, inputs)
+        return (lambda model, inputs: model(**inputs)), "model(**inputs)"
+    if isinstance(inputs, (list, tuple)) and not isinstance(inputs, PackedSequence):
+        # A model of one argument that takes a list of images, or a named tuple, gets it whole.
+        fits = _binds(model.forward, tuple(inputs), {}) is not False
+        if fits or _binds(model.forward, (inputs,), {}) is False:
+            return (lambda model, inputs: model(*inputs)), "model(*inputs)"
+    return (lambda model, inputs: model(inputs)), "model(inputs)"
+
+
+def _tried(call: Call, model: nn.Module, batch: Batch) -> Any:
+    """Returns the model's output for two samples; for the whole batch where cutting it is not sound."""
+    size = batch_size(batch)
+    if size > 2 and not strays(batch):
+        batch = split(batch, [2, size - 2])[0]
+    with torch.no_grad():
+        return call(model, map_tensors(batch, torch.clone))
+
+
+def _checked(compute: Callable[..., Any], name: str) -> Compute:
+    """Returns `compute` with a check that its result can be trained on."""
+
+    def checked(model: nn.Module, batch: Any) -> torch.Tensor:
+        loss = compute(model, batch)
+        if isinstance(loss, torch.Tensor) and loss.dim() == 0 and (loss.requires_grad or not torch.is_grad_enabled()):
+            return loss
+        raise _not_a_loss(loss, name)
+
+    return checked
+
+
+def _not_a_loss(loss: Any, name: str) -> WorkloadError:
+    """Returns the error for a loss that cannot be trained on, with what to do about it."""
+    if not isinstance(loss, torch.Tensor):
+        found = f"a {type(loss).__name__}"
+        cure = "return the loss tensor alone, not in a tuple or dict, and not as a number (no .item())"
+        if loss is None:
+            cure = "return the loss" if name != "output.loss" else "give the batch the labels that the model needs"
+    elif loss.dim():
+        found = f"a tensor of shape {list(loss.shape)}"
+        cure = "reduce it, as with reduction='mean' or .mean()"
+    else:
+        found = "a tensor without gradient"
+        cure = "do not detach it or compute it under torch.no_grad, and leave some parameter requires_grad=True"
+    return WorkloadError(f"{name} gave {found}; expected a scalar tensor with a gradient; {cure}")
+
+
+def _own_loss(call: Call, output: Any) -> Compute:
+    if getattr(output, "loss", None) is not None:
+        return _checked(lambda model, batch: call(model, batch).loss, "output.loss")
+    return _checked(lambda model, batch: call(model, batch)["loss"], "output.loss")
+
+
+def _cross_entropy(call: Call) -> Compute:
+    return _checked(lambda model, batch: F.cross_entropy(call(model, batch), batch[1]), "cross_entropy")
+
+
+def _mse_loss(call: Call, alike: bool) -> Compute:
+    if alike:
+        return _checked(lambda model, batch: F.mse_loss(call(model, batch), batch[1]), "mse_loss")
+    # [N, 1] against [N] would be broadcast to [N, N].
+    return _checked(lambda model, batch: F.mse_loss(call(model, batch).reshape(batch[1].shape), batch[1]), "mse_loss")
+
+
+def _classifies(output: torch.Tensor, part: torch.Tensor, targets: torch.Tensor) -> bool:
+    """Returns whether an output and its part of the targets are scores and classes, with every class in range.
+
+    A class out of range would stop a CUDA device for the rest of the process, so all targets are looked at.
+    """
+    whole = not (targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool)
+    if not (whole and output.is_floating_point() and output.dim() >= 2 and output.shape[1] >= 2):
+        return False
+    if output.shape[:1] + output.shape[2:] != part.shape:
+        return False
+    classes = targets[targets != -100]
+    return classes.numel() == 0 or bool(classes.min() >= 0 and classes.max() < output.shape[1])
+
+
+def _regresses(output: torch.Tensor, targets: torch.Tensor) -> bool:
+    """Returns whether output and targets are floating and of one shape, up to a last dimension of 1."""
+    if not (output.is_floating_point() and targets.is_floating_point()):
+        return False
+    shape, wanted = tuple(output.shape), tuple(targets.shape)
+    return shape in (wanted, (*wanted, 1)) or (*shape, 1) == wanted
+
+
+def _target_key(batch: Mapping[str, Any]) -> str:
+    found = [key for key in _TARGETS if key in batch]
+    if len(found) != 1:
+        raise WorkloadError(
+            f"found {found or 'none'} of the keys {', '.join(_TARGETS)} in a batch ({_shown(batch)}); expected "
+            "exactly one for loss_fn; rename the key in collate_fn, or pass step_fn(model, batch) -> loss"
+        )
+    return found[0]
+
+
+def _check_keys(model: nn.Module, batch: Mapping[str, Any], without: str | None = None) -> None:
+    """Fails when the model's forward does not take all entries of a mapping as keywords."""
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):  # a compiled or scripted forward does not tell
+        return
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    unknown = [str(key) for key in batch if key != without and key not in named]
+    if unknown:
+        raise WorkloadError(
+            f"found the keys {', '.join(unknown)} in the batch, which {type(model).__name__}.forward does not take; "
+            f"expected some of {', '.join(named)}; leave them out in collate_fn, or {_ADVICE}"
+        )
+
+
+def _second_is_target(model: nn.Module) -> bool:
+    """Returns whether the model's forward takes the targets as its second argument."""
+    try:
+        parameters = list(inspect.signature(model.forward).parameters)
+    except (TypeError, ValueError):
+        return False
+    return len(parameters) > 1 and parameters[1] in _TARGETS
+
+
+def _binds(function: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]) -> bool | None:
+    """Returns whether a function can be called so; None when it does not tell."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def _logits(output: Any) -> Any:
+    if isinstance(output, Mapping):
+        return output.get("logits", output)
+    return getattr(output, "logits", output)
+
+
+def _has_loss(output: Any) -> bool:
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    return loss is not None
+
+
+def _is_pair(batch: Batch) -> bool:
+    return isinstance(batch, (list, tuple)) and len(batch) == 2
+
+
+def _shown(batch: Batch) -> str:
+    """Returns the type and structure of a batch."""
+    has_tensors = next(tensors(batch), None) is not None
+    return f"{type(batch).__name__}: {describe([batch])}" if has_tensors else type(batch).__name__
+
+
+def _output_text(output: Any) -> str:
+    if isinstance(output, torch.Tensor):
+        return f"{str(output.dtype).removeprefix('torch.')}{list(output.shape)}"
+    if isinstance(output, Mapping):
+        return f"a {type(output).__name__} with {', '.join(map(str, output))}"
+    return f"a {type(output).__name__}"
+
+
+def _hint(batch: Batch, output: Any) -> str:
+    """Returns a step_fn for outputs that are a loss in another wrapping, as text."""
+    if isinstance(output, torch.Tensor) and output.dim() == 0:
+        return "; if the output is the loss: step_fn=lambda model, batch: model(batch)"
+    if isinstance(output, tuple) and any(isinstance(part, torch.Tensor) and part.dim() == 0 for part in output):
+        at = next(i for i, part in enumerate(output) if isinstance(part, torch.Tensor) and part.dim() == 0)
+        return f"; if that tuple holds the loss: step_fn=lambda model, batch: model(*batch)[{at}]"
+    if isinstance(output, Mapping) and "loss" in output:
+        return "; the output's loss is None, so the batch may lack labels"
+    return ""

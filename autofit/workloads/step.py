@@ -1,0 +1,209 @@
+"""TrainStep: one optimizer step under a plan.
+
+The probe measures this class and the user trains with it, so what was measured is what runs. `Draft` is a step
+in the making: strategies change it, `autofit.prepare` turns it into a `TrainStep`.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import torch
+from torch import nn
+
+from autofit.core.plan import Plan
+from autofit.workloads.loss import LossRule
+from autofit.workloads.tree import Batch, batch_size, map_tensors, tensors
+
+
+class Scheduler(Protocol):
+    """What `TrainStep` asks of a learning-rate scheduler: one `step()` after each optimizer step."""
+
+    def step(self) -> Any:
+        """Advances the schedule by one optimizer step."""
+
+
+@dataclass(slots=True)
+class Draft:
+    """A step in the making. Strategies change these fields in `apply` and put them back when they leave.
+
+    Attributes:
+        model: the user's model, on `device`.
+        loss: how the loss of one micro batch is computed.
+        optimizer: None in inference.
+        device: where the step runs.
+        autocast: makes a fresh context for each forward pass.
+        scaler: gradient scaler for fp16, or the user's own.
+        memory_format: layout that 4-d inputs are brought into, or None.
+        max_grad_norm: gradients are clipped to this L2 norm before the update; None for no clipping.
+    """
+
+    model: nn.Module
+    loss: LossRule
+    optimizer: torch.optim.Optimizer | None
+    device: torch.device
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    scaler: torch.amp.GradScaler | None = None
+    memory_format: torch.memory_format | None = None
+    max_grad_norm: float | None = None
+    scheduler: Scheduler | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """The micro batches of one optimizer step.
+
+    Attributes:
+        parts: the micro batches.
+        weights: each part's share of the samples; they sum to 1, so the step's gradient is the mean over samples
+            also when the last part is smaller.
+    """
+
+    parts: Sequence[Batch]
+    weights: Sequence[float]
+
+    @classmethod
+    def of(cls, parts: Sequence[Batch]) -> "StepBatch":
+        """Weighs `parts` by their number of samples."""
+        sizes = [batch_size(part) for part in parts]
+        return cls(parts, [size / sum(sizes) for size in sizes])
+
+
+@dataclass(slots=True)
+class StepLoader:
+    """Groups the micro batches of a loader into the batches of optimizer steps.
+
+    With one micro batch a step the loader's own batches come through unchanged. A last incomplete group makes a
+    step of its own, as a last incomplete batch does in a `DataLoader`.
+    """
+
+    loader: Any
+    accumulation_steps: int
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self.accumulation_steps == 1:
+            yield from self.loader
+            return
+        parts: list[Batch] = []
+        for batch in self.loader:
+            parts.append(batch)
+            if len(parts) == self.accumulation_steps:
+                yield StepBatch.of(parts)
+                parts = []
+        if parts:
+            yield StepBatch.of(parts)
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.loader) / self.accumulation_steps)
+
+
+@dataclass(slots=True)
+class TrainStep:
+    """One optimizer step under a plan. Use it as `for batch in step.loader: loss = step(batch)`.
+
+    Leave it with `close()`, or use it as a context manager, to take the strategies off the model again.
+
+    Attributes:
+        plan: the plan that is applied.
+        loader: yields the batches of whole optimizer steps; None for a probe, which brings its own.
+        phase: what is running: transfer, forward, backward, optimizer. Read by the probe when a step fails.
+        observe: called with each phase as it begins; None when nobody listens.
+    """
+
+    plan: Plan
+    draft: Draft
+    loader: StepLoader | None = None
+    phase: str = "prepare"
+    observe: Callable[[str], None] | None = None
+    _undo: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that is trained."""
+        return self.draft.model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer in use; None in inference."""
+        return self.draft.optimizer
+
+    def __call__(self, batch: Batch | StepBatch) -> torch.Tensor:
+        """Runs one optimizer step and returns its mean loss, detached, on the device.
+
+        In inference the forward pass runs under `torch.inference_mode`, nothing is updated, and the model's output
+        on the last micro batch is returned.
+        """
+        step_batch = batch if isinstance(batch, StepBatch) else StepBatch((batch,), (1.0,))
+        if self.draft.optimizer is None:
+            with torch.inference_mode():
+                return [self._forward(part) for part in step_batch.parts][-1]
+        loss = self.backward(step_batch)
+        self._update(self.draft.optimizer)
+        return loss
+
+    def backward(self, batch: StepBatch) -> torch.Tensor:
+        """Adds the gradients of one optimizer step to the parameters and returns the mean loss, detached."""
+        draft, total = self.draft, None
+        for part, weight in zip(batch.parts, batch.weights, strict=True):
+            loss = self._forward(part)
+            if weight != 1.0:
+                loss = loss * weight
+            self._enter("backward")
+            torch.autograd.backward(loss if draft.scaler is None else draft.scaler.scale(loss))
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None, "a StepBatch has at least one part"
+        return total
+
+    def _update(self, optimizer: torch.optim.Optimizer) -> None:
+        self._enter("optimizer")
+        draft, scaler = self.draft, self.draft.scaler
+        if draft.max_grad_norm is not None:
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(draft.model.parameters(), draft.max_grad_norm)
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        if draft.scheduler is not None:
+            draft.scheduler.step()
+
+    def _forward(self, part: Batch) -> torch.Tensor:
+        self._enter("transfer")
+        part = self._bring(part)
+        self._enter("forward")
+        with self.draft.autocast():
+            return self.draft.loss.compute(self.draft.model, part)
+
+    def _bring(self, part: Batch) -> Batch:
+        device, layout = self.draft.device, self.draft.memory_format
+        if layout is None:
+            if all(tensor.device == device for tensor in tensors(part)):
+                return part
+            return map_tensors(part, lambda t: t.to(device, non_blocking=True))
+        return map_tensors(
+            part,
+            lambda t: t.to(device, non_blocking=True, memory_format=layout if t.dim() == 4 else torch.preserve_format),
+        )
+
+    def _enter(self, phase: str) -> None:
+        self.phase = phase
+        if self.observe is not None:
+            self.observe(phase)
+
+    def close(self) -> None:
+        """Takes the strategies off the model and optimizer again. The weights stay as trained."""
+        self._undo.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,112 @@
+"""Streams: reading from a second iterator of what can only be iterated, and leaving no trace of it."""
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sized
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from autofit.core.errors import WorkloadError
+from autofit.workloads.tree import tensors
+
+STREAM_BATCHES = 64
+"""Ready batches that are looked at or held."""
+
+_STREAM_BYTES = 256 * 2**20  # what is held from a stream at most, in tensors
+_SHORT = 64  # containers with more entries than this are data, not state
+
+
+def read(source: Any, limit: int, what: str) -> tuple[list[Any], bool, tuple[str, ...]]:
+    """Reads up to `limit` items from a second iterator of a re-iterable.
+
+    Returns:
+        The items, whether they are all there are, and notes.
+
+    Raises:
+        WorkloadError: `source` is an iterator, or holds one, so that reading would take the items from the user.
+    """
+    held: list[Any] = []
+    size_bytes = 0
+    ended = True
+    with _undisturbed(source):
+        _refuse_one_shot(source, what)
+        for item in iter(source):
+            if len(held) == limit or (held and size_bytes > _STREAM_BYTES):
+                ended = False
+                break
+            held.append(item)
+            size_bytes += sum(tensor.nbytes for tensor in tensors(item))
+    note = f"{len(held)} {what} were read from a second iterator"
+    return held, ended, (note if ended else f"{note}: if longer ones can follow, pass worst_case=",)
+
+
+def known_length(sized: object) -> int | None:
+    """Returns the length of an object; None when it has none, or refuses to tell."""
+    if not isinstance(sized, Sized):
+        return None
+    with suppress(TypeError, NotImplementedError):
+        return len(sized)
+    return None
+
+
+def _refuse_one_shot(source: Any, what: str) -> None:
+    first = iter(source)
+    holds = [
+        name
+        for name, value in getattr(source, "__dict__", {}).items()
+        if isinstance(value, Iterator) and not isinstance(value, (_BaseDataLoaderIter, itertools.count))
+    ]
+    if first is source or first is iter(source) or holds:
+        held = f", which holds an iterator in .{holds[0]}" if holds else ""
+        raise WorkloadError(
+            f"found {what} in a {type(source).__name__}{held}, that can be iterated only once: reading it "
+            "here would take them from the training; expected an object whose iter() starts afresh; pass "
+            "the DataLoader or the re-iterable itself, or a list of batches: "
+            "list(itertools.islice(batches, 8))"
+        )
+
+
+@contextmanager
+def _undisturbed(root: object) -> Iterator[None]:
+    """Puts back the random generators and the attributes of all objects that `root` holds."""
+    found = list(_held(root, 4, set()))
+    attributes = [(vars(node), dict(vars(node))) for node in found if hasattr(node, "__dict__")]
+    rewind = [undo for undo in map(_rewinder, found) if undo is not None]
+    try:
+        yield
+    finally:
+        for undo in rewind:
+            undo()
+        for now, before in attributes:
+            if now.keys() != before.keys() or any(now[name] is not before[name] for name in before):
+                now.clear()
+                now.update(before)
+
+
+def _rewinder(node: Any) -> Callable[[], Any] | None:
+    """Returns what puts a random generator of torch, Python or numpy back to its state of now."""
+    if isinstance(node, torch.Generator):
+        return partial(node.set_state, node.get_state())
+    if isinstance(node, random.Random):
+        return partial(node.setstate, node.getstate())
+    bits = getattr(node, "bit_generator", None) or getattr(node, "_bit_generator", None)
+    return None if bits is None else partial(setattr, bits, "state", bits.state)
+
+
+def _held(node: Any, depth: int, seen: set[int]) -> Iterator[Any]:
+    """Yields the object and what it holds in attributes and short containers, down to `depth` levels."""
+    if id(node) in seen or isinstance(node, (torch.Tensor, nn.Module, ModuleType, type, str, bytes)):
+        return
+    seen.add(id(node))
+    yield node
+    inside = list(node) if isinstance(node, (list, tuple)) and len(node) <= _SHORT else []
+    for table in (node if isinstance(node, dict) else {}, getattr(node, "__dict__", {})):
+        inside += table.values() if len(table) <= _SHORT else ()
+    for child in inside if depth else ():
+        yield from _held(child, depth - 1, seen)

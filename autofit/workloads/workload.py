@@ -1,0 +1,96 @@
+"""Workload: what is trained. Model, batches, loss or step function, optimizer recipe."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from autofit.core.errors import WorkloadError
+
+OptimizerRecipe = torch.optim.Optimizer | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is trained, in the user's own objects. `make_workload()` may return one.
+
+    Attributes:
+        model: any module. It is put back bit-identically after tuning.
+        loader: a `DataLoader`, a list of batches, or anything that can be iterated again and again.
+        loss_fn: `loss_fn(outputs, targets) -> scalar tensor`, for batches `(inputs, targets)`.
+        step_fn: `step_fn(model, batch) -> scalar tensor`, for everything else.
+        optimizer: an optimizer over the model's parameters, a callable that makes one from parameters, or None
+            for `torch.optim.AdamW` with its defaults.
+        global_batch_size: samples per optimizer step, kept exactly; None leaves the batch free.
+        worst_case: a sample, or a callable `size -> batch`, that needs the most memory; None: the loader's data
+            set is scanned for the longest samples.
+        mode: "train", or "inference" for the forward pass alone.
+        max_grad_norm: clip gradients to this L2 norm, as the training does; None for no clipping.
+    """
+
+    model: nn.Module
+    loader: Any
+    loss_fn: Callable[..., torch.Tensor] | None = None
+    step_fn: Callable[..., torch.Tensor] | None = None
+    optimizer: OptimizerRecipe = None
+    global_batch_size: int | None = None
+    worst_case: Any = None
+    mode: Literal["train", "inference"] = "train"
+    max_grad_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            raise WorkloadError(
+                f"model is a {type(self.model).__name__}; expected a torch.nn.Module. "
+                "Pass the model first and the loader second."
+            )
+        if self.loss_fn is not None and self.step_fn is not None:
+            raise WorkloadError(
+                "both loss_fn and step_fn were given; expected one of them. step_fn does all by itself."
+            )
+        if self.mode not in ("train", "inference"):
+            raise WorkloadError(f'mode is {self.mode!r}; expected "train" or "inference".')
+        size = self.global_batch_size
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise WorkloadError(f"global_batch_size is {size!r}; expected a whole number of at least 1, or None.")
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
+            raise WorkloadError(f"max_grad_norm is {self.max_grad_norm!r}; expected a number above 0, or None.")
+
+    @property
+    def training(self) -> bool:
+        """Whether gradients and updates are part of a step."""
+        return self.mode == "train"
+
+    def make_optimizer(self) -> torch.optim.Optimizer | None:
+        """Returns the optimizer of a step: the user's instance, or a fresh one; None in inference.
+
+        Raises:
+            WorkloadError: nothing is trainable, or the optimizer does not hold this model's parameters.
+        """
+        if not self.training:
+            return None
+        trainable = [p for p in self.model.parameters() if p.requires_grad]
+        if not trainable:
+            raise WorkloadError(
+                "the model has no parameter with requires_grad=True, so there is nothing to train. "
+                'Unfreeze what is to be trained, or pass mode="inference".'
+            )
+        optimizer = self.optimizer
+        if optimizer is None:
+            return torch.optim.AdamW(trainable)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            optimizer = optimizer(trainable)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise WorkloadError(
+                f"the optimizer callable returned a {type(optimizer).__name__}; expected a torch.optim.Optimizer, "
+                "as from `lambda params: torch.optim.SGD(params, lr=0.1)`."
+            )
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not any(id(p) in held for p in trainable):
+            raise WorkloadError(
+                "the optimizer holds none of the model's trainable parameters. Make it from this model's "
+                "parameters(), after the model was moved to its device."
+            )
+        return optimizer

@@ -1,0 +1,95 @@
+"""A transformers model, built from a configuration with random weights: nothing is downloaded.
+
+    pip install "torch-autofit[examples]"
+    python examples/huggingface.py
+
+What to look at:
+  * The model computes its own loss from a batch with `labels`, so there is no loss to give.
+  * Its own gradient checkpointing is switched, block by block, because it knows what else has to change.
+  * Tuning and training may be two programs: the plan is saved, and loaded where the training is.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, Dataset
+from transformers import BertConfig, BertForSequenceClassification
+
+import autofit
+
+MEMORY = "64MiB"
+VOCABULARY, LONGEST = 1000, 96
+
+Sample = tuple[Tensor, int]
+
+
+class Sentences(Dataset[Sample]):
+    """Random token ids, from the lower half of the vocabulary for class 0, from the upper half for class 1."""
+
+    def __init__(self, count: int = 1024) -> None:
+        generator = torch.Generator().manual_seed(0)
+        lengths = torch.randint(16, LONGEST + 1, (count,), generator=generator)
+        half = VOCABULARY // 2
+        self.classes = [index % 2 for index in range(count)]
+        self.sentences = [
+            torch.randint(1 + half * c, half * (c + 1), (int(n),), generator=generator)
+            for n, c in zip(lengths, self.classes, strict=True)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.sentences)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.sentences[index], self.classes[index]
+
+
+def collate(samples: list[Sample]) -> dict[str, Tensor]:
+    """Pads sentences to the longest of them, as a tokenizer does."""
+    ids = pad_sequence([sentence for sentence, _ in samples], batch_first=True)  # id 0 is padding
+    return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": torch.tensor([c for _, c in samples])}
+
+
+def make_workload() -> autofit.Workload:
+    """Returns what is trained, with a careful setting: 8 sentences at a time, twice per optimizer step."""
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=512,
+        max_position_embeddings=LONGEST,
+        num_labels=2,
+    )
+    loader = DataLoader(Sentences(), batch_size=8, shuffle=True, collate_fn=collate)
+    return autofit.Workload(
+        BertForSequenceClassification(config),
+        loader,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=5e-4),  # a recipe will do as well
+        global_batch_size=16,
+    )
+
+
+def main() -> None:
+    """Tunes, says what was found, saves it, loads it, and trains with it."""
+    w = make_workload()
+    fit = autofit.tune(
+        w.model,
+        w.loader,
+        optimizer=w.optimizer,
+        global_batch_size=w.global_batch_size,
+        memory_budget=MEMORY,
+        time_budget="25s",
+        device="cpu",  # to tune for an accelerator leave this out, and move the model there first
+    )
+    print(fit)
+    fit.save("huggingface.yaml")
+    loaded = autofit.load("huggingface.yaml")
+    with loaded.prepare(w.model, w.loader, w.optimizer) as step:
+        for number, batch in zip(range(20), step.loader, strict=False):
+            loss = step(batch)
+            print(f"step {number + 1}: loss {loss:.3f}")
+
+
+if __name__ == "__main__":
+    main()

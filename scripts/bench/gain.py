@@ -1,0 +1,118 @@
+"""What tuning brings on the four examples under a memory limit, measured again apart from the search.
+
+Each example is tuned by the command line (probes in a child process, the proof under a real memory limit). Then the
+plan and the user's own setting run in interleaved blocks in this process, which knows nothing of the search's figures.
+Required: no peak over the budget, no plan slower than the user's own setting beyond noise.
+"""
+
+import importlib.util
+import math
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import _report
+
+from autofit import devices, planfile
+from autofit.core.briefing import Options
+from autofit.core.plan import Plan
+from autofit.core.racing import pair
+from autofit.core.recommendation import Ratio
+from autofit.core.trial import Purpose
+from autofit.core.units import format_bytes
+from autofit.probing.bench import Bench
+from autofit.workloads.factory import as_arguments
+from autofit.workloads.workload import Workload
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+NAMES = ("gpt", "convnet", "huggingface", "tabular")
+
+
+def tune(name: str, memory: str, seconds: float) -> Path:
+    """Tunes an example by the command line and returns its plan file."""
+    folder = Path(tempfile.mkdtemp())
+    plan = folder / "autofit.yaml"
+    target = f"{EXAMPLES / name}.py:make_workload"
+    command = [sys.executable, "-m", "autofit", "tune", target, "-o", str(plan), "--memory", memory]
+    command += ["--time", str(seconds), "--study", str(folder / "study.db"), "--quiet"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return plan
+
+
+def compare(workload: Workload, plan: Plan, own: Plan, options: Options, pairs: int) -> Ratio:
+    """Returns the throughput of `plan` over `own` from interleaved blocks."""
+    logs: dict[str, list[float]] = {plan.key: [], own.key: []}
+    with Bench(workload, devices.choose(), options) as bench:
+        for index in range(pairs):
+            for one in (plan, own) if index % 2 == 0 else (own, plan):
+                outcome = bench.evaluate(one, Purpose.BLOCK)
+                if outcome.measurement is None:
+                    raise SystemExit(f"{one} did not run: {outcome.reason}")
+                logs[one.key].append(math.log(outcome.measurement.samples_per_s))
+    return pair(logs[plan.key], logs[own.key]).ratio()
+
+
+def measure(name: str, seconds: float, pairs: int) -> dict[str, Any]:
+    """Returns the figures of one example."""
+    module = load(name)
+    found = planfile.load(tune(name, module.MEMORY, seconds))
+    workload = Workload(**as_arguments(module.make_workload(), name))
+    own = found.baseline.plan
+    options = Options(memory_budget=module.MEMORY)
+    same = found.plan == own
+    ratio = Ratio(value=1, low=1, high=1) if same else compare(workload, found.plan, own, options, pairs)
+    peak, budget = found.proof.memory.judged_bytes, found.budget.memory_bytes
+    figures: dict[str, Any] = {
+        "example": name,
+        "plan": dict(found.plan.values),
+        "own": dict(own.values),
+        "ratio": ratio.model_dump(),
+        "claimed": None if found.gain is None else found.gain.model_dump(),
+        "peak_bytes": peak,
+        "budget_bytes": budget,
+        "trials": found.counts,
+        "search_s": found.duration_s,
+        "ok": peak <= budget and ratio.high >= 1.0,
+    }
+    print(
+        f"{name:12s} {ratio} of the own setting; peak {format_bytes(peak)} of {format_bytes(budget)}; "
+        f"{sum(found.counts.values())} trials in {found.duration_s:.0f} s; {found.plan}",
+        flush=True,
+    )
+    return figures
+
+
+def load(name: str) -> ModuleType:
+    """Imports an example from its file."""
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None, "the file has a loader"
+    assert spec.loader is not None, "the file has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def main() -> None:
+    parser = _report.parser(__doc__ or "")
+    parser.add_argument("--time", type=float, default=60, help="seconds of search for each example")
+    parser.add_argument("--pairs", type=int, default=12, help="pairs of blocks for each comparison")
+    parser.add_argument("examples", nargs="*", default=NAMES, help="which examples")
+    given = parser.parse_args()
+    cases = [measure(name, given.time, given.pairs) for name in given.examples]
+    mean = math.exp(sum(math.log(case["ratio"]["value"]) for case in cases) / len(cases))
+    over = sum(case["peak_bytes"] > case["budget_bytes"] for case in cases)
+    slower = sum(case["ratio"]["high"] < 1.0 for case in cases)
+    passed = all(case["ok"] for case in cases)
+    summary = (
+        f"gain: {mean:.2f}x in the geometric mean of {len(cases)} examples; {over} over budget, {slower} slower than "
+        f"the own setting beyond noise: {'ok' if passed else 'MISSED'}"
+    )
+    _report.finish(summary, {"mean": mean, "cases": cases}, given.json, passed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""What every exporter keeps."""
+
+import pytest
+
+from autofit import exporters
+from autofit.core.budget import Budget
+from autofit.core.environment import Environment
+from autofit.core.errors import UsageError
+from autofit.core.measurement import Measurement, Memory
+from autofit.core.objective import Objective
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import KnobValue, Plan
+from autofit.core.recommendation import Candidate, Ratio, Recommendation
+from autofit.exporters.base import Exporter
+
+OWN = Plan(
+    values={
+        "micro_batch_size": 8,
+        "accumulation_steps": 1,
+        "precision": "fp32",
+        "checkpointed_blocks": 0,
+        "memory_format": "default",
+        "optimizer_implementation": "default",
+    }
+)
+VALUES: list[tuple[str, KnobValue]] = [
+    ("micro_batch_size", 4),
+    ("accumulation_steps", 3),
+    ("precision", "tf32"),
+    ("precision", "bf16"),
+    ("precision", "fp16"),
+    ("checkpointed_blocks", 2),
+    ("memory_format", "channels_last"),
+    ("optimizer_implementation", "for-loop"),
+    ("optimizer_implementation", "foreach"),
+    ("optimizer_implementation", "fused"),
+]
+EVIL = 'x"; import os\nimport os\r\x0bimport os\x85import os\u2028"""\n'
+
+
+def recommendation(plan: Plan, own: Plan = OWN, settings: dict[str, str] | None = None) -> Recommendation:
+    memory = Memory(allocated_bytes=2**20, judged_bytes=2**20, judged_by="footprint")
+    proof = Measurement(step_times_s=(0.1,), samples_per_step=8, memory=memory)
+    return Recommendation(
+        plan=plan,
+        proof=proof,
+        baseline=Candidate(plan=own, outcome=Outcome(status=Status.MEASURED, measurement=proof)),
+        gain=Ratio(value=1.25, low=1.2, high=1.3, pairs=4),
+        budget=Budget(memory_bytes=2**30),
+        objective=Objective(),
+        environment=Environment(
+            workload="w",
+            device_type="cpu",
+            device_name="chip",
+            capacity_bytes=2**34,
+            versions={"torch": "2.13.0"},
+            settings=settings or {},
+        ),
+    )
+
+
+@pytest.fixture(params=exporters.MEMBERS, ids=lambda member: member.name)
+def exporter(request: pytest.FixtureRequest) -> Exporter:
+    return request.param
+
+
+def test_names_are_unique_and_lead_to_their_exporter() -> None:
+    assert len({member.name for member in exporters.MEMBERS}) == len(exporters.MEMBERS)
+    for member in exporters.MEMBERS:
+        assert exporters.by_name(member.name) is member
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match=r"found .*'nowhere'; expected one of .*python"):
+        exporters.by_name("nowhere")
+
+
+def test_the_export_is_a_text_file(exporter: Exporter) -> None:
+    export = exporter.export(recommendation(OWN))
+    assert export.text.endswith("\n")
+    assert not export.text.endswith("\n\n")
+    assert export.filename
+    assert "/" not in export.filename
+    assert exporter.export(recommendation(OWN)) == export
+
+
+def test_what_the_user_has_already_needs_no_words(exporter: Exporter) -> None:
+    own = OWN.replace(precision="fp8", unheard_of="mine")
+    assert exporter.export(recommendation(own, own)).unmapped == ()
+
+
+def test_a_knob_without_words_is_listed_in_the_file_too(exporter: Exporter) -> None:
+    export = exporter.export(recommendation(OWN.replace(unheard_of="on")))
+    assert export.unmapped == ("unheard_of",)
+    if exporter.comment:
+        assert f"{exporter.comment}  unheard_of=on\n" in export.text
+        assert "NOT in this file" in export.text
+
+
+@pytest.mark.parametrize("value", [True, 1])
+def test_true_and_one_are_different_values(exporter: Exporter, value: KnobValue) -> None:
+    other = 1 if value is True else True
+    own = OWN.replace(unheard_of=other)
+    assert exporter.export(recommendation(OWN.replace(unheard_of=value), own)).unmapped == ("unheard_of",)
+
+
+@pytest.mark.parametrize(("knob", "value"), VALUES)
+def test_each_changed_knob_changes_the_text_or_is_listed(exporter: Exporter, knob: str, value: KnobValue) -> None:
+    plain, changed = (exporter.export(recommendation(plan)) for plan in (OWN, OWN.replace(**{knob: value})))
+    if knob in changed.unmapped:
+        assert changed.unmapped == (knob,)
+    else:
+        assert changed.unmapped == ()
+        assert _body(changed.text, exporter) != _body(plain.text, exporter)
+
+
+def test_only_knobs_of_the_plan_are_said(exporter: Exporter) -> None:
+    plan = Plan(values={"micro_batch_size": 2})
+    assert exporter.fields(plan, recommendation(plan)).keys() <= plan.values.keys()
+
+
+def test_texts_of_a_foreign_plan_cannot_become_code(exporter: Exporter) -> None:
+    plan = OWN.replace(precision=EVIL, memory_format=EVIL, optimizer_implementation=EVIL, checkpointed_blocks=EVIL)
+    settings = {"optimizer": EVIL, "max_grad_norm": EVIL, "mode": EVIL}
+    hostile = recommendation(Plan(values={**plan.values, EVIL: EVIL}), settings=settings)
+    versions, device = {"torch": EVIL}, EVIL
+    environment = hostile.environment.model_copy(update={"versions": versions, "device_name": device})
+    export = exporter.export(hostile.model_copy(update={"environment": environment}))
+    assert EVIL in export.unmapped
+    assert "import os" not in _body(export.text, exporter)
+
+
+def _body(text: str, exporter: Exporter) -> str:
+    """Returns the text without comment lines; `splitlines` also breaks at the rarer line breaks."""
+    lines = text.splitlines()
+    return "\n".join(line for line in lines if not exporter.comment or not line.startswith(exporter.comment.strip()))

@@ -1,0 +1,132 @@
+"""Who goes into the final and who wins it."""
+
+import pytest
+
+from autofit.core.choosing import better, choose, finalists, lightest, measurement_of, quotient, ranked, ties
+from autofit.core.measurement import Measurement, Memory
+from autofit.core.objective import Objective
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
+from autofit.core.recommendation import Ratio
+from autofit.core.trial import Trial
+
+OWN = Plan(values={"micro_batch_size": 8, "accumulation_steps": 1, "precision": "float32", "format": "plain"})
+OBJECTIVE = Objective()
+
+
+def measured(speed: float, peak: int = 1000, spread: float = 0.0, **changes: int | str) -> Trial:
+    """Returns a trial of OWN with changes, at `speed` samples per second."""
+    times = tuple(8 / speed * (1 + spread * sign) for sign in (-1, -1, 0, 1, 1))
+    memory = Memory(allocated_bytes=peak, judged_bytes=peak, judged_by="test")
+    measurement = Measurement(step_times_s=times, samples_per_step=8, memory=memory)
+    outcome = Outcome(status=Status.MEASURED, measurement=measurement)
+    return Trial(number=0, plan=OWN.replace(**changes), outcome=outcome)
+
+
+def by_probe(a: Trial, b: Trial) -> Ratio:
+    value = OBJECTIVE.score(measurement_of(a)) / OBJECTIVE.score(measurement_of(b))
+    return Ratio(value=value, low=value * 0.99, high=value * 1.01, pairs=8)
+
+
+def test_finalists_are_those_the_noise_may_excuse_and_the_baseline() -> None:
+    own, best = measured(100), measured(200, precision="bf16")
+    near, far = measured(195, precision="tf32"), measured(150, format="last")
+    assert finalists([own, far, near, best], OWN, OBJECTIVE) == [best, near, own]
+
+
+def test_finalists_are_at_most_four_and_the_baseline() -> None:
+    trials = [measured(200 + n, micro_batch_size=16 + n) for n in range(8)]
+    chosen = finalists([*trials, measured(50)], OWN, OBJECTIVE)
+    assert [OBJECTIVE.score(measurement_of(t)) for t in chosen] == pytest.approx([207, 206, 205, 204, 50])
+
+
+def test_a_noisy_probe_stays_in_the_final() -> None:
+    best, noisy = measured(200, precision="bf16"), measured(150, spread=0.4, precision="tf32")
+    assert noisy in finalists([best, noisy], OWN, OBJECTIVE)
+    assert measured(150, precision="tf32") not in finalists([best, measured(150, precision="tf32")], OWN, OBJECTIVE)
+
+
+def test_only_measured_plans_are_ranked_and_the_latest_trial_counts() -> None:
+    over = Trial(number=1, plan=OWN, outcome=Outcome(status=Status.OUT_OF_MEMORY, reason="x"))
+    first, second = measured(100, precision="tf32"), measured(120, precision="tf32")
+    assert ranked([first, over, second], OBJECTIVE) == [second]
+
+
+def test_the_fastest_wins_beyond_the_tie_margin() -> None:
+    own, light, fast = measured(100, 100), measured(150, 100, precision="tf32"), measured(200, 9000, precision="bf16")
+    assert choose([own, light, fast], OWN, OBJECTIVE, by_probe) is fast
+
+
+def test_a_tie_goes_to_less_memory_then_to_fewer_changes() -> None:
+    own = measured(100, 2000)
+    fast, light = measured(200, 2000, precision="bf16"), measured(198, 1500, precision="tf32")
+    assert choose([own, fast, light], OWN, OBJECTIVE, by_probe) is light
+    many, few = measured(201, 1500, precision="bf16", format="last"), measured(199, 1505, precision="bf16")
+    assert choose([own, many, few], OWN, OBJECTIVE, by_probe) is few
+
+
+def test_a_tie_with_the_baseline_keeps_the_baseline_unless_the_other_saves_memory() -> None:
+    other = measured(101, 2000, precision="tf32")
+    assert choose([other, own := measured(100, 2000)], OWN, OBJECTIVE, by_probe) is own
+    lean = measured(101, 1000, precision="tf32")
+    assert choose([lean, measured(100, 2000)], OWN, OBJECTIVE, by_probe) is lean
+
+
+def test_a_gain_within_its_noise_is_a_tie() -> None:
+    own, other = measured(100, 2000), measured(110, 2000, precision="tf32")
+
+    def wide(a: Trial, b: Trial) -> Ratio:
+        value = by_probe(a, b).value
+        return Ratio(value=value, low=value * 0.8, high=value * 1.2, pairs=4)
+
+    assert choose([own, other], OWN, OBJECTIVE, wide) is own
+
+
+def test_nothing_slower_than_the_baseline_beyond_noise_is_chosen() -> None:
+    # The leader ties with a lean plan, which is slower than the baseline: a chain of ties must not lead below it.
+    leader, own, lean = measured(101.5, 3000, precision="bf16"), measured(101, 2000), measured(99.8, 10, format="last")
+
+    def sharp(a: Trial, b: Trial) -> Ratio:
+        value = by_probe(a, b).value
+        return Ratio(value=value, low=value * 0.999, high=value * 1.001, pairs=40)
+
+    assert choose([leader, own, lean], OWN, OBJECTIVE, sharp) is own
+
+
+def test_without_a_baseline_the_rules_still_decide() -> None:
+    fast, light = measured(200, 2000, precision="bf16"), measured(199, 1000, precision="tf32")
+    assert choose([fast, light], OWN, OBJECTIVE, by_probe) is light
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "tie"),
+    [(1.01, 1.005, True), (1.03, 0.99, True), (1.03, 1.01, False), (1.08, 0.9, False)],
+)
+def test_what_is_a_tie(value: float, low: float, tie: bool) -> None:
+    assert ties(Ratio(value=value, low=low, high=2.0), 0.02) is tie
+
+
+def test_better_needs_the_margin_and_the_certainty() -> None:
+    assert better(Ratio(value=1.05, low=1.01, high=1.1), 0.02)
+    assert not better(Ratio(value=1.01, low=1.005, high=1.02), 0.02)
+    assert not better(Ratio(value=1.2, low=0.99, high=1.4), 0.02)
+
+
+def test_peaks_within_one_percent_are_equal() -> None:
+    changed, own = measured(100, 1000, precision="bf16"), measured(100, 1009)
+    assert lightest([changed, own], OWN) is own
+    assert lightest([changed, measured(100, 1011)], OWN) is changed
+
+
+def test_the_quotient_of_two_probes_is_wider_than_their_steps_say() -> None:
+    ratio = quotient(measurement_of(measured(200)), measurement_of(measured(100)), OBJECTIVE)
+    assert ratio.value == pytest.approx(2.0)
+    assert ratio.low < 1.9
+    assert ratio.high > 2.1
+    assert ratio.pairs == 0
+
+
+def test_a_trial_without_measurement_cannot_be_chosen() -> None:
+    trial = Trial(number=3, plan=OWN, outcome=Outcome(status=Status.OUT_OF_MEMORY, reason="x"))
+    with pytest.raises(ValueError, match="trial 3 has no measurement"):
+        measurement_of(trial)

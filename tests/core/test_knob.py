@@ -1,0 +1,25 @@
+import pytest
+from pydantic import ValidationError
+
+from autofit.core.knob import Knob
+
+
+def test_the_default_has_to_be_one_of_the_values() -> None:
+    with pytest.raises(ValidationError, match="default 'fp8'"):
+        Knob(name="precision", values=("float32", "bf16"), default="fp8")
+
+
+def test_true_and_one_are_different_values() -> None:
+    knob = Knob(name="fused", values=(False, True), default=False)
+    assert knob.admits(True)
+    assert not knob.admits(1)
+    assert not Knob(name="parts", values=(1, 2), default=1).admits(True)
+    with pytest.raises(ValidationError):
+        Knob(name="parts", values=(1, 2), default=True)
+
+
+def test_types_survive_json() -> None:
+    knob = Knob(name="mixed", values=(True, 1, "1"), default=1)
+    again = Knob.model_validate_json(knob.model_dump_json())
+    assert [type(value) for value in again.values] == [bool, int, str]
+    assert type(again.default) is int

@@ -1,0 +1,61 @@
+import random
+from statistics import pstdev
+
+import pytest
+from pydantic import ValidationError
+
+from autofit.core.measurement import Measurement, Memory
+from autofit.core.objective import Objective
+
+MEMORY = Memory(allocated_bytes=10, judged_bytes=12, judged_by="test")
+
+
+def measured(*times: float, **fields: float) -> Measurement:
+    return Measurement(step_times_s=times, samples_per_step=8, memory=MEMORY, **fields)
+
+
+def test_throughput_is_at_the_median_step() -> None:
+    measurement = measured(0.5, 0.4, 9.0)
+    assert measurement.step_time_s == 0.5
+    assert measurement.samples_per_s == 16.0
+
+
+def test_tokens_are_counted_only_where_known() -> None:
+    assert measured(0.5).tokens_per_s is None
+    assert measured(0.5, tokens_per_step=100).tokens_per_s == 200
+
+
+def test_the_objective_falls_back_to_samples() -> None:
+    tokens = Objective(unit="tokens")
+    assert tokens.score(measured(0.5, tokens_per_step=100)) == 200
+    assert tokens.score(measured(0.5)) == 16
+    assert Objective().score(measured(0.5, tokens_per_step=100)) == 16
+
+
+def test_the_spread_is_the_standard_error_of_the_median() -> None:
+    draw = random.Random(0)
+    runs = [measured(*(draw.gauss(1.0, 0.05) for _ in range(41))) for _ in range(400)]
+    seen = pstdev(run.step_time_s for run in runs)
+    said = sum(run.spread_ratio for run in runs) / len(runs)
+    assert said == pytest.approx(seen, rel=0.15)
+
+
+def test_one_stall_does_not_widen_the_spread() -> None:
+    steady = [1.0, 1.01, 0.99, 1.02, 0.98, 1.0, 1.01, 0.99]
+    assert measured(*steady, 50.0).spread_ratio < 2 * measured(*steady).spread_ratio
+
+
+def test_one_step_has_no_spread() -> None:
+    assert measured(1.0).spread_ratio == 0
+
+
+@pytest.mark.parametrize("change", [{"step_times_s": ()}, {"samples_per_step": 0}, {"memory": None}, {"what": 1}])
+def test_what_is_no_measurement_is_refused(change: dict[str, object]) -> None:
+    fields = {"step_times_s": (1.0,), "samples_per_step": 8, "memory": MEMORY}
+    with pytest.raises(ValidationError):
+        Measurement.model_validate(fields | change)
+
+
+def test_a_measurement_survives_json() -> None:
+    measurement = measured(0.1, 0.2, tokens_per_step=3.5)
+    assert Measurement.model_validate_json(measurement.model_dump_json()) == measurement

@@ -1,0 +1,72 @@
+from dataclasses import replace
+
+import pytest
+
+from autofit.core.errors import SpaceError
+from autofit.core.plan import Plan
+from autofit.core.space import SearchSpace, SpaceFacts, divisors, ladder
+from tests.fakes import KNOBS, OPTIMIZER, PRECISION, space_of
+
+SPACE = space_of(KNOBS, (4, 8, 16), 8)
+
+
+def test_the_baselines_combination_comes_first_and_each_comes_once() -> None:
+    combinations = list(SPACE.combinations())
+    assert combinations[0] == SPACE.baseline.combination
+    assert len(combinations) == len(set(combinations)) == 3 * 4 * 3 * 2
+
+
+def test_a_conflict_keeps_combinations_out() -> None:
+    def conflict(plan: Plan) -> str | None:
+        return "not together" if plan.values["precision"] == "bf16" else None
+
+    space = replace(SPACE, conflict=conflict)
+    assert all(c.values["precision"] != "bf16" for c in space.combinations())
+    assert space.violation(SPACE.baseline.replace(precision="bf16")) == "not together"
+
+
+def test_forbidden_combinations_travel_with_the_facts() -> None:
+    combination = SPACE.baseline.replace(precision="bf16").combination
+    facts = SPACE.facts.model_copy(update={"forbidden": {combination.key: "no kernel"}})
+    space = SearchSpace(SpaceFacts.model_validate_json(facts.model_dump_json()))
+    assert space.violation(space.at(combination, 16)) == "no kernel"
+    assert combination not in list(space.combinations())
+
+
+def test_the_global_batch_is_kept_exactly() -> None:
+    space = space_of((PRECISION, OPTIMIZER), (4, 8, 16), 8, global_batch_size=48)
+    plan = space.at(space.baseline.combination, 16)
+    assert (plan.micro_batch_size, plan.accumulation_steps, plan.global_batch_size) == (16, 3, 48)
+    with pytest.raises(SpaceError, match="32 does not divide the global batch 48"):
+        space.at(space.baseline.combination, 32)
+
+
+def test_a_free_batch_does_not_accumulate() -> None:
+    assert SPACE.at(SPACE.baseline.combination, 16).global_batch_size == 16
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        (SPACE.baseline, None),
+        (SPACE.baseline.replace(precision="int3"), "precision=int3 is not one of float32, tf32, bf16"),
+        (SPACE.baseline.replace(tile=4), "no strategy in play owns tile"),
+        (Plan(values={"micro_batch_size": 8}), "the plan has no value for precision"),
+    ],
+)
+def test_what_is_not_in_the_space_is_named(plan: Plan, reason: str | None) -> None:
+    assert SPACE.violation(plan) == reason
+
+
+def test_divisors_are_those_of_the_number() -> None:
+    assert divisors(48) == (1, 2, 3, 4, 6, 8, 12, 16, 24, 48)
+    assert divisors(1) == (1,)
+    assert all(360 % d == 0 for d in divisors(360))
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"),
+    [(0, ()), (1, (1,)), (3, (1, 2)), (7, (1, 2, 4)), (8, (1, 2, 4, 8)), (30, (1, 2, 4, 8, 16, 24))],
+)
+def test_the_ladder(most: int, sizes: tuple[int, ...]) -> None:
+    assert ladder(most) == sizes

@@ -1,0 +1,85 @@
+import pytest
+
+from autofit.core.errors import UsageError
+from autofit.core.units import format_bytes, format_duration, parse_bytes, parse_duration
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        (1024, 1024),
+        ("1024", 1024),
+        ("20GiB", 20 * 2**30),
+        ("20 GB", 20 * 10**9),
+        ("512 MB", 512 * 10**6),
+        ("1.5gib", 3 * 2**29),
+        ("2e3", 2000),
+        (" 1 KiB ", 1024),
+        ("7b", 7),
+    ],
+)
+def test_bytes_are_read(text: str | int, count: int) -> None:
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", 0, -5, "0GiB", "1 XB", "1,5GiB", "nan", "1GiB2", True])
+def test_what_is_not_a_memory_is_refused(text: str | int) -> None:
+    with pytest.raises(UsageError, match="memory"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [(300, 300.0), ("5min", 300.0), ("5 m", 300.0), ("90s", 90.0), ("1.5h", 5400.0), ("250ms", 0.25), ("2 sec", 2.0)],
+)
+def test_durations_are_read(text: str | float, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "min", "0s", "5 days", "-3s"])
+def test_what_is_not_a_time_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="time"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (None, "unknown"),
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (1536 * 2**20, "1.5 GiB"),
+        (1010 * 2**20, "1010 MiB"),
+        (3 * 2**40, "3 TiB"),
+        (5000 * 2**40, "5000 TiB"),
+    ],
+)
+def test_bytes_are_printed(count: int | None, text: str) -> None:
+    assert format_bytes(count) == text
+
+
+@pytest.mark.parametrize("count", [1, 1023, 1024, 10**6, 2**30 + 1, 999 * 2**20, 17 * 2**40])
+def test_what_is_printed_can_be_read_again(count: int) -> None:
+    assert parse_bytes(format_bytes(count)) == pytest.approx(count, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0384, "38.4 ms"),
+        (4.2, "4.2 s"),
+        (59.9, "59.9 s"),
+        (60, "1 min 0 s"),
+        (200, "3 min 20 s"),
+        (3600, "1 h 0 min"),
+        (9000, "2 h 30 min"),
+    ],
+)
+def test_durations_are_printed(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize("seconds", [0.99999, 59.97, 59.999])
+def test_a_duration_just_below_a_unit_is_not_printed_beyond_it(seconds: float) -> None:
+    assert format_duration(seconds) not in ("1e+03 ms", "60 s")

@@ -1,0 +1,111 @@
+"""The memory budget: what may be asked for, and the arithmetic that is shown."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import pytest
+
+from autofit.core.errors import UsageError
+from autofit.devices.base import HEADROOM_BYTES, Counters, Device, Reading
+
+GIB = 2**30
+
+
+class Sized(Device):
+    """A device that is nothing but a capacity."""
+
+    type = "cpu"
+
+    def __init__(self, capacity: int, available: int) -> None:
+        super().__init__()
+        self.capacity, self.available = capacity, available
+
+    @classmethod
+    def is_available(cls) -> bool:
+        return True
+
+    def name(self) -> str:
+        return "Test Device 1"
+
+    def capacity_bytes(self) -> int:
+        return self.capacity
+
+    def available_bytes(self) -> int:
+        return self.available
+
+    def capabilities(self) -> frozenset[str]:
+        return frozenset()
+
+    def meter(self, static: Callable[[], int]) -> AbstractContextManager[Reading]:
+        raise NotImplementedError
+
+
+DEVICE = Sized(capacity=80 * GIB, available=50 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected", "note"),
+    [
+        ("20GiB", 20 * GIB, "20 GiB as asked"),
+        (3 * GIB, 3 * GIB, "3 GiB as asked"),
+        (float(3 * GIB), 3 * GIB, "3 GiB as asked"),
+        (0.5, 40 * GIB, "50% of the capacity 80 GiB"),
+        (1.0, 80 * GIB, "100% of the capacity 80 GiB"),
+        ("80GiB", 80 * GIB, "80 GiB as asked"),
+    ],
+)
+def test_a_budget_is_bytes_a_text_or_a_fraction(wanted: float | str, expected: int, note: str) -> None:
+    budget = DEVICE.budget(wanted, varies=False)
+    assert (budget.memory_bytes, budget.memory_note) == (expected, note)
+
+
+def test_the_default_leaves_a_headroom_and_shows_the_arithmetic() -> None:
+    budget = DEVICE.budget(None, varies=False)
+    assert budget.memory_bytes == 50 * GIB - round(50 * GIB * 0.08)
+    assert budget.memory_note == "50 GiB available - 4 GiB headroom (8%, at least 512 MiB) = 46 GiB"
+
+
+def test_varying_shapes_get_more_headroom() -> None:
+    budget = DEVICE.budget(None, varies=True)
+    assert budget.memory_bytes == 50 * GIB - round(50 * GIB * 0.08 * 1.5)
+    assert "6 GiB headroom (8%, at least 512 MiB, times 1.5 for varying shapes) = 44 GiB" in budget.memory_note
+
+
+def test_a_small_device_leaves_the_least_headroom() -> None:
+    budget = Sized(4 * GIB, 4 * GIB).budget(None, varies=False)
+    assert budget.memory_bytes == 4 * GIB - HEADROOM_BYTES
+
+
+def test_the_headroom_is_at_most_half_and_says_so() -> None:
+    budget = Sized(GIB // 2, GIB // 2).budget(None, varies=False)
+    assert budget.memory_bytes == GIB // 4
+    assert budget.memory_note.endswith("at most half) = 256 MiB")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "following"),
+    [
+        ("81GiB", "81 GiB is more than the 80 GiB of Test Device 1", "give at most that, or leave it out"),
+        (81 * GIB, "is more than the 80 GiB", "give at most that"),
+        ("lots", "cannot read 'lots' as memory", '"20GiB"'),
+        ("20 parsecs", "cannot read '20 parsecs'", "a number of bytes"),
+        (1.5, "memory_budget is 1.5", "expected a fraction up to 1"),
+        (-0.5, "memory_budget is -0.5", "expected a fraction up to 1"),
+        (0, "more than zero bytes", '"20GiB"'),
+        (0.0, "more than zero bytes", '"20GiB"'),
+        (float("nan"), "memory_budget is nan", "expected a fraction"),
+        (float("inf"), "memory_budget is inf", "expected a fraction"),
+    ],
+)
+def test_what_cannot_be_a_budget_is_refused(wanted: float | str, found: str, following: str) -> None:
+    with pytest.raises(UsageError) as error:
+        DEVICE.budget(wanted, varies=False)
+    assert found in str(error.value)
+    assert following in str(error.value)
+
+
+def test_a_device_without_counters_or_limit_says_nothing_and_forbids_nothing() -> None:
+    assert DEVICE.counters() == Counters(0, 0)
+    with DEVICE.limit(1, lambda: 0):
+        pass
+    assert str(DEVICE.torch_device) == "cpu"

@@ -1,0 +1,260 @@
+"""The exported loop is run, and the weights after it are those of a loop written by hand."""
+
+import copy
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from autofit.core.plan import KnobValue
+from autofit.exporters import by_name
+from autofit.exporters.base import Export
+from tests.conformance.test_exporters import OWN, recommendation
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(6, 6)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x + F.dropout(torch.tanh(self.line(x)), 0.2, self.training)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(2, 6, 3)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(6, 3)
+        self.layouts: list[bool] = []
+        self.dtypes: list[torch.dtype] = []
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.layouts.append(images.is_contiguous(memory_format=torch.channels_last))
+        x = self.stem(images).mean((2, 3))
+        self.dtypes.append(x.dtype)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def compute_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    inputs, targets = batch
+    return F.cross_entropy(model(inputs), targets)
+
+
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def loader(micro_batch_size: int) -> DataLoader[Any]:
+    """22 samples: neither micro batches nor steps come out even."""
+    torch.manual_seed(1)
+    images, targets = torch.randn(22, 2, 4, 5), torch.randint(3, (22,))
+    return DataLoader(TensorDataset(images, targets), batch_size=micro_batch_size)
+
+
+def export(settings: dict[str, str] | None = None, **values: KnobValue) -> Export:
+    return by_name("python").export(recommendation(OWN.replace(**values), settings=settings or {}))
+
+
+def module_of(text: str) -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    exec(compile(text, "train_loop.py", "exec"), names)
+    return names
+
+
+def steps_by_hand(batches: list[Any], accumulation_steps: int) -> Iterator[list[Any]]:
+    for start in range(0, len(batches), accumulation_steps):
+        yield batches[start : start + accumulation_steps]
+
+
+def train_by_hand(
+    model: nn.Module,
+    batches: DataLoader[Any],
+    optimizer: torch.optim.Optimizer,
+    accumulation_steps: int = 1,
+    dtype: torch.dtype | None = None,
+    clip: float | None = None,
+    scaled: bool = False,
+) -> None:
+    scaler = torch.amp.GradScaler("cpu", enabled=scaled)
+    for _ in range(2):
+        for parts in steps_by_hand(list(batches), accumulation_steps):
+            count = sum(len(targets) for _, targets in parts)
+            for inputs, targets in parts:
+                with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+                    loss = F.cross_entropy(model(inputs), targets, reduction="mean")
+                scaler.scale(loss * len(targets) / count).backward()
+            scaler.unscale_(optimizer)
+            if clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+
+def make_optimizer(model: nn.Module, **flags: bool) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01, **flags)
+
+
+def run_both(text: str, micro_batch_size: int, by_hand: dict[str, Any], **more: Any) -> tuple[Net, Net]:
+    """Returns the model after the exported loop, and the one after the loop by hand."""
+    module = module_of(text)
+    exported, expected = net().eval(), net()
+    more = {name: (value(exported) if callable(value) else value) for name, value in more.items()}
+    optimizer = make_optimizer(exported, **module.get("OPTIMIZER_FLAGS", {}))
+    torch.manual_seed(2)
+    module["train"](exported, loader(module["MICRO_BATCH_SIZE"]), optimizer, compute_loss, epochs=2, **more)
+    torch.manual_seed(2)
+    train_by_hand(expected, loader(micro_batch_size), make_optimizer(expected), **by_hand)
+    return exported, expected
+
+
+def assert_same_weights(model: nn.Module, other: nn.Module, **tolerance: float) -> None:
+    for (name, value), (_, wanted) in zip(model.named_parameters(), other.named_parameters(), strict=True):
+        torch.testing.assert_close(value, wanted, msg=lambda text, name=name: f"{name}: {text}", **tolerance)
+    start = net()
+    assert any(not torch.equal(value, own) for value, own in zip(model.parameters(), start.parameters(), strict=True))
+
+
+def test_the_plan_that_changes_nothing() -> None:
+    exported = export()
+    assert exported.unmapped == ()
+    assert "autocast" not in exported.text
+    assert_same_weights(*run_both(exported.text, 8, {}), rtol=0, atol=0)
+
+
+def test_accumulation_is_the_mean_over_the_samples_of_a_step_also_in_the_last_one() -> None:
+    exported = export(micro_batch_size=4, accumulation_steps=2)
+    assert_same_weights(*run_both(exported.text, 4, {"accumulation_steps": 2}))
+
+
+def test_accumulation_gives_the_gradient_of_the_large_batch() -> None:
+    text = export(micro_batch_size=3, accumulation_steps=8).text  # one step of 22 samples, the last part of 1
+    module = module_of(text)
+    model, whole = net().requires_grad_(True), net()
+    for block in [*model.blocks, *whole.blocks]:
+        block.eval()  # no dropout
+    gradients: list[list[torch.Tensor]] = []
+
+    class Spy(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            gradients.append([p.grad.clone() for group in self.param_groups for p in group["params"]])
+
+    model.train = lambda mode=True: model  # type: ignore[method-assign]  # keeps dropout off
+    module["train"](model, loader(3), Spy(model.parameters(), lr=0.1), compute_loss)
+    compute_loss(whole, next(iter(loader(22)))).backward()
+    (mine,) = gradients
+    for gradient, parameter in zip(mine, whole.parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad)
+
+
+def test_bf16_autocast() -> None:
+    exported, expected = run_both(export(precision="bf16").text, 8, {"dtype": torch.bfloat16})
+    assert set(exported.dtypes) == {torch.bfloat16}
+    assert_same_weights(exported, expected, rtol=0, atol=0)
+
+
+def test_fp16_with_scaler_and_clipping() -> None:
+    text = export({"max_grad_norm": "0.1"}, precision="fp16", accumulation_steps=2).text
+    by_hand = {"dtype": torch.float16, "clip": 0.1, "scaled": True, "accumulation_steps": 2}
+    exported, expected = run_both(text, 8, by_hand)
+    assert set(exported.dtypes) == {torch.float16}
+    assert_same_weights(exported, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_clipping_without_scaler() -> None:
+    exported, expected = run_both(export({"max_grad_norm": "0.05"}).text, 8, {"clip": 0.05})
+    assert_same_weights(exported, expected, rtol=0, atol=0)
+
+
+def test_the_first_blocks_run_again_in_backward_with_the_same_dropout() -> None:
+    text = export(checkpointed_blocks=2, accumulation_steps=2).text
+    exported, expected = run_both(text, 8, {"accumulation_steps": 2}, blocks=lambda model: model.blocks)
+    first, second, third = (block.calls for block in exported.blocks)
+    assert first == second == 2 * third
+    assert_same_weights(exported, expected)
+
+
+def test_a_model_with_its_own_checkpointing_is_asked_for_it() -> None:
+    model = net()
+    asked: list[dict[str, Any]] = []
+    model.gradient_checkpointing_enable = lambda **options: asked.append(options)  # type: ignore[assignment]  # a fake
+    module_of(export(checkpointed_blocks=3).text)["train"](model, loader(8), make_optimizer(model), compute_loss)
+    assert asked == [{"gradient_checkpointing_kwargs": {"use_reentrant": False}}]
+
+
+def test_too_few_blocks_are_refused() -> None:
+    model = net()
+    module = module_of(export(checkpointed_blocks=3).text)
+    with pytest.raises(ValueError, match="found 1 blocks, the plan checkpoints 3"):
+        module["train"](model, loader(8), make_optimizer(model), compute_loss, blocks=model.blocks[:1])
+
+
+@pytest.mark.parametrize("value", ["for-loop", "foreach", "fused"])
+def test_optimizer_flags_and_channels_last(value: str) -> None:
+    text = export(optimizer_implementation=value, memory_format="channels_last").text
+    exported, expected = run_both(text, 8, {})
+    assert all(exported.layouts)
+    assert not any(expected.layouts)
+    assert_same_weights(exported, expected, rtol=1e-4, atol=1e-5)
+    model = net()
+    wrong = make_optimizer(model, foreach=value != "foreach")
+    with pytest.raises(ValueError, match="make the optimizer with f"):
+        module_of(text)["train"](model, loader(8), wrong, compute_loss)
+
+
+def test_tf32_is_switched_on(tmp_path: Path) -> None:
+    """In a process of its own: the switch stays on."""
+    (tmp_path / "train_loop.py").write_text(export(precision="tf32").text)
+    code = (
+        "import torch, train_loop\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "train_loop.train(model, [torch.ones(4, 2)], optimizer, lambda model, batch: model(batch).sum())\n"
+        "print(torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "tf32 tf32\n"
+
+
+def test_batches_of_any_structure() -> None:
+    module = module_of(export(micro_batch_size=2, accumulation_steps=2).text)
+    batch = {"ids": ["a", "b"], "nested": (torch.ones(2, 3), None), "count": 7}
+    assert module["size"](batch["nested"]) == 2
+    moved = module["to_device"](batch, torch.device("meta"))
+    assert moved["nested"][0].device.type == "meta"
+    assert (moved["ids"], moved["nested"][1], moved["count"]) == (["a", "b"], None, 7)
+
+
+def test_inference_predicts_without_touching_the_weights() -> None:
+    text = export({"mode": "inference", "max_grad_norm": "1.0"}, precision="bf16", micro_batch_size=4).text
+    assert "MAX_GRAD_NORM" not in text
+    model = net()
+    before = copy.deepcopy(model.state_dict())
+    outputs = list(module_of(text)["predict"](model, loader(4), lambda model, batch: model(batch[0])))
+    assert sum(map(len, outputs)) == 22
+    assert outputs[0].dtype is torch.bfloat16
+    assert not outputs[0].requires_grad
+    assert not model.training
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_values_without_words_are_unmapped() -> None:
+    exported = export(precision="fp8", checkpointed_blocks="all", compile=True)
+    assert exported.unmapped == ("precision", "checkpointed_blocks", "compile")
+    assert "#   precision=fp8\n" in exported.text
+    module_of(exported.text)

@@ -1,0 +1,59 @@
+"""A worker without torch: it starts in no time and does what a test tells it to."""
+
+import os
+import stat
+import sys
+from pathlib import Path
+from textwrap import dedent, indent
+
+import pytest
+
+PYTHON = sys.executable
+_SCRIPT = """\
+#!{python}
+import json, os, signal, subprocess, sys, time
+environment = dict(os.environ)
+requests = os.fdopen(int(sys.argv[sys.argv.index("--read") + 1]))
+write = int(sys.argv[sys.argv.index("--write") + 1])
+
+def say(kind, **content):
+    os.write(write, (json.dumps(dict(kind=kind, **content)) + "\\n").encode())
+
+for line in requests:
+    request = json.loads(line)
+{behaviour}
+"""
+
+
+def install(folder: Path, behaviour: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes every `Child` started from now on run `behaviour` for each `request`; it may call `say(kind, ...)`."""
+    path = folder / "fake_worker"
+    path.write_text(_SCRIPT.format(python=PYTHON, behaviour=indent(dedent(behaviour), "    ")))
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(sys, "executable", str(path))
+
+
+def session(leader: int) -> list[int]:
+    """Returns the processes of a session that are not mere zombies."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            state, _, _, sid = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+        except OSError:  # it has ended meanwhile
+            continue
+        if int(sid) == leader and state != "Z":
+            found.append(int(entry.name))
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))

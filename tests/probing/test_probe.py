@@ -1,0 +1,557 @@
+"""A probe runs a plan as it stands, and every failure of one plan is an outcome that leaves nothing behind."""
+
+import gc
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from autofit import devices
+from autofit.core.briefing import Options
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
+from autofit.core.trial import Purpose
+from autofit.devices.base import Device, Reading
+from autofit.probing.bench import Bench
+from autofit.probing.guard import digest_of
+from autofit.probing.probe import static_bytes
+from autofit.workloads.workload import Workload
+from tests.probing import targets
+
+CPU: Any = type(devices.choose("cpu"))
+PLENTY = Options(memory_budget="1GiB", strategies=("batching",))
+OOM = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+REFUSED = RuntimeError(
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+    "8589934592 bytes. Error code 12 (Cannot allocate memory)"
+)
+
+
+def evaluate(
+    workload: Workload,
+    purpose: Purpose = Purpose.PROBE,
+    options: Options = PLENTY,
+    device: Device | None = None,
+    **plan: Any,
+) -> Outcome:
+    """Opens a bench, runs its baseline with the values of `plan`, and leaves it."""
+    with Bench(workload, device or CPU(), options) as bench:
+        return bench.evaluate(bench.briefing.space.baseline.replace(**plan), purpose)
+
+
+class Fuse:
+    """Burns through at the n-th call, with the given exception."""
+
+    def __init__(self, error: BaseException, at: int = 1) -> None:
+        self.error, self.left, self.live = error, at, False
+        self.seen: list[weakref.ref[torch.Tensor]] = []
+
+    def __call__(self, *tensors: torch.Tensor) -> None:
+        if not self.live:
+            return
+        self.seen += map(weakref.ref, tensors)
+        self.left -= 1
+        if self.left == 0:
+            raise type(self.error)(*self.error.args)
+
+
+class BurningForward(nn.Module):
+    def __init__(self, fuse: Fuse) -> None:
+        super().__init__()
+        self.fuse = (fuse,)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.fuse[0](x)
+        return x
+
+
+class Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, fuse: Fuse) -> torch.Tensor:
+        ctx.fuse = fuse
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.fuse(gradient)
+        return gradient, None
+
+
+class BurningBackward(BurningForward):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Backward.apply(x, self.fuse[0])
+
+
+class BurningAdam(torch.optim.Adam):
+    """Fails after it has made its state, as a real out-of-memory in the middle of a step does."""
+
+    fuse: Fuse
+
+    def step(self, closure: Any = None) -> Any:
+        result = super().step(closure)
+        self.fuse(*(v for state in self.state.values() for v in state.values() if isinstance(v, torch.Tensor)))
+        return result
+
+
+def burning(place: str, fuse: Fuse) -> Workload:
+    """A workload that fails at `place`; activations before it are watched."""
+    kinds = {"forward": BurningForward, "backward": BurningBackward}
+    torch.manual_seed(0)
+    middle = [kinds[place](fuse)] if place in kinds else []
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), *middle, nn.Linear(16, 4))
+    model[1].register_forward_hook(lambda module, inputs, output: fuse.seen.append(weakref.ref(output)))
+    optimizer = BurningAdam(model.parameters())
+    optimizer.fuse = fuse if place == "optimizer" else Fuse(KeyError())
+    return Workload(model, targets.vectors(), optimizer=optimizer)
+
+
+FAULTS = [("forward", 1), ("forward", 2), ("backward", 1), ("backward", 2), ("optimizer", 1), ("optimizer", 2)]
+
+
+@pytest.mark.parametrize("error", [OOM, REFUSED], ids=["class", "text"])
+@pytest.mark.parametrize(("place", "at"), FAULTS)
+def test_an_out_of_memory_is_an_outcome_that_leaves_nothing_behind(place: str, at: int, error: RuntimeError) -> None:
+    fuse = Fuse(error, at)
+    workload = burning(place, fuse)
+    before = digest_of(workload.model, workload.optimizer, workload.loader)
+    with Bench(workload, CPU(), PLENTY) as bench:
+        fuse.live = True
+        fuse.seen.clear()
+        outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
+        assert outcome.status is Status.OUT_OF_MEMORY
+        assert outcome.phase == place
+        assert outcome.reason
+        assert outcome.measurement is None
+        assert len(fuse.seen) >= at
+        assert [ref for ref in fuse.seen if ref() is not None] == []
+        assert all(p.grad is None for p in workload.model.parameters())
+        assert len(workload.optimizer.state) == 0
+        assert digest_of(workload.model, workload.optimizer, workload.loader) == before
+        fuse.live = False
+        assert bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE).measured
+    assert digest_of(workload.model, workload.optimizer, workload.loader) == before
+
+
+def test_no_tensor_is_left_after_failures_and_successes() -> None:
+    fuse = Fuse(OOM, 3)
+    workload = burning("backward", fuse)
+    with Bench(workload, CPU(), PLENTY) as bench:
+        plan = bench.briefing.space.baseline
+
+        def count() -> int:
+            return sum(isinstance(found, torch.Tensor) for found in gc.get_objects())
+
+        assert bench.evaluate(plan, Purpose.PROBE).measured
+        before = count()
+        fuse.live = True
+        assert bench.evaluate(plan, Purpose.PROBE).status is Status.OUT_OF_MEMORY
+        assert count() == before
+        fuse.live = False
+        assert bench.evaluate(plan, Purpose.BLOCK).measured
+        assert count() == before
+
+
+def test_a_kept_exception_does_not_keep_the_tensors() -> None:
+    """A user's code may hold on to the exception; what it refers to has been scrubbed."""
+    kept: list[BaseException] = []
+    seen: list[weakref.ref[torch.Tensor]] = []
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        hidden = model(batch[0])
+        seen.append(weakref.ref(hidden))
+        try:
+            if not armed:
+                return hidden.mean()
+            raise OOM
+        except RuntimeError as error:
+            kept.append(error)
+            raise
+
+    armed: list[bool] = []
+    workload = Workload(targets.mlp(), targets.vectors(), step_fn=loss)
+    with Bench(workload, CPU(), PLENTY) as bench:
+        armed.append(True)
+        seen.clear()
+        assert bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE).status is Status.OUT_OF_MEMORY
+        assert len(kept) == len(seen) == 1
+        assert seen[0]() is None
+
+
+def test_over_the_budget_is_an_outcome_with_the_measurement() -> None:
+    outcome = evaluate(targets.make_mlp(), options=PLENTY.model_copy(update={"memory_budget": "2KiB"}))
+    assert outcome.status is Status.OVER_BUDGET
+    assert outcome.measurement is not None
+    assert outcome.measurement.memory.judged_bytes > 2048
+    assert "above the budget 2 KiB" in outcome.reason
+    fits = outcome.measurement.memory.judged_bytes
+    at_the_limit = PLENTY.model_copy(update={"memory_budget": fits})
+    assert evaluate(targets.make_mlp(), options=at_the_limit).measured
+    below = PLENTY.model_copy(update={"memory_budget": fits - 1})
+    assert evaluate(targets.make_mlp(), options=below).status is Status.OVER_BUDGET
+
+
+def test_the_speed_of_a_plan_over_the_budget_is_that_of_the_samples_it_ran() -> None:
+    workload = targets.make_mlp(global_batch_size=32)
+    tight = PLENTY.model_copy(update={"memory_budget": "2KiB"})
+    outcome = evaluate(workload, options=tight, micro_batch_size=4, accumulation_steps=8)
+    assert outcome.measurement is not None
+    assert outcome.measurement.samples_per_step == 2 * 4  # two micro batches show all that can be live
+
+
+def users_step(model: nn.Module, batch: Any) -> torch.Tensor:
+    """A step function that fails when the model says so."""
+    if model.mood == "nan":
+        return model(batch[0]).mean() * float("nan")
+    if model.mood == "wrong":
+        raise ValueError("found 3 labels")
+    if model.mood == "exit":
+        raise SystemExit(3)
+    if model.mood == "vector":
+        return model(batch[0])
+    if model.mood == "interrupt":
+        raise KeyboardInterrupt
+    return model(batch[0]).mean()
+
+
+def moody() -> Workload:
+    model = targets.mlp()
+    model.mood = "good"
+    return Workload(model, targets.vectors(), step_fn=users_step, optimizer=torch.optim.Adam(model.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("mood", "status", "reason"),
+    [
+        ("nan", Status.NUMERIC, "the loss is nan after"),
+        ("wrong", Status.USER_ERROR, "found 3 labels"),
+        ("exit", Status.USER_ERROR, "SystemExit"),
+        ("vector", Status.USER_ERROR, "step_fn gave a tensor of shape [8, 4]"),
+    ],
+)
+def test_what_the_users_step_does_wrong_is_told(mood: str, status: Status, reason: str) -> None:
+    workload = moody()
+    with Bench(workload, CPU(), PLENTY) as bench:
+        before = digest_of(workload.model, workload.optimizer, workload.loader)
+        workload.model.mood, outcome = mood, None
+        try:
+            outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
+        finally:
+            workload.model.mood = "good"
+        assert outcome.status is status
+        assert reason in outcome.reason
+        assert digest_of(workload.model, workload.optimizer, workload.loader) == before
+        if mood in ("wrong", "exit"):
+            assert outcome.phase == "forward"
+            assert "in users_step" in outcome.traceback_text
+            assert "/autofit/" not in outcome.traceback_text
+
+
+def test_an_interrupt_passes_through_and_everything_is_back() -> None:
+    workload = moody()
+    before = digest_of(workload.model, workload.optimizer, workload.loader)
+    bench = Bench(workload, CPU(), PLENTY)
+    workload.model.mood = "interrupt"
+    with pytest.raises(KeyboardInterrupt):
+        bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
+    assert workload.model.mood == "good"  # the attributes of modules come back too
+    assert digest_of(workload.model, workload.optimizer, workload.loader) == before
+
+
+class Rows(Dataset):
+    def __init__(self) -> None:
+        self.broken = False
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, at: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.broken:
+            raise IndexError("row is damaged")
+        return torch.full((8,), float(at)), torch.tensor(at % 4)
+
+
+def test_an_error_of_the_data_set_is_a_data_error() -> None:
+    rows = Rows()
+    workload = Workload(targets.mlp(), DataLoader(rows, batch_size=8))
+    with Bench(workload, CPU(), PLENTY) as bench:
+        rows.broken = True
+        outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
+        rows.broken = False
+    assert outcome.status is Status.DATA_ERROR
+    assert outcome.phase == "fetch"
+    assert "row is damaged" in outcome.reason
+    assert "__getitem__" in outcome.traceback_text
+
+
+def test_a_plan_that_cannot_be_applied_here_is_rejected() -> None:
+    outcome = evaluate(targets.make_mlp(), precision="fp4")
+    assert outcome.status is Status.REJECTED
+    assert outcome.phase == "prepare"
+    assert "precision='fp4' cannot be applied here" in outcome.reason
+
+
+class Seen:
+    """A step function that writes down the batches it gets."""
+
+    def __init__(self, loss: Callable[..., torch.Tensor] = targets.token_mean) -> None:
+        self.loss, self.batches = loss, []
+
+    def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        self.batches.append(tuple(batch["input_ids"].shape))
+        return self.loss(model, batch)
+
+
+@pytest.mark.parametrize(("purpose", "parts", "steps"), [(Purpose.PROOF, 4, 3), (Purpose.PROBE, 2, 2)])
+def test_the_first_steps_are_whole_and_on_the_longest_samples(purpose: Purpose, parts: int, steps: int) -> None:
+    seen = Seen()
+    # One sample in twelve is long: the typical batch of 2 has none.
+    loader = targets.sentences((*[3] * 11, 40), batch_size=2)
+    workload = Workload(targets.Transformer(), loader, step_fn=seen, global_batch_size=8)
+    with Bench(workload, CPU(), PLENTY.model_copy(update={"numerics": "any"})) as bench:
+        seen.batches.clear()
+        plan = Plan(values={"micro_batch_size": 2, "accumulation_steps": 4})
+        outcome = bench.evaluate(plan, purpose)
+    assert outcome.measured
+    assert seen.batches[: parts * steps] == [(2, 40)] * parts * steps
+    rest = seen.batches[parts * steps :]
+    assert len(rest) % 4 == 0  # timed steps are whole ones
+    assert (2, 3) in rest
+    assert outcome.measurement is not None
+    assert outcome.measurement.worst_steps == steps
+    assert outcome.measurement.samples_per_step == 8
+    assert len(outcome.measurement.step_times_s) >= (5 if purpose is Purpose.PROOF else 3)
+
+
+def test_a_proof_has_phases_and_a_block_times_only() -> None:
+    proof = evaluate(targets.make_mlp(), Purpose.PROOF).measurement
+    block = evaluate(targets.make_mlp(), Purpose.BLOCK).measurement
+    assert proof is not None
+    assert block is not None
+    assert proof.phases_s.keys() == {"transfer", "forward", "backward", "optimizer"}
+    assert 0.1 * proof.step_time_s < sum(proof.phases_s.values()) < 10 * proof.step_time_s
+    assert block.phases_s == {}
+    assert len(block.step_times_s) == 4
+    assert block.worst_steps == 0
+    assert block.memory.judged_by == "not read in a race"
+    assert proof.loss is not None
+    assert proof.fetch_s is not None
+    assert proof.tokens_per_step is None
+
+
+def test_useful_tokens_are_counted_per_step() -> None:
+    workload = Workload(
+        targets.Transformer(), targets.sentences((3, 24)), step_fn=targets.sample_mean, global_batch_size=8
+    )
+    outcome = evaluate(workload, micro_batch_size=2, accumulation_steps=4)
+    assert outcome.measurement is not None
+    assert outcome.measurement.tokens_per_step == pytest.approx(8 * 13.5, rel=0.3)
+
+
+def test_a_probe_and_a_proof_of_one_plan_have_the_same_peak() -> None:
+    """A probe stops at two micro batches of two steps: beyond them nothing new is live."""
+    peaks = [
+        evaluate(targets.make_mlp(global_batch_size=32), purpose, micro_batch_size=4, accumulation_steps=8).measurement
+        for purpose in (Purpose.PROBE, Purpose.PROOF)
+    ]
+    assert peaks[0] is not None
+    assert peaks[1] is not None
+    assert peaks[0].memory.judged_bytes == peaks[1].memory.judged_bytes
+    assert peaks[0].memory.static_bytes == peaks[1].memory.static_bytes
+
+
+def test_the_peak_is_the_one_computed_by_hand() -> None:
+    """Static bytes, the step's own batch, the activations and the gradients of a model of one layer."""
+    model = nn.Linear(64, 1, bias=False)
+    loader = [torch.ones(32, 64)] * 2
+    workload = Workload(
+        model, loader, step_fn=lambda model, x: model(x).sum(), optimizer=lambda ps: torch.optim.SGD(ps, momentum=0.9)
+    )
+    found = evaluate(workload).measurement
+    assert found is not None
+    weight, batch = 64 * 4, 32 * 64 * 4
+    assert found.memory.static_bytes == 2 * weight  # the weight and its momentum
+    # While backward ends: the output, its scalar sum, that sum's gradient (one number, expanded) and the weight's.
+    assert found.memory.judged_bytes == 2 * weight + batch + 32 * 4 + 4 + 4 + weight
+
+
+def destructive(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Takes its labels out of the batch and scales the inputs in place, as many training scripts do."""
+    labels = batch.pop("labels")
+    batch["x"].div_(255.0)
+    assert float(batch["x"].max()) > 0.9, "the inputs were scaled twice"
+    return F.cross_entropy(model(batch["x"]), labels)
+
+
+def test_a_step_that_changes_its_batch_gets_a_new_one_each_time() -> None:
+    batches = [{"x": torch.full((8, 8), 255.0), "labels": torch.zeros(8, dtype=torch.long)}] * 2
+    workload = Workload(targets.mlp(), batches, step_fn=destructive, global_batch_size=16)
+    with Bench(workload, CPU(), PLENTY) as bench:
+        assert bench.briefing.space.refused == ()  # the gates too
+        for purpose in (Purpose.PROBE, Purpose.BLOCK, Purpose.PROOF, Purpose.BLOCK):
+            outcome = bench.evaluate(bench.briefing.space.baseline, purpose)
+            assert outcome.measured, outcome.reason
+    assert batches[0].keys() == {"x", "labels"}
+    assert float(batches[0]["x"].max()) == 255.0
+
+
+class Scaled(nn.Module):
+    """Gradients overflow in fp16 until the scaler's scale has come down."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self.linear, self.limit = nn.Linear(8, 4), limit
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output = self.linear(x)
+        if output.requires_grad:
+            output.register_hook(lambda gradient: torch.where(gradient.abs() > self.limit, torch.inf, gradient))
+        return output
+
+
+def test_steps_that_the_scaler_skips_do_not_prove_anything() -> None:
+    updates: list[int] = []
+
+    class Sgd(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            updates.append(1)
+            return super().step(closure)
+
+    workload = Workload(Scaled(limit=16.0), targets.vectors(), optimizer=lambda ps: Sgd(ps, lr=0.01))
+    outcome = evaluate(workload, Purpose.PROOF, precision="fp16")
+    assert outcome.measured, outcome.reason
+    assert outcome.measurement is not None
+    assert outcome.measurement.worst_steps == 3
+    # 3 on the worst batch, the warm-up, the measured ones, 3 for the phases: each one an update.
+    timed = len(outcome.measurement.warmup_times_s) + len(outcome.measurement.step_times_s)
+    assert len(updates) == 3 + timed + 3
+
+
+def test_a_model_that_always_overflows_is_a_numeric_failure() -> None:
+    workload = Workload(Scaled(limit=0.0), targets.vectors(), optimizer=torch.optim.SGD)
+    for purpose in Purpose:
+        outcome = evaluate(workload, purpose, precision="fp16")
+        assert outcome.status is Status.NUMERIC
+        assert "gradients overflow in fp16" in outcome.reason
+
+
+class Dying(CPU):
+    """A device that stops answering."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dead = False
+
+    def synchronize(self) -> None:
+        if self.dead:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore lines")
+
+
+def test_a_device_that_no_longer_answers_is_poisoned() -> None:
+    device, workload = Dying(), targets.make_mlp()
+    with Bench(workload, device, PLENTY) as bench:
+        workload.model[2].register_forward_hook(lambda *_: setattr(device, "dead", True))
+        outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
+        assert outcome.status is Status.POISONED
+        assert outcome.reason == "the device no longer answers: CUDA error: an illegal memory access was encountered"
+
+
+class Hiding(CPU):
+    """A device whose allocator counts what the model hid."""
+
+    @contextmanager
+    def meter(self, static: Callable[[], int]) -> Iterator[Reading]:
+        with super().meter(static) as reading:
+            yield reading
+        reading.memory = reading.memory.model_copy(update={"swallowed_ooms": 2})
+
+
+def test_out_of_memory_events_that_the_model_hides_mean_that_it_does_not_fit() -> None:
+    outcome = evaluate(targets.make_mlp(), device=Hiding())
+    assert outcome.status is Status.OVER_BUDGET
+    assert "2 out-of-memory events hidden by the model" in outcome.reason
+    assert outcome.measurement is not None
+
+
+class Enforcing(CPU):
+    """A device that writes down when its limit is on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limited: list[bool] = [False]
+        self.steps: list[tuple[bool, int]] = []
+        self.budgets: list[tuple[int, int]] = []
+
+    @contextmanager
+    def limit(self, budget_bytes: int, static: Callable[[], int]) -> Iterator[None]:
+        self.budgets.append((budget_bytes, static()))
+        self.limited[0] = True
+        yield
+        self.limited[0] = False
+
+
+@pytest.mark.parametrize(("is_host", "first"), [(False, 2), (True, 8)])
+def test_the_limit_is_on_for_all_but_a_first_step(is_host: bool, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small one on an accelerator; on a host a full one, since kernels are compiled for each size."""
+    monkeypatch.setattr(Enforcing, "is_host", is_host)
+    device, workload = Enforcing(), targets.make_mlp()
+    workload.model.register_forward_hook(lambda m, x, y: device.steps.append((device.limited[0], len(y))))
+    with Bench(workload, device, PLENTY.model_copy(update={"enforce": True})) as bench:
+        device.steps.clear()
+        assert bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE).measured
+    assert device.steps[0] == (False, first)
+    assert set(device.steps[1:]) == {(True, 8)}
+    parameters = sum(p.nbytes for p in workload.model.parameters())
+    assert [budget for budget, _ in device.budgets] == [2**30]
+    assert device.budgets[0][1] >= 3 * parameters  # the state of AdamW is there already
+
+
+def test_signs_of_life_come_with_every_step() -> None:
+    beats: list[str] = []
+    with Bench(targets.make_mlp(), CPU(), PLENTY, beats.append) as bench:
+        outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
+    assert outcome.measurement is not None
+    steps = len(outcome.measurement.warmup_times_s) + len(outcome.measurement.step_times_s)
+    assert beats == ["fetch", "prepare", "step", "step", *["fetch"] * steps, "step"]
+
+
+def test_static_bytes_counts_each_storage_once() -> None:
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4))
+    model[1].weight = model[0].weight
+    with Bench(Workload(model, targets.vectors(), step_fn=lambda m, b: m(b[0][:, :4]).sum()), CPU(), PLENTY) as bench:
+        step = bench._build(Plan())
+        assert static_bytes(step) == 64 + 4 * 16 + 8  # one weight; scale, shift, mean, variance; a count
+        step.model[0].weight.grad = torch.zeros(4, 4)
+        assert static_bytes(step) == 2 * 64 + 4 * 16 + 8
+        step.model[0].weight.grad = None
+        step.close()
+
+
+def test_a_plan_far_slower_than_the_fastest_is_not_timed_further() -> None:
+    calls: list[int] = []
+
+    def slow(model: nn.Module, batch: Any) -> torch.Tensor:
+        calls.append(len(batch[0]))
+        time.sleep(0.06)  # whatever the size: per sample, one sample is 32 times slower than 32
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    workload = Workload(targets.mlp(), targets.vectors(batch_size=32), step_fn=slow)
+    with Bench(workload, CPU(), PLENTY) as bench:
+        large, small = Plan(values={"micro_batch_size": 32}), Plan(values={"micro_batch_size": 1})
+        assert bench.evaluate(large, Purpose.PROBE).measured
+        calls.clear()
+        outcome = bench.evaluate(small, Purpose.PROBE)
+        assert calls == [1, 1]
+        assert outcome.measured
+        assert outcome.measurement is not None
+        assert outcome.measurement.warnings[0].startswith("not timed further: ")
+        assert outcome.measurement.samples_per_s < 100
+        # What is raced or proven is run in full.
+        assert len(bench.evaluate(small, Purpose.BLOCK).measurement.step_times_s) == 4
+        assert len(bench.evaluate(small, Purpose.PROOF).measurement.step_times_s) >= 5

@@ -1,0 +1,405 @@
+"""A remote bench survives what its children do, and proves under a limit that is real."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autofit.core.briefing import Briefing, Options
+from autofit.core.budget import Budget
+from autofit.core.environment import Environment
+from autofit.core.errors import AutofitError, RestoreError, SpaceError, UserCodeError, WorkloadError
+from autofit.core.outcome import Status
+from autofit.core.plan import Plan
+from autofit.core.space import SpaceFacts
+from autofit.core.trial import Purpose
+from autofit.probing.child import Deadlines
+from autofit.probing.remote import RemoteBench, Target
+from tests.probing.fake_worker import install, is_alive, open_descriptors, session
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+TARGETS = Path(__file__).with_name("targets.py")
+QUICK = Deadlines(first_s=20.0, progress_s=0.5, total_s=20.0, grace_s=0.3, exit_s=10.0)
+PLAN = Plan(values={"micro_batch_size": 8, "accumulation_steps": 1})
+BRIEFING = Briefing(
+    space=SpaceFacts(knobs=(), sizes=(8,), global_batch_size=None, baseline=PLAN),
+    environment=Environment(workload="a-b", device_type="cuda", device_name="Test", capacity_bytes=2**34),
+    budget=Budget(memory_bytes=12345, memory_note="what was available then"),
+    enforced=False,
+)
+OPENS = """
+with open(environment["REQUESTS"], "a") as file:
+    limited = "MALLOC_MMAP_THRESHOLD_" in environment
+    print(json.dumps(dict(request, pid=os.getpid(), limited=limited)), file=file)
+if request["do"] == "open":
+    say("briefing", briefing=json.loads(environment["BRIEFING"]))
+    continue
+"""
+FAILS = "say('outcome', outcome={'status': 'user error', 'reason': 'no'})"
+Open = Callable[..., RemoteBench]
+
+
+class Log:
+    """What the fake workers were asked."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def requests(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
+
+    @property
+    def pids(self) -> list[int]:
+        return list(dict.fromkeys(request["pid"] for request in self.requests))
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Log:
+    monkeypatch.setenv("REQUESTS", str(tmp_path / "requests"))
+    return Log(tmp_path / "requests")
+
+
+@pytest.fixture
+def opened(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+    """Opens a bench whose children do as told; what is left open is ended."""
+    made: list[RemoteBench] = []
+
+    def open_bench(behaviour: str, briefing: Briefing = BRIEFING, prefix: str = OPENS, **options: Any) -> RemoteBench:
+        monkeypatch.setenv("BRIEFING", briefing.model_dump_json())
+        install(tmp_path, prefix + behaviour, monkeypatch)
+        target = options.pop("target", Target("train.py:make", {"depth": 3}, {"mode": None}, "cuda:1"))
+        made.append(RemoteBench(target, deadlines=QUICK, **options))
+        return made[-1]
+
+    yield open_bench
+    for bench in made:
+        bench.__exit__(ValueError, ValueError(), None)
+    assert [session(pid) for pid in log.pids if session(pid)] == []
+
+
+def on_cpu() -> Briefing:
+    return BRIEFING.model_copy(update={"environment": BRIEFING.environment.model_copy(update={"device_type": "cpu"})})
+
+
+def test_the_request_says_all_that_the_caller_said(opened: Open, log: Log) -> None:
+    options = Options(memory_budget=0.5, numerics="exact", strategies=("batching",), seed=4)
+    bench = opened(FAILS, target=Target("train.py:make", {"depth": 3}, {"mode": "inference"}, "cuda:1", options))
+    assert bench.briefing == BRIEFING
+    bench.evaluate(PLAN, Purpose.BLOCK)
+    first, second = log.requests
+    expected = {
+        "target": "train.py:make",
+        "arguments": {"depth": 3},
+        "overrides": {"mode": "inference"},
+        "device": "cuda:1",
+    }
+    assert {name: first[name] for name in expected} == expected
+    sent = Options.model_validate(first["options"])
+    assert sent == options.model_copy(update={"may_move": True})
+    assert (second["do"], second["purpose"], second["plan"]) == ("evaluate", "block", PLAN.model_dump(mode="json"))
+
+
+def test_one_child_serves_many_probes(opened: Open, log: Log) -> None:
+    bench = opened(FAILS)
+    for _ in range(5):
+        assert bench.evaluate(PLAN, Purpose.PROBE).status is Status.USER_ERROR
+    assert len(log.pids) == 1
+
+
+def test_a_child_is_replaced_after_so_many_probes(opened: Open, log: Log) -> None:
+    bench = opened(FAILS, probes_per_child=2)
+    for _ in range(5):
+        bench.evaluate(PLAN, Purpose.PROBE)
+    assert len(log.pids) == 3
+    assert [session(pid) for pid in log.pids[:-1]] == [[], []]
+
+
+@pytest.mark.parametrize("status", ["poisoned", "timed out", "crashed", "ambiguous", "loader worker lost"])
+def test_a_child_that_is_not_to_be_trusted_is_replaced(opened: Open, log: Log, status: str) -> None:
+    bench = opened(f"say('outcome', outcome={{'status': {status!r}, 'reason': 'r'}})")
+    assert bench.evaluate(PLAN, Purpose.PROBE).status == status
+    bench.evaluate(PLAN, Purpose.PROBE)
+    assert len(log.pids) == 2
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "status"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", Status.CRASHED),
+        ("os.kill(os.getpid(), signal.SIGINT)", Status.INTERRUPTED),
+        ("say('beat', phase='step'); time.sleep(100)", Status.TIMED_OUT),
+        ("os.write(write, b'garbage\\n'); time.sleep(100)", Status.CRASHED),
+        ("say('outcome', outcome={'status': 'splendid'}); time.sleep(100)", Status.CRASHED),
+        ("say('outcome'); time.sleep(100)", Status.CRASHED),
+    ],
+)
+def test_a_child_that_ends_costs_one_probe(opened: Open, log: Log, behaviour: str, status: Status) -> None:
+    bench = opened(f"if request['plan']['values']['micro_batch_size'] == 8:\n    {behaviour}\n{FAILS}")
+    other = PLAN.replace(micro_batch_size=4)
+    assert bench.evaluate(other, Purpose.PROBE).status is Status.USER_ERROR
+    assert bench.evaluate(PLAN, Purpose.PROBE).status is status
+    assert bench.evaluate(other, Purpose.PROBE).status is Status.USER_ERROR
+    assert len(log.pids) == 2
+
+
+def test_the_first_budget_holds_for_every_later_child(opened: Open, log: Log) -> None:
+    bench = opened(FAILS, probes_per_child=1)
+    bench.evaluate(PLAN, Purpose.PROBE)
+    bench.evaluate(PLAN, Purpose.PROBE)
+    budgets = [request["options"]["memory_budget"] for request in log.requests if request["do"] == "open"]
+    assert budgets == [None, 12345]
+
+
+def test_a_target_that_gives_another_workload_the_next_time_is_refused(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = opened(FAILS, probes_per_child=1)
+    bench.evaluate(PLAN, Purpose.PROBE)
+    other = BRIEFING.environment.model_copy(update={"workload": "c-d"})
+    monkeypatch.setenv("BRIEFING", BRIEFING.model_copy(update={"environment": other}).model_dump_json())
+    with pytest.raises(WorkloadError, match="gave another workload when it was called again: workload: c-d, was a-b"):
+        bench.evaluate(PLAN, Purpose.PROBE)
+
+
+def test_a_proof_on_the_host_has_to_pass_in_a_limited_process_first(opened: Open, log: Log) -> None:
+    bench = opened(FAILS, briefing=on_cpu())
+    assert bench.evaluate(PLAN, Purpose.PROOF).status is Status.USER_ERROR
+    assert [(request["do"], request["limited"]) for request in log.requests] == [
+        ("open", False),
+        ("open", True),
+        ("evaluate", True),
+    ]
+    assert [request["options"]["enforce"] for request in log.requests[:2]] == [False, True]
+    assert log.requests[1]["options"]["memory_budget"] == 12345
+    assert session(log.pids[1]) == []
+    bench.evaluate(PLAN, Purpose.PROBE)
+    assert len(log.pids) == 2  # the warm one is still there
+
+
+def test_a_proof_that_passes_the_limit_is_timed_without_it(opened: Open, log: Log) -> None:
+    passes = """
+memory = dict(allocated_bytes=1, judged_bytes=1, judged_by="x")
+time_s = 9.0 if limited else 1.0
+measurement = dict(step_times_s=[time_s], samples_per_step=8, memory=memory)
+say("outcome", outcome=dict(status="measured", measurement=measurement))
+"""
+    outcome = opened(passes, briefing=on_cpu()).evaluate(PLAN, Purpose.PROOF)
+    assert outcome.measurement is not None
+    assert outcome.measurement.step_time_s == 1.0
+    assert [(request["do"], request["limited"]) for request in log.requests[1:]] == [
+        ("open", True),
+        ("evaluate", True),
+        ("evaluate", False),
+    ]
+
+
+def test_a_proof_on_an_accelerator_needs_no_second_process(opened: Open, log: Log) -> None:
+    opened(FAILS).evaluate(PLAN, Purpose.PROOF)
+    assert len(log.pids) == 1
+
+
+@pytest.mark.parametrize(
+    ("type_name", "kind"),
+    [
+        ("WorkloadError", WorkloadError),
+        ("SpaceError", SpaceError),
+        ("UserCodeError", UserCodeError),
+        ("Unheard", AutofitError),
+        ("__builtins__", AutofitError),
+        ("annotations", AutofitError),
+        ("ClassVar", AutofitError),
+    ],
+)
+def test_an_error_while_opening_is_raised_as_it_was(
+    opened: Open, log: Log, type_name: str, kind: type[AutofitError]
+) -> None:
+    says = f"say('error', type={type_name!r}, message='found this', traceback='File x')\ntime.sleep(100)"
+    prefix = OPENS.replace('if request["do"] == "open":', 'if request["do"] == "never":')
+    with pytest.raises(kind) as error:
+        opened(says, prefix=prefix)
+    assert type(error.value) is kind
+    assert str(error.value) == "found this"
+    assert getattr(error.value, "traceback_text", "File x") == "File x"
+    assert session(log.pids[0]) == []
+
+
+def test_a_child_that_dies_while_opening_is_an_error_with_its_last_words(opened: Open) -> None:
+    prefix = "print('importing my code', flush=True)\nos.abort()\n"
+    with pytest.raises(UserCodeError) as error:
+        opened("", prefix=prefix)
+    assert "opening train.py:make failed: the process was ended by SIGABRT" in str(error.value)
+    assert "importing my code" in error.value.traceback_text
+
+
+def test_an_error_while_evaluating_is_raised_and_the_next_probe_has_a_new_child(opened: Open, log: Log) -> None:
+    bench = opened("say('error', type='RestoreError', message='left changed')")
+    with pytest.raises(RestoreError, match="left changed"):
+        bench.evaluate(PLAN, Purpose.PROBE)
+    with pytest.raises(RestoreError):
+        bench.evaluate(PLAN, Purpose.PROBE)
+    assert len(log.pids) == 2
+
+
+def test_leaving_asks_the_child_to_put_everything_back(opened: Open, log: Log) -> None:
+    with opened("say('closed'); break"):
+        pass
+    assert log.requests[-1]["do"] == "close"
+    assert session(log.pids[0]) == []
+    with pytest.raises(RestoreError, match="differs"), opened("say('error', type='RestoreError', message='differs')"):
+        pass
+
+
+def test_leaving_after_an_error_does_not_wait(opened: Open, log: Log) -> None:
+    with pytest.raises(KeyboardInterrupt), opened("time.sleep(100)"):
+        raise KeyboardInterrupt
+    assert log.requests[-1]["do"] == "open"
+    assert session(log.pids[0]) == []
+
+
+def test_no_descriptor_is_left_open(opened: Open) -> None:
+    with opened("say('closed'); break"):
+        pass
+    before = open_descriptors()
+    with opened("say('closed'); break"):
+        pass
+    assert open_descriptors() == before
+
+
+def test_signs_of_life_reach_the_caller(opened: Open) -> None:
+    beats: list[str] = []
+    opened("say('beat', phase='forward')\n" + FAILS, beat=beats.append).evaluate(PLAN, Purpose.PROBE)
+    assert beats == ["forward"]
+
+
+# From here on with real workers.
+
+SMALL = Options(memory_budget="1GiB", strategies=("batching",))
+PATIENT = Deadlines(first_s=120.0, progress_s=6.0, total_s=240.0, grace_s=0.5, exit_s=10.0)
+
+
+class Controls:
+    """A real bench whose step function does what a file says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "order"
+        self.path.write_text("go")
+        target = Target(f"{TARGETS}:make_controlled", {"path": str(self.path)}, device="cpu", options=SMALL)
+        self.bench = RemoteBench(target, deadlines=PATIENT)
+
+    def evaluate(self, order: str, purpose: Purpose = Purpose.BLOCK) -> Any:
+        self.path.write_text(order)
+        return self.bench.evaluate(self.bench.briefing.space.baseline, purpose)
+
+    @property
+    def pid(self) -> int:
+        assert self.bench._child is not None
+        return self.bench._child.process.pid
+
+
+@pytest.fixture(scope="module")
+def controls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controls]:
+    os.environ["AUTOFIT_TEST_TOKEN"] = "hunter2-secret"
+    made = Controls(tmp_path_factory.mktemp("controls"))
+    yield made
+    made.bench.close()
+    del os.environ["AUTOFIT_TEST_TOKEN"]
+
+
+@pytest.mark.slow
+def test_the_users_output_does_not_reach_the_protocol_and_no_secret_leaves(controls: Controls) -> None:
+    outcome = controls.evaluate("go", Purpose.PROBE)
+    assert outcome.measured, outcome.reason
+    assert controls.bench._child is not None
+    assert len(controls.bench._child.log) <= 2**16
+    assert "forged" in controls.bench._child.log
+    said = outcome.model_dump_json() + controls.bench.briefing.model_dump_json()
+    sent = json.dumps(controls.bench._target.request(enforce=True, memory_bytes=1))
+    assert "hunter2" not in said + sent
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_costs_one_probe(controls: Controls) -> None:
+    first = controls.pid
+    outcome = controls.evaluate("die")
+    assert outcome.status is Status.CRASHED
+    assert "SIGKILL" in outcome.reason
+    assert session(first) == []
+    assert controls.evaluate("go").measured
+    assert controls.pid != first
+
+
+@pytest.mark.slow
+def test_a_step_that_hangs_and_ignores_the_polite_signal_is_ended_with_its_helpers(controls: Controls) -> None:
+    assert controls.evaluate("go").measured
+    leader, began = controls.pid, time.monotonic()
+    outcome = controls.evaluate("hang")
+    assert outcome.status is Status.TIMED_OUT
+    assert outcome.reason == "no sign of life for 6 s; its process was killed"
+    assert time.monotonic() - began < 30
+    assert session(leader) == []
+
+
+@pytest.mark.slow
+def test_a_reply_that_is_none_costs_one_probe(controls: Controls) -> None:
+    outcome = controls.evaluate("garble")
+    assert outcome.status is Status.CRASHED
+    assert "sent no valid reply: 'this is no reply'" in outcome.reason
+    assert controls.bench._child is None
+
+
+PARENT = """
+import sys, time
+from autofit.core.briefing import Options
+from autofit.core.trial import Purpose
+from autofit.probing.remote import RemoteBench, Target
+options = Options(memory_budget="1GiB", strategies=("batching",))
+bench = RemoteBench(Target(sys.argv[1], device="cpu", options=options))
+outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.BLOCK)
+print(outcome.status, bench._child.process.pid, sorted({"torch", "numpy"} & set(sys.modules)), flush=True)
+time.sleep(300)
+"""
+
+
+@pytest.mark.slow
+def test_the_parent_never_loads_torch_and_its_death_is_the_childs() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, f"{TARGETS}:make_mlp"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert parent.stdout is not None
+        status, pid, loaded = parent.stdout.readline().split()
+        assert (status, loaded) == ("measured", "[]")
+        assert is_alive(int(pid))
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+        until = time.monotonic() + 5
+        while is_alive(int(pid)) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert not is_alive(int(pid))
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+
+
+@pytest.mark.slow
+def test_a_proof_over_the_budget_fails_in_the_allocator_itself_and_one_inside_passes() -> None:
+    options = Options(memory_budget="60MiB", strategies=("batching",))
+    with RemoteBench(Target(f"{TARGETS}:make_wide", device="cpu", options=options), deadlines=PATIENT) as bench:
+        inside, over = (Plan(values={"micro_batch_size": size}) for size in (64, 512))
+        outcome = bench.evaluate(inside, Purpose.PROOF)
+        assert outcome.measured, outcome.reason
+        assert outcome.measurement is not None
+        assert outcome.measurement.memory.judged_bytes < 60 * 2**20
+        assert outcome.measurement.worst_steps == 3
+        outcome = bench.evaluate(over, Purpose.PROOF)
+        assert outcome.status is Status.OUT_OF_MEMORY
+        assert "can't allocate memory" in outcome.reason
+        assert bench.evaluate(inside, Purpose.BLOCK).measured  # the warm child never saw it

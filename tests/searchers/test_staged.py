@@ -1,0 +1,225 @@
+"""The default searcher against fake devices whose truth is known."""
+
+from dataclasses import replace
+from statistics import mean, median
+
+import pytest
+
+from autofit.core.estimate import Estimate
+from autofit.core.objective import Objective
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
+from autofit.core.trial import Purpose, Trial
+from autofit.searchers.base import Problem, Searcher
+from autofit.searchers.staged import Staged
+from autofit.tuner import run
+from tests.fakes import (
+    MIB,
+    OPTIMIZER,
+    PRECISION,
+    FakeBench,
+    MemoryLog,
+    always,
+    random_bench,
+    small_bench,
+    space_of,
+    tuning_of,
+)
+
+
+def problem(bench: FakeBench, estimate=lambda plan: None) -> Problem:
+    return Problem(bench.space, Objective(), bench.budget_bytes, estimate)
+
+
+def search(searcher: Searcher, bench: FakeBench, most: int = 60) -> list[Trial]:
+    """Asks and tells until the searcher has enough."""
+    trials: list[Trial] = []
+    while (plan := searcher.ask()) is not None:
+        assert len(trials) < most, "the searcher does not come to an end"
+        trials.append(Trial(number=len(trials), plan=plan, outcome=bench.evaluate(plan, Purpose.PROBE)))
+        searcher.tell(trials[-1])
+    return trials
+
+
+def best_of(trials: list[Trial], bench: FakeBench) -> Plan:
+    return max((t.plan for t in trials if t.outcome.measured), key=bench.samples_per_s)
+
+
+def test_regret_and_probes_over_random_problems() -> None:
+    regrets, probes, misfits = [], [], []
+    for seed in range(40):
+        bench = random_bench(seed)
+        if not bench.feasible():
+            continue
+        findings = run(tuning_of(bench))
+        assert bench.fits(findings.plan), f"problem {seed}: the plan returned is over the budget"
+        assert len(bench.probes()) == len({plan.key for plan in bench.probes()}), f"problem {seed}: asked twice"
+        regrets.append(bench.regret(findings.plan))
+        probes.append(len(bench.probes()))
+        misfits.append(sum(t.outcome.status.does_not_fit for t in findings.trials))
+    assert len(regrets) >= 30
+    assert mean(regrets) <= 0.03
+    assert max(regrets) <= 0.12
+    assert median(probes) <= 18
+    assert max(probes) <= 25
+    assert mean(misfits) <= 1.5, "an out-of-memory is the exception, not the method"
+
+
+def test_a_small_size_comes_before_the_users_own() -> None:
+    bench = small_bench(space=small_bench().space)
+    first, second = [t.plan for t in search(Staged(problem(bench)), bench)][:2]
+    assert first.micro_batch_size == 4
+    assert first.combination == bench.space.baseline.combination
+    assert second == bench.space.baseline
+
+
+def test_the_global_batch_is_kept_exactly() -> None:
+    bench = small_bench(space=space_of((PRECISION, OPTIMIZER), (4, 8, 16, 32, 64), 8, global_batch_size=64))
+    trials = search(Staged(problem(bench)), bench)
+    assert {t.plan.global_batch_size for t in trials} == {64}
+    assert {t.plan.micro_batch_size for t in trials} > {4, 8}
+
+
+def test_few_combinations_are_all_compared_at_one_size() -> None:
+    bench = small_bench(space=space_of((PRECISION, OPTIMIZER), (4, 8, 16, 32, 64), 8))
+    trials = search(Staged(problem(bench)), bench)
+    by_size: dict[int, set[str]] = {}
+    for trial in trials:
+        by_size.setdefault(trial.plan.micro_batch_size, set()).add(trial.plan.combination.key)
+    assert max(len(combinations) for combinations in by_size.values()) == 9
+
+
+def test_many_combinations_are_not_enumerated_and_winning_values_are_joined() -> None:
+    bench = small_bench()
+    trials = search(Staged(problem(bench)), bench)
+    assert len(trials) <= 22
+    best = best_of(trials, bench)
+    assert best.values["precision"] == "bf16"
+    assert best.values["optimizer"] == "fused"
+    assert bench.regret(best) < 0.05
+
+
+def test_a_saver_is_taken_up_only_where_memory_is_short() -> None:
+    short = small_bench(sample_mib=200.0, launch_s=0.05, budget_bytes=2400 * MIB)
+    rich = replace(short, budget_bytes=200_000 * MIB, runs=[])
+    trials = {}
+    for name, bench in (("short", short), ("rich", rich)):
+        findings = run(tuning_of(bench))
+        trials[name] = findings.plan
+        assert bench.regret(findings.plan) < 0.06
+    assert trials["rich"].values["checkpoint"] == "none"
+    assert trials["short"].values["checkpoint"] != "none"
+
+
+@pytest.mark.parametrize("status", [Status.NUMERIC, Status.REJECTED, Status.USER_ERROR, Status.NO_STEP])
+def test_a_combination_that_fails_by_itself_is_dropped(status: Status) -> None:
+    bench = small_bench()
+    for combination in bench.space.combinations():
+        if combination.values["precision"] == "bf16":
+            for size in bench.space.sizes:
+                bench.faults[bench.space.at(combination, size).key] = always(status)
+    trials = search(Staged(problem(bench)), bench)
+    assert sum(t.outcome.status is status for t in trials) == 1
+    assert best_of(trials, bench).values["precision"] == "tf32"
+
+
+@pytest.mark.parametrize("status", [Status.LAUNCH_LIMIT, Status.CRASHED, Status.TIMED_OUT])
+def test_one_failing_size_does_not_drop_its_combination(status: Status) -> None:
+    bench = small_bench(budget_bytes=100_000 * MIB)
+    for combination in bench.space.combinations():
+        bench.faults[bench.space.at(combination, 32).key] = always(status)
+    assert run(tuning_of(bench)).plan.micro_batch_size == 64
+
+
+def test_the_users_own_size_does_not_fit() -> None:
+    bench = small_bench(space=space_of((PRECISION, OPTIMIZER), (4, 8, 16, 32, 64), 64), budget_bytes=1000 * MIB)
+    trials = search(Staged(problem(bench)), bench)
+    assert bench.regret(best_of(trials, bench)) < 0.05
+
+
+def test_another_combination_is_found_where_the_users_own_fits_at_no_size() -> None:
+    bench = small_bench(sample_mib=100.0, budget_bytes=800 * MIB)
+    assert not bench.fits(bench.space.at(bench.space.baseline.combination, 4))
+    findings = run(tuning_of(bench))
+    assert bench.regret(findings.plan) < 0.1
+    assert findings.gain is None
+
+
+def test_the_search_ends_when_nothing_fits() -> None:
+    bench = small_bench(budget_bytes=300 * MIB)
+    trials = search(Staged(problem(bench)), bench)
+    assert not any(t.outcome.measured for t in trials)
+    assert len(trials) <= 25
+    assert {t.plan.micro_batch_size for t in trials} == {4}
+
+
+def test_a_resumed_search_never_asks_what_is_known() -> None:
+    bench = small_bench()
+    whole = search(Staged(problem(bench)), bench)
+    for known in (3, 7, len(whole)):
+        again = Staged(problem(bench))
+        for trial in whole[:known]:
+            again.tell(trial.model_copy(update={"earlier": True}))
+        asked = search(again, bench)
+        assert not {t.plan.key for t in asked} & {t.plan.key for t in whole[:known]}
+        assert bench.regret(best_of([*whole[:known], *asked], bench)) < 0.05
+
+
+def test_the_same_outcomes_give_the_same_plans() -> None:
+    runs = [search(Staged(problem(bench)), bench) for bench in (small_bench(), small_bench())]
+    assert [t.plan for t in runs[0]] == [t.plan for t in runs[1]]
+
+
+@pytest.mark.parametrize("factor", [0.6, 1.0, 1.6])
+def test_biased_estimates_cost_probes_not_the_answer(factor: float) -> None:
+    bench = small_bench()
+
+    def estimate(plan: Plan) -> Estimate:
+        return Estimate(value_bytes=round(bench.peak_bytes(plan) * factor), upper_bytes=None, lower_bytes=None)
+
+    findings = run(tuning_of(bench, searcher=lambda given: Staged(replace(given, estimate=estimate))))
+    assert bench.fits(findings.plan)
+    assert bench.regret(findings.plan) < (0.12 if factor > 1 else 0.06)
+
+
+def test_exact_estimates_avoid_every_failure() -> None:
+    bench = small_bench(sample_mib=100.0)
+
+    def estimate(plan: Plan) -> Estimate:
+        peak = bench.peak_bytes(plan)
+        return Estimate(value_bytes=peak, lower_bytes=peak, upper_bytes=peak)
+
+    trials = search(Staged(problem(bench, estimate)), bench)
+    assert all(t.outcome.measured for t in trials)
+    assert bench.regret(best_of(trials, bench)) < 0.06
+
+
+def test_fits_need_not_be_monotone() -> None:
+    bench = small_bench(budget_bytes=100_000 * MIB)
+    for combination in bench.space.combinations():
+        bench.faults[bench.space.at(combination, 16).key] = always(Status.OUT_OF_MEMORY)
+    findings = run(tuning_of(bench))
+    assert bench.fits(findings.plan)
+    assert findings.plan.micro_batch_size != 16
+
+
+def test_interrupted_trials_and_blocks_say_nothing() -> None:
+    bench = small_bench()
+    searcher = Staged(problem(bench))
+    first = searcher.ask()
+    assert first is not None
+    searcher.tell(Trial(number=0, plan=first, outcome=Outcome(status=Status.INTERRUPTED, reason="stopped")))
+    searcher.tell(Trial(number=1, plan=first, outcome=bench.evaluate(first, Purpose.BLOCK), purpose=Purpose.BLOCK))
+    assert searcher.ask() == first
+
+
+def test_a_skipped_plan_is_not_asked_again() -> None:
+    bench, log = small_bench(), MemoryLog()
+    searcher = Staged(problem(bench))
+    asked = []
+    while (plan := searcher.ask()) is not None and len(asked) < 60:
+        asked.append(plan.key)
+        big = plan.micro_batch_size > 8
+        outcome = Outcome(status=Status.SKIPPED, reason="big") if big else bench.evaluate(plan, Purpose.PROBE)
+        searcher.tell(log.finish(log.begin(plan, Purpose.PROBE), outcome))
+    assert len(asked) == len(set(asked)) < 40

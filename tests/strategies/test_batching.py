@@ -1,0 +1,122 @@
+"""The batch: which micro batches are offered, and which plans are turned away."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from autofit.core.errors import SpaceError
+from autofit.core.knob import Knob
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
+from autofit.strategies.base import Facts
+from autofit.strategies.batching import Batching
+from autofit.workloads.loss import LossRule
+from autofit.workloads.step import Draft
+
+MODEL = nn.Linear(2, 2)
+FREE = Facts(
+    model=MODEL,
+    batch=torch.zeros(4, 2),
+    optimizer=None,
+    device_type="cpu",
+    capabilities=frozenset(),
+    numerics="mixed",
+    training=True,
+    micro_batch_size=4,
+)
+
+
+def offered(facts: Facts) -> dict[str, Knob]:
+    return {knob.name: knob for knob in Batching().offer(facts).knobs}
+
+
+def sizes(facts: Facts) -> tuple[object, ...]:
+    return offered(facts)[MICRO_BATCH_SIZE].values
+
+
+def draft(training: bool = True) -> Draft:
+    optimizer = torch.optim.SGD(MODEL.parameters()) if training else None
+    rule = LossRule("step_fn", lambda model, batch: model(batch).sum(), False, "")
+    return Draft(MODEL, rule, optimizer, torch.device("cpu"))
+
+
+def test_global_batch_gives_its_divisors_and_their_quotients() -> None:
+    knobs = offered(replace(FREE, micro_batch_size=4, accumulation_steps=3, global_batch_size=12))
+    assert knobs[MICRO_BATCH_SIZE].values == (1, 2, 3, 4, 6, 12)
+    assert knobs[MICRO_BATCH_SIZE].default == 4
+    assert knobs[ACCUMULATION_STEPS].values == (1, 2, 3, 4, 6, 12)
+    assert knobs[ACCUMULATION_STEPS].default == 3
+
+
+def test_micro_batch_is_at_most_the_data_set_while_the_global_batch_is_kept() -> None:
+    facts = replace(FREE, micro_batch_size=4, accumulation_steps=4, global_batch_size=16, dataset_size=10)
+    knobs = offered(facts)
+    assert knobs[MICRO_BATCH_SIZE].values == (1, 2, 4, 8)
+    assert knobs[ACCUMULATION_STEPS].values == (2, 4, 8, 16)
+
+
+def test_own_micro_batch_stays_in_the_space_above_the_data_set() -> None:
+    facts = replace(FREE, micro_batch_size=16, global_batch_size=16, dataset_size=10)
+    assert sizes(facts) == (1, 2, 4, 8, 16)
+
+
+def test_free_batch_climbs_the_ladder_to_64_times_the_own() -> None:
+    found = sizes(replace(FREE, micro_batch_size=3))
+    assert found[:6] == (1, 2, 3, 4, 8, 16)
+    assert found[-1] == 192
+    assert all(isinstance(size, int) and (size < 8 or size % 8 == 0) for size in found)
+
+
+def test_free_batch_ends_at_the_data_set() -> None:
+    assert sizes(replace(FREE, dataset_size=20)) == (1, 2, 4, 8, 16)
+
+
+def test_free_batch_keeps_the_own_accumulation() -> None:
+    knob = offered(replace(FREE, accumulation_steps=5))[ACCUMULATION_STEPS]
+    assert (knob.values, knob.default) == ((5,), 5)
+
+
+def test_fixed_loader_offers_only_its_own_size_and_says_why() -> None:
+    for facts in (
+        replace(FREE, resizable=False),
+        replace(FREE, resizable=False, accumulation_steps=2, global_batch_size=8),
+    ):
+        offer = Batching().offer(facts)
+        assert sizes(facts) == (4,)
+        assert [refusal.name for refusal in offer.refused] == [MICRO_BATCH_SIZE]
+        assert "batches of 4" in offer.refused[0].reason
+    assert Batching().offer(FREE).refused == ()
+
+
+def test_inference_accumulates_nothing_and_keeps_no_global_batch() -> None:
+    facts = replace(FREE, training=False, accumulation_steps=4, global_batch_size=16)
+    knob = offered(facts)[ACCUMULATION_STEPS]
+    assert (knob.values, knob.default) == ((1,), 1)
+    assert sizes(facts) == sizes(FREE)
+
+
+@pytest.mark.parametrize("total", [0, -8])
+def test_global_batch_must_be_positive(total: int) -> None:
+    with pytest.raises(SpaceError, match="expected at least 1"):
+        Batching().offer(replace(FREE, global_batch_size=total))
+
+
+def test_own_setting_must_make_up_the_global_batch() -> None:
+    with pytest.raises(SpaceError, match="not the global batch 30"):
+        Batching().offer(replace(FREE, accumulation_steps=7, global_batch_size=30))
+
+
+@pytest.mark.parametrize("value", [0, -1, True, "8"])
+@pytest.mark.parametrize("knob", [MICRO_BATCH_SIZE, ACCUMULATION_STEPS])
+def test_plan_with_an_impossible_batch_is_turned_away(knob: str, value: int | str) -> None:
+    with pytest.raises(SpaceError, match=knob), Batching().apply(Plan(values={knob: value}), draft()):
+        pass
+
+
+def test_plan_that_accumulates_in_inference_is_turned_away() -> None:
+    plan = Plan(values={MICRO_BATCH_SIZE: 4, ACCUMULATION_STEPS: 2})
+    with pytest.raises(SpaceError, match="inference"), Batching().apply(plan, draft(training=False)):
+        pass
+    with Batching().apply(plan, draft()), Batching().apply(plan.replace(accumulation_steps=1), draft(False)):
+        pass

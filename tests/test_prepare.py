@@ -1,0 +1,97 @@
+"""A plan becomes a step with its strategies applied in order, or nothing is applied."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from autofit.core.errors import SpaceError
+from autofit.core.plan import Plan
+from autofit.prepare import prepare
+from autofit.strategies import MEMBERS
+from autofit.strategies.base import Offer, Phase, Strategy
+from autofit.workloads.loss import LossRule
+from autofit.workloads.step import Draft
+from tests.probing import targets
+
+
+class Recording(Strategy):
+    """Writes into a shared list when it is applied and undone."""
+
+    def __init__(self, name: str, phase: Phase, record: list[str], fails: bool = False) -> None:
+        self.name, self.phase, self.owns = name, phase, (name,)  # type: ignore[misc]  # a strategy per instance
+        self.record, self.fails = record, fails
+
+    def offer(self, facts: Any) -> Offer:
+        return Offer()
+
+    @contextmanager
+    def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
+        if self.fails:
+            raise SpaceError(f"{self.name} cannot be applied")
+        self.record.append(f"+{self.name}")
+        try:
+            yield
+        finally:
+            self.record.append(f"-{self.name}")
+
+
+def draft() -> Draft:
+    model = targets.mlp()
+    loss = LossRule("loss", targets.token_mean, inferred=False, about="")
+    return Draft(model, loss, torch.optim.SGD(model.parameters()), torch.device("cpu"))
+
+
+def test_strategies_are_applied_by_phase_and_undone_in_reverse() -> None:
+    record: list[str] = []
+    phases = {"last": Phase.BATCHING, "first": Phase.LAYOUT, "middle": Phase.ARITHMETIC}
+    strategies = [Recording(name, phase, record) for name, phase in phases.items()]
+    plan = Plan(values={"first": 1})
+    step = prepare(plan, draft(), strategies)
+    assert record == ["+first", "+middle", "+last"]
+    assert step.plan is plan
+    step.close()
+    assert record[3:] == ["-last", "-middle", "-first"]
+
+
+def test_an_unknown_knob_is_refused_before_anything_is_applied() -> None:
+    record: list[str] = []
+    with pytest.raises(SpaceError, match=r"the knobs magic, .*expected first\. Install") as error:
+        prepare(Plan(values={"magic": 3, "first": 1}), draft(), [Recording("first", Phase.LAYOUT, record)])
+    assert record == []
+    assert "first, which" not in str(error.value)
+
+
+def test_a_failure_of_the_second_strategy_undoes_the_first() -> None:
+    record: list[str] = []
+    strategies = [
+        Recording("first", Phase.LAYOUT, record),
+        Recording("second", Phase.OPTIMIZER, record, fails=True),
+        Recording("third", Phase.BATCHING, record),
+    ]
+    with pytest.raises(SpaceError, match="second cannot be applied"):
+        prepare(Plan(), draft(), strategies)
+    assert record == ["+first", "-first"]
+
+
+def test_the_empty_plan_changes_nothing_with_the_real_strategies() -> None:
+    made = draft()
+    before = {name: getattr(made, name) for name in Draft.__slots__}
+    groups = [dict(group) for group in made.optimizer.param_groups]
+    forwards = [module.forward for module in made.model.modules()]
+    with prepare(Plan(), made, MEMBERS):
+        assert {name: getattr(made, name) for name in Draft.__slots__} == before
+        assert [dict(group) for group in made.optimizer.param_groups] == groups
+        assert [module.forward for module in made.model.modules()] == forwards
+
+
+def test_a_real_plan_is_applied_and_taken_back() -> None:
+    made = draft()
+    plan = Plan(values={"precision": "fp16", "optimizer_implementation": "for-loop", "micro_batch_size": 4})
+    with prepare(plan, made, MEMBERS):
+        assert made.scaler is not None
+        assert made.optimizer.param_groups[0]["foreach"] is False
+    assert made.scaler is None
+    assert made.optimizer.param_groups[0]["foreach"] is None

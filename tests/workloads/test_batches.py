@@ -1,0 +1,100 @@
+"""BatchSource: whatever the loader, sizes, copies, the seed and the user's worst case are treated alike."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from autofit.core.errors import WorkloadError
+from autofit.workloads.batches import BatchSource
+from tests.workloads.loaders import TOKENS, Batches, SizedStream, Stream, Texts, labels, pad, pairs, shuffling, use_all
+
+
+def test_choice_is_the_seeds_and_not_the_global_generators() -> None:
+    state, numbers = torch.random.get_rng_state(), random.getstate()
+    first = labels(BatchSource.of(shuffling(), seed=3).typical(4, 2))
+    torch.manual_seed(99)
+    random.seed(99)
+    assert labels(BatchSource.of(shuffling(), seed=3).typical(4, 2)) == first
+    assert labels(BatchSource.of(shuffling(), seed=4).typical(4, 2)) != first
+    torch.random.set_rng_state(state)
+    random.setstate(numbers)
+    use_all(BatchSource.of(shuffling()))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert random.getstate() == numbers
+
+
+def test_the_users_own_size_gives_the_users_own_loader() -> None:
+    for loader in (shuffling(), [torch.zeros(4, 2)], DataLoader(SizedStream(8), batch_size=4)):
+        assert BatchSource.of(loader).rebuild(4) is loader
+
+
+def test_what_a_caller_does_to_a_batch_does_not_reach_the_users_data() -> None:
+    batches = [torch.zeros(4, 2)]
+    source = BatchSource.of(batches)
+    for batch in (*source.typical(4, 2), source.worst(4), source.typical(2, 1)[0]):
+        batch.add_(1)
+    assert batches[0].sum() == 0
+
+
+def test_worst_case_given_as_a_function() -> None:
+    loader = DataLoader(Texts(TOKENS), batch_size=2, collate_fn=pad)
+    source = BatchSource.of(loader, worst_case=lambda size: {"input_ids": torch.zeros(size, 77)})
+    assert source.worst(5)["input_ids"].shape == (5, 77)
+    stubborn = BatchSource.of(loader, worst_case=lambda size: {"input_ids": torch.zeros(1, 77)})
+    with pytest.raises(WorkloadError, match=r"worst_case\(5\) returned 1 samples"):
+        stubborn.worst(5)
+
+
+def test_worst_case_given_as_a_sample() -> None:
+    sample = {"input_ids": [1] * 99, "label": 0}
+    source = BatchSource.of(DataLoader(Texts(TOKENS), batch_size=2, collate_fn=pad), worst_case=sample)
+    assert source.worst(3)["input_ids"].shape == (3, 99)
+    assert not any("scanned" in note for note in source.notes)
+
+
+@pytest.mark.parametrize(
+    ("loader", "text"),
+    [
+        (pairs(), "wrap it: DataLoader"),
+        (Stream(3), "wrap it: DataLoader"),
+        (torch.zeros(4, 2), "loader of type Tensor"),
+        ({"x": torch.zeros(4)}, "loader of type dict"),
+        (3, "loader of type int"),
+        (None, "loader of type NoneType"),
+        ([], "gives no batch"),
+        (DataLoader(TensorDataset(torch.zeros(0, 2)), batch_size=2), "gives no batch"),
+        (DataLoader(Stream(0), batch_size=2), "gives no batch"),
+        (Batches(DataLoader(Stream(0), batch_size=2)), "gives no batch"),
+        (["a", "b"], "without a tensor"),
+        (DataLoader(["a", "b"], batch_size=2), "without a tensor"),  # type: ignore[arg-type]  # a list is a data set
+        ((torch.zeros(4, 3), torch.zeros(4, dtype=torch.long)), "not alike"),
+        ([torch.zeros(0, 3)], "has no samples"),
+    ],
+)
+def test_what_is_no_loader_is_refused_with_advice(loader: Any, text: str) -> None:
+    with pytest.raises(WorkloadError, match=text) as caught:
+        BatchSource.of(loader)
+    assert "expected" in str(caught.value)
+
+
+def test_sizes_and_counts_are_positive() -> None:
+    source = BatchSource.of([torch.zeros(4, 2)])
+    with pytest.raises(WorkloadError, match="batch size of 0"):
+        source.typical(0, 1)
+    with pytest.raises(WorkloadError, match="count of 0"):
+        source.typical(1, 0)
+
+
+def test_errors_of_the_users_data_set_are_theirs() -> None:
+    class Broken(Dataset[Any]):
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> Any:
+            raise KeyError("missing column")
+
+    with pytest.raises(KeyError, match="missing column"):
+        BatchSource.of(DataLoader(Broken(), batch_size=2))

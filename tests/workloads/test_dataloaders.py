@@ -1,0 +1,97 @@
+"""BatchSource over DataLoaders: any size is made, what the user set is kept, and the loader is never advanced."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
+
+from autofit.workloads.batches import BatchSource
+from autofit.workloads.tree import batch_size
+from tests.workloads.loaders import labels, pairs, shuffling, use_all
+
+
+def test_any_size_from_a_map_style_data_set() -> None:
+    source = BatchSource.of(shuffling())
+    assert (source.user_batch_size, source.length, source.varies, source.resizable) == (4, 10, False, True)
+    assert source.notes == ()
+    for size in (1, 3, 4, 10):
+        made = source.typical(size, 2)
+        assert [batch_size(batch) for batch in made] == [size, size]
+        for x, y in made:
+            assert torch.equal(x[:, 0], 3.0 * y)  # rows belong together
+    assert len({label for batch in labels(source.typical(5, 2)) for label in batch}) == 10  # no repeats while enough
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1, "persistent_workers": True}])
+def test_next_batches_of_a_seeded_shuffling_loader_are_the_same_as_without(options: dict[str, Any]) -> None:
+    untouched, used = iter(shuffling(**options)), shuffling(**options)
+    in_flight = iter(used)
+    expected, before = next(untouched)[1].tolist(), next(in_flight)[1].tolist()
+    use_all(BatchSource.of(used))
+    assert before == expected
+    assert labels(in_flight) == labels(untouched)
+    fresh = shuffling(**options)
+    assert (labels(fresh), labels(fresh))[1] == labels(used)  # the second pass too
+
+
+def test_rebuild_keeps_what_the_user_set_and_the_order() -> None:
+    def begin(worker: int) -> None: ...
+
+    loader = shuffling(num_workers=2, worker_init_fn=begin, prefetch_factor=3, drop_last=True, timeout=9)
+    again = BatchSource.of(loader).rebuild(3)
+    assert isinstance(again, DataLoader)
+    same = ("dataset", "collate_fn", "sampler", "num_workers", "generator", "prefetch_factor", "timeout", "drop_last")
+    for name in (*same, "persistent_workers", "worker_init_fn", "pin_memory", "in_order"):
+        assert getattr(again, name) is getattr(loader, name) or getattr(again, name) == getattr(loader, name)
+    assert again.batch_size == 3
+    assert len(again) == 3
+    regrouped = [label for batch in labels(BatchSource.of(shuffling()).rebuild(5)) for label in batch]
+    assert regrouped == [label for batch in labels(shuffling()) for label in batch]
+
+
+def test_data_set_that_takes_lists_of_keys() -> None:
+    data = pairs()
+    batches = BatchSampler(SequentialSampler(data), 4, drop_last=False)
+    source = BatchSource.of(DataLoader(data, batch_size=None, sampler=batches))
+    assert (source.user_batch_size, source.length) == (4, 10)
+    assert source.typical(7, 1)[0][0].shape == (7, 3)
+    assert labels(source.rebuild(5)) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    sample = (torch.ones(1, 3), torch.tensor([4]))
+    repeated = BatchSource.of(DataLoader(data, batch_size=None, sampler=batches), worst_case=sample)
+    assert repeated.worst(3)[1].tolist() == [4, 4, 4]
+
+
+def test_a_loader_class_of_the_users_own_is_told() -> None:
+    class Moving(DataLoader[Any]):
+        def __iter__(self) -> Any:
+            return super().__iter__()
+
+    assert "Moving iterates in its own way" in BatchSource.of(Moving(pairs(), batch_size=2)).notes[0]
+
+
+def test_iterable_data_set_of_ready_batches() -> None:
+    class Ready(IterableDataset[torch.Tensor]):
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            for at in range(5):
+                yield torch.full((4, 2), float(at))
+
+    source = BatchSource.of(DataLoader(Ready(), batch_size=None))
+    assert (source.user_batch_size, source.length) == (4, 20)
+    assert [len(batch) for batch in source.rebuild(8)] == [8, 8, 4]
+
+
+def test_data_loader_without_batching_gives_ready_batches() -> None:
+    class Ready(Dataset[Any]):
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.full((8, 2), float(index)), torch.full((8,), index)
+
+    source = BatchSource.of(DataLoader(Ready(), batch_size=None, shuffle=True))
+    assert (source.user_batch_size, source.length) == (8, 48)
+    assert source.typical(20, 1)[0][0].shape == (20, 2)
+    assert [len(batch[1]) for batch in source.rebuild(16)] == [16, 16, 16]
+    assert [len(batch[1]) for batch in source.rebuild(4)] == [4] * 12

@@ -1,0 +1,127 @@
+"""Batches collated from samples: variable lengths, the worst batch, few samples."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from autofit.core.errors import WorkloadError
+from autofit.workloads.batches import BatchSource
+from autofit.workloads.tree import tensors
+from tests.workloads.loaders import TOKENS, Texts, labels, pad, pairs
+
+
+def test_data_set_smaller_than_the_batch() -> None:
+    source = BatchSource.of(DataLoader(pairs(5), batch_size=8))
+    assert (source.user_batch_size, source.length) == (8, 5)
+    assert source.notes == ()
+    (batch,) = source.typical(12, 1)
+    assert batch[1].shape == (12,)
+    assert set(batch[1].tolist()) == set(range(5))
+    assert source.notes == ("batches above 5 samples repeat samples: the data has no more",)
+    assert len(list(source.rebuild(16))) == 1
+
+
+def test_drop_last_that_leaves_no_batch_is_an_error() -> None:
+    with pytest.raises(WorkloadError, match=r"gives no batch \(5 samples, batch size 8, drop_last=True\)"):
+        BatchSource.of(DataLoader(pairs(5), batch_size=8, drop_last=True))
+    source = BatchSource.of(DataLoader(pairs(5), batch_size=2, drop_last=True))
+    assert [len(batch) for batch in labels(source.rebuild(4))] == [4]
+    with pytest.raises(WorkloadError, match="expected at most 5"):
+        source.rebuild(6)
+
+
+def test_a_data_set_with_getitems_is_asked_once_a_batch() -> None:
+    class Many(TensorDataset):
+        def __init__(self) -> None:
+            super().__init__(torch.arange(6))
+            self.lists: list[list[int]] = []
+
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            self.lists.append(indices)
+            return [self[at] for at in indices]
+
+    data = Many()
+    source = BatchSource.of(DataLoader(data, batch_size=2))
+    data.lists.clear()
+    source.typical(3, 1)
+    assert [len(indices) for indices in data.lists] == [3]
+
+
+def test_worst_batch_has_the_outlier_and_the_next_longest() -> None:
+    source = BatchSource.of(DataLoader(Texts(TOKENS), batch_size=2, collate_fn=pad))
+    assert source.varies
+    worst = source.worst(3)
+    assert worst["label"].tolist() == [4, 8, 2]
+    assert worst["input_ids"].shape == (3, 40)
+    assert source.tokens(worst) == 40 + 9 + 8
+    assert source.worst(12)["input_ids"].shape == (12, 40)
+    assert "repeat samples" in source.notes[-1]
+    assert source.structure() == "input_ids int64[B, *]; attention_mask int64[B, *]; label int64[B]"
+
+
+def test_a_second_call_for_the_worst_makes_one_batch_only() -> None:
+    data = Texts(TOKENS)
+    source = BatchSource.of(DataLoader(data, batch_size=2, collate_fn=pad))
+    first, asked = source.worst(3), data.asked
+    assert torch.equal(source.worst(3)["input_ids"], first["input_ids"])
+    assert data.asked == asked + 3
+
+
+def test_lengths_that_collate_pads_away_do_not_vary() -> None:
+    def fixed(samples: list[dict[str, Any]]) -> torch.Tensor:
+        return torch.zeros(len(samples), 64)
+
+    source = BatchSource.of(DataLoader(Texts(TOKENS), batch_size=2, collate_fn=fixed))
+    assert not source.varies
+    assert source.structure() == "float32[B, 64]"
+
+
+def test_partial_scan_is_told_and_bounded() -> None:
+    data = Texts([3] * 500)
+    source = BatchSource.of(DataLoader(data, batch_size=2, collate_fn=pad), scan=50)
+    assert source.notes[0].startswith("50 of 500 samples were scanned")
+    assert data.asked < 70
+
+
+def test_worst_of_detection_pads_both_sides() -> None:
+    sides = [(4, 40), (40, 4), (20, 20), (5, 5)]
+
+    class Images(Dataset[torch.Tensor]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.zeros(3, *sides[index])
+
+    def pad_both(samples: list[torch.Tensor]) -> torch.Tensor:
+        height, width = (max(image.shape[side] for image in samples) for side in (1, 2))
+        return torch.zeros(len(samples), 3, height, width)
+
+    source = BatchSource.of(DataLoader(Images(), batch_size=2, collate_fn=pad_both))
+    assert source.worst(2).shape == (2, 3, 40, 40)
+
+
+def test_detection_batches_of_lists() -> None:
+    class Images(Dataset[Any]):
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.zeros(3, 8, 8 + index), {"boxes": torch.zeros(index + 1, 4)}
+
+    loader = DataLoader(Images(), batch_size=2, collate_fn=lambda samples: tuple(zip(*samples, strict=True)))
+    source = BatchSource.of(loader, worst_case=lambda size: ([torch.zeros(3, 8, 8)] * size, [{}] * size))
+    images, targets = source.typical(4, 1)[0]
+    assert (len(images), len(targets)) == (4, 4)
+    assert source.varies
+    assert len(source.worst(5)[0]) == 5
+    assert source.structure() == "[0][B] float32[3, 8, *]; [1][B].boxes float32[*, 4]"
+
+
+def test_batches_hold_all_fields_of_nested_samples() -> None:
+    data = [{"in": {"a": torch.ones(2)}, "y": at} for at in range(5)]
+    source = BatchSource.of(DataLoader(data, batch_size=2))  # type: ignore[arg-type]  # a list is a data set
+    assert len(list(tensors(source.typical(3, 1)[0]))) == 2
+    assert source.structure() == "in.a float32[B, 2]; y int64[B]"

@@ -1,0 +1,331 @@
+"""TrainStep does what a hand-written training loop does, to the bit."""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from autofit.core.plan import Plan
+from autofit.prepare import prepare
+from autofit.strategies.base import Phase, Strategy
+from autofit.workloads.forward import resolve_forward
+from autofit.workloads.loss import LossRule
+from autofit.workloads.step import Draft, StepBatch, StepLoader, TrainStep
+from tests.probing import targets
+
+Batches = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def cross_entropy(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def make_step(model: nn.Module, optimizer: torch.optim.Optimizer | None, **changes: Any) -> TrainStep:
+    loss = changes.pop("loss", LossRule("loss", cross_entropy, inferred=False, about=""))
+    return TrainStep(Plan(), Draft(model, loss, optimizer, torch.device("cpu"), **changes))
+
+
+def batches(count: int, size: int = 8) -> Batches:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(size, 8, generator=generator), torch.randint(0, 4, (size,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def same_bits(left: nn.Module, right: nn.Module) -> bool:
+    pairs = zip(left.state_dict().values(), right.state_dict().values(), strict=True)
+    return all(torch.equal(a.view(torch.int32), b.view(torch.int32)) for a, b in pairs)
+
+
+def twins() -> tuple[nn.Module, nn.Module]:
+    model = targets.mlp()
+    return model, copy.deepcopy(model)
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 4])
+@pytest.mark.parametrize("max_norm", [None, 0.1])
+def test_a_step_equals_a_hand_written_loop_to_the_bit(accumulation_steps: int, max_norm: float | None) -> None:
+    ours, theirs = twins()
+    step = make_step(ours, torch.optim.AdamW(ours.parameters(), lr=0.01), max_grad_norm=max_norm)
+    optimizer = torch.optim.AdamW(theirs.parameters(), lr=0.01)
+    data = batches(5 * accumulation_steps)
+    for at in range(0, len(data), accumulation_steps):
+        group, expected = data[at : at + accumulation_steps], torch.tensor(0.0)
+        loss = step(group[0] if accumulation_steps == 1 else StepBatch.of(group))
+        for inputs, labels in group:
+            part = F.cross_entropy(theirs(inputs), labels) / accumulation_steps
+            part.backward()
+            expected = expected + part.detach()
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(theirs.parameters(), max_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert torch.equal(loss, expected)
+        assert not loss.requires_grad
+    assert same_bits(ours, theirs)
+    assert not same_bits(ours, targets.mlp())
+
+
+def gradient(model: nn.Module, batch: StepBatch) -> torch.Tensor:
+    make_step(model, torch.optim.SGD(model.parameters())).backward(batch)
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def test_an_uneven_last_micro_batch_counts_by_its_samples() -> None:
+    ours, theirs = twins()
+    inputs, labels = batches(1, size=22)[0]
+    parts = [(inputs[at : at + 8], labels[at : at + 8]) for at in (0, 8, 16)]
+    uneven = StepBatch.of(parts)
+    whole = gradient(theirs, StepBatch.of([(inputs, labels)]))
+    assert uneven.weights == [8 / 22, 8 / 22, 6 / 22]
+    found = gradient(ours, uneven)
+    assert (found - whole).norm() / whole.norm() < 1e-6
+    evenly = gradient(targets.mlp(), StepBatch(parts, [1 / 3] * 3))
+    assert (evenly - whole).norm() / whole.norm() > 1e-3
+
+
+def test_the_loss_of_uneven_parts_is_the_mean_over_samples() -> None:
+    model, twin = twins()
+    inputs, labels = batches(1, size=22)[0]
+    step = make_step(model, torch.optim.SGD(model.parameters()))
+    loss = step(StepBatch.of([(inputs[:16], labels[:16]), (inputs[16:], labels[16:])]))
+    torch.testing.assert_close(loss, cross_entropy(twin, (inputs, labels)).detach())
+
+
+class Scaler(torch.amp.GradScaler):
+    """A scaler of the user's, on the CPU; says what it was asked in which order."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__("cpu", **options)
+        self.calls: list[str] = []
+
+    def unscale_(self, optimizer: Any) -> None:
+        self.calls.append("unscale")
+        super().unscale_(optimizer)
+
+    def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        self.calls.append("step")
+        return super().step(optimizer, *args, **kwargs)
+
+    def update(self, new_scale: Any = None) -> None:
+        self.calls.append("update")
+        super().update(new_scale)
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.1])
+def test_a_scaler_is_used_as_by_hand(max_norm: float | None) -> None:
+    ours, theirs = twins()
+    mine, other = Scaler(init_scale=1024.0), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    step = make_step(ours, torch.optim.SGD(ours.parameters(), lr=0.1), scaler=mine, max_grad_norm=max_norm)
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    for inputs, labels in batches(3):
+        loss = step((inputs, labels))
+        expected = F.cross_entropy(theirs(inputs), labels)
+        other.scale(expected).backward()
+        if max_norm is not None:
+            other.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(theirs.parameters(), max_norm)
+        other.step(optimizer)
+        other.update()
+        optimizer.zero_grad()
+        assert torch.equal(loss, expected.detach())
+    assert same_bits(ours, theirs)
+    # Unscaled before clipping, for scaled gradients would all be clipped to nothing; else by the scaler's own step.
+    first = ["step", "unscale"] if max_norm is None else ["unscale", "step"]
+    assert mine.calls == [*first, "update"] * 3
+
+
+def test_clipping_applies_to_the_whole_step_and_not_to_each_micro_batch() -> None:
+    model = targets.mlp()
+    seen: list[float] = []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer.register_step_pre_hook(
+        lambda *_: seen.append(float(nn.utils.get_total_norm([p.grad for p in model.parameters()])))
+    )
+    make_step(model, optimizer, max_grad_norm=0.01)(StepBatch.of(batches(4)))
+    assert seen == [pytest.approx(0.01, rel=1e-3)]
+
+
+def test_the_scheduler_advances_once_a_step_after_the_optimizer() -> None:
+    model = targets.mlp()
+    order: list[str] = []
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer.register_step_post_hook(lambda *_: order.append("optimizer"))
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+
+    class Watched:
+        def step(self) -> None:
+            order.append("scheduler")
+            schedule.step()
+
+    step = make_step(model, optimizer, scheduler=Watched())
+    step(StepBatch.of(batches(4)))
+    step(batches(1)[0])
+    assert order == ["optimizer", "scheduler"] * 2
+    assert optimizer.param_groups[0]["lr"] == 0.25
+
+
+def test_inference_updates_nothing_and_leaves_no_gradients() -> None:
+    ours, untouched = twins()
+    batch = batches(1)[0]
+    output = make_step(ours, None, loss=resolve_forward(batch, None))(batch)
+    assert torch.equal(output, untouched(batch[0]).detach())
+    assert output.is_inference()
+    assert same_bits(ours, untouched)
+    assert all(p.grad is None for p in ours.parameters())
+
+
+def test_gradients_are_none_after_a_step_and_autocast_is_entered_for_each_forward_pass() -> None:
+    model = targets.mlp()
+    entered: list[bool] = []
+
+    @contextmanager
+    def autocast() -> Iterator[None]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            entered.append(True)
+            yield
+
+    seen: list[torch.dtype] = []
+    model[0].register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    make_step(model, torch.optim.SGD(model.parameters()), autocast=autocast)(StepBatch.of(batches(3)))
+    assert entered == [True] * 3
+    assert seen == [torch.bfloat16] * 3
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_phases_are_told_in_order() -> None:
+    model = targets.mlp()
+    step = make_step(model, torch.optim.SGD(model.parameters()))
+    phases: list[str] = []
+    step.observe = phases.append
+    step(StepBatch.of(batches(2)))
+    assert phases == ["transfer", "forward", "backward"] * 2 + ["optimizer"]
+    assert step.phase == "optimizer"
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"])
+def test_the_phase_of_a_failure_can_be_read(phase: str) -> None:
+    model = targets.mlp()
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no")
+
+    places: dict[str, Callable[[], Any]] = {
+        "forward": lambda: model[1].register_forward_hook(fail),
+        "backward": lambda: model[1].register_full_backward_hook(fail),
+        "optimizer": lambda: optimizer.register_step_pre_hook(fail),
+    }
+    places[phase]()
+    step = make_step(model, optimizer)
+    with pytest.raises(RuntimeError, match="no"):
+        step(batches(1)[0])
+    assert step.phase == phase
+
+
+def test_a_batch_is_brought_to_the_device_of_the_step() -> None:
+    seen: list[Any] = []
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        seen.append(batch)
+        return model(torch.zeros(1, 8)).sum()
+
+    model = targets.mlp()
+    step = make_step(model, torch.optim.SGD(model.parameters()), loss=LossRule("l", loss, False, ""))
+    there = {"x": torch.zeros(2, 8), "name": "a"}
+    step(there)
+    assert seen[-1] is there  # nothing to move, nothing copied
+    step.draft.device = torch.device("meta")
+    step(there)
+    assert seen[-1]["x"].device.type == "meta"
+    assert seen[-1]["name"] == "a"
+    assert there["x"].device.type == "cpu"
+
+
+def test_images_are_brought_into_the_layout_of_the_draft() -> None:
+    seen: list[Any] = []
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        seen.extend(batch)
+        return model(torch.zeros(1, 8)).sum()
+
+    model = targets.mlp()
+    rule = LossRule("l", loss, False, "")
+    step = make_step(model, torch.optim.SGD(model.parameters()), loss=rule, memory_format=torch.channels_last)
+    step((torch.zeros(2, 3, 4, 4), torch.zeros(2)))
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)
+    assert not seen[0].is_contiguous()
+    assert seen[1].is_contiguous()
+
+
+def loader(samples: int, size: int) -> DataLoader:
+    return DataLoader(TensorDataset(torch.arange(samples)), batch_size=size)
+
+
+def test_the_step_loader_groups_micro_batches_and_ends_with_an_incomplete_group() -> None:
+    steps = list(StepLoader(loader(22, 4), 2))
+    assert [[part[0].tolist() for part in step.parts] for step in steps] == [
+        [[0, 1, 2, 3], [4, 5, 6, 7]],
+        [[8, 9, 10, 11], [12, 13, 14, 15]],
+        [[16, 17, 18, 19], [20, 21]],
+    ]
+    assert [sum(step.weights) for step in steps] == [1, 1, 1]
+    assert steps[-1].weights == [4 / 6, 2 / 6]
+
+
+@pytest.mark.parametrize(("samples", "size", "steps", "expected"), [(16, 4, 1, 4), (16, 4, 2, 2), (20, 4, 2, 3)])
+def test_the_step_loader_has_the_length_of_its_steps(samples: int, size: int, steps: int, expected: int) -> None:
+    grouped = StepLoader(loader(samples, size), steps)
+    assert len(grouped) == expected == len(list(grouped))
+    assert len(list(grouped)) == expected  # and again
+
+
+def test_without_accumulation_the_users_own_batches_come_through() -> None:
+    own = [object(), object()]
+    assert list(StepLoader(own, 1)) == own
+
+
+class Marking(Strategy):
+    """Marks the model while it is applied."""
+
+    name, phase, owns = "marking", Phase.MODULES, ("mark",)
+
+    def offer(self, facts: Any) -> Any:
+        raise NotImplementedError
+
+    @contextmanager
+    def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
+        draft.model.marked, before = True, draft.autocast
+        draft.autocast = torch.inference_mode
+        yield
+        del draft.model.marked
+        draft.autocast = before
+
+
+def test_close_takes_the_strategies_off_and_keeps_the_trained_weights() -> None:
+    model, before = twins()
+    draft = Draft(
+        model,
+        LossRule("l", cross_entropy, False, ""),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        torch.device("cpu"),
+    )
+    step = prepare(Plan(values={"mark": True}), draft, [Marking()])
+    assert model.marked
+    step.draft.autocast = nullcontext
+    step(batches(1)[0])
+    step.close()
+    assert not hasattr(model, "marked")
+    assert draft.autocast is nullcontext
+    assert not same_bits(model, before)
+    step.close()  # again is no error
+    with prepare(Plan(values={"mark": True}), draft, [Marking()]):
+        assert model.marked
+    assert not hasattr(model, "marked")

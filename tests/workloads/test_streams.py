@@ -1,0 +1,99 @@
+"""What can only be iterated is read from a second iterator, and everything is put back."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from autofit.core.errors import WorkloadError
+from autofit.workloads.batches import BatchSource
+from tests.workloads.loaders import Batches, SizedStream, Stream, labels, shuffling, use_all
+
+
+@pytest.mark.parametrize(("kind", "length"), [(Stream, 1000), (SizedStream, 1000), (Stream, 20)])
+def test_iterable_data_set_is_read_from_its_own_iterator(kind: type[Stream], length: int) -> None:
+    data = kind(length)
+    loader = DataLoader(data, batch_size=4)
+    in_flight = iter(loader)
+    first = next(in_flight)
+    source = BatchSource.of(loader)
+    use_all(source)
+    read = min(length, 512)
+    assert source.notes[0].startswith(f"{read} samples were read from a second iterator")
+    assert ("worst_case" in source.notes[0]) == (length > 512)
+    assert source.length == (None if length == 1000 and kind is Stream else length)
+    assert source.typical(7, 1)[0].shape == (7, 1)
+    assert first.flatten().tolist() == [0, 1, 2, 3]
+    assert next(in_flight).flatten().tolist() == [4, 5, 6, 7]
+    assert data.epochs == 1  # the loader's own iterator; the second one was put back
+    again = source.rebuild(5)
+    assert isinstance(again, DataLoader)
+    assert next(iter(again)).shape == (5, 1)
+
+
+def test_endless_iterable_data_set() -> None:
+    class Endless(IterableDataset[torch.Tensor]):
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            while True:
+                yield torch.zeros(2)
+
+    source = BatchSource.of(DataLoader(Endless(), batch_size=4))
+    assert source.length is None
+    assert source.typical(600, 1)[0].shape == (600, 2)
+
+
+class OneShot(IterableDataset[torch.Tensor]):
+    def __init__(self, items: Iterator[torch.Tensor]) -> None:
+        self.items = items
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from self.items
+
+
+class Itself(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> "Itself":
+        return self
+
+    def __next__(self) -> torch.Tensor:
+        return torch.zeros(2)
+
+
+def test_what_can_be_iterated_once_is_refused_and_not_consumed() -> None:
+    items = (torch.full((1,), float(at)) for at in range(6))
+    batches = (torch.zeros(4, 2) for _ in range(3))
+    loader = shuffling()
+    half_used = iter(loader)
+    next(half_used)
+    for one_shot in (DataLoader(OneShot(items), batch_size=2), DataLoader(Itself()), batches, half_used):
+        with pytest.raises(WorkloadError, match="can be iterated only once"):
+            BatchSource.of(one_shot)
+    assert next(items).item() == 0.0
+    assert len(list(batches)) == 3
+    assert len(list(half_used)) == 2
+
+
+def test_any_re_iterable_is_read_through_a_second_iterator_and_put_back() -> None:
+    used, untouched = Batches(shuffling()), Batches(shuffling())
+    source = BatchSource.of(used)
+    use_all(source)
+    assert used.passes == 0
+    assert (source.user_batch_size, source.length) == (4, 10)
+    assert source.notes == ("3 batches were read from a second iterator",)
+    assert labels(used) == labels(untouched)
+
+
+def test_batches_of_numpy_random_state_are_put_back() -> None:
+    numpy = pytest.importorskip("numpy")
+
+    class Random:
+        def __init__(self) -> None:
+            self.new, self.old = numpy.random.default_rng(1), numpy.random.RandomState(1)
+
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            for _ in range(2):
+                yield torch.tensor([self.new.random(), self.old.rand()])
+
+    used = Random()
+    BatchSource.of(used)
+    assert [batch.tolist() for batch in used] == [batch.tolist() for batch in Random()]

@@ -1,0 +1,86 @@
+"""A workload that cannot be trained is refused with what was found, what was expected and what to do next."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autofit.core.errors import WorkloadError
+from autofit.workloads.workload import Workload
+from tests.probing import targets
+
+
+def loss(*_: Any) -> torch.Tensor:
+    return torch.tensor(0.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "found", "expected", "following"),
+    [
+        ({"model": [1]}, "model is a list", "expected a torch.nn.Module", "Pass the model first"),
+        ({"loss_fn": loss, "step_fn": loss}, "both loss_fn and step_fn", "expected one of them", "step_fn does all"),
+        ({"mode": "predict"}, "mode is 'predict'", '"train" or "inference"', ""),
+        ({"global_batch_size": 0}, "global_batch_size is 0", "whole number of at least 1", "or None"),
+        ({"global_batch_size": 2.0}, "global_batch_size is 2.0", "whole number", ""),
+        ({"global_batch_size": True}, "global_batch_size is True", "whole number", ""),
+        ({"max_grad_norm": 0}, "max_grad_norm is 0", "a number above 0", "or None"),
+        ({"max_grad_norm": float("nan")}, "max_grad_norm is nan", "a number above 0", ""),
+    ],
+)
+def test_what_cannot_be_a_workload_is_refused(
+    changes: dict[str, Any], found: str, expected: str, following: str
+) -> None:
+    with pytest.raises(WorkloadError) as error:
+        Workload(**{"model": targets.mlp(), "loader": targets.vectors(), **changes})
+    assert all(part in str(error.value) for part in (found, expected, following))
+
+
+def refusal(**changes: Any) -> str:
+    with pytest.raises(WorkloadError) as error:
+        Workload(**{"model": targets.mlp(), "loader": [], **changes}).make_optimizer()
+    return str(error.value)
+
+
+def test_a_frozen_model_cannot_be_trained_but_run() -> None:
+    frozen = targets.mlp().requires_grad_(False)
+    text = refusal(model=frozen)
+    assert "no parameter with requires_grad=True" in text
+    assert 'mode="inference"' in text
+    assert Workload(frozen, [], mode="inference").make_optimizer() is None
+
+
+def test_an_optimizer_over_other_parameters_is_refused() -> None:
+    text = refusal(optimizer=torch.optim.SGD(targets.mlp().parameters()))
+    assert "holds none of the model's trainable parameters" in text
+    assert "after the model was moved" in text
+
+
+@pytest.mark.parametrize("made", [None, "SGD", [1]])
+def test_a_callable_that_makes_no_optimizer_is_refused(made: object) -> None:
+    text = refusal(optimizer=lambda parameters: made)
+    assert f"returned a {type(made).__name__}; expected a torch.optim.Optimizer" in text
+    assert "lambda params: torch.optim.SGD(params, lr=0.1)" in text
+
+
+def test_an_instance_is_used_as_it_is() -> None:
+    model = targets.mlp()
+    optimizer = torch.optim.SGD(model[0].parameters())  # some of the parameters are enough
+    assert Workload(model, [], optimizer=optimizer).make_optimizer() is optimizer
+
+
+def test_a_recipe_makes_a_fresh_optimizer_over_what_is_trainable() -> None:
+    model = targets.mlp()
+    model[0].weight.requires_grad_(False)
+    workload = Workload(model, [], optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5))
+    first, second = workload.make_optimizer(), workload.make_optimizer()
+    assert isinstance(first, torch.optim.SGD)
+    assert first is not second
+    held = [p for group in first.param_groups for p in group["params"]]
+    assert [id(p) for p in held] == [id(p) for p in model.parameters() if p.requires_grad]
+
+
+def test_the_default_optimizer_is_adamw_with_its_defaults() -> None:
+    optimizer = Workload(nn.Linear(2, 2), []).make_optimizer()
+    assert type(optimizer) is torch.optim.AdamW
+    assert optimizer.defaults == torch.optim.AdamW([torch.zeros(1)]).defaults
