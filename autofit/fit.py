@@ -130,6 +130,7 @@ class Fit:
         source = BatchSource.of(loader)
         loss = _loss(workload, source, device)
         self._check_loss(loss, signature(model, source.structure(), loss.name))
+        self._check_length(source.length)
         draft = Draft(
             model=model,
             loss=loss,
@@ -177,6 +178,15 @@ class Fit:
             warnings.warn(
                 f"the loss was inferred here ({loss.about}), and the plan was measured with another loss or other "
                 "batches. Pass loss_fn= or step_fn= as in your call of autofit.tune.",
+                stacklevel=3,
+            )
+
+    def _check_length(self, length: int | None) -> None:
+        total = self.plan.global_batch_size
+        if length is not None and length < total:
+            warnings.warn(
+                f"one pass over this loader gives {length} samples, fewer than the global batch of {total}, so that "
+                "no step is as large as the plan says. Give more data, or tune with a smaller global_batch_size.",
                 stacklevel=3,
             )
 

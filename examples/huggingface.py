@@ -18,6 +18,7 @@ from transformers import BertConfig, BertForSequenceClassification
 import autofit
 
 MEMORY = "64MiB"
+PLAN = ".autofit/huggingface.yaml"  # beside the study
 VOCABULARY, LONGEST = 1000, 96
 
 Sample = tuple[Tensor, int]
@@ -83,8 +84,8 @@ def main() -> None:
         device="cpu",  # to tune for an accelerator leave this out, and move the model there first
     )
     print(fit)
-    fit.save("huggingface.yaml")
-    loaded = autofit.load("huggingface.yaml")
+    fit.save(PLAN)
+    loaded = autofit.load(PLAN)
     with loaded.prepare(w.model, w.loader, w.optimizer) as step:
         for number, batch in zip(range(20), step.loader, strict=False):
             loss = step(batch)

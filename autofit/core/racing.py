@@ -141,9 +141,9 @@ class Race:
         return None
 
     def pairing(self, ours: str, theirs: str) -> Pairing | None:
-        """Returns the comparison over the rounds that both ran, or None with fewer than two."""
+        """Returns the comparison over the rounds that both ran, or None when they are too few to decide anything."""
         common = min(len(self.logs.get(ours, ())), len(self.logs.get(theirs, ())))
-        return pair(self.logs[ours], self.logs[theirs]) if common >= 2 else None
+        return pair(self.logs[ours], self.logs[theirs]) if common >= MIN_ROUNDS else None
 
 
 def run_race(race: Race, block: Callable[[str], float | str], enough: Callable[[], bool]) -> None:

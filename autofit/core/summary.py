@@ -58,7 +58,8 @@ def _speed(measurement: Measurement, unit: str) -> str:
 
 def _number(value: float) -> str:
     """Returns four digits of `value`, without an exponent where a person would write none: 52,380 or 0.0312."""
-    return f"{float(f'{value:.4g}'):,.0f}" if value >= 1000 else f"{value:.4g}"
+    text = f"{value:.4g}"
+    return f"{float(text):,.0f}" if float(text) >= 1000 else text
 
 
 def _headline(recommendation: Recommendation) -> str:

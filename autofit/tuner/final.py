@@ -7,12 +7,17 @@ from autofit.core.diagnosis import nothing_measured
 from autofit.core.errors import NothingFits
 from autofit.core.measurement import Measurement
 from autofit.core.plan import Plan
-from autofit.core.racing import Race, run_race
+from autofit.core.racing import MIN_ROUNDS, Race, run_race
 from autofit.core.recommendation import Candidate, Ratio
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes
 from autofit.tuner.loop import Loop, summary
 from autofit.tuner.tuning import Findings
+
+PROOF_PROBES = 1.5
+"""A proof is taken to last as long as this many probes."""
+RACE_RATIO = 0.5
+"""An undecided race ends when it took this share of the search before it, once the least number of rounds is run."""
 
 
 class Final:
@@ -55,11 +60,12 @@ class Final:
         )
 
     def _run_race(self) -> None:
-        plans = {t.plan.key: t.plan for t in self._finalists}
+        plans = {t.plan.key: t.plan for t in self._affordable()}
         own = self._loop.baseline.key
         race = self._race = Race(tuple(plans), own if own in plans else None, self._objective.tie_ratio)
         self._loop.say("stage", f"racing {len(plans)} plans in interleaved blocks")
-        round_s, began = 0.0, self._tuning.clock.elapsed_s
+        searched_s = began = self._tuning.clock.elapsed_s
+        round_s = 0.0
 
         def enough() -> bool:
             nonlocal round_s, began
@@ -67,14 +73,24 @@ class Final:
             round_s, began = max(round_s, now - began), now
             if race.rounds:
                 self._loop.say("race", f"round {race.rounds}: {len(race.running)} plans left")
-            return self._loop.time_left_s() <= round_s + 1.5 * self._loop.probe_s()
+            undecided = race.rounds >= MIN_ROUNDS and now - searched_s > RACE_RATIO * searched_s
+            return undecided or self._loop.time_left_s() <= round_s + PROOF_PROBES * self._loop.probe_s()
 
         run_race(race, lambda key: self._block(plans[key]), enough)
         if not race.over:
             self._caveats.append(
-                f"the race ended after {race.rounds} rounds for want of time; the order of close plans is uncertain"
+                f"the race ended undecided after {race.rounds} rounds; the order of close plans is uncertain"
             )
         self._tuning.log.note("race", {"rounds": race.rounds, "log_throughput": race.logs, "left": race.left})
+
+    def _affordable(self) -> list[Trial]:
+        """Returns the finalists that the time left lets run enough rounds; the best and the baseline always."""
+        own = [t for t in self._finalists if t is self._baseline]
+        rivals = [t for t in self._finalists if t is not self._baseline]
+        probe_s = self._loop.probe_s()
+        left = self._loop.time_left_s() - PROOF_PROBES * probe_s
+        most = len(rivals) if probe_s == 0 or left == float("inf") else int(left / (MIN_ROUNDS * probe_s)) - len(own)
+        return rivals[: max(most, 1)] + own
 
     def _block(self, plan: Plan) -> float | str:
         outcome = self._loop.evaluate(plan, Purpose.BLOCK)

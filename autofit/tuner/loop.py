@@ -17,7 +17,7 @@ from autofit.tuner.tuning import Tuning
 
 REPEATS = 100
 """A searcher that asks this often in a row for what is known has nothing new to ask."""
-RESERVE_PROBES = 8
+RESERVE_PROBES = 12
 """The race and the proof are taken to last as long as this many probes: 4 rounds of 3 short blocks, and the proof."""
 RESERVE_RATIO = 0.5
 """At most this share of the time budget is kept for them."""

@@ -104,7 +104,7 @@ class SampleBatches(BatchMaker):
         keys, sample = self._recipe.keys, self._recipe.sample
         limit = self._options.scan if self._options.worst_case is None else _SCANNED_WITH_WORST_CASE
         lengths = scan(lambda position: sample(keys[position]), len(keys), limit)
-        if self._options.worst_case is None and len(lengths.positions) < len(keys):
+        if self._options.worst_case is None and lengths.varies and len(lengths.positions) < len(keys):
             self._note(
                 f"{len(lengths.positions)} of {len(keys)} samples were scanned for their length: if a "
                 "longer one can exist, pass worst_case="

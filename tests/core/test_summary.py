@@ -1,6 +1,8 @@
-"""The recommendation in words: a person finds the choice, the gain, the proof, and what was left out."""
+"""The summary says what to use, what it gains, what was not chosen and why, in lines that fit a screen."""
 
 from typing import Any
+
+import pytest
 
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
@@ -12,114 +14,121 @@ from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.core.space import Refusal
 from autofit.core.summary import describe_outcome, describe_plan, printable, summarize
 
-OWN = Plan(values={"micro_batch_size": 8, "accumulation_steps": 4, "precision": "fp32"})
-BEST = Plan(values={"micro_batch_size": 32, "accumulation_steps": 1, "precision": "bf16"})
-GIB = 2**30
+OWN = Plan(values={"micro_batch_size": 8, "accumulation_steps": 4, "precision": "fp32", "fuse": False})
+BEST = OWN.replace(micro_batch_size=32, accumulation_steps=1, precision="bf16")
 
 
-def measurement(step_s: float, samples: int = 32, tokens: float | None = None) -> Measurement:
-    memory = Memory(allocated_bytes=3 * GIB, judged_bytes=3 * GIB, judged_by="x")
+def measurement(
+    samples_per_s: float = 52384.7, peak_bytes: int = 3 * 2**20, tokens: float | None = None
+) -> Measurement:
+    memory = Memory(allocated_bytes=peak_bytes, judged_bytes=peak_bytes, judged_by="test")
     return Measurement(
-        step_times_s=(step_s,), samples_per_step=samples, tokens_per_step=tokens, memory=memory, worst_steps=3
+        step_times_s=(32 / samples_per_s,) * 3,
+        samples_per_step=32,
+        memory=memory,
+        worst_steps=4,
+        tokens_per_step=tokens,
     )
 
 
-def measured(plan: Plan, step_s: float, note: str = "") -> Candidate:
-    return Candidate(plan=plan, outcome=Outcome(status=Status.MEASURED, measurement=measurement(step_s)), note=note)
+def measured(**values: Any) -> Outcome:
+    return Outcome(status=Status.MEASURED, measurement=measurement(**values))
 
 
-def recommendation(**changes: Any) -> Recommendation:
+def record(**changes: Any) -> Recommendation:
     fields: dict[str, Any] = {
         "plan": BEST,
-        "proof": measurement(0.5, tokens=320.0),
-        "baseline": measured(OWN, 1.0),
-        "gain": Ratio(value=2.0, low=1.9, high=2.1, pairs=8),
-        "budget": Budget(memory_bytes=4 * GIB, memory_note="4 GiB as asked"),
+        "proof": measurement(),
+        "baseline": Candidate(plan=OWN, outcome=measured(samples_per_s=950)),
+        "gain": Ratio(value=2.041, low=1.9, high=2.2, pairs=8),
+        "budget": Budget(memory_bytes=2**30, memory_note="1 GiB as asked"),
         "objective": Objective(),
         "environment": Environment(
-            workload="a-b", device_type="cpu", device_name="A CPU", capacity_bytes=GIB, versions={"torch": "2.13"}
+            workload="w", device_type="cpu", device_name="Chip 9", capacity_bytes=2**34, versions={"torch": "2.13"}
         ),
-        "study": ".autofit/study.db",
+        "study": "/somewhere/study.db",
         "counts": {"measured": 7, "out of memory": 1},
-        "duration_s": 12.0,
+        "duration_s": 83.0,
     }
-    return Recommendation(**(fields | changes))
+    return Recommendation(**fields | changes)
 
 
-def flat(text: str) -> str:
-    return " ".join(text.split())
+def test_the_first_line_is_the_answer() -> None:
+    assert summarize(record()).splitlines()[0] == (
+        "Use micro batch 32, precision=bf16: 2.04x (1.90 to 2.20) of your own setting's throughput."
+    )
+    own = record(plan=OWN, gain=Ratio(value=1, low=1, high=1))
+    assert summarize(own).startswith("Keep your own setting: micro batch 8 x 4 accumulation steps = 32. Nothing")
+    failed = Candidate(plan=OWN, outcome=Outcome(status=Status.OUT_OF_MEMORY, reason="tried 9 GiB"))
+    text = summarize(record(gain=None, baseline=failed))
+    assert "your own setting does not run here" in text.splitlines()[0]
+    assert "yours     micro batch 8 x 4 accumulation steps = 32: out of memory: tried 9 GiB" in text
 
 
-def test_the_first_line_says_what_to_use_and_what_it_gains() -> None:
-    first = summarize(recommendation()).splitlines()[0]
-    assert first == "Use micro batch 32, precision=bf16: 2.00x (1.90 to 2.10) of your own setting's throughput."
+def test_proof_baseline_limits_and_cost_are_told() -> None:
+    lines = summarize(record()).splitlines()
+    assert "plan      52,380 samples/s, peak 3 MiB; proven by 4 whole steps on the worst batch" in lines
+    assert "yours     micro batch 8 x 4 accumulation steps = 32: 950 samples/s, peak 3 MiB" in lines
+    assert "budget    1 GiB as asked" in lines
+    assert "device    Chip 9 (cpu), torch 2.13" in lines
+    assert "trials    7 measured, 1 out of memory in 1 min 23 s; study /somewhere/study.db" in lines
 
 
-def test_a_kept_setting_and_one_that_does_not_run_are_said() -> None:
-    kept = summarize(recommendation(plan=OWN))
-    assert kept.startswith("Keep your own setting: micro batch 8 x 4 accumulation steps = 32. Nothing that was tried")
-    failing = Candidate(plan=OWN, outcome=Outcome(status=Status.OUT_OF_MEMORY, reason="tried to allocate 2 GiB"))
-    text = summarize(recommendation(baseline=failing, gain=None))
-    assert "your own setting does not run here" in text
-    assert "out of memory: tried to allocate 2 GiB" in text
-
-
-def test_proof_baseline_budget_device_and_trials_are_there() -> None:
-    text = flat(summarize(recommendation()))
-    for part in (
-        "64 samples/s, peak 3 GiB; proven by 3 whole steps on the worst batch",
-        "micro batch 8 x 4 accumulation steps = 32: 32 samples/s, peak 3 GiB",
-        "4 GiB as asked",
-        "A CPU (cpu), torch 2.13",
-        "7 measured, 1 out of memory in 12 s; study .autofit/study.db",
-    ):
-        assert part in text
-
-
-def test_tokens_are_told_when_they_are_what_counts() -> None:
-    text = summarize(recommendation(objective=Objective(unit="tokens")))
-    assert "640 tokens/s, peak 3 GiB; proven" in text
-    assert "32 samples/s" in text  # the baseline's tokens are not known
-
-
-def test_alternatives_caveats_and_refusals_come_with_their_reasons() -> None:
+def test_the_best_five_alternatives_are_shown_with_why_they_lost() -> None:
     others = tuple(
-        measured(BEST.replace(micro_batch_size=size, accumulation_steps=32 // size), 1.0, note="slower")
-        for size in (1, 2, 4, 8, 16)
+        Candidate(plan=BEST.replace(micro_batch_size=size), outcome=measured(), note=f"a tie with {size}")
+        for size in (1, 2, 4, 8, 16, 64, 128)
     )
-    more = (*others, measured(BEST.replace(precision="fp16"), 1.0))
-    text = summarize(
-        recommendation(
-            alternatives=more, caveats=("the loss was inferred",), refused=(Refusal(name="tf32", reason="no chip"),)
-        )
-    )
-    assert text.count("; slower") == 5
-    assert "precision=fp16" not in text
-    assert "1 more" in text
-    assert "the loss was inferred" in text
-    assert "tf32: no chip" in text
+    lines = summarize(record(alternatives=others)).splitlines()
+    assert len([line for line in lines if line.startswith("also ")]) == 5
+    assert "also      micro batch 1, precision=bf16: 52,380 samples/s, peak 3 MiB; a tie with 1" in lines
+    assert "          and 2 more, in the plan file" in lines
+    assert "more, in the plan file" not in summarize(record(alternatives=others[:5]))
 
 
-def test_long_lines_are_wrapped_and_no_word_is_broken() -> None:
-    path = "/a/very/long/path" * 12
-    text = summarize(recommendation(caveats=("word " * 60, path)))
+def test_notes_stand_before_what_was_left_out_which_is_last() -> None:
+    refusals = (Refusal(name="fp16", reason="no such unit"), Refusal(name="checkpointing", reason="no blocks"))
+    lines = summarize(record(caveats=("mind the rate",), refused=refusals)).splitlines()
+    assert lines[-2:] == ["left out  fp16: no such unit", "left out  checkpointing: no blocks"]
+    assert lines.index("note      mind the rate") < lines.index("left out  fp16: no such unit") - 1
+    assert "left out" not in summarize(record())
+    assert "note" not in summarize(record())
+    assert not summarize(record()).endswith("\n")
+
+
+def test_long_texts_are_wrapped_under_their_column_and_lose_nothing() -> None:
+    long = " ".join(f"word{number}" for number in range(60))
+    path = "/" + "x" * 300
+    text = summarize(record(caveats=(long,), refused=(Refusal(name="a", reason=long + "\nmore"),), study=path))
+    lines = text.splitlines()
     assert path in text
-    assert all(len(line) <= 120 for line in text.splitlines() if path not in line)
+    assert max(len(line) for line in lines if path not in line) <= 120
+    at = next(n for n, line in enumerate(lines) if line.startswith("note "))
+    assert lines[at + 1].startswith(" " * 10 + "word")
+    assert " ".join(" ".join(lines[at:]).split()).startswith(f"note {long}")
+    assert text.count("word59") == 2
+    assert text.rstrip().endswith("more")
 
 
-def test_a_plan_is_its_batch_and_what_differs() -> None:
+@pytest.mark.parametrize(
+    ("speed", "said"),
+    [(0.03125, "0.03125"), (123.456, "123.5"), (999.96, "1,000"), (52384.7, "52,380"), (3.2e7, "32,000,000")],
+)  # fmt: skip
+def test_speeds_are_written_as_people_write_them(speed: float, said: str) -> None:
+    assert describe_outcome(measured(samples_per_s=speed)).startswith(f"{said} samples/s")
+
+
+def test_the_unit_is_the_objectives() -> None:
+    assert describe_outcome(measured(samples_per_s=100, tokens=320), "tokens").startswith("1,000 tokens/s")
+    assert describe_outcome(measured(samples_per_s=100), "tokens").startswith("100 samples/s")
+    text = summarize(record(objective=Objective(unit="tokens"), proof=measurement(100, tokens=320)))
+    assert "plan      1,000 tokens/s" in text
+
+
+def test_a_plan_is_its_batch_and_what_it_changes() -> None:
     assert describe_plan(OWN, OWN) == "micro batch 8 x 4 accumulation steps = 32"
-    assert describe_plan(OWN.replace(precision="bf16"), OWN).endswith("= 32, precision=bf16")
-    assert describe_plan(Plan(values={"micro_batch_size": 2}), OWN) == "micro batch 2"
+    assert describe_plan(BEST, OWN) == "micro batch 32, precision=bf16"
 
 
-def test_an_outcome_is_its_speed_or_its_reason() -> None:
-    over = Outcome(status=Status.OVER_BUDGET, reason="its peak is above", measurement=measurement(1.0))
-    assert describe_outcome(over) == "over budget: its peak is above"
-    assert describe_outcome(measured(OWN, 1.0).outcome) == "32 samples/s, peak 3 GiB"
-    large = Outcome(status=Status.MEASURED, measurement=measurement(0.001, samples=52_381))
-    assert describe_outcome(large).startswith("52,380,000 samples/s")
-
-
-def test_control_sequences_of_other_peoples_texts_are_taken_out() -> None:
-    assert printable("a\x1b[31mred\x1b[0m\x07 b\ttab\nline") == "ared b\ttab\nline"
+def test_printable_takes_out_what_commands_a_terminal() -> None:
+    assert printable("\x1b[31mred\x1b[0m\x07 \x9b2Jé\tline\nnext\r") == "red 2Jé\tline\nnext"

@@ -165,6 +165,9 @@ class Controlled:
         if order == "garble":
             write = int(sys.argv[sys.argv.index("--write") + 1])
             os.write(write, b"this is no reply\n")
+        if order == "sleep":
+            self.path.with_suffix(".asleep").touch()
+            time.sleep(300)
         if order == "hang":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             subprocess.Popen(["sleep", "300"])

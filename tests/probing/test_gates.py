@@ -237,7 +237,11 @@ def test_the_same_random_numbers_are_drawn_on_both_sides() -> None:
     def noisy(model: nn.Module, batch: Any) -> torch.Tensor:
         return mean(model, (batch[0] + torch.randn_like(batch[0]), batch[1]))
 
-    assert gates.precision(build(norm("none"), noisy), BF16, vectors(), seed=0).passed
+    verdict = gates.precision(build(norm("none"), noisy), BF16, vectors(), seed=0)
+    assert verdict.passed
+    torch.manual_seed(99)  # whatever the user drew before
+    assert gates.precision(build(norm("none"), noisy), BF16, vectors(), seed=0) == verdict
+    assert gates.precision(build(norm("none"), noisy), BF16, vectors(), seed=1) != verdict
 
 
 def test_a_step_that_empties_its_batch_can_be_asked_twice() -> None:

@@ -357,32 +357,43 @@ def test_a_reply_that_is_none_costs_one_probe(controls: Controls) -> None:
 
 
 PARENT = """
-import sys, time
+import sys
+from pathlib import Path
 from autofit.core.briefing import Options
 from autofit.core.trial import Purpose
 from autofit.probing.remote import RemoteBench, Target
+order = Path(sys.argv[2])
+order.write_text("go")
 options = Options(memory_budget="1GiB", strategies=("batching",))
-bench = RemoteBench(Target(sys.argv[1], device="cpu", options=options))
+bench = RemoteBench(Target(sys.argv[1], {"path": str(order)}, device="cpu", options=options))
 outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.BLOCK)
 print(outcome.status, bench._child.process.pid, sorted({"torch", "numpy"} & set(sys.modules)), flush=True)
-time.sleep(300)
+order.write_text("sleep")
+bench.evaluate(bench.briefing.space.baseline, Purpose.BLOCK)
 """
 
 
+def wait_for(reached: Callable[[], bool], seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while not reached() and time.monotonic() < until:
+        time.sleep(0.05)
+    return reached()
+
+
 @pytest.mark.slow
-def test_the_parent_never_loads_torch_and_its_death_is_the_childs() -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, f"{TARGETS}:make_mlp"], stdout=subprocess.PIPE, text=True)
+def test_the_parent_never_loads_torch_and_its_death_in_the_middle_of_a_step_is_the_childs(tmp_path: Path) -> None:
+    order = tmp_path / "order"
+    command = [sys.executable, "-c", PARENT, f"{TARGETS}:make_controlled", str(order)]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert parent.stdout is not None
         status, pid, loaded = parent.stdout.readline().split()
         assert (status, loaded) == ("measured", "[]")
+        assert wait_for(order.with_suffix(".asleep").exists, 20)
         assert is_alive(int(pid))
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-        until = time.monotonic() + 5
-        while is_alive(int(pid)) and time.monotonic() < until:
-            time.sleep(0.05)
-        assert not is_alive(int(pid))
+        assert wait_for(lambda: not is_alive(int(pid)), 5)
     finally:
         parent.kill()
         parent.wait()

@@ -78,8 +78,13 @@ def test_lengths_that_collate_pads_away_do_not_vary() -> None:
     assert source.structure() == "float32[B, 64]"
 
 
-def test_partial_scan_is_told_and_bounded() -> None:
+def test_a_partial_scan_of_samples_that_are_all_alike_needs_no_note() -> None:
     data = Texts([3] * 500)
+    assert BatchSource.of(DataLoader(data, batch_size=2, collate_fn=pad), scan=50).notes == ()
+
+
+def test_partial_scan_is_told_and_bounded() -> None:
+    data = Texts([3, 4, 5, 6, 7] * 100)
     source = BatchSource.of(DataLoader(data, batch_size=2, collate_fn=pad), scan=50)
     assert source.notes[0].startswith("50 of 500 samples were scanned")
     assert data.asked < 70

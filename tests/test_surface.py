@@ -1,0 +1,93 @@
+"""The public surface: what can be imported, at what cost, and which words the command line knows."""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import autofit
+from autofit import cli
+from autofit.core import errors
+
+ROOT = Path(__file__).parents[1]
+
+NAMES = [
+    "AutofitError", "BudgetSpent", "DevicePoisoned", "Fit", "NonFiniteLoss", "NothingFits", "Plan", "PlanFileError",
+    "Recommendation", "RestoreError", "SpaceError", "StudyError", "TrainStep", "UsageError", "UserCodeError",
+    "Workload", "WorkloadError", "load", "tune",
+]  # fmt: skip
+
+FLAGS = {
+    "": ["--help", "--version", "-h", "COMMAND"],
+    "tune": [
+        "--arg", "--device", "--global-batch", "--help", "--json", "--max-grad-norm", "--memory", "--mode",
+        "--numerics", "--objective", "--output", "--quiet", "--searcher", "--seed", "--strategies", "--study", "--time",
+        "--trials", "-h", "-o", "-q", "TARGET",
+    ],
+    "show": ["--help", "--json", "--quiet", "-h", "-q", "PLAN"],
+    "export": ["--help", "--json", "--output", "--quiet", "--to", "-h", "-o", "-q", "PLAN"],
+}  # fmt: skip
+
+
+def test_the_public_names_are_these_sorted_and_importable() -> None:
+    assert autofit.__all__ == NAMES == sorted(NAMES)
+    assert dir(autofit) == NAMES
+    for name in NAMES:
+        assert getattr(autofit, name).__name__ == name
+
+
+def test_every_error_is_public() -> None:
+    kinds = {n for n, v in vars(errors).items() if isinstance(v, type) and issubclass(v, errors.AutofitError)}
+    assert kinds == {
+        name for name in NAMES if isinstance(v := getattr(autofit, name), type) and issubclass(v, Exception)
+    }
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'tone'"):
+        autofit.tone  # noqa: B018  # looking it up is the test
+
+
+def words(parser: argparse.ArgumentParser) -> list[str]:
+    found = [word for action in parser._actions for word in action.option_strings or [str(action.metavar)]]
+    return sorted(found, key=lambda word: (not word.startswith("-"), word))
+
+
+def test_the_command_line_knows_these_words() -> None:
+    top = cli.parser()
+    (commands,) = (action for action in top._actions if isinstance(action, argparse._SubParsersAction))
+    found = {"": words(top)} | {name: words(parser) for name, parser in commands.choices.items()}
+    assert found == {name: sorted(flags, key=lambda w: (not w.startswith("-"), w)) for name, flags in FLAGS.items()}
+
+
+def loaded_by(code: str) -> set[str]:
+    script = f"{code}\nimport sys\nprint('LOADED', *sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    return set(done.stdout.rpartition("LOADED")[2].split())
+
+
+HELP = "from autofit.cli import main\ntry: main(['tune', '--help'])\nexcept SystemExit: pass"
+
+
+@pytest.mark.parametrize(
+    "code", ["import autofit", "import autofit\ndir(autofit)", HELP], ids=["import", "dir", "help"]
+)
+def test_importing_and_help_load_nothing_heavy(code: str) -> None:
+    heavy = {"torch", "optuna", "pydantic", "yaml", "numpy", "sqlalchemy", "tqdm"}
+    assert not loaded_by(code) & heavy
+
+
+def test_an_error_can_be_caught_without_loading_torch() -> None:
+    loaded = loaded_by("import autofit\nautofit.NothingFits")
+    assert "autofit.core.errors" in loaded
+    assert not loaded & {"torch", "optuna", "pydantic"}
+
+
+def test_show_needs_no_torch(tmp_path: Path) -> None:
+    loaded = loaded_by(f"from autofit.cli import main\nassert main(['show', {str(tmp_path / 'none.yaml')!r}]) == 2")
+    assert "autofit.planfile" in loaded
+    assert not loaded & {"torch", "optuna"}

@@ -1,0 +1,102 @@
+"""Progress shows events: lines where there is no terminal, a bar where there is one, nothing when not wanted."""
+
+import io
+
+import pytest
+
+from autofit.core.event import Event
+from autofit.core.measurement import Measurement, Memory
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
+from autofit.core.trial import Purpose, Trial
+from autofit.trackers.progress import Progress
+
+PLAN = Plan(values={"micro_batch_size": 16, "accumulation_steps": 2})
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def trial(outcome: Outcome, purpose: Purpose = Purpose.PROBE) -> Trial:
+    return Trial(number=0, plan=PLAN, outcome=outcome, purpose=purpose)
+
+
+def measured(tokens: float | None = None) -> Outcome:
+    memory = Memory(allocated_bytes=1, judged_bytes=3 * 2**20, judged_by="test")
+    measurement = Measurement(step_times_s=(0.5,), samples_per_step=32, memory=memory, tokens_per_step=tokens)
+    return Outcome(status=Status.MEASURED, measurement=measurement)
+
+
+def shown(stream: io.StringIO, *events: Event, unit: str = "samples") -> str:
+    progress = Progress(stream, unit)
+    for event in events:
+        progress(event)
+    progress.close()
+    return stream.getvalue()
+
+
+def test_events_are_lines_where_there_is_no_terminal() -> None:
+    text = shown(
+        io.StringIO(),
+        Event("stage", "searching"),
+        Event("trial", "", trial(measured()), 1),
+        Event("trial", "", trial(Outcome(status=Status.OUT_OF_MEMORY, reason="tried 2 GiB")), 2),
+        Event("proof", "", trial(measured(), Purpose.PROOF), 2),
+    )
+    assert text.splitlines() == [
+        "autofit: searching",
+        f"autofit: {PLAN}: 64 samples/s, peak 3 MiB",
+        f"autofit: {PLAN}: out of memory: tried 2 GiB",
+        f"autofit: proof of {PLAN}: 64 samples/s, peak 3 MiB",
+    ]
+
+
+def test_tokens_are_counted_when_they_are_the_objective() -> None:
+    event = Event("trial", "", trial(measured(tokens=5000)), 1)
+    assert "10,000 tokens/s" in shown(io.StringIO(), event, unit="tokens")
+    assert "64 samples/s" in shown(io.StringIO(), event)
+
+
+def test_skipped_plans_are_no_lines() -> None:
+    skipped = trial(Outcome(status=Status.SKIPPED, reason="cannot fit"))
+    assert shown(io.StringIO(), Event("skipped", "", skipped)) == ""
+
+
+def test_a_terminal_gets_a_bar_that_counts_trials_and_is_taken_away() -> None:
+    text = shown(
+        Terminal(),
+        Event("trial", "", trial(measured()), 1),
+        Event("skipped", "", trial(Outcome(status=Status.SKIPPED, reason="cannot fit")), 1),
+        Event("trial", "", trial(measured()), 2),
+        Event("proof", "", trial(measured(), Purpose.PROOF), 2),
+    )
+    assert "\r" in text
+    assert "2 trials [" in text
+    assert "3 trials [" not in text
+    assert "64 samples/s" in text
+    assert "\n" not in text
+    assert text.rstrip("\r").split("\r")[-1].strip() == ""
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_control_sequences_of_the_users_code_are_taken_out(stream: type[io.StringIO]) -> None:
+    outcome = Outcome(status=Status.USER_ERROR, reason="\x1b[2J\x07bad\nsecond\x9b line")
+    text = shown(stream(), Event("trial", "", trial(outcome), 1))
+    assert "user error: bad second line" in text
+    assert not {"\x07", "\x9b"} & set(text)
+    assert "\x1b[2J" not in text
+
+
+def test_what_is_wanted_decides_who_listens(capsys: pytest.CaptureFixture[str]) -> None:
+    event, heard = Event("stage", "searching"), list[Event]()
+    with Progress.of(heard.append) as listen:
+        listen(event)
+    with Progress.of(False) as listen:
+        listen(event)
+    assert heard == [event]
+    assert capsys.readouterr() == ("", "")
+    with Progress.of(True) as listen:
+        listen(event)
+    assert capsys.readouterr() == ("", "autofit: searching\n")
