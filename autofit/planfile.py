@@ -137,11 +137,17 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def represent_text(self, data: str) -> yaml.ScalarNode:
+        # YAML folds Unicode's own line breaks into plain ones, except where they are escaped.
+        style = '"' if any(letter in data for letter in "\x85\u2028\u2029") else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style)
+
     def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
         numbers = all(isinstance(item, int | float) for item in sequence)
         return super().represent_sequence(tag, sequence, flow_style=numbers)
 
 
+_Dumper.add_representer(str, _Dumper.represent_text)
 _Dumper.add_representer(list, lambda dumper, data: dumper.represent_sequence("tag:yaml.org,2002:seq", data))
 
 
