@@ -109,7 +109,7 @@ class Failing(nn.Module):
         return self.layers(x)
 
 
-@pytest.mark.parametrize("after", [0, 20])
+@pytest.mark.parametrize("after", [0, 20, 40])
 def test_a_model_that_fails_at_every_size_shows_its_own_error(after: int) -> None:
     model = Failing(after)
     with pytest.raises(UserCodeError) as raised:

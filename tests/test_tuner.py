@@ -399,6 +399,23 @@ def test_no_plan_left_after_the_race_is_nothing_fits_with_the_reasons() -> None:
         run(only(bench, bench.space.baseline, at(bench, 32)))
 
 
+@pytest.mark.parametrize("purpose", [Purpose.BLOCK, Purpose.PROOF])
+def test_the_users_code_that_fails_only_in_the_final_is_shown_as_theirs(purpose: Purpose) -> None:
+    bench = calm()
+    for plan in (bench.space.baseline, at(bench, 32)):
+        bench.faults[plan.key] = during(purpose, Status.USER_ERROR, "ValueError: expected nine columns")
+    with pytest.raises(UserCodeError, match="expected nine columns"):
+        run(only(bench, bench.space.baseline, at(bench, 32)))
+
+
+def test_when_every_proof_crashes_memory_is_not_blamed() -> None:
+    bench = calm()
+    for plan in (bench.space.baseline, at(bench, 32)):
+        bench.faults[plan.key] = during(Purpose.PROOF, Status.CRASHED, "ended by SIGABRT")
+    with pytest.raises(WorkloadError, match="ended by SIGABRT"):
+        run(only(bench, bench.space.baseline, at(bench, 32)))
+
+
 def test_a_failed_block_drops_the_plan() -> None:
     bench, log = calm(), MemoryLog()
     best, second = at(bench, 32, precision="bf16"), at(bench, 32, precision="tf32")

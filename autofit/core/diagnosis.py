@@ -61,6 +61,23 @@ def nothing_measured(trials: Sequence[Trial], budget: Budget, stopped: str, earl
     return WorkloadError(f"no plan could be measured, and memory was not the reason. {_tried(trials)}")
 
 
+def nothing_proven(failed: Sequence[Trial], measured: int, budget: Budget) -> AutofitError:
+    """Returns the error for a search whose plans ran as probes, while none could be raced and proven.
+
+    Args:
+        failed: the blocks and proofs that failed, at least one.
+        measured: how many plans ran as probes.
+        budget: the limits.
+    """
+    users = [t for t in failed if t.outcome.status in _USERS_OWN]
+    if users:
+        return _user_code(users[0], len(users))
+    what = f"{measured} plans ran as short probes, none as a proof inside {format_bytes(budget.memory_bytes)}"
+    if all(t.outcome.status.does_not_fit for t in failed):
+        return NothingFits(f"{what}. {_tried(failed)} Give more memory or headroom.")
+    return WorkloadError(f"{what}, and memory was not the only reason. {_tried(failed)}")
+
+
 def _user_code(trial: Trial, times: int) -> UserCodeError:
     where = f" in {trial.outcome.phase}" if trial.outcome.phase else ""
     return UserCodeError(

@@ -3,17 +3,17 @@
 from collections import Counter
 
 from autofit.core.choosing import choose, finalists, measurement_of, quotient, ranked, ties
-from autofit.core.diagnosis import nothing_measured
-from autofit.core.errors import NothingFits
+from autofit.core.diagnosis import nothing_measured, nothing_proven
 from autofit.core.measurement import Measurement
 from autofit.core.plan import Plan
 from autofit.core.racing import MIN_ROUNDS, Race, run_race
 from autofit.core.recommendation import Candidate, Ratio
 from autofit.core.trial import Purpose, Trial
-from autofit.core.units import format_bytes
 from autofit.tuner.loop import Loop, summary
 from autofit.tuner.tuning import Findings
 
+MAX_PROOFS = 5
+"""So many plans that ran as probes and fail as proofs say that it is not the plan."""
 PROOF_PROBES = 1.5
 """A proof is taken to last as long as this many probes."""
 RACE_RATIO = 0.5
@@ -34,6 +34,7 @@ class Final:
         self._baseline = loop.record[loop.baseline.key]
         self._race: Race | None = None
         self._unproven: dict[str, str] = {}
+        self._failed: list[Trial] = []
         self._caveats: list[str] = []
 
     def findings(self) -> Findings:
@@ -78,9 +79,8 @@ class Final:
 
         run_race(race, lambda key: self._block(plans[key]), enough)
         if not race.over:
-            self._caveats.append(
-                f"the race ended undecided after {race.rounds} rounds; the order of close plans is uncertain"
-            )
+            rounds = "1 round" if race.rounds == 1 else f"{race.rounds} rounds"
+            self._caveats.append(f"the race ended undecided after {rounds}; the order of close plans is uncertain")
         self._tuning.log.note("race", {"rounds": race.rounds, "log_throughput": race.logs, "left": race.left})
 
     def _affordable(self) -> list[Trial]:
@@ -97,14 +97,16 @@ class Final:
         if outcome.measured and outcome.measurement is not None:
             return self._objective.score(outcome.measurement)
         number = self._tuning.log.begin(plan, Purpose.BLOCK)
-        self._loop.trials.append(self._tuning.log.finish(number, outcome))
+        trial = self._tuning.log.finish(number, outcome)
+        self._loop.trials.append(trial)
+        self._failed.append(trial)
         self._loop.refuse_poison(outcome)
         return f"failed in the race: {outcome.status.value}, {outcome.reason}"
 
     def _prove(self) -> tuple[Trial, Measurement]:
-        """Proves the winner, or the next one."""
+        """Proves the winner, or the next one, up to `MAX_PROOFS` times."""
         left = [t for t in self._measured if not self._failed_in_race(t)]
-        while left:
+        while left and len(self._unproven) < MAX_PROOFS:
             # Anew each time: with the fastest gone, plans that it kept out of the final may be next.
             pool = finalists(left, self._loop.baseline, self._objective)
             chosen = choose(pool, self._loop.baseline, self._objective, self._ratio)
@@ -114,17 +116,11 @@ class Final:
             self._loop.say("proof", f"{chosen.plan}: {summary(outcome, self._objective)}", trial)
             if outcome.measured and outcome.measurement is not None:
                 return chosen, outcome.measurement
+            self._failed.append(trial)
             self._unproven[chosen.plan.key] = f"{outcome.status.value}: {outcome.reason}"
             self._caveats.append(f"{chosen.plan} was to be recommended, but its proof failed ({outcome.reason})")
             left = [t for t in left if t is not chosen]
-        failures = [
-            *self._caveats,
-            *(f"{t.plan} {reason}" for t in self._measured if (reason := self._failed_in_race(t))),
-        ]
-        raise NothingFits(
-            f"{len(self._measured)} plans ran as short probes, none as a proof inside "
-            f"{format_bytes(self._tuning.budget.memory_bytes)}: {'; '.join(failures)}. Give more memory or headroom."
-        )
+        raise nothing_proven(self._failed, len(self._measured), self._tuning.budget)
 
     def _ratio(self, ours: Trial, theirs: Trial) -> Ratio:
         """Returns the throughput ratio: from the race, or else from the two probes."""
