@@ -29,11 +29,11 @@ def execute(given: argparse.Namespace) -> int:
     clock = Clock()
     target, request = _target(given), _request(given)
     _check_output(Path(given.output))
-    show = Progress.of(not given.quiet, request.objective.unit)
-    with _terminable(), RemoteBench(target) as bench, show as listen:
+    with _terminable(), RemoteBench(target) as bench:
         if not given.quiet:
             _say_device(bench.briefing.environment.device_type, bench.briefing.environment.device_name)
-        recommendation = search(bench.briefing, bench.evaluate, request, [listen], clock)
+        with Progress.of(not given.quiet, request.objective.unit) as listen:
+            recommendation = search(bench.briefing, bench.evaluate, request, [listen], clock)
     planfile.save(recommendation, given.output)
     if given.json:
         print(recommendation.model_dump_json(by_alias=True, indent=2))
