@@ -119,7 +119,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
     )
     with Bench(workload, chosen, options) as bench, Progress.of(progress, objective) as listen:
         recommendation = search(bench.briefing, bench.evaluate, request, [listen], clock)
-    return Fit(recommendation, Terms(loss_fn, step_fn))
+    return Fit(recommendation, Terms(loss_fn, step_fn, optimizer))
 
 
 def load(path: str | Path) -> Fit:

@@ -17,8 +17,8 @@ from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.core.summary import summarize
 from autofit.exporters.base import Export
 from autofit.prepare import prepare
-from autofit.probing.bench import model_signature, signature
 from autofit.probing.guard import Guard
+from autofit.probing.identity import model_signature, signature
 from autofit.strategies import MEMBERS
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.forward import resolve_forward
@@ -27,13 +27,17 @@ from autofit.workloads.step import Draft, Scheduler, StepLoader, TrainStep
 from autofit.workloads.tree import map_tensors
 from autofit.workloads.workload import OptimizerRecipe, Workload
 
+_SCANNED = 64
+"""Samples looked at to rebuild a loader; their lengths decide nothing here."""
+
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How the tuned workload computes its loss: what `prepare` assumes unless it is told otherwise."""
+    """How the tuned workload computes its loss and updates: what `prepare` assumes unless it is told otherwise."""
 
     loss_fn: Callable[..., torch.Tensor] | None = None
     step_fn: Callable[..., torch.Tensor] | None = None
+    optimizer: OptimizerRecipe = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,7 @@ class Fit:
         self._check_model(model)
         given = loss_fn is not None or step_fn is not None
         terms = Terms(loss_fn, step_fn) if given else self.terms
+        optimizer = self.terms.optimizer if optimizer is None else optimizer
         workload = Workload(
             model,
             loader,
@@ -127,8 +132,9 @@ class Fit:
         )
         device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
         self._check_device(device)
-        source = BatchSource.of(loader)
-        loss = _loss(workload, source, device)
+        with Guard(model, loader=loader):  # looking at samples and at a first loss is no part of the training
+            source = BatchSource.of(loader, scan=_SCANNED)
+            loss = _loss(workload, source, device)
         self._check_loss(loss, signature(model, source.structure(), loss.name))
         self._check_length(source.length)
         draft = Draft(
@@ -140,8 +146,14 @@ class Fit:
             scheduler=scheduler,
             max_grad_norm=workload.max_grad_norm,
         )
+        self._check_optimizer(draft.optimizer)
+        rebuilt = source.rebuild(self.plan.micro_batch_size)
+        groups = StepLoader(rebuilt, self.plan.accumulation_steps, bool(getattr(loader, "drop_last", False)))
         step = prepare(self.plan, draft, MEMBERS)
-        step.loader = StepLoader(source.rebuild(self.plan.micro_batch_size), self.plan.accumulation_steps)
+        step.loader = groups
+        if draft.optimizer is not None:
+            # Each step clears after itself; before the first nobody has.
+            draft.optimizer.zero_grad(set_to_none=True)
         return step
 
     def save(self, path: str | Path) -> None:
@@ -162,6 +174,15 @@ class Fit:
 
     def _setting(self, name: str) -> str | None:
         return self.recommendation.environment.settings.get(name)
+
+    def _check_optimizer(self, optimizer: torch.optim.Optimizer | None) -> None:
+        tuned, found = self._setting("optimizer"), type(optimizer).__name__
+        if optimizer is not None and tuned is not None and found != tuned:
+            warnings.warn(
+                f"the plan was measured with {tuned}, this step updates with {found}: other memory and another speed. "
+                f"Pass a {tuned} as optimizer, or tune with {found}.",
+                stacklevel=3,
+            )
 
     def _clipping(self) -> float | None:
         text = self._setting("max_grad_norm")
@@ -211,10 +232,9 @@ class Fit:
 
 
 def _loss(workload: Workload, source: BatchSource, device: torch.device) -> LossRule:
-    """Returns how the loss is computed; finding that out leaves no trace on the model."""
+    """Returns how the loss is computed; finding that out may run the model once."""
     size = 2 if source.resizable else source.user_batch_size
     batch = map_tensors(source.typical(size, 1)[0], lambda t: t.to(device))
     if not workload.training:
         return resolve_forward(batch, workload.step_fn)
-    with Guard(workload.model):
-        return resolve_loss(workload.model, batch, loss_fn=workload.loss_fn, step_fn=workload.step_fn)
+    return resolve_loss(workload.model, batch, loss_fn=workload.loss_fn, step_fn=workload.step_fn)

@@ -218,6 +218,37 @@ def test_a_loss_that_is_given_replaces_the_tuned_one(fit: Fit) -> None:
         fit.prepare(model, seeded(8), loss_fn=F.cross_entropy, step_fn=step_fn)
 
 
+def test_gradients_from_before_do_not_enter_the_first_step(fit: Fit) -> None:
+    model, other = targets.mlp(), targets.mlp()
+    other.load_state_dict(model.state_dict())
+    model(torch.randn(4, 8)).sum().backward()
+    for one in (model, other):
+        with fit.prepare(one, seeded(8), loss_fn=F.cross_entropy) as step:
+            step(next(iter(step.loader)))
+    assert equal(model, other)
+
+
+def test_the_optimizer_that_was_tuned_with_is_the_default(tuned: Fit) -> None:
+    terms = Terms(loss_fn=F.cross_entropy, optimizer=lambda params: torch.optim.SGD(params, lr=0.1))
+    chosen = with_plan(tuned, terms, {"optimizer": "SGD"}, micro_batch_size=MICRO, accumulation_steps=STEPS)
+    with chosen.prepare(targets.mlp(), seeded(8)) as step:
+        assert isinstance(step.optimizer, torch.optim.SGD)
+
+
+def test_another_optimizer_than_the_tuned_one_is_warned_of(fit: Fit) -> None:
+    with pytest.warns(UserWarning, match="measured with AdamW, this step updates with SGD"):
+        fit.prepare(targets.mlp(), seeded(8), lambda params: torch.optim.SGD(params, lr=0.1)).close()
+
+
+def test_a_loader_that_cannot_be_rebuilt_leaves_the_model_alone(fit: Fit) -> None:
+    model = targets.mlp()
+    before = looks(model)
+    short = DataLoader(torch.utils.data.Subset(targets.vectors().dataset, [0, 1]), batch_size=2, drop_last=True)
+    with pytest.raises(WorkloadError):
+        fit.prepare(model, short, loss_fn=F.cross_entropy)
+    assert looks(model) == before
+
+
 def test_preparing_changes_neither_weights_nor_random_numbers(fit: Fit) -> None:
     model = nn.Sequential(*targets.mlp(), nn.Identity())[:-1]
     state, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()

@@ -132,6 +132,27 @@ def test_trials_of_another_environment_are_not_used(tmp_path: Path) -> None:
     assert any("another environment" in caveat and "threads" in caveat for caveat in result.caveats)
 
 
+def test_earlier_trials_outside_the_present_space_are_not_recommended(tmp_path: Path) -> None:
+    """The user first left batch and precision free, then fixed both: the study still holds the faster plans."""
+    request = Request(study=tmp_path / "study.db")
+    first = found(small_bench(), request)
+    bench = small_bench()
+    facts = bench.space.facts
+    fixed = facts.model_copy(update={"knobs": (), "global_batch_size": facts.baseline.micro_batch_size})
+    own = facts.baseline.combination.values
+    baseline = Plan(values={k: v for k, v in facts.baseline.values.items() if k not in own})
+    sizes = tuple(size for size in facts.sizes if baseline.micro_batch_size % size == 0)
+    briefing = briefing_of(bench, space=fixed.model_copy(update={"baseline": baseline, "sizes": sizes}))
+
+    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+        return bench.evaluate(Plan(values={**own, **plan.values}), purpose)
+
+    second = search(briefing, evaluate, request, (), Clock(bench.time))
+    assert first.plan.combination.values
+    assert second.plan.global_batch_size == baseline.micro_batch_size
+    assert not second.plan.combination.values
+
+
 def test_without_a_study_the_default_place_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = found(small_bench(), Request())

@@ -73,7 +73,7 @@ class SearchSpace:
         yield first
         for values in product(*(knob.values for knob in self.facts.knobs)):
             plan = Plan(values=dict(zip((k.name for k in self.facts.knobs), values, strict=True)))
-            if plan != first and self.violation(plan) is None:
+            if plan != first and self._conflict(plan) is None:
                 yield plan
 
     def at(self, combination: Plan, micro_batch_size: int) -> Plan:
@@ -92,15 +92,31 @@ class SearchSpace:
         return Plan(values={**batch, **combination.values})
 
     def violation(self, plan: Plan) -> str | None:
-        """Returns why `plan` is not in the space, or None when it is."""
+        """Returns why `plan` is not in the space, or None when it is. The baseline always is."""
+        if plan == self.baseline:
+            return None
+        return self._conflict(plan.combination) or self._misfit(plan)
+
+    def _misfit(self, plan: Plan) -> str | None:
+        """Returns why the batch of `plan` may not be run, or None."""
+        size = plan.values.get(MICRO_BATCH_SIZE)
+        if not isinstance(size, int) or size not in self.sizes:
+            return f"{MICRO_BATCH_SIZE}={size} is none of the sizes that may be run"
+        if self.at(plan.combination, size) != plan:
+            total = self.facts.global_batch_size
+            kept = "no accumulation where the batch is free" if total is None else f"the global batch {total}"
+            return f"{plan.accumulation_steps} accumulation steps of {size} are not {kept}"
+        return None
+
+    def _conflict(self, plan: Plan) -> str | None:
+        """Returns why a combination (a plan without its batch) cannot be, or None."""
         for knob in self.facts.knobs:
             value = plan.values.get(knob.name)
             if value is None:
                 return f"the plan has no value for {knob.name}"
             if not knob.admits(value):
                 return f"{knob.name}={value} is not one of {', '.join(map(str, knob.values))}"
-        known = {knob.name for knob in self.facts.knobs} | {MICRO_BATCH_SIZE, ACCUMULATION_STEPS}
-        unknown = sorted(set(plan.values) - known)
+        unknown = sorted(set(plan.values) - {knob.name for knob in self.facts.knobs})
         if unknown:
             return f"no strategy in play owns {', '.join(unknown)}"
         return self.facts.forbidden.get(plan.combination.key) or self.conflict(plan)

@@ -19,7 +19,9 @@ def choose(name: str | None = None) -> Device:
         return next(member() for member in MEMBERS if member.is_available())
     kind, _, index = str(name).partition(":")
     available = [member.type for member in MEMBERS if member.is_available()]
-    if kind not in available or (index and not index.isdigit()):
+    number = int(index) if index.isdigit() else 0
+    counts = {member.type: member.count() for member in MEMBERS if member.is_available()}
+    if kind not in available or (index and not index.isdigit()) or number >= counts[kind]:
         raise UsageError(
             f"no device {str(name)!r} here; available: {', '.join(available)}. Leave it out to let autofit choose."
         )

@@ -75,6 +75,11 @@ class Device(ABC):
     def is_available(cls) -> bool:
         """Says whether this process can use a device of this type."""
 
+    @classmethod
+    def count(cls) -> int:
+        """Returns how many devices of this type this process can use."""
+        return int(cls.is_available())
+
     @abstractmethod
     def name(self) -> str:
         """Returns the device as its maker calls it."""

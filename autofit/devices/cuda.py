@@ -2,8 +2,8 @@
 
 The budget is on the footprint: what the device loses to this process. The allocator accounts for the reserved part;
 the context and the libraries that allocate for themselves are what remains of the device's used memory, read after
-the first work of this process. Other processes' memory cannot be told from that without NVML, so it is charged to
-the footprint unless NVML names it.
+the first work of this process. Other processes' memory cannot be told from that without NVML (pynvml, used where it is
+installed), so what was in use before this process allocated anything large is taken to be theirs.
 """
 
 import os
@@ -15,6 +15,9 @@ import torch
 from autofit.core.measurement import Memory
 from autofit.devices.base import Capability, Counters, Device, Reading
 
+CONTEXT_BYTES = 1536 * 2**20
+"""More than a CUDA context with its libraries takes (0.3 to 1.3 GB, reference/memory_prediction.md section 4)."""
+
 
 class Cuda(Device):
     """One CUDA or ROCm device."""
@@ -25,6 +28,15 @@ class Cuda(Device):
     def is_available(cls) -> bool:
         """Says whether torch sees a device and its driver answers."""
         return torch.cuda.is_available()
+
+    def __init__(self, index: int | None = None) -> None:
+        super().__init__(index)
+        self._foreign: int | None = None
+
+    @classmethod
+    def count(cls) -> int:
+        """Returns how many devices torch sees."""
+        return int(torch.cuda.device_count())
 
     @property
     def torch_device(self) -> torch.device:
@@ -47,8 +59,9 @@ class Cuda(Device):
     def capabilities(self) -> frozenset[str]:
         """Returns what this generation of chips computes in hardware."""
         found = {Capability.FP16, Capability.CHANNELS_LAST, Capability.FOREACH, Capability.FUSED}
-        if torch.cuda.is_bf16_supported(including_emulation=False):
-            found.add(Capability.BF16)
+        with torch.cuda.device(self.torch_device):
+            if torch.cuda.is_bf16_supported(including_emulation=False):
+                found.add(Capability.BF16)
         if torch.version.hip is None and torch.cuda.get_device_capability(self.torch_device)[0] >= 8:
             found.add(Capability.TF32)
         return frozenset(found)
@@ -131,4 +144,15 @@ class Cuda(Device):
                     return int(process.usedGpuMemory)
         except Exception:  # noqa: BLE001  # NVML fails in many ways (MIG, containers, absent); all mean "not known"
             pass
-        return total - free
+        return max(total - free - self._others(total - free), 0)
+
+    def _others(self, used: int) -> int:
+        """Returns what other processes hold, as it was when this process first asked.
+
+        Without NVML a process cannot be told from the others. What is used beyond this process's segments and a
+        generous context when the first question comes, before anything large was allocated, is not its own.
+        """
+        if self._foreign is None:
+            mine = int(torch.cuda.memory_reserved(self.torch_device)) + CONTEXT_BYTES
+            self._foreign = max(used - mine, 0)
+        return self._foreign

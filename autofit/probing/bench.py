@@ -1,12 +1,10 @@
 """Bench: a workload on a device, ready to be probed. What `tune()` opens in process and a worker opens in its own."""
 
 import gc
-import hashlib
 import math
 import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
 from typing import Self
 
@@ -26,6 +24,7 @@ from autofit.probing.batch_store import BatchStore
 from autofit.probing.evidence import collect
 from autofit.probing.failures import classify
 from autofit.probing.guard import Guard
+from autofit.probing.identity import own_version, settings, signature
 from autofit.probing.probe import HOPELESS, Probe
 from autofit.probing.surveying import Survey
 from autofit.strategies import MEMBERS
@@ -34,7 +33,7 @@ from autofit.workloads.batches import BatchSource
 from autofit.workloads.forward import resolve_forward
 from autofit.workloads.loss import LossRule, resolve_loss
 from autofit.workloads.step import Draft, TrainStep
-from autofit.workloads.tree import map_tensors
+from autofit.workloads.tree import describe, map_tensors
 from autofit.workloads.workload import Workload
 
 
@@ -65,7 +64,8 @@ class Bench:
     ) -> None:
         self.workload, self.device, self._options, self._beat = workload, device, options, beat
         strategies = _chosen(options.strategies)
-        place(workload.model, device, options.may_move)
+        with self._users_code():
+            place(workload, device, options.may_move)
         optimizer = workload.optimizer if isinstance(workload.optimizer, torch.optim.Optimizer) else None
         extras = {"loss_fn": workload.loss_fn} if isinstance(workload.loss_fn, nn.Module) else {}
         self._guard = Guard(workload.model, optimizer, loader=workload.loader, extras=extras)
@@ -204,9 +204,8 @@ class Bench:
         yield from self._source.notes
 
     def _environment(self, facts: Facts) -> Environment:
-        settings = {"mode": self.workload.mode, "max_grad_norm": str(self.workload.max_grad_norm)}
-        if facts.optimizer is not None:
-            settings["optimizer"] = type(facts.optimizer).__name__
+        source = self._source
+        worst = describe([source.worst(2 if source.resizable else source.user_batch_size)])
         return Environment(
             workload=signature(self.workload.model, self._source.structure(), self._loss.name),
             device_type=self.device.type,
@@ -216,10 +215,10 @@ class Bench:
             versions={
                 "python": platform.python_version(),
                 "torch": torch.__version__,
-                "autofit": _own_version(),
+                "autofit": own_version(),
                 **self.device.versions(),
             },
-            settings=settings,
+            settings=settings(self.workload, facts.optimizer, self.device.type, worst),
         )
 
 
@@ -240,15 +239,17 @@ def _heap_frozen() -> Iterator[None]:
         gc.unfreeze()
 
 
-def place(model: nn.Module, device: Device, may_move: bool) -> None:
-    """Moves `model` to `device` if that is allowed, or checks that it is there.
+def place(workload: Workload, device: Device, may_move: bool) -> None:
+    """Moves the model and a loss module to `device` if that is allowed, or checks that the model is there.
 
     Raises:
         WorkloadError: the model is elsewhere, or on several devices.
     """
-    wanted = device.torch_device
+    model, wanted = workload.model, device.torch_device
     if may_move:
         model.to(wanted)
+        if isinstance(workload.loss_fn, nn.Module):
+            workload.loss_fn.to(wanted)
         return
     found = {t.device for t in (*model.parameters(), *model.buffers())}
     if any(t.type != wanted.type or (wanted.index is not None and t.index != wanted.index) for t in found):
@@ -279,24 +280,6 @@ def own_batch(user_batch_size: int, global_batch_size: int | None, resizable: bo
     return micro, global_batch_size // micro
 
 
-def signature(model: nn.Module, structure: str, loss: str) -> str:
-    """Returns "model-data": short digests of the model's structure, and of the batch's structure with the loss.
-
-    Values do not count: a model keeps its signature while it trains.
-    """
-    return f"{model_signature(model)}-{_digest([structure, loss])}"
-
-
-def model_signature(model: nn.Module) -> str:
-    """Returns a short digest of the names, classes, shapes and types of a model's modules and parameters."""
-    modules = [f"{name}:{type(module).__qualname__}" for name, module in model.named_modules()]
-    return _digest(modules + [f"{n}:{tuple(p.shape)}:{p.dtype}:{p.requires_grad}" for n, p in model.named_parameters()])
-
-
-def _digest(lines: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:8]
-
-
 def _chosen(names: Sequence[str] | None) -> tuple[Strategy, ...]:
     if names is None:
         return MEMBERS
@@ -310,10 +293,3 @@ def _chosen(names: Sequence[str] | None) -> tuple[Strategy, ...]:
 def _least(*numbers: int | None) -> int | None:
     known = [n for n in numbers if n is not None]
     return min(known) if known else None
-
-
-def _own_version() -> str:
-    try:
-        return version("torch-autofit")
-    except PackageNotFoundError:
-        return "source"

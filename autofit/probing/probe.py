@@ -69,6 +69,8 @@ class Probe:
     hopeless_s: float = math.inf
     beat: Callable[[str], None] = field(default=lambda phase: None)
     worst_s: float | None = None
+    _retries: int = 0
+    _ooms: int = 0
     _phase: str = "prepare"
 
     def run(self) -> Outcome:
@@ -129,12 +131,22 @@ class Probe:
             peak = None if worst is None else self._peak(step, worst)
             if peak is not None and (outcome := self._objection(peak)) is not None:
                 return outcome
+            before = self.device.counters()
             lap = (
                 Lap(steps_s=peak.steps_s, loss=peak.loss)
                 if peak and self._really_limited
                 else self._time(step, typical)
             )
+            self._count_events(before, peak)
         return self._judge(lap, peak, typical)
+
+    def _count_events(self, before: Counters, peak: "_Peak | None") -> None:
+        """Adds what the allocator counted while steps were timed: varying shapes fragment where the worst did not."""
+        after = self.device.counters()
+        self._retries, self._ooms = after.retries - before.retries, after.ooms - before.ooms
+        if peak is not None and peak.memory is not None:
+            self._retries += peak.memory.allocator_retries
+            self._ooms += peak.memory.swallowed_ooms
 
     @property
     def _really_limited(self) -> bool:
@@ -148,7 +160,10 @@ class Probe:
         parts, steps = (count, PROOF_STEPS) if proof else (min(count, 2), PROBE_STEPS)
         # Where the device is the host, a step's batches are in its memory: those that run are metered, the rest added.
         held = (count - parts) * sum(t.nbytes for t in tensors(worst)) if self.device.is_host else 0
-        peak = _Peak(samples=parts * self.plan.micro_batch_size, wanted=steps)
+        tokens = self.store.source.tokens(worst)
+        peak = _Peak(
+            samples=parts * self.plan.micro_batch_size, wanted=steps, tokens=None if tokens is None else parts * tokens
+        )
         with self._metered(lambda: static_bytes(step)) as reading:
             while len(peak.steps_s) < steps and peak.skipped < MOST_SKIPPED:
                 ran = self._follow(step, [worst] * parts)
@@ -159,7 +174,7 @@ class Probe:
                     peak.skipped += 1
         assert reading.memory is not None, "the meter has filled its reading"
         peak.memory = _plus(reading.memory, held)
-        if peak.steps_s:
+        if peak.steps_s and parts == count:  # a part of a step pays for a whole update: no measure of its speed
             self.worst_s = min(peak.steps_s) / peak.samples  # one disturbed step must not decide
         return peak
 
@@ -213,6 +228,7 @@ class Probe:
         size = self.plan.micro_batch_size if self.device.is_host else min(2, self.plan.micro_batch_size)
         if self.store.source.resizable or size == self.plan.micro_batch_size:
             self._follow(step, [self.store.source.worst(size)])
+        self.device.release()  # what that step left in the cache is not what a training finds
         with self.device.limit(self.budget_bytes, lambda: static_bytes(step)):
             yield
 
@@ -237,12 +253,11 @@ class Probe:
             return _overflows(lap.skipped)
         if lap.loss is not None and not math.isfinite(lap.loss):
             return Outcome(status=Status.NUMERIC, reason=f"the loss is {lap.loss} after {len(lap.steps_s)} steps")
-        memory = None if peak is None else peak.memory
         measurement = self._measurement(lap, peak, typical)
-        if memory is not None and (memory.allocator_retries or memory.swallowed_ooms):
+        if self._retries or self._ooms:
             return Outcome(
                 status=Status.OVER_BUDGET,
-                reason=f"it ran, with {memory.allocator_retries} allocator retries and {memory.swallowed_ooms} "
+                reason=f"it ran, with {self._retries} allocator retries and {self._ooms} "
                 "out-of-memory events hidden by the model: memory is too tight for full speed",
                 measurement=measurement,
             )
@@ -279,6 +294,7 @@ class _Peak:
     Attributes:
         samples: samples of one of these steps.
         wanted: steps that had to be done.
+        tokens: useful tokens of one of these steps.
         steps_s: times of those that were.
         skipped: steps whose update the scaler skipped.
         loss: of the last of them.
@@ -287,6 +303,7 @@ class _Peak:
 
     samples: int
     wanted: int
+    tokens: float | None = None
     steps_s: list[float] = field(default_factory=list)
     skipped: int = 0
     loss: float | None = None
@@ -304,6 +321,7 @@ class _Peak:
         return Measurement(
             step_times_s=tuple(self.steps_s),
             samples_per_step=self.samples,
+            tokens_per_step=self.tokens,
             memory=memory,
             worst_steps=self.wanted,
             skipped_steps=self.skipped,

@@ -139,11 +139,11 @@ class RemoteBench:
         if self._child is None or self._child.ended:
             self._count = 0
             self._child, briefing = self._start({}, enforce=False)
-            differences = briefing.environment.differences(self.briefing.environment)
-            if differences:
+            found, expected = briefing.environment.workload, self.briefing.environment.workload
+            if found != expected:
                 raise errors.WorkloadError(
-                    f"{self._target.name} gave another workload when it was called again: {'; '.join(differences)}. "
-                    "Make it give the same each time."
+                    f"{self._target.name} gave another workload when it was called again (signature {found}, before "
+                    f"{expected}). Make it give the same each time."
                 )
         return self._child
 

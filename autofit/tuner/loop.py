@@ -50,7 +50,9 @@ class Loop:
             self.trials.append(trial)
             # What made the loss not finite may have been mended, and there is no gain without the user's own setting.
             mended = trial.plan == self.baseline and trial.outcome.status is Status.NUMERIC
-            if trial.purpose is not Purpose.BLOCK and not mended:
+            # Of another global batch, or with a knob that is not in play now: right then, no answer now.
+            foreign = self.tuning.space.violation(trial.plan) is not None
+            if trial.purpose is not Purpose.BLOCK and not mended and not foreign:
                 self._learn(trial)
         if self.record:
             self.say("stage", f"{len(self.record)} plans are known from earlier runs")

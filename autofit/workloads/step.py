@@ -77,11 +77,12 @@ class StepLoader:
     """Groups the micro batches of a loader into the batches of optimizer steps.
 
     With one micro batch a step the loader's own batches come through unchanged. A last incomplete group makes a
-    step of its own, as a last incomplete batch does in a `DataLoader`.
+    step of its own, as a last incomplete batch does in a `DataLoader`, unless `drop_last` leaves it out.
     """
 
     loader: Any
     accumulation_steps: int
+    drop_last: bool = False
 
     def __iter__(self) -> Iterator[Batch]:
         if self.accumulation_steps == 1:
@@ -93,11 +94,12 @@ class StepLoader:
             if len(parts) == self.accumulation_steps:
                 yield StepBatch.of(parts)
                 parts = []
-        if parts:
+        if parts and not self.drop_last:
             yield StepBatch.of(parts)
 
     def __len__(self) -> int:
-        return math.ceil(len(self.loader) / self.accumulation_steps)
+        steps = len(self.loader) / self.accumulation_steps
+        return math.floor(steps) if self.drop_last else math.ceil(steps)
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from autofit.core.briefing import Options
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
-from autofit.devices.base import Device, Reading
+from autofit.devices.base import Counters, Device, Reading
 from autofit.probing.bench import Bench
 from autofit.probing.guard import digest_of
 from autofit.probing.probe import static_bytes
@@ -477,6 +477,34 @@ def test_out_of_memory_events_that_the_model_hides_mean_that_it_does_not_fit() -
     assert outcome.status is Status.OVER_BUDGET
     assert "2 out-of-memory events hidden by the model" in outcome.reason
     assert outcome.measurement is not None
+
+
+class Thrashing(CPU):
+    """A device whose allocator retries in every step, but only while steps are timed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.metering, self.retries = False, 0
+
+    @contextmanager
+    def meter(self, static: Callable[[], int]) -> Iterator[Any]:
+        self.metering = True
+        with super().meter(static) as reading:
+            yield reading
+        self.metering = False
+
+    def synchronize(self) -> None:
+        self.retries += not self.metering
+
+    def counters(self) -> Counters:
+        return Counters(retries=self.retries)
+
+
+@pytest.mark.parametrize("purpose", [Purpose.BLOCK, Purpose.PROOF])
+def test_retries_while_steps_are_timed_mean_that_it_does_not_fit(purpose: Purpose) -> None:
+    outcome = evaluate(targets.make_mlp(), purpose, device=Thrashing())
+    assert outcome.status is Status.OVER_BUDGET
+    assert "allocator retries" in outcome.reason
 
 
 class Enforcing(CPU):

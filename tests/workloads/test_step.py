@@ -287,6 +287,13 @@ def test_the_step_loader_has_the_length_of_its_steps(samples: int, size: int, st
     assert len(list(grouped)) == expected  # and again
 
 
+def test_a_loader_that_drops_its_last_batch_drops_an_incomplete_group() -> None:
+    whole = DataLoader(TensorDataset(torch.arange(22)), batch_size=4, drop_last=True)
+    grouped = StepLoader(whole, 2, drop_last=True)
+    assert [sum(len(part[0]) for part in step.parts) for step in grouped] == [8, 8]
+    assert len(grouped) == 2
+
+
 def test_without_accumulation_the_users_own_batches_come_through() -> None:
     own = [object(), object()]
     assert list(StepLoader(own, 1)) == own

@@ -251,7 +251,8 @@ def _device_flags() -> Iterator[Flag]:
     for device in range(accelerator.device_count()):
 
         def read(device: int = device) -> float:
-            return float(memory.get_per_process_memory_fraction(device))
+            # Kept by the allocator as bytes: what is read after it was put back may differ in the last places.
+            return round(float(memory.get_per_process_memory_fraction(device)), 9)
 
         def write(kept: float, device: int = device) -> None:
             memory.set_per_process_memory_fraction(kept, device)
