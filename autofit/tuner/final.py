@@ -80,7 +80,8 @@ class Final:
         run_race(race, lambda key: self._block(plans[key]), enough)
         if not race.over:
             rounds = "1 round" if race.rounds == 1 else f"{race.rounds} rounds"
-            self._caveats.append(f"the race ended undecided after {rounds}; the order of close plans is uncertain")
+            close = len(race.running)
+            self._caveats.append(f"the race ended after {rounds}, undecided among {close} plans: they are close")
         self._tuning.log.note("race", {"rounds": race.rounds, "log_throughput": race.logs, "left": race.left})
 
     def _affordable(self) -> list[Trial]:
