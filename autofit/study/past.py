@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from optuna.exceptions import UpdateFinishedTrialError
+
 from autofit.core.outcome import Outcome, Status
 from autofit.core.trial import Trial
 from autofit.core.units import format_bytes
@@ -71,9 +73,12 @@ class Past:
                 where = f"process {entry.request.pid} on {entry.request.host}"
                 self.notes.append(f"trial {entry.number} is running in {where}: left alone")
             else:
-                orphans += 1
                 outcome = Outcome(status=Status.CRASHED, reason=DIED)
-                entry.book.settle(entry.number, outcome, entry.request.memory_bytes)
+                try:
+                    entry.book.settle(entry.number, outcome, entry.request.memory_bytes)
+                except UpdateFinishedTrialError:
+                    continue  # its process finished it, and then ended, after it was read here
+                orphans += 1
                 finished.append(replace(entry, outcome=outcome))
         if orphans:
             verb = "was running when its" if orphans == 1 else "were running when their"

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import optuna
@@ -16,6 +16,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.study import request
+from autofit.study.book import Book, Entry
 from autofit.study.past import DIED
 from tests.study.samples import MIB, PLAN, measured, reopen
 
@@ -209,3 +210,19 @@ def test_a_trial_of_another_host_is_given_up_after_its_deadline(db: Path, monkey
     assert first.startswith("trial 0 is running in process ")
     assert first.endswith(" on elsewhere: left alone")
     assert second == "1 trial was running when its process died: told as failed"
+
+
+def test_a_trial_that_ends_while_the_study_is_read_is_no_orphan(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process finished it and ended between the reading of the trials and the look for the process."""
+    study = reopen(db)
+    number = study.begin(PLAN, Purpose.PROBE)
+    entries = Book.entries
+
+    def then_it_ends(book: Book) -> Iterator[Entry | None]:
+        found = list(entries(book))
+        study.finish(number, outcome_of(1))
+        yield from found
+
+    monkeypatch.setattr(Book, "entries", then_it_ends)
+    monkeypatch.setattr(request.Request, "alive", property(lambda one: False))
+    assert reopen(db).notes == ()
