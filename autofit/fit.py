@@ -105,7 +105,8 @@ class Fit:
             model: the tuned model, or one of the same structure, on the device to train on. Its modules are
                 changed as the plan says until `step.close()`; train or eval mode is left to you.
             loader: the tuned loader; `step.loader` is rebuilt from it at the plan's micro batch.
-            optimizer: as in `autofit.tune`; `step.optimizer` is the one in use.
+            optimizer: as in `autofit.tune`; None keeps the tuned workload's (after `autofit.load`: AdamW).
+                `step.optimizer` is the one in use.
             loss_fn: as in `autofit.tune`; None keeps the tuned workload's.
             step_fn: as in `autofit.tune`; None keeps the tuned workload's.
             scheduler: its `step()` is called after each optimizer step.

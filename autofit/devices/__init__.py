@@ -18,12 +18,10 @@ def choose(name: str | None = None) -> Device:
     if name is None:
         return next(member() for member in MEMBERS if member.is_available())
     kind, _, index = str(name).partition(":")
-    available = [member.type for member in MEMBERS if member.is_available()]
-    number = int(index) if index.isdigit() else 0
-    counts = {member.type: member.count() for member in MEMBERS if member.is_available()}
-    if kind not in available or (index and not index.isdigit()) or number >= counts[kind]:
+    available = {member.type: member for member in MEMBERS if member.is_available()}
+    member = available.get(kind)
+    if member is None or (index and not (index.isdigit() and int(index) < member.count())):
         raise UsageError(
             f"no device {str(name)!r} here; available: {', '.join(available)}. Leave it out to let autofit choose."
         )
-    member = next(member for member in MEMBERS if member.type == kind)
     return member(int(index) if index and not member.is_host else None)

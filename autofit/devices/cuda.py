@@ -24,14 +24,14 @@ class Cuda(Device):
 
     type = "cuda"
 
+    def __init__(self, index: int | None = None) -> None:
+        super().__init__(index)
+        self._foreign: int | None = None
+
     @classmethod
     def is_available(cls) -> bool:
         """Says whether torch sees a device and its driver answers."""
         return torch.cuda.is_available()
-
-    def __init__(self, index: int | None = None) -> None:
-        super().__init__(index)
-        self._foreign: int | None = None
 
     @classmethod
     def count(cls) -> int:
@@ -133,7 +133,7 @@ class Cuda(Device):
         return max(self._footprint(free, total) - int(torch.cuda.memory_reserved(self.torch_device)), 0)
 
     def _footprint(self, free: int, total: int) -> int:
-        """Returns the device memory of this process: NVML's figure, else all that is used on the device."""
+        """Returns the device memory of this process: NVML's figure, else what is used less what others hold."""
         try:
             import pynvml  # noqa: PLC0415  # optional, and only needed here
 

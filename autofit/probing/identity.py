@@ -89,9 +89,8 @@ def _text(code: CodeType) -> str:
 def _constant(value: object) -> str:
     if isinstance(value, CodeType):
         return _text(value)
-    return (
-        str(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
-    )  # sets have no order of their own
+    # A set has no order of its own: it would differ from process to process.
+    return str(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
 
 
 def _options(optimizer: torch.optim.Optimizer) -> list[str]:

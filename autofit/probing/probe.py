@@ -69,8 +69,6 @@ class Probe:
     hopeless_s: float = math.inf
     beat: Callable[[str], None] = field(default=lambda phase: None)
     worst_s: float | None = None
-    _retries: int = 0
-    _ooms: int = 0
     _phase: str = "prepare"
 
     def run(self) -> Outcome:
@@ -137,16 +135,19 @@ class Probe:
                 if peak and self._really_limited
                 else self._time(step, typical)
             )
-            self._count_events(before, peak)
-        return self._judge(lap, peak, typical)
+            events = self._events_since(before, peak)
+        return self._judge(lap, peak, typical, events)
 
-    def _count_events(self, before: Counters, peak: "_Peak | None") -> None:
-        """Adds what the allocator counted while steps were timed: varying shapes fragment where the worst did not."""
-        after = self.device.counters()
-        self._retries, self._ooms = after.retries - before.retries, after.ooms - before.ooms
-        if peak is not None and peak.memory is not None:
-            self._retries += peak.memory.allocator_retries
-            self._ooms += peak.memory.swallowed_ooms
+    def _events_since(self, before: Counters, peak: "_Peak | None") -> Counters:
+        """Returns what the allocator counted on the worst batch and since `before`, while steps were timed.
+
+        Varying shapes fragment where the worst batch, run first, did not.
+        """
+        after, worst = self.device.counters(), NOT_READ if peak is None or peak.memory is None else peak.memory
+        return Counters(
+            ooms=after.ooms - before.ooms + worst.swallowed_ooms,
+            retries=after.retries - before.retries + worst.allocator_retries,
+        )
 
     @property
     def _really_limited(self) -> bool:
@@ -248,16 +249,16 @@ class Probe:
             return Outcome(status=Status.MEASURED, measurement=peak.measurement(memory, slow))
         return None
 
-    def _judge(self, lap: Lap, peak: "_Peak | None", typical: Typical) -> Outcome:
+    def _judge(self, lap: Lap, peak: "_Peak | None", typical: Typical, events: Counters) -> Outcome:
         if not lap.steps_s:
             return _overflows(lap.skipped)
         if lap.loss is not None and not math.isfinite(lap.loss):
             return Outcome(status=Status.NUMERIC, reason=f"the loss is {lap.loss} after {len(lap.steps_s)} steps")
         measurement = self._measurement(lap, peak, typical)
-        if self._retries or self._ooms:
+        if events.retries or events.ooms:
             return Outcome(
                 status=Status.OVER_BUDGET,
-                reason=f"it ran, with {self._retries} allocator retries and {self._ooms} "
+                reason=f"it ran, with {events.retries} allocator retries and {events.ooms} "
                 "out-of-memory events hidden by the model: memory is too tight for full speed",
                 measurement=measurement,
             )
