@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
+from time import perf_counter
+from typing import ClassVar, TypeVar
 
 import torch
 
@@ -13,6 +14,8 @@ from autofit.core.budget import Budget
 from autofit.core.errors import UsageError
 from autofit.core.measurement import Memory
 from autofit.core.units import format_bytes, parse_bytes
+
+T = TypeVar("T")
 
 HEADROOM_RATIO = 0.08
 HEADROOM_BYTES = 512 * 2**20
@@ -112,6 +115,14 @@ class Device(ABC):
     def synchronize(self) -> None:
         """Waits until the device has done all it was given. Raises what a poisoned device raises."""
         return
+
+    def timed(self, work: Callable[[], T]) -> tuple[T, float]:
+        """Runs `work` and returns what it returned, and the seconds it took, synchronised at both edges."""
+        self.synchronize()
+        began = perf_counter()
+        result = work()
+        self.synchronize()
+        return result, perf_counter() - began
 
     def release(self) -> None:
         """Gives cached memory back to the device."""

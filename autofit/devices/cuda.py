@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 
 from autofit.core.measurement import Memory
-from autofit.devices.base import Capability, Counters, Device, Reading
+from autofit.devices.base import Capability, Counters, Device, Reading, T
 
 CONTEXT_BYTES = 1536 * 2**20
 """More than a CUDA context with its libraries takes (0.3 to 1.3 GB, reference/memory_prediction.md section 4)."""
@@ -80,6 +80,21 @@ class Cuda(Device):
     def synchronize(self) -> None:
         """Waits for all streams of the device."""
         torch.cuda.synchronize(self.torch_device)
+
+    def timed(self, work: Callable[[], T]) -> tuple[T, float]:
+        """Runs `work` and returns what it returned, and the seconds between two events on the current stream.
+
+        The stream is idle when the first event is recorded, so gaps in which it waits for the host count, while the
+        host's waking up after the last kernel does not.
+        """
+        with torch.cuda.device(self.torch_device):
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # no types
+            self.synchronize()
+            first.record()
+            result = work()
+            last.record()
+        self.synchronize()
+        return result, float(first.elapsed_time(last)) / 1e3
 
     def release(self) -> None:
         """Gives cached segments back, and cuBLAS workspaces where torch lets us."""

@@ -81,11 +81,7 @@ def run_step(step: TrainStep, batch: StepBatch, device: Device) -> Ran:
     """
     scaler = step.draft.scaler
     scale = None if scaler is None else scaler.get_scale()
-    device.synchronize()
-    began = perf_counter()
-    loss = step(batch)
-    device.synchronize()
-    seconds = perf_counter() - began
+    loss, seconds = device.timed(lambda: step(batch))
     updated = scaler is None or scale is None or scaler.get_scale() >= scale
     return Ran(seconds, updated, None if step.draft.optimizer is None else float(loss))
 

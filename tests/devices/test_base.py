@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 import pytest
 
 from autofit.core.errors import UsageError
+from autofit.devices import base
 from autofit.devices.base import HEADROOM_BYTES, Counters, Device, Reading
 
 GIB = 2**30
@@ -109,3 +110,22 @@ def test_a_device_without_counters_or_limit_says_nothing_and_forbids_nothing() -
     with DEVICE.limit(1, lambda: 0):
         pass
     assert str(DEVICE.torch_device) == "cpu"
+
+
+def test_work_is_timed_between_two_synchronisations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the device still has to do before is not counted; what it has to do after is."""
+    now = [0.0]
+    queue = [5.0]
+
+    class Queued(Sized):
+        def synchronize(self) -> None:
+            now[0] += sum(queue)
+            queue.clear()
+
+    def work() -> str:
+        now[0] += 1.0
+        queue.append(2.0)
+        return "done"
+
+    monkeypatch.setattr(base, "perf_counter", lambda: now[0])
+    assert Queued(GIB, GIB).timed(work) == ("done", 3.0)

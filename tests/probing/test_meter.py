@@ -9,6 +9,7 @@ from torch import nn
 
 from autofit import devices
 from autofit.core.plan import Plan
+from autofit.devices import base
 from autofit.probing import meter
 from autofit.probing.meter import MOST_SKIPPED, Pace, run_step, time_phases, time_steps
 from autofit.workloads.loss import LossRule
@@ -33,6 +34,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(meter, "perf_counter", made)
+    monkeypatch.setattr(base, "perf_counter", made)
     return made
 
 
