@@ -45,6 +45,7 @@ class Outcome(BaseModel):
         phase: where a failure happened: fetch, transfer, forward, backward, optimizer, prepare.
         traceback_text: the failing code's traceback, shortened to the user's frames.
         duration_s: seconds the attempt took, preparation and cleaning included.
+        leaked: what the run left on the device, in words; empty when nothing.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -55,6 +56,7 @@ class Outcome(BaseModel):
     phase: str | None = None
     traceback_text: str = ""
     duration_s: float = 0.0
+    leaked: str = ""
 
     @model_validator(mode="after")
     def _check(self) -> "Outcome":

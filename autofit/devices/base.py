@@ -132,6 +132,10 @@ class Device(ABC):
         """Returns the allocator's event counters."""
         return Counters()
 
+    def live_bytes(self) -> int | None:
+        """Returns the bytes of this process's live tensors on the device; None where nothing counts them."""
+        return None
+
     def limit(self, budget_bytes: int, static: Callable[[], int]) -> AbstractContextManager[None]:
         """Enforces the budget while the context is open, so that exceeding it is a clean out-of-memory."""
         return _no_limit()

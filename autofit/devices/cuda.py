@@ -108,6 +108,10 @@ class Cuda(Device):
         stats = torch.cuda.memory_stats(self.torch_device)
         return Counters(ooms=int(stats.get("num_ooms", 0)), retries=int(stats.get("num_alloc_retries", 0)))
 
+    def live_bytes(self) -> int:
+        """Returns the caching allocator's sum of live tensors."""
+        return int(torch.cuda.memory_allocated(self.torch_device))
+
     @contextmanager
     def meter(self, static: Callable[[], int]) -> Iterator[Reading]:
         """Meters the steps inside by the allocator's peaks; costs nothing, so the steps may be timed."""

@@ -25,6 +25,7 @@ from autofit.probing.evidence import collect
 from autofit.probing.failures import classify
 from autofit.probing.guard import Guard
 from autofit.probing.identity import own_version, settings, signature
+from autofit.probing.leaks import LeakWatch
 from autofit.probing.probe import HOPELESS, Probe
 from autofit.probing.surveying import Survey
 from autofit.strategies import MEMBERS
@@ -99,6 +100,7 @@ class Bench:
         A poisoned device cannot be written to: then what is on it stays as it is until the bench is left.
         """
         poisoned = False
+        self._leaks.begin()
         try:
             # As a step finds them: no gradients from before, the modules in the mode of the workload.
             self.workload.model.train(self.workload.training)
@@ -118,14 +120,15 @@ class Bench:
             if outcome.measured and probe.worst_s is not None:
                 self._fastest_s = min(self._fastest_s, probe.worst_s)
             poisoned = outcome.status is Status.POISONED
-            return outcome
         finally:
             if not poisoned:
                 self._guard.restore()
+        return outcome if poisoned else outcome.model_copy(update={"leaked": self._leaks.found()})
 
     def __enter__(self) -> Self:
         self._heap.enter_context(_heap_frozen())
         self._guard.__enter__()
+        self._leaks = LeakWatch(self.device)
         return self
 
     def __exit__(

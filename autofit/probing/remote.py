@@ -92,7 +92,7 @@ class RemoteBench:
         self._memory_bytes = self.briefing.budget.memory_bytes
 
     def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
-        """Runs `plan` in the child; a child that died, hung or is poisoned is replaced for the next call.
+        """Runs `plan` in the child; a child that died, hung, leaked or is poisoned is replaced for the next call.
 
         On a host device a proof also has to pass in a fresh process whose memory is really limited to the budget.
         """
@@ -103,7 +103,8 @@ class RemoteBench:
         child = self._warm()
         outcome = self._evaluate(child, plan, purpose)
         self._count += 1
-        if child.ended or outcome.status in _REPLACED_AFTER or self._count >= self._most:
+        untrusted = outcome.status in _REPLACED_AFTER or bool(outcome.leaked)
+        if child.ended or untrusted or self._count >= self._most:
             self._retire()
         return outcome
 

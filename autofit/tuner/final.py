@@ -166,5 +166,9 @@ class Final:
             self._caveats.append(f"your own setting {failed}; the gain is to its blocks or probe before that")
         elif winner is not own and self._ratio(winner, own).pairs == 0:
             self._caveats.append("there was no time for a race: the gain rests on two separate probes")
+        leaks = [t.outcome.leaked for t in self._loop.trials if t.outcome.leaked and not t.earlier]
+        if leaks:
+            runs = "a run" if len(leaks) == 1 else f"{len(leaks)} runs"
+            self._caveats.append(f"{runs} left memory behind, which a training would too: {leaks[-1]}")
         if self._loop.early:
             self._caveats.append(f"the search was cut short: {self._loop.stopped}")

@@ -131,6 +131,13 @@ def test_a_child_that_is_not_to_be_trusted_is_replaced(opened: Open, log: Log, s
     assert len(log.pids) == 2
 
 
+def test_a_child_in_which_a_run_left_memory_behind_is_replaced(opened: Open, log: Log) -> None:
+    bench = opened("say('outcome', outcome={'status': 'user error', 'reason': 'r', 'leaked': '5 GiB stayed'})")
+    assert bench.evaluate(PLAN, Purpose.PROBE).leaked == "5 GiB stayed"
+    bench.evaluate(PLAN, Purpose.PROBE)
+    assert len(log.pids) == 2
+
+
 @pytest.mark.parametrize(
     ("behaviour", "status"),
     [

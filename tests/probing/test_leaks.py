@@ -1,0 +1,159 @@
+"""What a run leaves on the device is noticed and named; what belongs to the search is not."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autofit import devices, tune
+from autofit.core.briefing import Options
+from autofit.core.outcome import Status
+from autofit.core.trial import Purpose
+from autofit.probing.bench import Bench
+from autofit.probing.leaks import LEAST_BYTES, LeakWatch
+from autofit.workloads.workload import Workload
+from tests.probing import targets
+
+CPU: Any = type(devices.choose("cpu"))
+BIG = (1024, 1024)  # 4 MiB of float32
+
+
+@dataclass
+class Shelf:
+    """Where the user's code keeps tensors; the device below counts exactly these as live."""
+
+    kept: list[Any] = field(default_factory=list)
+
+
+@pytest.fixture
+def shelf() -> Iterator[Shelf]:
+    shelf = Shelf()
+    yield shelf
+    shelf.kept.clear()
+
+
+def counting(shelf: Shelf) -> Any:
+    class Counting(CPU):
+        def live_bytes(self) -> int:
+            return sum(t.untyped_storage().nbytes() for t in shelf.kept)
+
+    return Counting()
+
+
+def test_a_kept_tensor_is_found_named_and_not_found_again(shelf: Shelf) -> None:
+    watch = LeakWatch(counting(shelf))
+    watch.begin()
+    shelf.kept.append(torch.zeros(BIG))
+    text = watch.found()
+    assert text.startswith("4 MiB stayed on the device after the run: your code keeps ")
+    assert "float32 (1024, 1024)" in text
+    assert ".cpu()" in text
+    watch.begin()
+    assert watch.found() == ""
+    shelf.kept.append(torch.zeros(2048, 1024, dtype=torch.float64))
+    assert "the largest float64 (2048, 1024)" in watch.found()
+
+
+def test_a_kept_graph_is_what_is_said_to_be_kept(shelf: Shelf) -> None:
+    watch = LeakWatch(counting(shelf))
+    watch.begin()
+    shelf.kept.append((torch.zeros(BIG, requires_grad=True) * 2).exp())
+    assert "Keep loss.item() instead" in watch.found()
+
+
+def test_what_was_there_before_is_not_named(shelf: Shelf) -> None:
+    old = torch.zeros(4096, 4096)
+    watch = LeakWatch(counting(shelf))
+    watch.begin()
+    shelf.kept.append(torch.zeros(BIG))
+    assert "(4096, 4096)" not in watch.found()
+    assert old.numel()
+
+
+@pytest.mark.parametrize("size", [LEAST_BYTES // 4 - 1, 0])
+def test_next_to_nothing_is_no_leak(shelf: Shelf, size: int) -> None:
+    watch = LeakWatch(counting(shelf))
+    watch.begin()
+    shelf.kept.append(torch.zeros(size))
+    assert watch.found() == ""
+    assert shelf.kept[0].nbytes < LEAST_BYTES
+
+
+def test_memory_that_no_tensor_explains_is_said_to_be_so() -> None:
+    class Growing(CPU):
+        live = 0
+
+        def live_bytes(self) -> int:
+            return self.live
+
+    device = Growing()
+    watch = LeakWatch(device)
+    watch.begin()
+    device.live = 7 * 2**20
+    assert "7 MiB stayed on the device after the run: no tensor that Python can see" in watch.found()
+
+
+def test_a_device_that_counts_nothing_is_not_watched(shelf: Shelf) -> None:
+    watch = LeakWatch(CPU())
+    watch.begin()
+    shelf.kept.append(torch.zeros(BIG))
+    assert watch.found() == ""
+
+
+def keeping(shelf: Shelf) -> Callable[[nn.Module, Any], torch.Tensor]:
+    def step_fn(model: nn.Module, batch: Any) -> torch.Tensor:
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        shelf.kept.append(loss * torch.ones(BIG))
+        return loss
+
+    return step_fn
+
+
+def workload_of(shelf: Shelf) -> Workload:
+    return Workload(model=targets.mlp(), loader=targets.vectors(), step_fn=keeping(shelf))
+
+
+def test_a_leaking_run_is_measured_and_says_what_it_left(shelf: Shelf) -> None:
+    with Bench(workload_of(shelf), counting(shelf), Options(memory_budget="8GiB", strategies=())) as bench:
+        outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
+    assert outcome.status is Status.MEASURED
+    assert "stayed on the device" in outcome.leaked
+    assert "Keep loss.item() instead" in outcome.leaked
+
+
+def test_a_model_that_keeps_tensors_on_itself_leaks_nothing_once_it_was_put_back(shelf: Shelf) -> None:
+    class Remembering(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(8, 4)
+            self.seen = shelf.kept  # put back with the module's other attributes
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen.append(torch.zeros(BIG))
+            return super().forward(x)
+
+    workload = Workload(model=Remembering(), loader=targets.vectors())
+    with Bench(workload, counting(shelf), Options(memory_budget="8GiB", strategies=())) as bench:
+        outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
+    assert outcome.measured
+    assert outcome.leaked == ""
+
+
+def test_the_recommendation_says_it(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CPU, "live_bytes", lambda self: sum(t.untyped_storage().nbytes() for t in shelf.kept))
+    fit = tune(
+        targets.mlp(),
+        targets.vectors(),
+        step_fn=keeping(shelf),
+        global_batch_size=16,
+        study=":memory:",
+        progress=False,
+        strategies=("batching",),
+        device="cpu",
+        memory_budget="8GiB",
+    )
+    told = [text for text in fit.caveats if "left memory behind" in text]
+    assert len(told) == 1
+    assert "Keep loss.item() instead" in told[0]
