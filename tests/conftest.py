@@ -1,6 +1,24 @@
 """What every test shares."""
 
+import pytest
 import torch
+
+from autofit.devices import base
+from autofit.probing import meter
+from tests.fakes import FakeTime
 
 # Two threads on a machine that also does other work wait for each other at every operator: one is faster and steadier.
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def step_clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    """The clock that steps are timed by, standing still: a test's own model or step says how long it takes.
+
+    Without it the seconds of a step are those of a machine that also does other work: a test cannot know which plan is
+    the fastest, how many steps are timed, or who is raced. Only for steps in the test's own process.
+    """
+    clock = FakeTime()
+    monkeypatch.setattr(base, "perf_counter", clock)
+    monkeypatch.setattr(meter, "perf_counter", clock)
+    return clock

@@ -29,11 +29,11 @@ from autofit.core.trial import Purpose
 from autofit.probing.bench import Bench
 from autofit.probing.guard import Guard, digest_of
 from autofit.study import Study
+from tests.fakes import FakeTime
 from tests.probing import targets
 
 QUICK: dict[str, Any] = {
-    "device": "cpu", "memory_budget": "256MiB", "time_budget": "6s", "study": ":memory:", "progress": False,
-    "strategies": ("batching",),
+    "device": "cpu", "memory_budget": "256MiB", "study": ":memory:", "progress": False, "strategies": ("batching",),
 }  # fmt: skip
 
 
@@ -310,9 +310,9 @@ class CtrlC:
         return called
 
 
-def interrupted(study: Path, arm: Callable[[], None]) -> int:
+def interrupted(study: Path, arm: Callable[[], None], model: nn.Module | None = None) -> int:
     """Tunes until the interrupt, checks that there is no trace, and returns how many plans the next call knows."""
-    model, loader = targets.mlp(), targets.vectors()
+    model, loader = model or targets.mlp(), targets.vectors()
     optimizer = torch.optim.AdamW(model.parameters())
     F.cross_entropy(model(torch.randn(8, 8)), torch.zeros(8).long()).backward()
     optimizer.step()
@@ -353,8 +353,11 @@ def test_ctrl_c_in_a_probe_keeps_the_finished_trials(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("purpose", [Purpose.BLOCK, Purpose.PROOF])
 @pytest.mark.parametrize("after", [False, True])
 def test_ctrl_c_in_race_or_proof_keeps_all_trials(
-    purpose: Purpose, after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    purpose: Purpose, after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_clock: FakeTime
 ) -> None:
+    model = targets.mlp()
+    # The larger the micro batch the faster: another plan than the user's own is the best, so that there is a race.
+    model.register_forward_pre_hook(lambda *_: step_clock.advance(0.01))
     evaluate, probes, stopped = Bench.evaluate, list[str](), list[Purpose]()
 
     def stopping(bench: Bench, plan: Any, why: Purpose) -> Any:
@@ -370,7 +373,7 @@ def test_ctrl_c_in_race_or_proof_keeps_all_trials(
             probes.append(plan.key)
         return outcome
 
-    known = interrupted(tmp_path / "study.db", lambda: monkeypatch.setattr(Bench, "evaluate", stopping))
+    known = interrupted(tmp_path / "study.db", lambda: monkeypatch.setattr(Bench, "evaluate", stopping), model)
     assert known == len(probes) > 0
     assert stopped == [purpose]
 

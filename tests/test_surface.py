@@ -65,7 +65,7 @@ def test_the_command_line_knows_these_words() -> None:
 def loaded_by(code: str) -> set[str]:
     script = f"{code}\nimport sys\nprint('LOADED', *sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=240, check=True
     )
     return set(done.stdout.rpartition("LOADED")[2].split())
 

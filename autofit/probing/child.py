@@ -97,23 +97,20 @@ class Child:
             os.write(self._out, (json.dumps(request) + "\n").encode())
         except BrokenPipeError:
             raise ChildEnded(self._died()) from None
-        began = last = monotonic()
+        last = monotonic()
+        end, too_long = last + self.deadlines.total_s, f"not done in {format_duration(self.deadlines.total_s)}"
         while True:
             silence = self.deadlines.progress_s if self._stepped else self.deadlines.first_s
-            left, why = min(
-                (last + silence - monotonic(), f"no sign of life for {format_duration(silence)}"),
-                (
-                    began + self.deadlines.total_s - monotonic(),
-                    f"not done in {format_duration(self.deadlines.total_s)}",
-                ),
-            )
-            line = self._line(left) if left > 0 else None
+            until, why = min((last + silence, f"no sign of life for {format_duration(silence)}"), (end, too_long))
+            line = self._line(until)
             if line is None:
                 raise ChildEnded(self._hung(why))
             last = monotonic()
             reply = self._parsed(line)
             if reply["kind"] != "beat":
                 return reply
+            if last >= end:
+                raise ChildEnded(self._hung(too_long))
             self._stepped = self._stepped or reply.get("phase") == "step"
             beat(str(reply.get("phase", "")))
 
@@ -165,13 +162,16 @@ class Child:
         """The last of what the child printed."""
         return self._log.decode(errors="replace")
 
-    def _line(self, patience_s: float) -> bytes | None:
-        """Returns the next line, or None when none came in time."""
-        until = monotonic() + patience_s
+    def _line(self, until: float) -> bytes | None:
+        """Returns the next line, or None when none came until then.
+
+        What has come is returned however late it is: it may be this process that was stopped (Ctrl-Z), not the child.
+        """
         while b"\n" not in self._buffer:
             if len(self._buffer) > _LINE_BYTES:
                 return self._buffer
-            if not self._selector.select(max(until - monotonic(), 0)):
+            in_time = self._selector.select(max(until - monotonic(), 0))
+            if not in_time and not self._selector.select(0):  # a stop during the first wait ends it without a look
                 return None
             chunk = os.read(self._in, 65536)
             if not chunk:

@@ -153,9 +153,9 @@ def test_each_failure_has_its_exit_code(error: BaseException, code: int, remote:
 
 
 def test_time_that_ends_with_no_plan_is_7(remote: type[FakeRemote], run: Run) -> None:
-    code, _, err = run("tune", "train.py", "--time", "1ms", "--study", ":memory:")
+    code, _, err = run("tune", "train.py", "--time", "0.001ms", "--study", ":memory:")
     assert code == 7
-    assert "time budget of 1 ms" in err
+    assert "time budget of 0.001 ms" in err
     assert not Path("autofit.yaml").exists()
 
 
@@ -298,7 +298,7 @@ def command(*words: str) -> list[str]:
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """One real run: a parent, a warm child, a limited child."""
     folder = tmp_path_factory.mktemp("real")
-    words = ["tune", f"{TARGETS}:make_mlp", "--memory", "64MiB", "--time", "20s", "--device", "cpu"]
+    words = ["tune", f"{TARGETS}:make_mlp", "--memory", "64MiB", "--time", "10min", "--device", "cpu"]
     words += ["--strategies", "batching", "--arg", "width=12"]
     code = (
         "import sys\n"
@@ -308,7 +308,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Co
         "sys.exit(code or (f'loaded in the parent: {loaded}' if loaded else 0))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env=environment(), capture_output=True, text=True, timeout=120,
+        [sys.executable, "-c", code], cwd=folder, env=environment(), capture_output=True, text=True, timeout=280,
         check=False,
     )  # fmt: skip
     return folder, done
@@ -397,7 +397,7 @@ class Running:
                 return
         raise AssertionError(f"it ended too early with {self.process.wait()}")
 
-    def children_are_gone(self, within_s: float = 10.0) -> bool:
+    def children_are_gone(self, within_s: float = 60.0) -> bool:
         pids = [int(line) for line in self.marker.read_text().split()]
         assert pids, "no child was started"
         until = time.monotonic() + within_s
@@ -419,7 +419,7 @@ def running(tmp_path: Path) -> Iterator[Running]:
 def test_a_signal_ends_it_with_130_and_leaves_no_process(sign: signal.Signals, running: Running) -> None:
     running.wait_for_trials(1)
     running.process.send_signal(sign)
-    out, err = running.process.communicate(timeout=30)
+    out, err = running.process.communicate(timeout=120)
     assert running.process.returncode == 130
     assert "the same command goes on" in err
     assert "Traceback" not in err
@@ -435,7 +435,7 @@ def test_after_kill_9_the_same_command_goes_on(running: Running) -> None:
     running.process.communicate()
     assert running.children_are_gone()
     running.process = running.start()
-    out, err = running.process.communicate(timeout=120)
+    out, err = running.process.communicate(timeout=240)
     assert running.process.returncode == 0, err
     known = [line for line in err.splitlines() if "known from earlier runs" in line]
     assert known

@@ -9,83 +9,65 @@ from torch import nn
 
 from autofit import devices
 from autofit.core.plan import Plan
-from autofit.devices import base
 from autofit.probing import meter
 from autofit.probing.meter import MOST_SKIPPED, Pace, run_step, time_phases, time_steps
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch, TrainStep
+from tests.fakes import FakeTime
 
 CPU = devices.choose("cpu")
 BATCH = StepBatch.of([torch.ones(2, 1)])
 PACE = Pace(warmup_least=1, warmup_most=4, steps_least=3, steps_most=8, seconds=0.5)
 
 
-class Clock:
-    """Time that passes only when a step says so."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(meter, "perf_counter", made)
-    monkeypatch.setattr(base, "perf_counter", made)
-    return made
-
-
-def step_of(clock: Clock, times: Iterator[float], **changes: Any) -> TrainStep:
+def step_of(step_clock: FakeTime, times: Iterator[float], **changes: Any) -> TrainStep:
     """A step whose forward passes take the given times."""
     model = nn.Linear(1, 1)
 
     def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        clock.now += next(times)
+        step_clock.advance(next(times))
         return model(batch).mean()
 
     optimizer = changes.pop("optimizer", torch.optim.SGD(model.parameters(), lr=0.0))
     return TrainStep(Plan(), Draft(model, LossRule("l", loss, False, ""), optimizer, torch.device("cpu"), **changes))
 
 
-def timed(clock: Clock, times: list[float], pace: Pace = PACE, **changes: Any) -> meter.Lap:
-    return time_steps(step_of(clock, iter(times), **changes), lambda: BATCH, CPU, pace)
+def timed(step_clock: FakeTime, times: list[float], pace: Pace = PACE, **changes: Any) -> meter.Lap:
+    return time_steps(step_of(step_clock, iter(times), **changes), lambda: BATCH, CPU, pace)
 
 
-def test_warm_up_ends_when_two_steps_are_close(clock: Clock) -> None:
-    lap = timed(clock, [9.0, 1.0, 1.05] + [1.0] * 8)
+def test_warm_up_ends_when_two_steps_are_close(step_clock: FakeTime) -> None:
+    lap = timed(step_clock, [9.0, 1.0, 1.05] + [1.0] * 8)
     assert lap.warmup_s == pytest.approx([9.0, 1.0, 1.05])
     assert lap.steps_s == pytest.approx([1.0] * 3)  # the three least ones take longer than the half second
     assert lap.settled
 
 
-def test_warm_up_that_never_settles_is_bounded_and_said(clock: Clock) -> None:
-    lap = timed(clock, [9.0, 5.0, 3.0, 2.0] + [1.0] * 8)
+def test_warm_up_that_never_settles_is_bounded_and_said(step_clock: FakeTime) -> None:
+    lap = timed(step_clock, [9.0, 5.0, 3.0, 2.0] + [1.0] * 8)
     assert lap.warmup_s == pytest.approx([9.0, 5.0, 3.0, 2.0])
     assert not lap.settled
 
 
-def test_measuring_goes_on_for_the_time_given_and_not_beyond_the_most(clock: Clock) -> None:
-    assert len(timed(clock, [0.125] * 20).steps_s) == 4
-    assert len(timed(clock, [0.01] * 20).steps_s) == 8
+def test_measuring_goes_on_for_the_time_given_and_not_beyond_the_most(step_clock: FakeTime) -> None:
+    assert len(timed(step_clock, [0.125] * 20).steps_s) == 4
+    assert len(timed(step_clock, [0.01] * 20).steps_s) == 8
 
 
-def test_a_block_has_a_fixed_number_of_steps(clock: Clock) -> None:
+def test_a_block_has_a_fixed_number_of_steps(step_clock: FakeTime) -> None:
     pace = Pace(warmup_least=1, warmup_most=1, steps_least=4, steps_most=4, seconds=0.0)
-    lap = timed(clock, [5.0, 1.0, 2.0, 3.0, 4.0], pace)
+    lap = timed(step_clock, [5.0, 1.0, 2.0, 3.0, 4.0], pace)
     assert lap.warmup_s == [5.0]
     assert lap.steps_s == [1.0, 2.0, 3.0, 4.0]
     assert lap.settled
 
 
-def test_making_the_batch_is_not_timed(clock: Clock) -> None:
+def test_making_the_batch_is_not_timed(step_clock: FakeTime) -> None:
     def next_batch() -> StepBatch:
-        clock.now += 100.0
+        step_clock.advance(100.0)
         return BATCH
 
-    lap = time_steps(step_of(clock, iter([1.0] * 20)), next_batch, CPU, PACE)
+    lap = time_steps(step_of(step_clock, iter([1.0] * 20)), next_batch, CPU, PACE)
     assert lap.steps_s == pytest.approx([1.0] * len(lap.steps_s))
 
 
@@ -101,9 +83,9 @@ class Overflowing:
         return gradient * float("inf") if self.left >= 0 else gradient
 
 
-def test_steps_that_the_scaler_skips_are_neither_warm_up_nor_measured(clock: Clock) -> None:
+def test_steps_that_the_scaler_skips_are_neither_warm_up_nor_measured(step_clock: FakeTime) -> None:
     # A skipped step takes 1 s, a real one 5 s.
-    step = step_of(clock, iter([1.0] * 6 + [5.0] * 20), scaler=torch.amp.GradScaler("cpu"))
+    step = step_of(step_clock, iter([1.0] * 6 + [5.0] * 20), scaler=torch.amp.GradScaler("cpu"))
     Overflowing(step.model, 6)
     lap = time_steps(step, lambda: BATCH, CPU, PACE)
     assert lap.skipped == 6
@@ -112,8 +94,8 @@ def test_steps_that_the_scaler_skips_are_neither_warm_up_nor_measured(clock: Clo
     assert len(lap.steps_s) == 3
 
 
-def test_a_skip_in_the_middle_is_left_out(clock: Clock) -> None:
-    step = step_of(clock, iter([5.0, 5.0, 5.0, 1.0, 5.0, 5.0]), scaler=torch.amp.GradScaler("cpu"))
+def test_a_skip_in_the_middle_is_left_out(step_clock: FakeTime) -> None:
+    step = step_of(step_clock, iter([5.0, 5.0, 5.0, 1.0, 5.0, 5.0]), scaler=torch.amp.GradScaler("cpu"))
     overflowing = Overflowing(step.model, 0)
     calls = iter(range(100))
 
@@ -126,41 +108,41 @@ def test_a_skip_in_the_middle_is_left_out(clock: Clock) -> None:
     assert lap.skipped == 1
 
 
-def test_a_scaler_that_never_finds_a_scale_is_given_up(clock: Clock) -> None:
-    step = step_of(clock, iter([1.0] * 100), scaler=torch.amp.GradScaler("cpu"))
+def test_a_scaler_that_never_finds_a_scale_is_given_up(step_clock: FakeTime) -> None:
+    step = step_of(step_clock, iter([1.0] * 100), scaler=torch.amp.GradScaler("cpu"))
     Overflowing(step.model, 1000)
     lap = time_steps(step, lambda: BATCH, CPU, PACE)
     assert lap.steps_s == []
     assert lap.skipped == MOST_SKIPPED
 
 
-def test_a_step_tells_time_update_and_loss(clock: Clock) -> None:
-    step = step_of(clock, iter([2.0, 3.0]))
+def test_a_step_tells_time_update_and_loss(step_clock: FakeTime) -> None:
+    step = step_of(step_clock, iter([2.0, 3.0]))
     ran = run_step(step, BATCH, CPU)
     assert (ran.seconds, ran.updated) == (2.0, True)
     with torch.no_grad():
         assert ran.loss == pytest.approx(float(step.model(BATCH.parts[0]).mean()))
 
 
-def test_inference_has_no_loss(clock: Clock) -> None:
-    assert timed(clock, [1.0] * 20, optimizer=None).loss is None
+def test_inference_has_no_loss(step_clock: FakeTime) -> None:
+    assert timed(step_clock, [1.0] * 20, optimizer=None).loss is None
 
 
-def test_the_lap_has_the_last_loss(clock: Clock) -> None:
-    assert timed(clock, [1.0] * 20).loss is not None
+def test_the_lap_has_the_last_loss(step_clock: FakeTime) -> None:
+    assert timed(step_clock, [1.0] * 20).loss is not None
 
 
-def test_phases_add_up_to_the_step_and_go_to_their_names(clock: Clock) -> None:
+def test_phases_add_up_to_the_step_and_go_to_their_names(step_clock: FakeTime) -> None:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters())
     pauses = {"forward": 1.0, "backward": 2.0, "optimizer": 0.5}
 
     def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        clock.now += pauses["forward"]
+        step_clock.advance(pauses["forward"])
         return model(batch).mean()
 
     def pause(phase: str) -> None:
-        clock.now += pauses[phase]
+        step_clock.advance(pauses[phase])
 
     model.register_full_backward_hook(lambda *_: pause("backward"))
     optimizer.register_step_pre_hook(lambda *_: pause("optimizer"))
@@ -172,8 +154,8 @@ def test_phases_add_up_to_the_step_and_go_to_their_names(clock: Clock) -> None:
     assert step.observe is None
 
 
-def test_the_observer_is_gone_after_a_failure(clock: Clock) -> None:
-    step = step_of(clock, iter([1.0]))
+def test_the_observer_is_gone_after_a_failure(step_clock: FakeTime) -> None:
+    step = step_of(step_clock, iter([1.0]))
     with pytest.raises(StopIteration):
         time_phases(step, lambda: BATCH, CPU)
     assert step.observe is None

@@ -27,7 +27,8 @@ from tests.probing.fake_worker import install, is_alive, open_descriptors, sessi
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 TARGETS = Path(__file__).with_name("targets.py")
-QUICK = Deadlines(first_s=20.0, progress_s=0.5, total_s=20.0, grace_s=0.3, exit_s=10.0)
+QUICK = Deadlines(first_s=60.0, progress_s=0.5, total_s=60.0, grace_s=10.0, exit_s=30.0)
+"""Short only where a child that hangs is waited for: what a child does in time may take long on a busy machine."""
 PLAN = Plan(values={"micro_batch_size": 8, "accumulation_steps": 1})
 BRIEFING = Briefing(
     space=SpaceFacts(knobs=(), sizes=(8,), global_batch_size=None, baseline=PLAN),
@@ -290,7 +291,7 @@ def test_signs_of_life_reach_the_caller(opened: Open) -> None:
 # From here on with real workers.
 
 SMALL = Options(memory_budget="1GiB", strategies=("batching",))
-PATIENT = Deadlines(first_s=120.0, progress_s=6.0, total_s=240.0, grace_s=0.5, exit_s=10.0)
+PATIENT = Deadlines(first_s=240.0, progress_s=10.0, total_s=240.0, grace_s=0.5, exit_s=30.0)
 
 
 class Controls:
@@ -350,8 +351,8 @@ def test_a_step_that_hangs_and_ignores_the_polite_signal_is_ended_with_its_helpe
     leader, began = controls.pid, time.monotonic()
     outcome = controls.evaluate("hang")
     assert outcome.status is Status.TIMED_OUT
-    assert outcome.reason == "no sign of life for 6 s; its process was killed"
-    assert time.monotonic() - began < 30
+    assert outcome.reason == "no sign of life for 10 s; its process was killed"
+    assert time.monotonic() - began < 120  # it hangs for 300
     assert session(leader) == []
 
 
@@ -396,11 +397,11 @@ def test_the_parent_never_loads_torch_and_its_death_in_the_middle_of_a_step_is_t
         assert parent.stdout is not None
         status, pid, loaded = parent.stdout.readline().split()
         assert (status, loaded) == ("measured", "[]")
-        assert wait_for(order.with_suffix(".asleep").exists, 20)
+        assert wait_for(order.with_suffix(".asleep").exists, 120)
         assert is_alive(int(pid))
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-        assert wait_for(lambda: not is_alive(int(pid)), 5)
+        assert wait_for(lambda: not is_alive(int(pid)), 60)  # it sleeps for 300
     finally:
         parent.kill()
         parent.wait()
