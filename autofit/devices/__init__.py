@@ -1,27 +1,37 @@
 """Back ends. To add one: write its file, add its line here."""
 
+import re
+
 from autofit.core.errors import UsageError
 from autofit.devices.base import Device
 from autofit.devices.cpu import Cpu
 from autofit.devices.cuda import Cuda
+from autofit.devices.mps import Mps
+from autofit.devices.xpu import Xpu
 
-MEMBERS: tuple[type[Device], ...] = (Cuda, Cpu)
+MEMBERS: tuple[type[Device], ...] = (Cuda, Xpu, Mps, Cpu)
 """Every back end, the preferred ones first."""
+
+_NAME = re.compile(r"([a-z]+)(?::(0|[1-9][0-9]*))?")
+"""What torch takes as the name of a device."""
 
 
 def choose(name: str | None = None) -> Device:
-    """Returns the device called `name` ("cuda", "cuda:1", "cpu"), or the best that is available.
+    """Returns the device called `name` ("cuda", "cuda:1", "mps", "cpu"), or the best that is available.
 
     Raises:
         UsageError: there is no such device here.
     """
     if name is None:
         return next(member() for member in MEMBERS if member.is_available())
-    kind, _, index = str(name).partition(":")
     available = {member.type: member for member in MEMBERS if member.is_available()}
-    member = available.get(kind)
-    if member is None or (index and not (index.isdigit() and int(index) < member.count())):
-        raise UsageError(
-            f"no device {str(name)!r} here; available: {', '.join(available)}. Leave it out to let autofit choose."
+    found = _NAME.fullmatch(str(name))
+    kind, index = found.groups() if found else (None, None)
+    member = available.get(kind or "")
+    if member is None or (index is not None and int(index) >= member.count()):
+        here = ", ".join(
+            kind if member.count() == 1 else f"{kind}:0 to {kind}:{member.count() - 1}"
+            for kind, member in available.items()
         )
-    return member(int(index) if index and not member.is_host else None)
+        raise UsageError(f"no device {str(name)!r} here; available: {here}. Leave it out to let autofit choose.")
+    return member(int(index) if index is not None and not member.is_host else None)

@@ -112,6 +112,10 @@ class Device(ABC):
         """Returns versions beside torch's own that decide what is measured: driver, libraries."""
         return {}
 
+    def caveats(self) -> tuple[str, ...]:
+        """Returns what a person should know about readings on this device, for the caveats of a search."""
+        return ()
+
     def synchronize(self) -> None:
         """Waits until the device has done all it was given. Raises what a poisoned device raises."""
         return

@@ -9,7 +9,6 @@ were there before it began, so that a model which replaces its buffers or optimi
 """
 
 import ctypes
-import os
 import platform
 import resource
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ import torch
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
 from autofit.core.measurement import Memory
+from autofit.devices import host_memory
 from autofit.devices.base import Capability, Device, Reading
 
 BOOKKEEPING_BYTES = 2 * 2**20
@@ -50,18 +50,15 @@ class Cpu(Device):
 
     def capacity_bytes(self) -> int:
         """Returns the machine's main memory, or the control group's limit when that is lower."""
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return min(total, _cgroup("memory.max") or total)
+        return host_memory.capacity()
 
     def available_bytes(self) -> int:
         """Returns what the system could still give plus what this process holds, inside the control group's limit."""
-        mine = _status_bytes("VmRSS") or 0
-        available = _meminfo_bytes("MemAvailable")
-        free = self.capacity_bytes() if available is None else available + mine
-        limit = _cgroup("memory.max")
-        if limit is not None:
-            free = min(free, limit - (_cgroup("memory.current") or 0) + mine)
-        return free
+        available = host_memory.available()
+        if available is None:
+            return self.capacity_bytes()
+        # Pages that are shared with others count in both.
+        return min(available + (host_memory.status_bytes("VmRSS") or 0), self.capacity_bytes())
 
     def capabilities(self) -> frozenset[str]:
         """Returns what torch's CPU kernels offer; reduced precision only where the chip computes in it.
@@ -92,7 +89,7 @@ class Cpu(Device):
             allocated_bytes=peak,
             judged_bytes=peak,
             judged_by="live tensors (torch's allocation record)",
-            footprint_bytes=_status_bytes("VmHWM") if footprint_known else None,
+            footprint_bytes=host_memory.status_bytes("VmHWM") if footprint_known else None,
             static_bytes=static(),
         )
 
@@ -106,7 +103,7 @@ class Cpu(Device):
         """
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
         _trim()
-        held = _status_bytes("VmData")
+        held = host_memory.status_bytes("VmData")
         if held is None:  # not Linux: the record alone judges
             yield
             return
@@ -146,31 +143,3 @@ def _reset_resident_peak() -> bool:
     except OSError:
         return False
     return True
-
-
-def _status_bytes(key: str) -> int | None:
-    return _kib_line(Path("/proc/self/status"), key)
-
-
-def _meminfo_bytes(key: str) -> int | None:
-    return _kib_line(Path("/proc/meminfo"), key)
-
-
-def _kib_line(path: Path, key: str) -> int | None:
-    try:
-        for line in path.read_text().splitlines():
-            if line.startswith(key + ":"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass  # not Linux
-    return None
-
-
-def _cgroup(name: str) -> int | None:
-    """Returns a number from this process's version 2 control group, or None where there is none."""
-    try:
-        group = Path("/proc/self/cgroup").read_text().strip().rsplit("::", 1)[-1].lstrip("/")
-        text = (Path("/sys/fs/cgroup") / group / name).read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None

@@ -1,36 +1,39 @@
-"""CUDA (and ROCm, which torch gives the same names): the caching allocator's own counters, its limit, its events.
+"""CUDA, and ROCm, which torch gives the same names: the driver's memory, NVML, the allocator's settings, events.
 
-The budget is on the footprint: what the device loses to this process. The allocator accounts for the reserved part;
-the context and the libraries that allocate for themselves are what remains of the device's used memory, read after
-the first work of this process. Other processes' memory cannot be told from that without NVML (pynvml, used where it is
-installed), so what was in use before this process allocated anything large is taken to be theirs.
+Three things decide which figure to believe. Where the chip computes in the machine's main memory, "free" leaves out
+the page cache, so the system is asked what is available. Where NVML names this process, its figure is exact; elsewhere
+what lies outside the allocator is bounded (`Accelerator.outside_bytes`). The allocator's fraction is one of the memory
+that the device was built with, which is not always what the driver reports for it.
 """
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import cached_property
 
 import torch
 
-from autofit.core.measurement import Memory
-from autofit.devices.base import Capability, Counters, Device, Reading, T
+from autofit.core.budget import Budget
+from autofit.core.errors import UsageError
+from autofit.core.units import format_bytes
+from autofit.devices.accelerator import CONTEXT_BYTES, Accelerator
+from autofit.devices.base import Capability, T
+from autofit.devices.nvml import Nvml
 
-CONTEXT_BYTES = 1536 * 2**20
-"""More than a CUDA context with its libraries takes (0.3 to 1.3 GB, reference/memory_prediction.md section 4)."""
+NATIVE, ASYNC = "native", "cudaMallocAsync"
+"""The allocators of torch that can be metered: its own, and CUDA's memory pools."""
+UNCACHED = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING")
+"""Set to anything, one of these makes torch go to the driver for each tensor."""
+SETTINGS = ("expandable_segments", "max_split_size", "garbage_collection_threshold")
 
 
-class Cuda(Device):
+class Cuda(Accelerator):
     """One CUDA or ROCm device."""
 
     type = "cuda"
 
-    def __init__(self, index: int | None = None) -> None:
-        super().__init__(index)
-        self._foreign: int | None = None
-
     @classmethod
     def is_available(cls) -> bool:
-        """Says whether torch sees a device and its driver answers."""
+        """Says whether torch sees a device and its driver answers; torch warns when the driver is too old."""
         return torch.cuda.is_available()
 
     @classmethod
@@ -38,23 +41,74 @@ class Cuda(Device):
         """Returns how many devices torch sees."""
         return int(torch.cuda.device_count())
 
-    @property
-    def torch_device(self) -> torch.device:
-        """The device with its index: allocator statistics are kept per index."""
-        return torch.device("cuda", torch.cuda.current_device() if self.index is None else self.index)
-
     def name(self) -> str:
         """Returns the driver's name of the device."""
         return str(torch.cuda.get_device_name(self.torch_device))
 
-    def capacity_bytes(self) -> int:
-        """Returns the memory that the driver reports for the device (for this slice, under MIG)."""
-        return int(torch.cuda.mem_get_info(self.torch_device)[1])
-
-    def available_bytes(self) -> int:
-        """Returns the free memory plus what this process holds."""
+    def driver_info(self) -> tuple[int, int]:
+        """Returns what the driver says is free and in all: of this slice, under MIG."""
         free, total = torch.cuda.mem_get_info(self.torch_device)
-        return int(min(total, free + self._footprint(free, total)))
+        return int(free), int(total)
+
+    @property
+    def is_integrated(self) -> bool:
+        """Whether the chip computes in the machine's main memory (Jetson, GB10)."""
+        return bool(getattr(torch.cuda.get_device_properties(self.torch_device), "is_integrated", False))
+
+    def fraction_base(self) -> int:
+        """Returns the memory that the chip was built with; torch's own allocator multiplies by that."""
+        if torch.cuda.get_allocator_backend() == ASYNC:
+            return int(torch.cuda.mem_get_info(self.torch_device)[1])
+        return int(torch.cuda.get_device_properties(self.torch_device).total_memory)
+
+    def outside_bytes(self) -> int:
+        """Returns the bytes that this process holds on the device outside the caching allocator.
+
+        A figure of NVML's is believed only where it can be true: there may be another process of the same number, it
+        may be that of the whole card under MIG, or a mark for "not available".
+        """
+        free, total = self.driver_info()
+        reserved = self._reserved_bytes()
+        told = self._nvml.used_bytes() if self._nvml is not None else None
+        if told is not None and reserved <= told <= total - free:
+            return told - reserved
+        self._nvml = None  # not asked again: it would be asked at every probe
+        return super().outside_bytes()
+
+    def budget(self, wanted: int | float | str | None, varies: bool) -> Budget:
+        """Returns the memory budget that `wanted` asks for, with its arithmetic in words.
+
+        Raises:
+            UsageError: as in `Device.budget`; or torch's allocator is one that cannot be metered.
+        """
+        backend = torch.cuda.get_allocator_backend()
+        if backend not in (NATIVE, ASYNC):
+            raise UsageError(
+                f"found the CUDA allocator {backend!r}; expected torch's own, whose memory can be metered and limited. "
+                "Tune without changing the allocator, or pass device='cpu'."
+            )
+        if uncached := [name for name in UNCACHED if name in os.environ]:
+            raise UsageError(
+                f"{uncached[0]} is set: torch then keeps no account of device memory. Unset it and start again."
+            )
+        return super().budget(wanted, varies)
+
+    def caveats(self) -> tuple[str, ...]:
+        """Returns what to know about memory on this device: who else uses it, and what its allocator cannot tell."""
+        found = []
+        free, total = self.driver_info()
+        unclear = total - free - self._reserved_bytes() - self.outside_bytes()
+        if self._nvml is None and unclear > 0 and not self.is_integrated:
+            found.append(
+                f"{format_bytes(unclear)} of the device seem to be other processes' and "
+                f"{format_bytes(CONTEXT_BYTES)} are counted as this one's context: NVML does not tell them apart"
+            )
+        if torch.cuda.get_allocator_backend() == ASYNC:
+            found.append(
+                "the allocator is cudaMallocAsync: it counts no retries and no out-of-memory that the model hides, and "
+                "its limit is on live tensors alone, so plans are held to the budget by their measured peak only"
+            )
+        return tuple(found)
 
     def capabilities(self) -> frozenset[str]:
         """Returns what this generation of chips computes in hardware."""
@@ -67,111 +121,54 @@ class Cuda(Device):
         return frozenset(found)
 
     def versions(self) -> dict[str, str]:
-        """Returns the CUDA or ROCm and cuDNN versions and the allocator's settings."""
+        """Returns the CUDA or ROCm and cuDNN versions and the allocator's settings that are in force."""
         runtime = torch.version.hip or torch.version.cuda or "unknown"
         found = {"cuda" if torch.version.hip is None else "rocm": runtime}
         if torch.backends.cudnn.is_available():  # type: ignore[no-untyped-call]  # torch has no types here
             found["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]  # as above
-        settings = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
-        if settings:
+        if settings := self._allocator():
             found["allocator"] = settings
         return found
-
-    def synchronize(self) -> None:
-        """Waits for all streams of the device."""
-        torch.cuda.synchronize(self.torch_device)
 
     def timed(self, work: Callable[[], T]) -> tuple[T, float]:
         """Runs `work` and returns what it returned, and the seconds between two events on the current stream.
 
         The stream is idle when the first event is recorded, so gaps in which it waits for the host count, while the
-        host's waking up after the last kernel does not.
+        host's waking up after the last kernel does not. The current device stays the user's.
         """
-        with torch.cuda.device(self.torch_device):
-            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # no types
-            self.synchronize()
-            first.record()
-            result = work()
-            last.record()
+        stream = torch.cuda.current_stream(self.torch_device)
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # no types
+        self.synchronize()
+        first.record(stream)
+        result = work()
+        last.record(stream)
         self.synchronize()
         return result, float(first.elapsed_time(last)) / 1e3
 
     def release(self) -> None:
-        """Gives cached segments back, and cuBLAS workspaces where torch lets us."""
+        """Gives cached segments back, and cuBLAS workspaces where torch lets us: they would hold segments."""
         clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
         if clear is not None:
             clear()
-        torch.cuda.empty_cache()
+        super().release()
 
-    def counters(self) -> Counters:
-        """Returns `num_ooms` and `num_alloc_retries` of the caching allocator."""
-        stats = torch.cuda.memory_stats(self.torch_device)
-        return Counters(ooms=int(stats.get("num_ooms", 0)), retries=int(stats.get("num_alloc_retries", 0)))
+    @cached_property
+    def _nvml(self) -> Nvml | None:
+        if torch.version.hip is not None or self.is_integrated:
+            return None
+        return Nvml.open(str(torch.cuda.get_device_properties(self.torch_device).uuid))
 
-    def live_bytes(self) -> int:
-        """Returns the caching allocator's sum of live tensors."""
-        return int(torch.cuda.memory_allocated(self.torch_device))
+    def _allocator(self) -> str:
+        """Returns the settings that decide how much memory is reserved, "" where they are torch's defaults.
 
-    @contextmanager
-    def meter(self, static: Callable[[], int]) -> Iterator[Reading]:
-        """Meters the steps inside by the allocator's peaks; costs nothing, so the steps may be timed."""
-        reading, device = Reading(), self.torch_device
-        before = self.counters()
-        torch.cuda.reset_peak_memory_stats(device)
-        yield reading
-        self.synchronize()
-        after = self.counters()
-        reserved = int(torch.cuda.max_memory_reserved(device))
-        footprint = reserved + self._outside()
-        reading.memory = Memory(
-            allocated_bytes=int(torch.cuda.max_memory_allocated(device)),
-            reserved_bytes=reserved,
-            footprint_bytes=footprint,
-            judged_bytes=footprint,
-            judged_by="footprint (reserved + context and libraries)",
-            static_bytes=static(),
-            allocator_retries=after.retries - before.retries,
-            swallowed_ooms=after.ooms - before.ooms,
-        )
-
-    @contextmanager
-    def limit(self, budget_bytes: int, static: Callable[[], int]) -> Iterator[None]:
-        """Caps the caching allocator at the budget less what lies outside the allocator."""
-        device, total = self.torch_device, self.capacity_bytes()
-        before = torch.cuda.get_per_process_memory_fraction(device)
-        wanted = max(budget_bytes - self._outside(), 1) / total
-        torch.cuda.set_per_process_memory_fraction(min(wanted, before, 1.0), device)
-        try:
-            yield
-        finally:
-            torch.cuda.set_per_process_memory_fraction(before, device)
-
-    def _outside(self) -> int:
-        """Returns the bytes that this process holds on the device outside the caching allocator."""
-        free, total = torch.cuda.mem_get_info(self.torch_device)
-        return max(self._footprint(free, total) - int(torch.cuda.memory_reserved(self.torch_device)), 0)
-
-    def _footprint(self, free: int, total: int) -> int:
-        """Returns the device memory of this process: NVML's figure, else what is used less what others hold."""
-        try:
-            import pynvml  # noqa: PLC0415  # optional, and only needed here
-
-            pynvml.nvmlInit()
-            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(self.torch_device).uuid}")
-            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
-                if process.pid == os.getpid() and process.usedGpuMemory:
-                    return int(process.usedGpuMemory)
-        except Exception:  # noqa: BLE001  # NVML fails in many ways (MIG, containers, absent); all mean "not known"
-            pass
-        return max(total - free - self._others(total - free), 0)
-
-    def _others(self, used: int) -> int:
-        """Returns what other processes hold, as it was when this process first asked.
-
-        Without NVML a process cannot be told from the others. What is used beyond this process's segments and a
-        generous context when the first question comes, before anything large was allocated, is not its own.
+        They come from any of three environment variables, of which one wins, or from a call: only the allocator knows.
         """
-        if self._foreign is None:
-            mine = int(torch.cuda.memory_reserved(self.torch_device)) + CONTEXT_BYTES
-            self._foreign = max(used - mine, 0)
-        return self._foreign
+        backend = torch.cuda.get_allocator_backend()
+        if backend != NATIVE:
+            return backend
+        known = torch.cuda.memory._snapshot()["allocator_settings"]
+        found = [f"{name}={known[name]}" for name in SETTINGS if known.get(name, 0) not in (False, 0.0, -1)]
+        divisions = known.get("roundup_power2_divisions", {})
+        if any(divisions.values()):
+            found.append("roundup_power2_divisions=" + "/".join(str(steps) for steps in divisions.values()))
+        return ", ".join(found)

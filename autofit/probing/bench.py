@@ -14,7 +14,7 @@ from torch import nn
 from autofit import devices
 from autofit.core.briefing import Briefing, Options
 from autofit.core.environment import Environment
-from autofit.core.errors import AutofitError, NothingFits, SpaceError, UserCodeError, WorkloadError
+from autofit.core.errors import AutofitError, DevicePoisoned, NothingFits, SpaceError, UserCodeError, WorkloadError
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
@@ -58,6 +58,7 @@ class Bench:
         UsageError: the memory budget cannot be read.
         UserCodeError: the model, loss, loader or optimizer recipe raised an error of its own.
         NothingFits: one small batch is already too much for the device.
+        DevicePoisoned: the device does not answer.
     """
 
     def __init__(
@@ -65,11 +66,11 @@ class Bench:
     ) -> None:
         self.workload, self.device, self._options, self._beat = workload, device, options, beat
         strategies = _chosen(options.strategies)
-        with self._users_code():
-            place(workload, device, options.may_move)
         optimizer = workload.optimizer if isinstance(workload.optimizer, torch.optim.Optimizer) else None
         extras = {"loss_fn": workload.loss_fn} if isinstance(workload.loss_fn, nn.Module) else {}
-        self._guard = Guard(workload.model, optimizer, loader=workload.loader, extras=extras)
+        with self._users_code():
+            place(workload, device, options.may_move)
+            self._guard = Guard(workload.model, optimizer, loader=workload.loader, extras=extras)
         with self._guard, self._users_code():
             workload.model.train(workload.training)
             self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
@@ -123,6 +124,7 @@ class Bench:
         finally:
             if not poisoned:
                 self._guard.restore()
+                self.device.release()  # what only the guard let go of: the gradients of a step that failed
         return outcome if poisoned else outcome.model_copy(update={"leaked": self._leaks.found()})
 
     def __enter__(self) -> Self:
@@ -136,7 +138,8 @@ class Bench:
     ) -> None:
         with self._heap:
             self._guard.__exit__(kind, error, trace)
-            self.device.release()
+            if not isinstance(error, DevicePoisoned):
+                self.device.release()
 
     @contextmanager
     def _users_code(self) -> Iterator[None]:
@@ -152,6 +155,11 @@ class Bench:
                 raise NothingFits(
                     f"not even two samples fit: {verdict.reason}. Give more memory, or use a smaller model or shorter "
                     "samples."
+                ) from error
+            if verdict.status is Status.POISONED:
+                raise DevicePoisoned(
+                    f"the device answers every call with an error: {verdict.reason}. If a new process finds it so too, "
+                    "the device wants a reset; otherwise your code did it: run one training step of your own to see."
                 ) from error
             raise UserCodeError(
                 f"your code failed before the first probe: {verdict.reason}. Run one training step of your own to see "
@@ -204,6 +212,7 @@ class Bench:
             yield "no optimizer was given: measured with torch.optim.AdamW and its defaults"
         if self.device.is_host and devices.choose().is_host:
             yield f"no accelerator was found: tuned for the CPU ({self.device.name()})"
+        yield from self.device.caveats()
         yield from self._source.notes
 
     def _environment(self, facts: Facts) -> Environment:

@@ -12,12 +12,13 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from autofit import devices
 from autofit.core.briefing import Briefing, Options
-from autofit.core.errors import NothingFits, SpaceError, UsageError, UserCodeError, WorkloadError
+from autofit.core.errors import DevicePoisoned, NothingFits, SpaceError, UsageError, UserCodeError, WorkloadError
 from autofit.core.outcome import Status
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device
 from autofit.probing.bench import Bench, own_batch, signature
 from autofit.probing.guard import digest_of
+from autofit.probing.guard.tensor_state import StorageBytes
 from autofit.workloads.workload import Workload
 from tests.probing import targets
 
@@ -186,6 +187,17 @@ def test_what_was_assumed_is_said() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has an accelerator")
 def test_a_search_on_the_cpu_for_want_of_anything_better_is_said() -> None:
     assert any(text.startswith("no accelerator was found") for text in bench_of(targets.make_mlp()).briefing.caveats)
+
+
+class Untried(CPU):
+    """A device with something to say."""
+
+    def caveats(self) -> tuple[str, ...]:
+        return ("nobody has tried this device",)
+
+
+def test_what_the_device_has_to_say_is_said() -> None:
+    assert "nobody has tried this device" in bench_of(targets.make_mlp(), Untried()).briefing.caveats
 
 
 def signature_of(workload: Workload) -> str:
@@ -391,6 +403,36 @@ def test_two_samples_that_do_not_fit_are_no_error_of_the_users() -> None:
 
     with pytest.raises(NothingFits, match="not even two samples fit"):
         bench_of(Workload(Huge(8, 4), targets.vectors()))
+
+
+POISON = "CUDA error: an illegal memory access was encountered"
+
+
+def test_a_device_that_is_poisoned_when_opening_is_no_error_of_the_users() -> None:
+    class Poisoned(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError(POISON)
+
+    with pytest.raises(DevicePoisoned, match="answers every call with an error") as error:
+        bench_of(Workload(Poisoned(8, 4), targets.vectors()))
+    assert isinstance(error.value.__cause__, RuntimeError)
+
+
+def test_what_a_poisoned_device_keeps_is_said_beside_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot be written, nor read to verify; the error that tells of the poison is the one to see."""
+    workload = targets.make_mlp()
+    error = DevicePoisoned("no answer")
+    bench = bench_of(workload).__enter__()
+    workload.model.note = "set by a step"
+    monkeypatch.setattr(StorageBytes, "restore", unwritable)
+    monkeypatch.setattr(StorageBytes, "differences", unwritable)
+    bench.__exit__(DevicePoisoned, error, None)
+    assert "model.0.weight" in error.__notes__[0]
+    assert not hasattr(workload.model, "note")
+
+
+def unwritable(*_: object) -> None:
+    raise RuntimeError(POISON)
 
 
 class Stream(IterableDataset):

@@ -16,7 +16,7 @@ from typing import Self
 import torch
 from torch import nn
 
-from autofit.core.errors import RestoreError
+from autofit.core.errors import DevicePoisoned, RestoreError
 from autofit.probing.guard.digest import feed
 from autofit.probing.guard.object_state import MappingPiece, SequencePiece, SetPiece
 from autofit.probing.guard.process_state import ProcessState, global_rngs
@@ -92,10 +92,19 @@ class Guard:
     ) -> None:
         """Puts everything back and verifies it.
 
+        A poisoned device can be neither written nor read: what is on it is lost with this process, and the error that
+        says so gets a note of what that is.
+
         Raises:
             RestoreError: something still differs; chained to the exception in flight, if there is one.
         """
         try:
+            if isinstance(error, DevicePoisoned):
+                with _interrupt_deferred():
+                    lost = [name for name, _ in self._put_back()]
+                if lost:
+                    error.add_note(str(_restore_error(lost)))
+                    return
             self._restore_and_verify(error)
         except KeyboardInterrupt:
             # It may have come before interrupts were deferred; nothing else would put the state back.

@@ -252,7 +252,8 @@ def _device_flags() -> Iterator[Flag]:
 
         def read(device: int = device) -> float:
             # Kept by the allocator as bytes: what is read after it was put back may differ in the last places.
-            return round(float(memory.get_per_process_memory_fraction(device)), 9)
+            # Without a limit cudaMallocAsync says a number far above 1, which cannot be written.
+            return round(min(float(memory.get_per_process_memory_fraction(device)), 1.0), 9)
 
         def write(kept: float, device: int = device) -> None:
             memory.set_per_process_memory_fraction(kept, device)

@@ -13,7 +13,9 @@ import torch
 import torch._dynamo.config as dynamo
 from torch import nn
 
-from autofit.probing.guard import Guard
+from autofit import devices
+from autofit.probing.guard import Guard, process_state
+from tests.devices.fake_torch import Card, install
 
 
 def _set_environment() -> None:
@@ -179,3 +181,24 @@ def test_no_accelerator_is_started() -> None:
     with Guard(nn.Linear(1, 1)):
         pass
     assert torch.cuda.is_initialized() is started
+
+
+@pytest.mark.parametrize("backend", ["native", "cudaMallocAsync"])
+@pytest.mark.parametrize("users", [None, 0.3])
+def test_a_devices_memory_limit_is_what_it_was_after_another_was_set_and_taken_back(
+    monkeypatch: pytest.MonkeyPatch, backend: str, users: float | None
+) -> None:
+    """Without a limit cudaMallocAsync says a number far above 1, which it does not take."""
+    machine = install(monkeypatch, "cuda", Card(backend=backend, total_bytes=12_345_678_901))
+    monkeypatch.setattr(process_state, "running_accelerator", lambda: torch.cuda)
+    if users is not None:
+        machine.cards[0].set_fraction(users)
+    flags = [flag for flag in process_state.process_flags() if "memory_fraction" in flag.name]
+    kept = [flag.read() for flag in flags]
+    with devices.choose("cuda").limit(2**30, lambda: 0):
+        assert [flag.read() for flag in flags] != kept
+    assert [flag.read() for flag in flags] == kept
+    machine.cards[0].set_fraction(0.1)
+    for flag, value in zip(flags, kept, strict=True):
+        flag.write(value)
+    assert [flag.read() for flag in flags] == kept

@@ -1,0 +1,141 @@
+"""What devices with torch's caching allocator share: its counters, its peaks and its limit.
+
+The budget is on the footprint: what the device loses to this process. The allocator accounts for the reserved part, of
+all streams and of the pools of captured graphs alike; a member says what lies outside it (the context, and libraries
+that allocate for themselves).
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from autofit.core.measurement import Memory
+from autofit.devices import host_memory
+from autofit.devices.base import Counters, Device, Reading
+
+CONTEXT_BYTES = 1536 * 2**20
+"""More than a context with its libraries takes (0.3 to 1.3 GB, reference/memory_prediction.md section 4)."""
+
+
+class Accelerator(Device):
+    """A device with torch's caching allocator, reached through `torch.accelerator`."""
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The device with its index: allocator statistics are kept per index, and another may become current."""
+        if self.index is None:
+            self.index = torch.accelerator.current_device_index()
+        return torch.device(self.type, self.index)
+
+    @abstractmethod
+    def driver_info(self) -> tuple[int, int]:
+        """Returns what the driver says is free, and all the memory that it says the device has."""
+
+    @abstractmethod
+    def fraction_base(self) -> int:
+        """Returns the bytes that the allocator multiplies its memory fraction by."""
+
+    @property
+    @abstractmethod
+    def is_integrated(self) -> bool:
+        """Whether the chip computes in the machine's main memory."""
+
+    def capacity_bytes(self) -> int:
+        """Returns all memory of the device; of the machine or the container, where that is less and shared."""
+        total = self.driver_info()[1]
+        return min(total, host_memory.capacity()) if self.is_integrated else total
+
+    def available_bytes(self) -> int:
+        """Returns the free memory plus what this process holds, inside the fraction that the user has set.
+
+        "Free" of a chip in main memory is what nobody uses at all: next to nothing, once the system has read some
+        files. There the system is asked what it could give.
+        """
+        told = host_memory.available() if self.is_integrated else None
+        free = self.driver_info()[0] if told is None else told
+        outside = self.outside_bytes()
+        found = min(free + self._reserved_bytes() + outside, self.capacity_bytes())
+        fraction = self._fraction()
+        return found if fraction >= 1 else min(found, int(fraction * self.fraction_base()) + outside)
+
+    def outside_bytes(self) -> int:
+        """Returns the bytes that this process holds on the device outside the caching allocator.
+
+        From the device's own figures this process cannot be told from the others: what is used beyond its segments is
+        taken to be its context, up to what a context can be, and to be other processes' beyond that. Too much is then
+        counted as its own, but the same in what is available and in what a plan needs. In main memory those figures
+        change with each file that is read, so a context's most is taken.
+        """
+        if self.is_integrated:
+            return CONTEXT_BYTES
+        free, total = self.driver_info()
+        return min(max(total - free - self._reserved_bytes(), 0), CONTEXT_BYTES)
+
+    def synchronize(self) -> None:
+        """Waits for all streams of the device."""
+        torch.accelerator.synchronize(self.torch_device)
+
+    def release(self) -> None:
+        """Gives cached segments back to the device."""
+        torch.accelerator.empty_cache()
+
+    def counters(self) -> Counters:
+        """Returns `num_ooms` and `num_alloc_retries` of the caching allocator."""
+        stats = self._stats()
+        return Counters(ooms=int(stats.get("num_ooms", 0)), retries=int(stats.get("num_alloc_retries", 0)))
+
+    @contextmanager
+    def meter(self, static: Callable[[], int]) -> Iterator[Reading]:
+        """Meters the steps inside by the allocator's peaks; costs nothing, so the steps may be timed."""
+        reading, before = Reading(), self.counters()
+        torch.accelerator.reset_peak_memory_stats(self.torch_device)
+        yield reading
+        self.synchronize()
+        after, stats = self.counters(), self._stats()
+        reserved = int(stats.get("reserved_bytes.all.peak", 0))
+        footprint = reserved + self.outside_bytes()
+        reading.memory = Memory(
+            allocated_bytes=int(stats.get("allocated_bytes.all.peak", 0)),
+            reserved_bytes=reserved,
+            footprint_bytes=footprint,
+            judged_bytes=footprint,
+            judged_by="footprint (reserved + context and libraries)",
+            static_bytes=static(),
+            allocator_retries=after.retries - before.retries,
+            swallowed_ooms=after.ooms - before.ooms,
+        )
+
+    @contextmanager
+    def limit(self, budget_bytes: int, static: Callable[[], int]) -> Iterator[None]:
+        """Caps the caching allocator at the budget less what lies outside it; a lower fraction of the user's stays."""
+        before = self._fraction()
+        wanted = max(budget_bytes - self.outside_bytes(), 0) / self.fraction_base()
+        self._set_fraction(min(wanted, before))
+        try:
+            yield
+        finally:
+            self._set_fraction(before)
+            # Kept as whole bytes, rounded down: the same fraction can come back as one byte less.
+            if self._fraction() < before < 1:
+                self._set_fraction(math.nextafter(before, 1.0))
+
+    def _stats(self) -> dict[str, Any]:
+        return torch.accelerator.memory_stats(self.torch_device)
+
+    def _reserved_bytes(self) -> int:
+        return int(self._stats().get("reserved_bytes.all.current", 0))
+
+    def _fraction(self) -> float:
+        return float(self._memory.get_per_process_memory_fraction(self.torch_device))
+
+    def _set_fraction(self, fraction: float) -> None:
+        # A whole card or more means no limit; some allocators say "no limit" by a number far above 1.
+        self._memory.set_per_process_memory_fraction(min(fraction, 1.0), self.torch_device)
+
+    @property
+    def _memory(self) -> Any:
+        return torch.get_device_module(self.type).memory

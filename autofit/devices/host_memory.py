@@ -1,0 +1,48 @@
+"""The machine's main memory, as Linux and control groups tell it. For devices that compute in it, and for the CPU."""
+
+import os
+from pathlib import Path
+
+
+def capacity() -> int:
+    """Returns the bytes of main memory, or the control group's limit when that is lower."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(total, _cgroup("memory.max") or total)
+
+
+def available() -> int | None:
+    """Returns the bytes that the system could still give, inside the control group's limit; None where it is not told.
+
+    The page cache counts as available: the system gives it up when memory is wanted.
+    """
+    found = kib_line(Path("/proc/meminfo"), "MemAvailable")
+    limit = _cgroup("memory.max")
+    if found is None or limit is None:
+        return found
+    return max(min(found, limit - (_cgroup("memory.current") or 0)), 0)
+
+
+def status_bytes(key: str) -> int | None:
+    """Returns a line of this process's status, such as "VmRSS", in bytes; None where there is none."""
+    return kib_line(Path("/proc/self/status"), key)
+
+
+def kib_line(path: Path, key: str) -> int | None:
+    """Returns the bytes on the line "key: n kB" of a file; None where there is no such file or line."""
+    try:
+        for line in path.read_text().splitlines():
+            if line.startswith(key + ":"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass  # not Linux
+    return None
+
+
+def _cgroup(name: str) -> int | None:
+    """Returns a number from this process's version 2 control group, or None where there is none."""
+    try:
+        group = Path("/proc/self/cgroup").read_text().strip().rsplit("::", 1)[-1].lstrip("/")
+        text = (Path("/sys/fs/cgroup") / group / name).read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

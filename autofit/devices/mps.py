@@ -1,0 +1,108 @@
+"""Apple's GPUs, through `torch.mps`. Written after torch's sources and never run on hardware; it says so.
+
+`torch.accelerator` has no memory functions for MPS before torch 2.13 (pytorch #167447), so those of `torch.mps` are
+used, which are in every version that is supported. They know no peaks. But Metal's allocator keeps what it once had,
+short of a shortage, so what the driver has given to this process after the steps is the most that they needed at once.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from autofit.core.measurement import Memory
+from autofit.devices import host_memory
+from autofit.devices.base import Capability, Device, Reading
+
+DEFAULT_RATIO, HIGHEST_RATIO = 1.7, 2.0
+"""Of the recommended memory: the allocator's own limit, and the highest that it takes (ATen/mps/MPSAllocator.h)."""
+
+
+class Mps(Device):
+    """The GPU of a Mac. Untested on hardware."""
+
+    type = "mps"
+
+    @classmethod
+    def is_available(cls) -> bool:
+        """Says whether this torch and this system have Metal."""
+        return torch.mps.is_available()
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The device with its index, as torch gives it to tensors: there is one."""
+        return torch.device("mps", 0)
+
+    def name(self) -> str:
+        """Returns the chip's name."""
+        return str(torch.backends.mps.get_name())
+
+    def capacity_bytes(self) -> int:
+        """Returns the main memory that Metal recommends to use; beyond it the machine becomes slow."""
+        return int(torch.mps.recommended_max_memory())
+
+    def available_bytes(self) -> int:
+        """Returns what the system could still give plus what this process holds; all, where it is not told (macOS)."""
+        capacity, available = self.capacity_bytes(), host_memory.available()
+        return capacity if available is None else min(available + self._driver_bytes(), capacity)
+
+    def caveats(self) -> tuple[str, ...]:
+        """Returns what is not known of this back end."""
+        return (
+            "the mps back end has never been run on hardware: check the memory of a longer training yourself",
+            "Metal counts no peaks, no allocator retries and no out-of-memory that the model hides, and does not say "
+            "what other programs use",
+            "a limit that you set with torch.mps.set_per_process_memory_fraction cannot be read: set it again",
+        )
+
+    def capabilities(self) -> frozenset[str]:
+        """Returns what torch's kernels for Metal offer."""
+        found = {Capability.FP16, Capability.CHANNELS_LAST, Capability.FUSED}
+        if torch.backends.mps.is_macos_or_newer(14, 0):
+            found.add(Capability.BF16)
+        return frozenset(found)
+
+    def synchronize(self) -> None:
+        """Waits until the device has done all it was given."""
+        torch.mps.synchronize()
+
+    def release(self) -> None:
+        """Gives cached memory back to the system."""
+        torch.mps.empty_cache()
+
+    @contextmanager
+    def meter(self, static: Callable[[], int]) -> Iterator[Reading]:
+        """Meters the steps inside by the driver's memory after them; that of live tensors is at most as much."""
+        reading = Reading()
+        yield reading
+        self.synchronize()
+        held = self._driver_bytes()
+        reading.memory = Memory(
+            allocated_bytes=held,
+            reserved_bytes=held,
+            footprint_bytes=held,
+            judged_bytes=held,
+            judged_by="the driver's memory after the steps (Metal knows no peaks)",
+            static_bytes=static(),
+        )
+
+    @contextmanager
+    def limit(self, budget_bytes: int, static: Callable[[], int]) -> Iterator[None]:
+        """Caps what Metal gives this process at the budget; afterwards torch's own limit holds again."""
+        before = _usual_ratio()
+        # Zero would mean no limit at all.
+        wanted = max(budget_bytes, 1) / self.capacity_bytes()
+        torch.mps.set_per_process_memory_fraction(min(wanted, before or HIGHEST_RATIO))
+        try:
+            yield
+        finally:
+            torch.mps.set_per_process_memory_fraction(before)
+
+    def _driver_bytes(self) -> int:
+        return int(torch.mps.driver_allocated_memory())
+
+
+def _usual_ratio() -> float:
+    """Returns the limit that the allocator started with, as a ratio; 0 is none."""
+    return float(os.environ.get("PYTORCH_MPS_HIGH_WATERMARK_RATIO", DEFAULT_RATIO))

@@ -1,0 +1,67 @@
+"""Intel GPUs, through `torch.accelerator`. Written after torch's sources and never run on hardware; it says so."""
+
+import torch
+
+from autofit.devices.accelerator import Accelerator
+from autofit.devices.base import Capability
+
+
+class Xpu(Accelerator):
+    """One Intel GPU. Untested on hardware."""
+
+    type = "xpu"
+
+    @classmethod
+    def is_available(cls) -> bool:
+        """Says whether torch sees a device."""
+        return torch.xpu.is_available()
+
+    @classmethod
+    def count(cls) -> int:
+        """Returns how many devices torch sees."""
+        return int(torch.xpu.device_count())
+
+    def name(self) -> str:
+        """Returns the driver's name of the device."""
+        return str(torch.xpu.get_device_name(self.torch_device))
+
+    def driver_info(self) -> tuple[int, int]:
+        """Returns what the driver says is free and in all.
+
+        Chips in main memory, and all under WSL, cannot say what is free (pytorch #159728, #194576): it is then taken
+        to be all but this process's own.
+        """
+        total = self.fraction_base()
+        try:
+            return int(torch.accelerator.get_memory_info(self.torch_device)[0]), total
+        except RuntimeError:
+            return max(total - self._reserved_bytes(), 0), total
+
+    @property
+    def is_integrated(self) -> bool:
+        """Whether the chip computes in the machine's main memory."""
+        return bool(getattr(torch.xpu.get_device_properties(self.torch_device), "is_integrated_gpu", False))
+
+    def fraction_base(self) -> int:
+        """Returns the memory that the device has in all."""
+        return int(torch.xpu.get_device_properties(self.torch_device).total_memory)
+
+    def caveats(self) -> tuple[str, ...]:
+        """Returns what is not known of this back end."""
+        return (
+            "the xpu back end has never been run on hardware: check the memory of a longer training yourself",
+            "running out of memory can end the process or lose the device on XPU: prefer the command line, which "
+            "probes in a process of its own",
+        )
+
+    def capabilities(self) -> frozenset[str]:
+        """Returns what torch's kernels offer; TF32 is left out, its setting here is another one than CUDA's."""
+        found = {Capability.FP16, Capability.CHANNELS_LAST, Capability.FOREACH, Capability.FUSED}
+        if torch.xpu.get_device_properties(self.torch_device).has_bfloat16_conversions:
+            found.add(Capability.BF16)
+        return frozenset(found)
+
+    def versions(self) -> dict[str, str]:
+        """Returns the driver's version and the compiler runtime's."""
+        driver = str(torch.xpu.get_device_properties(self.torch_device).driver_version)
+        return {"xpu": str(torch.version.xpu or "unknown"), "driver": driver}

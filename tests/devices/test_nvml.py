@@ -1,0 +1,53 @@
+"""NVML names this process, or says nothing: it never raises and is never guessed at."""
+
+import os
+
+import pytest
+
+from autofit.devices.nvml import Nvml
+from tests.devices.fake_nvml import Driver, install
+from tests.devices.fake_torch import UUID
+
+MINE = (os.getpid(), 700)
+OTHERS = [(pid, 10) for pid in range(1, 4)]
+
+
+def told(monkeypatch: pytest.MonkeyPatch, driver: Driver | None) -> int | None:
+    install(monkeypatch, driver)
+    found = Nvml.open(UUID)
+    return None if found is None else found.used_bytes()
+
+
+def test_this_process_is_found_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert told(monkeypatch, Driver([*OTHERS, MINE])) == 700
+
+
+def test_a_slice_of_a_card_is_found_by_its_own_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert told(monkeypatch, Driver([MINE], uuid=f"MIG-{UUID}")) == 700
+
+
+def test_in_a_container_the_only_process_is_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number there is another one. With two, nobody knows."""
+    assert told(monkeypatch, Driver([(4_000_000, 700)])) == 700
+    assert told(monkeypatch, Driver([(4_000_000, 700), (4_000_001, 900)])) is None
+    assert told(monkeypatch, Driver([])) is None
+
+
+def test_a_long_list_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert told(monkeypatch, Driver([*((pid, 1) for pid in range(10_000_000, 10_000_100)), MINE])) == 700
+
+
+@pytest.mark.parametrize(
+    "name", ["nvmlInit_v2", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetComputeRunningProcesses_v3"]
+)
+def test_what_fails_or_is_missing_says_nothing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    assert told(monkeypatch, Driver([MINE], fails=name)) is None
+    assert told(monkeypatch, Driver([MINE], lacks=name)) is None
+
+
+def test_without_the_library_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert told(monkeypatch, None) is None
+
+
+def test_another_card_is_not_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert told(monkeypatch, Driver([MINE], uuid="GPU-another")) is None
