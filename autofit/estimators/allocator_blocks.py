@@ -1,0 +1,123 @@
+"""Block and Pool: the pieces that segments are cut into, and the lists of those that are free.
+
+After `Block`, `BlockPool`, `BlockComparatorSize` and `try_merge_blocks` of c10/cuda/CUDACachingAllocator.cpp. The sets
+of the original are one list per stream, since no search there crosses streams.
+"""
+
+from bisect import bisect_left, insort
+
+ADDRESS_BITS = 64
+"""A free block's place in its pool is (size << ADDRESS_BITS) + address: by size, then by address, as one number."""
+
+
+class Block:
+    """A stretch of a segment: in use, cached (free and mapped), or address space without memory (unmapped).
+
+    Attributes:
+        address: where it begins.
+        size: bytes.
+        before: the block that ends where this begins, in the same segment.
+        after: the block that begins where this ends.
+        start: address of its expandable segment; -1 in a segment that does not grow.
+        free: whether no one uses it.
+        mapped: whether memory is behind it.
+        freed_at: the number of searches made when it was put into its pool; only kept when old segments are collected.
+    """
+
+    __slots__ = ("address", "after", "before", "free", "freed_at", "mapped", "pool", "size", "start")
+
+    def __init__(self, address: int, size: int, pool: "Pool", start: int = -1) -> None:
+        self.address = address
+        self.size = size
+        self.pool = pool
+        self.start = start
+        self.before: Block | None = None
+        self.after: Block | None = None
+        self.free = True
+        self.mapped = True
+        self.freed_at = 0
+
+    def cut(self, size: int) -> "Block":
+        """Shortens this block to `size` bytes and returns the rest, which is in no list yet."""
+        rest = Block(self.address + size, self.size - size, self.pool, self.start)
+        rest.mapped = self.mapped
+        self.size = size
+        rest.before, rest.after = self, self.after
+        if rest.after is not None:
+            rest.after.before = rest
+        self.after = rest
+        return rest
+
+    def joined(self) -> "Block":
+        """Returns this free block with its free neighbours of the same kind; they leave their lists.
+
+        The earliest of them remains, so the first block of a segment is always the same object.
+        """
+        first, after = self, self.after
+        if after is not None and after.free and after.mapped == self.mapped:
+            self._absorb(after)
+        before = self.before
+        if before is not None and before.free and before.mapped == self.mapped:
+            first = before
+            before.pool.remove(before)
+            before.size += self.size
+            before.after = self.after
+            if before.after is not None:
+                before.after.before = before
+        return first
+
+    def _absorb(self, after: "Block") -> None:
+        after.pool.remove(after)
+        self.size += after.size
+        self.after = after.after
+        if self.after is not None:
+            self.after.before = self
+
+
+class Pool:
+    """The free blocks of one stream and one class of sizes.
+
+    Attributes:
+        stream: any number that tells streams apart.
+        small: whether its segments are those for requests up to 1 MiB.
+        least_rest: what must be left of a block for it to be split.
+        places: the places of the cached blocks, in the order of best fit.
+        cached: those blocks, by place.
+        unmapped: address space of expandable segments without memory, by address.
+    """
+
+    __slots__ = ("cached", "least_rest", "places", "small", "stream", "unmapped")
+
+    def __init__(self, stream: int, small: bool, least_rest: int) -> None:
+        self.stream = stream
+        self.small = small
+        self.least_rest = least_rest
+        self.places: list[int] = []
+        self.cached: dict[int, Block] = {}
+        self.unmapped: list[Block] = []
+
+    def add(self, block: Block) -> None:
+        """Puts a free block into its list."""
+        if block.mapped:
+            place = (block.size << ADDRESS_BITS) + block.address
+            insort(self.places, place)
+            self.cached[place] = block
+        else:
+            insort(self.unmapped, block, key=_address)
+
+    def remove(self, block: Block) -> None:
+        """Takes a free block out of its list."""
+        if block.mapped:
+            place = (block.size << ADDRESS_BITS) + block.address
+            del self.places[bisect_left(self.places, place)]
+            del self.cached[place]
+        else:
+            del self.unmapped[bisect_left(self.unmapped, block.address, key=_address)]
+
+    def from_size(self, size: int) -> int:
+        """Returns the index in `places` of the smallest cached block of at least `size` bytes."""
+        return bisect_left(self.places, size << ADDRESS_BITS)
+
+
+def _address(block: Block) -> int:
+    return block.address

@@ -1,0 +1,229 @@
+"""Settings: what `PYTORCH_ALLOC_CONF` tells the caching allocator, and the sizes that follow from it.
+
+Rules and limits are those of torch 2.11 and 2.13: c10/core/AllocatorConfig.{h,cpp} (constants, option names, what a
+value may be) and `round_size`, `get_allocation_size` of c10/cuda/CUDACachingAllocator.cpp; each was compared with the
+real parser and allocator (tests/cuda/test_allocator_simulator.py).
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from autofit.core.errors import UsageError
+
+MIB = 1 << 20
+BLOCK_BYTES = 512
+"""Sizes are rounded up to a multiple of this (kMinBlockSize)."""
+SMALL_BYTES = MIB
+"""Requests up to this come from the small pool (kSmallSize)."""
+SMALL_SEGMENT_BYTES = 2 * MIB
+"""A segment of the small pool (kSmallBuffer)."""
+OWN_SEGMENT_BYTES = 10 * MIB
+"""Requests from here on get a segment of their own size (kMinLargeAlloc), in steps of `ROUND_LARGE_BYTES`."""
+ROUND_LARGE_BYTES = 2 * MIB
+INTERVALS = 16
+"""`roundup_power2_divisions` has one value for each power of two of MiB: below 2, from 2, from 4, ..., from 32,768."""
+
+WITHOUT_EFFECT = frozenset(
+    {
+        "release_lock_on_cudamalloc", "release_lock_on_hipmalloc",
+        "pinned_use_cuda_host_register", "pinned_use_hip_host_register", "pinned_num_register_threads",
+        "pinned_use_background_threads", "pinned_reserve_segment_size_mb", "pinned_free_catch_all",
+        "pinned_max_round_threshold_mb", "pinned_max_cached_size_mb",
+    }
+)  # fmt: skip
+"""Options about locks and host memory: they change no device allocation."""
+_FIRST = "large_segment_size_mb"
+"""torch reads this option before the others, whose least values follow from it."""
+NOT_MODELLED = {
+    "graph_capture_record_stream_reuse": "memory of CUDA graphs is not simulated",
+    "throw_on_cudamalloc_oom": "an early refusal instead of the allocator's retries is not simulated",
+}
+"""Options that are accepted and named in `Settings.notes`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the caching allocator behaves; the defaults are torch's.
+
+    Attributes:
+        large_segment_bytes: segment for requests above 1 and below 10 MiB; page of a large expandable segment.
+        max_split_bytes: blocks from this size on are never split; None: no such size.
+        max_non_split_rounding_bytes: how much larger than a request an unsplittable block may be.
+        divisions: steps between two powers of two that a size is rounded up to, by interval; 0 and 1: multiples of 512.
+        gc_threshold_ratio: share of the memory limit above which old cached segments are given back; 0: never.
+            Without a limit below the whole device it does nothing.
+        expandable_segments: whether segments grow.
+        memory_fraction: share of the device that the allocator may reserve.
+        notes: options that were given and are not simulated, each with what that means.
+    """
+
+    large_segment_bytes: int = 20 * MIB
+    max_split_bytes: int | None = None
+    max_non_split_rounding_bytes: int = 20 * MIB
+    divisions: tuple[int, ...] = (0,) * INTERVALS
+    gc_threshold_ratio: float = 0.0
+    expandable_segments: bool = False
+    memory_fraction: float = 1.0
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> "Settings":
+        """Returns the settings that `text` asks for, written as in `PYTORCH_ALLOC_CONF`.
+
+        Raises:
+            UsageError: an option is unknown, has a value that torch refuses, or asks for another allocator.
+        """
+        settings: Settings = cls()
+        for name, value in sorted(_options(text), key=lambda option: option[0] != _FIRST):
+            settings = _with_option(settings, name, value)
+        return settings
+
+    def rounded(self, requested_bytes: int) -> int:
+        """Returns the bytes that a request takes before any splitting (`round_size`)."""
+        if requested_bytes < BLOCK_BYTES:
+            return BLOCK_BYTES
+        interval = requested_bytes.bit_length() - 1 - (MIB.bit_length() - 1)
+        divisions = self.divisions[min(max(interval, 0), INTERVALS - 1)]
+        if divisions <= 1 or requested_bytes <= BLOCK_BYTES * divisions:
+            return -(-requested_bytes // BLOCK_BYTES) * BLOCK_BYTES
+        step = (1 << (requested_bytes.bit_length() - 1)) // divisions
+        return -(-requested_bytes // step) * step
+
+    def segment_bytes(self, rounded_bytes: int) -> int:
+        """Returns the bytes asked of the driver when no cached block serves (`get_allocation_size`)."""
+        if rounded_bytes <= SMALL_BYTES:
+            return SMALL_SEGMENT_BYTES
+        if rounded_bytes < OWN_SEGMENT_BYTES:
+            return self.large_segment_bytes
+        return -(-rounded_bytes // ROUND_LARGE_BYTES) * ROUND_LARGE_BYTES
+
+
+def _options(text: str) -> list[tuple[str, str]]:
+    """Returns names and values; commas inside brackets belong to the value."""
+    squeezed = "".join(text.split())
+    found = []
+    for item in re.split(r",(?![^\[]*\])", squeezed.removesuffix(",")) if squeezed else []:
+        name, colon, value = item.partition(":")
+        if not name or not colon or not value:
+            raise UsageError(
+                f"cannot read {item!r} in the allocator options {text!r}; expected name:value pairs separated by "
+                "commas, for example max_split_size_mb:128,expandable_segments:True."
+            )
+        found.append((name, value))
+    return found
+
+
+def _with_option(settings: Settings, name: str, value: str) -> Settings:
+    if name in _MODELLED:
+        return _MODELLED[name](settings, value)
+    if name in WITHOUT_EFFECT:
+        return settings
+    if name in NOT_MODELLED:
+        return replace(settings, notes=(*settings.notes, f"{name}:{value}: {NOT_MODELLED[name]}"))
+    known = ", ".join(sorted((*_MODELLED, *NOT_MODELLED, *WITHOUT_EFFECT)))
+    raise UsageError(f"unknown allocator option {name!r}; expected one of {known}. Correct it, or leave it out.")
+
+
+def _backend(settings: Settings, value: str) -> Settings:
+    if value != "native":
+        raise UsageError(
+            f"the allocator backend {value!r} is not simulated; only the native one is. Leave the option out, or "
+            "measure instead of predicting."
+        )
+    return settings
+
+
+def _large_segment(settings: Settings, value: str) -> Settings:
+    size = _mebibytes("large_segment_size_mb", value, 11)
+    return replace(settings, large_segment_bytes=size)
+
+
+def _max_split(settings: Settings, value: str) -> Settings:
+    size = _mebibytes("max_split_size_mb", value, settings.large_segment_bytes // MIB)
+    return replace(settings, max_split_bytes=size)
+
+
+def _max_rounding(settings: Settings, value: str) -> Settings:
+    size = _mebibytes("max_non_split_rounding_mb", value, settings.large_segment_bytes // MIB)
+    return replace(settings, max_non_split_rounding_bytes=size)
+
+
+def _gc_threshold(settings: Settings, value: str) -> Settings:
+    ratio = _number("garbage_collection_threshold", value)
+    if not 0 < ratio < 1:
+        raise _refused("garbage_collection_threshold", value, "a number between 0 and 1, both excluded")
+    return replace(settings, gc_threshold_ratio=ratio)
+
+
+def _expandable(settings: Settings, value: str) -> Settings:
+    if value not in ("True", "False"):
+        raise _refused("expandable_segments", value, "True or False")
+    return replace(settings, expandable_segments=value == "True")
+
+
+def _memory_fraction(settings: Settings, value: str) -> Settings:
+    fraction = _number("per_process_memory_fraction", value)
+    if not 0 <= fraction <= 1:
+        raise _refused("per_process_memory_fraction", value, "a number from 0 to 1")
+    return replace(settings, memory_fraction=fraction)
+
+
+def _divisions(settings: Settings, value: str) -> Settings:
+    """Returns settings with one number for all sizes, or a list such as [256:1,512:2,>:4] in MiB.
+
+    A value holds for sizes from its power of two to the next; the first also for all below, ">" for all above the last.
+    """
+    name = "roundup_power2_divisions"
+    if not value.startswith("["):
+        return replace(settings, divisions=(_power_of_two(name, value),) * INTERVALS)
+    if not value.endswith("]"):
+        raise _refused(name, value, "a closing bracket")
+    table = [0] * INTERVALS
+    last = 0
+    for number, item in enumerate(filter(None, value[1:-1].split(","))):
+        bound, _, steps = item.partition(":")
+        division = 0 if steps == "0" else _power_of_two(name, steps)
+        if bound == ">":
+            table[last + 1 :] = [division] * (INTERVALS - last - 1)
+            continue
+        last = min(_power_of_two(name, bound).bit_length() - 1, INTERVALS - 1)
+        if number == 0:
+            table[:last] = [division] * last
+        table[last] = division
+    return replace(settings, divisions=tuple(table))
+
+
+_MODELLED: dict[str, Callable[[Settings, str], Settings]] = {
+    "backend": _backend,
+    "large_segment_size_mb": _large_segment,
+    "max_split_size_mb": _max_split,
+    "max_non_split_rounding_mb": _max_rounding,
+    "garbage_collection_threshold": _gc_threshold,
+    "expandable_segments": _expandable,
+    "per_process_memory_fraction": _memory_fraction,
+    "roundup_power2_divisions": _divisions,
+}
+
+
+def _mebibytes(name: str, value: str, least: int) -> int:
+    if not value.isdecimal() or int(value) < least:
+        raise _refused(name, value, f"a whole number of MiB from {least} on")
+    return int(value) * MIB
+
+
+def _number(name: str, value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise _refused(name, value, "a number") from None
+
+
+def _power_of_two(name: str, value: str) -> int:
+    if not value.isdecimal() or int(value).bit_count() != 1:
+        raise _refused(name, value, "a power of two")
+    return int(value)
+
+
+def _refused(name: str, value: str, expected: str) -> UsageError:
+    return UsageError(f"the allocator option {name} is {value!r}; expected {expected}. torch would refuse it too.")

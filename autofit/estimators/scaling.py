@@ -1,0 +1,131 @@
+"""Scaling: the trace of a plan at any micro batch size, from its traces at a few sizes.
+
+The size of everything that lasts is a + c·b in the micro batch b, with whole numbers a and c
+(reference/memory_prediction.md 5): two traces give a and c, all others check them. What an operator takes for the
+moment may follow the device instead (a sum takes room for so many blocks of threads, then no more); where it is not
+affine it is taken to be straight between the two nearest traced sizes. Peaks are not scaled: the scaled trace is
+replayed.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autofit.core.trace import Tensors, Trace
+from autofit.estimators.alignment import Alignment, Refusal, aligned, described
+
+LEAST_TRACES = 3
+SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """The law of each allocation's size.
+
+    Attributes:
+        pattern: the trace whose events hold at all sizes.
+        traced: the micro batch sizes that were traced, ascending.
+        fixed: bytes at a micro batch of 0, by handle; may be negative.
+        per_sample: bytes more for each sample.
+        uneven: momentary allocations that are not affine: handle to bytes at each of the traced sizes.
+    """
+
+    pattern: Trace
+    traced: tuple[int, ...]
+    fixed: tuple[int, ...]
+    per_sample: tuple[int, ...]
+    uneven: dict[int, tuple[int, ...]]
+
+    def exact_at(self, micro_batch_size: int) -> bool:
+        """Says whether no size at this micro batch is drawn between, or beyond, the traced ones."""
+        return not self.uneven or micro_batch_size in self.traced
+
+    def at(self, micro_batch_size: int) -> Trace | Refusal:
+        """Returns the trace at a micro batch size; refuses where a size would be negative."""
+        sizes = [a + c * micro_batch_size for a, c in zip(self.fixed, self.per_sample, strict=True)]
+        for handle, nodes in self.uneven.items():
+            sizes[handle] = max(_between(self.traced, nodes, micro_batch_size), 0)
+        if sizes and min(sizes) < 0:
+            handle = sizes.index(min(sizes))
+            what = described(self.pattern, handle)
+            return Refusal(f"at a micro batch of {micro_batch_size} {what} would have {sizes[handle]} bytes")
+        # model_copy does not validate the columns again: a replay must not cost less than making its trace.
+        tensors = self.pattern.tensors.model_copy(update={"sizes": tuple(sizes)})
+        notes = (*self.pattern.notes, *self._notes(micro_batch_size))
+        return self.pattern.model_copy(
+            update={"micro_batch_size": micro_batch_size, "tensors": tensors, "notes": notes}
+        )
+
+    def _notes(self, micro_batch_size: int) -> tuple[str, ...]:
+        if self.exact_at(micro_batch_size):
+            return ()
+        handle = max(self.uneven, key=lambda h: max(self.uneven[h]))
+        traced = ", ".join(map(str, self.traced))
+        return (
+            f"{len(self.uneven)} momentary allocations are not affine in the micro batch and are taken from the traces "
+            f"at {traced}; the largest is {described(self.pattern, handle)}, of up to {max(self.uneven[handle])} bytes",
+        )
+
+
+def scaling(traces: Sequence[Trace]) -> Scaling | Refusal:
+    """Returns the law of the sizes in three or more traces of one plan at different micro batch sizes.
+
+    The largest should not be below the sizes that will be asked for.
+    """
+    traces = sorted(traces, key=lambda trace: trace.micro_batch_size)
+    traced = tuple(trace.micro_batch_size for trace in traces)
+    if len(set(traced)) < max(LEAST_TRACES, len(traces)):
+        return Refusal(f"the traces are at micro batches of {traced}; expected at least {LEAST_TRACES} different sizes")
+    alignment = aligned(traces)
+    if isinstance(alignment, Refusal):
+        return alignment
+    fixed, per_sample, bent = _laws(alignment, traced)
+    pattern = _pattern(alignment, traces)
+    lasting = [handle for handle in bent if not alignment.momentary[handle]]
+    if lasting:
+        return Refusal(_not_affine(pattern, alignment, traced, lasting))
+    uneven = {handle: tuple(sizes[handle] for sizes in alignment.sizes) for handle in bent}
+    return Scaling(pattern, traced, fixed, per_sample, uneven)
+
+
+def _laws(alignment: Alignment, traced: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], list[int]]:
+    """Returns a and c of each allocation by the two smallest traces, and which a further trace contradicts."""
+    fixed, per_sample, bent = [], [], []
+    for handle, sizes in enumerate(zip(*alignment.sizes, strict=True)):
+        slope, rest = divmod(sizes[1] - sizes[0], traced[1] - traced[0])
+        start = sizes[0] - slope * traced[0]
+        fixed.append(start)
+        per_sample.append(slope)
+        if rest or any(start + slope * b != size for b, size in zip(traced, sizes, strict=True)):
+            bent.append(handle)
+    return tuple(fixed), tuple(per_sample), bent
+
+
+def _pattern(alignment: Alignment, traces: Sequence[Trace]) -> Trace:
+    tensors = Tensors(sizes=tuple(alignment.sizes[0]), kinds=tuple(alignment.kinds), origins=tuple(alignment.origins))
+    return traces[0].model_copy(
+        update={
+            "tensors": tensors,
+            "events": tuple(alignment.events),
+            "marks": tuple(alignment.marks),
+            "answered": max(trace.answered for trace in traces),
+            "notes": tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
+        }
+    )
+
+
+def _between(traced: tuple[int, ...], nodes: tuple[int, ...], size: int) -> int:
+    """Returns what a straight line through the two traced sizes nearest to `size` has there."""
+    right = min(max(bisect_left(traced, size), 1), len(traced) - 1)
+    (b1, s1), (b2, s2) = ((traced[i], nodes[i]) for i in (right - 1, right))
+    return s1 + (s2 - s1) * (size - b1) // (b2 - b1)
+
+
+def _not_affine(pattern: Trace, alignment: Alignment, traced: tuple[int, ...], handles: list[int]) -> str:
+    shown = "; ".join(
+        f"{described(pattern, handle)} has "
+        + ", ".join(f"{sizes[handle]} at {b}" for b, sizes in zip(traced, alignment.sizes, strict=True))
+        for handle in handles[:SHOWN]
+    )
+    more = f", and {len(handles) - SHOWN} more" if len(handles) > SHOWN else ""
+    return f"sizes that last are not affine in the micro batch: {shown} bytes{more}"

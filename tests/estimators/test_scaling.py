@@ -1,0 +1,137 @@
+"""The trace at any micro batch size from the traces at a few."""
+
+import pytest
+
+from autofit.core.trace import Kind, Trace
+from autofit.estimators.alignment import Refusal
+from autofit.estimators.replay import replay
+from autofit.estimators.scaling import Scaling, scaling
+from tests.estimators.traces import Script
+
+MIB = 1 << 20
+WEIGHT = 7 * MIB
+PARTIALS_MOST = 4 * MIB
+
+
+def step(size: int, rows: int = 1024, swapped: bool = False, extra: int = 0, square: bool = False) -> Trace:
+    """A step with activations that grow with the size, and a sum that takes partial results from `rows` rows on."""
+    script = Script(size, modules=("layer",))
+    script.take(WEIGHT, Kind.PARAMETER, 0)
+    script.mark("step 1 forward")
+    first = script.take(3 * MIB * size + 512, Kind.ACTIVATION, 0)
+    second = script.take(MIB * size * (size if square else 1), Kind.ACTIVATION)
+    script.moment(MIB * size)
+    script.mark("step 1 backward")
+    gradient = script.take(WEIGHT, Kind.GRADIENT, 0)
+    if 256 * size >= rows:
+        script.moment(min(MIB * size // 2, PARTIALS_MOST), 8)
+    for _ in range(extra):
+        script.take(1, Kind.BUFFER)
+    script.give(*((first, second) if swapped else (second, first)))
+    script.mark("step 1 optimizer")
+    script.give(gradient)
+    return script.trace()
+
+
+def law(*traces: Trace) -> Scaling:
+    found = scaling(traces)
+    assert isinstance(found, Scaling), found
+    return found
+
+
+def at(found: Scaling, size: int) -> Trace:
+    trace = found.at(size)
+    assert isinstance(trace, Trace), trace
+    return trace
+
+
+def refused(*traces: Trace) -> str:
+    found = scaling(traces)
+    assert isinstance(found, Refusal), found
+    return found.reason
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 64, 1000])
+def test_an_affine_step_is_known_at_any_size(size: int) -> None:
+    found = law(*(step(b, rows=0) for b in (2, 3, 7)))
+    # The partial results stop growing at 8 samples, which none of these three shows.
+    expected = step(size, rows=0)
+    scaled = at(found, size)
+    assert scaled.micro_batch_size == size
+    assert scaled.events == expected.events
+    assert scaled.marks == expected.marks
+    if size <= 8:
+        assert scaled.tensors == expected.tensors
+    assert found.exact_at(size)
+
+
+def test_the_order_of_the_traces_does_not_matter() -> None:
+    assert law(step(7), step(4), step(5)) == law(step(4), step(5), step(7))
+
+
+def test_releases_in_a_row_may_come_in_any_order() -> None:
+    found = law(step(4), step(5, swapped=True), step(7))
+    assert replay(at(found, 6)) == replay(step(6))
+
+
+def test_what_is_taken_for_the_moment_may_be_missing_at_small_sizes() -> None:
+    found = law(step(2), step(3), step(16))
+    assert len(found.uneven) == 2
+    for size in (2, 3, 16):
+        assert found.exact_at(size)
+        assert replay(at(found, size)).peak == replay(step(size)).peak
+    assert not found.exact_at(8)
+    scaled = at(found, 8)
+    assert "2 momentary allocations are not affine" in scaled.notes[-1]
+    assert str(PARTIALS_MOST) in scaled.notes[-1]
+    lasting = [s for s, k in zip(scaled.tensors.sizes, scaled.tensors.kinds, strict=True) if k is not Kind.TEMPORARY]
+    assert lasting == [WEIGHT, 24 * MIB + 512, 8 * MIB, WEIGHT]
+
+
+def test_more_traces_make_what_is_uneven_exact_where_they_are() -> None:
+    few, more = law(step(4), step(5), step(32)), law(step(4), step(5), step(8), step(16), step(32))
+    handle = next(iter(more.uneven))
+    true = min(MIB * 12 // 2, PARTIALS_MOST)
+    assert at(more, 12).tensors.sizes[handle] == true
+    assert at(few, 12).tensors.sizes[handle] < true
+
+
+def test_a_third_trace_that_contradicts_the_law_is_named() -> None:
+    reason = refused(step(2, square=True), step(3, square=True), step(5, square=True))
+    assert "not affine in the micro batch" in reason
+    assert f"allocation 2 (activation) has {4 * MIB} at 2, {9 * MIB} at 3, {25 * MIB} at 5" in reason
+
+
+def test_a_lasting_allocation_more_is_named_with_its_place() -> None:
+    reason = refused(step(2), step(3), step(7, extra=1))
+    assert reason.startswith("the events at micro batches of 2 and 7 part in step 1 backward")
+    assert "(gradient of layer)" in reason
+
+
+def test_an_allocation_of_another_kind_is_named() -> None:
+    script = Script(5)
+    script.take(5, Kind.BATCH)
+    others = []
+    for size in (2, 3):
+        other = Script(size)
+        other.take(size, Kind.BUFFER)
+        others.append(other.trace())
+    assert "allocation 0 (buffer) is allocation 0 (batch)" in refused(*others, script.trace())
+
+
+def test_two_traces_prove_nothing() -> None:
+    assert "expected at least 3 different sizes" in refused(step(2), step(3))
+    assert "expected at least 3 different sizes" in refused(step(2), step(3), step(3))
+
+
+def test_a_size_at_which_something_would_be_negative_is_refused() -> None:
+    traces = []
+    for size in (4, 5, 7):
+        script = Script(size)
+        script.take(512 * (size - 3), Kind.ACTIVATION)
+        traces.append(script.trace())
+    found = law(*traces)
+    assert at(found, 3).tensors.sizes == (0,)
+    refusal = found.at(2)
+    assert isinstance(refusal, Refusal)
+    assert "allocation 0 (activation) would have -512 bytes" in refusal.reason
