@@ -2,10 +2,11 @@
 
 import argparse
 import json
+import os
 import platform
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -19,21 +20,45 @@ def parser(about: str) -> argparse.ArgumentParser:
     return found
 
 
-def where() -> dict[str, Any]:
-    """Returns device and versions, to stand beside the figures."""
-    device = devices.choose()
+def where(name: str | None = None) -> dict[str, Any]:
+    """Returns device and versions, to stand beside the figures.
+
+    Args:
+        name: the device that was measured; None for the best there is.
+
+    Raises:
+        UsageError: there is no such device here.
+    """
+    device = devices.choose(name)
     return {
         "device": device.name(),
         "type": device.type,
+        "phantom": "phantom" in os.environ.get("LD_PRELOAD", ""),
+        "capacity_bytes": device.capacity_bytes(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "python": platform.python_version(),
+        **device.versions(),
     }
 
 
-def finish(summary: str, figures: dict[str, Any], out: Path | None, passed: bool) -> None:
-    """Writes the figures, prints the summary as the last line, exits 1 when a required figure was missed."""
+def finish(
+    summary: str,
+    figures: dict[str, Any],
+    out: Path | None,
+    passed: bool,
+    device: str | None = None,
+    missed: int = 1,
+) -> None:
+    """Writes the figures, prints the summary as the last line, exits with `missed` when a figure was missed."""
     if out is not None:
-        out.write_text(json.dumps({"where": where(), **figures}, indent=1) + "\n", encoding="utf-8")
+        record = {"where": where(device), "summary": summary, **figures}
+        out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(summary, flush=True)
-    sys.exit(0 if passed else 1)
+    sys.exit(0 if passed else missed)
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Says in one line what is wrong, as the last line, and exits."""
+    print(message, file=sys.stderr, flush=True)
+    sys.exit(code)

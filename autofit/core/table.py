@@ -1,0 +1,165 @@
+"""Table: a complete grid of plans measured on a real device, to score searchers and estimators without one."""
+
+import json
+from collections import Counter
+from statistics import median
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from autofit.core.budget import Budget
+from autofit.core.environment import Environment
+from autofit.core.errors import UsageError
+from autofit.core.objective import Objective
+from autofit.core.outcome import Outcome
+from autofit.core.plan import Plan
+from autofit.core.space import SearchSpace, SpaceFacts
+
+TABLE_SCHEMA = "autofit.table/1"
+
+
+class Block(BaseModel):
+    """One block of a plan, run some time after its probe: the noise and the drift as they were.
+
+    Attributes:
+        at_s: seconds since the recording began.
+        step_times_s: raw wall times of whole optimizer steps, in order; none when the block failed.
+        tokens_per_step: useful tokens of one step; None when not known.
+        reason: why the block failed, or "".
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    at_s: float
+    step_times_s: tuple[float, ...] = ()
+    tokens_per_step: float | None = None
+    reason: str = ""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if bool(self.step_times_s) == bool(self.reason):
+            raise ValueError("a block has step times, or says why it has none")
+        return self
+
+
+class Entry(BaseModel):
+    """What is known of one plan.
+
+    Attributes:
+        plan: what was run.
+        at_s: seconds since the recording began at which its probe ended.
+        outcome: of the probe: status and reason, memory, raw step times, and what the probe cost in `duration_s`.
+        blocks: later blocks, each at another moment; none of a plan that was not measured.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    plan: Plan
+    at_s: float
+    outcome: Outcome
+    blocks: tuple[Block, ...] = ()
+
+    def score(self, objective: Objective) -> float | None:
+        """Returns the throughput: the median over the blocks that ran, the probe's without any; None if not measured.
+
+        A probe that was ended as hopeless was timed on the worst batch only, so blocks win over it.
+        """
+        measurement = self.outcome.measurement
+        if not self.outcome.measured or measurement is None:
+            return None
+        ran = [block for block in self.blocks if block.step_times_s]
+        if not ran:
+            return objective.score(measurement)
+        units = [self._units(block, objective) for block in ran]
+        return median(count / median(block.step_times_s) for count, block in zip(units, ran, strict=True))
+
+    def _units(self, block: Block, objective: Objective) -> float:
+        tokens = block.tokens_per_step if objective.unit == "tokens" else None
+        return self.plan.global_batch_size if tokens is None else tokens
+
+
+class Table(BaseModel):
+    """A grid of measured plans. Kept in `tests/data/tables` and beside the results of a benchmark.
+
+    Attributes:
+        schema_name: the record's schema and version.
+        name: what was trained, in a few words.
+        created: UTC time in ISO 8601 at which the recording began.
+        environment: where it was measured; all entries are of this one.
+        budget: the memory budget that was enforced, or judged by where it cannot be enforced.
+        space: the plans that make up the complete grid.
+        entries: the plans that ran so far, in the order in which they ran; each plan once.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    schema_name: Literal["autofit.table/1"] = Field(default="autofit.table/1", alias="schema")
+    name: str
+    created: str
+    environment: Environment
+    budget: Budget
+    space: SpaceFacts
+    entries: tuple[Entry, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        plans = [entry.plan for entry in self.entries]
+        twice = [plan for plan, count in Counter(plans).items() if count > 1]
+        if twice:
+            raise ValueError(f"{twice[0]} has more than one entry; expected one")
+        space = SearchSpace(self.space)
+        foreign = next((why for plan in plans if (why := space.violation(plan)) is not None), None)
+        if foreign is not None:
+            raise ValueError(f"an entry is not in the table's space: {foreign}")
+        return self
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans of the complete grid, the baseline among them."""
+        space = SearchSpace(self.space)
+        grid = (space.at(each, size) for each in space.combinations() for size in space.sizes)
+        return tuple(dict.fromkeys([self.space.baseline, *grid]))
+
+    def missing(self) -> tuple[Plan, ...]:
+        """Returns the plans of the grid that have no entry yet; none when the table is complete."""
+        known = {entry.plan for entry in self.entries}
+        return tuple(plan for plan in self.plans if plan not in known)
+
+    def best(self, objective: Objective) -> Entry | None:
+        """Returns the fastest plan that ran inside the budget, or None when none did."""
+        scored = [(score, entry) for entry in self.entries if (score := entry.score(objective)) is not None]
+        return max(scored, key=lambda pair: pair[0], default=(0.0, None))[1]
+
+    def to_json(self) -> str:
+        """Returns the table as JSON text with a line for each entry, so that a change shows as lines."""
+        facts = self.model_dump(mode="json", by_alias=True, exclude={"entries"})
+        lines = [entry.model_dump_json(exclude_defaults=True) for entry in self.entries]
+        return json.dumps(facts)[:-1] + ', "entries": [\n' + ",\n".join(lines) + "\n]}\n"
+
+
+def read_table(text: str, name: str) -> Table:
+    """Returns the table that `text` holds.
+
+    Args:
+        text: JSON, as `Table.to_json` writes it.
+        name: the file, for the message.
+
+    Raises:
+        UsageError: the text is no JSON, of another schema version, or not a valid table.
+    """
+    try:
+        found: Any = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{name} is no JSON ({error}); expected a table of {TABLE_SCHEMA}. Record it again.") from None
+    schema = found.get("schema") if isinstance(found, dict) else None
+    if schema != TABLE_SCHEMA:
+        raise UsageError(
+            f"{name} has the schema {schema!r}; this version reads {TABLE_SCHEMA}. Record the table again, or read it "
+            "with the version that wrote it."
+        )
+    try:
+        return Table.model_validate(found)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the table"
+        raise UsageError(f"{name} is no valid table: {where}: {first['msg']}. Record it again.") from None

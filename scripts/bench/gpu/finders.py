@@ -1,0 +1,141 @@
+"""One batch-size finder on one benchmark model, in a process of its own: what `gpu.peers` starts for each."""
+
+import argparse
+import importlib
+import importlib.util
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import _report
+import torch
+
+from autofit import devices
+from autofit.core.budget import Clock
+from autofit.core.errors import AutofitError
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
+from autofit.core.trial import Purpose
+from autofit.core.units import parse_bytes
+from autofit.probing.remote import RemoteBench
+from autofit.search import Request, search
+from gpu import stage
+from gpu.lightning_finder import PACKAGES, lightning
+from gpu.models import MODELS
+from gpu.rig import Rig, is_oom
+
+
+def doubling(rig: Rig) -> int:
+    """Doubles from the user's own size until a trial fails, and returns the last that ran."""
+    size, most = rig.make().loader.batch_size, rig.most()
+    while size <= most and _runs(rig, size):
+        size *= 2
+    return size // 2
+
+
+def _runs(rig: Rig, size: int) -> bool:
+    failed = False
+    try:
+        rig.trial(size)
+    except RuntimeError as error:
+        if not is_oom(error):
+            raise
+        failed = True
+    rig.clean()  # only now are the frames gone that held the failed trial's tensors
+    return not failed
+
+
+def accelerate(rig: Rig) -> int:
+    """Accelerate's `find_executable_batch_size` from the largest size that the data gives, up to 1024."""
+    find = importlib.import_module("accelerate.utils").find_executable_batch_size
+
+    @find(starting_batch_size=min(1024, rig.most()))
+    def train(batch_size: int) -> int:
+        rig.trial(batch_size)
+        return batch_size
+
+    return int(train())
+
+
+@dataclass(frozen=True)
+class Finder:
+    """A finder and the package that it needs, one of several names; none for our own loop."""
+
+    find: Callable[[Rig], int]
+    packages: tuple[str, ...] = ()
+
+    @property
+    def installed(self) -> bool:
+        """Whether the package is there."""
+        return not self.packages or any(importlib.util.find_spec(name) is not None for name in self.packages)
+
+
+FINDERS = {
+    "doubling": Finder(doubling),
+    "accelerate": Finder(accelerate, ("accelerate",)),
+    "lightning-power": Finder(lightning("power"), PACKAGES),
+    "lightning-binsearch": Finder(lightning("binsearch"), PACKAGES),
+}
+OURS = {"autofit": None, "autofit-batch-only": ("batching",)}
+"""autofit with all its strategies, and with those knobs alone that the others have."""
+
+
+def run_peer(name: str, given: argparse.Namespace) -> dict[str, Any]:
+    """Returns what a peer found and what it cost."""
+    model, device = MODELS[given.model], devices.choose(given.device)
+    limit = parse_bytes(model.memory[given.scale])
+    rig = Rig(lambda: model.make(scale=given.scale, free=True), device, limit)
+    own = rig.make().loader.batch_size
+    # Context and libraries are loaded first: they count against the limit, which the device turns into the allocator's.
+    torch.ones(64, 64, device=device.torch_device).mm(torch.ones(64, 64, device=device.torch_device))
+    began = perf_counter()
+    with nullcontext() if device.is_host else device.limit(limit, lambda: 0):
+        size = FINDERS[name].find(rig)
+    return {
+        "returned": size, "returned_ran": size in rig.ran, "plan": {"micro_batch_size": size, "accumulation_steps": 1},
+        "own_size": own, "steps": rig.steps, "ooms": rig.ooms, "seconds": perf_counter() - began,
+    }  # fmt: skip
+
+
+def run_ours(name: str, given: argparse.Namespace) -> dict[str, Any]:
+    """Returns what autofit found and what it cost, race and proof included."""
+    target = stage.target(MODELS[given.model], given, free=True, strategies=OURS[name])
+    counted = {"steps": 0, "ooms": 0}
+    clock = Clock()
+    with RemoteBench(target) as bench:
+
+        def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+            outcome = bench.evaluate(plan, purpose)
+            measurement = outcome.measurement
+            if measurement is not None:
+                counted["steps"] += len(measurement.warmup_times_s) + len(measurement.step_times_s)
+                counted["steps"] += measurement.worst_steps
+            counted["ooms"] += outcome.status is Status.OUT_OF_MEMORY
+            return outcome
+
+        request = Request(time_s=given.limit_s, study=":memory:", isolated=True)
+        found = search(bench.briefing, evaluate, request, (), clock)
+    plan = dict(found.plan.values)
+    return {"returned": found.plan.micro_batch_size, "returned_ran": True, "plan": plan, **counted,
+            "seconds": clock.elapsed_s, "trials": found.counts}  # fmt: skip
+
+
+def main() -> None:
+    parser = stage.parser(__doc__ or "")
+    stage.model_argument(parser)
+    parser.add_argument("finder", choices=[*FINDERS, *OURS])
+    given = stage.parse(parser)
+    try:
+        found = run_ours(given.finder, given) if given.finder in OURS else run_peer(given.finder, given)
+    except AutofitError as error:
+        _report.fail(f"finders {given.finder}: {error}", error.exit_code)
+    Path(given.json).write_text(json.dumps(found), encoding="utf-8")
+    print(f"{given.finder}: {found['plan']}, {found['steps']} steps, {found['ooms']} out of memory", flush=True)
+
+
+if __name__ == "__main__":
+    main()

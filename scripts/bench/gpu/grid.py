@@ -1,0 +1,158 @@
+"""`tune()` against a complete grid: how far the recommended plan is from the best there is.
+
+The model is tuned as the command line does it, then every plan of the same search space is recorded as a table
+(DIR/table-MODEL.json, continued by the next call when the time ends first), and at last the recommended plan and the
+grid's fastest run in interleaved blocks, which decide: the figures that made a plan the fastest of many flatter it.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import _report
+from record_table import Recording, open_recording, restricted
+
+from autofit.core.budget import Clock
+from autofit.core.errors import AutofitError
+from autofit.core.event import Event
+from autofit.core.objective import Objective
+from autofit.core.plan import Plan
+from autofit.core.racing import pair
+from autofit.core.recommendation import Ratio, Recommendation
+from autofit.core.space import SpaceFacts
+from autofit.core.table import Table
+from autofit.core.trial import Purpose, Trial
+from autofit.core.units import format_bytes, format_duration
+from autofit.probing.remote import RemoteBench
+from autofit.search import Request, search
+from gpu import stage
+from gpu.models import MODELS
+
+SMALLEST = 64
+"""The grid leaves out micro batches below this part of the global batch: steps of so many passes take all the time."""
+TUNE_RATIO, PAIRS_RATIO = 0.3, 0.15
+"""Shares of the stage's time for tuning, and kept for the comparison at the end."""
+
+
+def tune(bench: RemoteBench, seconds: float) -> dict[str, Any]:
+    """Returns the recommendation of a search as a record, with its trials in order."""
+    trials: list[Trial] = []
+
+    def listen(event: Event) -> None:
+        if event.trial is not None:
+            trials.append(event.trial)
+
+    request = Request(time_s=seconds, study=":memory:", isolated=True)
+    recommendation = search(bench.briefing, bench.evaluate, request, [listen], Clock())
+    return {
+        "recommendation": recommendation.model_dump(mode="json", by_alias=True),
+        "trials": [_bare(trial).model_dump(mode="json") for trial in trials],
+    }
+
+
+def _bare(trial: Trial) -> Trial:
+    """Returns the trial without a traceback, which holds paths of this machine."""
+    return trial.model_copy(update={"outcome": trial.outcome.model_copy(update={"traceback_text": ""})})
+
+
+def side_by_side(bench: RemoteBench, ours: Plan, theirs: Plan, pairs: int, clock: Clock, limit_s: float) -> Ratio:
+    """Returns the throughput of `ours` over `theirs` from interleaved blocks; at least 4 pairs, whatever the limit.
+
+    Raises:
+        AutofitError: a block failed.
+    """
+    logs: dict[str, list[float]] = {ours.key: [], theirs.key: []}
+    for index in range(pairs):
+        if index >= 4 and clock.elapsed_s > limit_s:
+            break
+        for plan in (ours, theirs) if index % 2 == 0 else (theirs, ours):
+            outcome = bench.evaluate(plan, Purpose.BLOCK)
+            if outcome.measurement is None:
+                raise AutofitError(f"{plan} ran before and now does not: {outcome.status.value}, {outcome.reason}")
+            logs[plan.key].append(math.log(outcome.measurement.samples_per_s))
+    return pair(logs[ours.key], logs[theirs.key]).ratio()
+
+
+def grid_space(space: SpaceFacts) -> SpaceFacts:
+    """Returns the part of a search space that is recorded."""
+    total = space.global_batch_size or max(space.sizes)
+    return restricted(space, [size for size in space.sizes if size * SMALLEST >= total])
+
+
+def record(bench: RemoteBench, path: Path, name: str, rounds: int, clock: Clock, limit_s: float) -> Table:
+    """Returns the complete table; ends the stage as unfinished when the time ends first."""
+    space = grid_space(bench.briefing.space)
+    recording: Recording = open_recording(path, name, bench.briefing, space, rounds, seed=0)
+    if not recording.run(bench.evaluate, clock, limit_s):
+        table = recording.table
+        stage.unfinished(f"grid {name}: {len(table.entries)} of {len(table.plans)} plans", clock)
+    return recording.table
+
+
+def rows(table: Table, recommended: Plan) -> dict[str, Any]:
+    """Returns the ten fastest plans of the grid as a table for people."""
+    objective = Objective()
+    scored = sorted(((e.score(objective) or 0.0, e) for e in table.entries), key=lambda pair: -pair[0])[:10]
+    return stage.table(
+        ["plan", "samples/s", "peak", ""],
+        [
+            [entry.plan, f"{score:.4g}", format_bytes(_peak(entry.outcome.measurement)),
+             "recommended" if entry.plan == recommended else ""]
+            for score, entry in scored if score
+        ],
+    )  # fmt: skip
+
+
+def _peak(measurement: Any) -> int | None:
+    return None if measurement is None else measurement.memory.judged_bytes
+
+
+def run(name: str, given: Any, clock: Clock) -> tuple[str, dict[str, Any], bool]:
+    """Returns the stage's summary, its figures, and whether the recommended plan kept the budget."""
+    model = MODELS[name]
+    parts = stage.Parts(given.out / f"grid-{name}.part.json")
+    with RemoteBench(stage.target(model, given, strategies=model.strategies)) as bench:
+        tuned = parts.get("tuned", lambda: tune(bench, TUNE_RATIO * given.limit_s))
+        found = Recommendation.model_validate(tuned["recommendation"])
+        keep_s = PAIRS_RATIO * given.limit_s
+        table = record(bench, given.out / f"table-{name}.json", name, given.rounds, clock, given.limit_s - keep_s)
+        best = table.best(Objective())
+        if best is None:
+            raise AutofitError("no plan of the grid fits, while tuning recommended one: read the table's reasons")
+        same = best.plan == found.plan
+        ratio = (
+            Ratio(value=1, low=1, high=1)
+            if same
+            else side_by_side(bench, found.plan, best.plan, given.pairs, clock, given.limit_s)
+        )
+    grid_s = sum(e.outcome.duration_s for e in table.entries)
+    peak, budget = found.proof.memory.judged_bytes, found.budget.memory_bytes
+    figures = {
+        "model": name, "ratio_to_best": ratio.model_dump(), "best": best.plan.model_dump(mode="json")["values"],
+        "search_s": found.duration_s, "grid_probes_s": grid_s, "grid_plans": len(table.entries),
+        "counts": found.counts, **tuned, "table": rows(table, found.plan),
+    }  # fmt: skip
+    summary = (
+        f"grid {name}: recommended {found.plan}, {'the best' if same else f'{ratio} of the best'} of "
+        f"{len(table.entries)} plans; {sum(found.counts.values())} trials in {format_duration(found.duration_s)}, the "
+        f"grid's probes took {format_duration(grid_s)}; peak {format_bytes(peak)} of {format_bytes(budget)}"
+    )
+    parts.clear()
+    return summary, figures, peak <= budget
+
+
+def main() -> None:
+    parser = stage.parser(__doc__ or "")
+    stage.model_argument(parser)
+    parser.add_argument("--rounds", type=int, default=2, help="blocks of each plan beside its probe")
+    parser.add_argument("--pairs", type=int, default=12, help="pairs of blocks in the comparison at the end")
+    given = stage.parse(parser)
+    try:
+        summary, figures, passed = run(given.model, given, Clock())
+    except AutofitError as error:
+        _report.fail(f"grid {given.model}: {error}", error.exit_code if error.exit_code > 1 else 3)
+    _report.finish(summary, figures, given.json, passed, given.device)
+
+
+if __name__ == "__main__":
+    main()

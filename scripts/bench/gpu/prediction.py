@@ -1,0 +1,120 @@
+"""Prediction against measurement: what the estimators say of plans that the search did not run.
+
+Each estimator is told the trials of a search (stage grid), in order, and then asked about every other plan of the
+recorded table. Compared are its value and its bounds with the measured peak, and with what did not fit. No device is
+needed.
+A plan that fits and that a lower bound would have kept from being run is a broken promise, and a required figure.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import _report
+
+from autofit import estimators
+from autofit.core.errors import UsageError
+from autofit.core.estimate import Estimate
+from autofit.core.outcome import Status
+from autofit.core.table import Entry, Table, read_table
+from autofit.core.trial import Trial
+from autofit.estimators.base import Estimator
+from gpu import stage
+
+
+def score(estimator: Estimator, trials: Sequence[Trial], table: Table) -> dict[str, Any]:
+    """Returns how an estimator that knows `trials` does on the other plans of `table`."""
+    for trial in trials:
+        estimator.tell(trial)
+    told = {trial.plan for trial in trials if trial.outcome.status is not Status.SKIPPED}
+    rest = [entry for entry in table.entries if entry.plan not in told]
+    asked = [(entry, estimate) for entry in rest if (estimate := estimator.estimate(entry.plan)) is not None]
+    known = [(peak, estimate) for entry, estimate in asked if (peak := _peak(entry)) is not None]
+    errors = sorted(estimate.value_bytes / peak - 1 for peak, estimate in known)
+    limit = table.budget.memory_bytes
+    return {
+        "estimator": type(estimator).__name__,
+        "told": len(told),
+        "rest": len(rest),
+        "no_opinion": len(rest) - len(asked),
+        "median_error_ratio": median(errors) if errors else None,
+        "worst_error_ratios": [errors[0], errors[-1]] if errors else None,
+        "median_size_of_error_ratio": median(map(abs, errors)) if errors else None,
+        "below_lower_bound": sum(e.lower_bytes is not None and peak < e.lower_bytes for peak, e in known),
+        "above_upper_bound": sum(e.upper_bytes is not None and peak > e.upper_bytes for peak, e in known),
+        "fits_but_refused": sum(_refused(e, limit) for entry, e in asked if entry.outcome.measured),
+        "does_not_fit_and_refused": sum(_refused(e, limit) for entry, e in asked if _unfit(entry)),
+        "does_not_fit": sum(_unfit(entry) for entry in rest),
+    }
+
+
+def _peak(entry: Entry) -> int | None:
+    measurement = entry.outcome.measurement
+    return None if measurement is None else measurement.memory.judged_bytes
+
+
+def _refused(estimate: Estimate, limit: int) -> bool:
+    return estimate.lower_bytes is not None and estimate.lower_bytes > limit
+
+
+def _unfit(entry: Entry) -> bool:
+    return entry.outcome.status.does_not_fit
+
+
+def load(out: Path) -> list[tuple[str, list[Trial], Table]]:
+    """Returns name, trials of the search and table of each model of which stage grid is done.
+
+    Raises:
+        UsageError: there is none.
+    """
+    found = []
+    for path in sorted(out.glob("grid-*.json")):
+        name = path.stem.removeprefix("grid-")
+        table = out / f"table-{name}.json"
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if "trials" in record and table.exists():
+            trials = [Trial.model_validate(trial) for trial in record["trials"]]
+            found.append((name, trials, read_table(table.read_text(encoding="utf-8"), str(table))))
+    if not found:
+        raise UsageError(f"there are no finished grids in {out}. Run a stage grid first.")
+    return found
+
+
+def run(given: argparse.Namespace) -> tuple[str, dict[str, Any], bool]:
+    """Returns the stage's summary, its figures, and whether no plan that fits would have been refused."""
+    results = []
+    for name, trials, table in load(given.out):
+        results += [{"model": name, **score(member(), trials, table)} for member in estimators.MEMBERS]
+    refused = sum(result["fits_but_refused"] for result in results)
+    columns = list(results[0])
+    figures = {"results": results, "table": stage.table(columns, [[_text(r[c]) for c in columns] for r in results])}
+    sizes = [r["median_size_of_error_ratio"] for r in results if r["median_size_of_error_ratio"] is not None]
+    error = f"error {min(sizes):.1%} to {max(sizes):.1%} in the median" if sizes else "no opinion on any other plan"
+    outside = sum(r["below_lower_bound"] + r["above_upper_bound"] for r in results)
+    summary = (
+        f"prediction: {len(results)} estimators x models, {error}; {outside} peaks outside their bounds, {refused} "
+        f"plans that fit would have been refused"
+    )
+    return summary, figures, refused == 0
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list):
+        return " to ".join(map(_text, value))
+    return f"{value:+.1%}" if isinstance(value, float) else "-" if value is None else str(value)
+
+
+def main() -> None:
+    given = stage.parse(stage.parser(__doc__ or ""))
+    try:
+        summary, figures, passed = run(given)
+    except UsageError as error:
+        _report.fail(f"prediction: {error}", error.exit_code)
+    _report.finish(summary, figures, given.json, passed, given.device)
+
+
+if __name__ == "__main__":
+    main()

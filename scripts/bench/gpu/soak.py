@@ -1,0 +1,147 @@
+"""Five minutes of training under the proven plan, with texts of varying length, limited to its budget.
+
+Required: no out-of-memory, no allocator retry, and never more memory than the budget that the plan was proven for. The
+plan is that of stage grid-gpt where its results are there, else the model is tuned first.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import count
+from time import perf_counter
+from typing import Any
+
+import _report
+import torch
+
+from autofit import devices
+from autofit.core.budget import Clock
+from autofit.core.errors import AutofitError
+from autofit.core.measurement import Memory
+from autofit.core.recommendation import Recommendation
+from autofit.core.units import format_bytes, format_duration
+from autofit.devices.base import Device
+from autofit.fit import Fit
+from autofit.probing.probe import static_bytes
+from autofit.probing.remote import RemoteBench
+from autofit.workloads.step import TrainStep
+from autofit.workloads.tree import Batch
+from gpu import stage
+from gpu.grid import tune
+from gpu.models import MODELS
+
+MODEL = "gpt"
+SECONDS = 300.0
+WINDOWS = 30
+LEFT_RATIO = 0.8
+"""Share of the time left that may be spent training: reading a host's memory takes as long as the step itself."""
+
+
+@dataclass
+class Soak:
+    """A training under watch.
+
+    Attributes:
+        step: what trains.
+        device: where.
+        windows: the memory peak of each stretch.
+        steps: steps done.
+        error: why it ended early, or "".
+        shapes: shapes of the micro batches seen.
+    """
+
+    step: TrainStep
+    device: Device
+    windows: list[Memory] = field(default_factory=list)
+    steps: int = 0
+    error: str = ""
+    shapes: set[tuple[int, ...]] = field(default_factory=set)
+
+    def run(self, seconds: float) -> None:
+        """Trains so long, in stretches that are metered one by one, so that growth is seen."""
+        batches, began = self._batches(), perf_counter()
+        for window in range(WINDOWS):
+            until = began + seconds * (window + 1) / WINDOWS
+            try:
+                with self.device.meter(lambda: static_bytes(self.step)) as reading:
+                    while perf_counter() < until:
+                        self.step(next(batches))
+                        self.steps += 1
+            except RuntimeError as failure:
+                self.error = f"{type(failure).__name__}: {failure}".splitlines()[0]
+                return
+            assert reading.memory is not None, "the meter has filled its reading"
+            self.windows.append(reading.memory)
+
+    def _batches(self) -> Iterator[Batch]:
+        assert self.step.loader is not None, "fit.prepare gives a loader"
+        for _ in count():
+            for batch in self.step.loader:
+                for part in getattr(batch, "parts", [batch]):
+                    self.shapes.add(tuple(part["input_ids"].shape))
+                yield batch
+
+
+def proven(given: argparse.Namespace) -> Recommendation:
+    """Returns the proven plan of stage grid-gpt, or tunes for one."""
+    path = given.out / f"grid-{MODEL}.json"
+    if path.exists():
+        return Recommendation.model_validate(json.loads(path.read_text(encoding="utf-8"))["recommendation"])
+    model = MODELS[MODEL]
+    with RemoteBench(stage.target(model, given, strategies=model.strategies)) as bench:
+        return Recommendation.model_validate(tune(bench, 0.25 * given.limit_s)["recommendation"])
+
+
+def run(given: argparse.Namespace, clock: Clock) -> tuple[str, dict[str, Any], bool]:
+    """Returns the stage's summary, its figures, and whether the training stayed inside."""
+    found = proven(given)
+    device, workload = devices.choose(given.device), MODELS[MODEL].make(scale=given.scale)
+    workload.model.to(device.torch_device)
+    seconds = min(given.seconds, max(LEFT_RATIO * (given.limit_s - clock.elapsed_s), 1.0))
+    budget = found.budget.memory_bytes
+    before = device.counters()
+    with Fit(found).prepare(workload.model, workload.loader, workload.make_optimizer()) as step:
+        soak = Soak(step, device)
+        torch.ones(64, 64, device=device.torch_device).mm(torch.ones(64, 64, device=device.torch_device))
+        # A host's limit is on the process, which holds more than tensors; there the reading alone judges.
+        with nullcontext() if device.is_host else device.limit(budget, lambda: static_bytes(step)):
+            soak.run(seconds)
+    after = device.counters()
+    peaks = [memory.judged_bytes for memory in soak.windows]
+    retries, ooms = after.retries - before.retries, after.ooms - before.ooms
+    peak = max(peaks, default=0)
+    inside = bool(peaks) and peak <= budget and not (soak.error or retries or ooms)
+    figures = {
+        "plan": dict(found.plan.values), "seconds": seconds, "steps": soak.steps, "shapes": len(soak.shapes),
+        "budget_bytes": budget, "proof_peak_bytes": found.proof.memory.judged_bytes, "peak_bytes": peak,
+        "windows": [memory.model_dump(exclude={"judged_by"}) for memory in soak.windows],
+        "retries": retries, "ooms": ooms, "error": soak.error,
+        "table": stage.table(["window", "allocated", "reserved", "judged"], [
+            [n, format_bytes(m.allocated_bytes), format_bytes(m.reserved_bytes), format_bytes(m.judged_bytes)]
+            for n, m in enumerate(soak.windows) if n % 5 == 0 or n == len(soak.windows) - 1
+        ]),
+    }  # fmt: skip
+    growth = f"peak {format_bytes(peaks[0])} at first, {format_bytes(peak)} at most" if peaks else "no peak"
+    summary = (
+        f"soak: {soak.steps} steps of {len(soak.shapes)} shapes in {format_duration(seconds)}; {growth}, budget "
+        f"{format_bytes(budget)}, {retries} retries, {ooms} out of memory: "
+        f"{soak.error or ('ok' if inside else 'MISSED')}"
+    )
+    return summary, figures, inside
+
+
+def main() -> None:
+    parser = stage.parser(__doc__ or "")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="how long to train")
+    given = stage.parse(parser)
+    try:
+        summary, figures, passed = run(given, Clock())
+    except AutofitError as error:
+        _report.fail(f"soak: {error}", error.exit_code if error.exit_code > 1 else 3)
+    _report.finish(summary, figures, given.json, passed, given.device)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""SUMMARY.md: what the stages of a suite found, for people. Made again from the JSON files after each stage."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+NAME = "SUMMARY.md"
+_HIDDEN = ("capacity_bytes", "type")
+
+
+def write(out: Path, state: Mapping[str, Any]) -> None:
+    """Writes the page from the suite's state and the stages' figures beside it."""
+    where, results = state["where"], state["results"]
+    lines = ["# GPU suite", "", *_warnings(where)]
+    lines += [f"{', '.join(f'{name} {value}' for name, value in where.items() if name not in _HIDDEN)}", ""]
+    lines += ["| stage | result | seconds | in a line |", "|---|---|---|---|"]
+    lines += [_row([name, r["status"], f"{r['seconds']:.0f}", r["line"]]) for name, r in results.items()]
+    for name in results:
+        lines += _details(name, out / f"{name}.json")
+    (out / NAME).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _warnings(where: Mapping[str, Any]) -> list[str]:
+    if where.get("phantom"):
+        return ["**Made on a phantom GPU: times and values mean nothing, memory is what a phantom sees.**", ""]
+    if where.get("type") == "cpu":
+        return ["**A dry run on a CPU: no figure here says anything of a GPU.**", ""]
+    return []
+
+
+def _details(name: str, path: Path) -> list[str]:
+    table = json.loads(path.read_text(encoding="utf-8")).get("table") if path.exists() else None
+    if not table or not table["rows"]:
+        return []
+    head = [_row(table["columns"]), "|" + "---|" * len(table["columns"])]
+    return ["", f"## {name}", "", *head, *(_row(row) for row in table["rows"])]
+
+
+def _row(cells: list[str]) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"

@@ -1,0 +1,74 @@
+"""Runs `tests/cuda` on this machine: the tests marked `real_gpu`, or those that a phantom GPU passes too.
+
+pytest's output is kept in DIR/tests-KIND.txt and counted from there, so that what ran still counts when the time limit
+breaks it off, as by Ctrl-C. The next call begins anew.
+"""
+
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import _report
+
+from gpu import stage
+
+ROOT = Path(__file__).resolve().parents[3]
+EXPRESSIONS = {"real": "real_gpu", "shared": "not real_gpu"}
+GRACE_S = 10.0
+RESULT = re.compile(r"^(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b", re.MULTILINE)
+FAILED = ("FAILED", "ERROR")
+
+
+def run_pytest(folder: Path, expression: str, output: Path, limit_s: float) -> int | None:
+    """Returns pytest's exit code, or None when the time limit ended it."""
+    command = [sys.executable, "-m", "pytest", str(folder), "-m", expression, "-v"]
+    with (
+        output.open("w", encoding="utf-8") as sink,
+        subprocess.Popen(command, cwd=ROOT, stdout=sink, stderr=subprocess.STDOUT) as process,
+    ):
+        try:
+            return process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+        try:
+            process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    return None
+
+
+def results(text: str) -> dict[str, str]:
+    """Returns the result of each test that pytest's verbose output names; a failed teardown counts, not the call."""
+    return {name: result for name, result in RESULT.findall(text)}
+
+
+def main() -> None:
+    parser = stage.parser(__doc__ or "")
+    parser.add_argument("kind", choices=tuple(EXPRESSIONS), help="which tests")
+    parser.add_argument("--folder", type=Path, default=ROOT / "tests" / "cuda", help="where they are")
+    given = stage.parse(parser)
+    output = given.out.resolve() / f"tests-{given.kind}.txt"
+    code = run_pytest(given.folder.resolve(), EXPRESSIONS[given.kind], output, given.limit_s)
+    text = output.read_text(encoding="utf-8", errors="replace")
+    found = results(text)
+    if not found:
+        last = (text.strip().splitlines() or ["no output"])[-1]
+        _report.fail(f"tests-{given.kind}: no test ran in {given.folder} (pytest's exit code {code}): {last}", 3)
+    counts = Counter(result.lower() for result in found.values())
+    failed = [name for name, result in found.items() if result in FAILED]
+    told = ", ".join(f"{number} {kind}" for kind, number in counts.items())
+    ended = "" if code is not None else f"; broken off by the limit of {given.limit_s:.0f} s"
+    figures = {
+        "counts": counts, "failed": failed, "ended_by_limit": code is None,
+        "table": stage.table(["failed"], [[name] for name in failed]),
+    }  # fmt: skip
+    passed = code == 0 and counts["passed"] > 0
+    summary = f"tests-{given.kind}: {told}{ended}: {'ok' if passed else 'MISSED'}"
+    _report.finish(summary, figures, given.json, passed, given.device)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""Records a table: every plan of a workload's search space, measured on this device (DESIGN.md section 7).
+
+Each plan is probed once, in a random order; then rounds of short blocks go through all plans that fit, each round in
+another random order, so that a drift of the machine does not fall on one plan. Probes run in a child process, as those
+of `autofit tune` do: a crash or a hang costs one entry. Stopped by the time limit, by Ctrl-C or by `kill -9`, the same
+command goes on where it was; it refuses to mix measurements that may not be compared.
+
+Exit codes: 0 the table is complete, 75 the time limit came first, 2 the table on disk is of something else.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import _report
+import yaml
+
+from autofit.core.briefing import Briefing, Options
+from autofit.core.budget import Clock
+from autofit.core.errors import AutofitError, UsageError
+from autofit.core.objective import Objective
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
+from autofit.core.space import SpaceFacts
+from autofit.core.table import Block, Entry, Table, read_table
+from autofit.core.trial import Purpose
+from autofit.core.units import format_duration
+from autofit.probing.remote import RemoteBench, Target
+
+SAVE_EVERY_S = 2.0
+UNFINISHED = 75
+"""The exit code of what has to be called again to be finished (EX_TEMPFAIL of sysexits.h)."""
+
+Evaluate = Callable[[Plan, Purpose], Outcome]
+
+
+@dataclass
+class Recording:
+    """A table in the making, on disk.
+
+    Attributes:
+        path: the table's file; written at least every `SAVE_EVERY_S` seconds and when `run` ends.
+        table: what is known so far.
+        rounds: blocks of each plan that fits.
+        seed: decides the order of plans.
+    """
+
+    path: Path
+    table: Table
+    rounds: int
+    seed: int = 0
+    _saved_s: float = 0.0
+
+    def run(self, evaluate: Evaluate, clock: Clock, limit_s: float) -> bool:
+        """Measures what is missing until the limit; returns whether the table is complete."""
+        entries = {entry.plan.key: entry for entry in self.table.entries}
+        try:
+            for plan, purpose in self._wanted(entries):
+                if clock.elapsed_s >= limit_s:
+                    return False
+                self._measure(plan, purpose, evaluate, entries)
+                self.table = self.table.model_copy(update={"entries": tuple(entries.values())})
+                if clock.elapsed_s - self._saved_s > SAVE_EVERY_S:
+                    self._saved_s = clock.elapsed_s
+                    self.save()
+        finally:
+            self.save()
+        return True
+
+    def _wanted(self, entries: dict[str, Entry]) -> Iterator[tuple[Plan, Purpose]]:
+        """Yields what is still to be run: first the missing plans, then the missing blocks round by round."""
+        order = random.Random(self.seed)
+        yield from ((plan, Purpose.PROBE) for plan in _shuffled(self.table.missing(), order))
+        for count in range(self.rounds):
+            lacking = [e.plan for e in entries.values() if e.outcome.measured and len(e.blocks) <= count]
+            yield from ((plan, Purpose.BLOCK) for plan in _shuffled(lacking, order))
+
+    def _measure(self, plan: Plan, purpose: Purpose, evaluate: Evaluate, entries: dict[str, Entry]) -> None:
+        outcome = evaluate(plan, purpose)
+        if outcome.status is Status.AMBIGUOUS:  # as in a search: once more, in a fresh process
+            outcome = evaluate(plan, purpose)
+        outcome = outcome.model_copy(update={"traceback_text": ""})  # it holds paths of this machine
+        if outcome.status is Status.INTERRUPTED:
+            raise KeyboardInterrupt(outcome.reason)
+        began = datetime.fromisoformat(self.table.created)
+        at_s = round((datetime.now(UTC) - began).total_seconds(), 3)
+        if purpose is Purpose.PROBE:
+            entries[plan.key] = Entry(plan=plan, at_s=at_s, outcome=outcome)
+            return
+        entry, measurement = entries[plan.key], outcome.measurement
+        if outcome.measured and measurement is not None:
+            tokens = measurement.tokens_per_step
+            block = Block(at_s=at_s, step_times_s=measurement.step_times_s, tokens_per_step=tokens)
+        else:
+            block = Block(at_s=at_s, reason=f"{outcome.status.value}: {outcome.reason}")
+        entries[plan.key] = entry.model_copy(update={"blocks": (*entry.blocks, block)})
+
+    def save(self) -> None:
+        """Writes the table, replacing the file in one move."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        new = self.path.with_suffix(".new")
+        new.write_text(self.table.to_json(), encoding="utf-8")
+        new.replace(self.path)
+
+
+def open_recording(path: Path, name: str, briefing: Briefing, space: SpaceFacts, rounds: int, seed: int) -> Recording:
+    """Returns a recording that goes on with the table at `path`, or a new one.
+
+    Raises:
+        UsageError: the table there is of another environment, budget or space.
+    """
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    fresh = Table(name=name, created=created, environment=briefing.environment, budget=briefing.budget, space=space)
+    if not path.exists():
+        return Recording(path, fresh, rounds, seed)
+    old = read_table(path.read_text(encoding="utf-8"), str(path))
+    found = old.environment.differences(fresh.environment)
+    if old.budget.memory_bytes != fresh.budget.memory_bytes:
+        found.append(f"budget: {old.budget.memory_bytes}, was {fresh.budget.memory_bytes} bytes")
+    if old.plans != fresh.plans:
+        found.append("its plans are others")
+    if found:
+        raise UsageError(f"{path} cannot be continued here: {'; '.join(found)}. Give another file, or remove this one.")
+    return Recording(path, old, rounds, seed)
+
+
+def restricted(space: SpaceFacts, sizes: Sequence[int] | None) -> SpaceFacts:
+    """Returns the space with these micro batches only; the user's own stays.
+
+    Raises:
+        UsageError: a size that may not be run.
+    """
+    if sizes is None:
+        return space
+    unknown = sorted(set(sizes) - set(space.sizes))
+    if unknown:
+        raise UsageError(f"sizes {unknown} are none of those that may be run: {', '.join(map(str, space.sizes))}.")
+    return space.model_copy(update={"sizes": tuple(sorted({*sizes, space.baseline.micro_batch_size}))})
+
+
+def described(table: Table) -> str:
+    """Returns how far a table is, in a line."""
+    fits = [entry for entry in table.entries if entry.outcome.measured]
+    blocks = min((len(entry.blocks) for entry in fits), default=0)
+    best = table.best(Objective())
+    fastest = "none fits" if best is None else f"fastest {best.plan} at {best.score(Objective()):.4g} samples/s"
+    failed = len(table.entries) - len(fits)
+    plans = f"{len(table.entries)} of {len(table.plans)} plans ({failed} failed), {blocks} rounds of blocks"
+    return f"{plans}; {fastest}"
+
+
+def _shuffled(plans: Sequence[Plan], order: random.Random) -> list[Plan]:
+    return order.sample(plans, len(plans))
+
+
+def main() -> None:
+    parser = _report.parser(__doc__ or "")
+    parser.add_argument("target", help="what is trained: path/to/file.py:function, as for autofit tune")
+    parser.add_argument("table", type=Path, help="the table's file; continued when it exists")
+    parser.add_argument("--memory", required=True, help='the memory budget, as "20GiB"')
+    parser.add_argument("--name", help="what is trained, in a few words; default: the target")
+    parser.add_argument("--device", help='"cuda", "cpu", ...; default: the best there is')
+    parser.add_argument("--arg", action="append", default=[], metavar="NAME=VALUE", help="for the target's function")
+    parser.add_argument("--strategies", help="names of the strategies whose knobs make the grid; default: all")
+    parser.add_argument("--sizes", help="micro batches of the grid, as 1,2,4; default: all that may be run")
+    parser.add_argument("--rounds", type=int, default=3, help="blocks of each plan beside its probe")
+    parser.add_argument("--limit-s", type=float, default=float("inf"), help="stop after this many seconds")
+    parser.add_argument("--seed", type=int, default=0, help="decides the order of plans")
+    given = parser.parse_args()
+    target = Target(
+        name=given.target,
+        arguments={name: yaml.safe_load(value) for name, _, value in (pair.partition("=") for pair in given.arg)},
+        device=given.device,
+        options=Options(
+            memory_budget=given.memory,
+            strategies=None if given.strategies is None else tuple(given.strategies.split(",")),
+        ),
+    )
+    sizes = None if given.sizes is None else [int(size) for size in given.sizes.split(",")]
+    clock = Clock()
+    try:
+        with RemoteBench(target) as bench:
+            space = restricted(bench.briefing.space, sizes)
+            name = given.name or Path(given.target).name
+            recording = open_recording(given.table, name, bench.briefing, space, given.rounds, given.seed)
+            complete = recording.run(bench.evaluate, clock, given.limit_s)
+    except AutofitError as error:
+        _report.fail(f"record_table: {error}", error.exit_code)
+    state = "complete" if complete else "stopped by the time limit; the same command goes on"
+    summary = f"record_table: {described(recording.table)} in {format_duration(clock.elapsed_s)}: {state}"
+    figures = {"table": str(given.table), "complete": complete, "plans": len(recording.table.entries)}
+    _report.finish(summary, figures, given.json, complete, device=given.device, missed=UNFINISHED)
+
+
+if __name__ == "__main__":
+    main()

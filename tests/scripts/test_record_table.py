@@ -1,0 +1,127 @@
+"""Recording a table: complete, interleaved, resumed where it was, never mixed with something else."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "scripts" / "bench")]
+
+import record_table  # noqa: E402  # the scripts are no package of the distribution
+
+from autofit.core.budget import Clock  # noqa: E402
+from autofit.core.errors import UsageError  # noqa: E402
+from autofit.core.outcome import Outcome, Status  # noqa: E402
+from autofit.core.plan import Plan  # noqa: E402
+from autofit.core.table import Table, read_table  # noqa: E402
+from autofit.core.trial import Purpose  # noqa: E402
+from tests.fakes import FakeBench, briefing_of, small_bench  # noqa: E402
+
+
+def recording(bench: FakeBench, path: Path, sizes: list[int] | None = None) -> record_table.Recording:
+    briefing = briefing_of(bench)
+    space = record_table.restricted(briefing.space, sizes or briefing.space.sizes[::4])
+    return record_table.open_recording(path, "test", briefing, space, rounds=2, seed=0)
+
+
+def saved(path: Path) -> Table:
+    return read_table(path.read_text(), str(path))
+
+
+def test_a_complete_table_has_every_plan_and_the_rounds_of_those_that_fit(tmp_path: Path) -> None:
+    bench, path = small_bench(), tmp_path / "t.json"
+    assert recording(bench, path).run(bench.evaluate, Clock(bench.time), 1e9)
+    table = saved(path)
+    assert table.missing() == ()
+    assert {len(e.blocks) for e in table.entries if e.outcome.measured} == {2}
+    unfit = [entry for entry in table.entries if not entry.outcome.measured]
+    assert unfit
+    assert all(not entry.blocks and entry.outcome.reason for entry in unfit)
+
+
+def test_rounds_are_interleaved_in_another_order_each(tmp_path: Path) -> None:
+    bench = small_bench()
+    recording(bench, tmp_path / "t.json").run(bench.evaluate, Clock(bench.time), 1e9)
+    blocks = [plan for plan, purpose in bench.runs if purpose is Purpose.BLOCK]
+    first, second = blocks[: len(blocks) // 2], blocks[len(blocks) // 2 :]
+    assert set(first) == set(second)
+    assert len(set(first)) == len(first)
+    assert first != second
+    probes = [plan for plan, purpose in bench.runs if purpose is Purpose.PROBE]
+    assert probes != sorted(probes, key=lambda plan: plan.micro_batch_size)
+
+
+def test_a_recording_that_was_cut_short_goes_on_and_runs_nothing_twice(tmp_path: Path) -> None:
+    bench, path = small_bench(), tmp_path / "t.json"
+    clock = Clock(bench.time)
+    assert not recording(bench, path).run(bench.evaluate, clock, 20.0)
+    before = saved(path)
+    assert 0 < len(before.entries) < len(before.plans)
+    while not recording(bench, path).run(bench.evaluate, Clock(bench.time), 50.0):
+        pass
+    assert saved(path).missing() == ()
+    runs = Counter(bench.runs)
+    assert {count for (_, purpose), count in runs.items() if purpose is Purpose.PROBE} == {1}
+    assert {count for (_, purpose), count in runs.items() if purpose is Purpose.BLOCK} == {2}
+    assert saved(path).entries[: len(before.entries)] == tuple(
+        entry.model_copy(update={"blocks": after.blocks})
+        for entry, after in zip(before.entries, saved(path).entries, strict=False)
+    )
+
+
+def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
+    bench, path = small_bench(), tmp_path / "t.json"
+
+    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+        if len(bench.runs) == 3:
+            raise KeyboardInterrupt
+        return bench.evaluate(plan, purpose)
+
+    with pytest.raises(KeyboardInterrupt):
+        recording(bench, path).run(evaluate, Clock(bench.time), 1e9)
+    assert len(saved(path).entries) == 3
+
+
+def test_a_failed_block_is_kept_with_its_reason_and_a_doubtful_probe_is_repeated(tmp_path: Path) -> None:
+    bench, path = small_bench(), tmp_path / "t.json"
+    asked: list[Plan] = []
+
+    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+        asked.append(plan)
+        if purpose is Purpose.BLOCK:
+            return Outcome(status=Status.CRASHED, reason="signal 11", traceback_text="/home/someone/train.py")
+        if len(asked) == 1:
+            return Outcome(status=Status.AMBIGUOUS, reason="may mean memory")
+        return bench.evaluate(plan, purpose)
+
+    recording(bench, path).run(evaluate, Clock(bench.time), 1e9)
+    table = saved(path)
+    assert asked[0] == asked[1] != asked[2]
+    assert all(entry.outcome.status is not Status.AMBIGUOUS for entry in table.entries)
+    reasons = {block.reason for entry in table.entries for block in entry.blocks}
+    assert reasons == {"crashed: signal 11"}
+    assert "/home/someone" not in path.read_text()
+
+
+def test_another_budget_space_or_machine_is_refused_with_what_differs(tmp_path: Path) -> None:
+    bench, path = small_bench(), tmp_path / "t.json"
+    recording(bench, path).run(bench.evaluate, Clock(bench.time), 20.0)
+    text = path.read_text()
+    richer = small_bench()
+    richer.budget_bytes *= 2
+    with pytest.raises(UsageError, match="budget: "):
+        recording(richer, path)
+    with pytest.raises(UsageError, match="its plans are others"):
+        recording(bench, path, sizes=[bench.space.sizes[0]])
+    briefing = briefing_of(bench)
+    other = briefing.environment.model_copy(update={"device_name": "Other"})
+    moved = briefing.model_copy(update={"environment": other})
+    with pytest.raises(UsageError, match=r"device: .*Other"):
+        record_table.open_recording(path, "test", moved, briefing.space, rounds=2, seed=0)
+    assert path.read_text() == text
+
+
+def test_sizes_that_may_not_be_run_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"sizes \[12345\] are none of those"):
+        recording(small_bench(), tmp_path / "t.json", sizes=[12345])
