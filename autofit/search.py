@@ -20,7 +20,7 @@ from autofit.core.recommendation import Recommendation
 from autofit.core.space import SearchSpace
 from autofit.core.units import format_duration
 from autofit.searchers.base import Searcher
-from autofit.study import Study
+from autofit.study import Study, frames
 from autofit.tuner import Evaluate, Findings, Tuning, run
 
 DEFAULT_STUDY = Path(".autofit") / "study.db"
@@ -57,6 +57,7 @@ class Request:
         _searcher(self.searcher)  # a misspelt name is refused before anything is opened
 
 
+@frames.released
 def search(
     briefing: Briefing, evaluate: Evaluate, request: Request, listen: Sequence[Listen] = (), clock: Clock | None = None
 ) -> Recommendation:

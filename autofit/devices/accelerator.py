@@ -88,6 +88,10 @@ class Accelerator(Device):
         stats = self._stats()
         return Counters(ooms=int(stats.get("num_ooms", 0)), retries=int(stats.get("num_alloc_retries", 0)))
 
+    def live_bytes(self) -> int:
+        """Returns the caching allocator's sum of live tensors."""
+        return int(self._stats().get("allocated_bytes.all.current", 0))
+
     @contextmanager
     def meter(self, static: Callable[[], int]) -> Iterator[Reading]:
         """Meters the steps inside by the allocator's peaks; costs nothing, so the steps may be timed."""

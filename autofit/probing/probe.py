@@ -224,13 +224,19 @@ class Probe:
         if not self.enforce:
             yield
             return
+
+        def static() -> int:
+            return static_bytes(step)
+
         # Threads, libraries, compiled kernels and the optimizer's state come with the first step: no part of a plan's
-        # peak. On a host the kernels depend on the size, and this process is a fresh one that is about to end.
+        # peak. On a host the kernels depend on the size, and this process is a fresh one that is about to end. On an
+        # accelerator the budget holds for that step too: what two samples do not fit into is too small for the plan.
         size = self.plan.micro_batch_size if self.device.is_host else min(2, self.plan.micro_batch_size)
         if self.store.source.resizable or size == self.plan.micro_batch_size:
-            self._follow(step, [self.store.source.worst(size)])
+            with nullcontext() if self.device.is_host else self.device.limit(self.budget_bytes, static):
+                self._follow(step, [self.store.source.worst(size)])
         self.device.release()  # what that step left in the cache is not what a training finds
-        with self.device.limit(self.budget_bytes, lambda: static_bytes(step)):
+        with self.device.limit(self.budget_bytes, static):
             yield
 
     def _objection(self, peak: "_Peak") -> Outcome | None:
