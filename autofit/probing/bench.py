@@ -22,7 +22,7 @@ from autofit.devices.base import Device
 from autofit.prepare import prepare
 from autofit.probing.batch_store import BatchStore
 from autofit.probing.evidence import collect
-from autofit.probing.failures import classify
+from autofit.probing.failures import Verdict, classify
 from autofit.probing.guard import Guard
 from autofit.probing.identity import own_version, settings, signature
 from autofit.probing.leaks import LeakWatch
@@ -156,9 +156,9 @@ class Bench:
                     f"not even two samples fit: {verdict.reason}. Give more memory, or use a smaller model or shorter "
                     "samples."
                 ) from error
-            if verdict.status is Status.POISONED:
+            if (poison := self._poison(verdict)) is not None:
                 raise DevicePoisoned(
-                    f"the device answers every call with an error: {verdict.reason}. If a new process finds it so too, "
+                    f"the device answers every call with an error: {poison}. If a new process finds it so too, "
                     "the device wants a reset; otherwise your code did it: run one training step of your own to see."
                 ) from error
             raise UserCodeError(
@@ -166,6 +166,16 @@ class Bench:
                 "it, mend it, then tune again.",
                 evidence.traceback_text,
             ) from error
+
+    def _poison(self, verdict: Verdict) -> str | None:
+        """Returns why the device answers no call any more, or None; a library may have told it in words of its own."""
+        if verdict.status is Status.POISONED:
+            return verdict.reason
+        try:
+            self.device.synchronize()
+        except RuntimeError as error:
+            return str(error).strip().partition("\n")[0]
+        return None
 
     def _build(self, plan: Plan) -> TrainStep:
         draft = Draft(
