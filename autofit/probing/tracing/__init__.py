@@ -1,0 +1,1 @@
+"""The memory of a training step, traced with fake tensors: nothing is computed, no device memory is used."""

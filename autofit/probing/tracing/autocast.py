@@ -1,0 +1,140 @@
+"""Autocast on the stand-in: which operators convert their arguments, and to what, as autocast on CUDA does.
+
+After aten/src/ATen/autocast_mode.h of torch 2.11 and 2.13.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+HALF = (torch.float16, torch.bfloat16)
+LOW = """
+linear matmul mm bmm addmm baddbmm addmv mv addbmm addr chain_matmul conv1d conv2d conv3d convolution conv_tbc
+conv_transpose1d conv_transpose2d.input conv_transpose3d.input einsum prelu multi_head_attention_forward
+linalg_vecdot linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell
+rnn_relu_cell
+"""
+"""Computed in the precision of autocast."""
+FULL = """
+layer_norm native_layer_norm group_norm nll_loss nll_loss2d mse_loss l1_loss smooth_l1_loss huber_loss
+soft_margin_loss kl_div poisson_nll_loss binary_cross_entropy_with_logits cosine_embedding_loss hinge_embedding_loss
+margin_ranking_loss triplet_margin_loss multilabel_margin_loss multi_margin_loss cosine_similarity exp log log2
+log10 log1p expm1 rsqrt reciprocal pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar norm.Scalar norm.ScalarOpt_dim
+softplus cdist pdist dist renorm logsumexp erfinv acos asin cosh tan sinh
+"""
+"""Computed in float32."""
+WIDEST = """
+addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put scatter_add tensordot cat stack
+"""
+"""Computed in the widest type among their arguments."""
+SUMS = """
+sum sum.dim_IntList prod prod.dim_int cumsum cumprod
+"""
+"""Give float32, whatever they read."""
+
+
+def register(library: Any, device_type: str) -> None:
+    """Registers in `library` what autocast does on a device of the PrivateUse1 key."""
+    autocast = _Autocast(device_type)
+    torch.clear_autocast_cache = autocast.clear
+    key = "AutocastPrivateUse1"
+    for name, operator in _named(LOW):
+        library.impl(name, autocast.converting(operator, autocast.low), key)
+    for name, operator in _named(FULL):
+        library.impl(name, autocast.converting(operator, lambda *args: torch.float32), key)
+    for name, operator in _named(WIDEST):
+        library.impl(name, autocast.converting(operator, _widest), key)
+    for name, operator in _named(SUMS):
+        library.impl(name, autocast.summing(operator), key)
+    library.impl("softmax.int", autocast.softmax(aten._softmax.default), key)
+    library.impl("log_softmax.int", autocast.softmax(aten._log_softmax.default), key)
+
+
+class _Autocast:
+    """Kernels that convert arguments as autocast on CUDA does, with its cache of converted weights."""
+
+    def __init__(self, device_type: str) -> None:
+        self._device_type = device_type
+        keys: Any = torch._C.DispatchKey  # its members are not in the stubs
+        self._own = torch._C.DispatchKeySet(keys.AutocastPrivateUse1)
+        self._weights: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._forget = torch.clear_autocast_cache
+
+    def clear(self) -> None:
+        """Empties the cache; torch calls it when the outermost autocast context is left."""
+        self._forget()
+        self._weights.clear()
+
+    def low(self, *args: Any) -> torch.dtype:
+        """Returns the precision that is set now."""
+        return torch.get_autocast_dtype(self._device_type)
+
+    def cast(self, value: Any, dtype: torch.dtype) -> Any:
+        """Returns `value` with its floating tensors of this device in `dtype`."""
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.cast(each, dtype) for each in value)
+        if (
+            not isinstance(value, torch.Tensor)
+            or value.device.type != self._device_type
+            or not value.is_floating_point()
+        ):
+            return value
+        if value.dtype in (dtype, torch.float64):
+            return value
+        if not (value.requires_grad and value.is_leaf and value.dtype is torch.float32 and dtype in HALF):
+            return value.to(dtype)
+        key = (id(value), dtype)
+        if key not in self._weights:
+            self._weights[key] = (value, value.to(dtype))
+        return self._weights[key][1]
+
+    def converting(self, operator: Any, dtype_of: Callable[..., torch.dtype]) -> Callable[..., Any]:
+        """Returns the kernel that runs `operator` on arguments of the type that `dtype_of` says."""
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            with torch._C._ExcludeDispatchKeyGuard(self._own):
+                dtype = dtype_of(*args)
+                named = {name: self.cast(value, dtype) for name, value in kwargs.items()}
+                # The last first, as the compiler that torch is built with evaluates the arguments of a call.
+                converted = [self.cast(value, dtype) for value in reversed(args)]
+                return operator(*reversed(converted), **named)
+
+        return kernel
+
+    def softmax(self, operator: Any) -> Callable[..., Any]:
+        """Returns the kernel of a softmax: it reads float16 and writes float32; other types are converted before."""
+
+        def kernel(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+            with torch._C._ExcludeDispatchKeyGuard(self._own):
+                direct = x.dtype is torch.float16 and dtype in (None, torch.float32)
+                return operator(x if direct else x.to(dtype or torch.float32), dim, direct)
+
+        return kernel
+
+    def summing(self, operator: Any) -> Callable[..., Any]:
+        """Returns the kernel of a sum: its result is float32 unless another type is asked for."""
+
+        def kernel(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+            with torch._C._ExcludeDispatchKeyGuard(self._own):
+                wide = torch.float32 if dtype is None and args[0].is_floating_point() else dtype
+                return operator(*args, dtype=wide, **kwargs)
+
+        return kernel
+
+
+def _named(names: str) -> Iterator[tuple[str, Any]]:
+    """Yields the operators of a list with their names; one that this torch does not have is left out."""
+    for name in names.split():
+        base, _, overload = name.partition(".")
+        operator = getattr(getattr(aten, base, None), overload or "default", None)
+        if operator is not None:
+            yield name, operator
+
+
+def _widest(*args: Any) -> torch.dtype:
+    found = [each for value in args for each in (value if isinstance(value, (list, tuple)) else (value,))]
+    types = [each.dtype for each in found if isinstance(each, torch.Tensor) and each.is_floating_point()]
+    wide = torch.float32 in types or not types or any(dtype not in HALF for dtype in types)
+    return torch.float32 if wide else types[0]

@@ -1,0 +1,283 @@
+"""Recorder: a dispatch mode that turns the operators of a training step into allocations and releases, in order.
+
+It sees storages, not tensors: a view allocates nothing, and a storage is released when its last tensor dies. It runs
+above `FakeTensorMode`, where nothing is computed, or on real tensors.
+"""
+
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from autofit.core.trace import Kind
+from autofit.probing.tracing.results import laid_out, results
+from autofit.probing.tracing.temporaries import Passing
+
+Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+Temporaries = Callable[[Any, tuple[Any, ...], Any], Passing]
+
+aten = torch.ops.aten
+PRODUCTS = frozenset(
+    packet.default
+    for packet in (aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.mv, aten.addmv, aten.dot, aten._scaled_mm)
+)
+"""Operators that take a cuBLAS handle, and with it a workspace that stays."""
+
+
+COMPOSITE = "CompositeImplicitAutograd"
+
+
+class _Watch(weakref.ref[Any]):
+    """A weak reference to a storage that knows under which key the storage is recorded."""
+
+    __slots__ = ("key",)
+    key: int
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
+    """Records allocations and releases on one device type while it is active.
+
+    Args:
+        device_type: where to record.
+        run: runs an operator; answers those whose result depends on data.
+        temporaries: what an operator takes beside its results and gives back before it returns.
+        workspaces: what the first product of each thread takes and keeps, and the first with a bias beside it.
+
+    Attributes:
+        sizes: bytes of each allocation; its index is its handle.
+        kinds: what each holds, as far as known.
+        origins: index of the module in whose pass it was made, or -1.
+        events: `handle` for an allocation, `~handle` for its release.
+        standing: handles of what was there before the recorder: they are not in `events`.
+        in_place: whether a sum that comes now would be made in place, were its operands plain tensors.
+        added: allocations of such sums, and of those of two gradients, with the handle of the sum's first operand.
+    """
+
+    def __init__(
+        self,
+        device_type: str,
+        run: Run,
+        temporaries: Temporaries | None = None,
+        workspaces: tuple[int, int] = (0, 0),
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
+        self.sizes: list[int] = []
+        self.kinds: list[Kind] = []
+        self.origins: list[int] = []
+        self.events: list[int] = []
+        self.standing: list[int] = []
+        self.added: dict[int, int] = {}
+        self.in_place = False
+        self.operators: list[str] = []
+        self.modules = ModuleStack()
+        self._device_type, self._run = device_type, run
+        self._temporaries, self._workspaces = temporaries, workspaces
+        self._with_workspace: set[tuple[bool, bool]] = set()
+        self._live: dict[int, tuple[int, _Watch]] = {}
+        self._operator = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operator and records what it allocates."""
+        kwargs = kwargs or {}
+        self._operator = func.name()
+        if torch.is_inference_mode_enabled() and _is_composite(func):
+            # There an operator made of others comes in whole; elsewhere autograd has taken it apart before.
+            with self:
+                return func.decompose(*args, **kwargs)
+        if func is not aten.lift_fresh.default:  # the operator that brings in what the step itself makes from numbers
+            for argument in args:
+                if isinstance(argument, torch.Tensor) and not isinstance(argument, FakeTensor):
+                    self._meet(argument)
+        out = self._run(func, args, kwargs)
+        steps: Passing = ()
+        if self._temporaries is not None and _is_on(out, self._device_type):
+            out = laid_out(func, args, out)
+            steps = self._temporaries(func, args, out)
+        here = steps.index(None) if None in steps else 0
+        taken: list[int] = []
+        self._pass_through(steps[:here], taken)
+        self._record_results(func, args, out)
+        if func in PRODUCTS and args[0].device.type == self._device_type:
+            self._take_workspaces(with_bias=func is aten.addmm.default and args[0].dim() == 1)
+        self._pass_through(steps[here:], taken)
+        return out
+
+    def record(self, tensor: torch.Tensor, kind: Kind = Kind.TEMPORARY, *, standing: bool = False) -> None:
+        """Records the storage of a tensor, if it is on the device and new; a storage that has grown is a new one."""
+        if tensor.device.type != self._device_type or tensor.layout is not torch.strided:
+            return
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        known = self._live.get(key)
+        if known is not None and self.sizes[known[0]] == size:
+            return
+        handle = self._add(size, kind)
+        (self.standing if standing else self.events).append(handle)
+        if known is not None:
+            self.events.append(~known[0])
+        watch = _Watch(storage, self._release)
+        watch.key = key
+        self._live[key] = (handle, watch)
+
+    def label(self, tensors: Iterable[torch.Tensor], kind: Kind) -> None:
+        """Says what the storages of these tensors hold."""
+        for tensor in tensors:
+            if tensor.layout is torch.strided and (known := self._live.get(tensor.untyped_storage()._cdata)):
+                self.kinds[known[0]] = kind
+
+    def live(self) -> Iterator[int]:
+        """Yields the handles of what is alive now."""
+        return (handle for handle, _ in self._live.values())
+
+    def stop(self) -> None:
+        """Forgets what is alive: its release is no longer recorded."""
+        self._live.clear()
+
+    def _add(self, size: int, kind: Kind) -> int:
+        self.sizes.append(size)
+        self.kinds.append(kind)
+        self.origins.append(self.modules.current())
+        self.operators.append(self._operator)
+        return len(self.sizes) - 1
+
+    def _release(self, watch: Any) -> None:
+        known = self._live.get(watch.key)
+        if known is not None and known[1] is watch:
+            del self._live[watch.key]
+            self.events.append(~known[0])
+
+    def _record_results(self, func: Any, args: Any, out: Any) -> None:
+        first = self._summed(func, args)
+        before = len(self.sizes)
+        if isinstance(out, torch.Tensor):
+            self.record(out)
+        elif isinstance(out, (tuple, list)):
+            self._record_all(out if self._temporaries is None else results(func, args, out))
+        if first is not None and len(self.sizes) == before + 1 and self.sizes[before] == self.sizes[first]:
+            self.added[before] = first
+
+    def _record_all(self, values: Sequence[Any]) -> None:
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                self.record(value)
+            elif isinstance(value, (tuple, list)):
+                self._record_all(value)
+
+    def _meet(self, tensor: torch.Tensor) -> None:
+        """Records a real tensor that the user's code holds, such as class weights: it was there from the beginning."""
+        if tensor.device.type == self._device_type and tensor.untyped_storage()._cdata not in self._live:
+            self.record(tensor, Kind.BUFFER, standing=True)
+
+    def _take_workspaces(self, with_bias: bool) -> None:
+        # A thread keeps one handle and one workspace of each: the forward pass's thread, and the autograd engine's.
+        for biased, size in zip((False, True), self._workspaces, strict=True):
+            key = (in_backward(), biased)
+            if size and key not in self._with_workspace and with_bias >= biased:
+                self._with_workspace.add(key)
+                self.events.append(self._add(size, Kind.WORKSPACE))
+
+    def _summed(self, func: Any, args: Any) -> int | None:
+        """Returns the handle of the first operand of a sum that torch makes in place where tensors are plain."""
+        if func is not aten.add.Tensor or not isinstance(args[0], torch.Tensor):
+            return None
+        # A forward pass that runs again inside the backward pass has gradients enabled; a view shares its memory.
+        if not self.in_place and (torch.is_grad_enabled() or not in_backward() or args[0]._is_view()):
+            return None
+        if args[0].layout is not torch.strided:
+            return None
+        known = self._live.get(args[0].untyped_storage()._cdata)
+        return None if known is None else known[0]
+
+    def _pass_through(self, steps: Passing, taken: list[int]) -> None:
+        """Records what an operator takes (`taken` collects the handles) and gives back inside a call."""
+        for step in steps:
+            if step is None:
+                continue
+            if step >= 0:
+                taken.append(self._add(step, Kind.TEMPORARY))
+            self.events.append(taken[-1] if step >= 0 else ~taken[~step])
+
+
+class ModuleStack:
+    """Knows in which module's forward or backward pass the program is.
+
+    In the backward pass that is found by number: the nodes of the autograd graph are numbered as they are made, so
+    those of a module's own forward pass lie in known intervals.
+    """
+
+    def __init__(self) -> None:
+        self._indices: dict[int, int] = {}
+        self._stack: list[int] = []
+        self._firsts: list[int] = []
+        self._owners: list[int] = []
+
+    @contextmanager
+    def following(self, model: nn.Module) -> Iterator[tuple[str, ...]]:
+        """Follows the modules of `model` while the context is open; gives their names."""
+        named = list(model.named_modules())
+        self._indices = {id(module): index for index, (_, module) in enumerate(named)}
+        hooks = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+        try:
+            yield tuple(name for name, _ in named)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def current(self) -> int:
+        """Returns the index of the innermost module whose pass is running; -1 for none."""
+        if self._stack:
+            return self._stack[-1]
+        if not in_backward():
+            return -1
+        node = torch._C._current_autograd_node()
+        position = bisect_right(self._firsts, node._sequence_nr()) - 1 if node is not None else -1
+        # What adds up a parameter's gradient has the largest number there is: it belongs to no module's pass.
+        last = node is not None and node._sequence_nr() >= 2**63
+        return -1 if position < 0 or last else self._owners[position]
+
+    def forget(self) -> None:
+        """Forgets the numbers of a step that is over."""
+        self._stack.clear()
+        self._firsts.clear()
+        self._owners.clear()
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        index = self._indices.get(id(module))
+        if index is not None:
+            self._stack.append(index)
+            self._turn()
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._stack and self._indices.get(id(module)) is not None:
+            self._stack.pop()
+            self._turn()
+
+    def _turn(self) -> None:
+        if not in_backward():
+            self._firsts.append(torch._C._autograd._get_sequence_nr())
+            self._owners.append(self._stack[-1] if self._stack else -1)
+
+
+def _is_composite(func: Any) -> bool:
+    known = func.namespace == "aten"  # others (prim) are not operators of the dispatcher
+    return known and bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), COMPOSITE))
+
+
+def _is_on(argument: Any, device_type: str) -> bool:
+    first = argument[0] if isinstance(argument, (tuple, list)) and argument else argument
+    return isinstance(first, torch.Tensor) and first.device.type == device_type
+
+
+def in_backward() -> bool:
+    """Says whether the autograd engine is running this thread."""
+    return bool(torch._C._current_graph_task_id() != -1)

@@ -1,0 +1,177 @@
+"""Shadow: a copy of the user's objects whose tensors are fake: shapes, types and strides, but no values and no memory.
+
+The user's own objects are only read. One `copy.deepcopy` makes the copy, so that everything keeps pointing to what it
+pointed to: tied weights, an optimizer's parameters, a loss module that shares layers with the model.
+"""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from autofit.core.errors import WorkloadError
+from autofit.workloads.loss import LossRule, resolve_loss
+from autofit.workloads.tree import Batch, batch_size, map_tensors
+from autofit.workloads.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Shadow:
+    """A workload whose tensors are fake.
+
+    Attributes:
+        workload: with the copied model, and a copied optimizer when the user gave an instance.
+        loss: the rule, for that model.
+        standing: parameters and buffers, in the order in which `Module.to` brings them to a device.
+    """
+
+    workload: Workload
+    loss: LossRule
+
+    def standing(self) -> Iterator[tuple[torch.Tensor, bool]]:
+        """Yields what is on the device before the first step, and whether it is a parameter."""
+        yield from _in_order(self.workload.model)
+        if isinstance(self.workload.loss_fn, nn.Module):
+            yield from _in_order(self.workload.loss_fn)
+
+
+def shadow(workload: Workload, loss: LossRule, batch: Batch, device: torch.device) -> Shadow:
+    """Returns a copy of a workload with fake tensors on `device`; call it under `FakeTensorMode`.
+
+    Args:
+        workload: the user's objects; not changed.
+        loss: how the loss is computed.
+        batch: one fake batch, to resolve the loss of a copied loss module with.
+        device: where the copy is; what is on the host beside a model on an accelerator stays there.
+
+    Raises:
+        WorkloadError: a parameter is not one plain block of memory, or the objects cannot be copied.
+    """
+    mine = (workload.model, workload.loss_fn if isinstance(workload.loss_fn, nn.Module) else None)
+    optimizer = workload.optimizer if isinstance(workload.optimizer, torch.optim.Optimizer) else None
+    copier = _Copier(home=_home(workload.model), target=device)
+    memo: dict[int, Any] = {}
+    for module in mine:
+        for tensor, _ in _in_order(module) if module is not None else ():
+            memo[id(tensor)] = copier.standing(tensor)
+    with copier:
+        model, loss_fn, optimizer = _copied((*mine, optimizer), memo)
+    changed = replace(
+        workload, model=model, loss_fn=loss_fn or workload.loss_fn, optimizer=optimizer or workload.optimizer
+    )
+    if loss_fn is not None:
+        loss = resolve_loss(model, batch, loss_fn=loss_fn)
+    return Shadow(changed, loss)
+
+
+def fake_batch(batch: Batch, size: int, device: torch.device) -> Batch:
+    """Returns `batch` with fake tensors on `device` and `size` samples; call it under `FakeTensorMode`.
+
+    Raises:
+        WorkloadError: another size is wanted of a batch whose tensors are not all one entry per sample.
+    """
+    own = batch_size(batch)
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        shape = list(tensor.shape)
+        if size != own:
+            if not shape or shape[0] != own:
+                raise WorkloadError(
+                    f"a batch of {size} was asked for, but a tensor of shape {shape} in this batch of {own} is not one "
+                    "entry per sample; give a batch of the wanted size."
+                )
+            shape[0] = size
+        channels_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+        layout = torch.channels_last if channels_last and not tensor.is_contiguous() else torch.contiguous_format
+        return torch.empty(shape, dtype=tensor.dtype, device=device, memory_format=layout)
+
+    return map_tensors(batch, fake)
+
+
+def _copied(objects: tuple[Any, ...], memo: dict[int, Any]) -> tuple[Any, ...]:
+    try:
+        return copy.deepcopy(objects, memo)
+    except Exception as error:
+        raise WorkloadError(
+            f"the model or its optimizer cannot be copied: {type(error).__name__}: {error}. Expected objects that "
+            "copy.deepcopy accepts."
+        ) from error
+
+
+def _home(model: nn.Module) -> str:
+    first = next((tensor for tensor, _ in _in_order(model)), None)
+    return "cpu" if first is None else first.device.type
+
+
+def _in_order(module: nn.Module) -> Iterator[tuple[torch.Tensor, bool]]:
+    """Yields parameters and buffers in the order of `Module.to`: those of the children first."""
+    for child in module.children():
+        yield from _in_order(child)
+    yield from ((tensor, True) for tensor in module._parameters.values() if tensor is not None)
+    yield from ((tensor, False) for tensor in module._buffers.values() if tensor is not None)
+
+
+class _Copier(TorchFunctionMode):
+    """Makes `copy.deepcopy` of a tensor give a fake one."""
+
+    def __init__(self, home: str, target: torch.device) -> None:
+        super().__init__()
+        self._home, self._target = home, target
+        self._shared: dict[int, torch.Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Answers `Tensor.__deepcopy__`; everything else runs as it is."""
+        if func is torch.Tensor.__deepcopy__:
+            tensor, memo = args
+            if id(tensor) not in memo:
+                memo[id(tensor)] = self.fake(tensor)
+            return memo[id(tensor)]
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    def standing(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a fake parameter or buffer, with the attributes that the user gave the real one."""
+        copied = self.fake(tensor, self._target)
+        if isinstance(tensor, nn.Parameter):
+            copied = nn.Parameter(copied, requires_grad=tensor.requires_grad)
+        vars(copied).update({name: value for name, value in vars(tensor).items() if name not in vars(copied)})
+        return copied
+
+    def fake(self, tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+        """Returns a fake tensor of the same size, strides and type; tensors that share memory still do."""
+        if is_lazy(tensor) or tensor.layout is not torch.strided or is_traceable_wrapper_subclass(tensor):
+            raise WorkloadError(
+                f"found a tensor of type {type(tensor).__name__} and layout {tensor.layout}; expected plain tensors, "
+                "which alone can be traced."
+            )
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        storage = tensor.untyped_storage()
+        key, whole = storage._cdata, storage.nbytes() == tensor.numel() * tensor.element_size()
+        device = device or self._device(tensor)
+        known = self._shared.get(key)
+        if known is None and whole:
+            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+            self._shared[key] = made
+            return made
+        if known is None:
+            known = self._shared[key] = torch.empty(storage.nbytes(), dtype=torch.uint8, device=device)
+        flat = torch.empty(0, dtype=tensor.dtype, device=device)
+        return flat.set_(known.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    def _device(self, tensor: torch.Tensor) -> torch.device:
+        # A step counter and the like stay on the host, where the optimizer keeps them.
+        moved = tensor.device.type == self._home and (self._home == self._target.type or tensor.dim() > 0)
+        return self._target if moved else tensor.device
+
+
+def fake_mode() -> FakeTensorMode:
+    """Returns the mode to trace in; real tensors that the user's code holds are let in, and read for their shape."""
+    return FakeTensorMode(allow_non_fake_inputs=True)

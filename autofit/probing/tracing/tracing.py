@@ -1,0 +1,252 @@
+"""Tracing: one plan's training steps on a fake copy of the workload, as the sequence of its allocations.
+
+The step that is traced is the real `TrainStep`, made by the real `prepare` with the real strategies. Nothing is
+computed and nothing of the user's is changed; neither is the random state.
+
+Where the real device is present, call `trace` in any process: fake tensors of its type are used. For a CUDA device
+that is not here, call it in a fresh process that ends afterwards, with the device of `standin.install()`.
+"""
+
+import gc
+import linecache
+import os
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from autofit.core.errors import AutofitError, SpaceError
+from autofit.core.plan import ACCUMULATION_STEPS, Plan
+from autofit.core.trace import Kind, Mark, Trace
+from autofit.prepare import prepare
+from autofit.probing.tracing.answers import Answers
+from autofit.probing.tracing.assembly import assembled
+from autofit.probing.tracing.likeness import as_plain
+from autofit.probing.tracing.recorder import Recorder
+from autofit.probing.tracing.shadow import Shadow, fake_batch, fake_mode, shadow
+from autofit.probing.tracing.standin import attending
+from autofit.probing.tracing.temporaries import Chip, passing
+from autofit.strategies import MEMBERS
+from autofit.workloads.loss import LossRule
+from autofit.workloads.step import Draft, StepBatch, TrainStep
+from autofit.workloads.tree import Batch, map_tensors, tensors
+from autofit.workloads.workload import Workload
+
+STEPS = 3
+"""The optimizer's state appears at the end of the first step, so that the second's peak is higher; the third repeats
+the second."""
+MOST_PARTS = 2
+"""Beyond the second micro batch of a step no new kind of tensor is live."""
+LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
+
+
+class Untraceable(AutofitError):
+    """A workload whose memory cannot be traced.
+
+    Attributes:
+        reason: what stopped the trace; the operator, where it was one.
+        where: the user's line that led to it, or what was running.
+    """
+
+    def __init__(self, reason: str, where: str) -> None:
+        super().__init__(f"this workload's memory cannot be traced: {reason} ({where}). It is found by probes instead.")
+        self.reason, self.where = reason, where
+
+
+def trace(
+    workload: Workload,
+    loss: LossRule,
+    plan: Plan,
+    batch: Batch,
+    device: torch.device,
+    chip: Chip | None = None,
+) -> Trace:
+    """Returns the allocations of `STEPS` optimizer steps of a plan.
+
+    Args:
+        workload: the user's objects; only read.
+        loss: how the loss of a micro batch is computed.
+        plan: what the strategies apply, with the micro batch to trace.
+        batch: a worst micro batch, real, on the host; where its size is not the plan's, it is resized.
+        device: where the step runs: its type is the model's, or the stand-in's.
+        chip: of a CUDA device; None reads it from the one that is present.
+
+    Raises:
+        Untraceable: something in the step cannot run without data, or fails on fake tensors.
+        SpaceError: the plan cannot be applied to this workload.
+    """
+    if any(type(module).__name__ == "OptimizedModule" for module in workload.model.modules()):
+        raise Untraceable("torch.compile decides by itself what is kept in memory", "the model is compiled")
+    if chip is None and device.type == "cuda":
+        chip = Chip.of(device)
+    run = _Run(plan, device, chip)
+    with _undisturbed(), fake_mode(), as_plain(run.recorder), attending(chip or Chip()):
+        try:
+            return run.trace(workload, loss, batch)
+        except (SpaceError, Untraceable):
+            raise
+        except Exception as error:  # whatever the user's code or torch raises on fake tensors ends the trace
+            raise Untraceable(_reason(error), _where(error, run.doing)) from error
+        finally:
+            run.recorder.stop()
+
+
+@dataclass(slots=True)
+class _Run:
+    """One trace in the making."""
+
+    plan: Plan
+    device: torch.device
+    chip: Chip | None
+    doing: str = "copying the model"
+    answers: Answers = field(default_factory=Answers)
+    marks: list[Mark] = field(default_factory=list)
+    recorder: Recorder = field(init=False)
+    _number: int = 0
+
+    def __post_init__(self) -> None:
+        self.recorder = Recorder(
+            self.device.type,
+            self.answers,
+            None if self.chip is None else partial(passing, self.chip),
+            (0, 0) if self.chip is None else self.chip.workspaces,
+        )
+
+    def trace(self, workload: Workload, loss: LossRule, batch: Batch) -> Trace:
+        recorder, count = self.recorder, min(self.plan.accumulation_steps, MOST_PARTS)
+        part = fake_batch(batch, self.plan.micro_batch_size, torch.device("cpu"))
+        copied = shadow(workload, loss, part, self.device)
+        copied.workload.model.train(workload.training)
+        self._stand(copied)
+        self.doing = "preparing the plan"
+        draft = Draft(
+            model=copied.workload.model,
+            loss=copied.loss,
+            optimizer=copied.workload.make_optimizer(),
+            device=self.device,
+            max_grad_norm=workload.max_grad_norm,
+        )
+        if draft.optimizer is not None:
+            for tensor in _state(draft.optimizer):
+                recorder.record(tensor, Kind.OPTIMIZER_STATE, standing=True)
+        shorter = Plan(values={**self.plan.values, ACCUMULATION_STEPS: count}) if count > 1 else self.plan
+        with recorder.modules.following(draft.model) as names, recorder, prepare(shorter, draft, MEMBERS) as step:
+            step.observe = self._observe(step)
+            if draft.scaler is not None:
+                # A step whose gradients overflow updates nothing and needs less; which it is depends on data.
+                vars(draft.scaler)["_maybe_opt_step"] = _update_always
+            for self._number in range(1, STEPS + 1):
+                self._step(step, part, count)
+            self._mark("end")
+        return self._finish(names)
+
+    def _stand(self, copied: Shadow) -> None:
+        for tensor, is_parameter in copied.standing():
+            self.recorder.record(tensor, Kind.PARAMETER if is_parameter else Kind.BUFFER, standing=True)
+
+    def _step(self, step: TrainStep, part: Batch, count: int) -> None:
+        parts = [part] * count
+        if self.device.type == "cpu":  # as in a probe: the host's batches are copies, and part of what is measured
+            self.doing = "copying the batch"
+            parts = [map_tensors(part, torch.clone) for _ in range(count)]
+            for each in parts:
+                self.recorder.label(tensors(each), Kind.BATCH)
+        step(StepBatch.of(parts))
+        if step.optimizer is not None:
+            self.recorder.label(_state(step.optimizer), Kind.OPTIMIZER_STATE)
+        self.recorder.modules.forget()
+
+    def _observe(self, step: TrainStep) -> Any:
+        recorder, begun = self.recorder, 0
+
+        def observe(phase: str) -> None:
+            nonlocal begun
+            before, self.doing = self.doing, phase
+            if before == "transfer":
+                _relabel(recorder, begun, Kind.BATCH)
+            if before == "forward":
+                _relabel(recorder, begun, Kind.ACTIVATION)
+            if before == "backward":
+                gradients = (p.grad for p in step.model.parameters() if p.grad is not None)
+                recorder.label(gradients, Kind.GRADIENT)
+            begun = len(recorder.sizes)
+            if phase != "forward":
+                self._mark(f"step {self._number} {'forward' if phase == 'transfer' else phase}")
+
+        return observe
+
+    def _mark(self, name: str) -> None:
+        self.marks.append(Mark(name=name, event=len(self.recorder.events)))
+
+    def _finish(self, names: tuple[str, ...]) -> Trace:
+        notes = []
+        if self.answers.given:
+            notes.append(
+                f"{self.answers.given} results that depend on data were answered with their largest size, conditions "
+                "as true"
+            )
+        columns, events, marks = assembled(self.recorder, self.marks)
+        return Trace(
+            micro_batch_size=self.plan.micro_batch_size,
+            tensors=columns,
+            events=events,
+            marks=marks,
+            modules=names,
+            answered=self.answers.given,
+            notes=tuple(notes),
+        )
+
+
+def _relabel(recorder: Recorder, begun: int, kind: Kind) -> None:
+    """Says what is alive of the allocations from `begun` on."""
+    for handle in recorder.live():
+        if handle >= begun and recorder.kinds[handle] is Kind.TEMPORARY:
+            recorder.kinds[handle] = kind
+
+
+def _state(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    values = chain.from_iterable(state.values() for state in optimizer.state.values())
+    return (value for value in values if isinstance(value, torch.Tensor))
+
+
+def _update_always(optimizer: torch.optim.Optimizer, state: Any, *args: Any, **kwargs: Any) -> Any:
+    return optimizer.step(*args, **kwargs)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Keeps garbage collection, which would release tensors at odd moments, and the random state out of it."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _reason(error: BaseException) -> str:
+    operator = getattr(error, "func", None)
+    line = next(iter(str(error).strip().splitlines()), "")
+    if operator is not None:
+        return f"the result of {operator} depends on data"
+    return f"{type(error).__name__}: {line}"
+
+
+def _where(error: BaseException, doing: str) -> str:
+    """Returns the innermost line of a traceback that is neither torch's nor autofit's; else what was running."""
+    trace: TracebackType | None = error.__traceback__
+    frames = [f for f in traceback.extract_tb(trace) if not f.filename.startswith(LIBRARIES)]
+    if not frames:
+        return f"in {doing}"
+    frame = frames[-1]
+    text = linecache.getline(frame.filename, frame.lineno or 0).strip()
+    return f"{frame.filename}:{frame.lineno}: {text}" if text else f"{frame.filename}:{frame.lineno}"

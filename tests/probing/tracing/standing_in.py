@@ -1,0 +1,77 @@
+"""What the tests of the stand-in run in a process of their own; prints one JSON object."""
+
+import json
+import sys
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+
+from autofit.core.plan import Plan
+from autofit.core.trace import Kind
+from autofit.probing.tracing import standin
+from autofit.probing.tracing.recorder import Recorder
+from autofit.probing.tracing.temporaries import Chip
+from autofit.probing.tracing.tracing import trace
+from tests.probing.tracing.test_tracing import peaks
+from tests.probing.tracing.tiny import Cnn, Gpt, images, words, workload
+
+
+def peaks_of(kind: str, values: dict[str, str | int]) -> dict[str, int]:
+    """Returns the peaks of the third step's phases, without workspaces."""
+    dropout = float(values.pop("dropout", 0))
+    model, batch = (Gpt(dropout=dropout), words(4)) if kind == "gpt" else (Cnn(), images(4))
+    made, rule = workload(model, batch)
+    wanted = Plan(values={"micro_batch_size": 4, **values})
+    found = trace(made, rule, wanted, batch, standin.install(), Chip())
+    sizes = [
+        0 if kind is Kind.WORKSPACE else size
+        for size, kind in zip(found.tensors.sizes, found.tensors.kinds, strict=True)
+    ]
+    without = found.model_copy(update={"tensors": found.tensors.model_copy(update={"sizes": tuple(sizes)})})
+    return {name: most for name, most in peaks(without).items() if name.startswith("step 3")}
+
+
+def kernels() -> dict[str, str | None]:
+    """Returns which attention operator runs, by chip, type, mask and width."""
+    device, found = standin.install(), {}
+
+    def run(func, args, kwargs):
+        if "attention" in func.name() or "softmax" in func.name():
+            ran.append(func.name().removeprefix("aten::_scaled_dot_product_").removesuffix("_attention"))
+        return func(*args, **kwargs)
+
+    for capability in ((7, 5), (8, 0), (9, 0)):
+        for dtype in (torch.float32, torch.bfloat16):
+            for masked in (False, True):
+                ran: list[str] = []
+                with FakeTensorMode(), Recorder("standin", run), standin.attending(Chip(capability=capability)):
+                    x = torch.empty(2, 4, 32, 64, dtype=dtype, device=device, requires_grad=True)
+                    mask = torch.ones(32, 32, dtype=torch.bool, device=device) if masked else None
+                    F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+                found[f"{capability[0]}{capability[1]} {dtype} {masked}"] = ran[0]
+    return found
+
+
+def casts() -> dict[str, object]:
+    """Returns types under autocast, and whether the converted weight is kept just as long as the context."""
+    device = standin.install()
+    recorder = Recorder("standin", lambda func, args, kwargs: func(*args, **kwargs))
+    with FakeTensorMode(), recorder:
+        layer, x = nn.Linear(8, 24, device=device), torch.empty(5, 8, device=device)
+        with torch.no_grad(), torch.autocast("standin", dtype=torch.float16):
+            y = layer(x)
+            before = len(recorder.sizes)
+            layer(x)
+            again = recorder.sizes[before:]
+            softened, summed, joined = y.softmax(-1), y.sum(), torch.cat([y, x], 1)
+            held = [handle for handle in recorder.live() if recorder.sizes[handle] == 8 * 24 * 2]
+        kept = [handle for handle in recorder.live() if recorder.sizes[handle] == 8 * 24 * 2]
+    types = {"linear": y.dtype, "softmax": softened.dtype, "sum": summed.dtype, "cat": joined.dtype}
+    return {"types": {k: str(v) for k, v in types.items()}, "again": again, "held": len(held), "kept": len(kept)}
+
+
+if __name__ == "__main__":
+    jobs = {"peaks": peaks_of, "kernels": kernels, "casts": casts}
+    sys.stdout.write(json.dumps([jobs[name](*arguments) for name, arguments in json.loads(sys.argv[1])]))  # type: ignore[operator]

@@ -1,0 +1,88 @@
+"""The stand-in, in processes of its own: it becomes the process's accelerator and cannot be taken back.
+
+The peaks are those of the real allocator under torch 2.11's CUDA build (requested bytes of the third step, device of
+compute capability 8.0, cuBLAS workspaces and the test's own data taken off).
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+def phases(forward: int, backward: int, optimizer: int) -> dict[str, int]:
+    return {"step 3 forward": forward, "step 3 backward": backward, "step 3 optimizer": optimizer}
+
+
+PEAKS = {
+    "as it is": ("gpt", {}, phases(3025408, 3089672, 2117124)),
+    "bf16": ("gpt", {"precision": "bf16"}, phases(2449208, 2490552, 2117124)),
+    "checkpointed": (
+        "gpt",
+        {"precision": "bf16", "checkpointed_blocks": 2, "dropout": 0.1},
+        phases(1881728, 2207520, 2117124),
+    ),
+    "fused": (
+        "gpt",
+        {"precision": "fp16", "optimizer_implementation": "fused"},
+        phases(2449300, 2490648, 1693808),
+    ),
+    "images": ("cnn", {}, phases(260072, 293048, 30108)),
+    "channels last": (
+        "cnn",
+        {"precision": "bf16", "memory_format": "channels_last"},
+        phases(154216, 158568, 30108),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """What one child process found: peaks by name, kernels, casts."""
+    jobs = [("peaks", (kind, values)) for kind, values, _ in PEAKS.values()]
+    command = [sys.executable, "-m", "tests.probing.tracing.standing_in"]
+    command.append(json.dumps([*jobs, ("kernels", ()), ("casts", ())]))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    *peaks, kernels, casts = json.loads(done.stdout)
+    return {"peaks": dict(zip(PEAKS, peaks, strict=True)), "kernels": kernels, "casts": casts}
+
+
+@pytest.mark.parametrize("name", PEAKS)
+def test_a_trace_has_the_peaks_of_the_real_cuda_code(found: dict[str, Any], name: str) -> None:
+    expected, peaks = PEAKS[name][2], found["peaks"][name]
+    assert peaks.keys() == expected.keys()
+    # Where layouts are mixed, a sum of gradients may lie otherwise than on CUDA, and be copied once more or less.
+    tolerance = 0.01 if name == "channels last" else 0.0005
+    for phase, most in expected.items():
+        assert peaks[phase] == pytest.approx(most, rel=tolerance), phase
+
+
+def test_the_attention_kernel_is_the_chips(found: dict[str, Any]) -> None:
+    kernels = found["kernels"]
+    assert kernels["75 torch.float32 False"] == "efficient"
+    assert kernels["75 torch.bfloat16 False"].endswith("softmax")
+    assert kernels["80 torch.bfloat16 False"] == "flash"
+    assert kernels["80 torch.bfloat16 True"] == "efficient"
+    assert kernels["90 torch.bfloat16 False"] == "cudnn"
+    assert kernels["90 torch.float32 True"] == "efficient"
+
+
+def test_autocast_converts_as_on_cuda(found: dict[str, Any]) -> None:
+    casts = found["casts"]
+    assert casts["types"] == {
+        "linear": "torch.float16",
+        "softmax": "torch.float32",
+        "sum": "torch.float32",
+        "cat": "torch.float32",
+    }
+    # The second product finds its weight and bias converted: input and result alone are new.
+    assert casts["again"] == [5 * 8 * 2, 5 * 24 * 2]
+    assert (casts["held"], casts["kept"]) == (1, 0)
