@@ -1,5 +1,7 @@
 """What every test shares."""
 
+import signal
+
 import pytest
 import torch
 
@@ -9,6 +11,9 @@ from tests.fakes import FakeTime
 
 # Two threads on a machine that also does other work wait for each other at every operator: one is faster and steadier.
 torch.set_num_threads(1)
+
+# A shell that starts the tests in the background has them, and the processes that they start, ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

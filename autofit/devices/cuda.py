@@ -31,6 +31,10 @@ class Cuda(Accelerator):
 
     type = "cuda"
 
+    def __init__(self, index: int | None = None) -> None:
+        super().__init__(index)
+        self._told_outside: int | None = None
+
     @classmethod
     def is_available(cls) -> bool:
         """Says whether torch sees a device and its driver answers; torch warns when the driver is too old."""
@@ -65,13 +69,17 @@ class Cuda(Accelerator):
         """Returns the bytes that this process holds on the device outside the caching allocator.
 
         A figure of NVML's is believed only where it can be true: there may be another process of the same number, it
-        may be that of the whole card under MIG, or a mark for "not available".
+        may be that of the whole card under MIG, of all processes of a container, or a mark for "not available". Once
+        one was believed the last such figure holds, so that a budget and what is held against it rest on the same.
         """
-        free, total = self.driver_info()
-        reserved = self._reserved_bytes()
         told = self._nvml.used_bytes() if self._nvml is not None else None
-        if told is not None and reserved <= told <= total - free:
-            return told - reserved
+        if told is not None:
+            free, total = self.driver_info()
+            (used, named), reserved = told, self._reserved_bytes()
+            if reserved <= used <= total - free and (named or used - reserved <= CONTEXT_BYTES):
+                self._told_outside = used - reserved
+        if self._told_outside is not None:
+            return self._told_outside
         self._nvml = None  # not asked again: it would be asked at every probe
         return super().outside_bytes()
 

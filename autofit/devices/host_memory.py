@@ -19,7 +19,8 @@ def available() -> int | None:
     limit = _cgroup("memory.max")
     if found is None or limit is None:
         return found
-    return max(min(found, limit - (_cgroup("memory.current") or 0)), 0)
+    used = (_cgroup("memory.current") or 0) - _inactive_file_bytes()
+    return max(min(found, limit - used), 0)
 
 
 def status_bytes(key: str) -> int | None:
@@ -38,11 +39,24 @@ def kib_line(path: Path, key: str) -> int | None:
     return None
 
 
+def _inactive_file_bytes() -> int:
+    """Returns the part of the control group's memory that holds files and is given up first; 0 where it is not told."""
+    for line in (_cgroup_text("memory.stat") or "").splitlines():
+        name, _, value = line.partition(" ")
+        if name == "inactive_file" and value.isdigit():
+            return int(value)
+    return 0
+
+
 def _cgroup(name: str) -> int | None:
-    """Returns a number from this process's version 2 control group, or None where there is none."""
+    text = _cgroup_text(name)
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def _cgroup_text(name: str) -> str | None:
+    """Returns a file of this process's version 2 control group, or None where there is none."""
     try:
         group = Path("/proc/self/cgroup").read_text().strip().rsplit("::", 1)[-1].lstrip("/")
-        text = (Path("/sys/fs/cgroup") / group / name).read_text().strip()
+        return (Path("/sys/fs/cgroup") / group / name).read_text().strip()
     except OSError:
         return None
-    return int(text) if text.isdigit() else None

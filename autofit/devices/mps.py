@@ -71,6 +71,10 @@ class Mps(Device):
         """Gives cached memory back to the system."""
         torch.mps.empty_cache()
 
+    def live_bytes(self) -> int:
+        """Returns the bytes of live tensors."""
+        return int(torch.mps.current_allocated_memory())
+
     @contextmanager
     def meter(self, static: Callable[[], int]) -> Iterator[Reading]:
         """Meters the steps inside by the driver's memory after them; that of live tensors is at most as much."""

@@ -46,15 +46,18 @@ class Nvml:
             pass
         return None
 
-    def used_bytes(self) -> int | None:
-        """Returns the device memory of this process, or None when NVML does not tell.
+    def used_bytes(self) -> tuple[int, bool] | None:
+        """Returns the device memory of this process, and whether it was found by its number; None when NVML is silent.
 
         It lists the processes of the whole machine by the machine's own numbers, which in a container are not those
-        that the process knows. This one holds a context, so when only one is listed that is this one.
+        that the process knows. This one holds a context, so when only one is listed that is this one, or all of a
+        container taken together.
         """
         found = self._processes()
-        mine = [process for process in found if process.pid == os.getpid()] or (found if len(found) == 1 else [])
-        return int(mine[0].used_bytes) if mine else None
+        for process in found:
+            if process.pid == os.getpid():
+                return int(process.used_bytes), True
+        return (int(found[0].used_bytes), False) if len(found) == 1 else None
 
     def _processes(self) -> list[_Process]:
         room = ctypes.c_uint(_ROOM)

@@ -1,8 +1,10 @@
 """What a run leaves on the device: noticed by the allocator's sum, named by the tensors that Python can see."""
 
 import gc
+import weakref
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from autofit.core.units import format_bytes
 from autofit.devices.base import Device
@@ -23,7 +25,10 @@ class LeakWatch:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._known: set[int] = set() if device.live_bytes() is None else {id(t) for t in self._tensors()}
+        # By number and weakly: tensors compare by their elements, and the number of one that died is used again.
+        self._known: dict[int, weakref.ref[torch.Tensor]] = {}
+        if device.live_bytes() is not None:
+            self._new_tensors()
         self._before: int | None = None
 
     def begin(self) -> None:
@@ -41,18 +46,35 @@ class LeakWatch:
         left = self._left()
         if left < LEAST_BYTES:
             return ""
-        kept = [t for t in self._tensors() if id(t) not in self._known]
-        self._known.update(map(id, kept))
-        return f"{format_bytes(left)} stayed on the device after the run: {_named(kept)}"
+        return f"{format_bytes(left)} stayed on the device after the run: {_named(self._new_tensors())}"
 
     def _left(self) -> int:
         now = self._device.live_bytes()
         return 0 if now is None or self._before is None else now - self._before
 
-    def _tensors(self) -> list[torch.Tensor]:
-        """Returns the tensors on the device that the garbage collector tracks; a frozen heap is left out."""
-        kind = self._device.torch_device.type
-        return [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor) and x.device.type == kind]
+    def _new_tensors(self) -> list[torch.Tensor]:
+        """Returns the tensors on the device that this did not return before.
+
+        Those that the garbage collector tracks; a frozen heap is left out.
+        """
+        found = []
+        for x in gc.get_objects():
+            if issubclass(type(x), torch.Tensor) and self._is_there(x):
+                known = self._known.get(id(x))
+                if known is None or known() is not x:
+                    found.append(x)
+                    self._known[id(x)] = weakref.ref(x)
+        return found
+
+    def _is_there(self, tensor: torch.Tensor) -> bool:
+        if isinstance(tensor, FakeTensor):
+            return False
+        try:
+            device = tensor.device
+        except RuntimeError:  # a wrapper of functorch whose level has ended
+            return False
+        wanted = self._device.torch_device
+        return device.type == wanted.type and wanted.index in (None, device.index)
 
 
 def _named(kept: list[torch.Tensor]) -> str:
@@ -62,6 +84,6 @@ def _named(kept: list[torch.Tensor]) -> str:
     count = "1 tensor" if len(kept) == 1 else f"{len(kept)} tensors"
     what = f"{str(largest.dtype).removeprefix('torch.')} {tuple(largest.shape)}"
     text = f"your code keeps {count}, the largest {what}"
-    if any(t.grad_fn is not None for t in kept):
+    if any(t.requires_grad and not t.is_leaf for t in kept):
         return f"{text}, with the autograd graph and so every activation of the step. Keep loss.item() instead"
     return f"{text}. Do not keep tensors of a step beyond it, or keep them with .cpu()"

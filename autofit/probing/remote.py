@@ -19,6 +19,8 @@ HOST_LIMIT_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESH
 segment falls close to the tensors' sum (reference/memory_prediction.md section 6). They slow the process down to a
 half: never time a step under them."""
 
+ONE_CACHE = 1
+"""Something that the user's code or a library makes once and keeps, such as a table, is left behind by one run only."""
 _REPLACED_AFTER = (Status.POISONED, Status.TIMED_OUT, Status.CRASHED, Status.AMBIGUOUS, Status.WORKER_LOST)
 
 
@@ -84,7 +86,7 @@ class RemoteBench:
     ) -> None:
         self._target, self._beat = target, beat
         self._deadlines = deadlines or Deadlines()
-        self._most, self._count = probes_per_child, 0
+        self._most, self._count, self._leaks = probes_per_child, 0, 0
         # The first child's budget holds for all: what is available changes from one moment to the next.
         self._memory_bytes: int | None = None
         self._child: Child | None
@@ -92,7 +94,7 @@ class RemoteBench:
         self._memory_bytes = self.briefing.budget.memory_bytes
 
     def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
-        """Runs `plan` in the child; a child that died, hung, leaked or is poisoned is replaced for the next call.
+        """Runs `plan` in the child; a child that died, hung, leaked twice or is poisoned is replaced for the next call.
 
         On a host device a proof also has to pass in a fresh process whose memory is really limited to the budget.
         """
@@ -103,7 +105,8 @@ class RemoteBench:
         child = self._warm()
         outcome = self._evaluate(child, plan, purpose)
         self._count += 1
-        untrusted = outcome.status in _REPLACED_AFTER or bool(outcome.leaked)
+        self._leaks += bool(outcome.leaked)
+        untrusted = outcome.status in _REPLACED_AFTER or self._leaks > ONE_CACHE
         if child.ended or untrusted or self._count >= self._most:
             self._retire()
         return outcome
@@ -138,7 +141,7 @@ class RemoteBench:
     def _warm(self) -> Child:
         """Returns the warm child, a new one when the last was retired."""
         if self._child is None or self._child.ended:
-            self._count = 0
+            self._count = self._leaks = 0
             self._child, briefing = self._start({}, enforce=False)
             found, expected = briefing.environment.workload, self.briefing.environment.workload
             if found != expected:

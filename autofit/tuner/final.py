@@ -167,8 +167,7 @@ class Final:
         elif winner is not own and self._ratio(winner, own).pairs == 0:
             self._caveats.append("there was no time for a race: the gain rests on two separate probes")
         leaks = [t.outcome.leaked for t in self._loop.trials if t.outcome.leaked and not t.earlier]
-        if leaks:
-            runs = "a run" if len(leaks) == 1 else f"{len(leaks)} runs"
-            self._caveats.append(f"{runs} left memory behind, which a training would too: {leaks[-1]}")
+        if len(leaks) > 1:  # once is a table that is made and kept
+            self._caveats.append(f"{len(leaks)} runs left memory behind, which a training would too: {leaks[-1]}")
         if self._loop.early:
             self._caveats.append(f"the search was cut short: {self._loop.stopped}")

@@ -151,7 +151,7 @@ def test_a_worker_with_a_leak_is_replaced(tmp_path: Path) -> None:
     target = Target(f"{Path(targets.__file__)}:make_leaking", {"pids": str(pids)}, device="cuda", options=BATCHING)
     with RemoteBench(target) as bench:
         plan = bench.briefing.space.baseline
-        for _ in range(2):
+        for _ in range(3):  # once could be a table that is made once
             outcome = bench.evaluate(plan, Purpose.BLOCK)
             assert outcome.measured, outcome
             assert "MiB stayed on the device" in outcome.leaked

@@ -43,7 +43,7 @@ FUNCTIONS = {
     "torch.xpu.memory": ("get_per_process_memory_fraction", "set_per_process_memory_fraction"),
     "torch.mps": (
         *("is_available", "synchronize", "empty_cache", "set_per_process_memory_fraction"),
-        *("driver_allocated_memory", "recommended_max_memory"),
+        *("driver_allocated_memory", "current_allocated_memory", "recommended_max_memory"),
     ),
     "torch.backends.mps": ("get_name", "is_macos_or_newer"),
 }
@@ -322,6 +322,9 @@ def mps(machine: Machine) -> Any:
 
     def driver_allocated_memory() -> int:
         return machine.at().reserved
+
+    def current_allocated_memory() -> int:
+        return machine.at().allocated
 
     def recommended_max_memory() -> int:
         return machine.at().total_bytes

@@ -117,6 +117,26 @@ def test_a_figure_that_cannot_be_this_processs_is_not_believed(
     assert Cuda().outside_bytes() == CONTEXT_BYTES
 
 
+def test_the_one_process_of_a_container_is_believed_as_far_as_a_context(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card.others_bytes = 6 * GIB
+    card.allocate(2 * GIB)
+    nvml(monkeypatch, (4_000_000, 2 * GIB + card.context_bytes))
+    assert Cuda().outside_bytes() == card.context_bytes
+    nvml(monkeypatch, (4_000_000, 8 * GIB + card.context_bytes))  # a neighbour's memory, under the sandbox's number
+    assert Cuda().outside_bytes() == CONTEXT_BYTES
+
+
+def test_a_figure_once_believed_holds_when_nvml_falls_silent(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    card.others_bytes = 6 * GIB
+    driver = nvml(monkeypatch, (os.getpid(), card.context_bytes))
+    device = Cuda()
+    assert device.outside_bytes() == card.context_bytes
+    driver.processes = [(4_000_000, GIB), (4_000_001, GIB)]
+    assert device.outside_bytes() == card.context_bytes
+
+
 @pytest.mark.parametrize("fails", ["nvmlInit_v2", "nvmlDeviceGetComputeRunningProcesses_v3"])
 def test_nvml_that_fails_is_asked_once(card: Card, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
     driver, device = nvml(monkeypatch, (os.getpid(), GIB), fails=fails), Cuda()

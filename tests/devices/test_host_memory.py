@@ -45,6 +45,12 @@ def test_a_control_group_gives_no_more_than_its_limit(system: dict[str, str]) ->
     assert host_memory.available() == 4 * GIB
 
 
+def test_files_that_a_control_group_would_give_up_count_as_available(system: dict[str, str]) -> None:
+    limited(system, str(3 * GIB), 2 * GIB)
+    system["memory.stat"] = f"anon 5\nfile {2 * GIB}\ninactive_file {GIB}\nactive_file 7\n"
+    assert host_memory.available() == 2 * GIB
+
+
 def test_a_system_that_does_not_say_is_not_guessed_at(system: dict[str, str]) -> None:
     del system["meminfo"], system["status"]
     assert host_memory.available() is None

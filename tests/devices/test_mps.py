@@ -87,3 +87,8 @@ def test_it_says_what_nobody_knows(machine: Machine) -> None:
     assert "never been run on hardware" in never
     assert "no peaks" in peaks
     assert "set it again" in limit
+
+
+def test_live_tensors_are_counted(machine: Machine) -> None:
+    machine.at().allocate(3 * GIB)
+    assert Mps().live_bytes() == 3 * GIB

@@ -12,29 +12,29 @@ MINE = (os.getpid(), 700)
 OTHERS = [(pid, 10) for pid in range(1, 4)]
 
 
-def told(monkeypatch: pytest.MonkeyPatch, driver: Driver | None) -> int | None:
+def told(monkeypatch: pytest.MonkeyPatch, driver: Driver | None) -> tuple[int, bool] | None:
     install(monkeypatch, driver)
     found = Nvml.open(UUID)
     return None if found is None else found.used_bytes()
 
 
 def test_this_process_is_found_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert told(monkeypatch, Driver([*OTHERS, MINE])) == 700
+    assert told(monkeypatch, Driver([*OTHERS, MINE])) == (700, True)
 
 
 def test_a_slice_of_a_card_is_found_by_its_own_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert told(monkeypatch, Driver([MINE], uuid=f"MIG-{UUID}")) == 700
+    assert told(monkeypatch, Driver([MINE], uuid=f"MIG-{UUID}")) == (700, True)
 
 
-def test_in_a_container_the_only_process_is_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_container_the_only_process_is_this_one_but_was_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its number there is another one. With two, nobody knows."""
-    assert told(monkeypatch, Driver([(4_000_000, 700)])) == 700
+    assert told(monkeypatch, Driver([(4_000_000, 700)])) == (700, False)
     assert told(monkeypatch, Driver([(4_000_000, 700), (4_000_001, 900)])) is None
     assert told(monkeypatch, Driver([])) is None
 
 
 def test_a_long_list_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert told(monkeypatch, Driver([*((pid, 1) for pid in range(10_000_000, 10_000_100)), MINE])) == 700
+    assert told(monkeypatch, Driver([*((pid, 1) for pid in range(10_000_000, 10_000_100)), MINE])) == (700, True)
 
 
 @pytest.mark.parametrize(

@@ -132,11 +132,11 @@ def test_a_child_that_is_not_to_be_trusted_is_replaced(opened: Open, log: Log, s
     assert len(log.pids) == 2
 
 
-def test_a_child_in_which_a_run_left_memory_behind_is_replaced(opened: Open, log: Log) -> None:
+def test_a_child_in_which_two_runs_left_memory_behind_is_replaced(opened: Open, log: Log) -> None:
     bench = opened("say('outcome', outcome={'status': 'user error', 'reason': 'r', 'leaked': '5 GiB stayed'})")
-    assert bench.evaluate(PLAN, Purpose.PROBE).leaked == "5 GiB stayed"
-    bench.evaluate(PLAN, Purpose.PROBE)
-    assert len(log.pids) == 2
+    for children in (1, 1, 2, 2, 3):  # what only one run leaves behind is a table that is made once
+        assert bench.evaluate(PLAN, Purpose.PROBE).leaked == "5 GiB stayed"
+        assert len(log.pids) == children
 
 
 @pytest.mark.parametrize(
