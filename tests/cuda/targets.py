@@ -12,12 +12,14 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from autofit import devices
 from autofit.core.briefing import Options
 from autofit.core.outcome import Outcome
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device
 from autofit.probing.bench import Bench
 from autofit.workloads.workload import Workload
+from tests.phantom.phantom import present
 
 MIB = 2**20
 BATCHING = Options(memory_budget="4GiB", strategies=("batching",), enforce=True)
@@ -120,3 +122,14 @@ def evaluate(
     """Opens a bench, runs its baseline with the values of `plan`, and leaves it."""
     with Bench(workload, device, options) as bench:
         return bench.evaluate(bench.briefing.space.baseline.replace(**plan), purpose)
+
+
+def outside_bytes() -> int:
+    """Returns what this process holds on the device outside the allocator: all that is used on a phantom of its own.
+
+    On a card that others may use too it is what the device itself says, which other tests compare with the driver.
+    """
+    if not present():
+        return int(getattr(devices.choose("cuda"), "outside_bytes")())  # noqa: B009  # of accelerators only
+    free, total = torch.cuda.mem_get_info()
+    return int(total - free - torch.cuda.memory_reserved())

