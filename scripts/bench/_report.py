@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+import _files
 import torch
 
 from autofit import devices
@@ -53,7 +54,7 @@ def finish(
     """Writes the figures, prints the summary as the last line, exits with `missed` when a figure was missed."""
     if out is not None:
         record = {"where": where(device), "summary": summary, **figures}
-        out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        _files.write(out, json.dumps(record, indent=1) + "\n")
     print(summary, flush=True)
     sys.exit(0 if passed else missed)
 

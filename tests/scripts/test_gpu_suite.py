@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts" / "bench")]
 
-import record_table  # noqa: E402  # the scripts are no package of the distribution
-from gpu import prediction, steps, suite  # noqa: E402
+import _files  # noqa: E402  # the scripts are no package of the distribution
 from gpu import stage as stage_tools  # noqa: E402
-from gpu import tests as stage_of_tests  # noqa: E402
-
-from autofit.core.budget import Clock  # noqa: E402
-from autofit.core.errors import UsageError  # noqa: E402
-from autofit.core.estimate import Estimate  # noqa: E402
-from autofit.core.outcome import Outcome, Status  # noqa: E402
-from autofit.core.plan import Plan  # noqa: E402
-from autofit.core.table import Table  # noqa: E402
-from autofit.core.trial import Trial  # noqa: E402
-from autofit.estimators.base import Estimator  # noqa: E402
-from tests.fakes import briefing_of, small_bench  # noqa: E402
+from gpu import suite  # noqa: E402
 
 HERE = {"device": "Test", "type": "cuda", "torch": "2.11.0", "phantom": False}
 STAGE = """
@@ -50,7 +40,7 @@ def stages(tmp_path: Path) -> dict[str, suite.Stage]:
         "partial": WRITE + "sys.exit(75)\n",
         "crash": "raise ZeroDivisionError('by zero')\n",
         "usage": "sys.exit('no such thing')\n",
-        "endless": "time.sleep(60)\n",
+        "endless": "time.sleep(600)\n",
         "silent": "",
         "also-good": WRITE,
     }
@@ -65,8 +55,7 @@ def stages(tmp_path: Path) -> dict[str, suite.Stage]:
 @pytest.fixture
 def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for results, on a machine that is taken to have a device."""
-    monkeypatch.setattr(suite, "machine", lambda device: dict(HERE))
-    monkeypatch.setattr(suite, "missing", list)
+    monkeypatch.setattr(suite, "machine", lambda *_: dict(HERE))
     return tmp_path / "out"
 
 
@@ -139,10 +128,59 @@ def test_figures_of_an_earlier_call_do_not_make_a_broken_stage_whole(out: Path, 
 
 def test_a_stage_that_does_not_end_is_ended(out: Path, stages: dict[str, suite.Stage]) -> None:
     began = time.monotonic()
-    assert run(out, [stages["endless"], stages["good"]], "--limit-s", "3") == 1
-    assert time.monotonic() - began < 30
+    assert run(out, [replace(stages["endless"], limit_s=1), stages["good"]]) == 1
+    assert time.monotonic() - began < 300
     assert state(out)["endless"]["status"] == "timed out"
     assert state(out)["good"]["status"] == "ok"
+
+
+def test_tests_that_missed_are_run_again_after_the_others(out: Path, stages: dict[str, suite.Stage]) -> None:
+    tests = replace(stages["slow"], again=True)
+    run(out, [tests])
+    assert run(out, [tests, stages["good"]]) == 1
+    assert calls(out) == ["slow", "good", "slow"]
+    assert [stage.name for stage in suite.STAGES if stage.again] == ["tests-real", "tests-shared"]
+
+
+def test_no_stage_is_started_for_less_than_a_minute_of_the_total(
+    out: Path, stages: dict[str, suite.Stage], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(out, [stages["good"]], "--total-s", "59") == 1
+    assert not (out / "calls").exists()
+    assert "good: not started" in capsys.readouterr().out
+    assert run(out, [stages["good"]], "--total-s", "600") == 0
+
+
+def test_a_stage_gets_no_more_than_what_is_left_of_the_total(out: Path, stages: dict[str, suite.Stage]) -> None:
+    began = time.monotonic()
+    assert run(out, [stages["endless"], stages["good"]], "--limit-s", "2", "--total-s", "3") == 1
+    assert time.monotonic() - began < 300
+    assert calls(out) == ["endless"]  # what was left after it is less than the limit of a stage
+
+
+def test_the_quick_stages_are_few_short_and_in_order(
+    out: Path, stages: dict[str, suite.Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [stage.name for stage in suite.QUICK] == ["tests-real", "steps", "grid-gpt", "soak"]
+    assert sum(stage.limit_s for stage in suite.QUICK) < 1500
+    monkeypatch.setattr(suite, "QUICK", (stages["also-good"],))
+    assert run(out, [stages["good"]], "--quick") == 0
+    assert calls(out) == ["also-good"]
+
+
+def test_a_result_that_cannot_be_read_counts_as_absent(
+    out: Path, stages: dict[str, suite.Stage], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(out, [stages["good"]])
+    (out / suite.STATE).write_text('{"where": {')
+    assert run(out, [stages["good"]]) == 0
+    assert calls(out) == ["good", "good"]
+    assert f"{out / suite.STATE} is no JSON object" in capsys.readouterr().out
+    part = out / "x.part.json"
+    part.write_text("")
+    assert stage_tools.Parts(part).get("a", lambda: 1) == 1
+    part.write_text("[]")
+    assert _files.read(part) is None
 
 
 def test_an_interrupt_ends_the_stage_and_leaves_the_others_for_the_next_call(
@@ -183,24 +221,11 @@ def test_a_limit_of_no_time_is_refused(out: Path, stages: dict[str, suite.Stage]
     assert ended.value.code == 2
 
 
-def test_missing_packages_are_one_line(
-    out: Path, stages: dict[str, suite.Stage], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.undo()
-    monkeypatch.setattr(suite, "NEEDED", {"json": "json", "no_such_module": "no-such-package"})
-    assert run(out, [stages["good"]]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert "not installed" in lines[0]
-    assert lines[0].count("no-such-package") == 1
-    assert "json" not in lines[0].replace(sys.executable, "")
-
-
 def test_results_of_another_machine_are_not_mixed(
     out: Path, stages: dict[str, suite.Stage], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(out, [stages["good"]])
-    monkeypatch.setattr(suite, "machine", lambda device: {**HERE, "device": "Other"})
+    monkeypatch.setattr(suite, "machine", lambda *_: {**HERE, "device": "Other"})
     assert run(out, [stages["slow"]]) == 2
     assert "another machine (device Other, there Test)" in capsys.readouterr().err
     assert calls(out) == ["good"]
@@ -211,10 +236,10 @@ def test_a_dry_run_says_so_on_the_page(
 ) -> None:
     run(out, [stages["good"]])
     assert "dry run" not in (out / "SUMMARY.md").read_text()
-    monkeypatch.setattr(suite, "machine", lambda device: {**HERE, "type": "cpu"})
+    monkeypatch.setattr(suite, "machine", lambda *_: {**HERE, "type": "cpu"})
     run(out / "cpu", [stages["good"]], "--device", "cpu")
     assert "A dry run on a CPU" in (out / "cpu" / "SUMMARY.md").read_text()
-    monkeypatch.setattr(suite, "machine", lambda device: {**HERE, "phantom": True})
+    monkeypatch.setattr(suite, "machine", lambda *_: {**HERE, "phantom": True})
     run(out / "phantom", [stages["good"]])
     assert "phantom GPU: times and values mean nothing" in (out / "phantom" / "SUMMARY.md").read_text()
 
@@ -233,7 +258,24 @@ def test_a_missing_device_is_one_clear_line_from_the_command(tmp_path: Path) -> 
 def test_help_names_what_must_be_installed_and_every_stage() -> None:
     command = [str(ROOT / "scripts" / "gpu_suite"), "--help"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=True)
-    for name in ("torch", "optuna", "pydantic", "tqdm", "PyYAML", "pytest", "lightning", "accelerate"):
+    for name in (
+        "torch",
+        "optuna",
+        "pydantic",
+        "tqdm",
+        "PyYAML",
+        "pytest",
+        "lightning",
+        "accelerate",
+        "sqlalchemy",
+        "alembic",
+        "colorlog",
+        "packaging",
+        "mako",
+        "pydantic_core",
+        "annotated_types",
+        "typing_inspection",
+    ):
         assert name in done.stdout
     for stage in suite.STAGES:
         assert f"  {stage.name} " in done.stdout
@@ -241,116 +283,3 @@ def test_help_names_what_must_be_installed_and_every_stage() -> None:
 
 def environment() -> dict[str, str]:
     return {**os.environ, "PYTHON": sys.executable}
-
-
-def case(name: str, allocated: int, reserved: int, error: str = "") -> dict[str, Any]:
-    return {"case": name, "model": "m", "size": 1, "error": error, "allocated_bytes": [1, allocated],
-            "reserved_bytes": [reserved, reserved], "static_bytes": [1, 1]}  # fmt: skip
-
-
-def test_what_a_phantom_misses_is_the_difference_of_the_peaks_of_cases_that_ran_on_both() -> None:
-    real = [case("a", 110, 210), case("b", 50, 60), case("only here", 1, 1), case("failed", 1, 1, "out of memory")]
-    phantom = [case("a", 100, 200), case("b", 50, 70), case("failed", 1, 1)]
-    compared = steps.compare(real, phantom)
-    assert [row["case"] for row in compared] == ["a", "b"]
-    assert compared[0]["allocated_bytes"] == {"real": 110, "phantom": 100, "missed": 10}
-    assert compared[1]["reserved_bytes"]["missed"] == -10
-    assert "no phantom record" in steps.summarize([], Path("steps-x.json"))
-    assert "misses -10 B to 10 B" in steps.summarize(compared, Path("steps-x.json"))
-
-
-@pytest.mark.parametrize("capability", ["8.0", "9.0"])
-def test_the_records_kept_of_the_phantom_hold_every_case_of_the_list(capability: str) -> None:
-    record = json.loads((steps.RECORDS / f"steps-torch-2.11.0-sm-{capability}-full.json").read_text())
-    assert record["where"]["phantom"] is True
-    assert record["capability"] == capability
-    assert [one["case"] for one in record["cases"]] == [one.name for one in steps.cases("full")]
-    for one in record["cases"]:
-        assert not one["error"]
-        assert 0 < max(one["static_bytes"]) <= max(one["allocated_bytes"]) <= max(one["reserved_bytes"])
-
-
-class Says(Estimator):
-    """Predicts a fixed number of bytes per sample, with a lower bound below it."""
-
-    def __init__(self, per_sample: int, lower: float) -> None:
-        self.per_sample, self.lower, self.told = per_sample, lower, 0
-
-    def tell(self, trial: Trial) -> None:
-        self.told += 1
-
-    def estimate(self, plan: Plan) -> Estimate:
-        value = self.per_sample * plan.micro_batch_size
-        return Estimate(value_bytes=value, lower_bytes=round(self.lower * value), upper_bytes=2 * value)
-
-
-def recorded(tmp_path: Path) -> tuple[Table, list[Trial]]:
-    """A table of a fake device, and a search of one trial and one plan that was screened out."""
-    bench = small_bench()
-    briefing = briefing_of(bench)
-    recording = record_table.open_recording(tmp_path / "t.json", "t", briefing, briefing.space, rounds=0, seed=0)
-    recording.run(bench.evaluate, Clock(bench.time), 1e9)
-    first, second = recording.table.entries[:2]
-    skipped = Outcome(status=Status.SKIPPED, reason="predicted not to fit")
-    return recording.table, [
-        Trial(number=0, plan=first.plan, outcome=first.outcome),
-        Trial(number=1, plan=second.plan, outcome=skipped),
-    ]
-
-
-def test_an_estimator_is_asked_about_the_plans_that_did_not_run(tmp_path: Path) -> None:
-    table, trials = recorded(tmp_path)
-    estimator = Says(1, 0.5)
-    score = prediction.score(estimator, trials, table)
-    assert estimator.told == 2
-    assert (score["told"], score["rest"]) == (1, len(table.entries) - 1)
-    assert score["no_opinion"] == 0
-    assert score["fits_but_refused"] == 0
-    assert score["above_upper_bound"] > 0  # one byte a sample is far too little
-    assert score["median_error_ratio"] < -0.9
-
-
-def test_a_lower_bound_that_refuses_what_fits_is_counted(tmp_path: Path) -> None:
-    table, trials = recorded(tmp_path)
-    score = prediction.score(Says(10**12, 1.0), trials, table)
-    fits = sum(entry.outcome.measured for entry in table.entries) - trials[0].outcome.measured
-    assert score["fits_but_refused"] == fits > 0
-    assert score["below_lower_bound"] >= fits
-    assert score["does_not_fit_and_refused"] == score["does_not_fit"]
-
-
-def test_prediction_without_grids_says_what_to_run_first(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="Run a stage grid first"):
-        prediction.load(tmp_path)
-
-
-def test_test_results_are_read_from_what_pytest_said() -> None:
-    text = (
-        "tests/a.py::test_one PASSED [ 25%]\ntests/a.py::test_two[x y] FAILED [ 50%]\ntests/a.py::test_three SKIPPED "
-        "(no GPU) [ 75%]\ntests/a.py::test_four PASSED [ 80%]\ntests/a.py::test_four ERROR [ 80%]\n"
-        "tests/a.py::test_broken_off \n=== short summary ===\nFAILED tests/a.py::test_two[x y] - assert 1 == 2\n"
-    )
-    assert stage_of_tests.results(text) == {
-        "tests/a.py::test_one": "PASSED",
-        "tests/a.py::test_two[x y]": "FAILED",
-        "tests/a.py::test_three": "SKIPPED",
-        "tests/a.py::test_four": "ERROR",
-    }
-
-
-def test_a_part_that_is_done_is_not_run_again(tmp_path: Path) -> None:
-    path = tmp_path / "x.part.json"
-    calls: list[str] = []
-
-    def make() -> str:
-        calls.append("made")
-        return "it"
-
-    assert stage_tools.Parts(path).get("a", make) == "it"
-    assert stage_tools.Parts(path).get("a", make) == "it"
-    assert calls == ["made"]
-    parts = stage_tools.Parts(path)
-    assert "a" in parts
-    assert "b" not in parts
-    parts.clear()
-    assert "a" not in stage_tools.Parts(path)

@@ -7,10 +7,10 @@ import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import _files
 import _report
 import torch
 
@@ -133,7 +133,7 @@ def main() -> None:
         found = run_ours(given.finder, given) if given.finder in OURS else run_peer(given.finder, given)
     except AutofitError as error:
         _report.fail(f"finders {given.finder}: {error}", error.exit_code)
-    Path(given.json).write_text(json.dumps(found), encoding="utf-8")
+    _files.write(given.json, json.dumps(found))
     print(f"{given.finder}: {found['plan']}, {found['steps']} steps, {found['ooms']} out of memory", flush=True)
 
 

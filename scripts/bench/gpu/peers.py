@@ -28,6 +28,7 @@ from autofit.probing.remote import RemoteBench
 from gpu import stage
 from gpu.finders import FINDERS, OURS
 from gpu.models import MODELS
+from gpu.processes import die_with_parent
 
 SHARE = 0.3
 """A finder may take this share of the stage's time."""
@@ -41,7 +42,9 @@ def find(name: str, given: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, "-m", "gpu.finders", given.model, name, "--device", given.device]
     command += ["--limit-s", str(0.7 * seconds), "--json", str(answer)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=seconds, check=False, preexec_fn=die_with_parent
+        )
     except subprocess.TimeoutExpired:
         return {"error": f"not done in {seconds:.0f} s"}
     if done.returncode != 0:

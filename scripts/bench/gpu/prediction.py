@@ -7,12 +7,12 @@ A plan that fits and that a lower bound would have kept from being run is a brok
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import _files
 import _report
 
 from autofit import estimators
@@ -74,7 +74,7 @@ def load(out: Path) -> list[tuple[str, list[Trial], Table]]:
     for path in sorted(out.glob("grid-*.json")):
         name = path.stem.removeprefix("grid-")
         table = out / f"table-{name}.json"
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = _files.read(path) or {}
         if "trials" in record and table.exists():
             trials = [Trial.model_validate(trial) for trial in record["trials"]]
             found.append((name, trials, read_table(table.read_text(encoding="utf-8"), str(table))))

@@ -1,11 +1,11 @@
 """Five minutes of training under the proven plan, with texts of varying length, limited to its budget.
 
 Required: no out-of-memory, no allocator retry, and never more memory than the budget that the plan was proven for. The
-plan is that of stage grid-gpt where its results are there, else the model is tuned first.
+plan is that of stage grid-gpt, finished or not; where it has none yet the model is tuned first, and the grid takes that
+over.
 """
 
 import argparse
-import json
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -13,6 +13,7 @@ from itertools import count
 from time import perf_counter
 from typing import Any
 
+import _files
 import _report
 import torch
 
@@ -85,13 +86,17 @@ class Soak:
 
 
 def proven(given: argparse.Namespace) -> Recommendation:
-    """Returns the proven plan of stage grid-gpt, or tunes for one."""
-    path = given.out / f"grid-{MODEL}.json"
-    if path.exists():
-        return Recommendation.model_validate(json.loads(path.read_text(encoding="utf-8"))["recommendation"])
-    model = MODELS[MODEL]
-    with RemoteBench(stage.target(model, given, strategies=model.strategies)) as bench:
-        return Recommendation.model_validate(tune(bench, 0.25 * given.limit_s)["recommendation"])
+    """Returns the proven plan of stage grid-gpt, finished or not, or tunes for one and keeps it."""
+    tuned = _files.read(given.out / f"grid-{MODEL}.json")
+    if tuned is None:
+
+        def make() -> dict[str, Any]:
+            model = MODELS[MODEL]
+            with RemoteBench(stage.target(model, given, strategies=model.strategies)) as bench:
+                return tune(bench, 0.25 * given.limit_s)
+
+        tuned = stage.Parts(given.out / f"grid-{MODEL}.part.json").get("tuned", make)
+    return Recommendation.model_validate(tuned["recommendation"])
 
 
 def run(given: argparse.Namespace, clock: Clock) -> tuple[str, dict[str, Any], bool]:

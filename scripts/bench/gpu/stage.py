@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import _files
 import _report
 from record_table import UNFINISHED
 
@@ -29,13 +30,13 @@ class Parts:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._done: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        self._done = _files.read(path) or {}
 
     def get(self, name: str, make: Callable[[], Any]) -> Any:
         """Returns what the part gave, running it now if it is not done."""
         if name not in self._done:
             self._done[name] = make()
-            self._path.write_text(json.dumps(self._done), encoding="utf-8")
+            _files.write(self._path, json.dumps(self._done))
         return self._done[name]
 
     def __contains__(self, name: str) -> bool:

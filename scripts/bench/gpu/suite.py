@@ -1,16 +1,20 @@
 """Everything that needs a real GPU, in stages of at most 9 minutes each, as one command.
 
 Must be installed for the Python that runs it (PYTHON=... chooses one; no network is needed):
-  torch >= 2.11 with CUDA, optuna >= 5, pydantic >= 2.7, tqdm, PyYAML, pytest
+  torch >= 2.11 with CUDA, tqdm, PyYAML, pytest,
+  optuna >= 5 with what it needs (sqlalchemy, alembic, colorlog, packaging, mako),
+  pydantic >= 2.7 with what it needs (pydantic_core, annotated_types, typing_inspection)
 Optional; what is missing is said in the results:
   lightning or pytorch-lightning, accelerate (peers), transformers (an example), pytest-timeout, nvidia-ml-py
 
   scripts/gpu_suite --out results               # all stages; called again it goes on where it was
   scripts/gpu_suite --out results --stages steps,grid-gpt
+  scripts/gpu_suite --out results --quick --total-s 580    # on a GPU lent for minutes: the most telling stages first
   scripts/gpu_suite --out dry --device cpu      # a dry run with tiny models: its figures mean nothing
 
 Each stage writes DIR/STAGE.json (figures with device and versions) and DIR/STAGE.log; DIR/SUMMARY.md is for people. A
 finished stage is not run again, one that was cut short goes on, one that broke is run again; the others go on anyway.
+Tests that failed or were cut short are run again whole, after the other stages. No stage outlives the suite.
 
 Stages ("grid" stands for all that begin with "grid-"):
 """
@@ -18,9 +22,8 @@ Stages ("grid" stands for all that begin with "grid-"):
 import argparse
 import importlib.util
 import json
-import os
+import math
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -28,16 +31,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu import summary
+import _files
 
-ROOT = Path(__file__).resolve().parents[3]
-NEEDED = {"torch": "torch", "optuna": "optuna", "pydantic": "pydantic", "tqdm": "tqdm", "yaml": "PyYAML",
-          "pytest": "pytest"}  # fmt: skip
+from gpu import processes, summary
+from gpu.preflight import machine
+
 OPTIONAL = ("lightning", "pytorch_lightning", "accelerate", "transformers", "pynvml")
 INNER_RATIO = 0.92
 """A stage is told to stop by itself after this share of the limit; the rest is for starting and for its last step."""
 DONE = ("ok", "missed")
 UNFINISHED = 75
+LEAST_S = 60.0
+"""A stage that could not get so much of `--total-s` is not started."""
 STATE = "suite.json"
 
 
@@ -49,15 +54,19 @@ class Stage:
         name: what `--stages` calls it.
         about: what it does, in a line.
         command: the module and its arguments, or a script, after `python`.
+        limit_s: seconds that it gets at most, whatever the suite's limit.
+        again: whether it begins anew, also after a miss: what it tests may have been mended.
     """
 
     name: str
     about: str
     command: tuple[str, ...]
+    limit_s: float = math.inf
+    again: bool = False
 
 
-def _stage(name: str, about: str, module: str, *arguments: str) -> Stage:
-    return Stage(name, about, ("-m", f"gpu.{module}", *arguments))
+def _stage(name: str, about: str, module: str, *arguments: str, limit_s: float = math.inf) -> Stage:
+    return Stage(name, about, ("-m", f"gpu.{module}", *arguments), limit_s, again=module == "tests")
 
 
 MODELS = ("gpt", "convnet", "mlp")
@@ -69,6 +78,12 @@ STAGES = (
     _stage("prediction", "the estimators against the recorded grids", "prediction"),
     *(_stage(f"peers-{model}", f"batch-size finders on {model}", "peers", model) for model in MODELS),
     _stage("soak", "five minutes of the proven plan at its budget", "soak"),
+)
+QUICK = (
+    _stage("tests-real", "the tests that need true values or times", "tests", "real", limit_s=300),
+    _stage("steps", "memory of the same steps on a phantom and here", "steps", limit_s=240),
+    _stage("grid-gpt", "tune() of gpt against a grid of one round", "grid", "gpt", "--rounds", "1", limit_s=480),
+    _stage("soak", "two minutes of the proven plan at its budget", "soak", "--seconds", "120", limit_s=240),
 )
 
 
@@ -94,19 +109,20 @@ class Suite:
         out: the folder.
         limit_s: seconds for each stage.
         arguments: given to every stage.
+        ends_at: when all must have ended, of `time.monotonic()`.
     """
 
-    def __init__(self, out: Path, limit_s: float, arguments: Sequence[str]) -> None:
-        self.out, self._limit_s, self._arguments = out, limit_s, tuple(arguments)
+    def __init__(self, out: Path, limit_s: float, arguments: Sequence[str], ends_at: float = math.inf) -> None:
+        self.out, self._limit_s, self._arguments, self._ends_at = out, limit_s, tuple(arguments), ends_at
         self.results: dict[str, Result] = {}
 
     def resume(self, where: Mapping[str, Any]) -> str | None:
         """Takes over the results of earlier calls; returns why they are of something else, or None."""
         state = self.out / STATE
         self._where = dict(where)
-        if not state.exists():
+        known = _files.read(state)
+        if known is None:
             return None
-        known = json.loads(state.read_text(encoding="utf-8"))
         differs = [name for name in where if known["where"].get(name) != where[name]]
         if differs:
             told = ", ".join(f"{name} {where[name]}, there {known['where'].get(name)}" for name in differs)
@@ -116,44 +132,37 @@ class Suite:
 
     def run(self, stages: Sequence[Stage]) -> bool:
         """Runs the stages that are not done, in order; returns whether all are done with nothing missed."""
-        for stage in stages:
+        # Tests that were run before begin anew: they must not keep the others from a device that is there for minutes.
+        for stage in sorted(stages, key=lambda stage: stage.again and stage.name in self.results):
             known = self.results.get(stage.name)
-            if known is not None and known.status in DONE:
+            if known is not None and known.status in DONE and not (stage.again and known.status == "missed"):
                 print(f"== {stage.name}: done before: {known.line}", flush=True)
                 continue
+            limit_s, left_s = min(self._limit_s, stage.limit_s), self._ends_at - time.monotonic()
+            if left_s < min(LEAST_S, limit_s):
+                print(f"== {stage.name}: not started: {max(left_s, 0):.0f} s of --total-s are left", flush=True)
+                continue
             print(f"== {stage.name}: {stage.about}", flush=True)
-            self.results[stage.name] = result = self._run_one(stage)
+            self.results[stage.name] = result = self._run_one(stage, min(limit_s, left_s))
             print(f"{result.line}\n   {result.status} after {result.seconds:.0f} s", flush=True)
             self._save()
-        return all(self.results[stage.name].status == "ok" for stage in stages)
+        return all(stage.name in self.results and self.results[stage.name].status == "ok" for stage in stages)
 
-    def _run_one(self, stage: Stage) -> Result:
+    def _run_one(self, stage: Stage, limit_s: float) -> Result:
         figures, log = self.out / f"{stage.name}.json", self.out / f"{stage.name}.log"
         figures.unlink(missing_ok=True)
-        inner = str(round(INNER_RATIO * self._limit_s, 1))
+        inner = str(round(INNER_RATIO * limit_s, 1))
         command = [sys.executable, *stage.command, "--out", str(self.out), "--json", str(figures), "--limit-s", inner]
         began = time.monotonic()
         with log.open("w", encoding="utf-8") as sink:
-            code = _run([*command, *self._arguments], sink, self._limit_s)
+            code = processes.run([*command, *self._arguments], sink, limit_s)
         lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
         return Result(_status(code, figures.exists()), time.monotonic() - began, lines[-1] if lines else "said nothing")
 
     def _save(self) -> None:
         state = {"where": self._where, "results": {name: asdict(result) for name, result in self.results.items()}}
-        (self.out / STATE).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+        _files.write(self.out / STATE, json.dumps(state, indent=1) + "\n")
         summary.write(self.out, state)
-
-
-def _run(command: Sequence[str], sink: Any, limit_s: float) -> int | None:
-    """Returns the exit code, or None when the limit ended it; no process of its group is left behind."""
-    with subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True) as process:
-        try:
-            return process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _status(code: int | None, has_figures: bool) -> str:
@@ -185,65 +194,56 @@ def _named(stage: Stage, name: str) -> bool:
     return name in (stage.name, stage.name.partition("-")[0])
 
 
-def missing() -> list[str]:
-    """Returns the names of the needed packages that this Python does not have."""
-    return [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
-
-
-def machine(device: str) -> dict[str, Any] | str:
-    """Returns device and versions, or why there is no such device; asked in a process that ends, as a stage does."""
-    code = (
-        "import json, sys, _report\nfrom autofit.core.errors import UsageError\n"
-        "try: print(json.dumps(_report.where(sys.argv[1])))\n"
-        "except UsageError as error: sys.exit(str(error))"
-    )
-    done = subprocess.run([sys.executable, "-c", code, device], capture_output=True, text=True, check=False)
-    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
-    if done.returncode == 0:
-        return dict(json.loads(lines[-1]))
-    return lines[-1] if lines else f"the check of the device ended with code {done.returncode}"
-
-
 def _parser(stages: Sequence[Stage]) -> argparse.ArgumentParser:
     about = (__doc__ or "") + "\n".join(f"  {stage.name:16s}{stage.about}" for stage in stages)
+    about += "\n\n--quick runs these in this order, each with its own limit; done here is done for all stages too:\n"
+    about += "\n".join(f"  {stage.name:16s}{stage.about}, at most {stage.limit_s:.0f} s" for stage in QUICK)
     found = argparse.ArgumentParser(
         prog="scripts/gpu_suite", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     found.add_argument("--out", metavar="DIR", type=Path, required=True, help="where results go, and are found again")
     found.add_argument("--stages", metavar="A,B", help="only these; default: all")
+    found.add_argument("--quick", action="store_true", help="few and shorter stages, see above")
     found.add_argument("--limit-s", type=float, default=540, help="seconds for each stage (default: 540)")
+    found.add_argument(
+        "--total-s", metavar="SECONDS", type=float, default=math.inf,
+        help="seconds for all: a stage gets what is left, and is not started for less than a minute (default: no limit)"
+    )  # fmt: skip
     found.add_argument("--device", default="cuda", help='"cuda", "cuda:1"; "cpu" for a dry run')
     return found
 
 
 def main(arguments: Sequence[str] | None = None, stages: Sequence[Stage] = STAGES) -> int:
     """Runs the suite and returns its exit code: 0 all well, 1 something missed, broken or unfinished, 2 usage."""
-    parser = _parser(stages)
+    began, parser = time.monotonic(), _parser(stages)
     given = parser.parse_args(arguments)
     try:
-        wanted = chosen(given.stages, stages)
+        wanted = chosen(given.stages, QUICK if given.quick else stages)
     except ValueError as error:
         parser.error(str(error))
-    if given.limit_s <= 0:
-        parser.error(f"--limit-s is {given.limit_s:g}; expected more than 0 seconds")
-    if lacking := missing():
-        return _refuse(f"not installed for {sys.executable}: {', '.join(lacking)}; --help says what is needed")
-    where = machine(given.device)
+    for name, seconds in (("--limit-s", given.limit_s), ("--total-s", given.total_s)):
+        if not seconds > 0:
+            parser.error(f"{name} is {seconds:g}; expected more than 0 seconds")
+    modules = dict.fromkeys(stage.command[1] for stage in wanted if stage.command[0] == "-m")
+    where = machine(given.device, tuple(modules))
     if isinstance(where, str):
-        return _refuse(f"{where} To try the suite without a GPU: --device cpu.")
+        return _refuse(where)
     given.out.mkdir(parents=True, exist_ok=True)
     out = given.out.resolve()
-    suite = Suite(out, given.limit_s, ["--device", given.device])
+    suite = Suite(out, given.limit_s, ["--device", given.device], began + given.total_s)
     absent = [name for name in OPTIONAL if importlib.util.find_spec(name) is None]
     print(f"gpu_suite: {where['device']}, torch {where['torch']}; optional and not installed: "
           f"{', '.join(absent) or 'none'}", flush=True)  # fmt: skip
     objection = suite.resume(where)
     if objection is not None:
         return _refuse(objection)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it ends the stage as Ctrl-C does
     try:
         passed = suite.run(wanted)
     except KeyboardInterrupt:
         return _refuse("interrupted; the same command goes on where it was", 130)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     counts = [f"{[r.status for r in suite.results.values()].count(status)} {status}"
               for status in dict.fromkeys(r.status for r in suite.results.values())]  # fmt: skip
     print(f"gpu_suite: {', '.join(counts)}; see {out / summary.NAME}", flush=True)

@@ -1,9 +1,10 @@
 """SUMMARY.md: what the stages of a suite found, for people. Made again from the JSON files after each stage."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import _files
 
 NAME = "SUMMARY.md"
 _HIDDEN = ("capacity_bytes", "type")
@@ -18,7 +19,7 @@ def write(out: Path, state: Mapping[str, Any]) -> None:
     lines += [_row([name, r["status"], f"{r['seconds']:.0f}", r["line"]]) for name, r in results.items()]
     for name in results:
         lines += _details(name, out / f"{name}.json")
-    (out / NAME).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    _files.write(out / NAME, "\n".join(lines) + "\n")
 
 
 def _warnings(where: Mapping[str, Any]) -> list[str]:
@@ -30,7 +31,7 @@ def _warnings(where: Mapping[str, Any]) -> list[str]:
 
 
 def _details(name: str, path: Path) -> list[str]:
-    table = json.loads(path.read_text(encoding="utf-8")).get("table") if path.exists() else None
+    table = (_files.read(path) or {}).get("table")
     if not table or not table["rows"]:
         return []
     head = [_row(table["columns"]), "|" + "---|" * len(table["columns"])]

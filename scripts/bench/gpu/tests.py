@@ -14,8 +14,8 @@ from pathlib import Path
 import _report
 
 from gpu import stage
+from gpu.processes import ROOT, die_with_parent
 
-ROOT = Path(__file__).resolve().parents[3]
 EXPRESSIONS = {"real": "real_gpu", "shared": "not real_gpu"}
 GRACE_S = 10.0
 RESULT = re.compile(r"^(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b", re.MULTILINE)
@@ -27,7 +27,13 @@ def run_pytest(folder: Path, expression: str, output: Path, limit_s: float) -> i
     command = [sys.executable, "-m", "pytest", str(folder), "-m", expression, "-v"]
     with (
         output.open("w", encoding="utf-8") as sink,
-        subprocess.Popen(command, cwd=ROOT, stdout=sink, stderr=subprocess.STDOUT) as process,
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            preexec_fn=die_with_parent,  # noqa: PLW1509  # one system call, found at import: takes no lock
+        ) as process,
     ):
         try:
             return process.wait(limit_s)
@@ -54,20 +60,21 @@ def main() -> None:
     code = run_pytest(given.folder.resolve(), EXPRESSIONS[given.kind], output, given.limit_s)
     text = output.read_text(encoding="utf-8", errors="replace")
     found = results(text)
-    if not found:
+    if not found and code is not None:
         last = (text.strip().splitlines() or ["no output"])[-1]
         _report.fail(f"tests-{given.kind}: no test ran in {given.folder} (pytest's exit code {code}): {last}", 3)
     counts = Counter(result.lower() for result in found.values())
     failed = [name for name, result in found.items() if result in FAILED]
-    told = ", ".join(f"{number} {kind}" for kind, number in counts.items())
+    told = ", ".join(f"{number} {kind}" for kind, number in counts.items()) or "no test done"
     ended = "" if code is not None else f"; broken off by the limit of {given.limit_s:.0f} s"
     figures = {
         "counts": counts, "failed": failed, "ended_by_limit": code is None,
         "table": stage.table(["failed"], [[name] for name in failed]),
     }  # fmt: skip
     passed = code == 0 and counts["passed"] > 0
-    summary = f"tests-{given.kind}: {told}{ended}: {'ok' if passed else 'MISSED'}"
-    _report.finish(summary, figures, given.json, passed, given.device)
+    verdict = "ok" if passed else "unfinished" if code is None else "MISSED"
+    missed = stage.UNFINISHED if code is None else 1
+    _report.finish(f"tests-{given.kind}: {told}{ended}: {verdict}", figures, given.json, passed, given.device, missed)
 
 
 if __name__ == "__main__":

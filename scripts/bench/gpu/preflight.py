@@ -1,0 +1,53 @@
+"""What is asked before any stage runs, in a process that ends: does everything import, and which device is there."""
+
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+NEEDED = ("torch", "optuna", "pydantic", "tqdm", "yaml", "pytest", "autofit.search", "autofit.api")
+
+
+def machine(device: str, modules: Sequence[str] = ()) -> dict[str, Any] | str:
+    """Returns device and versions, or why nothing can run here: in a line.
+
+    Args:
+        device: what `--device` was given.
+        modules: the stages' modules; they are imported too.
+    """
+    command = [sys.executable, "-m", "gpu.preflight", device, *modules]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+    if done.returncode == 0:
+        return dict(json.loads(lines[-1]))
+    return lines[-1] if lines else f"the check of the device ended with code {done.returncode}"
+
+
+def lacking(modules: Iterable[str]) -> dict[str, str]:
+    """Returns the modules that are missing, each with what asked for it first and what Python said."""
+    found: dict[str, str] = {}
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            said = str(error) if name == error.name else f"{error}, imported by {name}"
+            found.setdefault(error.name or name, " ".join(said.split()))
+    return found
+
+
+def main() -> None:
+    device, *modules = sys.argv[1:]
+    if missing := lacking([*NEEDED, *modules]):
+        told = "; ".join(f"{name} ({said})" for name, said in missing.items())
+        sys.exit(f"cannot import for {sys.executable}: {told}. --help says what is needed.")
+    report, errors = importlib.import_module("_report"), importlib.import_module("autofit.core.errors")
+    try:
+        print(json.dumps(report.where(device)))
+    except errors.UsageError as error:
+        sys.exit(f"{error} To try the suite without a GPU: --device cpu.")
+
+
+if __name__ == "__main__":
+    main()

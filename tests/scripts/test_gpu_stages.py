@@ -1,0 +1,168 @@
+"""The stages of the GPU suite: what they compare, keep, and say with their exit codes."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "scripts" / "bench")]
+
+import record_table  # noqa: E402  # the scripts are no package of the distribution
+from gpu import prediction, soak, steps  # noqa: E402
+from gpu import stage as stage_tools  # noqa: E402
+from gpu import tests as stage_of_tests  # noqa: E402
+
+from autofit.core.budget import Clock  # noqa: E402
+from autofit.core.errors import UsageError  # noqa: E402
+from autofit.core.estimate import Estimate  # noqa: E402
+from autofit.core.outcome import Outcome, Status  # noqa: E402
+from autofit.core.plan import Plan  # noqa: E402
+from autofit.core.table import Table  # noqa: E402
+from autofit.core.trial import Trial  # noqa: E402
+from autofit.estimators.base import Estimator  # noqa: E402
+from tests.fakes import briefing_of, small_bench  # noqa: E402
+
+
+def case(name: str, allocated: int, reserved: int, error: str = "") -> dict[str, Any]:
+    return {"case": name, "model": "m", "size": 1, "error": error, "allocated_bytes": [1, allocated],
+            "reserved_bytes": [reserved, reserved], "static_bytes": [1, 1]}  # fmt: skip
+
+
+def test_what_a_phantom_misses_is_the_difference_of_the_peaks_of_cases_that_ran_on_both() -> None:
+    real = [case("a", 110, 210), case("b", 50, 60), case("only here", 1, 1), case("failed", 1, 1, "out of memory")]
+    phantom = [case("a", 100, 200), case("b", 50, 70), case("failed", 1, 1)]
+    compared = steps.compare(real, phantom)
+    assert [row["case"] for row in compared] == ["a", "b"]
+    assert compared[0]["allocated_bytes"] == {"real": 110, "phantom": 100, "missed": 10}
+    assert compared[1]["reserved_bytes"]["missed"] == -10
+    assert "no phantom record" in steps.summarize([], Path("steps-x.json"))
+    assert "misses -10 B to 10 B" in steps.summarize(compared, Path("steps-x.json"))
+
+
+@pytest.mark.parametrize("capability", ["8.0", "9.0"])
+def test_the_records_kept_of_the_phantom_hold_every_case_of_the_list(capability: str) -> None:
+    record = json.loads((steps.RECORDS / f"steps-torch-2.11.0-sm-{capability}-full.json").read_text())
+    assert record["where"]["phantom"] is True
+    assert record["capability"] == capability
+    assert [one["case"] for one in record["cases"]] == [one.name for one in steps.cases("full")]
+    for one in record["cases"]:
+        assert not one["error"]
+        assert 0 < max(one["static_bytes"]) <= max(one["allocated_bytes"]) <= max(one["reserved_bytes"])
+
+
+class Says(Estimator):
+    """Predicts a fixed number of bytes per sample, with a lower bound below it."""
+
+    def __init__(self, per_sample: int, lower: float) -> None:
+        self.per_sample, self.lower, self.told = per_sample, lower, 0
+
+    def tell(self, trial: Trial) -> None:
+        self.told += 1
+
+    def estimate(self, plan: Plan) -> Estimate:
+        value = self.per_sample * plan.micro_batch_size
+        return Estimate(value_bytes=value, lower_bytes=round(self.lower * value), upper_bytes=2 * value)
+
+
+def recorded(tmp_path: Path) -> tuple[Table, list[Trial]]:
+    """A table of a fake device, and a search of one trial and one plan that was screened out."""
+    bench = small_bench()
+    briefing = briefing_of(bench)
+    recording = record_table.open_recording(tmp_path / "t.json", "t", briefing, briefing.space, rounds=0, seed=0)
+    recording.run(bench.evaluate, Clock(bench.time), 1e9)
+    first, second = recording.table.entries[:2]
+    skipped = Outcome(status=Status.SKIPPED, reason="predicted not to fit")
+    return recording.table, [
+        Trial(number=0, plan=first.plan, outcome=first.outcome),
+        Trial(number=1, plan=second.plan, outcome=skipped),
+    ]
+
+
+def test_an_estimator_is_asked_about_the_plans_that_did_not_run(tmp_path: Path) -> None:
+    table, trials = recorded(tmp_path)
+    estimator = Says(1, 0.5)
+    score = prediction.score(estimator, trials, table)
+    assert estimator.told == 2
+    assert (score["told"], score["rest"]) == (1, len(table.entries) - 1)
+    assert score["no_opinion"] == 0
+    assert score["fits_but_refused"] == 0
+    assert score["above_upper_bound"] > 0  # one byte a sample is far too little
+    assert score["median_error_ratio"] < -0.9
+
+
+def test_a_lower_bound_that_refuses_what_fits_is_counted(tmp_path: Path) -> None:
+    table, trials = recorded(tmp_path)
+    score = prediction.score(Says(10**12, 1.0), trials, table)
+    fits = sum(entry.outcome.measured for entry in table.entries) - trials[0].outcome.measured
+    assert score["fits_but_refused"] == fits > 0
+    assert score["below_lower_bound"] >= fits
+    assert score["does_not_fit_and_refused"] == score["does_not_fit"]
+
+
+def test_prediction_without_grids_says_what_to_run_first(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Run a stage grid first"):
+        prediction.load(tmp_path)
+
+
+def test_test_results_are_read_from_what_pytest_said() -> None:
+    text = (
+        "tests/a.py::test_one PASSED [ 25%]\ntests/a.py::test_two[x y] FAILED [ 50%]\ntests/a.py::test_three SKIPPED "
+        "(no GPU) [ 75%]\ntests/a.py::test_four PASSED [ 80%]\ntests/a.py::test_four ERROR [ 80%]\n"
+        "tests/a.py::test_broken_off \n=== short summary ===\nFAILED tests/a.py::test_two[x y] - assert 1 == 2\n"
+    )
+    assert stage_of_tests.results(text) == {
+        "tests/a.py::test_one": "PASSED",
+        "tests/a.py::test_two[x y]": "FAILED",
+        "tests/a.py::test_three": "SKIPPED",
+        "tests/a.py::test_four": "ERROR",
+    }
+
+
+FILES = {"short": "import time\ndef test_one(): pass\ndef test_two(): assert False\n",
+         "long": "import time\ndef test_one(): pass\ndef test_two(): time.sleep(600)\n"}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "limit_s", "code"), [("short", 500, 1), ("long", 3, 75)])
+def test_tests_cut_off_by_the_limit_are_unfinished_and_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, limit_s: int, code: int
+) -> None:
+    (tmp_path / "test_it.py").write_text(FILES[name])
+    command = ["tests", "shared", "--folder", str(tmp_path), "--out", str(tmp_path), "--limit-s", str(limit_s)]
+    monkeypatch.setattr(sys, "argv", [*command, "--device", "cpu"])
+    with pytest.raises(SystemExit) as ended:
+        stage_of_tests.main()
+    assert ended.value.code == code
+
+
+@pytest.mark.parametrize("name", ["grid-gpt.json", "grid-gpt.part.json"])
+def test_the_soak_takes_the_plan_of_a_grid_that_is_unfinished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    tuned = {"recommendation": {"of": name}}
+    (tmp_path / name).write_text(json.dumps({"tuned": tuned} if "part" in name else tuned))
+    monkeypatch.setattr(soak.Recommendation, "model_validate", lambda found: found)
+    monkeypatch.setattr(soak, "tune", lambda *_: pytest.fail("tuned again"))
+    monkeypatch.setattr(soak, "RemoteBench", lambda *_: pytest.fail("opened a bench"))
+    assert soak.proven(argparse.Namespace(out=tmp_path, limit_s=1, device="cpu", scale="tiny")) == {"of": name}
+
+
+def test_a_part_that_is_done_is_not_run_again(tmp_path: Path) -> None:
+    path = tmp_path / "x.part.json"
+    calls: list[str] = []
+
+    def make() -> str:
+        calls.append("made")
+        return "it"
+
+    assert stage_tools.Parts(path).get("a", make) == "it"
+    assert stage_tools.Parts(path).get("a", make) == "it"
+    assert calls == ["made"]
+    parts = stage_tools.Parts(path)
+    assert "a" in parts
+    assert "b" not in parts
+    parts.clear()
+    assert "a" not in stage_tools.Parts(path)
