@@ -1,0 +1,133 @@
+"""A whole search on a device, and what has to hold after it, whatever became of it."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count, islice
+from typing import Any
+
+import pytest
+import torch
+
+import autofit
+from autofit.core.errors import DevicePoisoned
+from autofit.core.recommendation import Recommendation
+from autofit.core.trial import Purpose
+from autofit.probing import probe
+from autofit.probing.guard import digest_of
+from autofit.probing.meter import Pace
+from tests.phantom.phantom import Phantom, present
+
+GIB, MIB = 2**30, 2**20
+SEARCH = autofit.tune
+"""Loaded here, where no workload is on the stack: an import inside that fails keeps the frames that led to it."""
+
+QUICK = {
+    Purpose.PROBE: Pace(warmup_least=1, warmup_most=2, steps_least=2, steps_most=2, seconds=0.0, patience_s=10.0),
+    Purpose.BLOCK: Pace(warmup_least=1, warmup_most=1, steps_least=1, steps_most=1, seconds=0.0, patience_s=10.0),
+    Purpose.PROOF: Pace(warmup_least=1, warmup_most=2, steps_least=3, steps_most=3, seconds=0.0),
+}
+"""For a phantom, whose clock is exact: more steps would tell no more. What is run on the worst batch stays."""
+
+
+def tune(workload: autofit.Workload, **asked: Any) -> autofit.Fit:
+    """Runs a whole search in this process, with its study in memory and no progress shown.
+
+    Args:
+        workload: what is trained.
+        asked: further arguments of `autofit.tune`.
+    """
+    return SEARCH(
+        workload.model,
+        workload.loader,
+        loss_fn=workload.loss_fn,
+        step_fn=workload.step_fn,
+        optimizer=workload.optimizer,
+        global_batch_size=workload.global_batch_size,
+        max_grad_norm=workload.max_grad_norm,
+        **{"device": "cuda", "study": ":memory:", "progress": False} | asked,
+    )
+
+
+@contextmanager
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Makes searches inside quick: on a phantom by `QUICK`, and everywhere by few objects to collect.
+
+    With torch and transformers on the heap each of many collections takes 0.2 s.
+    """
+    if present():
+        monkeypatch.setattr(probe, "PACES", QUICK)
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@contextmanager
+def no_trace(workload: autofit.Workload, phantom: Phantom | None = None) -> Iterator[None]:
+    """Fails unless the block, however it ends, leaves the workload bit-identical and the device's memory as it was.
+
+    Args:
+        workload: what the block is given.
+        phantom: is reset after the block. What is on a device that was poisoned is lost, so only memory is compared.
+    """
+    optimizer = workload.optimizer if isinstance(workload.optimizer, torch.optim.Optimizer) else None
+
+    def state() -> tuple[str, int, float]:
+        gc.collect()
+        torch._C._cuda_clearCublasWorkspaces()
+        digest = digest_of(workload.model, optimizer, workload.loader)
+        # Not what is allocated: a block that is not worth splitting is larger than the tensor in it.
+        requested = torch.cuda.memory_stats()["requested_bytes.all.current"]
+        # The allocator keeps its limit in bytes: the fraction that is read may differ in the last places.
+        return digest, requested, round(torch.cuda.get_per_process_memory_fraction(), 6)
+
+    before, poisoned = state(), False
+    try:
+        yield
+    except DevicePoisoned:
+        poisoned = True
+        raise
+    finally:
+        if phantom is not None:
+            phantom.reset()
+        after = state()
+        # Not after the block: a search that ends with an error has to leave no trace either.
+        assert poisoned or after[0] == before[0], "what was passed in has changed"
+        assert after[1] == before[1], f"{after[1] - before[1]} bytes more are allocated than before"
+        assert after[2] == before[2], f"the memory fraction was {before[2]} and is {after[2]}"
+
+
+def check(found: Recommendation) -> None:
+    """Fails unless the plan was proven as promised: whole steps, no allocator retry, everything inside the budget."""
+    memory, budget = found.proof.memory, found.budget.memory_bytes
+    assert found.proof.worst_steps >= 3
+    assert memory.reserved_bytes is not None
+    assert memory.footprint_bytes is not None
+    assert 0 < memory.allocated_bytes <= memory.reserved_bytes <= memory.footprint_bytes <= budget
+    assert (memory.allocator_retries, memory.swallowed_ooms) == (0, 0)
+
+
+def written(workload: autofit.Workload) -> autofit.Workload:
+    """Has each forward pass write true bytes into a weight, as training does: a phantom's kernels write nothing."""
+    if present():
+        weight = next(p for p in workload.model.parameters() if p.ndim == 1)
+        numbers = count()
+
+        def write(*_: object) -> None:
+            weight.data[:1].copy_(torch.tensor([(1 + next(numbers) % 96) / 97]))
+
+        workload.model.register_forward_pre_hook(write)
+    return workload
+
+
+def train(fit: autofit.Fit, workload: autofit.Workload, steps: int = 3) -> int:
+    """Trains with the plan, as the user would, and returns how often the allocator had to retry or refuse."""
+    stats = torch.cuda.memory_stats()
+    before = stats["num_alloc_retries"] + stats["num_ooms"]
+    with fit.prepare(workload.model, workload.loader, workload.optimizer) as step:
+        for batch in islice(step.loader, steps):
+            step(batch)
+    stats = torch.cuda.memory_stats()
+    return int(stats["num_alloc_retries"] + stats["num_ooms"] - before)
