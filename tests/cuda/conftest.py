@@ -5,7 +5,6 @@ inject faults or need the phantom's known figures.
 """
 
 import gc
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -38,15 +37,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
-UNFINISHED = "AUTOFIT_UNFINISHED_TESTS"
-WHOLE_SEARCHES = ("test_tune_examples.py", "test_tune_faults.py", "test_fuzz.py", "test_device_checks.py")
-"""Not finished: some of them fail, and together they take longer than a lane may."""
-
-
 def why_not(item: pytest.Item) -> str:
     """Returns why a test cannot run here, or "" when it can."""
-    if item.path.name in WHOLE_SEARCHES and not os.environ.get(UNFINISHED):
-        return f"not finished yet; set {UNFINISHED} to run it"
     if not torch.cuda.is_available():
         return "torch sees no CUDA device; scripts/test-cuda-phantom brings a phantom one"
     if present() and item.get_closest_marker("real_gpu"):

@@ -49,19 +49,14 @@ def tune(workload: autofit.Workload, **asked: Any) -> autofit.Fit:
     )
 
 
-@contextmanager
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Makes searches inside quick: on a phantom by `QUICK`, and everywhere by few objects to collect.
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the searches of a test quick: on a phantom by `QUICK`, and everywhere by few objects to collect.
 
-    With torch and transformers on the heap each of many collections takes 0.2 s.
+    What earlier tests have imported joins the frozen heap, which the fixture `heap_frozen` takes back.
     """
     if present():
         monkeypatch.setattr(probe, "PACES", QUICK)
     gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Whole searches on the examples' models, on cards from 1 to 80 GiB: proven inside the budget, without a trace."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -30,9 +30,8 @@ pytestmark = pytest.mark.usefixtures("trusted_values")
 
 
 @pytest.fixture(autouse=True)
-def quickly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with quick(monkeypatch):
-        yield
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick(monkeypatch)
 
 
 @pytest.mark.parametrize("gib", CAPACITIES)

@@ -3,6 +3,7 @@
 import ctypes
 import itertools
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -108,6 +109,17 @@ def test_zeros_are_zeros_where_other_bytes_were(phantom: Phantom) -> None:
     zeros = torch.zeros(size, dtype=torch.uint8, device="cuda")
     assert zeros.data_ptr() == address
     assert not zeros.cpu().any()
+
+
+def test_a_copy_of_what_was_never_written_is_zeros_and_costs_nothing(phantom: Phantom) -> None:
+    size = 4096 * MIB
+    source, target = (torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2))
+    for tensor, at in ((target, 5), (target, size - 1), (source, size // 2 + 1)):
+        tensor[at : at + 1].copy_(torch.ones(1, dtype=torch.uint8))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    target.copy_(source)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 10_000  # each page that is read is one
+    assert (target[5].item(), target[-1].item(), target[size // 2 + 1].item()) == (0, 0, 1)
 
 
 def test_other_kernels_do_nothing(phantom: Phantom) -> None:

@@ -7,10 +7,12 @@
 #include "phantom.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define BASE ((uintptr_t)0x200000000000)
 #define SIZE ((size_t)16 << 40)
@@ -238,20 +240,53 @@ void space_fill(void *address, const void *pattern, size_t width, size_t count) 
             memcpy((char *)address + i * width, pattern, width);
 }
 
+/* Says whether no page of a piece of the space was ever written: all of it is zeros, and reading it would cost pages.
+ * `map` is /proc/self/pagemap, whose entry of a page says in its two highest bits whether it is present or swapped. */
+static bool never_written(int map, const void *start, size_t size) {
+    uint64_t entries[512];
+    uintptr_t page = (uintptr_t)start / PAGE, end = ((uintptr_t)start + size + PAGE - 1) / PAGE;
+    while (page < end) {
+        size_t count = end - page < 512 ? end - page : 512;
+        if (pread(map, entries, count * sizeof *entries, (off_t)(page * sizeof *entries)) !=
+            (ssize_t)(count * sizeof *entries))
+            return false;
+        for (size_t i = 0; i < count; i++)
+            if (entries[i] >> 62)
+                return false;
+        page += count;
+    }
+    return true;
+}
+
+/* Copies a piece; a page that was never written is read as zeros without being committed, and kept so. */
+static void copy_pages(char *to, const char *from, size_t size) {
+    for (size_t at = 0; at < size;) {
+        size_t piece = PAGE - ((uintptr_t)(to + at) & (PAGE - 1));
+        if (piece > size - at)
+            piece = size - at;
+        if (!all_zero(from + at, piece) || !all_zero(to + at, piece))
+            memmove(to + at, from + at, piece);
+        at += piece;
+    }
+}
+
 void space_copy(void *to, const void *from, size_t size) {
     if (!space_holds(to)) {
         memmove(to, from, size);
         return;
     }
-    for (size_t at = 0; at < size;) {
+    /* Opened for each copy, since a child that is forked has a map of its own. */
+    bool overlap = (uintptr_t)to < (uintptr_t)from + size && (uintptr_t)from < (uintptr_t)to + size;
+    int map = size >= GRANULARITY && space_holds(from) && !overlap ? open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC) : -1;
+    for (size_t at = 0; at < size; at += GRANULARITY) {
         char *target = (char *)to + at;
         const char *source = (const char *)from + at;
-        size_t piece = PAGE - ((uintptr_t)target & (PAGE - 1));
-        if (piece > size - at)
-            piece = size - at;
-        /* A page that was never written is read as zeros without being committed: keep it so. */
-        if (!all_zero(source, piece) || !all_zero(target, piece))
-            memmove(target, source, piece);
-        at += piece;
+        size_t piece = size - at < GRANULARITY ? size - at : GRANULARITY;
+        if (map < 0 || !never_written(map, source, piece))
+            copy_pages(target, source, piece);
+        else if (!never_written(map, target, piece))
+            clear(target, piece);
     }
+    if (map >= 0)
+        close(map);
 }
