@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from autofit.api import load, tune
+    from autofit.api import estimate, load, tune
     from autofit.core.errors import (
         AutofitError,
         BudgetSpent,
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
         RestoreError,
         SpaceError,
         StudyError,
+        Untraceable,
         UsageError,
         UserCodeError,
         WorkloadError,
     )
+    from autofit.core.estimation import Estimation
     from autofit.core.plan import Plan
     from autofit.core.recommendation import Recommendation
     from autofit.fit import Fit
@@ -37,6 +39,7 @@ __all__ = [
     "AutofitError",
     "BudgetSpent",
     "DevicePoisoned",
+    "Estimation",
     "Fit",
     "NonFiniteLoss",
     "NothingFits",
@@ -47,20 +50,24 @@ __all__ = [
     "SpaceError",
     "StudyError",
     "TrainStep",
+    "Untraceable",
     "UsageError",
     "UserCodeError",
     "Workload",
     "WorkloadError",
+    "estimate",
     "load",
     "tune",
 ]
 
 _HOMES = {
+    "Estimation": "autofit.core.estimation",
     "Fit": "autofit.fit",
     "Plan": "autofit.core.plan",
     "Recommendation": "autofit.core.recommendation",
     "TrainStep": "autofit.workloads.step",
     "Workload": "autofit.workloads.workload",
+    "estimate": "autofit.api",
     "load": "autofit.api",
     "tune": "autofit.api",
 }

@@ -1,6 +1,6 @@
 """The public calls: the user's objects become nouns, and the parts are wired together."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -8,15 +8,19 @@ import torch
 from pydantic import BaseModel, ValidationError
 from torch import nn
 
-from autofit import devices, planfile
+from autofit import devices, estimating, planfile
 from autofit.core.briefing import Options
 from autofit.core.budget import Clock
 from autofit.core.errors import UsageError, WorkloadError
+from autofit.core.estimation import Estimation
 from autofit.core.objective import Objective
 from autofit.core.units import parse_duration
 from autofit.devices.base import Device
 from autofit.fit import Fit, Terms
 from autofit.probing.bench import Bench
+from autofit.probing.guard import Guard
+from autofit.probing.remote import Target
+from autofit.probing.standin_bench import StandInBench
 from autofit.search import Listen, Request, search
 from autofit.trackers.progress import Progress
 from autofit.workloads.workload import OptimizerRecipe, Workload
@@ -118,8 +122,94 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         seed=seed,
     )
     with Bench(workload, chosen, options) as bench, Progress.of(progress, objective) as listen:
-        recommendation = search(bench.briefing, bench.evaluate, request, [listen], clock)
+        recommendation = search(bench.briefing, bench.evaluate, request, [listen], clock, bench.trace)
     return Fit(recommendation, Terms(loss_fn, step_fn, optimizer))
+
+
+def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of the user's
+    workload: str | Path | nn.Module,
+    loader: Any = None,
+    *,
+    device: str | torch.device | None = None,
+    memory_budget: int | float | str | None = None,
+    loss_fn: Callable[..., torch.Tensor] | None = None,
+    step_fn: Callable[..., torch.Tensor] | None = None,
+    optimizer: OptimizerRecipe = None,
+    global_batch_size: int | None = None,
+    numerics: Literal["exact", "mixed", "any"] = "mixed",
+    strategies: Sequence[str] | None = None,
+    worst_case: Any = None,
+    mode: Literal["train", "inference"] | None = None,
+    max_grad_norm: float | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> Estimation:
+    """Returns what training will need on a device, from traces alone: nothing runs there, and it need not be here.
+
+    Args:
+        workload: "train.py:make_workload" or "package.module:make_workload", which runs in a process of its own; or a
+            model, for the device that it is on.
+        loader: with a model: as in `tune`, and so are `loss_fn`, `step_fn`, `optimizer` and `worst_case`.
+        device: with a factory: a device such as "H200", or "cpu" for this machine; None for one with `memory_budget`
+            of memory. With a model: the device that it is on.
+        memory_budget: bytes, "20GiB", or a fraction of the capacity. None: the device less the headroom.
+        loss_fn: see `tune`.
+        step_fn: see `tune`.
+        optimizer: see `tune`.
+        global_batch_size: samples per optimizer step, kept exactly. None leaves it to the factory, or free.
+        numerics: see `tune`.
+        strategies: see `tune`.
+        worst_case: see `tune`.
+        mode: "train" or "inference"; None: what the factory says, or "train".
+        max_grad_norm: see `tune`.
+        arguments: keyword arguments for the factory.
+        seed: chooses the samples that are looked at.
+
+    Returns:
+        By precision, the largest micro batch that fits, and how many blocks have to be checkpointed for larger ones;
+        what makes up the peak of your own plan. `print` draws it.
+
+    Raises:
+        Untraceable: the step cannot be traced; the message says what stopped it and where.
+        UsageError, WorkloadError, SpaceError: what was given cannot be used; the message says why.
+        UserCodeError: the factory, model, loss or data raised an error of their own.
+    """
+    names = (strategies,) if isinstance(strategies, str) else strategies
+    options = _record(
+        Options,
+        memory_budget=memory_budget,
+        numerics=numerics,
+        strategies=None if names is None else tuple(names),
+        seed=seed,
+    )
+    common: dict[str, Any] = {"global_batch_size": global_batch_size, "max_grad_norm": max_grad_norm}
+    own = {"loader": loader, "loss_fn": loss_fn, "step_fn": step_fn, "optimizer": optimizer, "worst_case": worst_case}
+    if isinstance(workload, (str, Path)):
+        if misplaced := [name for name, value in own.items() if value is not None]:
+            raise UsageError(
+                f"found {', '.join(misplaced)} beside the factory {str(workload)!r}; expected that the factory returns "
+                "them: as an autofit.Workload, or a dict of tune's arguments."
+            )
+        wanted = None if device is None else str(device)
+        return estimating.estimate_target(
+            Target(
+                name=str(workload),
+                arguments=arguments or {},
+                overrides={**common, "mode": mode},
+                options=options,
+                stand_in=estimating.described(wanted, memory_budget),
+            )
+        )
+    chosen = _where_it_is(workload, device)
+    made = Workload(model=workload, mode=mode or "train", **own, **common)
+    with Guard(
+        made.model,
+        optimizer if isinstance(optimizer, torch.optim.Optimizer) else None,
+        loader=loader,
+        extras={"loss_fn": loss_fn} if isinstance(loss_fn, nn.Module) else {},
+    ):
+        bench = StandInBench(made, chosen, options, on=chosen.torch_device)
+        return estimating.estimate(bench.briefing, bench.trace)
 
 
 def load(path: str | Path) -> Fit:
@@ -143,6 +233,27 @@ def _record(kind: type[_Record], **values: object) -> _Record:
         first = error.errors(include_url=False)[0]
         name = "objective" if kind is Objective else first["loc"][0]
         raise UsageError(f"{name} is {first['input']!r}: {first['msg']}. See autofit.tune for its values.") from None
+
+
+def _where_it_is(model: nn.Module, asked: str | torch.device | None) -> Device:
+    """Returns the device that the model is on, which alone can be estimated for in the user's own process.
+
+    Raises:
+        UsageError: another one is asked for.
+    """
+    if not isinstance(model, nn.Module):
+        raise WorkloadError(
+            f'found a {type(model).__name__}; expected a factory such as "train.py:make_workload", or a '
+            "torch.nn.Module and its loader."
+        )
+    found = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    if asked is not None and str(asked).partition(":")[0] != found.type:
+        raise UsageError(
+            f"found device={str(asked)!r} for a model on {found}. A device that is not here needs a stand-in, which "
+            "would stay in this process; expected a factory, which runs in a process of its own: "
+            f'autofit.estimate("train.py:make_workload", device={str(asked)!r}).'
+        )
+    return devices.choose(str(found))
 
 
 def _device(model: nn.Module, asked: str | torch.device | None) -> Device:

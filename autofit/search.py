@@ -19,10 +19,13 @@ from autofit.core.objective import Objective
 from autofit.core.recommendation import Recommendation
 from autofit.core.space import SearchSpace
 from autofit.core.units import format_duration
+from autofit.estimators import Traced, Tracer
 from autofit.searchers.base import Searcher
 from autofit.study import Study, frames
 from autofit.tuner import Evaluate, Findings, Tuning, run
 
+TRACING_RATIO = 0.2
+"""Share of the time budget that may go into predicting memory."""
 DEFAULT_STUDY = Path(".autofit") / "study.db"
 
 Listen = Callable[[Event], None]
@@ -59,7 +62,12 @@ class Request:
 
 @frames.released
 def search(
-    briefing: Briefing, evaluate: Evaluate, request: Request, listen: Sequence[Listen] = (), clock: Clock | None = None
+    briefing: Briefing,
+    evaluate: Evaluate,
+    request: Request,
+    listen: Sequence[Listen] = (),
+    clock: Clock | None = None,
+    tracer: Tracer | None = None,
 ) -> Recommendation:
     """Searches the space of `briefing` and returns the proven recommendation.
 
@@ -69,6 +77,7 @@ def search(
         request: what the caller wants.
         listen: called with each event, for progress.
         clock: running since the call began; time spent on opening the bench counts.
+        tracer: traces a plan; `Bench.trace` or `RemoteBench.trace`. None: memory is learned from probes alone.
 
     Raises:
         AutofitError: see `autofit.tuner.run` and `autofit.study.Study.open`.
@@ -84,6 +93,7 @@ def search(
         objective=request.objective,
         memory_bytes=budget.memory_bytes,
     )
+    traced = _traced(tracer, briefing, budget)
     tuning = Tuning(
         space=SearchSpace(briefing.space),
         evaluate=evaluate,
@@ -91,7 +101,7 @@ def search(
         budget=budget,
         log=study,
         searcher=kind,
-        estimators=[member() for member in estimators.MEMBERS],
+        estimators=[*([traced] if traced else []), *(member() for member in estimators.MEMBERS)],
         clock=clock,
         listen=lambda event: _tell_all(listen, event),
         seed=request.seed,
@@ -99,7 +109,18 @@ def search(
         cautious=not briefing.enforced and briefing.environment.device_type == "cpu",
     )
     findings = run(tuning)
-    return _recommendation(findings, briefing, budget, request, study, clock)
+    found = _recommendation(findings, briefing, budget, request, study, clock)
+    if traced is None or not traced.refused:
+        return found
+    note = f"memory was not predicted but found by probes: {traced.refused}"
+    return found.model_copy(update={"caveats": (*found.caveats, note)})
+
+
+def _traced(tracer: Tracer | None, briefing: Briefing, budget: Budget) -> Traced | None:
+    if tracer is None or briefing.account is None:
+        return None
+    allowance_s = None if budget.time_s is None else TRACING_RATIO * budget.time_s
+    return Traced(tracer, briefing.account, budget.memory_bytes, allowance_s)
 
 
 def _searcher(name: str | None) -> type[Searcher]:
@@ -124,6 +145,7 @@ def _recommendation(
     fields: dict[str, Any] = {
         "plan": findings.plan,
         "proof": findings.proof,
+        "predicted": findings.predicted,
         "baseline": findings.baseline,
         "gain": findings.gain,
         "alternatives": findings.alternatives,

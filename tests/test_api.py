@@ -346,3 +346,42 @@ def test_one_dataset_length_is_the_largest_batch() -> None:
     fit = tune(targets.mlp(), DataLoader(TensorDataset(torch.randn(24, 8), torch.randint(0, 4, (24,))), batch_size=8))
     assert max(c.plan.micro_batch_size for c in (fit.baseline, *fit.alternatives)) <= 24
     assert fit.plan.micro_batch_size <= 24
+
+
+def test_estimate_in_process_leaves_everything_as_it_was_and_prints() -> None:
+    model, loader = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)), targets.vectors()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    before, random = digest_of(model.state_dict()), torch.get_rng_state()
+    found = autofit.estimate(model, loader, optimizer=optimizer, global_batch_size=16, memory_budget="64MiB")
+    assert digest_of(model.state_dict()) == before
+    assert torch.equal(torch.get_rng_state(), random)
+    assert optimizer.state == {}
+    assert found.own.plan.global_batch_size == 16
+    assert found.rows[0].largest is not None
+    assert str(found).startswith("On ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changes", "says"),
+    [
+        ((targets.mlp(), targets.vectors()), {"device": "H200"}, "expected a factory"),
+        (("train.py:make", targets.vectors()), {"device": "H200"}, "found loader beside the factory"),
+        (("train.py:make",), {}, "neither a device nor"),
+        (("train.py:make",), {"device": "H9000"}, "unknown device"),
+        ((3,), {}, "found a int"),
+        ((targets.mlp(), targets.vectors()), {"numerics": "odd"}, "numerics is 'odd'"),
+    ],
+)
+def test_estimate_says_what_it_cannot_use(arguments: tuple[Any, ...], changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(autofit.UsageError, match=says):
+        autofit.estimate(*arguments, **changes)
+
+
+@pytest.mark.slow
+def test_estimate_of_a_factory_for_a_card_that_is_not_here() -> None:
+    found = autofit.estimate(f"{targets.__file__}:make_transformer", device="H200", numerics="exact")
+    assert found.environment.device_name == "NVIDIA H200"
+    (row,) = found.rows
+    assert row.largest is not None
+    assert row.largest.peak.value_bytes <= found.budget.memory_bytes
+    assert found.account.outside_bytes > 0

@@ -27,7 +27,7 @@ def tuned() -> Fit:
         loss_fn=F.cross_entropy,
         global_batch_size=MICRO * STEPS,
         memory_budget="64MiB",
-        strategies=("batching",),
+        strategies=("batching", "optimizer_implementation"),
         device="cpu",
         study=":memory:",
         progress=False,

@@ -14,9 +14,9 @@ from autofit.core import errors
 ROOT = Path(__file__).parents[1]
 
 NAMES = [
-    "AutofitError", "BudgetSpent", "DevicePoisoned", "Fit", "NonFiniteLoss", "NothingFits", "Plan", "PlanFileError",
-    "Recommendation", "RestoreError", "SpaceError", "StudyError", "TrainStep", "UsageError", "UserCodeError",
-    "Workload", "WorkloadError", "load", "tune",
+    "AutofitError", "BudgetSpent", "DevicePoisoned", "Estimation", "Fit", "NonFiniteLoss", "NothingFits", "Plan",
+    "PlanFileError", "Recommendation", "RestoreError", "SpaceError", "StudyError", "TrainStep", "Untraceable",
+    "UsageError", "UserCodeError", "Workload", "WorkloadError", "estimate", "load", "tune",
 ]  # fmt: skip
 
 FLAGS = {
@@ -25,6 +25,10 @@ FLAGS = {
         "--arg", "--device", "--global-batch", "--help", "--json", "--max-grad-norm", "--memory", "--mode",
         "--numerics", "--objective", "--output", "--quiet", "--searcher", "--seed", "--strategies", "--study", "--time",
         "--trials", "-h", "-o", "-q", "TARGET",
+    ],
+    "estimate": [
+        "--arg", "--device", "--global-batch", "--help", "--json", "--max-grad-norm", "--memory", "--mode",
+        "--numerics", "--quiet", "--seed", "--strategies", "-h", "-q", "TARGET",
     ],
     "show": ["--help", "--json", "--quiet", "-h", "-q", "PLAN"],
     "export": ["--help", "--json", "--output", "--quiet", "--to", "-h", "-o", "-q", "PLAN"],

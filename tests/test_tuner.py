@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -385,7 +385,7 @@ def test_a_failed_proof_leads_to_the_next_finalist() -> None:
 
 def test_no_proof_at_all_is_nothing_fits() -> None:
     bench = calm()
-    for plan in (bench.space.baseline, at(bench, 32)):
+    for plan in (bench.space.baseline, *(at(bench, size) for size in bench.space.sizes)):
         bench.faults[plan.key] = during(Purpose.PROOF, Status.OUT_OF_MEMORY, "no memory in the proof")
     with pytest.raises(NothingFits, match="no memory in the proof"):
         run(only(bench, bench.space.baseline, at(bench, 32)))
@@ -395,6 +395,8 @@ def test_no_plan_left_after_the_race_is_nothing_fits_with_the_reasons() -> None:
     bench = calm()
     for plan in (bench.space.baseline, at(bench, 32)):
         bench.faults[plan.key] = during(Purpose.BLOCK, Status.OUT_OF_MEMORY, "no memory in the block")
+    for size in bench.space.sizes[:-2]:
+        bench.faults.setdefault(at(bench, size).key, always(Status.OUT_OF_MEMORY))
     with pytest.raises(NothingFits, match="no memory in the block"):
         run(only(bench, bench.space.baseline, at(bench, 32)))
 
@@ -560,3 +562,67 @@ def test_the_loop_does_not_load_torch() -> None:
 def test_repeating_a_tuning_gives_the_same_plan() -> None:
     plans = [run(replace(tuning_of(small_bench()), seed=3)).plan for _ in range(2)]
     assert plans[0] == plans[1]
+
+
+class Looked(Estimator):
+    """Notes what it is asked to look at; knows a plan from then on."""
+
+    def __init__(self, estimate: Estimate) -> None:
+        self.looked: list[tuple[Plan, int]] = []
+        self._estimate = estimate
+
+    def tell(self, trial: Trial) -> None:
+        return
+
+    def foresee(self, plan: Plan, sizes: Sequence[int] = ()) -> None:
+        self.looked.append((plan, len(sizes)))
+
+    def estimate(self, plan: Plan) -> Estimate | None:
+        return self._estimate if any(looked == plan for looked, _ in self.looked) else None
+
+
+def test_estimators_look_at_the_users_plan_with_all_sizes_and_at_others_before_they_are_screened() -> None:
+    bench, log = calm(), MemoryLog()
+    big, eye = at(bench, 64), Looked(Estimate(value_bytes=3000 * MIB, lower_bytes=2900 * MIB, upper_bytes=3100 * MIB))
+    with pytest.raises(NothingFits):
+        run(only(bench, big, log=log, estimators=[eye]))
+    assert eye.looked[0] == (bench.space.baseline, len(bench.space.sizes))
+    assert (big, 0) in eye.looked
+    assert next(t for t in log.finished if t.plan == big).outcome.status is Status.SKIPPED
+
+
+def test_a_plan_that_fits_with_room_to_spare_is_not_looked_at() -> None:
+    bench = calm()
+    easy, eye = at(bench, 16), Looked(Estimate(value_bytes=1))
+    guess = Fixed(Estimate(value_bytes=100 * MIB), lambda plan: plan == easy)
+    run(only(bench, easy, estimators=[eye, guess]))
+    assert easy not in [plan for plan, _ in eye.looked]
+
+
+def test_what_was_predicted_before_a_plan_ran_is_kept() -> None:
+    bench = calm()
+    told = Fixed(Estimate(value_bytes=123 * MIB, lower_bytes=120 * MIB, upper_bytes=130 * MIB), lambda plan: True)
+    findings = run(tuning_of(bench, estimators=[told]))
+    assert findings.predicted is not None
+    assert findings.predicted.value_bytes == 123 * MIB
+
+
+def test_nothing_fits_says_the_smallest_peak_predicted_and_by_how_much_it_is_too_large() -> None:
+    bench = calm()
+    limit = bench.budget_bytes
+    never = Estimate(value_bytes=limit + 64 * MIB, lower_bytes=limit + 1, static_bytes=400 * MIB)
+    with pytest.raises(NothingFits) as raised:
+        run(tuning_of(bench, estimators=[Fixed(never, lambda plan: True)]))
+    assert bench.runs == []
+    assert "of which 400 MiB stay between steps, 64 MiB above the budget" in str(raised.value)
+
+
+def test_when_no_plan_can_be_proven_a_smaller_one_is_tried() -> None:
+    bench = calm()
+    only_one = bench.space.baseline
+    bench.faults[only_one.key] = during(Purpose.PROOF, Status.OVER_BUDGET, "2 allocator retries")
+    findings = run(only(bench, only_one))
+    assert findings.plan.combination == only_one.combination
+    assert 2 * findings.plan.micro_batch_size <= only_one.micro_batch_size
+    assert (findings.plan, Purpose.PROOF) in bench.runs
+    assert any("its proof failed (2 allocator retries)" in caveat for caveat in findings.caveats)

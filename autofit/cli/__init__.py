@@ -15,6 +15,7 @@ from autofit.cli import arguments as _arguments
 
 _COMMANDS = {
     "tune": ("find the fastest plan for a workload within a memory budget", _arguments.tune),
+    "estimate": ("tell the memory that a workload will need on a device, without running it", _arguments.estimate),
     "show": ("explain a plan file", _arguments.show),
     "export": ("write a plan in the words of another framework", _arguments.export),
 }

@@ -38,6 +38,33 @@ def tune(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def estimate(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `autofit estimate`."""
+    parser.add_argument(
+        "target",
+        metavar="TARGET",
+        help="train.py:make_workload or package.module:make_workload, as for tune. The file is executed, in a process "
+        "of its own that sees no accelerator: build model and data on the CPU",
+    )
+    parser.add_argument("--device", metavar="NAME", help='a device that need not be here, such as "H200", or cpu')
+    parser.add_argument("--memory", metavar="SIZE", help="memory budget: 20GiB, bytes, or a fraction such as 0.5")
+    parser.add_argument("--global-batch", type=int, metavar="N", help="samples per optimizer step, kept exactly")
+    parser.add_argument(
+        "--numerics", choices=("exact", "mixed", "any"), help="exact: the user's own precision; mixed (default): all"
+    )
+    parser.add_argument("--strategies", metavar="A,B", help="techniques to look at (default: all that apply)")
+    parser.add_argument("--max-grad-norm", type=float, metavar="X", help="clip gradients, as your training does")
+    parser.add_argument("--mode", choices=("train", "inference"), help="what is run: train (default) or inference")
+    parser.add_argument("--seed", type=int, help="chooses the samples that are looked at (0)")
+    parser.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="keyword argument for the function, its value read as YAML; may be repeated",
+    )
+
+
 def show(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `autofit show`."""
     parser.add_argument("plan", metavar="PLAN", nargs="?", default="autofit.yaml", help="plan file (%(default)s)")

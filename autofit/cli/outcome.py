@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -15,10 +16,15 @@ INTERRUPTED = 130
 def run(execute: Callable[[argparse.Namespace], int], given: argparse.Namespace) -> int:
     """Runs `execute` and returns its exit code, or that of the error it raised, which is printed."""
     try:
-        return execute(given)
+        code = execute(given)
+        sys.stdout.flush()
+        return code
     except AutofitError as error:
         text = error.traceback_text if isinstance(error, UserCodeError) else ""
         return _fail(given, error.exit_code, type(error).__name__, str(error), text)
+    except BrokenPipeError:  # whoever read the result has enough of it: `autofit show | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to fail when Python ends
+        return 0
     except KeyboardInterrupt as interrupt:
         message = str(interrupt) or "interrupted; the same command goes on from the trials in the study"
         return _fail(given, INTERRUPTED, "Interrupted", message, "")

@@ -1,7 +1,6 @@
 """`autofit tune`: searches in a child process and writes the plan file. This process never loads the user's code."""
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -10,15 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from autofit import planfile
+from autofit.cli import values
 from autofit.core.briefing import Options
 from autofit.core.budget import Clock
-from autofit.core.errors import PlanFileError, UsageError
+from autofit.core.errors import PlanFileError
 from autofit.core.objective import Objective
 from autofit.core.summary import printable, summarize
-from autofit.core.units import parse_bytes, parse_duration
+from autofit.core.units import parse_duration
 from autofit.probing.remote import RemoteBench, Target
 from autofit.search import Request, search
 from autofit.trackers.progress import Progress
@@ -33,7 +31,7 @@ def execute(given: argparse.Namespace) -> int:
         if not given.quiet:
             _say_device(bench.briefing.environment.device_type, bench.briefing.environment.device_name)
         with Progress.of(not given.quiet, request.objective.unit) as listen:
-            recommendation = search(bench.briefing, bench.evaluate, request, [listen], clock)
+            recommendation = search(bench.briefing, bench.evaluate, request, [listen], clock, bench.trace)
     planfile.save(recommendation, given.output)
     if given.json:
         print(recommendation.model_dump_json(by_alias=True, indent=2))
@@ -46,15 +44,15 @@ def execute(given: argparse.Namespace) -> int:
 
 def _target(given: argparse.Namespace) -> Target:
     options: dict[str, Any] = {
-        "memory_budget": _memory(given.memory),
+        "memory_budget": values.memory(given.memory),
         "numerics": given.numerics or "mixed",
-        "strategies": _names(given.strategies),
+        "strategies": values.names(given.strategies),
         "seed": given.seed or 0,
     }
     overrides = {"global_batch_size": given.global_batch, "mode": given.mode, "max_grad_norm": given.max_grad_norm}
     return Target(
         name=given.target,
-        arguments=_arguments(given.arg),
+        arguments=values.keywords(given.arg),
         overrides=overrides,
         device=given.device,
         options=Options(**options),
@@ -71,47 +69,6 @@ def _request(given: argparse.Namespace) -> Request:
         seed=given.seed or 0,
         isolated=True,
     )
-
-
-def _names(text: str | None) -> tuple[str, ...] | None:
-    return None if text is None else tuple(name.strip() for name in text.split(","))
-
-
-def _memory(text: str | None) -> float | str | None:
-    if text is None:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if 0 < value <= 1:
-        return value
-    parse_bytes(text)  # a text that cannot be read is refused before anything is started
-    return text
-
-
-def _arguments(pairs: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name.isidentifier():
-            raise UsageError(f"--arg {pair!r} is no NAME=VALUE; expected for example --arg depth=12.")
-        found[name] = _value(pair, value)
-    return found
-
-
-def _value(pair: str, text: str) -> Any:
-    """Returns the value of an `--arg`, which has to survive the way to the child as JSON."""
-    try:
-        value = yaml.safe_load(text)
-        json.dumps(value)
-    except (yaml.YAMLError, TypeError, ValueError) as error:
-        problem = str(error).partition("\n")[0]
-        raise UsageError(
-            f"--arg {pair!r} has no value that can be read: {problem}. Expected a number, true, false, a text or a "
-            "list, in YAML; quote what is a text, as in --arg 'day=\"2026-01-31\"'."
-        ) from None
-    return value
 
 
 def _check_output(path: Path) -> None:

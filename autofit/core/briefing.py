@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from autofit.core.account import Account
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
 from autofit.core.space import SpaceFacts
@@ -17,6 +18,7 @@ class Briefing(BaseModel):
         environment: where measurements are made.
         budget: the memory budget with its arithmetic; time and trials are the caller's.
         enforced: whether the device itself refuses what is over the budget.
+        account: what a prediction of memory has to imitate; None where memory can only be measured.
         caveats: what a person should know: an inferred loss, a scan that was not complete, a gate that failed.
     """
 
@@ -26,6 +28,7 @@ class Briefing(BaseModel):
     environment: Environment
     budget: Budget
     enforced: bool
+    account: Account | None = None
     caveats: tuple[str, ...] = ()
 
 

@@ -1,9 +1,11 @@
 """Which error a search ends with when it has nothing to recommend."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from autofit.core.budget import Budget
 from autofit.core.errors import AutofitError, BudgetSpent, NonFiniteLoss, NothingFits, UserCodeError, WorkloadError
+from autofit.core.estimate import Estimate
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Trial
@@ -36,7 +38,13 @@ def users_fault(trials: Sequence[Trial], baseline: Plan) -> UserCodeError | None
     return None
 
 
-def nothing_measured(trials: Sequence[Trial], budget: Budget, stopped: str, early: bool) -> AutofitError:
+def nothing_measured(
+    trials: Sequence[Trial],
+    budget: Budget,
+    stopped: str,
+    early: bool,
+    predicted: Mapping[str, Estimate] = MappingProxyType({}),
+) -> AutofitError:
     """Returns the error for a search that has no measured plan.
 
     Args:
@@ -44,6 +52,7 @@ def nothing_measured(trials: Sequence[Trial], budget: Budget, stopped: str, earl
         budget: the limits.
         stopped: why the search ended.
         early: whether a limit on time or trials ended it.
+        predicted: what was thought of the peak of each plan, by its key.
     """
     if early:
         return BudgetSpent(
@@ -55,8 +64,9 @@ def nothing_measured(trials: Sequence[Trial], budget: Budget, stopped: str, earl
         return _user_code(failed[0], len(failed))
     if any(t.outcome.status.does_not_fit or t.outcome.status is Status.SKIPPED for t in trials):
         return NothingFits(
-            f"no plan fits into {format_bytes(budget.memory_bytes)}{_note(budget)}. {_smallest(trials)} "
-            f"{_tried(trials)} Give more memory, allow more strategies, or use a smaller model or shorter samples."
+            f"no plan fits into {format_bytes(budget.memory_bytes)}{_note(budget)}. "
+            f"{_smallest(trials, budget, predicted)} {_tried(trials)} "
+            "Give more memory, allow more strategies, or use a smaller model or shorter samples."
         )
     return WorkloadError(f"no plan could be measured, and memory was not the reason. {_tried(trials)}")
 
@@ -91,14 +101,24 @@ def _note(budget: Budget) -> str:
     return f" ({budget.memory_note})" if budget.memory_note else ""
 
 
-def _smallest(trials: Sequence[Trial]) -> str:
-    """Says the least memory seen: a peak, or what stays between steps."""
+def _smallest(trials: Sequence[Trial], budget: Budget, predicted: Mapping[str, Estimate]) -> str:
+    """Says the least memory seen, or else predicted, and how much of it no smaller batch would save."""
     seen = [(t.outcome.measurement.memory, t.plan) for t in trials if t.outcome.measurement is not None]
-    if not seen:
+    if seen:
+        memory, plan = min(seen, key=lambda pair: pair[0].judged_bytes)
+        return f"The smallest peak seen is {_peak(memory.judged_bytes, memory.static_bytes, budget)}, with {plan}."
+    thought = [(predicted[t.plan.key], t.plan) for t in trials if t.plan.key in predicted]
+    if not thought:
         return "No step ran to its end, so no peak is known."
-    memory, plan = min(seen, key=lambda pair: pair[0].judged_bytes)
-    static = "" if memory.static_bytes is None else f", of which {format_bytes(memory.static_bytes)} stay between steps"
-    return f"The smallest peak seen is {format_bytes(memory.judged_bytes)}{static}, with {plan}."
+    estimate, plan = min(thought, key=lambda pair: pair[0].value_bytes)
+    peak = _peak(estimate.value_bytes, estimate.static_bytes, budget)
+    return f"No step ran to its end; the smallest peak predicted is {peak}, with {plan}."
+
+
+def _peak(peak_bytes: int, static_bytes: int | None, budget: Budget) -> str:
+    static = "" if static_bytes is None else f", of which {format_bytes(static_bytes)} stay between steps"
+    missing = peak_bytes - budget.memory_bytes
+    return format_bytes(peak_bytes) + static + (f", {format_bytes(missing)} above the budget" if missing > 0 else "")
 
 
 def _tried(trials: Sequence[Trial]) -> str:

@@ -5,7 +5,8 @@ AutofitError                 1   something inside autofit is broken
 │   ├── WorkloadError        2   the model, loader, loss or optimizer cannot be tuned as given
 │   ├── SpaceError           2   no plan satisfies what was asked for (unknown strategy, no divisor)
 │   ├── PlanFileError        2   a plan file that is damaged, of another schema, or of another model
-│   └── StudyError           2   a study that cannot be opened, written or compared
+│   ├── StudyError           2   a study that cannot be opened, written or compared
+│   └── Untraceable          2   a workload whose memory cannot be traced; a search finds it by probes instead
 ├── NothingFits              3   no plan runs inside the memory budget
 ├── UserCodeError            5   the user's own code failed; their error is shown
 │   └── NonFiniteLoss        5   the user's own setting already gives a loss that is not finite
@@ -51,6 +52,19 @@ class PlanFileError(UsageError):
 
 class StudyError(UsageError):
     """A study that cannot be opened, written or compared."""
+
+
+class Untraceable(UsageError):
+    """A workload whose memory cannot be traced.
+
+    Attributes:
+        reason: what stopped the trace; the operator, where it was one.
+        where: the user's line that led to it, or what was running.
+    """
+
+    def __init__(self, reason: str, where: str) -> None:
+        super().__init__(f"this workload's memory cannot be traced: {reason} ({where}).")
+        self.reason, self.where = reason, where
 
 
 class NothingFits(AutofitError):

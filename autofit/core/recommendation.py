@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
+from autofit.core.estimate import Estimate
 from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
@@ -61,6 +62,7 @@ class Recommendation(BaseModel):
         schema_name: the record's schema and version.
         plan: the recommended plan; it was run as it stands here.
         proof: the measurement of that run: whole steps on the worst batch, inside the budget.
+        predicted: what was thought of the plan's peak before it first ran; None where nothing was.
         baseline: the user's own setting and what became of it.
         gain: throughput of `plan` over the baseline, or None when the baseline does not run.
         alternatives: other plans that were measured, best first.
@@ -80,6 +82,7 @@ class Recommendation(BaseModel):
     schema_name: Literal["autofit.plan/1"] = Field("autofit.plan/1", alias="schema")
     plan: Plan
     proof: Measurement
+    predicted: Estimate | None = None
     baseline: Candidate
     gain: Ratio | None = None
     alternatives: tuple[Candidate, ...] = ()

@@ -74,12 +74,21 @@ def _headline(recommendation: Recommendation) -> str:
 def _table(recommendation: Recommendation) -> list[str]:
     r = recommendation
     own, unit = r.baseline.plan, r.objective.unit
-    lines = ["", f"plan      {_speed(r.proof, unit)}; proven by {r.proof.worst_steps} whole steps on the worst batch"]
+    proven = f"proven by {r.proof.worst_steps} whole steps on the worst batch"
+    lines = ["", *_wrapped(f"plan      {_speed(r.proof, unit)}{_foretold(r)}; {proven}")]
     lines += _wrapped(f"yours     {describe_plan(own, own)}: {describe_outcome(r.baseline.outcome, unit)}")
     for candidate in r.alternatives[:_SHOWN]:
         lines += _wrapped(_alternative(candidate, own, unit))
     more = len(r.alternatives) - _SHOWN
     return [*lines, f"          and {more} more, in the plan file"] if more > 0 else lines
+
+
+def _foretold(recommendation: Recommendation) -> str:
+    """Returns what the peak was predicted to be before the plan ran."""
+    predicted, peak = recommendation.predicted, recommendation.proof.memory.judged_bytes
+    if predicted is None or not peak:
+        return ""
+    return f" (predicted {format_bytes(predicted.value_bytes)}, {predicted.value_bytes / peak - 1:+.1%})"
 
 
 def _alternative(candidate: Candidate, own: Plan, unit: str) -> str:

@@ -10,6 +10,7 @@ from typing import ClassVar, TypeVar
 
 import torch
 
+from autofit.core.account import Account
 from autofit.core.budget import Budget
 from autofit.core.errors import UsageError
 from autofit.core.measurement import Memory
@@ -138,6 +139,10 @@ class Device(ABC):
 
     def live_bytes(self) -> int | None:
         """Returns the bytes of this process's live tensors on the device; None where nothing counts them."""
+        return None
+
+    def account(self) -> Account | None:
+        """Returns how memory is accounted for here; None where it cannot be predicted, only measured."""
         return None
 
     def limit(self, budget_bytes: int, static: Callable[[], int]) -> AbstractContextManager[None]:

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
+from autofit.core.account import Account
 from autofit.core.measurement import Memory
 from autofit.devices import host_memory
 from autofit.devices.base import Capability, Device, Reading
@@ -92,6 +93,10 @@ class Cpu(Device):
             footprint_bytes=host_memory.status_bytes("VmHWM") if footprint_known else None,
             static_bytes=static(),
         )
+
+    def account(self) -> Account:
+        """Returns that live tensors count."""
+        return Account(allocator="host")
 
     @contextmanager
     def limit(self, budget_bytes: int, static: Callable[[], int]) -> Iterator[None]:

@@ -7,11 +7,13 @@ that the device was built with, which is not always what the driver reports for 
 """
 
 import os
+import re
 from collections.abc import Callable
 from functools import cached_property
 
 import torch
 
+from autofit.core.account import Account
 from autofit.core.budget import Budget
 from autofit.core.errors import UsageError
 from autofit.core.units import format_bytes
@@ -23,6 +25,8 @@ NATIVE, ASYNC = "native", "cudaMallocAsync"
 """The allocators of torch that can be metered: its own, and CUDA's memory pools."""
 UNCACHED = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING")
 """Set to anything, one of these makes torch go to the driver for each tensor."""
+UNTOLD = ("large_segment_size_mb", "max_non_split_rounding_mb")
+"""Options that the allocator does not tell, except in the words it was given."""
 SETTINGS = ("expandable_segments", "max_split_size", "garbage_collection_threshold")
 
 
@@ -138,6 +142,15 @@ class Cuda(Accelerator):
             found["allocator"] = settings
         return found
 
+    def account(self) -> Account | None:
+        """Returns the options that the allocator really has; None for CUDA's memory pools and for ROCm.
+
+        What operators take there is not known to the trace.
+        """
+        if torch.cuda.get_allocator_backend() != NATIVE or torch.version.hip is not None:
+            return None
+        return Account(allocator="caching", settings=self._options(), outside_bytes=self.outside_bytes())
+
     def timed(self, work: Callable[[], T]) -> tuple[T, float]:
         """Runs `work` and returns what it returned, and the seconds between two events on the current stream.
 
@@ -165,6 +178,23 @@ class Cuda(Accelerator):
         if torch.version.hip is not None or self.is_integrated:
             return None
         return Nvml.open(str(torch.cuda.get_device_properties(self.torch_device).uuid))
+
+    def _options(self) -> str:
+        """Returns the allocator's options as `PYTORCH_ALLOC_CONF` would say them."""
+        known = torch.cuda.memory._snapshot()["allocator_settings"]
+        text = str(known.get("PYTORCH_CUDA_ALLOC_CONF") or known.get("PYTORCH_ALLOC_CONF") or "")
+        found = [option for name in UNTOLD for option in re.findall(rf"{name}:\d+", text)]
+        if (split := known.get("max_split_size", -1)) > 0:
+            found.append(f"max_split_size_mb:{split >> 20}")
+        if threshold := known.get("garbage_collection_threshold", 0.0):
+            found.append(f"garbage_collection_threshold:{threshold}")
+        if known.get("expandable_segments"):
+            found.append("expandable_segments:True")
+        divisions = known.get("roundup_power2_divisions", {})
+        if any(divisions.values()):
+            listed = ",".join(f"{mib}:{steps}" for mib, steps in divisions.items())
+            found.append(f"roundup_power2_divisions:[{listed}]")
+        return ",".join(found)
 
     def _allocator(self) -> str:
         """Returns the settings that decide how much memory is reserved, "" where they are torch's defaults.

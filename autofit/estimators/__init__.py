@@ -1,7 +1,15 @@
 """Ways to predict memory. To add one: write its file, add its line here."""
 
+from autofit.estimators.alignment import Refusal
 from autofit.estimators.base import Estimator
 from autofit.estimators.measured import Measured
+from autofit.estimators.memory import Prediction, predict
+from autofit.estimators.scaling import Scaling, scaling
+from autofit.estimators.traced import Traced, Tracer
 
 MEMBERS: tuple[type[Estimator], ...] = (Measured,)
 """Every estimator that needs no model, the most trusted first."""
+
+__all__ = [
+    "MEMBERS", "Estimator", "Measured", "Prediction", "Refusal", "Scaling", "Traced", "Tracer", "predict", "scaling",
+]  # fmt: skip

@@ -14,6 +14,8 @@ from autofit.core.trace import Kind, Mark, Trace
 
 LONGEST = 16
 """An operator takes and gives back what it needs for the moment within so many events."""
+BRIEF = 32
+"""An operator that takes something for the moment, and its results in between, is over within so many events."""
 BEFORE = "before the first step"
 
 
@@ -34,7 +36,7 @@ class Alignment:
 
     Attributes:
         sizes: by trace, then by allocation; 0 where a trace does not have it.
-        momentary: whether the allocation is taken and given back with nothing lasting in between.
+        momentary: whether the allocation is a temporary one that is given back within `BRIEF` events.
     """
 
     sizes: list[list[int]]
@@ -77,6 +79,7 @@ def aligned(traces: Sequence[Trace]) -> Alignment | Refusal:
             return Refusal(reason)
     first = outlines[0]
     result = Alignment(sizes=[[] for _ in traces])
+    brief = _brief(traces[0])
     numbers: list[int] = []
     for place in range(len(first.items) + 1):
         for moment in _united([outline.moments.get(place, []) for outline in outlines], outlines):
@@ -89,10 +92,23 @@ def aligned(traces: Sequence[Trace]) -> Alignment | Refusal:
         elif item >= 0:
             numbers.append(len(result.kinds))
             result.events.append(len(result.kinds))
-            _add_column(result, [(outline.trace, outline.handles[item]) for outline in outlines], momentary=False)
+            columns = [(outline.trace, outline.handles[item]) for outline in outlines]
+            _add_column(result, columns, momentary=first.handles[item] in brief)
         else:
             result.events.append(~numbers[~item])
     return result
+
+
+def _brief(trace: Trace) -> set[int]:
+    """Returns the temporary allocations that are given back shortly after they are taken."""
+    begun: dict[int, int] = {}
+    found = set[int]()
+    for place, event in enumerate(trace.events):
+        if event >= 0:
+            begun[event] = place
+        elif place - begun[~event] < BRIEF and trace.tensors.kinds[~event] is Kind.TEMPORARY:
+            found.add(~event)
+    return found
 
 
 def described(trace: Trace, handle: int) -> str:

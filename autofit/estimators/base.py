@@ -1,6 +1,7 @@
 """Estimator: predicts the memory of a plan without running it."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from autofit.core.estimate import Estimate
 from autofit.core.plan import Plan
@@ -16,6 +17,15 @@ class Estimator(ABC):
     @abstractmethod
     def tell(self, trial: Trial) -> None:
         """Learns from a trial."""
+
+    def foresee(self, plan: Plan, sizes: Sequence[int] = ()) -> None:
+        """Prepares to estimate a plan that is about to be screened; may take seconds, unlike `estimate`.
+
+        Args:
+            plan: what is asked for.
+            sizes: all micro batches that its combination may be asked for, ascending; () for this plan alone.
+        """
+        return
 
     @abstractmethod
     def estimate(self, plan: Plan) -> Estimate | None:

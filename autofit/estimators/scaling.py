@@ -3,19 +3,22 @@
 The size of everything that lasts is a + c·b in the micro batch b, with whole numbers a and c
 (reference/memory_prediction.md 5): two traces give a and c, all others check them. What an operator takes for the
 moment may follow the device instead (a sum takes room for so many blocks of threads, then no more); where it is not
-affine it is taken to be straight between the two nearest traced sizes. Peaks are not scaled: the scaled trace is
-replayed.
+affine it is drawn between the traced sizes, in straight pieces. Peaks are not scaled: the scaled trace is replayed.
 """
 
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil, gcd
 
 from autofit.core.trace import Tensors, Trace
 from autofit.estimators.alignment import Alignment, Refusal, aligned, described
 
 LEAST_TRACES = 3
 SHOWN = 3
+FEWEST_UNITS = 32
+"""Of so many units a wrong guess of the unit does not matter much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +118,51 @@ def _pattern(alignment: Alignment, traces: Sequence[Trace]) -> Trace:
 
 
 def _between(traced: tuple[int, ...], nodes: tuple[int, ...], size: int) -> int:
-    """Returns what a straight line through the two traced sizes nearest to `size` has there."""
-    right = min(max(bisect_left(traced, size), 1), len(traced) - 1)
+    """Returns what an allocation that is not affine has at a size.
+
+    What an operator takes for the moment grows with its work up to what the device can do at once and stays there, or
+    appears when the work is worth it: pieces of straight lines. Between two traced sizes it is on the line from the
+    left or on that from the right, and changes where these meet. Left of all traces it comes from 0; right of them
+    its last line goes on.
+    """
+    if size <= traced[0]:
+        return nodes[0] * size // traced[0]
+    right = min(bisect_left(traced, size), len(traced) - 1)
     (b1, s1), (b2, s2) = ((traced[i], nodes[i]) for i in (right - 1, right))
-    return s1 + (s2 - s1) * (size - b1) // (b2 - b1)
+    chord = s1 + Fraction((s2 - s1) * (size - b1), b2 - b1)
+    if size < b2 and (stair := _stair((b1, s1), (b2, s2), gcd(*nodes), size)):
+        return stair
+    if size >= b2:
+        return int(chord)
+    if s1 == 0:  # it appears somewhere between: as much as it has if it is there
+        return s2 * size // b2
+    rises = [_slope(traced, nodes, right - 1), _slope(traced, nodes, right + 1)]
+    # A line from the left that is steeper than one from 0 was a leap: since then it grows with the work.
+    lines = s1 + min(rises[0], Fraction(s1, b1)) * (size - b1), s2 - rises[1] * (b2 - size)
+    if min(lines) >= chord:
+        return int(min(lines))
+    return int(max(lines) if max(lines) <= chord else chord)
+
+
+def _stair(left: tuple[int, int], right: tuple[int, int], unit: int, size: int) -> int:
+    """Returns what an allocation of whole units, one for each so many samples begun, has at a size between two.
+
+    0 where the two sizes do not grow so, or have too few units to tell.
+    """
+    (b1, s1), (b2, s2) = left, right
+    lower, upper = max(Fraction(s1 - unit, b1), Fraction(s2 - unit, b2)), min(Fraction(s1, b1), Fraction(s2, b2))
+    if lower >= upper or s1 < FEWEST_UNITS * unit:
+        return 0
+    return ceil((lower + upper) / 2 * size / unit) * unit
+
+
+def _slope(traced: tuple[int, ...], nodes: tuple[int, ...], right: int) -> Fraction:
+    """Returns the rise that ends at a traced size: from 0 to the first, none after the last."""
+    if right == 0:
+        return Fraction(nodes[0], traced[0])
+    if right == len(traced):
+        return Fraction(0)
+    return Fraction(nodes[right] - nodes[right - 1], traced[right] - traced[right - 1])
 
 
 def _not_affine(pattern: Trace, alignment: Alignment, traced: tuple[int, ...], handles: list[int]) -> str:

@@ -17,6 +17,7 @@ from autofit.core.environment import Environment
 from autofit.core.errors import AutofitError, DevicePoisoned, NothingFits, SpaceError, UserCodeError, WorkloadError
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.trace import Trace
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device
 from autofit.prepare import prepare
@@ -28,6 +29,7 @@ from autofit.probing.identity import own_version, settings, signature
 from autofit.probing.leaks import LeakWatch
 from autofit.probing.probe import HOPELESS, Probe
 from autofit.probing.surveying import Survey
+from autofit.probing.tracing import tracing
 from autofit.strategies import MEMBERS
 from autofit.strategies.base import Facts, Strategy
 from autofit.workloads.batches import BatchSource
@@ -85,6 +87,7 @@ class Bench:
                 environment=self._environment(facts),
                 budget=budget,
                 enforced=options.enforce,
+                account=device.account(),
                 caveats=(*self._notes(), *survey.caveats),
             )
         self._heap = ExitStack()
@@ -126,6 +129,19 @@ class Bench:
                 self._guard.restore()
                 self.device.release()  # what only the guard let go of: the gradients of a step that failed
         return outcome if poisoned else outcome.model_copy(update={"leaked": self._leaks.found()})
+
+    def trace(self, plan: Plan) -> Trace:
+        """Returns the allocations of the plan's training steps, without running them.
+
+        Raises:
+            Untraceable: something in the step cannot run without data.
+            SpaceError: the plan cannot be applied to this workload.
+        """
+        self._beat("trace")
+        size = min(2, plan.micro_batch_size) if self._source.resizable else plan.micro_batch_size
+        with self._users_code():
+            batch = self._source.worst(size)
+        return tracing.trace(self.workload, self._loss, plan, batch, self.device.torch_device)
 
     def __enter__(self) -> Self:
         self._heap.enter_context(_heap_frozen())

@@ -228,14 +228,13 @@ class Probe:
         def static() -> int:
             return static_bytes(step)
 
-        # Threads, libraries, compiled kernels and the optimizer's state come with the first step: no part of a plan's
-        # peak. On a host the kernels depend on the size, and this process is a fresh one that is about to end. On an
-        # accelerator the budget holds for that step too: what two samples do not fit into is too small for the plan.
-        size = self.plan.micro_batch_size if self.device.is_host else min(2, self.plan.micro_batch_size)
-        if self.store.source.resizable or size == self.plan.micro_batch_size:
-            with nullcontext() if self.device.is_host else self.device.limit(self.budget_bytes, static):
-                self._follow(step, [self.store.source.worst(size)])
-        self.device.release()  # what that step left in the cache is not what a training finds
+        if self.device.is_host:
+            # Threads, compiled kernels and the optimizer's state come with the first step and are no part of a plan's
+            # peak here. The kernels depend on the size, and this process is a fresh one that is about to end.
+            self._follow(step, [self.store.source.worst(self.plan.micro_batch_size)])
+        # From an empty cache, as a training begins: a step before this one would leave the optimizer's state and the
+        # cache in another order, in which up to a fifth less was reserved than a training then takes.
+        self.device.release()
         with self.device.limit(self.budget_bytes, static):
             yield
 

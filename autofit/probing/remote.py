@@ -9,8 +9,10 @@ from pydantic import ValidationError
 
 from autofit.core import errors
 from autofit.core.briefing import Briefing, Options
+from autofit.core.catalogue import StandIn
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.trace import Trace
 from autofit.core.trial import Purpose
 from autofit.probing.child import Child, ChildEnded, Deadlines
 
@@ -18,6 +20,8 @@ HOST_LIMIT_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESH
 """With these set before the process starts, freed tensors go back to the system at once, so that a limit on the data
 segment falls close to the tensors' sum (reference/memory_prediction.md section 6). They slow the process down to a
 half: never time a step under them."""
+HIDING_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ONEAPI_DEVICE_SELECTOR": "*:cpu"}
+"""With these a child that stands in for a device takes no memory of those that are here: the user's code sees none."""
 
 ONE_CACHE = 1
 """Something that the user's code or a library makes once and keeps, such as a table, is left behind by one run only."""
@@ -34,6 +38,7 @@ class Target:
         overrides: fields of the workload that win over what the function gave.
         device: the device to use; None lets the child choose.
         options: what is asked of the search.
+        stand_in: the device to stand in for: the child only traces, and sees no accelerator. None: it probes.
     """
 
     name: str
@@ -41,6 +46,7 @@ class Target:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     device: str | None = None
     options: Options = field(default_factory=Options)
+    stand_in: StandIn | None = None
 
     def request(self, enforce: bool, memory_bytes: int | None) -> dict[str, Any]:
         """Returns the request that opens this target; `memory_bytes` wins over the memory budget of the options."""
@@ -54,6 +60,7 @@ class Target:
             "overrides": dict(self.overrides),
             "device": self.device,
             "options": options.model_dump(mode="json"),
+            "stand_in": None if self.stand_in is None else self.stand_in.model_dump(mode="json"),
         }
 
 
@@ -111,6 +118,22 @@ class RemoteBench:
             self._retire()
         return outcome
 
+    def trace(self, plan: Plan) -> Trace:
+        """Returns the allocations of the plan's training steps, traced in the warm child.
+
+        Raises:
+            Untraceable: it cannot be traced, or the child ended over it; a new one serves the next call.
+        """
+        child = self._warm()
+        try:
+            reply = self._reply(child, {"do": "trace", "plan": plan.model_dump(mode="json")}, "trace")
+        except ChildEnded as ended:
+            self._retire()
+            raise errors.Untraceable(ended.outcome.reason, "in the process that traces") from None
+        if "trace" not in reply:
+            raise errors.Untraceable(str(reply.get("reason")), str(reply.get("where")))
+        return Trace.model_validate(reply["trace"])
+
     def close(self) -> None:
         """Ends the child, having it put its workload back and verify that.
 
@@ -152,7 +175,8 @@ class RemoteBench:
         return self._child
 
     def _start(self, environment: Mapping[str, str], enforce: bool) -> tuple[Child, Briefing]:
-        child = Child(self._deadlines, environment)
+        hiding = {} if self._target.stand_in is None else HIDING_ENVIRONMENT
+        child = Child(self._deadlines, {**environment, **hiding})
         try:
             reply = self._reply(child, self._target.request(enforce, self._memory_bytes), "briefing")
         except ChildEnded as ended:

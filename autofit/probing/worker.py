@@ -3,8 +3,9 @@
 It alone imports the user's code. Requests come in and replies go out as one JSON object a line over two descriptors of
 their own, so that whatever the user's code prints cannot disturb them. Nothing is unpickled on either side.
 
-Requests: `{"do": "open", ...}`, `{"do": "evaluate", "plan": ..., "purpose": ...}`, `{"do": "close"}`.
-Replies: `briefing`, `outcome`, `closed`, `error`; and `beat` at every phase, as a sign of life.
+Requests: `{"do": "open", ...}`, `{"do": "evaluate", "plan": ..., "purpose": ...}`, `{"do": "trace", "plan": ...}`,
+`{"do": "close"}`. Replies: `briefing`, `outcome`, `trace`, `closed`, `error`; and `beat` at every phase,
+as a sign of life. Opened with a `"stand_in"`, it only traces, for the device described there.
 """
 
 import argparse
@@ -22,11 +23,13 @@ from typing import Any, TextIO
 from pydantic import ValidationError
 
 from autofit import devices
-from autofit.core.briefing import Options
-from autofit.core.errors import AutofitError, UserCodeError, WorkloadError
+from autofit.core.briefing import Briefing, Options
+from autofit.core.catalogue import StandIn
+from autofit.core.errors import AutofitError, SpaceError, Untraceable, UserCodeError, WorkloadError
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.probing.bench import Bench
+from autofit.probing.standin_bench import StandInBench
 from autofit.workloads import factory
 from autofit.workloads.workload import Workload
 
@@ -40,7 +43,7 @@ class Worker:
 
     def __init__(self, requests: TextIO, replies: TextIO) -> None:
         self._requests, self._replies = requests, replies
-        self._bench: Bench | None = None
+        self._bench: Bench | StandInBench | None = None
 
     def serve(self) -> None:
         """Answers requests until `close` or the end of input."""
@@ -60,15 +63,27 @@ class Worker:
         if request["do"] == "open":
             self._open(request)
         elif request["do"] == "evaluate":
-            assert self._bench is not None, "open comes first"
+            assert isinstance(self._bench, Bench), "open comes first, and not with a stand-in"
             outcome = self._bench.evaluate(Plan.model_validate(request["plan"]), Purpose(request["purpose"]))
             self._say("outcome", outcome=outcome.model_dump(mode="json"))
+        elif request["do"] == "trace":
+            assert self._bench is not None, "open comes first"
+            self._trace(self._bench, Plan.model_validate(request["plan"]))
         else:
-            if self._bench is not None:
+            if isinstance(self._bench, Bench):
                 self._bench.__exit__(None, None, None)
             self._say("closed")
             return True
         return False
+
+    def _trace(self, bench: Bench | StandInBench, plan: Plan) -> None:
+        """Replies with the trace of a plan, or with why there is none: no end of this process."""
+        try:
+            self._say("trace", trace=bench.trace(plan).model_dump(mode="json"))
+        except Untraceable as error:
+            self._say("trace", reason=error.reason, where=error.where)
+        except SpaceError as error:
+            self._say("trace", reason=str(error), where="in preparing the plan")
 
     def _open(self, request: dict[str, Any]) -> None:
         self._beat("import")
@@ -76,18 +91,26 @@ class Worker:
         _check_names(arguments, request["target"])
         workload = workload_of(arguments, request["overrides"])
         self._beat("open")
-        device = devices.choose(request["device"] or arguments.get("device"))
         options = options_of(arguments, request["options"])
-        if not device.is_host:  # the parent cannot know; only a host's limit needs a process of its own
-            options = options.model_copy(update={"enforce": True})
-        self._bench = Bench(workload, device, options, self._beat)
-        self._bench.__enter__()
-        briefing = self._bench.briefing
+        described = request.get("stand_in")
+        if described is None:
+            briefing = self._open_bench(workload, request["device"] or arguments.get("device"), options)
+        else:
+            self._bench = StandInBench.of(workload, options, StandIn.model_validate(described), self._beat)
+            briefing = self._bench.briefing
         unused = [name for name in _OF_THE_CALLER if name in arguments]
         if unused:
             note = f"{', '.join(unused)} of {request['target']} is not used here: give it to the command itself"
             briefing = briefing.model_copy(update={"caveats": (*briefing.caveats, note)})
         self._say("briefing", briefing=briefing.model_dump(mode="json"))
+
+    def _open_bench(self, workload: Workload, device_name: str | None, options: Options) -> Briefing:
+        device = devices.choose(device_name)
+        if not device.is_host:  # the parent cannot know; only a host's limit needs a process of its own
+            options = options.model_copy(update={"enforce": True})
+        self._bench = bench = Bench(workload, device, options, self._beat)
+        bench.__enter__()
+        return bench.briefing
 
     def _beat(self, phase: str) -> None:
         self._say("beat", phase=phase)

@@ -3,9 +3,10 @@
 The next plan is worked out anew from what is known, so a resumed search goes on where it was, and nothing known is
 asked again. Only the number of plans asked per stage is kept besides, to bound each stage.
 
-1. anchor: the user's combination at a small size, then at their own. Where it does not fit, down to the smallest size,
-   then other combinations there, until one runs. Then up, while twice the batch pays: at a size that is all overhead
-   and fixed memory, neither faster arithmetic nor saved activations would show.
+1. anchor: the user's combination at their own size; first at a small one, unless memory is predicted with a bound.
+   Where it does not fit, down to the smallest size, then other combinations there, until one runs. Then up, while twice
+   the batch pays: at a size that is all overhead and fixed memory, neither faster arithmetic nor saved activations
+   would show.
 2. compare: one change at a time from the anchor, at one size (every combination, where there are few).
 3. promise: the factors seen in 2 and the speed curves predict each other plan from its nearest measured neighbour; the
    largest prediction that fits is probed, while it beats the best plan by more than the tie margin. A combination that
@@ -156,6 +157,8 @@ class Staged(Searcher):
         if self._home in curve.outcomes:
             return self._walk_down(curve)
         sizes = [s for s in self._sizes(self._base) if s < self._home]
+        if not curve.outcomes and (sure := self._sure()) is not None:
+            return sure
         if not curve.outcomes and sizes:
             quarter = max((s for s in sizes if 4 * s <= self._home), default=sizes[0])
             return self._plan(self._base, quarter)
@@ -169,6 +172,17 @@ class Staged(Searcher):
             if sizes := fitting[-1:] or next_size:
                 return self._plan(self._base, sizes[0])
         return self._space.baseline
+
+    def _sure(self) -> Plan | None:
+        """Returns the largest size up to the user's own that is predicted to fit, by the upper bound if it has one."""
+        for size in sorted((s for s in self._sizes(self._base) if s <= self._home), reverse=True):
+            plan = self._plan(self._base, size)
+            estimate = self.problem.estimate(plan)
+            if estimate is None:
+                return None
+            if (estimate.upper_bytes or estimate.value_bytes) <= self.problem.memory_bytes:
+                return plan
+        return None
 
     def _walk_down(self, curve: Curve) -> Plan | None:
         """Halves the user's combination until a size fits."""

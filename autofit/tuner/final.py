@@ -29,7 +29,7 @@ class Final:
         self._objective = loop.tuning.objective
         self._measured = ranked(loop.record.values(), self._objective)
         if not self._measured:
-            raise nothing_measured(loop.trials, loop.tuning.budget, loop.stopped, loop.early)
+            raise nothing_measured(loop.trials, loop.tuning.budget, loop.stopped, loop.early, loop.predicted)
         self._finalists = finalists(self._measured, loop.baseline, self._objective)
         self._baseline = loop.record[loop.baseline.key]
         self._race: Race | None = None
@@ -58,12 +58,15 @@ class Final:
             trials=trials,
             counts=dict(Counter(t.outcome.status.value for t in trials)),
             stopped=self._loop.stopped,
+            predicted=self._loop.predicted.get(winner.plan.key),
         )
 
     def _run_race(self) -> None:
         plans = {t.plan.key: t.plan for t in self._affordable()}
         own = self._loop.baseline.key
         race = self._race = Race(tuple(plans), own if own in plans else None, self._objective.tie_ratio)
+        if len(plans) == 1:
+            return  # there is no time for a race
         self._loop.say("stage", f"racing {len(plans)} plans in interleaved blocks")
         searched_s = began = self._tuning.clock.elapsed_s
         round_s = 0.0
@@ -107,7 +110,7 @@ class Final:
     def _prove(self) -> tuple[Trial, Measurement]:
         """Proves the winner, or the next one, up to `MAX_PROOFS` times."""
         left = [t for t in self._measured if not self._failed_in_race(t)]
-        while left and len(self._unproven) < MAX_PROOFS:
+        while (left or (left := self._smaller())) and len(self._unproven) < MAX_PROOFS:
             # Anew each time: with the fastest gone, plans that it kept out of the final may be next.
             pool = finalists(left, self._loop.baseline, self._objective)
             chosen = choose(pool, self._loop.baseline, self._objective, self._ratio)
@@ -122,6 +125,16 @@ class Final:
             self._caveats.append(f"{chosen.plan} was to be recommended, but its proof failed ({outcome.reason})")
             left = [t for t in left if t is not chosen]
         raise nothing_proven(self._failed, len(self._measured), self._tuning.budget)
+
+    def _smaller(self) -> list[Trial]:
+        """Returns the last plan that was too large, at half its micro batch or less, if that runs as a probe."""
+        plans = [t.plan for t in self._failed if t.outcome.status.does_not_fit]
+        sizes = [s for s in self._tuning.space.sizes if plans and 2 * s <= plans[-1].micro_batch_size]
+        plan = self._tuning.space.at(plans[-1].combination, sizes[-1]) if sizes else None
+        if plan is None or plan.key in self._loop.record:
+            return []
+        trial = self._loop.consider(plan)
+        return [trial] if trial.outcome.measured else []
 
     def _ratio(self, ours: Trial, theirs: Trial) -> Ratio:
         """Returns the throughput ratio: from the race, or else from the two probes."""

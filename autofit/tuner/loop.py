@@ -1,6 +1,6 @@
 """The search phase: ask, screen, probe, record, then tell."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 
 from autofit.core.diagnosis import users_fault
@@ -23,6 +23,8 @@ RESERVE_RATIO = 0.5
 """At most this share of the time budget is kept for them."""
 GUESS_RATIO = 1.5
 """Under `cautious`, an estimate that is loose keeps a plan from running only from this multiple of the budget on."""
+SAFE_RATIO = 0.5
+"""A plan that is guessed to need less than this share of the budget is run without a closer look at its memory."""
 LOOSE_RATIO = 0.95
 """An estimate whose lower bound is below this share of its value is loose: borrowed, or drawn through one size."""
 
@@ -37,6 +39,7 @@ class Loop:
         self.record: dict[str, Trial] = {}
         self.stopped = ""
         self.early = False
+        self.predicted: dict[str, Estimate] = {}
         self._done = 0
         self._poisoned = 0
         self._durations_s: list[float] = []
@@ -60,6 +63,7 @@ class Loop:
     def search(self) -> None:
         """Asks and runs until the searcher has nothing left or a limit is reached."""
         self.say("stage", "searching")
+        self._foresee(self.baseline, self.tuning.space.sizes)
         repeats = 0
         while not self._spent():
             plan = self._searcher.ask()
@@ -71,9 +75,19 @@ class Loop:
             if known is not None:
                 self._searcher.tell(known)
             else:
-                self._learn(self._screened(plan))
-                self._check()
+                self.consider(plan)
         self.say("stage", f"search ended: {self.stopped}")
+
+    def consider(self, plan: Plan) -> Trial:
+        """Probes a plan unless it is screened out, records it, and tells it.
+
+        Raises:
+            UserCodeError: the user's code fails whatever the plan.
+        """
+        trial = self._screened(plan)
+        self._learn(trial)
+        self._check()
+        return trial
 
     def ensure_baseline(self) -> None:
         """Gives the user's own setting an outcome when the searcher did not ask for it."""
@@ -99,7 +113,7 @@ class Loop:
         upper = min((e.upper_bytes for e in opinions if e.upper_bytes is not None), default=None)
         value = first.value_bytes if upper is None else min(first.value_bytes, upper)
         value = value if lower is None else max(value, lower)
-        return Estimate(value_bytes=value, lower_bytes=lower, upper_bytes=upper, basis=first.basis)
+        return first.model_copy(update={"value_bytes": value, "lower_bytes": lower, "upper_bytes": upper})
 
     def attempt(self, plan: Plan, purpose: Purpose) -> Trial:
         """Runs a plan and records it; an ambiguous failure is run once more."""
@@ -164,7 +178,17 @@ class Loop:
         self.early = bool(self.stopped)
         return self.early
 
+    def _foresee(self, plan: Plan, sizes: Sequence[int] = ()) -> None:
+        """Has the estimators look at a plan, unless it is known to fit with room to spare."""
+        known = self.estimate(plan)
+        if known is None or (_loose(known) and known.value_bytes > SAFE_RATIO * self.tuning.budget.memory_bytes):
+            for estimator in self.tuning.estimators:
+                estimator.foresee(plan, sizes)
+
     def _screened(self, plan: Plan) -> Trial:
+        self._foresee(plan)
+        if (estimate := self.estimate(plan)) is not None:
+            self.predicted[plan.key] = estimate
         reason = self._unwanted(plan)
         if reason is not None:
             return self._skip(plan, reason)

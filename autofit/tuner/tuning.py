@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from autofit.core.budget import Budget, Clock
+from autofit.core.estimate import Estimate
 from autofit.core.event import Event
 from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
@@ -88,6 +89,7 @@ class Findings:
         trials: all trials, those of earlier runs first; of the blocks of the race only those that failed.
         counts: number of trials by status.
         stopped: why the search for plans ended.
+        predicted: what was thought of the plan's peak before it first ran; None for one known from earlier runs.
     """
 
     plan: Plan
@@ -99,3 +101,4 @@ class Findings:
     trials: tuple[Trial, ...]
     counts: dict[str, int]
     stopped: str
+    predicted: Estimate | None = None

@@ -21,6 +21,7 @@ from autofit.core.briefing import Briefing
 from autofit.core.errors import DevicePoisoned, NonFiniteLoss, NothingFits, UserCodeError, WorkloadError
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
+from autofit.core.trace import Trace
 from autofit.core.trial import Purpose
 from autofit.probing.remote import Target
 from tests.fakes import FakeBench, briefing_of, small_bench
@@ -51,6 +52,9 @@ class FakeRemote:
         if kind.interrupt_after is not None and len(kind.bench.runs) >= kind.interrupt_after:
             raise KeyboardInterrupt
         return kind.bench.evaluate(plan, purpose)
+
+    def trace(self, plan: Plan) -> Trace:
+        raise AssertionError("this device's memory is not predicted")
 
     def __enter__(self) -> Self:
         return self
@@ -442,3 +446,15 @@ def test_after_kill_9_the_same_command_goes_on(running: Running) -> None:
     assert int(known[0].split()[1]) >= 2
     assert out.startswith(("Use", "Keep"))
     assert autofit.load(running.folder / "autofit.yaml").proof.worst_steps >= 3
+
+
+def test_a_reader_that_has_enough_is_no_failure() -> None:
+    code = "import sys; from autofit.cli import outcome\nimport argparse\n"
+    code += "given = argparse.Namespace(json=False)\n"
+    code += "sys.exit(outcome.run(lambda given: [print('line' * 9999) for _ in range(99)] and 0, given))"
+    script = f'{sys.executable} -c "$CODE" | head -1 >/dev/null; echo ${{PIPESTATUS[0]}}'
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=ROOT, env={**os.environ, "CODE": code}, capture_output=True, text=True, timeout=120,
+        check=True,
+    )  # fmt: skip
+    assert (done.stdout.strip(), done.stderr) == ("0", "")

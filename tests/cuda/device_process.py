@@ -95,6 +95,7 @@ def serve() -> None:
             "budget": devices.choose("cuda").budget(None, varies=False).memory_bytes,
             "capabilities": sorted(device.capabilities()),
             "versions": device.versions(),
+            "account": device.account().model_dump(),
             "name": device.name(),
         }
 

@@ -6,6 +6,7 @@ from itertools import count
 from pathlib import Path
 
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 import autofit
 from tests.cuda.scaled import tabular
@@ -40,11 +41,14 @@ LASTING = ("crowded", "full", "less free", "more free", "slow", "poison")
 
 
 def at_forward(model: nn.Module, number: int, happens: Callable[[], None]) -> None:
-    """Has something happen once, before the `number`-th forward pass from now: in the middle of a search."""
+    """Has something happen once, before the `number`-th forward pass from now that runs, in the middle of a search.
+
+    Forward passes that are only traced do not count.
+    """
     numbers: Iterator[int] = count(1)
 
-    def hook(*_: object) -> None:
-        if next(numbers) == number:
+    def hook(running: nn.Module, *_: object) -> None:
+        if not isinstance(next(running.parameters()), FakeTensor) and next(numbers) == number:
             happens()
 
     model.register_forward_pre_hook(hook)

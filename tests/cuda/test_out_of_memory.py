@@ -97,7 +97,7 @@ def test_when_another_process_has_the_rest_of_the_card(fault: Fault, device: Dev
 
 @pytest.mark.parametrize("fault", FAULTS, ids=NAMES)
 def test_inside_the_budget_that_is_enforced(fault: Fault, device: Device) -> None:
-    """A first small step brings the optimizer's state, so that no later step finds more room."""
+    """From an empty cache, as a training begins: no smaller step goes before."""
     steps = Steps()
     workload = sized(steps, weight=fault.weight, held=fault.held, taken=fault.taken)
     budget = BATCHING.model_copy(update={"memory_budget": outside_bytes() + fault.room * MIB})
@@ -105,8 +105,8 @@ def test_inside_the_budget_that_is_enforced(fault: Fault, device: Device) -> Non
         live = torch.cuda.memory_allocated()
         steps.sizes.clear()
         outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
-        assert outcome.status.does_not_fit, outcome
-        assert steps.sizes[0] == 2
+        assert outcome.status is Status.OUT_OF_MEMORY, outcome
+        assert (outcome.phase, len(steps.sizes)) == (fault.phase, fault.step)
         assert torch.cuda.memory_allocated() == live
     assert torch.cuda.get_per_process_memory_fraction() == pytest.approx(1.0)
 

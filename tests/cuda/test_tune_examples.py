@@ -19,7 +19,7 @@ from tests.phantom.phantom import present
 Card = Callable[[int], None]
 
 # What fills a large card takes a real one minutes.
-CAPACITIES = [pytest.param(gib, marks=pytest.mark.phantom if gib > 8 else ()) for gib in (1, 2, 4, 8, 16, 24, 40, 80)]
+CAPACITIES = [pytest.param(gib, marks=pytest.mark.phantom if gib > 8 else ()) for gib in (1, 8, 24, 80)]
 ALL_STRATEGIES = (8,)
 """On the other cards only those are searched that trade memory: a search takes half as long."""
 FEW = ("batching", "checkpointing")
@@ -97,7 +97,8 @@ def test_too_small_a_budget_says_that_nothing_fits(name: str) -> None:
     told = str(raised.value)
     assert "no plan fits into 768 MiB" in told
     assert "Give more memory, allow more strategies, or use a smaller model or shorter samples" in told
-    assert "out of memory" in told
+    assert "the smallest peak predicted is" in told
+    assert "above the budget" in told
 
 
 @pytest.mark.phantom

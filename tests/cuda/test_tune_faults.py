@@ -63,13 +63,13 @@ def test_memory_that_another_process_takes_is_not_planned_with(phantom: Phantom)
 
 def test_a_card_that_another_process_fills_ends_the_search_with_words(phantom: Phantom) -> None:
     with pytest.raises(NothingFits, match=r"out of memory|over budget"):
-        struck("full", 3, phantom)
+        struck("full", 2, phantom)
 
 
 def test_a_card_that_is_full_for_a_while_still_gives_a_plan(phantom: Phantom) -> None:
     workload = written(tabular(CARD))
-    at_forward(workload.model, 3, lambda: FAULTS["full"](phantom))
-    at_forward(workload.model, 4, phantom.give_back)
+    at_forward(workload.model, 2, lambda: FAULTS["full"](phantom))
+    at_forward(workload.model, 3, phantom.give_back)
     with no_trace(workload):
         found = tune(workload, **FEW).recommendation
     check(found)
@@ -192,7 +192,7 @@ def test_a_child_that_aborts_costs_one_trial(tmp_path: Path) -> None:
 
 def test_faults_of_the_environment_reach_the_child(tmp_path: Path) -> None:
     faults = "fail_allocation:40,take_mib:1024,slow_us:20"
-    code, document, errors = command(tmp_path, "--arg", "fault=allocation", "--arg", "at=9", PHANTOM_FAULT=faults)
+    code, document, errors = command(tmp_path, "--arg", "fault=allocation", "--arg", "at=3", PHANTOM_FAULT=faults)
     assert code == 0, errors
     found = Recommendation.model_validate(document)
     check(found)

@@ -489,3 +489,24 @@ def test_torch_without_its_cache_is_refused(card: Card, monkeypatch: pytest.Monk
     monkeypatch.setenv(name, "0")
     with pytest.raises(UsageError, match=f"{name} is set: .* Unset it"):
         Cuda().budget(None, varies=False)
+
+
+# How memory is accounted for, which predictions imitate
+
+
+def test_the_account_has_the_context_and_the_allocators_options(cards: Cards) -> None:
+    card = cards(Card(settings={"max_split_size": 64 * MIB, "expandable_segments": True})).cards[0]
+    account = Cuda().account()
+    assert account is not None
+    assert (account.allocator, account.outside_bytes) == ("caching", card.context_bytes)
+    assert set(account.settings.split(",")) == {"max_split_size_mb:64", "expandable_segments:True"}
+
+
+@pytest.mark.parametrize("foreign", ["memory pools", "ROCm"])
+def test_memory_that_a_trace_does_not_know_is_not_predicted(
+    foreign: str, cards: Cards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards(Card(backend="cudaMallocAsync" if foreign == "memory pools" else "native"))
+    if foreign == "ROCm":
+        monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert Cuda().account() is None

@@ -3,7 +3,7 @@
 import pytest
 
 from autofit.core.trace import Kind, Trace
-from autofit.estimators.alignment import Refusal
+from autofit.estimators.alignment import BRIEF, Refusal
 from autofit.estimators.replay import replay
 from autofit.estimators.scaling import Scaling, scaling
 from tests.estimators.traces import Script
@@ -88,12 +88,72 @@ def test_what_is_taken_for_the_moment_may_be_missing_at_small_sizes() -> None:
     assert lasting == [WEIGHT, 24 * MIB + 512, 8 * MIB, WEIGHT]
 
 
-def test_more_traces_make_what_is_uneven_exact_where_they_are() -> None:
-    few, more = law(step(4), step(5), step(32)), law(step(4), step(5), step(8), step(16), step(32))
-    handle = next(iter(more.uneven))
-    true = min(MIB * 12 // 2, PARTIALS_MOST)
-    assert at(more, 12).tensors.sizes[handle] == true
-    assert at(few, 12).tensors.sizes[handle] < true
+def test_a_buffer_that_stops_growing_between_two_traces_is_known_between_them() -> None:
+    found = law(step(4), step(6), step(32))
+    handle = max(found.uneven, key=lambda each: max(found.uneven[each]))
+    for size in (4, 5, 6, 7, 8, 9, 20, 31, 32):  # it grows up to 8 samples
+        assert at(found, size).tensors.sizes[handle] == min(MIB * size // 2, PARTIALS_MOST)
+
+
+def test_a_buffer_of_whole_units_is_known_between_two_traces() -> None:
+    def blocks(size: int) -> Trace:
+        script = Script(size)
+        script.moment(196608 * -(-197 * size // 64))
+        return script.trace()
+
+    found = law(blocks(53), blocks(153), blocks(443))
+    assert found.uneven
+    for size in (60, 76, 108, 150, 200, 400):
+        assert at(found, size).tensors.sizes == blocks(size).tensors.sizes
+
+
+def test_what_appears_between_two_traces_counts_as_being_there() -> None:
+    found = law(step(2), step(3), step(6))
+    handle = max(found.uneven, key=lambda each: max(found.uneven[each]))
+    assert found.uneven[handle][:2] == (0, 0)
+    for size in (4, 5, 6):
+        assert at(found, size).tensors.sizes[handle] == MIB * size // 2
+
+
+def test_a_buffer_that_begins_to_grow_between_two_traces_is_known_between_them() -> None:
+    def late(size: int) -> Trace:
+        script = Script(size)
+        script.moment(max(20, size) * MIB)
+        return script.trace()
+
+    found = law(late(4), late(8), late(30), late(40))
+    for size in (4, 15, 20, 21, 29, 40):
+        assert at(found, size).tensors.sizes[0] == max(20, size) * MIB
+
+
+def test_beyond_the_largest_trace_a_buffer_that_stayed_the_same_still_does() -> None:
+    found = law(step(4), step(6), step(30), step(32))
+    handle = max(found.uneven, key=lambda each: max(found.uneven[each]))
+    assert at(found, 100).tensors.sizes[handle] == PARTIALS_MOST
+
+
+def test_what_an_operator_takes_around_its_result_may_appear_with_the_size() -> None:
+    def sorting(size: int) -> Trace:
+        script = Script(size, modules=("words",))
+        indices = script.take(8 * size if size > 6 else 0)
+        gradient = script.take(WEIGHT, Kind.GRADIENT, 0)
+        script.give(indices, gradient)
+        return script.trace()
+
+    found = law(sorting(2), sorting(6), sorting(8), sorting(20))
+    assert [at(found, size).tensors.sizes[0] for size in (1, 4, 8, 10, 20)] == [0, 0, 64, 80, 160]
+
+
+def test_a_temporary_that_stays_for_long_is_not_for_the_moment() -> None:
+    def long(size: int) -> Trace:
+        script = Script(size)
+        held = script.take(512 * size * size)
+        for _ in range(BRIEF):
+            script.take(8, Kind.GRADIENT)
+        script.give(held)
+        return script.trace()
+
+    assert "not affine in the micro batch" in refused(long(2), long(3), long(5))
 
 
 def test_a_third_trace_that_contradicts_the_law_is_named() -> None:

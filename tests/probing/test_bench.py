@@ -10,9 +10,18 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from autofit import devices
+from autofit import devices, estimators
+from autofit.core.account import Account
 from autofit.core.briefing import Briefing, Options
-from autofit.core.errors import DevicePoisoned, NothingFits, SpaceError, UsageError, UserCodeError, WorkloadError
+from autofit.core.errors import (
+    DevicePoisoned,
+    NothingFits,
+    SpaceError,
+    Untraceable,
+    UsageError,
+    UserCodeError,
+    WorkloadError,
+)
 from autofit.core.outcome import Status
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device
@@ -24,6 +33,7 @@ from tests.probing import targets
 
 CPU: Any = type(devices.choose("cpu"))
 PLENTY = Options(memory_budget="1GiB")
+HOST = Account(allocator="host")
 
 
 def bench_of(workload: Workload, device: Device | None = None, **options: Any) -> Bench:
@@ -462,3 +472,47 @@ def test_gradients_from_before_do_not_enter_the_first_step(used: Workload) -> No
     assert norms
     assert max(norms) < 1e3
     assert float(used.model.layers[0].weight.grad.max()) == 1e6
+
+
+def test_a_trace_predicts_the_peak_that_a_probe_measures_and_leaves_no_trace(used: Workload) -> None:
+    before = digest(used)
+    with bench_of(used) as bench:
+        plan = bench.briefing.space.baseline
+        assert bench.briefing.account is not None
+        predicted = estimators.predict(bench.trace(plan), bench.briefing.account).judged_bytes
+        assert digest(used) == before
+        measurement = bench.evaluate(plan, Purpose.PROBE).measurement
+    assert measurement is not None
+    assert predicted == pytest.approx(measurement.memory.judged_bytes, rel=0.02)
+
+
+def test_a_trace_is_of_the_worst_batch() -> None:
+    workload = Workload(targets.Transformer(), targets.sentences((3, 24)), step_fn=targets.token_mean)
+    with bench_of(workload) as bench:
+        sizes = {
+            size: estimators.predict(
+                bench.trace(bench.briefing.space.baseline.replace(micro_batch_size=size)), HOST
+            ).allocated_bytes
+            for size in (2, 4, 8)
+        }
+        measured = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE).measurement
+    assert sizes[2] < sizes[4] < sizes[8]
+    assert measured is not None
+    assert sizes[8] == pytest.approx(measured.memory.judged_bytes, rel=0.02)
+
+
+def test_what_cannot_be_traced_says_so_and_is_measured_all_the_same() -> None:
+    class Looks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) * float(x.numpy().max())
+
+    workload = Workload(Looks(), targets.vectors(), loss_fn=nn.functional.cross_entropy)
+    with bench_of(workload) as bench:
+        plan = bench.briefing.space.baseline
+        with pytest.raises(Untraceable):
+            bench.trace(plan)
+        assert bench.evaluate(plan, Purpose.PROBE).measured

@@ -14,11 +14,13 @@ import pytest
 
 from autofit.core.briefing import Briefing, Options
 from autofit.core.budget import Budget
+from autofit.core.catalogue import StandIn
 from autofit.core.environment import Environment
-from autofit.core.errors import AutofitError, RestoreError, SpaceError, UserCodeError, WorkloadError
+from autofit.core.errors import AutofitError, RestoreError, SpaceError, Untraceable, UserCodeError, WorkloadError
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.space import SpaceFacts
+from autofit.core.trace import Kind, Mark, Tensors, Trace
 from autofit.core.trial import Purpose
 from autofit.probing.child import Deadlines
 from autofit.probing.remote import RemoteBench, Target
@@ -107,6 +109,16 @@ def test_the_request_says_all_that_the_caller_said(opened: Open, log: Log) -> No
     sent = Options.model_validate(first["options"])
     assert sent == options.model_copy(update={"may_move": True})
     assert (second["do"], second["purpose"], second["plan"]) == ("evaluate", "block", PLAN.model_dump(mode="json"))
+
+
+def test_a_child_that_stands_in_for_a_device_sees_none(opened: Open, log: Log) -> None:
+    hiding = OPENS.replace("limited=limited", "seen=environment.get('CUDA_VISIBLE_DEVICES', 'all'), limited=limited")
+    opened(FAILS, prefix=hiding)
+    stand_in = StandIn(name="Test Card", capability=(9, 0))
+    opened(FAILS, prefix=hiding, target=Target("train.py:make", stand_in=stand_in))
+    probing, tracing = log.requests
+    assert (probing["stand_in"], probing["seen"]) == (None, os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
+    assert (StandIn.model_validate(tracing["stand_in"]), tracing["seen"]) == (stand_in, "")
 
 
 def test_one_child_serves_many_probes(opened: Open, log: Log) -> None:
@@ -280,6 +292,41 @@ def test_no_descriptor_is_left_open(opened: Open) -> None:
     with opened("say('closed'); break"):
         pass
     assert open_descriptors() == before
+
+
+TRACES = f"""
+if request["do"] == "trace":
+    say("trace", trace={
+    Trace(
+        micro_batch_size=8,
+        tensors=Tensors(sizes=(5,), kinds=("parameter",), origins=(-1,)),
+        events=(0,),
+        marks=(Mark(name="end", event=1),),
+    ).model_dump(mode="json")
+})
+"""
+
+
+def test_a_trace_comes_back_as_the_record_it_is(opened: Open, log: Log) -> None:
+    found = opened(TRACES).trace(PLAN)
+    assert (found.micro_batch_size, found.tensors.sizes, found.tensors.kinds) == (8, (5,), (Kind.PARAMETER,))
+    assert log.requests[1]["plan"] == PLAN.model_dump(mode="json")
+
+
+def test_what_cannot_be_traced_says_why_and_the_child_lives(opened: Open, log: Log) -> None:
+    bench = opened('say("trace", reason="aten.nonzero depends on data", where="train.py:7")')
+    for _ in range(2):
+        with pytest.raises(Untraceable, match=r"aten\.nonzero depends on data \(train\.py:7\)"):
+            bench.trace(PLAN)
+    assert len(log.pids) == 1
+
+
+def test_a_child_that_dies_over_a_trace_is_replaced(opened: Open, log: Log) -> None:
+    bench = opened("os._exit(3) if request['do'] == 'trace' else " + FAILS)
+    with pytest.raises(Untraceable, match="in the process that traces"):
+        bench.trace(PLAN)
+    assert bench.evaluate(PLAN, Purpose.PROBE).status is Status.USER_ERROR
+    assert len(log.pids) == 2
 
 
 def test_signs_of_life_reach_the_caller(opened: Open) -> None:

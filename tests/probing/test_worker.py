@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from autofit import devices
+from autofit.core.account import Account
 from autofit.core.briefing import Briefing, Options
+from autofit.core.catalogue import StandIn
 from autofit.core.errors import WorkloadError
 from autofit.core.outcome import Outcome
+from autofit.core.trace import Trace
 from autofit.probing.worker import Worker, _guarded, options_of, workload_of
 from tests.probing import targets
 
@@ -172,3 +175,14 @@ def test_a_workload_takes_what_is_its_own() -> None:
     made = workload_of({"model": targets.mlp(), "loader": [1], "numerics": "any", "mode": "train"}, {"mode": None})
     assert made.mode == "train"
     assert made.loader == [1]
+
+
+def test_a_stand_in_only_traces(run: Run) -> None:
+    stand_in = StandIn(type="cpu").model_dump(mode="json")
+    tracing = {"do": "trace", "plan": {"values": {"micro_batch_size": 8}}}
+    briefing, trace, closed = run(opening(stand_in=stand_in), tracing, {"do": "close"})
+    assert Briefing.model_validate(briefing["briefing"]).account == Account(allocator="host")
+    assert Trace.model_validate(trace["trace"]).micro_batch_size == 8
+    assert closed == {"kind": "closed"}
+    with pytest.raises(AssertionError, match="not with a stand-in"):
+        run(opening(stand_in=stand_in), evaluating())

@@ -3,8 +3,9 @@
 Each of these was found by comparing a trace, allocation by allocation, with a real run.
 """
 
+import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -14,13 +15,26 @@ from torch.nn import functional
 from torch.utils import _foreach_utils as torch_foreach
 
 from autofit.probing.tracing.recorder import Recorder
+from autofit.workloads.tree import Batch, tensors
 
 
 @contextmanager
-def as_plain(recorder: Recorder) -> Iterator[None]:
-    """Makes torch choose, and `recorder` record, for fake tensors what happens to plain ones."""
-    with _by_lists(), _bias_in_place(recorder):
+def as_plain(recorder: Recorder, padded: bool = True) -> Iterator[None]:
+    """Makes torch choose, and `recorder` record, for fake tensors what happens to plain ones.
+
+    Args:
+        recorder: what records.
+        padded: whether attention masks hide something. If so, those that transformers makes for fake tensors are what
+            it makes for plain ones.
+    """
+    with _by_lists(), _bias_in_place(recorder), nullcontext() if padded else _without_masks():
         yield
+
+
+def has_padding(batch: Batch) -> bool:
+    """Says whether a batch may have a mask that hides something: whole numbers or booleans, ones and zeros."""
+    flags = (tensor for tensor in tensors(batch) if tensor.dim() > 1 and not tensor.is_floating_point())
+    return any(bool((tensor == 0).any() and (tensor == 1).any() and (tensor <= 1).all()) for tensor in flags)
 
 
 @contextmanager
@@ -51,3 +65,21 @@ def _bias_in_place(recorder: Recorder) -> Iterator[None]:
         yield
     finally:
         functional.linear = original
+
+
+@contextmanager
+def _without_masks() -> Iterator[None]:
+    """Lets transformers leave out a mask that would hide nothing; it keeps that where it is shown a fake tensor.
+
+    Without a mask another attention kernel runs. It finds out by a condition on values, which is answered as true.
+    """
+    name, module = "is_fake_tensor", sys.modules.get("transformers.utils.import_utils")
+    original = getattr(module, name, None)
+    if module is None or original is None:  # not in use, or a version that does not ask
+        yield
+        return
+    setattr(module, name, lambda tensor: False)
+    try:
+        yield
+    finally:
+        setattr(module, name, original)

@@ -100,13 +100,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         if self._temporaries is not None and _is_on(out, self._device_type):
             out = laid_out(func, args, out)
             steps = self._temporaries(func, args, out)
-        here = steps.index(None) if None in steps else 0
-        taken: list[int] = []
-        self._pass_through(steps[:here], taken)
-        self._record_results(func, args, out)
-        if func in PRODUCTS and args[0].device.type == self._device_type:
-            self._take_workspaces(with_bias=func is aten.addmm.default and args[0].dim() == 1)
-        self._pass_through(steps[here:], taken)
+        self._record_call(func, args, out, steps)
         return out
 
     def record(self, tensor: torch.Tensor, kind: Kind = Kind.TEMPORARY, *, standing: bool = False) -> None:
@@ -136,6 +130,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         """Yields the handles of what is alive now."""
         return (handle for handle, _ in self._live.values())
 
+    def repeat(self, begin: int) -> bool:
+        """Records the events from `begin` on once more; says False, and does not, where they leave something behind."""
+        events = self.events[begin:]
+        taken = [event for event in events if event >= 0]
+        if set(taken) != {~event for event in events if event < 0}:
+            return False
+        numbers = {handle: number for number, handle in enumerate(taken, len(self.sizes))}
+        self.sizes += [self.sizes[handle] for handle in taken]
+        self.kinds += [self.kinds[handle] for handle in taken]
+        self.origins += [self.origins[handle] for handle in taken]
+        self.operators += [self.operators[handle] for handle in taken]
+        sums = {numbers[each]: numbers.get(first, first) for each, first in self.added.items() if each in numbers}
+        self.added |= sums
+        self.events += [numbers[event] if event >= 0 else ~numbers[~event] for event in events]
+        return True
+
     def stop(self) -> None:
         """Forgets what is alive: its release is no longer recorded."""
         self._live.clear()
@@ -153,15 +163,32 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
             del self._live[watch.key]
             self.events.append(~known[0])
 
-    def _record_results(self, func: Any, args: Any, out: Any) -> None:
-        first = self._summed(func, args)
-        before = len(self.sizes)
-        if isinstance(out, torch.Tensor):
-            self.record(out)
-        elif isinstance(out, (tuple, list)):
-            self._record_all(out if self._temporaries is None else results(func, args, out))
+    def _record_call(self, func: Any, args: Any, out: Any, steps: Passing) -> None:
+        """Records what an operator takes, its results among it, and gives back."""
+        first, before = self._summed(func, args), len(self.sizes)
+        leaves = self._results(func, args, out)
+        steps, taken = steps if None in steps else (None, *steps), list[int]()
+        left = steps.count(None)
+        for step in steps:
+            if step is None:
+                left -= 1
+                now, leaves = (leaves[:1], leaves[1:]) if left else (leaves, ())
+                self._record_all(now)
+                if not left:
+                    self._take_workspaces(func, args)
+                continue
+            if step >= 0:
+                taken.append(self._add(step, Kind.TEMPORARY))
+            self.events.append(taken[-1] if step >= 0 else ~taken[~step])
         if first is not None and len(self.sizes) == before + 1 and self.sizes[before] == self.sizes[first]:
             self.added[before] = first
+
+    def _results(self, func: Any, args: Any, out: Any) -> Sequence[Any]:
+        if isinstance(out, torch.Tensor):
+            return (out,)
+        if not isinstance(out, (tuple, list)):
+            return ()
+        return out if self._temporaries is None else results(func, args, out)
 
     def _record_all(self, values: Sequence[Any]) -> None:
         for value in values:
@@ -175,8 +202,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         if tensor.device.type == self._device_type and tensor.untyped_storage()._cdata not in self._live:
             self.record(tensor, Kind.BUFFER, standing=True)
 
-    def _take_workspaces(self, with_bias: bool) -> None:
+    def _take_workspaces(self, func: Any, args: Any) -> None:
         # A thread keeps one handle and one workspace of each: the forward pass's thread, and the autograd engine's.
+        if func not in PRODUCTS or args[0].device.type != self._device_type:
+            return
+        with_bias = func is aten.addmm.default and args[0].dim() == 1
         for biased, size in zip((False, True), self._workspaces, strict=True):
             key = (in_backward(), biased)
             if size and key not in self._with_workspace and with_bias >= biased:
@@ -194,15 +224,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
             return None
         known = self._live.get(args[0].untyped_storage()._cdata)
         return None if known is None else known[0]
-
-    def _pass_through(self, steps: Passing, taken: list[int]) -> None:
-        """Records what an operator takes (`taken` collects the handles) and gives back inside a call."""
-        for step in steps:
-            if step is None:
-                continue
-            if step >= 0:
-                taken.append(self._add(step, Kind.TEMPORARY))
-            self.events.append(taken[-1] if step >= 0 else ~taken[~step])
 
 
 class ModuleStack:
@@ -274,8 +295,8 @@ def _is_composite(func: Any) -> bool:
 
 
 def _is_on(argument: Any, device_type: str) -> bool:
-    first = argument[0] if isinstance(argument, (tuple, list)) and argument else argument
-    return isinstance(first, torch.Tensor) and first.device.type == device_type
+    leaves = argument if isinstance(argument, (tuple, list)) else (argument,)
+    return any(isinstance(leaf, torch.Tensor) and leaf.device.type == device_type for leaf in leaves)
 
 
 def in_backward() -> bool:

@@ -12,19 +12,37 @@ import torch
 aten = torch.ops.aten
 
 
+UNREDUCED = 0
+"""The value of a loss's argument `reduction` that leaves one loss for each element."""
+
+
 def laid_out(func: Any, args: tuple[Any, ...], out: Any) -> Any:
-    """Returns the results of an operator with the strides that the CUDA code gives them, where fake ones differ."""
+    """Returns an operator's results with the strides and room that CUDA code gives them, where fake ones differ."""
     if func is aten.convolution.default:
         return _last(out) if any(map(is_channels_last, args[:2])) else out
     if func is aten.convolution_backward.default and any(map(is_channels_last, args[1:3])):
         return (*(None if each is None else _last(each) for each in out[:2]), out[2])
     if func is aten.native_batch_norm_backward.default and is_channels_last(args[1]):
         return (None if out[0] is None else _last(out[0]), *out[1:])
-    return out
+    if func in SHRUNK and (len(args) < 3 or args[2] != UNREDUCED):
+        return torch.empty(broadcast(*args[:2]), dtype=out.dtype, device=out.device).resize_(())
+    return torch.empty(out.shape, dtype=out.dtype, device=out.device) if func in IN_ROWS else out
+
+
+def broadcast(one: torch.Tensor, other: torch.Tensor) -> torch.Size:
+    """Returns the shape of what an operator makes of each pair of elements."""
+    found: torch.Size = torch.broadcast_shapes(one.shape, other.shape)  # type: ignore[no-untyped-call]  # torch has none
+    return found
+
+
+def convolved_in(inputs: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
+    """Returns the layout that a convolution brings its arguments into."""
+    last = is_channels_last(inputs) or is_channels_last(weight)
+    return torch.channels_last if last else torch.contiguous_format
 
 
 def _last(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.dim() != 4 or tensor.is_contiguous(memory_format=torch.channels_last):
+    if tensor.dim() != 4 or is_channels_last(tensor):
         return tensor
     return torch.empty_like(tensor, memory_format=torch.channels_last)
 
@@ -45,11 +63,25 @@ def channels_innermost(tensor: torch.Tensor) -> bool:
 
 
 def is_channels_last(tensor: torch.Tensor) -> bool:
-    """Says whether the layout is channels last and nothing else; a 1x1 kernel can be read both ways."""
-    last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-    return last and not tensor.is_contiguous()
+    """Says whether torch takes a layout for channels last: `is_channels_last_strides_2d` in c10/core/MemoryFormat.h.
+
+    It asks the strides alone, so that a 1x1 kernel, which can be read both ways, is what it was made as.
+    """
+    if tensor.dim() != 4 or tensor.stride(1) == 0:
+        return False
+    least = 0
+    for dim in (1, 3, 2, 0):
+        stride, size = tensor.stride(dim), tensor.shape[dim]
+        if size == 0 or stride < least or (dim == 0 and least == tensor.stride(1)):
+            return False
+        least = stride * size
+    return True
 
 
+SHRUNK = (aten.mse_loss.default, aten.smooth_l1_loss.default)
+"""Losses whose result is made with room for each element, then shrunk to one number, but not its memory (Loss.cpp)."""
+IN_ROWS = (aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default, aten.huber_loss_backward.default)
+"""Operators whose result lies in rows whatever their arguments do (Loss.cpp: LEGACY_CONTIGUOUS_MEMORY_FORMAT)."""
 ORDERS: dict[Any, tuple[int, ...]] = {
     aten.native_dropout.default: (1, 0),
     aten.nll_loss2d_forward.default: (1, 0),

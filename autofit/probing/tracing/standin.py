@@ -54,19 +54,26 @@ def attending(chip: Chip) -> Iterator[None]:
     """Sends `scaled_dot_product_attention` on the stand-in to the kernel that runs on `chip`."""
     original = functional.scaled_dot_product_attention
 
-    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def attend(*args: Any, **kwargs: Any) -> torch.Tensor:
+        query = args[0] if args else kwargs["query"]
         if query.device.type != NAME:
-            return original(query, key, value, *args, **kwargs)
-        if torch.is_autocast_enabled(NAME):
-            dtype = torch.get_autocast_dtype(NAME)
-            query, key, value = (x.to(dtype) if x.is_floating_point() else x for x in (query, key, value))
-        return attention(chip, original, query, key, value, *args, **kwargs)
+            return original(*args, **kwargs)
+        if torch.is_autocast_enabled(NAME):  # a mask of numbers too
+            args = tuple(map(_cast, args))
+            kwargs = {name: _cast(value) for name, value in kwargs.items()}
+        return attention(chip, original, *args, **kwargs)
 
     functional.scaled_dot_product_attention = attend
     try:
         yield
     finally:
         functional.scaled_dot_product_attention = original
+
+
+def _cast(value: Any) -> Any:
+    """Returns a floating tensor in the type of autocast, anything else as it is."""
+    floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.to(torch.get_autocast_dtype(NAME)) if floating else value
 
 
 def _register() -> None:

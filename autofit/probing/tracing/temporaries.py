@@ -4,6 +4,7 @@ No trace shows it: it lies below the dispatcher. Each rule was read off the host
 allocates the same with and without a GPU (reference/memory_prediction.md section 4).
 """
 
+import math
 import os
 import re
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from autofit.probing.tracing.reductions import Axes, staging_bytes
-from autofit.probing.tracing.results import channels_innermost, is_channels_last
+from autofit.probing.tracing.results import UNREDUCED, broadcast, channels_innermost, convolved_in, is_channels_last
 
 aten = torch.ops.aten
 KIB, MIB = 2**10, 2**20
@@ -70,8 +71,9 @@ def _lt_workspace() -> int:
 
 Passing = tuple[int | None, ...]
 """What an operator does with the allocator, step by step: a size is taken, `~i` gives the i-th of them back, and None
-stands for the results, which come first where it is missing. What is not taken at this batch but may be at another has
-size 0, so that the steps do not depend on the batch."""
+stands for the results, which come first where it is missing; of several, each stands for one result and the last for
+all that are left. What is not taken at this batch but may be at another has size 0, so that the steps do not depend on
+the batch."""
 
 
 def passing(chip: Chip, func: Any, args: tuple[Any, ...], out: Any) -> Passing:
@@ -81,8 +83,9 @@ def passing(chip: Chip, func: Any, args: tuple[Any, ...], out: Any) -> Passing:
 
 
 def _sum(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    summed: torch.Tensor = args[0]
-    dims = [dim % summed.dim() for dim in args[1] or range(summed.dim())] if summed.dim() else []
+    """Of a sum or a mean, over some dimensions or over all."""
+    summed, over = args[0], args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else ()
+    dims = [dim % summed.dim() for dim in over or range(summed.dim())]
     axes = Axes.of(summed.shape, summed.stride(), dims)
     return _within(*staging_bytes(axes, max(summed.element_size(), 4), chip.multiprocessors, chip.threads))
 
@@ -141,8 +144,45 @@ def _copies(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
     return _around(*(_bytes(x) for x in args[:2] if isinstance(x, torch.Tensor) and not x.is_contiguous()))
 
 
+def _layer_norm_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+    """Copies of an input, beforehand, and of a gradient, that do not lie in one piece; sums by blocks of rows.
+
+    The latter for many short rows: `LaunchGammaBetaBackwardCUDAKernel` in layer_norm_kernel.cu.
+    """
+    gradient, inputs = (0 if each.is_contiguous() else _bytes(each) for each in args[:2])
+    width = math.prod(args[2])
+    rows, columns = args[1].numel() // max(width, 1), -(-width // 32)
+    parts, sums = 0, (0, 0)
+    if rows > 64 * KIB and width // 32 < chip.multiprocessors // 2:
+        blocks = min(32 * KIB // columns, -(-rows // 32))
+        parts = 4 * width * blocks
+        axes = Axes.of((blocks, width), (width, 1), [0])
+        sums = staging_bytes(axes, 4, chip.multiprocessors, chip.threads)
+    return (inputs, None, gradient, parts, parts, *sums, ~5, ~4, *sums, ~7, ~6, ~3, ~2, ~1, ~0)
+
+
 def _copy_of_gradient(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
     return _within(*(() if args[0].is_contiguous() else (_bytes(args[0]),)))
+
+
+def _pooled(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+    return _within(*_copied_to_layout(args[0], args[0]))
+
+
+def _pool_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+    """Copies of the gradient, and of the places of the largest, that do not lie as the input does."""
+    places = args[7:8]  # max_pool2d_with_indices_backward has them, avg_pool2d_backward a number or nothing
+    return _within(*_copied_to_layout(args[1], args[0], *(x for x in places if isinstance(x, torch.Tensor))))
+
+
+def _copied_to_layout(like: torch.Tensor, *copied: torch.Tensor) -> tuple[int, ...]:
+    layout = torch.channels_last if is_channels_last(like) else torch.contiguous_format
+    return tuple(_bytes(x) for x in copied if not x.is_contiguous(memory_format=layout))
+
+
+def _cumulated(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+    """What is summed up, in the type of the sums."""
+    return _within(*(() if args[0].dtype is out.dtype else (_bytes(out),)))
 
 
 def _group_norm(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
@@ -155,25 +195,34 @@ def _group_norm_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing
     return (channels, channels, groups, groups, channels, ~3, ~2, ~4, ~1, ~0)
 
 
-def _squared_error(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """The errors, and what their mean takes."""
-    if out.dim():
+def _errors(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+    """The loss of each element, and what their sum takes; the result itself has room for all of them too."""
+    if len(args) > 2 and args[2] == UNREDUCED:
         return ()
-    errors = args[0].numel()
+    errors = math.prod(broadcast(*args[:2]))
     axes = Axes(reduced=((errors, 1),), kept=())
-    return _around(_bytes(args[0]), within=staging_bytes(axes, 4, chip.multiprocessors, chip.threads))
+    steps = staging_bytes(axes, 4, chip.multiprocessors, chip.threads)
+    return _within(errors * out.element_size(), *steps)
+
+
+def _convolution(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+    """Copies of an input and a weight that do not lie as the convolution wants them."""
+    layout = convolved_in(args[0], args[1])
+    inputs, weight = (_bytes(x) if not x.is_contiguous(memory_format=layout) else 0 for x in args[:2])
+    return (inputs, None, weight, ~1, ~0)
 
 
 def _convolution_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """The sum that is the bias's gradient, and the copy of a gradient that does not lie as input and weight do."""
+    """The sum that is the bias's gradient, and copies of what does not lie as the convolution wants it."""
     gradient, inputs, weight, wanted = args[0], args[1], args[2], args[10]
-    if gradient.dim() != 4:
-        return ()
-    layout = torch.channels_last if is_channels_last(inputs) or is_channels_last(weight) else torch.contiguous_format
-    copied = not gradient.is_contiguous(memory_format=layout)
-    axes = Axes.of(gradient.shape, gradient.stride(), (0, 2, 3))
+    layout = convolved_in(inputs, weight)
+    inputs_copy, gradient_copy, weight_copy = (
+        _bytes(x) if needed and not x.is_contiguous(memory_format=layout) else 0
+        for x, needed in ((inputs, wanted[1]), (gradient, True), (weight, wanted[0]))
+    )
+    axes = Axes.of(gradient.shape, gradient.stride(), [0, *range(2, gradient.dim())])
     sums = staging_bytes(axes, 4, chip.multiprocessors, chip.threads) if wanted[2] else (0, 0)
-    return (_bytes(gradient) if copied else 0, None, ~0, *sums, ~2, ~1)
+    return (inputs_copy, gradient_copy, None, weight_copy, ~2, None, ~1, ~0, None, *sums, ~4, ~3)
 
 
 def _copied_by_heads(*tensors: torch.Tensor) -> tuple[int, ...]:
@@ -205,9 +254,10 @@ def _batch_norm(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
 def _batch_norm_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
     if not channels_innermost(args[1]):
         return ()
-    channels, staged = 4 * args[1].shape[1], _norm_staging(args[1], values=2)
+    channels = 4 * args[1].shape[1]
+    staged = _norm_staging(args[1], values=2) if channels_innermost(args[0]) else ()
     passed = (*staged, *(~(2 + place) for place in reversed(range(len(staged)))))
-    return (channels, channels, *passed, None, ~1, ~0)
+    return (channels, channels, None, None, *passed, None, ~1, ~0)
 
 
 def _norm_staging(tensor: torch.Tensor, values: int) -> tuple[int, ...]:
@@ -249,6 +299,9 @@ def _power(number: int) -> int:
 
 RULES: dict[Any, Callable[[Chip, tuple[Any, ...], Any], Passing]] = {
     aten.sum.dim_IntList: _sum,
+    aten.sum.default: _sum,
+    aten.mean.dim: _sum,
+    aten.mean.default: _sum,
     aten._to_copy.default: _copy,
     aten._softmax.default: _softmax,
     aten._log_softmax.default: _softmax,
@@ -258,11 +311,18 @@ RULES: dict[Any, Callable[[Chip, tuple[Any, ...], Any], Passing]] = {
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
     aten.convolution_backward.default: _convolution_backward,
     aten.native_layer_norm.default: _copies,
-    aten.native_layer_norm_backward.default: _copies,
+    aten.native_layer_norm_backward.default: _layer_norm_backward,
     aten.native_group_norm.default: _group_norm,
     aten.native_group_norm_backward.default: _group_norm_backward,
     aten.upsample_bilinear2d_backward.default: _copy_of_gradient,
-    aten.mse_loss.default: _squared_error,
+    aten.max_pool2d_with_indices.default: _pooled,
+    aten.avg_pool2d.default: _pooled,
+    aten.max_pool2d_with_indices_backward.default: _pool_backward,
+    aten.avg_pool2d_backward.default: _pool_backward,
+    aten.cumsum.default: _cumulated,
+    aten.mse_loss.default: _errors,
+    aten.smooth_l1_loss.default: _errors,
+    aten.convolution.default: _convolution,
     aten.embedding_dense_backward.default: _embedding_backward,
     aten.native_batch_norm.default: _batch_norm,
     aten.native_batch_norm_backward.default: _batch_norm_backward,

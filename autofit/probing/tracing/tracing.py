@@ -22,13 +22,13 @@ from typing import Any
 
 import torch
 
-from autofit.core.errors import AutofitError, SpaceError
+from autofit.core.errors import SpaceError, Untraceable
 from autofit.core.plan import ACCUMULATION_STEPS, Plan
 from autofit.core.trace import Kind, Mark, Trace
 from autofit.prepare import prepare
 from autofit.probing.tracing.answers import Answers
 from autofit.probing.tracing.assembly import assembled
-from autofit.probing.tracing.likeness import as_plain
+from autofit.probing.tracing.likeness import as_plain, has_padding
 from autofit.probing.tracing.recorder import Recorder
 from autofit.probing.tracing.shadow import Shadow, fake_batch, fake_mode, shadow
 from autofit.probing.tracing.standin import attending
@@ -40,24 +40,11 @@ from autofit.workloads.tree import Batch, map_tensors, tensors
 from autofit.workloads.workload import Workload
 
 STEPS = 3
-"""The optimizer's state appears at the end of the first step, so that the second's peak is higher; the third repeats
-the second."""
+"""The optimizer's state appears at the end of the first step, so that the second's peak is higher. The third repeats
+the second, but finds other free blocks: its reserved peak may be higher still."""
 MOST_PARTS = 2
 """Beyond the second micro batch of a step no new kind of tensor is live."""
 LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
-
-
-class Untraceable(AutofitError):
-    """A workload whose memory cannot be traced.
-
-    Attributes:
-        reason: what stopped the trace; the operator, where it was one.
-        where: the user's line that led to it, or what was running.
-    """
-
-    def __init__(self, reason: str, where: str) -> None:
-        super().__init__(f"this workload's memory cannot be traced: {reason} ({where}). It is found by probes instead.")
-        self.reason, self.where = reason, where
 
 
 def trace(
@@ -87,7 +74,8 @@ def trace(
     if chip is None and device.type == "cuda":
         chip = Chip.of(device)
     run = _Run(plan, device, chip)
-    with _undisturbed(), fake_mode(), as_plain(run.recorder), attending(chip or Chip()):
+    padded = has_padding(batch)
+    with _undisturbed(), fake_mode(), as_plain(run.recorder, padded), attending(chip or Chip()):
         try:
             return run.trace(workload, loss, batch)
         except (SpaceError, Untraceable):
@@ -110,6 +98,7 @@ class _Run:
     marks: list[Mark] = field(default_factory=list)
     recorder: Recorder = field(init=False)
     _number: int = 0
+    _begun: tuple[int, int, int] = (0, 0, 0)
 
     def __post_init__(self) -> None:
         self.recorder = Recorder(
@@ -143,7 +132,8 @@ class _Run:
                 # A step whose gradients overflow updates nothing and needs less; which it is depends on data.
                 vars(draft.scaler)["_maybe_opt_step"] = _update_always
             for self._number in range(1, STEPS + 1):
-                self._step(step, part, count)
+                if self._number < STEPS or not self._repeat():
+                    self._step(step, part, count)
             self._mark("end")
         return self._finish(names)
 
@@ -151,7 +141,20 @@ class _Run:
         for tensor, is_parameter in copied.standing():
             self.recorder.record(tensor, Kind.PARAMETER if is_parameter else Kind.BUFFER, standing=True)
 
+    def _repeat(self) -> bool:
+        """Adds a step like the last without running it, where that one left nothing behind; says whether it did."""
+        event, mark, given = self._begun
+        shift = len(self.recorder.events) - event
+        if not self.recorder.repeat(event):
+            return False
+        for each in self.marks[mark:]:
+            phase = each.name.removeprefix(f"step {self._number - 1} ")
+            self.marks.append(Mark(name=f"step {self._number} {phase}", event=each.event + shift))
+        self.answers.given += self.answers.given - given
+        return True
+
     def _step(self, step: TrainStep, part: Batch, count: int) -> None:
+        self._begun = len(self.recorder.events), len(self.marks), self.answers.given
         parts = [part] * count
         if self.device.type == "cpu":  # as in a probe: the host's batches are copies, and part of what is measured
             self.doing = "copying the batch"

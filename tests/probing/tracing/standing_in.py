@@ -56,8 +56,14 @@ def kernels() -> dict[str, str | None]:
 
 def casts() -> dict[str, object]:
     """Returns types under autocast, and whether the converted weight is kept just as long as the context."""
-    device = standin.install()
-    recorder = Recorder("standin", lambda func, args, kwargs: func(*args, **kwargs))
+    device, masks = standin.install(), []
+
+    def run(func, args, kwargs):
+        if func.name() == "aten::_scaled_dot_product_efficient_attention":
+            masks.append(str(args[3].dtype))
+        return func(*args, **kwargs)
+
+    recorder = Recorder("standin", run)
     with FakeTensorMode(), recorder:
         layer, x = nn.Linear(8, 24, device=device), torch.empty(5, 8, device=device)
         with torch.no_grad(), torch.autocast("standin", dtype=torch.float16):
@@ -68,8 +74,12 @@ def casts() -> dict[str, object]:
             softened, summed, joined = y.softmax(-1), y.sum(), torch.cat([y, x], 1)
             held = [handle for handle in recorder.live() if recorder.sizes[handle] == 8 * 24 * 2]
         kept = [handle for handle in recorder.live() if recorder.sizes[handle] == 8 * 24 * 2]
+        with standin.attending(Chip()), torch.autocast("standin", dtype=torch.float16):
+            heads, numbers = torch.empty(2, 4, 32, 64, device=device), torch.empty(32, 32, device=device)
+            F.scaled_dot_product_attention(heads, heads, heads, numbers)
     types = {"linear": y.dtype, "softmax": softened.dtype, "sum": summed.dtype, "cat": joined.dtype}
-    return {"types": {k: str(v) for k, v in types.items()}, "again": again, "held": len(held), "kept": len(kept)}
+    named = {name: str(dtype) for name, dtype in types.items()}
+    return {"types": named, "again": again, "masks": masks, "held": len(held), "kept": len(kept)}
 
 
 if __name__ == "__main__":

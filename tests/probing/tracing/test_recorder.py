@@ -144,3 +144,44 @@ def test_inside_inference_mode_composites_are_taken_apart() -> None:
         torch.nn.functional.linear(x, torch.ones(5, 4), torch.ones(5))
     assert "aten::linear" not in found.operators
     assert 2 * 3 * 5 * 4 in found.sizes
+
+
+def test_what_leaves_nothing_behind_can_be_repeated() -> None:
+    found = recorder()
+    with fake_mode(), found:
+        kept = torch.empty(1)
+        begun = len(found.events)
+        x = torch.empty(10)
+        y = torch.empty(20)
+        del x
+        del y
+        assert found.repeat(begun)
+    assert sizes(found) == [4, 40, 80, -40, -80, 40, 80, -40, -80]
+    assert max(found.events) == 4
+    del kept
+    assert sizes(found)[-1] == -4
+
+
+def test_what_leaves_something_behind_is_not_repeated() -> None:
+    found = recorder()
+    with fake_mode(), found:
+        old = torch.empty(1)
+        begun = len(found.events)
+        kept = torch.empty(10)
+        before = list(found.events)
+        assert not found.repeat(begun)
+        begun = len(found.events)
+        del old
+        assert not found.repeat(begun)
+    assert found.events[:2] == before
+    assert len(found.sizes) == 2
+    del kept
+
+
+def test_results_may_come_one_by_one_between_what_is_taken() -> None:
+    found = recorder(temporaries=lambda func, args, out: (100, None, ~0, None, 7, ~1))
+    with fake_mode(), found:
+        x = torch.empty(10)
+        values, places = x.max(0)
+    assert sizes(found)[-6:] == [100, 4, -100, 8, 7, -7]
+    del values, places

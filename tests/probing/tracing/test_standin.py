@@ -86,3 +86,7 @@ def test_autocast_converts_as_on_cuda(found: dict[str, Any]) -> None:
     # The second product finds its weight and bias converted: input and result alone are new.
     assert casts["again"] == [5 * 8 * 2, 5 * 24 * 2]
     assert (casts["held"], casts["kept"]) == (1, 0)
+
+
+def test_autocast_converts_an_attention_mask_of_numbers_too(found: dict[str, Any]) -> None:
+    assert found["casts"]["masks"] == ["torch.float16"]

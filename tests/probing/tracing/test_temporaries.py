@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from autofit.probing.tracing.results import laid_out, results
+from autofit.probing.tracing.results import is_channels_last, laid_out, results
 from autofit.probing.tracing.temporaries import Chip, passing
 
 aten = torch.ops.aten
@@ -92,7 +92,9 @@ def test_batch_norm_over_channels_last() -> None:
     forward = passing(CHIP, aten.native_batch_norm.default, (x,), (x, x, x))
     backward = passing(CHIP, aten.native_batch_norm_backward.default, (x, x), (x, x, x))
     assert forward == (65536, 8, ~1, ~0)
-    assert backward == (256, 256, 32768, 8, ~3, ~2, None, ~1, ~0)
+    assert backward == (256, 256, None, None, 32768, 8, ~3, ~2, None, ~1, ~0)
+    rows = passing(CHIP, aten.native_batch_norm_backward.default, (x.contiguous(), x), (x, x, x))
+    assert rows == (256, 256, None, None, None, ~1, ~0)
 
 
 def test_batch_norm_of_images_in_rows_takes_nothing() -> None:
@@ -150,9 +152,9 @@ def test_batch_norm_gives_a_gradient_laid_out_as_its_input() -> None:
 @pytest.mark.parametrize(
     ("shape", "layout", "expected"),
     [
-        ((8, 64, 56, 56), torch.channels_last, (6422528, None, ~0, 3211264, 4, ~2, ~1)),
-        ((8, 64, 56, 56), torch.contiguous_format, (0, None, ~0, 0, 0, ~2, ~1)),
-        ((16, 64, 112, 112), torch.contiguous_format, (0, None, ~0, 1792, 256, ~2, ~1)),
+        ((8, 64, 56, 56), torch.channels_last, (0, 6422528, None, 0, ~2, None, ~1, ~0, None, 3211264, 4, ~4, ~3)),
+        ((8, 64, 56, 56), torch.contiguous_format, (0, 0, None, 0, ~2, None, ~1, ~0, None, 0, 0, ~4, ~3)),
+        ((16, 64, 112, 112), torch.contiguous_format, (0, 0, None, 0, ~2, None, ~1, ~0, None, 1792, 256, ~4, ~3)),
     ],
 )
 def test_convolution_backward(
@@ -170,10 +172,94 @@ def test_norms_copy_what_is_in_pieces() -> None:
     assert peak(passing(CHIP, aten.native_layer_norm.default, (x.contiguous(), [96]), (x,))) == 0
 
 
-def test_a_mean_squared_error_keeps_the_errors_for_a_moment() -> None:
-    x = torch.empty(4, 3, 128, 128, device="meta")
-    steps = passing(CHIP, aten.mse_loss.default, (x, x), torch.empty((), device="meta"))
+def test_a_gradient_in_pieces_is_copied_after_the_results_of_a_layer_norm() -> None:
+    whole = torch.empty(16, 128, 512, device="meta")
+    pieces = torch.empty(16, 512, 128, device="meta").transpose(1, 2)
+    for args, expected in (((pieces, whole), (0, 4194304)), ((whole, pieces), (4194304, 0))):
+        steps = passing(CHIP, aten.native_layer_norm_backward.default, (*args, [512]), (whole,))
+        assert steps[:3] == (expected[0], None, expected[1])
+        assert peak(steps) == 4194304
+
+
+def test_a_layer_norm_of_many_short_rows_sums_up_by_blocks_of_them() -> None:
+    def steps(rows: int, width: int) -> tuple[int | None, ...]:
+        x = torch.empty(rows, width, device="meta")
+        return passing(CHIP, aten.native_layer_norm_backward.default, (x, x, [width]), (x, x, x))
+
+    assert steps(163072, 64)[3:7] == (1304576, 1304576, 655360, 4)
+    assert steps(10**7, 64)[3] == 4 * 64 * 16384
+    assert peak(steps(65536, 64)) == 0
+    assert peak(steps(163072, 54 * 32)) == 0
+    assert len({len(steps(rows, 64)) for rows in (100, 163072)}) == 1
+
+
+def test_a_mean_over_pixels_is_a_sum() -> None:
+    x = torch.empty(14, 128, 96, 96, device="meta").contiguous(memory_format=torch.channels_last)
+    mean = passing(CHIP, aten.mean.dim, (x, [-1, -2], True), x)
+    assert mean == passing(CHIP, aten.sum.dim_IntList, (x, [2, 3]), x)
+    assert peak(mean) > 2**20
+    whole = passing(CHIP, aten.mean.default, (x,), x)
+    assert whole == passing(CHIP, aten.sum.dim_IntList, (x, [0, 1, 2, 3]), x)
+    assert peak(whole) > 0
+
+
+@pytest.mark.parametrize("loss", [aten.mse_loss.default, aten.smooth_l1_loss.default])
+def test_the_mean_of_errors_keeps_them_for_a_moment_and_their_room_for_good(loss: object) -> None:
+    x, mean = torch.empty(4, 3, 128, 128, device="meta"), torch.empty((), device="meta")
+    steps = passing(CHIP, loss, (x, x), mean)
+    assert steps[0] == 786432
     assert 786432 <= peak(steps) <= 786432 + 1024
+    made = laid_out(loss, (x, x), mean)
+    assert made.shape == ()
+    assert made.untyped_storage().nbytes() == 786432
+
+
+def test_errors_that_are_not_summed_up_are_the_result() -> None:
+    x = torch.empty(4, 3, device="meta")
+    assert passing(CHIP, aten.mse_loss.default, (x, x, 0), x) == ()
+    assert laid_out(aten.mse_loss.default, (x, x, 0), x) is x
+
+
+def test_the_gradient_of_a_squared_error_lies_in_rows() -> None:
+    x = torch.empty(4, 3, 16, 16, device="meta").contiguous(memory_format=torch.channels_last)
+    assert laid_out(aten.mse_loss_backward.default, (x, x, x, 1), x).is_contiguous()
+
+
+def test_a_convolution_copies_what_does_not_lie_as_its_other_argument() -> None:
+    rows = torch.empty(8, 32, 64, 64, device="meta")
+    last = rows.contiguous(memory_format=torch.channels_last)
+    weight = torch.empty(64, 32, 3, 3, device="meta")
+    weight_last = weight.contiguous(memory_format=torch.channels_last)
+    convolution = aten.convolution.default
+    assert passing(CHIP, convolution, (rows, weight), rows) == (0, None, 0, ~1, ~0)
+    assert passing(CHIP, convolution, (last, weight_last), rows) == (0, None, 0, ~1, ~0)
+    assert passing(CHIP, convolution, (rows, weight_last), rows) == (4194304, None, 0, ~1, ~0)
+    assert passing(CHIP, convolution, (last, weight), rows) == (0, None, 73728, ~1, ~0)
+
+
+def test_a_kernel_of_one_pixel_is_in_the_layout_that_its_strides_say() -> None:
+    made = torch.empty(3, 32, 1, 1, device="meta")
+    assert not is_channels_last(made)
+    assert is_channels_last(made.as_strided(made.shape, (32, 1, 32, 32)))
+    assert not is_channels_last(torch.empty(8, 1, 4, 4, device="meta"))
+    assert not is_channels_last(torch.empty(8, 4, device="meta"))
+
+
+def test_pooling_copies_what_does_not_lie_as_its_input() -> None:
+    rows = torch.empty(8, 16, 32, 32, device="meta")
+    gradient = torch.empty(8, 16, 16, 16, device="meta").contiguous(memory_format=torch.channels_last)
+    places = torch.empty(8, 16, 16, 16, dtype=torch.int64, device="meta")
+    backward = aten.max_pool2d_with_indices_backward.default
+    args = (gradient, rows, [2, 2], [2, 2], [0, 0], [1, 1], False, places)
+    assert passing(CHIP, backward, args, rows) == (131072, ~0)
+    assert passing(CHIP, backward, (gradient.contiguous(), *args[1:]), rows) == ()
+    assert passing(CHIP, aten.max_pool2d_with_indices.default, (rows[:, :, ::2], [2, 2]), rows) == (262144, ~0)
+
+
+def test_counting_what_is_true_converts_it_first() -> None:
+    flags, counts = torch.empty(63, 256, dtype=torch.bool, device="meta"), torch.empty(63, 256, dtype=torch.int64)
+    assert passing(CHIP, aten.cumsum.default, (flags, -1), counts) == (129024, ~0)
+    assert passing(CHIP, aten.cumsum.default, (counts, -1), counts) == ()
 
 
 def test_a_convolution_of_channels_last_gives_channels_last() -> None:

@@ -8,13 +8,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 from torch.optim import optimizer as torch_optimizer
 
-from autofit.core.errors import SpaceError
+from autofit.core.errors import SpaceError, Untraceable
 from autofit.core.plan import Plan
 from autofit.core.trace import Kind, Trace
 from autofit.devices.cpu import Cpu
 from autofit.prepare import prepare
 from autofit.probing.probe import static_bytes
-from autofit.probing.tracing.tracing import Untraceable, trace
+from autofit.probing.tracing.recorder import Recorder
+from autofit.probing.tracing.tracing import trace
 from autofit.strategies import MEMBERS
 from autofit.workloads.forward import resolve_forward
 from autofit.workloads.loss import LossRule
@@ -184,6 +185,37 @@ class Asking(Gpt):
         elif self.question == "numpy":
             x = x + x.detach().numpy().mean()
         return x
+
+
+class Remembering(Gpt):
+    """Keeps something of each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[torch.Tensor] = []
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = super().forward(ids)
+        self.seen.append(x.detach().sum(0))
+        return x
+
+
+def test_the_third_step_is_as_if_it_were_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = traced(Gpt(dropout=0.1), words(4), plan(checkpointed_blocks=1, accumulation_steps=2))
+    monkeypatch.setattr(Recorder, "repeat", lambda self, begin: False)
+    assert traced(Gpt(dropout=0.1), words(4), plan(checkpointed_blocks=1, accumulation_steps=2)) == copied
+
+
+def test_a_step_that_keeps_something_is_not_taken_for_the_next() -> None:
+    found = traced_by(Remembering())
+    begun = {mark.name: mark.event for mark in found.marks}
+    kept = 48 * 96 * 4
+    for step in ("step 2", "step 3"):
+        alive = set[int]()
+        for event in found.events[: begun[f"{step} optimizer"]]:
+            alive ^= {event if event >= 0 else ~event}
+        held = [found.tensors.sizes[handle] for handle in alive if found.tensors.kinds[handle] is Kind.ACTIVATION]
+        assert held.count(kept) == int(step[-1])
 
 
 def test_a_condition_on_values_is_answered_and_counted() -> None:

@@ -1,0 +1,75 @@
+"""`autofit estimate`: what a workload will need on a device that need not be here. This process loads no user code."""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from autofit.cli import values
+from autofit.core.briefing import Options
+from autofit.core.canvas import Canvas
+from autofit.core.errors import NothingFits, Untraceable
+from autofit.core.estimation import Estimation
+from autofit.core.estimation_text import draw
+from autofit.estimating import described, estimate_target
+from autofit.probing.remote import Target
+
+_CLEAR = "\r\x1b[K"
+
+
+def execute(given: argparse.Namespace) -> int:
+    """Estimates the target and prints the result; 3 where nothing fits."""
+    estimation = _estimated(_target(given), quiet=given.quiet)
+    if given.json:
+        print(estimation.model_dump_json(by_alias=True, indent=2))
+    else:
+        print(draw(estimation, Canvas.of(sys.stdout)))
+    return NothingFits.exit_code if estimation.shortfall else 0
+
+
+def _target(given: argparse.Namespace) -> Target:
+    memory = values.memory(given.memory)
+    overrides = {"global_batch_size": given.global_batch, "mode": given.mode, "max_grad_norm": given.max_grad_norm}
+    options = Options(
+        memory_budget=memory,
+        numerics=given.numerics or "mixed",
+        strategies=values.names(given.strategies),
+        seed=given.seed or 0,
+    )
+    return Target(
+        name=given.target,
+        arguments=values.keywords(given.arg),
+        overrides=overrides,
+        options=options,
+        stand_in=described(given.device, memory),
+    )
+
+
+def _estimated(target: Target, quiet: bool) -> Estimation:
+    try:
+        with _progress(shown=not quiet) as beat:
+            return estimate_target(target, beat)
+    except Untraceable:
+        if not quiet:
+            print(f"autofit: nothing to estimate from; run autofit tune {target.name} on the device", file=sys.stderr)
+        raise
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("interrupted; nothing was estimated and nothing written") from None
+
+
+@contextmanager
+def _progress(shown: bool) -> Iterator[Callable[[str], None]]:
+    """Gives what shows on a terminal how many plans were traced, and takes it off again."""
+    shown, count = shown and sys.stderr.isatty(), 0
+
+    def beat(phase: str) -> None:
+        nonlocal count
+        count += phase == "trace"
+        doing = {"import": "importing your code", "open": "looking at the workload"}.get(phase, f"tracing plan {count}")
+        print(f"{_CLEAR}autofit: {doing} ...", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield beat if shown else lambda phase: None
+    finally:
+        if shown:
+            print(_CLEAR, end="", file=sys.stderr, flush=True)

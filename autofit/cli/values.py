@@ -1,0 +1,61 @@
+"""What is written on a command line, as values: memory, lists of names, keyword arguments."""
+
+import json
+from typing import Any
+
+import yaml
+
+from autofit.core.errors import UsageError
+from autofit.core.units import parse_bytes
+
+
+def memory(text: str | None) -> float | str | None:
+    """Returns a memory budget: a fraction of the device, or an amount as it was written; None where none was given.
+
+    Raises:
+        UsageError: it can be read as neither.
+    """
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if 0 < value <= 1:
+        return value
+    parse_bytes(text)  # a text that cannot be read is refused before anything is started
+    return text
+
+
+def names(text: str | None) -> tuple[str, ...] | None:
+    """Returns the names in a list that is separated by commas; None where none was given."""
+    return None if text is None else tuple(name.strip() for name in text.split(","))
+
+
+def keywords(pairs: list[str]) -> dict[str, Any]:
+    """Returns the keyword arguments that `--arg NAME=VALUE` gave; values are read as YAML.
+
+    Raises:
+        UsageError: one is no pair, or its value cannot be read.
+    """
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise UsageError(f"--arg {pair!r} is no NAME=VALUE; expected for example --arg depth=12.")
+        found[name] = _value(pair, value)
+    return found
+
+
+def _value(pair: str, text: str) -> Any:
+    """Returns the value of an `--arg`, which has to survive the way to the child as JSON."""
+    try:
+        value = yaml.safe_load(text)
+        json.dumps(value)
+    except (yaml.YAMLError, TypeError, ValueError) as error:
+        problem = str(error).partition("\n")[0]
+        raise UsageError(
+            f"--arg {pair!r} has no value that can be read: {problem}. Expected a number, true, false, a text or a "
+            "list, in YAML; quote what is a text, as in --arg 'day=\"2026-01-31\"'."
+        ) from None
+    return value

@@ -1,0 +1,368 @@
+"""Estimating: what a workload's training will need on a device, from traces alone. Nothing runs there.
+
+Never loads torch: the command line runs it in a process that does not know the user's code.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+
+from autofit.core.anatomy import anatomy
+from autofit.core.briefing import Briefing
+from autofit.core.budget import Clock
+from autofit.core.catalogue import StandIn, find
+from autofit.core.crossing import last_below, nearest_below, on_line
+from autofit.core.errors import SpaceError, Untraceable, UsageError, UserCodeError
+from autofit.core.estimation import Estimation
+from autofit.core.estimation_text import plural
+from autofit.core.foreseen import OUTSIDE, Breakdown, Foreseen, Need, Row
+from autofit.core.knob import Knob
+from autofit.core.plan import MICRO_BATCH_SIZE, Plan
+from autofit.core.space import SearchSpace, divisors
+from autofit.core.trace import Kind, Trace
+from autofit.core.units import format_bytes
+from autofit.estimators import Traced, Tracer
+from autofit.probing.remote import RemoteBench, Target
+
+PRECISION, CHECKPOINTED = "precision", "checkpointed_blocks"
+SAME_MEMORY = {"tf32": "fp32"}
+"""TF32 changes how products are computed, not what is stored."""
+MOST = 65536
+"""Where the batch is free, no larger micro batch is looked at."""
+TOLERANCE = 0.01
+"""The largest micro batch is found to within this share of itself: next to it, traces differ by less than they err."""
+WANTS_ACCELERATOR = (
+    "not compiled with CUDA",
+    "No CUDA GPUs are available",
+    "no NVIDIA driver",
+    "No HIP GPUs",
+    "on a CUDA device but torch.cuda.is_available()",
+    "Cannot access accelerator device",
+)
+"""What torch says to code that asks for an accelerator where there is none."""
+
+
+def described(device: str | None, memory: object) -> StandIn:
+    """Returns the device to stand in for.
+
+    Args:
+        device: a name of the catalogue, "cpu" for this machine, or None for any device of the given memory.
+        memory: the memory budget that was asked for, or None.
+
+    Raises:
+        UsageError: there is no such device, or neither a device nor an amount of memory is given.
+    """
+    if device is not None:
+        return StandIn(type="cpu") if device.strip().lower() == "cpu" else find(device).stand_in()
+    if memory is None or (isinstance(memory, float) and memory <= 1):
+        raise UsageError(
+            f"found neither a device nor an amount of memory (memory: {memory}); expected one to estimate for. Give a "
+            'device such as "H200", or memory such as "24GiB", or both; "cpu" is this machine.'
+        )
+    return StandIn()
+
+
+def estimate_target(target: Target, beat: Callable[[str], None] = lambda phase: None) -> Estimation:
+    """Returns the estimate for a factory, which runs in a child process that stands in for `target.stand_in`.
+
+    Args:
+        target: what the child opens.
+        beat: called with each phase as it begins: "import", "open", then "trace" for each plan.
+
+    Raises:
+        Untraceable: the workload's own plan cannot be traced.
+        AutofitError: what opening the target raised in the child.
+    """
+    clock = Clock()
+    try:
+        with RemoteBench(target, beat=beat) as bench:
+            return estimate(bench.briefing, bench.trace, target.name, clock)
+    except UserCodeError as error:
+        raise _with_hint(error) from None
+
+
+def estimate(briefing: Briefing, tracer: Tracer, target: str = "", clock: Clock | None = None) -> Estimation:
+    """Returns what the workload of `briefing` will need, by plans that `tracer` traces.
+
+    Raises:
+        Untraceable: the user's own plan cannot be traced.
+    """
+    clock, outlook, account = clock or Clock(), _Outlook(briefing, tracer), briefing.account
+    assert account is not None, "a bench that traces has an account"
+    own, parts, notes = outlook.look_at_own()
+    rows = outlook.rows()
+    shortfall = ""
+    if not any(_fits(row) for row in rows):
+        least = outlook.least()
+        if least.fits:
+            notes = (
+                *notes,
+                f"your own micro batch fits with no number of blocks, but {least.plan} does: {_peak(least)}",
+            )
+        else:
+            shortfall = _shortfall(least, parts, account.outside_bytes, outlook.limit_bytes)
+    return Estimation(
+        target=target,
+        environment=briefing.environment,
+        budget=briefing.budget,
+        account=account,
+        own=own,
+        breakdown=parts,
+        rows=rows,
+        shortfall=shortfall,
+        caveats=tuple(dict.fromkeys([*briefing.caveats, *notes, *_ungated(rows)])),
+        refused=tuple(r for r in briefing.space.refused if r.name.startswith((PRECISION, "checkpointing"))),
+        duration_s=round(clock.elapsed_s, 2),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+@dataclass
+class _Outlook:
+    """Looks at one plan after another; each is traced once."""
+
+    briefing: Briefing
+    tracer: Tracer
+    _seen: dict[str, Foreseen] = field(default_factory=dict)
+    _floor_bytes: int = 0  # about what a step takes without any samples
+
+    @property
+    def own(self) -> Plan:
+        """The user's own plan."""
+        return self.briefing.space.baseline
+
+    @property
+    def limit_bytes(self) -> int:
+        """The memory budget."""
+        return self.briefing.budget.memory_bytes
+
+    def foreseen(self, plan: Plan) -> Foreseen:
+        """Returns a plan with its peak.
+
+        Raises:
+            Untraceable, SpaceError: it cannot be traced.
+        """
+        if plan.key not in self._seen:
+            self._seen[plan.key] = self._judged(plan, self._traced(plan, self.tracer(plan)))
+        return self._seen[plan.key]
+
+    def look_at_own(self) -> tuple[Foreseen, Breakdown, tuple[str, ...]]:
+        """Returns the user's own plan, what makes up its peak, and what to know of its trace."""
+        trace = self.tracer(self.own)
+        traced = self._traced(self.own, trace)
+        prediction = traced.prediction(self.own)
+        assert prediction is not None, "it was traced"
+        self._seen[self.own.key] = self._judged(self.own, traced)
+        highest = max(prediction.phases, key=lambda phase: phase.allocated_bytes)
+        parts = anatomy(
+            trace,
+            highest.peak_event,
+            highest.name,
+            prediction.allocated_bytes,
+            prediction.reserved_bytes,
+            prediction.outside_bytes,
+        )
+        self._floor_bytes = parts.standing_bytes + prediction.outside_bytes
+        return self._seen[self.own.key], parts, trace.notes
+
+    def rows(self) -> tuple[Row, ...]:
+        """Returns what fits, precision by precision; each is looked for where the one before it was found."""
+        knob, rows, before = self._knob(PRECISION), dict[str, Row](), Row(precision="")
+        for value in ("",) if knob is None else knob.values:
+            name = str(value)
+            twin = rows.get(SAME_MEMORY.get(name, ""))
+            if twin is not None:
+                rows[name] = twin.model_copy(update={"precision": name, "same_as": twin.precision})
+                continue
+            rows[name] = before = self._row(name, before)
+        return tuple(rows.values())
+
+    def least(self) -> Foreseen:
+        """Returns the plan that needs the least of those with the smallest batch and all blocks checkpointed."""
+        found = []
+        for name in self._precisions():
+            plan = self._at(self._combination(name), self.sizes[0])
+            blocks = self._knob(CHECKPOINTED)
+            found.append(self.foreseen(plan if blocks is None else plan.replace(**{CHECKPOINTED: blocks.values[-1]})))
+        return min(found, key=lambda one: one.peak.value_bytes)
+
+    @cached_property
+    def sizes(self) -> Sequence[int]:
+        """Micro batches to look at: those that make up the global batch, and where the batch is free any."""
+        space = self.briefing.space
+        if self._fixed:
+            return space.sizes
+        if space.global_batch_size is not None:
+            return divisors(space.global_batch_size)
+        return range(1, MOST + 1)
+
+    @property
+    def _fixed(self) -> bool:
+        return any(refused.name == MICRO_BATCH_SIZE for refused in self.briefing.space.refused)
+
+    @property
+    def _cap(self) -> str:
+        """Why no larger micro batch is looked at."""
+        if self._fixed:
+            return "the loader's own batch, which can be neither cut nor joined"
+        total = self.briefing.space.global_batch_size
+        return "the whole global batch" if total is not None else "no larger one was looked at"
+
+    def _row(self, precision: str, before: Row) -> Row:
+        combination = self._combination(precision)
+        if reason := self.briefing.space.forbidden.get(combination.key):
+            return Row(precision=precision, reason=reason)
+        try:
+            largest = self._largest(combination, before.largest)
+            return Row(
+                precision=precision,
+                largest=largest,
+                surely=None if largest is None else self._surely(combination, largest),
+                capped=self._cap if largest and largest.plan.micro_batch_size == self.sizes[-1] else "",
+                needs=tuple(self._need(combination, size, largest, before.needs) for size in self._wanted()),
+            )
+        except Untraceable as error:
+            return Row(precision=precision, reason=f"{error.reason} ({error.where})")
+        except SpaceError as error:
+            return Row(precision=precision, reason=str(error))
+
+    def _largest(self, combination: Plan, near: Foreseen | None) -> Foreseen | None:
+        """Returns the largest micro batch that fits, looked for near that of another precision."""
+        found = last_below(
+            self.sizes,
+            lambda size: self.foreseen(self._at(combination, size)).peak.value_bytes,
+            self.limit_bytes,
+            (near.plan if near is not None else self.own).micro_batch_size,
+            {0: self._floor_bytes, **self._known(combination)},
+            TOLERANCE,
+        )
+        return None if found is None else self.foreseen(self._at(combination, found))
+
+    def _surely(self, combination: Plan, largest: Foreseen) -> int | None:
+        """Returns a micro batch whose upper bound fits, about the largest; None where none was found."""
+        if largest.surely or largest.peak.upper_bytes is None:
+            return largest.plan.micro_batch_size if largest.surely else None
+        slack = largest.peak.upper_bytes - largest.peak.value_bytes
+        within = self.sizes[: bisect_left(self.sizes, largest.plan.micro_batch_size)]
+        known = {size: value + slack for size, value in self._known(combination).items()}
+        guess = nearest_below(within, known, self.limit_bytes)
+        if guess is not None and self.foreseen(self._at(combination, guess)).surely:
+            return guess
+        seen = (one for one in self._seen.values() if one.surely and one.plan.combination == combination)
+        return max((one.plan.micro_batch_size for one in seen), default=None)
+
+    def _need(self, combination: Plan, size: int, largest: Foreseen | None, before: Sequence[Need]) -> Need:
+        """Returns the smallest number of checkpointed blocks with which a micro batch fits.
+
+        Looked for near the number that another precision needs; without one, all blocks are tried first.
+        """
+        whole = self._at(combination, size)
+        if largest is not None and size <= largest.plan.micro_batch_size:
+            return Need(micro_batch_size=size, blocks=0, foreseen=self._seen.get(whole.key))
+        counts = self._counts()
+        most = counts[-1]
+        near = next((need.blocks for need in before if need.micro_batch_size == size and need.blocks), most)
+        free = last_below(
+            sorted(most - count for count in counts if count),
+            lambda left: self.foreseen(whole.replace(**{CHECKPOINTED: most - left})).peak.value_bytes,
+            self.limit_bytes,
+            most - near,
+            {most: round(on_line(self._known(combination), size))},
+        )
+        blocks = None if free is None else most - free
+        plan = whole.replace(**{CHECKPOINTED: most if blocks is None else blocks})
+        return Need(micro_batch_size=size, blocks=blocks, foreseen=self.foreseen(plan))
+
+    def _wanted(self) -> tuple[int, ...]:
+        """Returns the user's own micro batch and one of at least twice its size, where blocks can be checkpointed."""
+        own = self.own.micro_batch_size
+        if self._knob(CHECKPOINTED) is None:
+            return ()
+        larger = bisect_left(self.sizes, 2 * own)
+        return (own, *self.sizes[larger : larger + 1])
+
+    def _counts(self) -> tuple[int, ...]:
+        """Returns how many blocks may be checkpointed: any number, unless the model only knows none and all."""
+        knob = self._knob(CHECKPOINTED)
+        values = (0,) if knob is None else tuple(int(value) for value in knob.values)
+        return values if len(values) <= 2 else tuple(range(values[-1] + 1))
+
+    def _known(self, combination: Plan) -> dict[int, int]:
+        """Returns the peaks that were looked at already, by micro batch."""
+        plans = (one for one in self._seen.values() if one.plan.combination == combination)
+        return {one.plan.micro_batch_size: one.peak.value_bytes for one in plans}
+
+    def _at(self, combination: Plan, size: int) -> Plan:
+        return SearchSpace(self.briefing.space).at(combination, size)
+
+    def _combination(self, precision: str) -> Plan:
+        combination = self.own.combination
+        return combination.replace(**{PRECISION: precision}) if precision else combination
+
+    def _precisions(self) -> tuple[str, ...]:
+        knob = self._knob(PRECISION)
+        return ("",) if knob is None else tuple(str(v) for v in knob.values if str(v) not in SAME_MEMORY)
+
+    def _knob(self, name: str) -> Knob | None:
+        return next((knob for knob in self.briefing.space.knobs if knob.name == name), None)
+
+    def _traced(self, plan: Plan, trace: Trace) -> Traced:
+        assert self.briefing.account is not None, "a bench that traces has an account"
+        traced = Traced(lambda _: trace, self.briefing.account, self.limit_bytes)
+        traced.foresee(plan)
+        return traced
+
+    def _judged(self, plan: Plan, traced: Traced) -> Foreseen:
+        peak = traced.estimate(plan)
+        assert peak is not None, "it was traced"
+        surely = peak.upper_bytes is not None and peak.upper_bytes <= self.limit_bytes
+        return Foreseen(plan=plan, peak=peak, fits=peak.value_bytes <= self.limit_bytes, surely=surely)
+
+
+def _fits(row: Row) -> bool:
+    return row.largest is not None or any(need.blocks is not None for need in row.needs)
+
+
+def _peak(foreseen: Foreseen) -> str:
+    return f"its peak is {format_bytes(foreseen.peak.value_bytes)}"
+
+
+def _shortfall(least: Foreseen, parts: Breakdown, outside_bytes: int, limit_bytes: int) -> str:
+    """Returns by how much nothing fits, and what would help."""
+    floor = parts.standing_bytes + outside_bytes
+    if floor > limit_bytes:
+        listed = ", ".join(f"{plural(part.name)} {format_bytes(part.size_bytes)}" for part in parts.standing)
+        context = f", {OUTSIDE} {format_bytes(outside_bytes)}" if outside_bytes else ""
+        state = next((part.size_bytes for part in parts.standing if part.name == Kind.OPTIMIZER_STATE), 0)
+        less = f"an optimizer with less state (SGD without momentum: {format_bytes(state)} less), " if state else ""
+        return (
+            f"whatever the batch, {listed}{context} make {format_bytes(floor)}: {format_bytes(floor - limit_bytes)} "
+            f"more than the budget of {format_bytes(limit_bytes)}. No knob changes that, checkpointing and precision "
+            f"included. What would: {less}fewer trainable parameters, or more memory."
+        )
+    peak = least.peak.value_bytes
+    return (
+        f"the plan that needs least, {least.plan}, needs {format_bytes(peak)}: {format_bytes(peak - limit_bytes)} more "
+        f"than the budget of {format_bytes(limit_bytes)}. What would help: shorter or smaller samples, an optimizer "
+        "with less state, or more memory."
+    )
+
+
+def _ungated(rows: Sequence[Row]) -> list[str]:
+    names = [row.precision for row in rows if row.precision not in ("", "fp32")]
+    if not names:
+        return []
+    return [f"that {', '.join(names)} keeps this model's gradient is only checked by autofit tune, on the device"]
+
+
+def _with_hint(error: UserCodeError) -> UserCodeError:
+    """Returns the error of a factory that wants an accelerator, with what to do about it; any other as it is."""
+    if not any(sign in f"{error}{error.traceback_text}" for sign in WANTS_ACCELERATOR):
+        return error
+    return UserCodeError(
+        f"{str(error).rstrip('.')}. An estimate uses no accelerator: make the function build model and data on the "
+        "CPU, without .cuda() or .to(...); autofit moves them where they are to run.",
+        error.traceback_text,
+    )

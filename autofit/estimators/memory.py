@@ -1,0 +1,82 @@
+"""Memory: what a plan takes, from its trace: the peak that the device will count, by phase, and what makes it up."""
+
+from dataclasses import dataclass
+
+from autofit.core.account import Account
+from autofit.core.trace import Kind, Trace
+from autofit.estimators.allocator_settings import Settings
+from autofit.estimators.replay import Breakdown, Phase, Room, breakdown, peaks, replay
+
+STATIC = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a plan takes.
+
+    Attributes:
+        micro_batch_size: samples of a micro batch.
+        allocated_bytes: peak of live tensors.
+        reserved_bytes: peak of the caching allocator's segments; None on a host, which has none.
+        outside_bytes: what the process holds on the device outside the allocator.
+        phases: the peaks phase by phase, in order.
+        parts: what is alive at the peak of live tensors.
+        static_bytes: parameters, buffers and optimizer state, which stay between two steps.
+        exact: whether every size was traced at this micro batch, or follows a law that was checked; False where some
+            were drawn between traced sizes.
+        answered: how many results that depend on data were answered with their largest size.
+    """
+
+    micro_batch_size: int
+    allocated_bytes: int
+    reserved_bytes: int | None
+    outside_bytes: int
+    phases: tuple[Phase, ...]
+    parts: Breakdown
+    static_bytes: int
+    exact: bool = True
+    answered: int = 0
+
+    @property
+    def judged_bytes(self) -> int:
+        """The peak in the reading that a budget is held against: the footprint, or live tensors on a host."""
+        return (self.allocated_bytes if self.reserved_bytes is None else self.reserved_bytes) + self.outside_bytes
+
+
+def predict(trace: Trace, account: Account, limit_bytes: int | None = None, exact: bool = True) -> Prediction:
+    """Returns what `trace` takes on a device that keeps account of memory as `account` says.
+
+    Args:
+        trace: a few training steps.
+        account: the allocator and its options.
+        limit_bytes: the budget on the footprint, for options that give memory back near a limit; None: no limit.
+        exact: see `Prediction`.
+
+    Raises:
+        UsageError: the allocator's options cannot be read.
+    """
+    phases = peaks(trace) if account.allocator == "host" else _served(trace, account, limit_bytes)
+    highest = max(phases, key=lambda phase: phase.allocated_bytes)
+    reserved = None if account.allocator == "host" else max(phase.reserved_bytes for phase in phases)
+    return Prediction(
+        micro_batch_size=trace.micro_batch_size,
+        allocated_bytes=highest.allocated_bytes,
+        reserved_bytes=reserved,
+        outside_bytes=account.outside_bytes,
+        phases=phases,
+        parts=breakdown(trace, highest.peak_event),
+        static_bytes=sum(breakdown(trace, len(trace.events)).by_kind.get(kind, 0) for kind in STATIC),
+        exact=exact,
+        answered=trace.answered,
+    )
+
+
+def _served(trace: Trace, account: Account, limit_bytes: int | None) -> tuple[Phase, ...]:
+    """Returns the phases with all requests served: within the limit where that changes what is cached, else freely."""
+    settings = Settings.parse(account.settings)
+    if settings.gc_threshold_ratio and limit_bytes is not None:
+        # Old segments are given back from a share of the limit on: less is reserved than with room to spare.
+        within = replay(trace, Room(settings, limit_bytes=max(limit_bytes - account.outside_bytes, 1)))
+        if within.fits_without_retries:
+            return within.phases
+    return replay(trace, Room(settings)).phases

@@ -1,0 +1,295 @@
+"""StandInBench: a workload for a device that need not be here, ready to be traced. Nothing is probed and no gate runs.
+
+Opened in place of a `Bench`: by a worker for a device that is described (`core.catalogue`), or in the user's own
+process for the one that the model is on.
+"""
+
+import os
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Self
+
+import torch
+from torch import nn
+
+from autofit import devices
+from autofit.core.account import Account
+from autofit.core.briefing import Briefing, Options
+from autofit.core.catalogue import StandIn
+from autofit.core.environment import Environment
+from autofit.core.errors import AutofitError, SpaceError, Untraceable, UserCodeError, WorkloadError
+from autofit.core.foreseen import OUTSIDE
+from autofit.core.plan import Plan
+from autofit.core.trace import Trace
+from autofit.core.units import format_bytes
+from autofit.devices.base import Capability, Device, Reading
+from autofit.probing import gates
+from autofit.probing.bench import own_batch, place
+from autofit.probing.evidence import collect
+from autofit.probing.identity import own_version, settings, signature
+from autofit.probing.surveying import Survey
+from autofit.probing.tracing import standin, tracing
+from autofit.probing.tracing.shadow import fake_batch, fake_mode, shadow
+from autofit.probing.tracing.temporaries import Chip
+from autofit.strategies import MEMBERS
+from autofit.strategies.base import Facts, Strategy
+from autofit.workloads.batches import BatchSource
+from autofit.workloads.forward import resolve_forward
+from autofit.workloads.loss import LossRule, resolve_loss
+from autofit.workloads.step import TrainStep
+from autofit.workloads.tree import Batch, batch_size, describe, map_tensors
+from autofit.workloads.workload import Workload
+
+CONTEXT_BYTES = 512 * 2**20
+"""What a CUDA context with its libraries takes where it cannot be measured: 300 to 400 MB are typical, 667 MB with all
+kernels loaded, 484 MiB with NCCL on an RTX 3090 (reference/memory_prediction.md section 4)."""
+OPTIONS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Where torch reads the allocator's options; the first that is set is taken."""
+
+
+class StandInBench:
+    """A workload on a device that need not be here, ready to be traced.
+
+    The user's objects are looked at with one small forward pass on the host; their state is not put back.
+
+    Args:
+        workload: the user's objects.
+        device: what is asked of the device: its name, capacity, capabilities, budget and account.
+        options: what is asked of the estimate.
+        on: where traced steps run: the device, or its stand-in.
+        chip: of the CUDA device; None reads it from one that is present.
+        beat: called at every phase, as a sign of life.
+
+    Attributes:
+        briefing: what is known of the workload; its space holds what the gates would still have to pass.
+
+    Raises:
+        WorkloadError: the workload cannot be used as given, or the device's memory cannot be accounted for.
+        SpaceError: an unknown strategy, or no usable batch size.
+        UsageError: the memory budget cannot be read, or is more than the device has.
+        UserCodeError: the model, loss, loader or optimizer recipe raised an error of its own.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        device: Device,
+        options: Options,
+        on: torch.device,
+        chip: Chip | None = None,
+        beat: Callable[[str], None] = lambda phase: None,
+    ) -> None:
+        self.workload, self._device, self._options = workload, device, options
+        self._on, self._chip, self._beat = on, chip, beat
+        account = device.account()
+        if account is None:
+            raise WorkloadError(f"memory on {device.name()} can only be measured: run autofit tune there instead.")
+        with _users_code():
+            place(workload, device, options.may_move)
+            workload.model.train(workload.training)
+            self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
+            self._loss = self._resolve()
+            facts = self._facts()
+            survey = _Ungated(facts, _chosen(options.strategies), _nothing_runs, self._source, options.seed)
+            self.briefing = Briefing(
+                space=survey.run(),
+                environment=self._environment(facts),
+                budget=device.budget(options.memory_budget, self._source.varies),
+                enforced=False,
+                account=account,
+                caveats=tuple(self._notes()),
+            )
+
+    @classmethod
+    def of(cls, workload: Workload, options: Options, described: StandIn, beat: Callable[[str], None]) -> Self:
+        """Opens a bench for the device that is described; for a CUDA device this process gets a stand-in for good."""
+        if described.type == "cpu":
+            return cls(workload, devices.choose("cpu"), options, torch.device("cpu"), beat=beat)
+        chip = Chip(described.capability, described.multiprocessors, described.threads)
+        return cls(workload, _Absent(described), options, standin.install(), chip, beat)
+
+    def trace(self, plan: Plan) -> Trace:
+        """Returns the allocations of the plan's training steps, without running them.
+
+        Raises:
+            Untraceable: something in the step cannot run without data, or not as it does on the device.
+            SpaceError: the plan cannot be applied to this workload.
+        """
+        self._beat("trace")
+        if self._on.type != self._device.torch_device.type:
+            _check_recurrent(self.workload.model)
+        size = min(2, plan.micro_batch_size) if self._source.resizable else plan.micro_batch_size
+        with _users_code():
+            batch = self._source.worst(size)
+        return tracing.trace(self.workload, self._loss, plan, batch, self._on, self._chip)
+
+    def _resolve(self) -> LossRule:
+        workload, home = self.workload, self._device.torch_device
+        batch = self._source.typical(self._smallest(2), 1)[0]
+        if not workload.training:
+            return resolve_forward(batch, workload.step_fn)
+        with suppress(Exception):  # the user's code may need real data; what is wrong with it shows on them
+            return _resolved_without_data(workload, batch)
+        batch = map_tensors(batch, lambda t: t.to(home))
+        return resolve_loss(workload.model, batch, loss_fn=workload.loss_fn, step_fn=workload.step_fn)
+
+    def _smallest(self, size: int) -> int:
+        return size if self._source.resizable else self._source.user_batch_size
+
+    def _facts(self) -> Facts:
+        source, workload = self._source, self.workload
+        total = workload.global_batch_size if workload.training else None
+        micro, steps = own_batch(source.user_batch_size, total, source.resizable)
+        return Facts(
+            model=workload.model,
+            batch=source.typical(self._smallest(1), 1)[0],
+            optimizer=workload.make_optimizer(),
+            device_type=self._device.type,
+            capabilities=self._device.capabilities(),
+            numerics=self._options.numerics,
+            training=workload.training,
+            micro_batch_size=micro,
+            accumulation_steps=steps,
+            global_batch_size=total,
+            dataset_size=None,  # what is here to look at need not be all that will be trained on
+            resizable=source.resizable,
+        )
+
+    def _environment(self, facts: Facts) -> Environment:
+        worst = describe([self._source.worst(self._smallest(2))])
+        return Environment(
+            workload=signature(self.workload.model, self._source.structure(), self._loss.name),
+            device_type=self._device.type,
+            device_name=self._device.name(),
+            capacity_bytes=self._device.capacity_bytes(),
+            versions={"python": platform.python_version(), "torch": torch.__version__, "autofit": own_version()},
+            settings=settings(self.workload, facts.optimizer, self._device.type, worst),
+        )
+
+    def _notes(self) -> Iterator[str]:
+        if self._loss.inferred:
+            yield f"the loss was inferred: {self._loss.about}"
+        if self.workload.optimizer is None and self.workload.training:
+            yield "no optimizer was given: estimated with torch.optim.AdamW and its defaults"
+        yield from self._device.caveats()
+        yield from self._source.notes
+
+
+class _Absent(Device):
+    """A CUDA device that is not here: what `Device` asks, answered from its description."""
+
+    type = "cuda"
+
+    def __init__(self, described: StandIn) -> None:
+        super().__init__()
+        self._described = described
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where the user's model is: on the host."""
+        return torch.device("cpu")
+
+    @classmethod
+    def is_available(cls) -> bool:
+        """Says no."""
+        return False
+
+    def name(self) -> str:
+        """Returns its name."""
+        return self._described.name
+
+    def capacity_bytes(self) -> int:
+        """Returns its memory; the whole range of numbers where that is not known, so that any budget is possible."""
+        return 2**63 if self._described.capacity_bytes is None else self._described.capacity_bytes
+
+    def available_bytes(self) -> int:
+        """Returns all of its memory: nobody else is on it."""
+        return self.capacity_bytes()
+
+    def capabilities(self) -> frozenset[str]:
+        """Returns what this generation of chips computes in hardware, as `Cuda.capabilities` does."""
+        found = {Capability.FP16, Capability.CHANNELS_LAST, Capability.FOREACH, Capability.FUSED}
+        if self._described.capability >= (8, 0):
+            found |= {Capability.BF16, Capability.TF32}
+        return frozenset(found)
+
+    @contextmanager
+    def meter(self, static: Callable[[], int]) -> Iterator[Reading]:
+        """Raises, since nothing can run there."""
+        raise AutofitError(f"{self.name()} is not here; expected that nothing is metered on it.")
+        yield Reading()
+
+    def caveats(self) -> tuple[str, ...]:
+        """Returns what a figure for a device that is not here leaves out."""
+        unnamed = self._described.capacity_bytes is None
+        major, minor = self._described.capability
+        return (
+            f"{format_bytes(CONTEXT_BYTES)} for {OUTSIDE} are assumed: 300 to 670 MB are reported; autofit tune "
+            "measures it, on the device",
+            *((f"no device was named: kernels are those of compute capability {major}.{minor}",) if unnamed else ()),
+            "peaks are traced, not measured: what libraries such as cuDNN take for the moment shows only on the device",
+        )
+
+    def account(self) -> Account:
+        """Returns the caching allocator with the options that this process would give it, and a usual context."""
+        options = next((os.environ[name] for name in OPTIONS if os.environ.get(name)), "")
+        return Account(allocator="caching", settings=options, outside_bytes=CONTEXT_BYTES)
+
+
+class _Ungated(Survey):
+    """A survey for a device on which nothing can run: what a gate would have to pass is let in."""
+
+    def _asked(self, gate: Callable[[Batch], gates.Verdict]) -> gates.Verdict:
+        return gates.Verdict(True, "not checked: nothing runs on a device that is not here")
+
+
+def _resolved_without_data(workload: Workload, batch: Batch) -> LossRule:
+    """Returns how the loss is computed, found on a fake copy: a real forward pass of a large model takes minutes."""
+    unknown = LossRule("", lambda model, batch: torch.empty(()), inferred=False, about="")
+    with fake_mode():
+        part = fake_batch(batch, batch_size(batch), torch.device("cpu"))
+        copied = shadow(workload, unknown, part, torch.device("cpu"))
+        if copied.loss is not unknown:
+            return copied.loss
+        return resolve_loss(copied.workload.model, part, loss_fn=workload.loss_fn, step_fn=workload.step_fn)
+
+
+def _check_recurrent(model: nn.Module) -> None:
+    """Refuses what runs in one piece on the device and falls apart into operators on its stand-in.
+
+    Raises:
+        Untraceable: the model has recurrent layers of torch's.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.RNNBase):
+            kind = type(module).__name__
+            raise Untraceable(f"cuDNN runs an {kind} as a whole and keeps what no trace shows", f"the module {name!r}")
+
+
+def _nothing_runs(plan: Plan) -> TrainStep:
+    raise AutofitError(f"a step of {plan} was to be built; expected that an estimate runs none.")
+
+
+def _chosen(names: tuple[str, ...] | None) -> tuple[Strategy, ...]:
+    known = [member.name for member in MEMBERS]
+    unknown = [name for name in names or () if name not in known]
+    if unknown:
+        raise SpaceError(f"unknown strategy {', '.join(map(repr, unknown))}; expected some of {', '.join(known)}.")
+    return tuple(member for member in MEMBERS if names is None or member.name in names)
+
+
+@contextmanager
+def _users_code() -> Iterator[None]:
+    """Shows whatever the user's objects raise inside as their own error."""
+    try:
+        yield
+    except AutofitError:
+        raise
+    except Exception as error:
+        line = next(iter(str(error).strip().splitlines()), "")
+        raise UserCodeError(
+            f"your code failed on a small batch on the CPU: {type(error).__name__}: {line}. Run one training step of "
+            "your own there to see it, mend it, then estimate again.",
+            collect(error).traceback_text,
+        ) from error
