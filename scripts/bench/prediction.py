@@ -1,0 +1,199 @@
+"""How well traces predict the memory of a training step, against torch's real allocator on a real or phantom GPU.
+
+    <python of a CUDA build> scripts/bench/prediction.py --stand-in PYTHON [--held-back] [--only NAME] [--json FILE]
+
+Each configuration of each architecture is traced at four sizes, scaled, and replayed at ten; where the law would draw
+a size between traced ones it is traced itself, as a search does. Three real steps at each of the ten, from an empty
+cache, are the truth. Traced twice: "here" with fake CUDA tensors beside the device, "stand-in"
+with another Python that sees no device, best of the same torch version (under a phantom it cannot be the same one). For
+two budgets of each configuration the largest size that is said to fit is compared with the largest that does: as it is,
+and with one real run's difference added and 1 % of the budget kept free.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import _files
+import _report
+from prediction_held_back import HELD_BACK
+from prediction_models import LOOSE
+from prediction_part import errors, percentile
+
+WAYS = ("here", "stand-in")
+GROUPS = {"development": LOOSE, "held back": HELD_BACK}
+LIMITS = {"allocated": (1.0, 1.0, 0.01), "reserved": (0.003, 0.015, 0.04)}
+"""The most that mean, 95th percentile and worst error may be."""
+NEAR, RIGHT, SHARE = 0.01, 0.95, 0.97
+PART = Path(__file__).with_name("prediction_part.py")
+
+
+def measure(name: str, folder: Path, pythons: dict[str, str], quick: bool) -> dict[str, Any]:
+    """Returns the figures of an architecture, from `folder` where they are there already.
+
+    Args:
+        pythons: what runs each way.
+
+    Raises:
+        SystemExit: one of its processes failed; its own last lines are above.
+    """
+    path = folder / f"{name}.json"
+    known = _files.read(path)
+    for way in WAYS:
+        if known is None or any(way not in row for row in known["configurations"]):
+            command = [pythons[way], str(PART), way, name, str(path), *(["--quick"] if quick else [])]
+            done = subprocess.run(command, env=_environment(way), check=False)
+            if done.returncode:
+                raise SystemExit(f"prediction: {name} {way} ended with {done.returncode}")
+            known = _files.read(path)
+    assert known is not None, "both ways have written it"
+    print(told(known), flush=True)
+    return known
+
+
+def _environment(way: str) -> dict[str, str]:
+    """Returns the environment of a process: for the stand-in one that sees neither a phantom nor a real device."""
+    mine = dict(os.environ)
+    if way == "stand-in":
+        for name in ("LD_PRELOAD", "LD_LIBRARY_PATH"):
+            mine.pop(name, None)
+        mine["CUDA_VISIBLE_DEVICES"] = ""
+    return mine
+
+
+def told(known: dict[str, Any]) -> str:
+    """Returns an architecture's figures, a line for each configuration."""
+    lines = [f"{known['name']} ({known['family']})"]
+    for row in known["configurations"]:
+        words = []
+        for way in WAYS:
+            worst = [_worst(errors(row[way]["peaks"], row["truth"], which)) for which in (0, 1)]
+            words.append(f"{way} {worst[0]:+.2%} {worst[1]:+.2%}{' refused' if row[way]['refused'] else ''}")
+        top = max(reserved for _, reserved in row["truth"]) / 2**30
+        sizes = f"{row['sizes'][0]}-{row['sizes'][-1]}"
+        lines.append(f"  {row['configuration']:78s} {sizes:>12s} {top:5.1f} GiB; worst {'; '.join(words)}")
+    return "\n".join(lines)
+
+
+def _worst(values: list[float]) -> float:
+    return max(values, key=abs)
+
+
+def accuracy(rows: list[dict[str, Any]], way: str) -> dict[str, Any]:
+    """Returns the errors of one way over configurations: mean, 95th percentile and worst of their size; and times."""
+    found: dict[str, Any] = {}
+    for which, name in enumerate(LIMITS):
+        all_errors = [abs(e) for row in rows for e in errors(row[way]["peaks"], row["truth"], which)]
+        found[name] = [sum(all_errors) / len(all_errors), percentile(all_errors, 0.95), max(all_errors)]
+        found[f"{name} exact"] = sum(e == 0 for e in all_errors) / len(all_errors)
+    found["points"] = sum(len(row["sizes"]) for row in rows)
+    found["refused"] = sum(bool(row[way]["refused"]) for row in rows)
+    found["traced by itself"] = sum(size in row["sizes"] for row in rows for size in row[way]["traced_by_itself"])
+    found["drawn"] = max((abs(error) for row in rows for error in _drawn(row, way)), default=0.0)
+    for each in ("trace_s", "replay_s"):
+        times = [seconds for row in rows for seconds in row[way][each]]
+        found[each] = [sum(times) / len(times), max(times)]
+    found["ok"] = all(
+        got <= most for name, limits in LIMITS.items() for got, most in zip(found[name], limits, strict=True)
+    )
+    return found
+
+
+def _drawn(row: dict[str, Any], way: str) -> list[float]:
+    """Returns the errors of reserved peaks that the law would have drawn between traced sizes."""
+    truth = dict(zip(row["sizes"], row["truth"], strict=True))
+    return [reserved / truth[size][1] - 1 for size, _, reserved in row[way]["drawn"]]
+
+
+def decided(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns how the largest sizes named compare with the largest that fit."""
+    all_of = [decision for row in rows for decision in row["decisions"]]
+    near = [abs(d["said"] - d["best"]) <= NEAR * d["best"] for d in all_of]
+    shares = [d["careful"] / d["best"] for d in all_of if d["best"]]
+    found = {
+        "decisions": len(all_of),
+        "exact": sum(d["said"] == d["best"] for d in all_of),
+        "near": sum(near),
+        "over": sum(d["over_bytes"] > 0 for d in all_of),
+        "careful over": sum(d["careful_over_bytes"] > 0 for d in all_of),
+        "careful share": sum(shares) / len(shares),
+        "least careful share": min(shares),
+    }
+    found["ok"] = sum(near) >= RIGHT * len(all_of) and not found["careful over"] and found["careful share"] >= SHARE
+    return found
+
+
+def in_words(name: str, group: dict[str, Any]) -> str:
+    """Returns the figures of a group of architectures in a few lines."""
+    lines = []
+    for way in WAYS:
+        got = group[way]
+        parts = [f"{key} {got[key][0]:.2%} / {got[key][1]:.2%} / {got[key][2]:.2%}" for key in LIMITS]
+        lines.append(
+            f"{name}, {way}: {got['points']} points, mean / 95th / worst {', '.join(parts)}; "
+            f"{got['reserved exact']:.0%} exact; {got['refused']} refused, {got['traced by itself']} traced themselves "
+            f"(drawn, reserved would be off by up to {got['drawn']:.1%}); trace {got['trace_s'][0]:.2f} s "
+            f"(most {got['trace_s'][1]:.2f}), replay {1e3 * got['replay_s'][0]:.0f} ms: {_verdict(got['ok'])}"
+        )
+    got = group["decisions"]
+    lines.append(
+        f"{name}, decisions: {got['decisions']}, {got['exact']} exact, {got['near']} within 1 %, {got['over']} over; "
+        f"with a probe and a margin {got['careful over']} over, {got['careful share']:.1%} of the best batch (least "
+        f"{got['least careful share']:.1%}): {_verdict(got['ok'])}"
+    )
+    return "\n".join(lines)
+
+
+def _verdict(passed: bool) -> str:
+    return "ok" if passed else "MISSED"
+
+
+def parse() -> argparse.Namespace:
+    parser = _report.parser(__doc__ or "")
+    parser.add_argument("--only", metavar="NAME", action="append", help="this architecture; may be given again")
+    parser.add_argument("--held-back", action="store_true", help="the held-back architectures too")
+    parser.add_argument("--stand-in", metavar="PYTHON", default=sys.executable, help="what sees no device")
+    parser.add_argument("--quick", action="store_true", help="one configuration of each, four sizes")
+    parser.add_argument("--keep", metavar="DIR", type=Path, help="keep each architecture's figures here, and go on")
+    parser.add_argument("--jobs", type=int, default=2, help="architectures at a time")
+    given = parser.parse_args()
+    known = [*LOOSE, *HELD_BACK]
+    if unknown := sorted(set(given.only or ()) - set(known)):
+        _report.fail(f"prediction: {', '.join(unknown)} is not known; expected {', '.join(known)}", 2)
+    return given
+
+
+def main() -> None:
+    given = parse()
+    names = given.only or [*LOOSE, *(HELD_BACK if given.held_back else ())]
+    with tempfile.TemporaryDirectory() as passing:
+        folder: Path = given.keep or Path(passing)
+        folder.mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor(given.jobs) as pool:
+            pythons = {"here": sys.executable, "stand-in": given.stand_in}
+            results = list(pool.map(lambda name: measure(name, folder, pythons, given.quick), names))
+    groups: dict[str, Any] = {}
+    for title, members in GROUPS.items():
+        rows = [row for result in results if result["name"] in members for row in result["configurations"]]
+        if rows:
+            groups[title] = {way: accuracy(rows, way) for way in WAYS} | {"decisions": decided(rows)}
+            print(in_words(title, groups[title]), flush=True)
+    passed = all(part["ok"] for group in groups.values() for part in group.values())
+    brief = "; ".join(
+        f"{title}: allocated worst {group['here']['allocated'][2]:.2%}, reserved mean "
+        f"{group['here']['reserved'][0]:.2%} worst {group['here']['reserved'][2]:.2%}, "
+        f"{group['decisions']['near']} of {group['decisions']['decisions']} largest sizes right"
+        for title, group in groups.items()
+    )
+    _report.finish(
+        f"prediction: {brief}: {_verdict(passed)}", {"groups": groups, "architectures": results}, given.json, passed
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""On a CPU: the live tensor bytes that a trace predicts of a plan, against those that a probe then measures.
+
+Each example is opened as a search would; its own setting runs first and corrects the predictions, as in a search. Then
+plans are drawn at random over all knobs and micro batches; each is predicted before it runs. Required: within 2 % in
+the median, and no peak above its upper or below its lower bound.
+"""
+
+import random
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import _report
+from gain import EXAMPLES, NAMES, load
+
+from autofit import devices
+from autofit.core.briefing import Options
+from autofit.core.measurement import Measurement
+from autofit.core.outcome import Outcome
+from autofit.core.plan import Plan
+from autofit.core.space import SearchSpace
+from autofit.core.trial import Purpose, Trial
+from autofit.core.units import format_bytes
+from autofit.estimators import Traced
+from autofit.probing.bench import Bench
+from autofit.workloads.factory import as_arguments
+from autofit.workloads.workload import Workload
+
+REQUIRED_RATIO = 0.02
+
+
+def measure(name: str, count: int, seed: int) -> list[dict[str, Any]]:
+    """Returns predicted and measured peaks of `count` plans of an example."""
+    workload = Workload(**as_arguments(load(name).make_workload(), str(EXAMPLES / name)))
+    found = []
+    with Bench(workload, devices.choose("cpu"), Options(memory_budget="4GiB", seed=seed)) as bench:
+        account, space = bench.briefing.account, SearchSpace(bench.briefing.space)
+        assert account is not None, "a CPU's memory can be predicted"
+        estimator = Traced(bench.trace, account, bench.briefing.budget.memory_bytes)
+        estimator.foresee(space.baseline, space.sizes)
+        outcome = bench.evaluate(space.baseline, Purpose.PROBE)
+        estimator.tell(Trial(number=0, plan=space.baseline, purpose=Purpose.PROBE, outcome=outcome))
+        for plan in drawn(space, count, seed):
+            began = perf_counter()
+            estimator.foresee(plan)
+            seconds, estimate = perf_counter() - began, estimator.estimate(plan)
+            measured = measurement(bench.evaluate(plan, Purpose.PROBE))
+            if estimate is None or measured is None:
+                raise SystemExit(f"{name}: {plan} was not {'measured' if estimate else 'predicted'}")
+            peak = measured.memory.judged_bytes
+            found.append({
+                "example": name, "plan": dict(plan.values), "predicted_bytes": estimate.value_bytes,
+                "measured_bytes": peak, "error_ratio": estimate.value_bytes / peak - 1, "seconds": seconds,
+                "inside_bounds": (estimate.lower_bytes or 0) <= peak <= (estimate.upper_bytes or peak),
+            })  # fmt: skip
+    return found
+
+
+def drawn(space: SearchSpace, count: int, seed: int) -> list[Plan]:
+    """Returns different plans at random, none of them the user's own, of micro batches up to 64."""
+    sizes = [size for size in space.sizes if size <= 64]
+    plans = [space.at(combination, size) for combination in space.combinations() for size in sizes]
+    plans = [plan for plan in plans if plan != space.baseline]
+    return random.Random(seed).sample(plans, min(count, len(plans)))
+
+
+def measurement(outcome: Outcome) -> Measurement | None:
+    """Returns what a probe measured, or None when it failed."""
+    return outcome.measurement if outcome.measured else None
+
+
+def main() -> None:
+    parser = _report.parser(__doc__ or "")
+    parser.add_argument("--plans", type=int, default=12, help="of each example (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("examples", nargs="*", default=NAMES, help="which examples")
+    given = parser.parse_args()
+    cases = []
+    for name in given.examples:
+        some = measure(name, given.plans, given.seed)
+        worst = max(some, key=lambda case: abs(case["error_ratio"]))
+        middle = median(abs(case["error_ratio"]) for case in some)
+        peaks = [case["measured_bytes"] for case in some]
+        print(
+            f"{name:12s} {len(some)} plans of {format_bytes(min(peaks))} to {format_bytes(max(peaks))}: median error "
+            f"{middle:.2%}, worst {worst['error_ratio']:+.2%} ({worst['plan']})",
+            flush=True,
+        )
+        cases += some
+    errors = sorted(abs(case["error_ratio"]) for case in cases)
+    outside = sum(not case["inside_bounds"] for case in cases)
+    passed = median(errors) <= REQUIRED_RATIO and outside == 0
+    summary = (
+        f"prediction_host: {len(cases)} plans, error {median(errors):.2%} in the median, {errors[-1]:.2%} at worst, "
+        f"{outside} outside their bounds, {median(case['seconds'] for case in cases):.2f} s to predict one: "
+        f"{'ok' if passed else 'MISSED'}"
+    )
+    _report.finish(summary, {"cases": cases}, given.json, passed, device="cpu")
+
+
+if __name__ == "__main__":
+    main()

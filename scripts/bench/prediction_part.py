@@ -1,0 +1,151 @@
+"""One architecture of the bench of memory prediction, in a process of its own; `prediction.py` starts it.
+
+    python prediction_part.py here NAME FILE [--quick]      # with the device: real steps, traces with fake CUDA tensors
+    python prediction_part.py stand-in NAME FILE            # without: the same sizes, traced on the stand-in device
+
+The second reads from FILE which sizes the first has measured, and adds its own figures.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import _files
+import torch
+from prediction_held_back import HELD_BACK
+from prediction_models import LOOSE, Architecture, Configuration
+from prediction_rig import Peaks, Predictor, Subject, largest, sizes, traced
+
+from autofit.probing.tracing import standin
+from autofit.probing.tracing.temporaries import Chip
+
+ALL = LOOSE | HELD_BACK
+BUDGETS = (0.3, 0.75)
+"""Of the way from the smallest to the largest size's reserved peak."""
+MARGIN = 0.01
+"""Of the budget, kept free in the decisions after one calibrating probe."""
+
+
+def here(architecture: Architecture, quick: bool) -> dict[str, Any]:
+    """Returns the figures of an architecture on the device that is present."""
+    device = torch.device("cuda", 0)
+    chip = Chip.of(device)
+    configurations = architecture.configurations[: 1 if quick else None]
+    return {
+        "name": architecture.name,
+        "family": architecture.family,
+        "chip": [chip.capability, chip.multiprocessors, chip.threads],
+        "configurations": [_measured(architecture, each, device, quick) for each in configurations],
+    }
+
+
+def _measured(
+    architecture: Architecture, configuration: Configuration, device: torch.device, quick: bool
+) -> dict[str, Any]:
+    """Returns the figures of one configuration; its model is gone when it returns."""
+    subject = Subject(architecture, configuration, device)
+    found = sizes(subject, torch.get_device_module(device).get_device_properties(device).total_memory)
+    found = found[::3] if quick else found
+    truth = {size: subject.run(size) for size in found}
+    predictor = Predictor(subject, traced(found, architecture.unit))
+    return {
+        "configuration": configuration.name,
+        "sizes": found,
+        "truth": list(truth.values()),
+        "here": figures(predictor, found),
+        "decisions": list(decisions(subject, predictor, truth)),
+    }
+
+
+def figures(predictor: Predictor, found: list[int]) -> dict[str, Any]:
+    """Returns what a predictor says of sizes, and what that took."""
+    peaks = [predictor.at(size) for size in found]
+    return {
+        "peaks": peaks,
+        "traced": list(predictor.traced),
+        "refused": predictor.refused,
+        "traced_by_itself": sorted(predictor.own),
+        "drawn": [[size, *predictor.drawn[size]] for size in found if size in predictor.drawn],
+        "trace_s": predictor.trace_s,
+        "replay_s": predictor.replay_s,
+    }
+
+
+def decisions(subject: Subject, predictor: Predictor, known: dict[int, Peaks]) -> Iterator[dict[str, Any]]:
+    """Yields for each budget the largest size that is said to fit, with and without a probe, and that really does."""
+    unit, ordered = subject.architecture.unit, list(known)
+    low, high, most = known[ordered[0]][1], known[ordered[-1]][1], ordered[-1] // unit
+    middle = ordered[len(ordered) // 2]
+    missed = known[middle][1] - predictor.at(middle)[1]
+
+    def truth(count: int) -> int:
+        if count * unit not in known:
+            known[count * unit] = subject.run(count * unit)
+        return known[count * unit][1]
+
+    for share in BUDGETS:
+        budget = low + int(share * (high - low))
+
+        def said(count: int, room: float = budget) -> bool:
+            return predictor.at(count * unit)[1] <= room
+
+        plain = largest(said, middle // unit, most)
+        room = budget * (1 - MARGIN) - missed
+        careful = largest(lambda count, room=room: said(count, room), plain or 1, most)  # type: ignore[misc]  # mypy takes the default for a parameter
+        best = largest(lambda count, budget=budget: truth(count) <= budget, plain or 1, most)  # type: ignore[misc]  # likewise
+        yield {
+            "budget_bytes": budget,
+            "best": best * unit,
+            "said": plain * unit,
+            "over_bytes": max(truth(plain) - budget, 0) if plain else 0,
+            "probed_at": middle,
+            "missed_bytes": missed,
+            "careful": careful * unit,
+            "careful_over_bytes": max(truth(careful) - budget, 0) if careful else 0,
+        }
+
+
+def standing_in(architecture: Architecture, known: dict[str, Any]) -> dict[str, Any]:
+    """Returns `known` with what the stand-in device says of its sizes.
+
+    Raises:
+        RuntimeError: there is a device here, so that this would not show what a machine without one says.
+    """
+    if torch.get_device_module("cuda").is_available():
+        raise RuntimeError("a CUDA device is present; the stand-in is for a machine without. Give its Python.")
+    device = standin.install()
+    capability, multiprocessors, threads = known["chip"]
+    chip = Chip((capability[0], capability[1]), multiprocessors, threads)
+    by_name = {configuration.name: configuration for configuration in architecture.configurations}
+    for row in known["configurations"]:
+        subject = Subject(architecture, by_name[row["configuration"]], device, chip)
+        row["stand-in"] = figures(Predictor(subject, row["here"]["traced"]), row["sizes"])
+    return known
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    role, name, path = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    architecture = ALL[name]
+    if role == "here":
+        found = here(architecture, quick="--quick" in sys.argv)
+    else:
+        found = standing_in(architecture, json.loads(path.read_text(encoding="utf-8")))
+    _files.write(path, json.dumps(found))
+
+
+def errors(peaks: list[Peaks], truth: list[Peaks], which: int) -> list[float]:
+    """Returns the relative errors of allocated (0) or reserved (1) peaks."""
+    return [said[which] / real[which] - 1 for said, real in zip(peaks, truth, strict=True)]
+
+
+def percentile(values: list[float], share: float) -> float:
+    """Returns the smallest value that at least `share` of all do not exceed."""
+    return sorted(values)[math.ceil(share * len(values)) - 1]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+"""One configuration of an architecture: its real steps with their peaks, and what traces say these will be."""
+
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from prediction_models import Architecture, Configuration
+from torch import nn
+from transformers import masking_utils
+
+from autofit.core.plan import KnobValue, Plan
+from autofit.core.trace import Trace
+from autofit.estimators.alignment import Refusal
+from autofit.estimators.replay import replay
+from autofit.estimators.scaling import Scaling, scaling
+from autofit.prepare import prepare
+from autofit.probing.tracing.temporaries import Chip
+from autofit.probing.tracing.tracing import trace
+from autofit.strategies import MEMBERS
+from autofit.strategies.base import Facts
+from autofit.strategies.checkpointing import CHECKPOINTED_BLOCKS, Checkpointing
+from autofit.workloads.loss import LossRule, resolve_loss
+from autofit.workloads.step import Draft, StepBatch
+from autofit.workloads.tree import map_tensors
+from autofit.workloads.workload import Workload
+
+GIB = 2**30
+CUDA = torch.get_device_module("cuda")
+STEPS = 3
+SIZES = 10
+SPREAD = 24  # the largest size over the smallest
+GROWN = 1.2  # a peak over that at half the size, from where on activations count
+WINDOW = 2
+"""Sizes above one that does not fit that are looked at too."""
+OPTIMIZERS = {"adamw": None, "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9)}
+
+Peaks = tuple[int, int]
+"""Allocated and reserved bytes."""
+
+
+@dataclass
+class Subject:
+    """A configuration ready to run or to be traced.
+
+    Args:
+        device: where the model is; for a stand-in the model stays on the host.
+        chip: what the stand-in stands for; None for a device that is present.
+    """
+
+    architecture: Architecture
+    configuration: Configuration
+    device: torch.device
+    chip: Chip | None = None
+    workload: Workload = field(init=False)
+    rule: LossRule = field(init=False)
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(0)
+        model = self.architecture.make().train()
+        if self.chip is None:
+            model.to(self.device)
+        two = self.batch(2)
+        optimizer = OPTIMIZERS[self.configuration.optimizer]
+        self.workload = Workload(model, [two], loss_fn=self.architecture.loss_fn, optimizer=optimizer)
+        home = next(model.parameters()).device
+        here = map_tensors(two, lambda tensor: tensor.to(home))
+        self.rule = resolve_loss(model, here, loss_fn=self.workload.loss_fn)
+
+    def batch(self, size: int) -> Any:
+        """Returns a batch on the host."""
+        return self.architecture.batch(size, self.configuration.side)
+
+    def plan(self, size: int) -> Plan:
+        """Returns the plan at a micro batch size."""
+        return Plan(values={"micro_batch_size": size, **self._knobs})
+
+    @cached_property
+    def _knobs(self) -> dict[str, KnobValue]:
+        knobs = dict(self.configuration.knobs)
+        wanted = knobs.get(CHECKPOINTED_BLOCKS)
+        if wanted is not None:
+            values = _checkpoints(self.workload.model, self.batch(1))
+            knobs[CHECKPOINTED_BLOCKS] = values[-1] if wanted == "all" else values[len(values) // 2]
+        return knobs
+
+    def run(self, size: int) -> Peaks:
+        """Returns the peaks of three real steps from an empty cache, as in a fresh process."""
+        model = self.workload.model.cpu()  # what a strategy has laid out anew would lie elsewhere next time
+        clear()
+        model.to(self.device)
+        CUDA.reset_peak_memory_stats()
+        self._steps(size)
+        return CUDA.max_memory_allocated(), CUDA.max_memory_reserved()
+
+    def _steps(self, size: int) -> None:
+        model, plan = self.workload.model, self.plan(size)
+        draft = Draft(model, self.rule, self.workload.make_optimizer(), self.device)
+        part = self.batch(size)
+        with one_text_a_row(), prepare(plan, draft, MEMBERS) as step:
+            if draft.scaler is not None:
+                # Random weights may overflow, and a step that updates nothing needs less; a trace is of one that does.
+                vars(draft.scaler)["_maybe_opt_step"] = lambda optimizer, state, *args, **kwargs: optimizer.step()
+            for _ in range(STEPS):
+                step(StepBatch.of([part] * plan.accumulation_steps))
+
+    def trace(self, size: int) -> Trace:
+        """Returns the trace at a size; no device memory is used."""
+        return trace(self.workload, self.rule, self.plan(size), self.batch(2), self.device, self.chip)
+
+
+def _none_of(function: Callable[[Any], Any]) -> Callable[[Any], None]:
+    def run(argument: Any) -> None:
+        function(argument)
+
+    return run
+
+
+@contextmanager
+def one_text_a_row() -> Iterator[None]:
+    """Makes transformers find, on a phantom, what it finds on a device: that no row holds several texts.
+
+    It leaves out a mask when a condition on the values of positions is true, and on a phantom these mean nothing.
+    """
+    original = masking_utils.find_packed_sequence_indices
+    if "phantom" in os.environ.get("LD_PRELOAD", ""):
+        masking_utils.find_packed_sequence_indices = _none_of(original)
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = original
+
+
+def _checkpoints(model: nn.Module, batch: Any) -> tuple[KnobValue, ...]:
+    """Returns how many blocks may be checkpointed, by the strategy itself."""
+    facts = Facts(model, batch, None, "cuda", frozenset(), "mixed", training=True, micro_batch_size=1)
+    return Checkpointing().offer(facts).knobs[0].values
+
+
+def clear() -> None:
+    """Gives back all that is cached, cuBLAS's workspaces included."""
+    torch._C._cuda_clearCublasWorkspaces()
+    gc.collect()
+    CUDA.empty_cache()
+
+
+@dataclass
+class Predictor:
+    """Peaks at any size from traces at a few, as a search has them: a size that the law would draw is traced itself.
+
+    Attributes:
+        refused: why the sizes follow no law; each is then traced itself.
+        trace_s: CPU seconds of each trace.
+        replay_s: likewise of each replay, scaling to that size included.
+        own: sizes that were traced themselves, though the law was to give them.
+        drawn: by size, the peaks that the law would have drawn for those.
+    """
+
+    subject: Subject
+    traced: Sequence[int]
+    trace_s: list[float] = field(default_factory=list)
+    replay_s: list[float] = field(default_factory=list)
+    refused: str = ""
+    own: set[int] = field(default_factory=set)
+    drawn: dict[int, Peaks] = field(default_factory=dict)
+    _law: Scaling | Refusal = field(init=False)
+    _known: dict[int, Peaks] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._law = scaling([self._trace(size) for size in self.traced])
+        if isinstance(self._law, Refusal):
+            self.refused = self._law.reason
+
+    def at(self, size: int) -> Peaks:
+        """Returns the predicted peaks at a size."""
+        if size not in self._known:
+            self._known[size] = self._at(size)
+        return self._known[size]
+
+    def _at(self, size: int) -> Peaks:
+        begun = time.process_time()
+        found = self._law if isinstance(self._law, Refusal) else self._law.at(size)
+        if isinstance(found, Trace) and isinstance(self._law, Scaling) and not self._law.exact_at(size):
+            peak = replay(found).peak
+            self.drawn[size] = peak.allocated_bytes, peak.reserved_bytes
+        if isinstance(found, Refusal) or size in self.drawn:
+            self.refused = self.refused or (found.reason if isinstance(found, Refusal) else "")
+            self.own.add(size)
+            found = self._trace(size)
+            begun = time.process_time()
+        peak = replay(found).peak
+        self.replay_s.append(time.process_time() - begun)
+        return peak.allocated_bytes, peak.reserved_bytes
+
+    def _trace(self, size: int) -> Trace:
+        begun = time.process_time()
+        found = self.subject.trace(size)
+        self.trace_s.append(time.process_time() - begun)
+        return found
+
+
+def sizes(subject: Subject, capacity: int) -> list[int]:
+    """Returns the sizes that a configuration is measured at, ascending, by its real peaks at small ones."""
+    unit, count = subject.architecture.unit, 1
+    peaks = [subject.run(count * unit)[0] for count in (1, 2)]
+    while peaks[-1] < GROWN * peaks[-2]:  # so far it is parameters and optimizer state that count
+        count *= 2
+        peaks.append(subject.run(2 * count * unit)[0])
+    most = min(subject.configuration.most_gib * GIB, int(0.7 * capacity))
+    top = max(round((most - peaks[-1]) * count / (peaks[-1] - peaks[-2])) + 2 * count, SIZES)
+    steps = (SPREAD ** (number / (SIZES - 1)) for number in range(SIZES))
+    found = sorted({max(round(top / SPREAD * step), 1) for step in steps})
+    spare = iter(range(1, top))
+    while len(found) < SIZES:
+        found = sorted({*found, next(spare)})
+    return [count * unit for count in found]
+
+
+def traced(found: Sequence[int], unit: int) -> list[int]:
+    """Returns the sizes to trace for those that are asked about: the smallest, two between, one above the largest."""
+    low, high = found[0] // unit, found[-1] // unit
+    between = (round(low * (high / low) ** ratio) for ratio in (1 / 3, 2 / 3))
+    return [count * unit for count in sorted({low, *between, high + WINDOW})]
+
+
+def largest(fits: Callable[[int], bool], begin: int, most: int) -> int:
+    """Returns the largest count up to `most` that fits, 0 when not even 1 does.
+
+    It looks at `begin` first and from there in doubling steps: a look may cost a real run, and a guess is often right.
+    Sizes shortly above one that does not fit are looked at too: what is reserved does not always grow.
+    """
+    low, high, step = begin, begin, 1
+    if fits(begin):
+        high = begin + 1
+        while high <= most and fits(high):
+            low, step = high, 2 * step
+            high = min(low + step, most + 1)
+    else:
+        low = begin - 1
+        while low > 0 and not fits(low):
+            high, step = low, 2 * step
+            low = max(low - step, 0)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    above = (count for count in range(min(high + WINDOW, most), low, -1) if fits(count))
+    return next(above, low)
