@@ -5,6 +5,7 @@ Never loads torch: the command line runs it in a process that does not know the 
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,8 +25,8 @@ from autofit.searchers.base import Searcher
 from autofit.study import Study, frames
 from autofit.tuner import Evaluate, Findings, Tuning, run
 
-TRACING_RATIO = 0.2
-"""Share of the time budget that may go into predicting memory."""
+TRACING_RATIO, TRACING_S = 0.2, 120.0
+"""Share of the time budget, and seconds, that may go into predicting memory."""
 DEFAULT_STUDY = Path(".autofit") / "study.db"
 
 Listen = Callable[[Event], None]
@@ -119,8 +120,10 @@ def search(
 def _traced(tracer: Tracer | None, briefing: Briefing, budget: Budget) -> Traced | None:
     if tracer is None or briefing.account is None:
         return None
-    allowance_s = None if budget.time_s is None else TRACING_RATIO * budget.time_s
-    return Traced(tracer, briefing.account, budget.memory_bytes, allowance_s)
+    allowance_s = TRACING_S if budget.time_s is None else min(TRACING_RATIO * budget.time_s, TRACING_S)
+    with suppress(UsageError):  # allocator options that are newer than this: torch takes them, a prediction cannot
+        return Traced(tracer, briefing.account, budget.memory_bytes, allowance_s)
+    return None
 
 
 def _searcher(name: str | None) -> type[Searcher]:

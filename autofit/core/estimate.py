@@ -11,6 +11,7 @@ class Estimate(BaseModel):
         lower_bytes: the peak is not below this; None when there is no such bound. Only a lower bound
             may keep a plan from being run.
         upper_bytes: the peak is not above this; None when there is no such bound.
+        worst_case: whether the value is the most that a plan may take, whatever its data, and not what it will take.
         static_bytes: of it, what stays between two steps: no smaller batch saves that; None when not known.
         basis: where the numbers come from, for the reason that a person reads.
     """
@@ -20,5 +21,6 @@ class Estimate(BaseModel):
     value_bytes: int
     lower_bytes: int | None = None
     upper_bytes: int | None = None
+    worst_case: bool = False
     static_bytes: int | None = None
     basis: str = ""

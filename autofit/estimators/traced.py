@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from autofit.core.account import Account
-from autofit.core.errors import AutofitError, Untraceable
+from autofit.core.errors import AutofitError, DevicePoisoned, RestoreError, Untraceable
 from autofit.core.estimate import Estimate
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.trace import Trace
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes
 from autofit.estimators.alignment import Refusal
+from autofit.estimators.allocator_settings import Settings
 from autofit.estimators.base import Estimator
 from autofit.estimators.memory import Prediction, predict
 from autofit.estimators.scaling import Scaling, scaling
@@ -30,8 +31,10 @@ CORRECTED_ERROR_RATIO = 0.02
 UNSEEN_BYTES = 512 * 2**20
 """Until a plan ran, libraries may take so much more on an accelerator than a trace shows: cuDNN chooses workspaces by
 its own measure (reference/memory_prediction.md section 4)."""
-FAR_RATIO = 4
-"""The largest size of all is left out of the law where its peak is more than so many times the budget."""
+BEYOND_RATIO = 2
+"""The law is made for peaks up to so many times the budget, where the space has such sizes."""
+LOOP_RATIO = 1.2
+"""A step whose events grow by more than this with twice the batch loops over samples: its traces take ever longer."""
 
 Tracer = Callable[[Plan], Trace]
 """Traces a plan; raises `Untraceable` where that cannot be done, and `SpaceError` where the plan cannot be applied."""
@@ -44,7 +47,29 @@ class _Known:
     traces: dict[int, Trace] = field(default_factory=dict)
     law: Scaling | None = None
     predictions: dict[int, Prediction] = field(default_factory=dict)
-    reason: str = ""
+    reasons: dict[int, str] = field(default_factory=dict)
+    dead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Miss:
+    """What is to be added to a prediction, in bytes: best guess, least and most; and the relative error beside it."""
+
+    shift: int
+    least: int
+    most: int
+    ratio: float
+
+    @classmethod
+    def of(cls, missed: int, growth: float, own: bool, on_host: bool) -> "_Miss":
+        """Returns what a plan that missed its prediction says of one whose micro batch is `growth` times as large.
+
+        It is taken for what libraries need once; on a host for what the combination's own kernels need for the moment.
+        It may grow with the batch, and another combination may need none of it: the ends allow for both.
+        """
+        grown = round(missed * growth)
+        ends = (missed, grown) if own else (missed, grown, 0)
+        return cls(missed if own or not on_host else 0, min(ends), max(ends), CORRECTED_ERROR_RATIO)
 
 
 class Traced(Estimator):
@@ -58,9 +83,13 @@ class Traced(Estimator):
 
     Attributes:
         refused: why the workload cannot be traced at all, or "".
+
+    Raises:
+        UsageError: the allocator has options that cannot be predicted with.
     """
 
     def __init__(self, tracer: Tracer, account: Account, limit_bytes: int, allowance_s: float | None = None) -> None:
+        Settings.parse(account.settings)  # refuses here, not in the middle of a search, what it cannot read
         self._tracer, self._account, self._limit_bytes = tracer, account, limit_bytes
         self._allowance_s, self._spent_s = allowance_s, 0.0
         self._known: dict[tuple[str, bool], _Known] = {}
@@ -70,14 +99,16 @@ class Traced(Estimator):
     def foresee(self, plan: Plan, sizes: Sequence[int] = ()) -> None:
         """Traces `plan`; with `sizes`, what the law of its whole combination needs."""
         known = self._of(plan)
-        if self.refused or known.reason or (known.law is not None and known.law.exact_at(plan.micro_batch_size)):
+        size = plan.micro_batch_size
+        if self.refused or known.dead or (known.law is not None and known.law.exact_at(size)):
             return
         self._trace(plan, known)
-        known.predictions.pop(plan.micro_batch_size, None)  # its own trace goes before what the law draws
-        if len(sizes) > 1 and known.law is None and not known.reason:
-            self._find_law(plan, known, sizes)
-        if known.reason and len(self._known) == 1:
-            self.refused = known.reason
+        known.predictions.pop(size, None)  # its own trace goes before what the law draws
+        known.dead = size in known.reasons
+        if known.dead and len(self._known) == 1:
+            self.refused = known.reasons[size]
+        elif len(sizes) > 1 and known.law is None:
+            self._find_law(plan, known, sizes[-1])
 
     def tell(self, trial: Trial) -> None:
         """Learns the peak of a probe or a proof, of an earlier run too: it counts once its plan has a prediction."""
@@ -90,21 +121,20 @@ class Traced(Estimator):
         prediction = self._prediction(plan)
         if prediction is None:
             return self._guess(plan)
-        found, own = self._miss(plan)
-        ratio, miss = (ERROR_RATIO, 0) if found is None else (CORRECTED_ERROR_RATIO, found)
-        low, high = (miss, miss) if own else (min(miss, 0), max(miss, 0))
-        # What a trace does not show are a library's own needs; on a host, the moments of one combination's kernels.
-        on_host = prediction.reserved_bytes is None
-        shift = 0 if on_host and not own else miss
-        unseen = UNSEEN_BYTES if found is None and not on_host else 0
-        traced, sure = prediction.judged_bytes, prediction.exact and not prediction.answered
+        miss, traced = self._miss(plan, on_host=prediction.reserved_bytes is None), prediction.judged_bytes
         return Estimate(
-            value_bytes=max(traced + shift, 0),
-            lower_bytes=max(round((traced + low) * (1 - ratio)), 0) if sure else None,
-            upper_bytes=round((traced + high) * (1 + ratio)) + unseen if prediction.exact else None,
+            value_bytes=max(traced + miss.shift, 0),
+            lower_bytes=self._lower(prediction, miss),
+            upper_bytes=round((traced + miss.most) * (1 + miss.ratio)) if prediction.exact else None,
+            worst_case=prediction.answered > 0,
             static_bytes=prediction.static_bytes,
-            basis=self._basis(plan, prediction, shift),
+            basis=self._basis(plan, prediction, miss.shift),
         )
+
+    def _lower(self, prediction: Prediction, miss: "_Miss") -> int | None:
+        if prediction.answered or not prediction.exact:
+            return None
+        return max(round((prediction.judged_bytes + miss.least) * (1 - miss.ratio)), 0)
 
     def _guess(self, plan: Plan) -> Estimate | None:
         """Returns what a line through the two nearest traced sizes has: a first look; it is traced before it runs."""
@@ -132,45 +162,41 @@ class Traced(Estimator):
     def _trace(self, plan: Plan, known: _Known) -> Trace | None:
         """Traces a plan unless that was done; what goes wrong is the reason why its combination has no estimate."""
         size = plan.micro_batch_size
-        if size in known.traces:
-            return known.traces[size]
-        if known.reason or (self._allowance_s is not None and self._spent_s > self._allowance_s):
+        if size in known.traces or size in known.reasons:
+            return known.traces.get(size)
+        if self._allowance_s is not None and self._spent_s > self._allowance_s:
             return None
         began = perf_counter()
         try:
             known.traces[size] = self._tracer(plan)
         except Untraceable as error:
-            known.reason = f"{error.reason} ({error.where})"
-        except AutofitError as error:
-            known.reason = str(error)
+            known.reasons[size] = f"{error.reason} ({error.where})"
+        except (DevicePoisoned, RestoreError):
+            raise
+        except AutofitError as error:  # a probe shows what is wrong with the user's code
+            known.reasons[size] = str(error)
         self._spent_s += perf_counter() - began
         return known.traces.get(size)
 
-    def _find_law(self, plan: Plan, known: _Known, sizes: Sequence[int]) -> None:
-        """Finds the law of a combination from its own size, the largest that may fit and half of that.
+    def _find_law(self, plan: Plan, known: _Known, largest: int) -> None:
+        """Finds the law of a combination from its own size, twice that, and the largest that may fit.
 
-        A small batch may run another sequence of operators; where it does, a quarter of the largest takes its place.
+        A small batch may run another sequence of operators; where it does, half and a quarter of the largest are taken.
         """
-        largest = max(self._largest(plan, known, sizes), 3)
-        for least in dict.fromkeys((min(plan.micro_batch_size, largest // 2), largest // 4)):
-            traces = [self._trace(_at(plan, size), known) for size in {max(least, 1), max(largest // 2, 2), largest}]
+        own = plan.micro_batch_size
+        first, second = (self._trace(_at(plan, size), known) for size in (own, 2 * own))
+        if first is None or second is None or len(second.events) > LOOP_RATIO * len(first.events):
+            return
+        low, high = self._peak(plan, own), self._peak(plan, 2 * own)
+        wanted = BEYOND_RATIO * self._limit_bytes
+        reach = largest if high <= low else min(own + own * (wanted - low) // (high - low), largest)
+        reach = max(reach, 4) if reach not in (own, 2 * own) else 3 * own
+        for sizes in ((own, 2 * own, reach), (reach // 4, reach // 2, reach)):
+            traces = [self._trace(_at(plan, max(size, 1)), known) for size in dict.fromkeys(sizes)]
             law = scaling([trace for trace in traces if trace is not None])
             if isinstance(law, Scaling):
                 known.law = law
                 return
-
-    def _largest(self, plan: Plan, known: _Known, sizes: Sequence[int]) -> int:
-        """Returns the largest size whose peak, on the line through two traced ones, is not far above the budget."""
-        small, large = min(plan.micro_batch_size, sizes[-1]), max(plan.micro_batch_size, sizes[-1])
-        ends = [self._trace(_at(plan, size), known) for size in (small, large)]
-        if small == large or None in ends:
-            return large
-        low, high = (self._peak(plan, size) for size in (small, large))
-        if high <= max(FAR_RATIO * self._limit_bytes, low):
-            return large
-        slope = (high - low) / (large - small)
-        reach = small + (2 * self._limit_bytes - low) / slope
-        return round(min(max(reach, small), large))
 
     def _prediction(self, plan: Plan) -> Prediction | None:
         known, size = self._known.get(_key(plan)), plan.micro_batch_size
@@ -186,11 +212,8 @@ class Traced(Estimator):
             known.predictions[size] = predict(trace, self._account, self._limit_bytes, exact)
         return known.predictions[size]
 
-    def _miss(self, plan: Plan) -> tuple[int | None, bool]:
-        """Returns by how much the most similar plan that ran missed its prediction, and if it is of this combination.
-
-        None before any ran.
-        """
+    def _miss(self, plan: Plan, on_host: bool) -> "_Miss":
+        """Returns by how much the most similar plan that ran missed its prediction, as it bears on this one."""
 
         def distance(other: Plan) -> tuple[int, bool, int]:
             changes = len(other.combination.values.items() ^ plan.combination.values.items())
@@ -198,8 +221,10 @@ class Traced(Estimator):
 
         for other in sorted(self._peaks, key=distance):
             if (prediction := self._prediction(other)) is not None:
-                return self._peaks[other] - prediction.judged_bytes, _key(other) == _key(plan)
-        return None, False
+                missed = self._peaks[other] - prediction.judged_bytes
+                growth = plan.micro_batch_size / other.micro_batch_size
+                return _Miss.of(missed, growth, own=_key(other) == _key(plan), on_host=on_host)
+        return _Miss(0, 0, 0 if on_host else UNSEEN_BYTES, ERROR_RATIO)
 
     def _basis(self, plan: Plan, prediction: Prediction, shift: int) -> str:
         traced = plan.micro_batch_size in self._known[_key(plan)].traces

@@ -29,7 +29,7 @@ from autofit.probing.identity import own_version, settings, signature
 from autofit.probing.leaks import LeakWatch
 from autofit.probing.probe import HOPELESS, Probe
 from autofit.probing.surveying import Survey
-from autofit.probing.tracing import tracing
+from autofit.probing.tracing import isolation, tracing
 from autofit.strategies import MEMBERS
 from autofit.strategies.base import Facts, Strategy
 from autofit.workloads.batches import BatchSource
@@ -141,7 +141,13 @@ class Bench:
         size = min(2, plan.micro_batch_size) if self._source.resizable else plan.micro_batch_size
         with self._users_code():
             batch = self._source.worst(size)
-        return tracing.trace(self.workload, self._loss, plan, batch, self.device.torch_device)
+
+        def work() -> Trace:
+            return tracing.trace(
+                self.workload, self._loss, plan, batch, self.device.torch_device, limit_s=isolation.LIMIT_S
+            )
+
+        return isolation.isolated(work, self.workload, self.device.is_host)
 
     def __enter__(self) -> Self:
         self._heap.enter_context(_heap_frozen())

@@ -132,7 +132,11 @@ class RemoteBench:
             raise errors.Untraceable(ended.outcome.reason, "in the process that traces") from None
         if "trace" not in reply:
             raise errors.Untraceable(str(reply.get("reason")), str(reply.get("where")))
-        return Trace.model_validate(reply["trace"])
+        try:
+            return Trace.model_validate(reply["trace"])
+        except ValidationError as error:
+            first = error.errors()[0]["msg"]
+            raise errors.Untraceable(f"no valid trace came back: {first}", "from its process") from None
 
     def close(self) -> None:
         """Ends the child, having it put its workload back and verify that.

@@ -11,14 +11,13 @@ from contextlib import contextmanager, suppress
 from typing import Self
 
 import torch
-from torch import nn
 
 from autofit import devices
 from autofit.core.account import Account
 from autofit.core.briefing import Briefing, Options
 from autofit.core.catalogue import StandIn
 from autofit.core.environment import Environment
-from autofit.core.errors import AutofitError, SpaceError, Untraceable, UserCodeError, WorkloadError
+from autofit.core.errors import AutofitError, SpaceError, UserCodeError, WorkloadError
 from autofit.core.foreseen import OUTSIDE
 from autofit.core.plan import Plan
 from autofit.core.trace import Trace
@@ -29,7 +28,7 @@ from autofit.probing.bench import own_batch, place
 from autofit.probing.evidence import collect
 from autofit.probing.identity import own_version, settings, signature
 from autofit.probing.surveying import Survey
-from autofit.probing.tracing import standin, tracing
+from autofit.probing.tracing import isolation, standin, tracing
 from autofit.probing.tracing.shadow import fake_batch, fake_mode, shadow
 from autofit.probing.tracing.temporaries import Chip
 from autofit.strategies import MEMBERS
@@ -59,6 +58,7 @@ class StandInBench:
         options: what is asked of the estimate.
         on: where traced steps run: the device, or its stand-in.
         chip: of the CUDA device; None reads it from one that is present.
+        alone: whether this process only traces, so that what a trace leaves in the user's objects is lost with it.
         beat: called at every phase, as a sign of life.
 
     Attributes:
@@ -78,10 +78,11 @@ class StandInBench:
         options: Options,
         on: torch.device,
         chip: Chip | None = None,
+        alone: bool = False,
         beat: Callable[[str], None] = lambda phase: None,
     ) -> None:
         self.workload, self._device, self._options = workload, device, options
-        self._on, self._chip, self._beat = on, chip, beat
+        self._on, self._chip, self._alone, self._beat = on, chip, alone, beat
         account = device.account()
         if account is None:
             raise WorkloadError(f"memory on {device.name()} can only be measured: run autofit tune there instead.")
@@ -105,9 +106,9 @@ class StandInBench:
     def of(cls, workload: Workload, options: Options, described: StandIn, beat: Callable[[str], None]) -> Self:
         """Opens a bench for the device that is described; for a CUDA device this process gets a stand-in for good."""
         if described.type == "cpu":
-            return cls(workload, devices.choose("cpu"), options, torch.device("cpu"), beat=beat)
+            return cls(workload, devices.choose("cpu"), options, torch.device("cpu"), alone=True, beat=beat)
         chip = Chip(described.capability, described.multiprocessors, described.threads)
-        return cls(workload, _Absent(described), options, standin.install(), chip, beat)
+        return cls(workload, _Absent(described), options, standin.install(), chip, alone=True, beat=beat)
 
     def trace(self, plan: Plan) -> Trace:
         """Returns the allocations of the plan's training steps, without running them.
@@ -117,20 +118,27 @@ class StandInBench:
             SpaceError: the plan cannot be applied to this workload.
         """
         self._beat("trace")
-        if self._on.type != self._device.torch_device.type:
-            _check_recurrent(self.workload.model)
         size = min(2, plan.micro_batch_size) if self._source.resizable else plan.micro_batch_size
         with _users_code():
             batch = self._source.worst(size)
-        return tracing.trace(self.workload, self._loss, plan, batch, self._on, self._chip)
+
+        def work() -> Trace:
+            return tracing.trace(
+                self.workload, self._loss, plan, batch, self._on, self._chip, limit_s=isolation.LIMIT_S
+            )
+
+        if self._alone:
+            return work()
+        return isolation.isolated(work, self.workload, self._device.is_host)
 
     def _resolve(self) -> LossRule:
         workload, home = self.workload, self._device.torch_device
         batch = self._source.typical(self._smallest(2), 1)[0]
         if not workload.training:
             return resolve_forward(batch, workload.step_fn)
-        with suppress(Exception):  # the user's code may need real data; what is wrong with it shows on them
-            return _resolved_without_data(workload, batch)
+        if self._alone:
+            with suppress(Exception):  # the user's code may need real data; what is wrong with it shows on them
+                return _resolved_without_data(workload, batch)
         batch = map_tensors(batch, lambda t: t.to(home))
         return resolve_loss(workload.model, batch, loss_fn=workload.loss_fn, step_fn=workload.step_fn)
 
@@ -253,18 +261,6 @@ def _resolved_without_data(workload: Workload, batch: Batch) -> LossRule:
         if copied.loss is not unknown:
             return copied.loss
         return resolve_loss(copied.workload.model, part, loss_fn=workload.loss_fn, step_fn=workload.step_fn)
-
-
-def _check_recurrent(model: nn.Module) -> None:
-    """Refuses what runs in one piece on the device and falls apart into operators on its stand-in.
-
-    Raises:
-        Untraceable: the model has recurrent layers of torch's.
-    """
-    for name, module in model.named_modules():
-        if isinstance(module, nn.RNNBase):
-            kind = type(module).__name__
-            raise Untraceable(f"cuDNN runs an {kind} as a whole and keeps what no trace shows", f"the module {name!r}")
 
 
 def _nothing_runs(plan: Plan) -> TrainStep:

@@ -122,6 +122,8 @@ class Staged(Searcher):
         """Says whether a plan is thought to fit; `daring` trusts a guess from another combination less far."""
         budget = self.problem.memory_bytes
         estimate = self.problem.estimate(self._plan(curve.combination, size))
+        if estimate is not None and estimate.worst_case:
+            estimate = None  # what it will take is not known
         bounded = estimate is not None and not (estimate.lower_bytes is None and estimate.upper_bytes is None)
         if estimate is not None and bounded and estimate.value_bytes > budget:
             return False

@@ -1,6 +1,6 @@
 """The search phase: ask, screen, probe, record, then tell."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import median
 
 from autofit.core.diagnosis import users_fault
@@ -63,7 +63,8 @@ class Loop:
     def search(self) -> None:
         """Asks and runs until the searcher has nothing left or a limit is reached."""
         self.say("stage", "searching")
-        self._foresee(self.baseline, self.tuning.space.sizes)
+        for estimator in self.tuning.estimators:  # also where all is known: what is predicted next rests on it
+            estimator.foresee(self.baseline, self.tuning.space.sizes)
         repeats = 0
         while not self._spent():
             plan = self._searcher.ask()
@@ -108,7 +109,7 @@ class Loop:
         opinions = [e for estimator in self.tuning.estimators if (e := estimator.estimate(plan)) is not None]
         if not opinions:
             return None
-        first = next((e for e in opinions if not _guess(e)), opinions[0])
+        first = next((e for e in opinions if not _guess(e) and not e.worst_case), opinions[0])
         lower = max((e.lower_bytes for e in opinions if e.lower_bytes is not None), default=None)
         upper = min((e.upper_bytes for e in opinions if e.upper_bytes is not None), default=None)
         value = first.value_bytes if upper is None else min(first.value_bytes, upper)
@@ -178,12 +179,12 @@ class Loop:
         self.early = bool(self.stopped)
         return self.early
 
-    def _foresee(self, plan: Plan, sizes: Sequence[int] = ()) -> None:
+    def _foresee(self, plan: Plan) -> None:
         """Has the estimators look at a plan, unless it is known to fit with room to spare."""
         known = self.estimate(plan)
         if known is None or (_loose(known) and known.value_bytes > SAFE_RATIO * self.tuning.budget.memory_bytes):
             for estimator in self.tuning.estimators:
-                estimator.foresee(plan, sizes)
+                estimator.foresee(plan)
 
     def _screened(self, plan: Plan) -> Trial:
         self._foresee(plan)
@@ -215,7 +216,7 @@ class Loop:
         if estimate.lower_bytes is not None and estimate.lower_bytes > limit:
             return f"needs at least {format_bytes(estimate.lower_bytes)}, above {against}"
         allowed = limit * (GUESS_RATIO if _loose(estimate) else 1)
-        if self.tuning.cautious and estimate.value_bytes > allowed:
+        if self.tuning.cautious and not estimate.worst_case and estimate.value_bytes > allowed:
             return f"is predicted to need {format_bytes(estimate.value_bytes)}, above {against}"
         return None
 

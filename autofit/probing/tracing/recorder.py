@@ -4,10 +4,12 @@ It sees storages, not tensors: a view allocates nothing, and a storage is releas
 above `FakeTensorMode`, where nothing is computed, or on real tensors.
 """
 
+import math
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autofit.core.errors import Untraceable
 from autofit.core.trace import Kind
 from autofit.probing.tracing.results import laid_out, results
 from autofit.probing.tracing.temporaries import Passing
@@ -57,6 +60,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         events: `handle` for an allocation, `~handle` for its release.
         standing: handles of what was there before the recorder: they are not in `events`.
         in_place: whether a sum that comes now would be made in place, were its operands plain tensors.
+        users_own: storages of the real model, of which the trace has a copy.
+        deadline: value of `perf_counter` from which on no operator is run.
         added: allocations of such sums, and of those of two gradients, with the handle of the sum's first operand.
     """
 
@@ -82,11 +87,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self._with_workspace: set[tuple[bool, bool]] = set()
         self._live: dict[int, tuple[int, _Watch]] = {}
         self._operator = ""
+        self.users_own: set[int] = set()
+        self.deadline = math.inf
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operator and records what it allocates."""
         kwargs = kwargs or {}
         self._operator = func.name()
+        if perf_counter() > self.deadline:
+            raise Untraceable("the trace took too long", f"in {self._operator}")
         if torch.is_inference_mode_enabled() and _is_composite(func):
             # There an operator made of others comes in whole; elsewhere autograd has taken it apart before.
             with self:
@@ -198,7 +207,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
                 self._record_all(value)
 
     def _meet(self, tensor: torch.Tensor) -> None:
-        """Records a real tensor that the user's code holds, such as class weights: it was there from the beginning."""
+        """Records a real tensor that the user's code holds, such as class weights: it was there from the beginning.
+
+        Raises:
+            Untraceable: it is one of the model's own, of which there is a copy here.
+        """
+        if tensor.layout is torch.strided and tensor.untyped_storage()._cdata in self.users_own:
+            raise Untraceable("the step reaches the model's tensors past the model that it is given", self._operator)
         if tensor.device.type == self._device_type and tensor.untyped_storage()._cdata not in self._live:
             self.record(tensor, Kind.BUFFER, standing=True)
 

@@ -9,6 +9,7 @@ that is not here, call it in a fresh process that ends afterwards, with the devi
 
 import gc
 import linecache
+import math
 import os
 import traceback
 from collections.abc import Iterator
@@ -17,10 +18,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from time import perf_counter
 from types import TracebackType
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
 
 from autofit.core.errors import SpaceError, Untraceable
 from autofit.core.plan import ACCUMULATION_STEPS, Plan
@@ -54,6 +58,7 @@ def trace(
     batch: Batch,
     device: torch.device,
     chip: Chip | None = None,
+    limit_s: float = math.inf,
 ) -> Trace:
     """Returns the allocations of `STEPS` optimizer steps of a plan.
 
@@ -64,6 +69,7 @@ def trace(
         batch: a worst micro batch, real, on the host; where its size is not the plan's, it is resized.
         device: where the step runs: its type is the model's, or the stand-in's.
         chip: of a CUDA device; None reads it from the one that is present.
+        limit_s: seconds after which it is given up.
 
     Raises:
         Untraceable: something in the step cannot run without data, or fails on fake tensors.
@@ -71,9 +77,12 @@ def trace(
     """
     if any(type(module).__name__ == "OptimizedModule" for module in workload.model.modules()):
         raise Untraceable("torch.compile decides by itself what is kept in memory", "the model is compiled")
+    check_recurrent(workload.model)
     if chip is None and device.type == "cuda":
         chip = Chip.of(device)
     run = _Run(plan, device, chip)
+    run.recorder.users_own = {t.untyped_storage()._cdata for t in _strided(workload)}
+    run.recorder.deadline = perf_counter() + limit_s
     padded = has_padding(batch)
     with _undisturbed(), fake_mode(), as_plain(run.recorder, padded), attending(chip or Chip()):
         try:
@@ -84,6 +93,26 @@ def trace(
             raise Untraceable(_reason(error), _where(error, run.doing)) from error
         finally:
             run.recorder.stop()
+
+
+def check_recurrent(model: nn.Module) -> None:
+    """Raises where the model has layers that a library runs whole, in memory of its own making.
+
+    Raises:
+        Untraceable: it has.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.RNNBase):
+            kind = type(module).__name__
+            raise Untraceable(
+                f"a library runs an {kind} as a whole and keeps what no trace shows", f"the module {name!r}"
+            )
+
+
+def _strided(workload: Workload) -> Iterator[torch.Tensor]:
+    roots = [root for root in (workload.model, workload.loss_fn) if isinstance(root, nn.Module)]
+    found = (tensor for root in roots for tensor in (*root.parameters(), *root.buffers()))
+    return (tensor for tensor in found if tensor.layout is torch.strided and not is_lazy(tensor))
 
 
 @dataclass(slots=True)

@@ -1,0 +1,113 @@
+"""Isolation: a trace leaves nothing behind in the user's objects, and cannot hang.
+
+It runs on a copy of the model, the optimizer and a loss module. What the user's functions hold beside these is not
+copied: a closure, a bound object, a table in a module. There a fake tensor could stay. So on a host the trace runs in a
+forked process (apart.py). Elsewhere, where that is not sound, only functions that hold nothing are traced, and
+afterwards no fake tensor may be left.
+"""
+
+import gc
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from autofit.core.errors import Untraceable
+from autofit.core.trace import Trace
+from autofit.probing.tracing import apart
+from autofit.workloads.workload import Workload
+
+SAFE_GLOBALS = (
+    types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type, str, int, float, bool, tuple, frozenset,
+    type(None), torch.dtype, torch.device,
+)  # fmt: skip
+"""What a function may look up in its module and keep nothing in."""
+OWN = ("torch", "autofit", "transformers")
+"""Packages whose functions and modules keep nothing of what they are given."""
+
+
+LIMIT_S = 30.0
+"""A trace takes 0.2 to 3 s; one that takes longer than this is one of a step that loops over samples, or for ever."""
+
+
+def isolated(work: Callable[[], Trace], workload: Workload, on_host: bool) -> Trace:
+    """Returns what `work`, a trace of `workload`, returns.
+
+    Args:
+        work: traces; ends by itself after `LIMIT_S`.
+        workload: the user's objects.
+        on_host: whether no device but the host is involved, so that a process may be forked.
+
+    Raises:
+        Untraceable: as `work`; or the workload holds what a trace could change, or something was left behind.
+        SpaceError: as `work`.
+    """
+    if on_host and apart.POSSIBLE:
+        return apart.traced_apart(work, 2 * LIMIT_S)
+    check_self_contained(workload)
+    found = work()
+    check_nothing_left()
+    return found
+
+
+def check_self_contained(workload: Workload) -> None:
+    """Raises when the workload's functions hold something that a trace could change.
+
+    Raises:
+        Untraceable: which function, and what it holds.
+    """
+    for what, function in _functions(workload):
+        if (held := _held(function)) is not None:
+            raise Untraceable(f"{what} holds {held}, in which a trace could leave something", f"in {what}")
+
+
+def check_nothing_left() -> None:
+    """Raises when a fake tensor is still there after a trace.
+
+    Raises:
+        Untraceable: one is.
+    """
+    if any(issubclass(type(each), FakeTensor) for each in gc.get_objects()):
+        gc.collect()
+        left = [each for each in gc.get_objects() if issubclass(type(each), FakeTensor)]
+        if left:
+            raise Untraceable(f"{len(left)} fake tensors are kept by something outside the model", "after the trace")
+
+
+def _functions(workload: Workload) -> Iterator[tuple[str, Any]]:
+    """Yields what of the user's code a step runs, with a name for it."""
+    if workload.step_fn is not None:
+        yield "step_fn", workload.step_fn
+    if workload.loss_fn is not None and not isinstance(workload.loss_fn, nn.Module):
+        yield "loss_fn", workload.loss_fn
+    seen: set[type] = set()
+    roots = [workload.model, *([workload.loss_fn] if isinstance(workload.loss_fn, nn.Module) else [])]
+    for module in (module for root in roots for module in root.modules()):
+        for hooks in (module._forward_pre_hooks, module._forward_hooks, module._backward_hooks):
+            yield from (("a hook of the model", hook) for hook in hooks.values())
+        if type(module) not in seen:
+            seen.add(type(module))
+            yield f"{type(module).__name__}.forward", type(module).forward
+        if "forward" in vars(module):
+            yield "a forward of the model's own", vars(module)["forward"]
+
+
+def _held(function: Any) -> str | None:
+    """Returns what a function holds that is not a plain value; None for nothing."""
+    function = getattr(function, "__wrapped__", function)
+    if (getattr(function, "__module__", None) or "").partition(".")[0] in OWN:
+        return None
+    if isinstance(function, types.BuiltinFunctionType):
+        return None
+    if not isinstance(function, types.FunctionType):
+        return f"an object of type {type(function).__name__}"
+    if function.__closure__:
+        return f"{', '.join(function.__code__.co_freevars)} of the function around it"
+    for name in function.__code__.co_names:
+        value = function.__globals__.get(name)
+        if not isinstance(value, SAFE_GLOBALS):
+            return f"{name}, an object of type {type(value).__name__}"
+    return None
