@@ -155,11 +155,10 @@ class _Outlook:
         prediction = traced.prediction(self.own)
         assert prediction is not None, "it was traced"
         self._seen[self.own.key] = self._judged(self.own, traced)
-        highest = max(prediction.phases, key=lambda phase: phase.allocated_bytes)
         parts = anatomy(
             trace,
-            highest.peak_event,
-            highest.name,
+            prediction.peak.peak_event,
+            prediction.peak.name,
             prediction.allocated_bytes,
             prediction.reserved_bytes,
             prediction.outside_bytes,

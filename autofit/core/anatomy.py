@@ -26,7 +26,7 @@ def anatomy(
         reserved_bytes: peak of the allocator's segments; None on a host.
         outside_bytes: what lies outside the allocator.
     """
-    alive = _alive(trace, event)
+    alive = trace.alive(event)
     kinds = _by_kind(trace, alive)
     held = allocated_bytes if reserved_bytes is None else reserved_bytes
     beyond = held - sum(part.size_bytes for part in kinds)
@@ -44,18 +44,8 @@ def anatomy(
 def standing(trace: Trace) -> tuple[Part, ...]:
     """Returns what a step keeps whatever its batch, as it is before the last update: gradients are all there then."""
     updates = [mark.event for mark in trace.marks if mark.name.endswith("optimizer")]
-    found = _by_kind(trace, _alive(trace, updates[-1] if updates else len(trace.events)))
+    found = _by_kind(trace, trace.alive(updates[-1] if updates else len(trace.events)))
     return tuple(part for part in found if part.name in STANDING)
-
-
-def _alive(trace: Trace, event: int) -> set[int]:
-    alive = set[int]()
-    for handle in trace.events[:event]:
-        if handle >= 0:
-            alive.add(handle)
-        else:
-            alive.discard(~handle)
-    return alive
 
 
 def _by_kind(trace: Trace, alive: Iterable[int]) -> tuple[Part, ...]:

@@ -77,3 +77,13 @@ class Trace(BaseModel):
     modules: tuple[str, ...] = ()
     answered: int = 0
     notes: tuple[str, ...] = ()
+
+    def alive(self, count: int) -> set[int]:
+        """Returns the handles of what is alive after the first `count` events."""
+        found = set[int]()
+        for handle in self.events[:count]:
+            if handle >= 0:
+                found.add(handle)
+            else:
+                found.discard(~handle)
+        return found

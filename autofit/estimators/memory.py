@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from autofit.core.account import Account
 from autofit.core.trace import Kind, Trace
 from autofit.estimators.allocator_settings import Settings
-from autofit.estimators.replay import Breakdown, Phase, Room, breakdown, peaks, replay
+from autofit.estimators.replay import Phase, Room, peaks, replay
 
 STATIC = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE)
 
@@ -20,7 +20,6 @@ class Prediction:
         reserved_bytes: peak of the caching allocator's segments; None on a host, which has none.
         outside_bytes: what the process holds on the device outside the allocator.
         phases: the peaks phase by phase, in order.
-        parts: what is alive at the peak of live tensors.
         static_bytes: parameters, buffers and optimizer state, which stay between two steps.
         exact: whether every size was traced at this micro batch, or follows a law that was checked; False where some
             were drawn between traced sizes.
@@ -32,10 +31,14 @@ class Prediction:
     reserved_bytes: int | None
     outside_bytes: int
     phases: tuple[Phase, ...]
-    parts: Breakdown
     static_bytes: int
     exact: bool = True
     answered: int = 0
+
+    @property
+    def peak(self) -> Phase:
+        """The phase in which live tensors peak."""
+        return max(self.phases, key=lambda phase: phase.allocated_bytes)
 
     @property
     def judged_bytes(self) -> int:
@@ -56,16 +59,15 @@ def predict(trace: Trace, account: Account, limit_bytes: int | None = None, exac
         UsageError: the allocator's options cannot be read.
     """
     phases = peaks(trace) if account.allocator == "host" else _served(trace, account, limit_bytes)
-    highest = max(phases, key=lambda phase: phase.allocated_bytes)
+    tensors = trace.tensors
     reserved = None if account.allocator == "host" else max(phase.reserved_bytes for phase in phases)
     return Prediction(
         micro_batch_size=trace.micro_batch_size,
-        allocated_bytes=highest.allocated_bytes,
+        allocated_bytes=max(phase.allocated_bytes for phase in phases),
         reserved_bytes=reserved,
         outside_bytes=account.outside_bytes,
         phases=phases,
-        parts=breakdown(trace, highest.peak_event),
-        static_bytes=sum(breakdown(trace, len(trace.events)).by_kind.get(kind, 0) for kind in STATIC),
+        static_bytes=sum(tensors.sizes[h] for h in trace.alive(len(trace.events)) if tensors.kinds[h] in STATIC),
         exact=exact,
         answered=trace.answered,
     )

@@ -154,15 +154,9 @@ def peaks(trace: Trace) -> tuple[Phase, ...]:
 
 def breakdown(trace: Trace, event: int) -> Breakdown:
     """Returns what is alive after the first `event` events, for example at `Phase.peak_event`."""
-    alive = set[int]()
-    for handle in trace.events[:event]:
-        if handle >= 0:
-            alive.add(handle)
-        else:
-            alive.discard(~handle)
     tensors = trace.tensors
     kinds, modules = Counter[Kind](), Counter[str]()
-    for handle in alive:
+    for handle in trace.alive(event):
         origin = tensors.origins[handle]
         kinds[tensors.kinds[handle]] += tensors.sizes[handle]
         modules[trace.modules[origin] if origin >= 0 else ""] += tensors.sizes[handle]

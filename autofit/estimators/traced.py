@@ -98,7 +98,7 @@ class Traced(Estimator):
 
     def foresee(self, plan: Plan, sizes: Sequence[int] = ()) -> None:
         """Traces `plan`; with `sizes`, what the law of its whole combination needs."""
-        known = self._of(plan)
+        known = self._known.setdefault(_key(plan), _Known())
         size = plan.micro_batch_size
         if self.refused or known.dead or (known.law is not None and known.law.exact_at(size)):
             return
@@ -118,7 +118,7 @@ class Traced(Estimator):
 
     def estimate(self, plan: Plan) -> Estimate | None:
         """Returns the peak with its bounds; a guess without where only other sizes were traced; else None."""
-        prediction = self._prediction(plan)
+        prediction = self.prediction(plan)
         if prediction is None:
             return self._guess(plan)
         miss, traced = self._miss(plan, on_host=prediction.reserved_bytes is None), prediction.judged_bytes
@@ -149,15 +149,8 @@ class Traced(Estimator):
         )
 
     def _peak(self, plan: Plan, size: int) -> int:
-        prediction = self._prediction(_at(plan, size))
+        prediction = self.prediction(_at(plan, size))
         return 0 if prediction is None else prediction.judged_bytes
-
-    def prediction(self, plan: Plan) -> Prediction | None:
-        """Returns what the trace of `plan` says, uncorrected, with phases and parts; None when it was not traced."""
-        return self._prediction(plan)
-
-    def _of(self, plan: Plan) -> _Known:
-        return self._known.setdefault(_key(plan), _Known())
 
     def _trace(self, plan: Plan, known: _Known) -> Trace | None:
         """Traces a plan unless that was done; what goes wrong is the reason why its combination has no estimate."""
@@ -198,7 +191,8 @@ class Traced(Estimator):
                 known.law = law
                 return
 
-    def _prediction(self, plan: Plan) -> Prediction | None:
+    def prediction(self, plan: Plan) -> Prediction | None:
+        """Returns what the trace of `plan` says, uncorrected, with its phases; None when it was not traced."""
         known, size = self._known.get(_key(plan)), plan.micro_batch_size
         if known is None:
             return None
@@ -220,7 +214,7 @@ class Traced(Estimator):
             return changes, _key(other)[1] != _key(plan)[1], abs(other.micro_batch_size - plan.micro_batch_size)
 
         for other in sorted(self._peaks, key=distance):
-            if (prediction := self._prediction(other)) is not None:
+            if (prediction := self.prediction(other)) is not None:
                 missed = self._peaks[other] - prediction.judged_bytes
                 growth = plan.micro_batch_size / other.micro_batch_size
                 return _Miss.of(missed, growth, own=_key(other) == _key(plan), on_host=on_host)

@@ -64,9 +64,9 @@ class Final:
     def _run_race(self) -> None:
         plans = {t.plan.key: t.plan for t in self._affordable()}
         own = self._loop.baseline.key
-        race = self._race = Race(tuple(plans), own if own in plans else None, self._objective.tie_ratio)
         if len(plans) == 1:
             return  # there is no time for a race
+        race = self._race = Race(tuple(plans), own if own in plans else None, self._objective.tie_ratio)
         self._loop.say("stage", f"racing {len(plans)} plans in interleaved blocks")
         searched_s = began = self._tuning.clock.elapsed_s
         round_s = 0.0

@@ -6,6 +6,7 @@ from autofit.core.account import Account
 from autofit.core.errors import UsageError
 from autofit.core.trace import Kind, Trace
 from autofit.estimators.memory import predict
+from autofit.estimators.replay import breakdown
 from tests.estimators.traces import Script
 
 MIB = 2**20
@@ -32,7 +33,7 @@ def test_a_host_counts_live_tensors_to_the_byte() -> None:
     found = predict(step(), HOST)
     assert found.judged_bytes == found.allocated_bytes == 68 * MIB + 1
     assert found.reserved_bytes is None
-    assert max(found.phases, key=lambda phase: phase.allocated_bytes).name == "step 1 forward"
+    assert found.peak.name == "step 1 forward"
 
 
 def test_a_caching_allocator_counts_segments_and_what_lies_outside() -> None:
@@ -46,7 +47,7 @@ def test_a_caching_allocator_counts_segments_and_what_lies_outside() -> None:
 
 def test_parts_are_those_of_the_peak_and_static_is_what_stays() -> None:
     found = predict(step(), CACHING)
-    assert found.parts.by_kind == {
+    assert breakdown(step(), found.peak.peak_event).by_kind == {
         Kind.ACTIVATION: 40 * MIB, Kind.TEMPORARY: 25 * MIB, Kind.PARAMETER: 3 * MIB + 1
     }  # fmt: skip
     assert found.static_bytes == 9 * MIB + 1
