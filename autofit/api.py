@@ -105,15 +105,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         max_grad_norm=max_grad_norm,
     )
     chosen = _device(model, device)
-    names = (strategies,) if isinstance(strategies, str) else strategies
-    options = _record(
-        Options,
-        memory_budget=memory_budget,
-        numerics=numerics,
-        strategies=None if names is None else tuple(names),
-        seed=seed,
-        enforce=not chosen.is_host,
-    )
+    options = _options(memory_budget, numerics, strategies, seed, enforce=not chosen.is_host)
     request = Request(
         time_s=None if time_budget is None else parse_duration(time_budget),
         study=study,
@@ -174,14 +166,7 @@ def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of 
         UsageError, WorkloadError, SpaceError: what was given cannot be used; the message says why.
         UserCodeError: the factory, model, loss or data raised an error of their own.
     """
-    names = (strategies,) if isinstance(strategies, str) else strategies
-    options = _record(
-        Options,
-        memory_budget=memory_budget,
-        numerics=numerics,
-        strategies=None if names is None else tuple(names),
-        seed=seed,
-    )
+    options = _options(memory_budget, numerics, strategies, seed)
     common: dict[str, Any] = {"global_batch_size": global_batch_size, "max_grad_norm": max_grad_norm}
     own = {"loader": loader, "loss_fn": loss_fn, "step_fn": step_fn, "optimizer": optimizer, "worst_case": worst_case}
     if isinstance(workload, (str, Path)):
@@ -221,6 +206,20 @@ def load(path: str | Path) -> Fit:
     return Fit(planfile.load(path))
 
 
+def _options(
+    memory_budget: object, numerics: str, strategies: Sequence[str] | None, seed: int, enforce: bool = False
+) -> Options:
+    names = (strategies,) if isinstance(strategies, str) else strategies
+    return _record(
+        Options,
+        memory_budget=memory_budget,
+        numerics=numerics,
+        strategies=None if names is None else tuple(names),
+        seed=seed,
+        enforce=enforce,
+    )
+
+
 def _record(kind: type[_Record], **values: object) -> _Record:
     """Returns a record of what the user gave.
 
@@ -246,7 +245,7 @@ def _where_it_is(model: nn.Module, asked: str | torch.device | None) -> Device:
             f'found a {type(model).__name__}; expected a factory such as "train.py:make_workload", or a '
             "torch.nn.Module and its loader."
         )
-    found = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    found = _home(model)
     if asked is not None and str(asked).partition(":")[0] != found.type:
         raise UsageError(
             f"found device={str(asked)!r} for a model on {found}. A device that is not here needs a stand-in, which "
@@ -254,6 +253,10 @@ def _where_it_is(model: nn.Module, asked: str | torch.device | None) -> Device:
             f'autofit.estimate("train.py:make_workload", device={str(asked)!r}).'
         )
     return devices.choose(str(found))
+
+
+def _home(model: nn.Module) -> torch.device:
+    return next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
 
 
 def _device(model: nn.Module, asked: str | torch.device | None) -> Device:
@@ -264,7 +267,7 @@ def _device(model: nn.Module, asked: str | torch.device | None) -> Device:
         raise WorkloadError(
             f"model is a {type(model).__name__}; expected a torch.nn.Module. Pass the model first, the loader second."
         )
-    found = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    found = _home(model)
     best = devices.choose()
     if found.type == "cpu" and not best.is_host:
         raise WorkloadError(

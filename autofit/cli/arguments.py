@@ -24,18 +24,11 @@ def tune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strategies", metavar="A,B", help="techniques to search (default: all that apply)")
     parser.add_argument("--objective", choices=("samples", "tokens"), help="what is counted per second (samples)")
     parser.add_argument("--device", help="cuda, cuda:1, cpu (default: the best there is)")
-    parser.add_argument("--max-grad-norm", type=float, metavar="X", help="clip gradients, as your training does")
-    parser.add_argument("--mode", choices=("train", "inference"), help="what is run: train (default) or inference")
+    _training(parser)
     parser.add_argument("--study", metavar="PATH", help="path or Optuna URL of the study (.autofit/study.db)")
     parser.add_argument("--searcher", help="name of the search method")
     parser.add_argument("--seed", type=int, help="makes the search repeatable (0)")
-    parser.add_argument(
-        "--arg",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="keyword argument for the function, its value read as YAML; may be repeated",
-    )
+    _keywords(parser)
 
 
 def estimate(parser: argparse.ArgumentParser) -> None:
@@ -53,16 +46,9 @@ def estimate(parser: argparse.ArgumentParser) -> None:
         "--numerics", choices=("exact", "mixed", "any"), help="exact: the user's own precision; mixed (default): all"
     )
     parser.add_argument("--strategies", metavar="A,B", help="techniques to look at (default: all that apply)")
-    parser.add_argument("--max-grad-norm", type=float, metavar="X", help="clip gradients, as your training does")
-    parser.add_argument("--mode", choices=("train", "inference"), help="what is run: train (default) or inference")
+    _training(parser)
     parser.add_argument("--seed", type=int, help="chooses the samples that are looked at (0)")
-    parser.add_argument(
-        "--arg",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="keyword argument for the function, its value read as YAML; may be repeated",
-    )
+    _keywords(parser)
 
 
 def show(parser: argparse.ArgumentParser) -> None:
@@ -75,3 +61,21 @@ def export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", metavar="PLAN", nargs="?", default="autofit.yaml", help="plan file (%(default)s)")
     parser.add_argument("--to", metavar="NAME", default="python", help="framework to export to (%(default)s)")
     parser.add_argument("-o", "--output", metavar="FILE", help="file to write (default: stdout)")
+
+
+# What several commands take.
+
+
+def _training(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--max-grad-norm", type=float, metavar="X", help="clip gradients, as your training does")
+    parser.add_argument("--mode", choices=("train", "inference"), help="what is run: train (default) or inference")
+
+
+def _keywords(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="keyword argument for the function, its value read as YAML; may be repeated",
+    )

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from autofit.cli import values
-from autofit.core.briefing import Options
 from autofit.core.canvas import Canvas
 from autofit.core.errors import NothingFits, Untraceable
 from autofit.core.estimation import Estimation
@@ -28,20 +27,13 @@ def execute(given: argparse.Namespace) -> int:
 
 
 def _target(given: argparse.Namespace) -> Target:
-    memory = values.memory(given.memory)
-    overrides = {"global_batch_size": given.global_batch, "mode": given.mode, "max_grad_norm": given.max_grad_norm}
-    options = Options(
-        memory_budget=memory,
-        numerics=given.numerics or "mixed",
-        strategies=values.names(given.strategies),
-        seed=given.seed or 0,
-    )
+    options = values.options(given)
     return Target(
         name=given.target,
         arguments=values.keywords(given.arg),
-        overrides=overrides,
+        overrides=values.overrides(given),
         options=options,
-        stand_in=described(given.device, memory),
+        stand_in=described(given.device, options.memory_budget),
     )
 
 

@@ -7,11 +7,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from autofit import planfile
 from autofit.cli import values
-from autofit.core.briefing import Options
 from autofit.core.budget import Clock
 from autofit.core.errors import PlanFileError
 from autofit.core.objective import Objective
@@ -43,19 +41,12 @@ def execute(given: argparse.Namespace) -> int:
 
 
 def _target(given: argparse.Namespace) -> Target:
-    options: dict[str, Any] = {
-        "memory_budget": values.memory(given.memory),
-        "numerics": given.numerics or "mixed",
-        "strategies": values.names(given.strategies),
-        "seed": given.seed or 0,
-    }
-    overrides = {"global_batch_size": given.global_batch, "mode": given.mode, "max_grad_norm": given.max_grad_norm}
     return Target(
         name=given.target,
         arguments=values.keywords(given.arg),
-        overrides=overrides,
+        overrides=values.overrides(given),
         device=given.device,
-        options=Options(**options),
+        options=values.options(given),
     )
 
 

@@ -1,10 +1,12 @@
 """What is written on a command line, as values: memory, lists of names, keyword arguments."""
 
+import argparse
 import json
 from typing import Any
 
 import yaml
 
+from autofit.core.briefing import Options
 from autofit.core.errors import UsageError
 from autofit.core.units import parse_bytes
 
@@ -25,6 +27,25 @@ def memory(text: str | None) -> float | str | None:
         return value
     parse_bytes(text)  # a text that cannot be read is refused before anything is started
     return text
+
+
+def options(given: argparse.Namespace) -> Options:
+    """Returns what was asked of the search or the estimate, and the defaults for the rest.
+
+    Raises:
+        UsageError: the memory can be read neither as an amount nor as a fraction.
+    """
+    return Options(
+        memory_budget=memory(given.memory),
+        numerics=given.numerics or "mixed",
+        strategies=names(given.strategies),
+        seed=given.seed or 0,
+    )
+
+
+def overrides(given: argparse.Namespace) -> dict[str, Any]:
+    """Returns the fields of the workload that win over what the function gives, where they were asked for."""
+    return {"global_batch_size": given.global_batch, "mode": given.mode, "max_grad_norm": given.max_grad_norm}
 
 
 def names(text: str | None) -> tuple[str, ...] | None:

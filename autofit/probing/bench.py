@@ -36,7 +36,7 @@ from autofit.workloads.batches import BatchSource
 from autofit.workloads.forward import resolve_forward
 from autofit.workloads.loss import LossRule, resolve_loss
 from autofit.workloads.step import Draft, TrainStep
-from autofit.workloads.tree import describe, map_tensors
+from autofit.workloads.tree import Batch, describe, map_tensors
 from autofit.workloads.workload import Workload
 
 
@@ -67,7 +67,7 @@ class Bench:
         self, workload: Workload, device: Device, options: Options, beat: Callable[[str], None] = lambda phase: None
     ) -> None:
         self.workload, self.device, self._options, self._beat = workload, device, options, beat
-        strategies = _chosen(options.strategies)
+        strategies = chosen(options.strategies)
         optimizer = workload.optimizer if isinstance(workload.optimizer, torch.optim.Optimizer) else None
         extras = {"loss_fn": workload.loss_fn} if isinstance(workload.loss_fn, nn.Module) else {}
         with self._users_code():
@@ -79,7 +79,8 @@ class Bench:
             self._store = BatchStore(self._source)
             self._loss = self._resolve()
             budget = device.budget(options.memory_budget, self._source.varies)
-            facts = self._facts()
+            most = _least(self._source.length, self._source.max_size)
+            facts = facts_of(workload, self._source, device, options, dataset_size=most)
             survey = Survey(facts, strategies, self._build, self._source, options.seed)
             space = survey.run()
             self.briefing = Briefing(
@@ -138,9 +139,8 @@ class Bench:
             SpaceError: the plan cannot be applied to this workload.
         """
         self._beat("trace")
-        size = min(2, plan.micro_batch_size) if self._source.resizable else plan.micro_batch_size
         with self._users_code():
-            batch = self._source.worst(size)
+            batch = batch_to_trace(self._source, plan)
 
         def work() -> Trace:
             return tracing.trace(
@@ -217,26 +217,6 @@ class Bench:
             return resolve_forward(batch, workload.step_fn)
         return resolve_loss(workload.model, batch, loss_fn=workload.loss_fn, step_fn=workload.step_fn)
 
-    def _facts(self) -> Facts:
-        source, workload = self._source, self.workload
-        # A pass without updates has no global batch to keep.
-        total = workload.global_batch_size if workload.training else None
-        micro, steps = own_batch(source.user_batch_size, total, source.resizable)
-        return Facts(
-            model=workload.model,
-            batch=source.typical(1 if source.resizable else source.user_batch_size, 1)[0],
-            optimizer=workload.make_optimizer(),
-            device_type=self.device.type,
-            capabilities=self.device.capabilities(),
-            numerics=self._options.numerics,
-            training=workload.training,
-            micro_batch_size=micro,
-            accumulation_steps=steps,
-            global_batch_size=total,
-            dataset_size=_least(source.length, source.max_size),
-            resizable=source.resizable,
-        )
-
     def _notes(self) -> Iterable[str]:
         if self._loss.inferred:
             yield f"the loss was inferred: {self._loss.about}"
@@ -304,6 +284,38 @@ def place(workload: Workload, device: Device, may_move: bool) -> None:
         )
 
 
+def facts_of(
+    workload: Workload, source: BatchSource, device: Device, options: Options, dataset_size: int | None
+) -> Facts:
+    """Returns what strategies look at.
+
+    Raises:
+        SpaceError: as `own_batch`.
+    """
+    # A pass without updates has no global batch to keep.
+    total = workload.global_batch_size if workload.training else None
+    micro, steps = own_batch(source.user_batch_size, total, source.resizable)
+    return Facts(
+        model=workload.model,
+        batch=source.typical(1 if source.resizable else source.user_batch_size, 1)[0],
+        optimizer=workload.make_optimizer(),
+        device_type=device.type,
+        capabilities=device.capabilities(),
+        numerics=options.numerics,
+        training=workload.training,
+        micro_batch_size=micro,
+        accumulation_steps=steps,
+        global_batch_size=total,
+        dataset_size=dataset_size,
+        resizable=source.resizable,
+    )
+
+
+def batch_to_trace(source: BatchSource, plan: Plan) -> Batch:
+    """Returns a worst batch for the trace of a plan: a small one where it can be resized, which a trace does."""
+    return source.worst(min(2, plan.micro_batch_size) if source.resizable else plan.micro_batch_size)
+
+
 def own_batch(user_batch_size: int, global_batch_size: int | None, resizable: bool) -> tuple[int, int]:
     """Returns micro batch and accumulation steps of the user's own setting.
 
@@ -324,7 +336,12 @@ def own_batch(user_batch_size: int, global_batch_size: int | None, resizable: bo
     return micro, global_batch_size // micro
 
 
-def _chosen(names: Sequence[str] | None) -> tuple[Strategy, ...]:
+def chosen(names: Sequence[str] | None) -> tuple[Strategy, ...]:
+    """Returns the strategies of these names; None for all.
+
+    Raises:
+        SpaceError: one is not known.
+    """
     if names is None:
         return MEMBERS
     known = [member.name for member in MEMBERS]

@@ -17,22 +17,21 @@ from autofit.core.account import Account
 from autofit.core.briefing import Briefing, Options
 from autofit.core.catalogue import StandIn
 from autofit.core.environment import Environment
-from autofit.core.errors import AutofitError, SpaceError, UserCodeError, WorkloadError
+from autofit.core.errors import AutofitError, UserCodeError, WorkloadError
 from autofit.core.foreseen import OUTSIDE
 from autofit.core.plan import Plan
 from autofit.core.trace import Trace
 from autofit.core.units import format_bytes
 from autofit.devices.base import Capability, Device, Reading
 from autofit.probing import gates
-from autofit.probing.bench import own_batch, place
+from autofit.probing.bench import batch_to_trace, chosen, facts_of, place
 from autofit.probing.evidence import collect
 from autofit.probing.identity import own_version, settings, signature
 from autofit.probing.surveying import Survey
 from autofit.probing.tracing import isolation, standin, tracing
 from autofit.probing.tracing.shadow import fake_batch, fake_mode, shadow
 from autofit.probing.tracing.temporaries import Chip
-from autofit.strategies import MEMBERS
-from autofit.strategies.base import Facts, Strategy
+from autofit.strategies.base import Facts
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.forward import resolve_forward
 from autofit.workloads.loss import LossRule, resolve_loss
@@ -91,8 +90,9 @@ class StandInBench:
             workload.model.train(workload.training)
             self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
             self._loss = self._resolve()
-            facts = self._facts()
-            survey = _Ungated(facts, _chosen(options.strategies), _nothing_runs, self._source, options.seed)
+            # What is here to look at need not be all that will be trained on.
+            facts = facts_of(workload, self._source, device, options, dataset_size=None)
+            survey = _Ungated(facts, chosen(options.strategies), _nothing_runs, self._source, options.seed)
             self.briefing = Briefing(
                 space=survey.run(),
                 environment=self._environment(facts),
@@ -118,9 +118,8 @@ class StandInBench:
             SpaceError: the plan cannot be applied to this workload.
         """
         self._beat("trace")
-        size = min(2, plan.micro_batch_size) if self._source.resizable else plan.micro_batch_size
         with _users_code():
-            batch = self._source.worst(size)
+            batch = batch_to_trace(self._source, plan)
 
         def work() -> Trace:
             return tracing.trace(
@@ -144,25 +143,6 @@ class StandInBench:
 
     def _smallest(self, size: int) -> int:
         return size if self._source.resizable else self._source.user_batch_size
-
-    def _facts(self) -> Facts:
-        source, workload = self._source, self.workload
-        total = workload.global_batch_size if workload.training else None
-        micro, steps = own_batch(source.user_batch_size, total, source.resizable)
-        return Facts(
-            model=workload.model,
-            batch=source.typical(self._smallest(1), 1)[0],
-            optimizer=workload.make_optimizer(),
-            device_type=self._device.type,
-            capabilities=self._device.capabilities(),
-            numerics=self._options.numerics,
-            training=workload.training,
-            micro_batch_size=micro,
-            accumulation_steps=steps,
-            global_batch_size=total,
-            dataset_size=None,  # what is here to look at need not be all that will be trained on
-            resizable=source.resizable,
-        )
 
     def _environment(self, facts: Facts) -> Environment:
         worst = describe([self._source.worst(self._smallest(2))])
@@ -265,14 +245,6 @@ def _resolved_without_data(workload: Workload, batch: Batch) -> LossRule:
 
 def _nothing_runs(plan: Plan) -> TrainStep:
     raise AutofitError(f"a step of {plan} was to be built; expected that an estimate runs none.")
-
-
-def _chosen(names: tuple[str, ...] | None) -> tuple[Strategy, ...]:
-    known = [member.name for member in MEMBERS]
-    unknown = [name for name in names or () if name not in known]
-    if unknown:
-        raise SpaceError(f"unknown strategy {', '.join(map(repr, unknown))}; expected some of {', '.join(known)}.")
-    return tuple(member for member in MEMBERS if names is None or member.name in names)
 
 
 @contextmanager
