@@ -5,37 +5,21 @@ so they are real bytes and stay at a few megabytes. All of them are made on the 
 """
 
 from collections.abc import Callable
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-from types import ModuleType
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import autofit
+from tests.examples.loading import load
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 DEVICE = "cuda"
-
-
-def example(name: str) -> ModuleType:
-    """Returns a fresh copy of the module of an example, whose constants may be changed."""
-    if name == "huggingface":
-        pytest.importorskip("transformers")
-    spec = spec_from_file_location(f"cuda_example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def gpt(gib: float, global_batch_size: int | None = 4) -> autofit.Workload:
     """A text takes about a ninth of `gib` GiB, most of it for the logits, as with a real vocabulary."""
-    module = example("gpt")
+    module = load("gpt")
     # Logits grow with the product, weights only with the sum.
     module.VOCABULARY, module.LONGEST = int(2900 * gib**0.5), int(5900 * gib**0.5)
     with torch.device(DEVICE):
@@ -47,7 +31,7 @@ def gpt(gib: float, global_batch_size: int | None = 4) -> autofit.Workload:
 
 def convnet(gib: float, global_batch_size: int | None = 8) -> autofit.Workload:
     """Wide feature maps behind few numbers of an image: 32 images take more than `gib` GiB."""
-    module, size = example("convnet"), 8 * round(11 * gib**0.5)
+    module, size = load("convnet"), 8 * round(11 * gib**0.5)
     with torch.device(DEVICE):
         stem = nn.Sequential(nn.Conv2d(3, 256, 3, padding=1, bias=False), nn.BatchNorm2d(256), nn.ReLU())
         stages = module.stage(256, 256, 2, stride=1), module.stage(256, 64, 1, stride=2)
@@ -62,9 +46,9 @@ def convnet(gib: float, global_batch_size: int | None = 8) -> autofit.Workload:
 
 def huggingface(gib: float, global_batch_size: int | None = 4) -> autofit.Workload:
     """BERT, whose sentence takes about an eighth of `gib` GiB."""
-    module = example("huggingface")
+    module = load("huggingface")
     module.LONGEST = max(16 * round(96 * gib**0.5), 32)
-    from transformers import BertConfig, BertForSequenceClassification  # noqa: PLC0415  # after `example` has asked
+    from transformers import BertConfig, BertForSequenceClassification  # noqa: PLC0415  # after `load` has asked
 
     config = BertConfig(
         vocab_size=module.VOCABULARY,
@@ -89,7 +73,7 @@ def huggingface(gib: float, global_batch_size: int | None = 4) -> autofit.Worklo
 
 def tabular(gib: float, global_batch_size: int | None = None) -> autofit.Workload:
     """Tables of many rows as one sample, so that few samples fill the device; the batch is free."""
-    module = example("tabular")
+    module = load("tabular")
     rows = max(int(256 * gib), 1)
     with torch.device(DEVICE):
         model = module.make_model(columns=2, width=512, depth=2)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import module_from_spec, spec_from_file_location
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -26,23 +25,12 @@ from autofit.core.units import parse_bytes
 from autofit.probing.bench import Bench
 from autofit.probing.guard import digest_of
 from autofit.probing.guard.digest import fingerprint
+from tests.examples.loading import EXAMPLES, load
 from tests.fakes import FakeTime
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("gpt", "convnet", "tabular", "huggingface")
 
 pytestmark = pytest.mark.slow
-
-
-def load(name: str) -> ModuleType:
-    if name == "huggingface":
-        pytest.importorskip("transformers")
-    spec = spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module", autouse=True)
