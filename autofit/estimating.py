@@ -23,7 +23,8 @@ from autofit.core.plan import MICRO_BATCH_SIZE, Plan
 from autofit.core.space import SearchSpace, divisors
 from autofit.core.trace import Kind, Trace
 from autofit.core.units import format_bytes
-from autofit.estimators import Traced, Tracer
+from autofit.core.work import StepWork
+from autofit.estimators import Traced, Tracer, samples_per_s
 from autofit.probing.remote import RemoteBench, Target
 
 PRECISION, CHECKPOINTED = "precision", "checkpointed_blocks"
@@ -126,6 +127,7 @@ class _Outlook:
     briefing: Briefing
     tracer: Tracer
     _seen: dict[str, Foreseen] = field(default_factory=dict)
+    _work: dict[str, StepWork | None] = field(default_factory=dict)
     _floor_bytes: int = 0  # about what a step takes without any samples
 
     @property
@@ -145,12 +147,15 @@ class _Outlook:
             Untraceable, SpaceError: it cannot be traced.
         """
         if plan.key not in self._seen:
-            self._seen[plan.key] = self._judged(plan, self._traced(plan, self.tracer(plan)))
+            trace = self.tracer(plan)
+            self._work[plan.key] = trace.work
+            self._seen[plan.key] = self._judged(plan, self._traced(plan, trace))
         return self._seen[plan.key]
 
     def look_at_own(self) -> tuple[Foreseen, Breakdown, tuple[str, ...]]:
         """Returns the user's own plan, what makes up its peak, and what to know of its trace."""
         trace = self.tracer(self.own)
+        self._work[self.own.key] = trace.work
         traced = self._traced(self.own, trace)
         prediction = traced.prediction(self.own)
         assert prediction is not None, "it was traced"
@@ -173,10 +178,24 @@ class _Outlook:
             name = str(value)
             twin = rows.get(SAME_MEMORY.get(name, ""))
             if twin is not None:
-                rows[name] = twin.model_copy(update={"precision": name, "same_as": twin.precision})
+                rows[name] = self._twin(name, twin)
                 continue
             rows[name] = before = self._row(name, before)
         return tuple(rows.values())
+
+    def _twin(self, precision: str, row: Row) -> Row:
+        """Returns the row of a precision that takes the same memory as another's and computes its products faster."""
+        largest = row.largest
+        if largest is not None:
+            work = self._work[largest.plan.key]
+            rate = None if work is None else self._rate(largest.plan, work.in_precision(row.precision, precision))
+            plan = largest.plan.replace(**{PRECISION: precision})
+            largest = largest.model_copy(update={"plan": plan, "samples_per_s": rate})
+        return row.model_copy(update={"precision": precision, "same_as": row.precision, "largest": largest})
+
+    def _rate(self, plan: Plan, work: StepWork | None) -> float | None:
+        ceilings = self.briefing.ceilings
+        return None if work is None or ceilings is None else samples_per_s(plan, work, ceilings)
 
     def least(self) -> Foreseen:
         """Returns the plan that needs the least of those with the smallest batch and all blocks checkpointed."""
@@ -317,7 +336,13 @@ class _Outlook:
         peak = traced.estimate(plan)
         assert peak is not None, "it was traced"
         surely = peak.upper_bytes is not None and peak.upper_bytes <= self.limit_bytes
-        return Foreseen(plan=plan, peak=peak, fits=peak.value_bytes <= self.limit_bytes, surely=surely)
+        return Foreseen(
+            plan=plan,
+            peak=peak,
+            fits=peak.value_bytes <= self.limit_bytes,
+            surely=surely,
+            samples_per_s=self._rate(plan, self._work[plan.key]),
+        )
 
 
 def _fits(row: Row) -> bool:

@@ -16,6 +16,7 @@ from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal, SpaceFacts
 from autofit.core.trace import Kind, Mark, Tensors, Trace
+from autofit.core.work import Ceilings, StepWork, Work
 from autofit.estimating import MOST, described, estimate
 from autofit.probing.remote import Target
 
@@ -50,6 +51,7 @@ def trace_of(plan: Plan) -> Trace:
         ),
         modules=("", "blocks.0"),
         notes=("a note of the trace",),
+        work=StepWork(micro=Work(flops={"fp32": 10**12 * plan.micro_batch_size}), update=Work()),
     )
 
 
@@ -63,6 +65,7 @@ def briefing(budget: int, **changes: object) -> Briefing:
         budget=Budget(memory_bytes=budget),
         enforced=False,
         account=Account(allocator="host"),
+        ceilings=Ceilings(flops_per_s={"fp32": 1e13, "tf32": 8e13}, bytes_per_s=1e12, operator_s=1e-6, ahead=True),
         caveats=("a caveat of the bench",),
     )
 
@@ -108,7 +111,15 @@ def test_the_largest_micro_batch_of_each_precision(budget: int) -> None:
 def test_tf32_shares_the_memory_of_fp32_and_is_not_traced() -> None:
     tracing = Tracing()
     found = rows_of(estimate(briefing(5000 * MIB), tracing))
-    assert found["tf32"] == found["fp32"].model_copy(update={"precision": "tf32", "same_as": "fp32"})
+    largest, twin = found["fp32"].largest, found["tf32"].largest
+    assert largest is not None
+    assert twin is not None
+    assert twin.peak == largest.peak
+    assert twin.plan == largest.plan.replace(precision="tf32")
+    assert found["tf32"].same_as == "fp32"
+    # 1 TFLOP a sample at 10 or 80 TFLOP/s; nothing else takes time.
+    assert largest.samples_per_s == pytest.approx(10)
+    assert twin.samples_per_s == pytest.approx(80)
     assert all(plan.values["precision"] != "tf32" for plan in tracing.asked)
 
 

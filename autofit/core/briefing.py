@@ -8,6 +8,7 @@ from autofit.core.account import Account
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
 from autofit.core.space import SpaceFacts
+from autofit.core.work import Ceilings
 
 
 class Briefing(BaseModel):
@@ -19,6 +20,7 @@ class Briefing(BaseModel):
         budget: the memory budget with its arithmetic; time and trials are the caller's.
         enforced: whether the device itself refuses what is over the budget.
         account: what a prediction of memory has to imitate; None where memory can only be measured.
+        ceilings: how fast the device is at best; None where that is not known.
         caveats: what a person should know: an inferred loss, a scan that was not complete, a gate that failed.
     """
 
@@ -29,6 +31,7 @@ class Briefing(BaseModel):
     budget: Budget
     enforced: bool
     account: Account | None = None
+    ceilings: Ceilings | None = None
     caveats: tuple[str, ...] = ()
 
 

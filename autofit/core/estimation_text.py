@@ -124,7 +124,7 @@ def _table(e: "Estimation", canvas: Canvas) -> Iterator[str]:
     """Yields what fits, a line for each precision."""
     wanted = [need.micro_batch_size for need in next((row.needs for row in e.rows if row.needs), ())]
     own = e.own.plan.values.get("precision", "")
-    heads = ["precision", "largest", "sure of", "peak", *(f"for {size}" for size in wanted)]
+    heads = ["precision", "largest", "sure of", "peak", "at best", *(f"for {size}" for size in wanted)]
     cells = [heads, *(_cells(row, len(wanted), row.precision == own) for row in e.rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
     yield from _wrapped(_question(wanted), canvas)
@@ -133,6 +133,11 @@ def _table(e: "Estimation", canvas: Canvas) -> Iterator[str]:
         yield f"{'':{_INDENT}}{canvas.paint(text, 'faint') if number == 0 else text}"
     for cap in dict.fromkeys(row.capped for row in e.rows if row.capped):
         yield f"{'':{_INDENT}}* {cap}"
+    if any(row.largest is not None and row.largest.samples_per_s is not None for row in e.rows):
+        ceilings = (
+            "at best: samples/s at the device's ceilings; real steps are slower by a factor, so compare lines only"
+        )
+        yield from _wrapped(f"{'':{_INDENT}}{ceilings}", canvas, " " * _INDENT)
     for row in e.rows:
         if row.reason:
             yield from _wrapped(f"  {row.precision or 'yours'}: {printable(row.reason)}", canvas, "    ")
@@ -150,15 +155,16 @@ def _question(wanted: Sequence[int]) -> str:
 def _cells(row: Row, needs: int, own: bool) -> list[str]:
     name = f"{row.precision} (yours)" if own and row.precision else row.precision or "yours"
     if row.reason:
-        return [name, "not known", "", "", *[""] * needs]
+        return [name, "not known", "", "", "", *[""] * needs]
+    best = "" if row.largest is None or row.largest.samples_per_s is None else f"{row.largest.samples_per_s:.3g}/s"
     if row.same_as:
-        return [name, f"as {row.same_as}", "", "", *[""] * needs]
+        return [name, f"as {row.same_as}", "", "", best, *[""] * needs]
     if row.largest is None:
-        largest = ["none", "", ""]
+        largest = ["none", "", "", ""]
     else:
         star = "*" if row.capped else ""
         sure = "none" if row.surely is None else str(row.surely)
-        largest = [f"{row.largest.plan.micro_batch_size}{star}", sure, format_bytes(row.largest.peak.value_bytes)]
+        largest = [f"{row.largest.plan.micro_batch_size}{star}", sure, format_bytes(row.largest.peak.value_bytes), best]
     return [name, *largest, *(_need(need) for need in row.needs)]
 
 

@@ -19,6 +19,8 @@ class Foreseen(BaseModel):
         peak: in the reading that the budget is held against.
         fits: whether the peak is within the budget.
         surely: whether even the upper bound of the peak is.
+        samples_per_s: throughput at the device's ceilings: for comparison with others of the same estimate only, since
+            real kernels stay behind by a factor. None where it is not known.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -27,6 +29,7 @@ class Foreseen(BaseModel):
     peak: Estimate
     fits: bool
     surely: bool
+    samples_per_s: float | None = None
 
 
 class Need(BaseModel):

@@ -4,6 +4,8 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from autofit.core.work import StepWork
+
 
 class Kind(StrEnum):
     """What an allocation holds."""
@@ -66,6 +68,7 @@ class Trace(BaseModel):
         modules: qualified names of the modules that `Tensors.origins` points to.
         answered: data-dependent results that were answered with their largest size: the trace is an upper bound there.
         notes: what a person should know of this trace.
+        work: what a step computes and moves; None where that could not be counted, or is of another micro batch.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -77,6 +80,7 @@ class Trace(BaseModel):
     modules: tuple[str, ...] = ()
     answered: int = 0
     notes: tuple[str, ...] = ()
+    work: StepWork | None = None
 
     def alive(self, count: int) -> set[int]:
         """Returns the handles of what is alive after the first `count` events."""

@@ -15,6 +15,7 @@ from autofit.core.budget import Budget
 from autofit.core.errors import UsageError
 from autofit.core.measurement import Memory
 from autofit.core.units import format_bytes, parse_bytes
+from autofit.core.work import Ceilings
 
 T = TypeVar("T")
 
@@ -143,6 +144,10 @@ class Device(ABC):
 
     def account(self) -> Account | None:
         """Returns how memory is accounted for here; None where it cannot be predicted, only measured."""
+        return None
+
+    def ceilings(self) -> Ceilings | None:
+        """Returns how fast the device is at best; None where that is not known. May take a fraction of a second."""
         return None
 
     def limit(self, budget_bytes: int, static: Callable[[], int]) -> AbstractContextManager[None]:

@@ -20,7 +20,8 @@ from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfi
 
 from autofit.core.account import Account
 from autofit.core.measurement import Memory
-from autofit.devices import host_memory
+from autofit.core.work import Ceilings
+from autofit.devices import host_memory, host_speed
 from autofit.devices.base import Capability, Device, Reading
 
 BOOKKEEPING_BYTES = 2 * 2**20
@@ -93,6 +94,10 @@ class Cpu(Device):
             footprint_bytes=host_memory.status_bytes("VmHWM") if footprint_known else None,
             static_bytes=static(),
         )
+
+    def ceilings(self) -> Ceilings:
+        """Measures it, with as many threads as torch uses now."""
+        return host_speed.measured("fp32", *(c for c in (Capability.BF16, Capability.FP16) if c in self.capabilities()))
 
     def account(self) -> Account:
         """Returns that live tensors count."""

@@ -9,14 +9,17 @@ that the device was built with, which is not always what the driver reports for 
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 
 import torch
 
 from autofit.core.account import Account
 from autofit.core.budget import Budget
+from autofit.core.catalogue import find
 from autofit.core.errors import UsageError
 from autofit.core.units import format_bytes
+from autofit.core.work import Ceilings
 from autofit.devices.accelerator import CONTEXT_BYTES, Accelerator
 from autofit.devices.base import Capability, T
 from autofit.devices.nvml import Nvml
@@ -52,6 +55,12 @@ class Cuda(Accelerator):
     def name(self) -> str:
         """Returns the driver's name of the device."""
         return str(torch.cuda.get_device_name(self.torch_device))
+
+    def ceilings(self) -> Ceilings | None:
+        """Returns what is published of a card of this name."""
+        with suppress(UsageError):
+            return find(self.name()).ceilings()
+        return None
 
     def driver_info(self) -> tuple[int, int]:
         """Returns what the driver says is free and in all: of this slice, under MIG."""

@@ -5,11 +5,13 @@ from autofit.estimators.base import Estimator
 from autofit.estimators.measured import Measured
 from autofit.estimators.memory import Prediction, predict
 from autofit.estimators.scaling import Scaling, scaling
+from autofit.estimators.speed import samples_per_s
 from autofit.estimators.traced import Traced, Tracer
 
 MEMBERS: tuple[type[Estimator], ...] = (Measured,)
 """Every estimator that needs no model, the most trusted first."""
 
 __all__ = [
-    "MEMBERS", "Estimator", "Measured", "Prediction", "Refusal", "Scaling", "Traced", "Tracer", "predict", "scaling",
+    "MEMBERS", "Estimator", "Measured", "Prediction", "Refusal", "Scaling", "Traced", "Tracer", "predict",
+    "samples_per_s", "scaling",
 ]  # fmt: skip

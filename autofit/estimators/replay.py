@@ -1,9 +1,8 @@
 """Replay: a trace through the simulated allocator: how much it takes, phase by phase, and whether it fits."""
 
-from collections import Counter
 from dataclasses import dataclass, field
 
-from autofit.core.trace import Kind, Trace
+from autofit.core.trace import Trace
 from autofit.estimators.allocator import DEVICE_BYTES, CachingAllocator
 from autofit.estimators.allocator_blocks import Block
 from autofit.estimators.allocator_settings import Settings
@@ -97,21 +96,6 @@ class Replay:
         return _largest("peak", list(self.phases))
 
 
-@dataclass(frozen=True, slots=True)
-class Breakdown:
-    """What is alive at one point of a trace, in bytes that were asked for.
-
-    Attributes:
-        by_kind: largest first; kinds of which nothing is alive are absent.
-        by_module: qualified name to bytes, largest first; "" for what belongs to no module.
-        requested_bytes: the sum. The allocator's own figure is larger: it rounds.
-    """
-
-    by_kind: dict[Kind, int]
-    by_module: dict[str, int]
-    requested_bytes: int
-
-
 def replay(trace: Trace, room: Room | None = None) -> Replay:
     """Returns what `trace` takes when its requests are served one by one in `room` (None: endless, torch's defaults).
 
@@ -150,17 +134,6 @@ def peaks(trace: Trace) -> tuple[Phase, ...]:
                 peak, peak_event = live, number + 1
         phases.append(Phase(name=name, allocated_bytes=peak, reserved_bytes=peak, peak_event=peak_event, retries=0))
     return tuple(phases)
-
-
-def breakdown(trace: Trace, event: int) -> Breakdown:
-    """Returns what is alive after the first `event` events, for example at `Phase.peak_event`."""
-    tensors = trace.tensors
-    kinds, modules = Counter[Kind](), Counter[str]()
-    for handle in trace.alive(event):
-        origin = tensors.origins[handle]
-        kinds[tensors.kinds[handle]] += tensors.sizes[handle]
-        modules[trace.modules[origin] if origin >= 0 else ""] += tensors.sizes[handle]
-    return Breakdown(dict(kinds.most_common()), dict(modules.most_common()), kinds.total())
 
 
 def _stretches(trace: Trace) -> list[tuple[str, int, int]]:

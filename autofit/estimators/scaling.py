@@ -113,6 +113,7 @@ def _pattern(alignment: Alignment, traces: Sequence[Trace]) -> Trace:
             "marks": tuple(alignment.marks),
             "answered": max(trace.answered for trace in traces),
             "notes": tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
+            "work": None,
         }
     )
 

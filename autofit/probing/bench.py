@@ -89,6 +89,7 @@ class Bench:
                 budget=budget,
                 enforced=options.enforce,
                 account=device.account(),
+                ceilings=device.ceilings(),
                 caveats=(*self._notes(), *survey.caveats),
             )
         self._heap = ExitStack()

@@ -15,13 +15,14 @@ import torch
 from autofit import devices
 from autofit.core.account import Account
 from autofit.core.briefing import Briefing, Options
-from autofit.core.catalogue import StandIn
+from autofit.core.catalogue import StandIn, find
 from autofit.core.environment import Environment
-from autofit.core.errors import AutofitError, UserCodeError, WorkloadError
+from autofit.core.errors import AutofitError, UsageError, UserCodeError, WorkloadError
 from autofit.core.foreseen import OUTSIDE
 from autofit.core.plan import Plan
 from autofit.core.trace import Trace
 from autofit.core.units import format_bytes
+from autofit.core.work import Ceilings
 from autofit.devices.base import Capability, Device, Reading
 from autofit.probing import gates
 from autofit.probing.bench import batch_to_trace, chosen, facts_of, place
@@ -99,6 +100,7 @@ class StandInBench:
                 budget=device.budget(options.memory_budget, self._source.varies),
                 enforced=False,
                 account=account,
+                ceilings=device.ceilings(),
                 caveats=tuple(self._notes()),
             )
 
@@ -218,6 +220,12 @@ class _Absent(Device):
             *((f"no device was named: kernels are those of compute capability {major}.{minor}",) if unnamed else ()),
             "peaks are traced, not measured: what libraries such as cuDNN take for the moment shows only on the device",
         )
+
+    def ceilings(self) -> Ceilings | None:
+        """Returns what is published of it."""
+        with suppress(UsageError):
+            return find(self._described.name).ceilings()
+        return None
 
     def account(self) -> Account:
         """Returns the caching allocator with the options that this process would give it, and a usual context."""

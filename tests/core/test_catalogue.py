@@ -74,3 +74,14 @@ def test_the_stand_in_has_the_chip_of_its_card() -> None:
 def test_reading_it_does_not_load_torch() -> None:
     code = "import sys; from autofit.core import catalogue; catalogue.cards(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_ceilings_are_those_that_are_published() -> None:
+    found = find("H200").ceilings()
+    assert found is not None
+    assert found.flops_per_s["bf16"] == pytest.approx(989e12, rel=1e-3)
+    assert found.bytes_per_s == pytest.approx(4.8e12, rel=1e-3)
+    assert found.ahead
+    turing = find("T4").ceilings()
+    assert turing is not None
+    assert turing.flops_per_s.keys() == {"fp32", "fp16"}

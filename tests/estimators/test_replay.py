@@ -4,7 +4,7 @@ import pytest
 
 from autofit.core.trace import Kind, Trace
 from autofit.estimators.allocator_settings import MIB, Settings
-from autofit.estimators.replay import Room, breakdown, replay
+from autofit.estimators.replay import Room, replay
 from tests.estimators.traces import Script
 
 
@@ -49,22 +49,13 @@ def test_reserved_is_what_the_segments_hold() -> None:
     assert replay(steps(1)).peak.reserved_bytes == 90 * MIB
 
 
-def test_the_breakdown_at_the_peak_adds_up_by_kind_and_by_module() -> None:
+def test_what_is_alive_at_the_event_of_the_peak_adds_up_to_it() -> None:
     trace = steps()
-    found = breakdown(trace, replay(trace).peak.peak_event)
-    assert {kind: size // MIB for kind, size in found.by_kind.items()} == {
-        Kind.ACTIVATION: 70, Kind.OPTIMIZER_STATE: 20, Kind.PARAMETER: 10, Kind.GRADIENT: 10
-    }  # fmt: skip
-    assert {name: size // MIB for name, size in found.by_module.items()} == {"first": 70, "second": 40}
-    assert next(iter(found.by_kind)) is Kind.ACTIVATION
-    assert found.requested_bytes == 110 * MIB
-
-
-def test_what_belongs_to_no_module_is_named_so() -> None:
-    script = Script(modules=("only",))
-    script.take(512)
-    trace = script.trace()
-    assert breakdown(trace, len(trace.events)).by_module == {"": 512}
+    found: dict[Kind, int] = {}
+    for handle in trace.alive(replay(trace).peak.peak_event):
+        kind = trace.tensors.kinds[handle]
+        found[kind] = found.get(kind, 0) + trace.tensors.sizes[handle] // MIB
+    assert found == {Kind.ACTIVATION: 70, Kind.OPTIMIZER_STATE: 20, Kind.PARAMETER: 10, Kind.GRADIENT: 10}
 
 
 @pytest.mark.parametrize("limit_mib", [40, 79, 80, 100, 110, 111, 129, 130, 131, 200])

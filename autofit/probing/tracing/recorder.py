@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from autofit.core.errors import Untraceable
 from autofit.core.trace import Kind
 from autofit.probing.tracing.results import laid_out, results
+from autofit.probing.tracing.tally import Tally
 from autofit.probing.tracing.temporaries import Passing
 
 Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -32,9 +33,8 @@ PRODUCTS = frozenset(
     for packet in (aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.mv, aten.addmv, aten.dot, aten._scaled_mm)
 )
 """Operators that take a cuBLAS handle, and with it a workspace that stays."""
-
-
 COMPOSITE = "CompositeImplicitAutograd"
+DEVICE = torch.ops.prim.device.default
 
 
 class _Watch(weakref.ref[Any]):
@@ -61,6 +61,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         standing: handles of what was there before the recorder: they are not in `events`.
         in_place: whether a sum that comes now would be made in place, were its operands plain tensors.
         users_own: storages of the real model, of which the trace has a copy.
+        tally: counts what the operators do.
         deadline: value of `perf_counter` from which on no operator is run.
         added: allocations of such sums, and of those of two gradients, with the handle of the sum's first operand.
     """
@@ -89,9 +90,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self._operator = ""
         self.users_own: set[int] = set()
         self.deadline = math.inf
+        self.tally = Tally()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operator and records what it allocates."""
+        if func is DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].device  # torch asks for it more often than for anything else
         kwargs = kwargs or {}
         self._operator = func.name()
         if perf_counter() > self.deadline:
@@ -110,6 +114,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
             out = laid_out(func, args, out)
             steps = self._temporaries(func, args, out)
         self._record_call(func, args, out, steps)
+        self.tally.add(func, args, kwargs, out)
         return out
 
     def record(self, tensor: torch.Tensor, kind: Kind = Kind.TEMPORARY, *, standing: bool = False) -> None:

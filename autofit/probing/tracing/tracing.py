@@ -29,6 +29,7 @@ from torch.nn.parameter import is_lazy
 from autofit.core.errors import SpaceError, Untraceable
 from autofit.core.plan import ACCUMULATION_STEPS, Plan
 from autofit.core.trace import Kind, Mark, Trace
+from autofit.core.work import StepWork, Work
 from autofit.prepare import prepare
 from autofit.probing.tracing.answers import Answers
 from autofit.probing.tracing.assembly import assembled
@@ -36,6 +37,7 @@ from autofit.probing.tracing.likeness import as_plain, has_padding
 from autofit.probing.tracing.recorder import Recorder
 from autofit.probing.tracing.shadow import Shadow, fake_batch, fake_mode, shadow
 from autofit.probing.tracing.standin import attending
+from autofit.probing.tracing.tally import Tally
 from autofit.probing.tracing.temporaries import Chip, passing
 from autofit.strategies import MEMBERS
 from autofit.workloads.loss import LossRule
@@ -127,6 +129,7 @@ class _Run:
     marks: list[Mark] = field(default_factory=list)
     recorder: Recorder = field(init=False)
     _number: int = 0
+    _micro: Tally = field(default_factory=Tally)
     _begun: tuple[int, int, int] = (0, 0, 0)
 
     def __post_init__(self) -> None:
@@ -164,7 +167,9 @@ class _Run:
                 if self._number < STEPS or not self._repeat():
                     self._step(step, part, count)
             self._mark("end")
-        return self._finish(names)
+            found = self._finish(names)
+            _strip(draft)
+        return found
 
     def _stand(self, copied: Shadow) -> None:
         for tensor, is_parameter in copied.standing():
@@ -184,6 +189,7 @@ class _Run:
 
     def _step(self, step: TrainStep, part: Batch, count: int) -> None:
         self._begun = len(self.recorder.events), len(self.marks), self.answers.given
+        self._micro = self.recorder.tally = Tally()
         parts = [part] * count
         if self.device.type == "cpu":  # as in a probe: the host's batches are copies, and part of what is measured
             self.doing = "copying the batch"
@@ -209,6 +215,8 @@ class _Run:
                 gradients = (p.grad for p in step.model.parameters() if p.grad is not None)
                 recorder.label(gradients, Kind.GRADIENT)
             begun = len(recorder.sizes)
+            if phase == "optimizer":
+                recorder.tally = Tally()
             if phase != "forward":
                 self._mark(f"step {self._number} {'forward' if phase == 'transfer' else phase}")
 
@@ -233,7 +241,17 @@ class _Run:
             modules=names,
             answered=self.answers.given,
             notes=tuple(notes),
+            work=self._work(),
         )
+
+    def _work(self) -> StepWork | None:
+        """Returns what the last step that ran did; the memory of two micro batches is that of all, the work is not."""
+        update = self.recorder.tally
+        if not (self._micro.complete and update.complete):
+            return None
+        if update is self._micro:  # a pass without updates
+            return StepWork(micro=self._micro.work(), update=Work())
+        return StepWork(micro=self._micro.work(min(self.plan.accumulation_steps, MOST_PARTS)), update=update.work())
 
 
 def _relabel(recorder: Recorder, begun: int, kind: Kind) -> None:
@@ -250,6 +268,13 @@ def _state(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 def _update_always(optimizer: torch.optim.Optimizer, state: Any, *args: Any, **kwargs: Any) -> Any:
     return optimizer.step(*args, **kwargs)
+
+
+def _strip(draft: Draft) -> None:
+    """Takes gradients and optimizer state off a copy that is thrown away: to lay them out as they were takes long."""
+    draft.model.zero_grad(set_to_none=True)
+    if draft.optimizer is not None:
+        draft.optimizer.state.clear()
 
 
 @contextmanager

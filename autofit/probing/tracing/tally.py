@@ -1,0 +1,82 @@
+"""Tally: counts the arithmetic and the memory traffic of operators as they pass."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
+
+from autofit.core.work import Work
+
+aten = torch.ops.aten
+PRECISIONS = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+ON_THE_HOST: dict[Any, Callable[..., int]] = {
+    aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
+}
+"""What torch's own table of formulas leaves out."""
+
+
+class Tally:
+    """Counts while a step runs; what it counts need not be computed for real.
+
+    Attributes:
+        complete: whether every product's operations could be counted.
+    """
+
+    def __init__(self) -> None:
+        self.complete = True
+        self._flops: Counter[str] = Counter()
+        self._traffic_bytes = self._operators = 0
+
+    def add(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+        """Counts an operator; one that only makes another view of its operand, or leaves memory unwritten, is none."""
+        if _idle(func):
+            return
+        operands = [*_tensors(args), *_tensors(kwargs.values())]
+        results = [one for one in _tensors((out,)) if not any(one is operand for operand in operands)]
+        self._operators += 1
+        self._traffic_bytes += sum(one.numel() * one.element_size() for one in (*operands, *results))
+        formula = flop_registry.get(func._overloadpacket) or ON_THE_HOST.get(func._overloadpacket)
+        if formula is None:
+            return
+        try:
+            self._flops[_precision(operands)] += int(formula(*args, **kwargs, out_val=out))
+        except (AssertionError, TypeError, ValueError, IndexError):  # torch's formulas do not know every form of call
+            self.complete = False
+
+    def work(self, parts: int = 1) -> Work:
+        """Returns what one of `parts` equal parts of all that was counted does."""
+        return Work(
+            flops={precision: flops // parts for precision, flops in self._flops.items()},
+            traffic_bytes=self._traffic_bytes // parts,
+            operators=self._operators // parts,
+        )
+
+
+@cache
+def _idle(func: Any) -> bool:
+    schema, name = func._schema, func.name().removeprefix("aten::").partition(".")[0]
+    if not (schema.is_mutable or any("Tensor" in str(one.type) for one in schema.returns)):
+        return True  # a question: what device, what value
+    views = any(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
+    unwritten = name.removeprefix("new_").startswith("empty")
+    return views or unwritten or func.namespace == "profiler" or name in ("_unsafe_view", "lift_fresh", "detach")
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _tensors(value)
+
+
+def _precision(operands: list[torch.Tensor]) -> str:
+    dtype = next((one.dtype for one in operands if one.is_floating_point()), torch.float32)
+    if dtype is torch.float32 and operands[0].device.type == "cuda":
+        # What tells whether the tensor cores may round the operands; it holds for convolutions too as autofit sets it.
+        return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "fp32"
+    return PRECISIONS.get(dtype, str(dtype).removeprefix("torch."))
