@@ -12,18 +12,20 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts" / "bench")]
 
 import record_table  # noqa: E402  # the scripts are no package of the distribution
-from gpu import prediction, soak, steps  # noqa: E402
+from gpu import prediction, soak, steps, traced  # noqa: E402
 from gpu import stage as stage_tools  # noqa: E402
 from gpu import tests as stage_of_tests  # noqa: E402
 
+from autofit.core.account import Account  # noqa: E402
 from autofit.core.budget import Clock  # noqa: E402
-from autofit.core.errors import UsageError  # noqa: E402
+from autofit.core.errors import Untraceable, UsageError  # noqa: E402
 from autofit.core.estimate import Estimate  # noqa: E402
 from autofit.core.outcome import Outcome, Status  # noqa: E402
 from autofit.core.plan import Plan  # noqa: E402
 from autofit.core.table import Table  # noqa: E402
 from autofit.core.trial import Trial  # noqa: E402
 from autofit.estimators.base import Estimator  # noqa: E402
+from tests.estimators.traces import Script  # noqa: E402
 from tests.fakes import briefing_of, small_bench  # noqa: E402
 
 
@@ -106,6 +108,57 @@ def test_a_lower_bound_that_refuses_what_fits_is_counted(tmp_path: Path) -> None
 def test_prediction_without_grids_says_what_to_run_first(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Run a stage grid first"):
         prediction.load(tmp_path)
+
+
+HOST = Account(allocator="host")
+
+
+def tracer(table: Table, factor: float, missed: int) -> Any:
+    """A tracer of which every trace has `factor` times the peak that the table has, less `missed` bytes."""
+    peaks = {entry.plan: traced.peak(entry) for entry in table.entries if entry.outcome.measured}
+
+    def trace(plan: Plan) -> Any:
+        script = Script(plan.micro_batch_size)
+        script.mark("step 1 forward")
+        script.moment(round(factor * peaks[plan]) - missed)
+        return script.trace()
+
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("factor", "missed", "before", "after", "ok"),
+    [(1.0, 0, 0.0, 0.0, True), (1.01, 0, 0.01, 0.01, True), (0.96, 0, -0.04, -0.04, False), (1.0, 10, None, 0.0, True)],
+)
+def test_predictions_are_compared_before_and_after_one_probe(
+    tmp_path: Path, factor: float, missed: int, before: float | None, after: float, ok: bool
+) -> None:
+    table, trials = recorded(tmp_path)
+    found = traced.score(tracer(table, factor, missed), HOST, trials, table, 5)
+    assert found["asked"] == found["before"]["predicted"] == found["after"]["predicted"] == 5
+    if before is not None:
+        assert found["before"]["worst_ratio"] == pytest.approx(before, abs=0.002)
+    assert found["after"]["median_ratio"] <= abs(after) + 0.002
+    assert found["ok"] == ok
+
+
+def test_the_plans_compared_reach_from_the_smallest_peak_to_the_largest(tmp_path: Path) -> None:
+    entries = [entry for entry in recorded(tmp_path)[0].entries if entry.outcome.measured]
+    peaks = sorted(map(traced.peak, entries))
+    found = [traced.peak(entry) for entry in traced.spread(entries, 4)]
+    assert found == sorted(found)
+    assert (found[0], found[-1], len(found)) == (peaks[0], peaks[-1], 4)
+    assert [*map(traced.peak, traced.spread(entries, 1000))] == peaks
+
+
+def test_what_cannot_be_traced_is_missed(tmp_path: Path) -> None:
+    def refuse(plan: Plan) -> Any:
+        raise Untraceable("a step that depends on data", "here")
+
+    table, trials = recorded(tmp_path)
+    found = traced.score(refuse, HOST, trials, table, 5)
+    assert (found["before"]["predicted"], found["ok"]) == (0, False)
+    assert "depends on data" in found["refused"]
 
 
 def test_test_results_are_read_from_what_pytest_said() -> None:

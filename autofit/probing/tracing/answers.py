@@ -1,15 +1,18 @@
 """Answers: stand-ins for results that depend on data, which fake tensors do not have."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
+
+from autofit.probing.tracing.results import known
 
 aten = torch.ops.aten
 INDEXED = frozenset((aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default))
-
-
+NUMBER = aten._local_scalar_dense.default
+"""What `.item()` and a condition run."""
 MOST_ANSWERS = 5000
 """A loop that waits for a condition to become false never ends where each is answered as true."""
 
@@ -34,17 +37,40 @@ class Answers:
             DataDependentOutputException: it depends on data and has no sound answer.
             DynamicOutputShapeException: its size depends on data and has no known bound.
         """
+        if func is NUMBER and isinstance(args[0], FakeTensor) and args[0].constant is None:
+            # It cannot be told from these; asking them first takes much longer.
+            found = self._answer(func, args, kwargs)
+            if found is not None:
+                return found
+        if _writes_only(func) and all(isinstance(each, FakeTensor) and each.constant is None for each in args[0]):
+            return None
+        found = known(func, args)
+        if found is not None:
+            return found
         try:
             return func(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
-            answer = BOUNDS.get(func)
-            if answer is None or self.given >= MOST_ANSWERS:
-                raise
-            found = answer(func, args, kwargs)
+            found = self._answer(func, args, kwargs)
             if found is None:
                 raise
-        self.given += 1
         return found
+
+    def _answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        answer = BOUNDS.get(func)
+        if answer is None or self.given >= MOST_ANSWERS:
+            return None
+        found = answer(func, args, kwargs)
+        self.given += found is not None
+        return found
+
+
+@cache
+def _writes_only(func: Any) -> bool:
+    """Says whether an operator on lists of tensors writes into them and does nothing else: fake ones stay as they are.
+
+    Most of what an optimizer's step takes to trace would go into looking at each tensor of these lists.
+    """
+    return func.name().startswith("aten::_foreach_") and not func._schema.returns
 
 
 def _number(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | float | None:
@@ -91,7 +117,7 @@ def _as_positions(indices: Sequence[torch.Tensor | None]) -> Iterator[torch.Tens
 
 
 BOUNDS: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {
-    aten._local_scalar_dense.default: _number,
+    NUMBER: _number,
     aten.equal.default: _true,
     aten.nonzero.default: _positions,
     aten.masked_select.default: _all_of,

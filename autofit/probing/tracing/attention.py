@@ -5,12 +5,12 @@ order of torch 2.11 and 2.13: cuDNN (compute capability 9.0 and up), flash, memo
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.nn.functional import pad
 
 from autofit.probing.tracing.autocast import HALF
+from autofit.probing.tracing.results import first
 from autofit.probing.tracing.temporaries import Chip
 
 aten = torch.ops.aten
@@ -38,18 +38,13 @@ def attention(  # noqa: PLR0913, PLR0917  # the arguments of the function that i
         width = query.shape[-1]
         padded = [x if width % 8 == 0 else pad(x, [0, 8 - width % 8]) for x in (query, key, value)]
         run = aten._scaled_dot_product_flash_attention
-        return _first(run(*padded, dropout_p, is_causal, False, scale=scale))[..., :width]
+        return first(run(*padded, dropout_p, is_causal, False, scale=scale))[..., :width]
     bias = None if attn_mask is None else _bias(attn_mask, query, key, align=kernel == "efficient")
     if kernel == "cudnn":
         run = aten._scaled_dot_product_cudnn_attention
-        return _first(run(query, key, value, bias, wanted, dropout_p, is_causal, False, scale=scale))
+        return first(run(query, key, value, bias, wanted, dropout_p, is_causal, False, scale=scale))
     run = aten._scaled_dot_product_efficient_attention
-    return _first(run(query, key, value, bias, wanted, dropout_p, is_causal, scale=scale))
-
-
-def _first(results: Any) -> torch.Tensor:
-    found: torch.Tensor = results[0]
-    return found
+    return first(run(query, key, value, bias, wanted, dropout_p, is_causal, scale=scale))
 
 
 def _chosen(

@@ -11,28 +11,35 @@ import torch
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
 LOW = """
-linear matmul mm bmm addmm baddbmm addmv mv addbmm addr chain_matmul conv1d conv2d conv3d convolution conv_tbc
-conv_transpose1d conv_transpose2d.input conv_transpose3d.input einsum prelu multi_head_attention_forward
+linear matmul mm bmm addmm baddbmm addmv mv addbmm addr chain_matmul conv1d conv2d conv3d convolution _convolution
+_convolution.deprecated conv_tbc conv_transpose1d conv_transpose2d.input conv_transpose3d.input einsum prelu
 linalg_vecdot linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell
-rnn_relu_cell
+rnn_relu_cell _scaled_dot_product_flash_attention scaled_dot_product_attention
 """
 """Computed in the precision of autocast."""
 FULL = """
-layer_norm native_layer_norm group_norm nll_loss nll_loss2d mse_loss l1_loss smooth_l1_loss huber_loss
+layer_norm native_layer_norm group_norm rms_norm nll_loss nll_loss2d mse_loss l1_loss smooth_l1_loss huber_loss
 soft_margin_loss kl_div poisson_nll_loss binary_cross_entropy_with_logits cosine_embedding_loss hinge_embedding_loss
 margin_ranking_loss triplet_margin_loss multilabel_margin_loss multi_margin_loss cosine_similarity exp log log2
-log10 log1p expm1 rsqrt reciprocal pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar norm.Scalar norm.ScalarOpt_dim
-softplus cdist pdist dist renorm logsumexp erfinv acos asin cosh tan sinh
+log10 log1p expm1 rsqrt reciprocal pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar softplus cdist pdist dist renorm
+logsumexp erfinv acos asin cosh tan sinh frobenius_norm.dim nuclear_norm nuclear_norm.dim
+upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d
+upsample_bicubic2d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
+_upsample_bilinear2d_aa _upsample_bicubic2d_aa
 """
 """Computed in float32."""
 WIDEST = """
-addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put scatter_add tensordot cat stack
+addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put scatter_add tensordot
 """
 """Computed in the widest type among their arguments."""
 SUMS = """
-sum sum.dim_IntList prod prod.dim_int cumsum cumprod
+sum sum.dim_IntList prod prod.dim_int cumsum cumprod linalg_vector_norm linalg_matrix_norm linalg_matrix_norm.str_ord
 """
 """Give float32, whatever they read."""
+NORMS = ("norm.Scalar", "norm.ScalarOpt_dim")
+"""Likewise, by other operators, which are asked for it."""
+REFUSED = "binary_cross_entropy"
+"""Autocast raises for it."""
 
 
 def register(library: Any, device_type: str) -> None:
@@ -48,6 +55,9 @@ def register(library: Any, device_type: str) -> None:
         library.impl(name, autocast.converting(operator, _widest), key)
     for name, operator in _named(SUMS):
         library.impl(name, autocast.summing(operator), key)
+    for name in NORMS:
+        library.impl(name, autocast.norm, key)
+    library.impl(REFUSED, _refuse, key)
     library.impl("softmax.int", autocast.softmax(aten._softmax.default), key)
     library.impl("log_softmax.int", autocast.softmax(aten._log_softmax.default), key)
 
@@ -113,6 +123,13 @@ class _Autocast:
 
         return kernel
 
+    def norm(self, x: torch.Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False) -> Any:
+        """Runs a norm whose result is float32; what it reads is not converted."""
+        with torch._C._ExcludeDispatchKeyGuard(self._own):
+            if dim is None:
+                return aten.norm.ScalarOpt_dtype(x, p, dtype=torch.float32)
+            return aten.norm.ScalarOpt_dim_dtype(x, p, dim, keepdim, dtype=torch.float32)
+
     def summing(self, operator: Any) -> Callable[..., Any]:
         """Returns the kernel of a sum: its result is float32 unless another type is asked for."""
 
@@ -125,12 +142,20 @@ class _Autocast:
 
 
 def _named(names: str) -> Iterator[tuple[str, Any]]:
-    """Yields the operators of a list with their names; one that this torch does not have is left out."""
+    """Yields the operators of a list with their names; those that this torch's autocast leaves alone are left out."""
     for name in names.split():
         base, _, overload = name.partition(".")
-        operator = getattr(getattr(aten, base, None), overload or "default", None)
-        if operator is not None:
-            yield name, operator
+        if converts(f"aten::{name}"):
+            yield name, getattr(getattr(aten, base), overload or "default")
+
+
+def converts(name: str) -> bool:
+    """Says whether autocast on CUDA has a kernel of its own for an operator; builds without CUDA know that too."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCUDA"))
+
+
+def _refuse(*args: Any) -> Any:
+    raise RuntimeError(f"{REFUSED} is unsafe to autocast: use binary_cross_entropy_with_logits")
 
 
 def _widest(*args: Any) -> torch.dtype:

@@ -17,6 +17,7 @@ from torch.utils import backend_registration
 
 from autofit.probing.tracing.attention import attention
 from autofit.probing.tracing.autocast import HALF, register
+from autofit.probing.tracing.results import first
 from autofit.probing.tracing.temporaries import Chip
 
 NAME = "standin"
@@ -58,9 +59,9 @@ def attending(chip: Chip) -> Iterator[None]:
         query = args[0] if args else kwargs["query"]
         if query.device.type != NAME:
             return original(*args, **kwargs)
-        if torch.is_autocast_enabled(NAME):  # a mask of numbers too
-            args = tuple(map(_cast, args))
-            kwargs = {name: _cast(value) for name, value in kwargs.items()}
+        if torch.is_autocast_enabled(NAME):  # a mask of numbers too; the last first, as `autocast` says
+            kwargs = {name: _cast(value) for name, value in reversed(kwargs.items())}
+            args = tuple(reversed([_cast(value) for value in reversed(args)]))
         return attention(chip, original, *args, **kwargs)
 
     functional.scaled_dot_product_attention = attend
@@ -100,10 +101,8 @@ def _group_norm(  # torch's own arguments
     """Returns the norm of images in rows: CUDA copies channels last beforehand, a device of this key would not."""
     size, channels = images.shape[:2]
     pixels = images.numel() // max(size * channels, 1)
-    normed: torch.Tensor = torch.ops.aten.native_group_norm(
-        images.contiguous(), weight, bias, size, channels, pixels, groups, eps
-    )[0]
-    return normed
+    run = torch.ops.aten.native_group_norm
+    return first(run(images.contiguous(), weight, bias, size, channels, pixels, groups, eps))
 
 
 def _without_data(*args: Any, **kwargs: Any) -> Any:

@@ -1,14 +1,21 @@
 """Tally: counts the arithmetic and the memory traffic of operators as they pass."""
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
 from autofit.core.work import Work
+
+_log = logging.getLogger("torch.utils.flop_counter")
+_level = _log.level
+_log.setLevel(logging.ERROR)  # when it is imported, it complains of a Triton that is not there
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop  # noqa: E402  # after that
+
+_log.setLevel(_level)
 
 aten = torch.ops.aten
 PRECISIONS = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}

@@ -15,7 +15,14 @@ import torch
 from torch.torch_version import TorchVersion
 
 from autofit.probing.tracing.reductions import Axes, staging_bytes
-from autofit.probing.tracing.results import UNREDUCED, broadcast, channels_innermost, convolved_in, is_channels_last
+from autofit.probing.tracing.results import (
+    UNREDUCED,
+    broadcast,
+    channels_innermost,
+    convolved_in,
+    is_channels_last,
+    sums_channels,
+)
 
 aten = torch.ops.aten
 KIB, MIB = 2**10, 2**20
@@ -248,11 +255,11 @@ def _embedding_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
 
 
 def _batch_norm(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    return _within(*_norm_staging(args[0], values=4))
+    return _within(*(_norm_staging(args[0], values=4) if sums_channels(args[0], args[1]) else ()))
 
 
 def _batch_norm_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    if not channels_innermost(args[1]):
+    if not sums_channels(args[1], args[2]):
         return ()
     channels = 4 * args[1].shape[1]
     staged = _norm_staging(args[1], values=2) if channels_innermost(args[0]) else ()
@@ -262,8 +269,6 @@ def _batch_norm_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing
 
 def _norm_staging(tensor: torch.Tensor, values: int) -> tuple[int, ...]:
     """Returns the buffers of a sum over all but the channels: `flexible_launch_configs` in Normalization.cuh."""
-    if not channels_innermost(tensor):
-        return ()
     channels = tensor.shape[1]
     rows = tensor.numel() // channels
     block_x = min(_power(channels), 32)

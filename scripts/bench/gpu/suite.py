@@ -75,7 +75,7 @@ STAGES = (
     _stage("tests-shared", "tests/cuda: the tests that a phantom GPU passes too", "tests", "shared"),
     _stage("steps", "memory of the same steps on a phantom and here", "steps"),
     *(_stage(f"grid-{model}", f"tune() of {model} against a complete grid", "grid", model) for model in MODELS),
-    _stage("prediction", "the estimators against the recorded grids", "prediction"),
+    _stage("prediction", "the estimators, and traces, against the recorded grids", "prediction"),
     *(_stage(f"peers-{model}", f"batch-size finders on {model}", "peers", model) for model in MODELS),
     _stage("soak", "five minutes of the proven plan at its budget", "soak"),
 )
@@ -83,6 +83,7 @@ QUICK = (
     _stage("tests-real", "the tests that need true values or times", "tests", "real", limit_s=300),
     _stage("steps", "memory of the same steps on a phantom and here", "steps", limit_s=240),
     _stage("grid-gpt", "tune() of gpt against a grid of one round", "grid", "gpt", "--rounds", "1", limit_s=480),
+    _stage("prediction", "footprints against traces", "prediction", limit_s=120),
     _stage("soak", "two minutes of the proven plan at its budget", "soak", "--seconds", "120", limit_s=240),
 )
 

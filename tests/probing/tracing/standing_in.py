@@ -71,17 +71,54 @@ def casts() -> dict[str, object]:
             before = len(recorder.sizes)
             layer(x)
             again = recorder.sizes[before:]
-            softened, summed, joined = y.softmax(-1), y.sum(), torch.cat([y, x], 1)
+            softened, summed = y.softmax(-1), y.sum()
+            before = len(recorder.sizes)
+            joined = torch.cat([y, x], 1)
+            joining = recorder.sizes[before:]
+            before = len(recorder.sizes)
+            norms = [torch.ops.aten.norm.Scalar(y), torch.ops.aten.norm.ScalarOpt_dim(y, 2, [0, 1])]
+            normed = [str(norm.dtype) for norm in norms], recorder.sizes[before:]
+            enlarged = F.interpolate(y.view(1, 5, 4, 6), scale_factor=2, mode="bilinear")
+            try:
+                F.binary_cross_entropy(y, y)
+                refused = ""
+            except RuntimeError as error:
+                refused = str(error)
             held = [handle for handle in recorder.live() if recorder.sizes[handle] == 8 * 24 * 2]
         kept = [handle for handle in recorder.live() if recorder.sizes[handle] == 8 * 24 * 2]
         with standin.attending(Chip()), torch.autocast("standin", dtype=torch.float16):
             heads, numbers = torch.empty(2, 4, 32, 64, device=device), torch.empty(32, 32, device=device)
             F.scaled_dot_product_attention(heads, heads, heads, numbers)
-    types = {"linear": y.dtype, "softmax": softened.dtype, "sum": summed.dtype, "cat": joined.dtype}
-    named = {name: str(dtype) for name, dtype in types.items()}
-    return {"types": named, "again": again, "masks": masks, "held": len(held), "kept": len(kept)}
+    made = {"linear": y, "softmax": softened, "sum": summed, "cat": joined, "interpolate": enlarged}
+    return {
+        "types": {name: str(tensor.dtype) for name, tensor in made.items()},
+        "again": again, "masks": masks, "held": len(held), "kept": len(kept),
+        "joining": joining, "normed": normed, "refused": refused,
+    }  # fmt: skip
+
+
+def lists() -> list[list[str]]:
+    """Returns the operators that autocast converts on CUDA and not on the stand-in, and the other way round."""
+    standin.install()
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
+    known = torch._C._dispatch_has_kernel_for_dispatch_key
+    on_cuda, here = ({name for name in names if known(name, f"Autocast{key}")} for key in ("CUDA", "PrivateUse1"))
+    return [sorted(on_cuda - here), sorted(here - on_cuda)]
+
+
+def released() -> list[int]:
+    """Returns the results of attention and group norm that nobody keeps, in the order of their release."""
+    recorder, device = Recorder("standin", lambda func, args, kwargs: func(*args, **kwargs)), standin.install()
+    with FakeTensorMode(), torch.no_grad():
+        heads = torch.empty(2, 4, 32, 64, dtype=torch.bfloat16, device=device)
+        pixels, weight = torch.empty(2, 4, 8, 8, device=device), torch.empty(4, device=device)
+        with recorder, standin.attending(Chip()):
+            mixed, normed = F.scaled_dot_product_attention(heads, heads, heads), F.group_norm(pixels, 2, weight, weight)
+            found = [~event for event in recorder.events if event < 0]
+    assert mixed is not normed
+    return found
 
 
 if __name__ == "__main__":
-    jobs = {"peaks": peaks_of, "kernels": kernels, "casts": casts}
+    jobs = {"peaks": peaks_of, "kernels": kernels, "casts": casts, "lists": lists, "released": released}
     sys.stdout.write(json.dumps([jobs[name](*arguments) for name, arguments in json.loads(sys.argv[1])]))  # type: ignore[operator]

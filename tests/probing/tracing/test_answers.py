@@ -62,3 +62,11 @@ def test_a_size_without_a_bound_is_not_answered(answers: Answers) -> None:
 def test_what_does_not_depend_on_data_is_not_counted(answers: Answers) -> None:
     assert (torch.rand(2, 3) @ torch.rand(3, 4)).shape == (2, 4)
     assert answers.given == 0
+
+
+def test_a_number_that_lists_of_operators_count_up_stays_known(answers: Answers) -> None:
+    steps, unknown = [torch.tensor(0.0)], [torch.rand(3)]
+    torch._foreach_add_(steps, 1)
+    torch._foreach_add_(unknown, 1)
+    assert (steps[0].item(), answers.given) == (1.0, 0)
+    assert (unknown[0].sum().item(), answers.given) == (1.0, 1)

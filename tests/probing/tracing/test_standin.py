@@ -6,6 +6,7 @@ compute capability 8.0, cuBLAS workspaces and the test's own data taken off).
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,12 +48,14 @@ def found() -> dict[str, Any]:
     """What one child process found: peaks by name, kernels, casts."""
     jobs = [("peaks", (kind, values)) for kind, values, _ in PEAKS.values()]
     command = [sys.executable, "-m", "tests.probing.tracing.standing_in"]
-    command.append(json.dumps([*jobs, ("kernels", ()), ("casts", ())]))
+    others = ("kernels", "casts", "lists", "released")
+    command.append(json.dumps([*jobs, *((name, ()) for name in others)]))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    *peaks, kernels, casts = json.loads(done.stdout)
-    return {"peaks": dict(zip(PEAKS, peaks, strict=True)), "kernels": kernels, "casts": casts}
+    answers = json.loads(done.stdout)
+    peaks = dict(zip(PEAKS, answers, strict=False))
+    return {"peaks": peaks, **dict(zip(others, answers[len(PEAKS) :], strict=True))}
 
 
 @pytest.mark.parametrize("name", PEAKS)
@@ -82,10 +85,29 @@ def test_autocast_converts_as_on_cuda(found: dict[str, Any]) -> None:
         "softmax": "torch.float32",
         "sum": "torch.float32",
         "cat": "torch.float32",
+        "interpolate": "torch.float32",
     }
+    assert casts["joining"] == [5 * 32 * 4]  # what is joined is not converted before
+    assert casts["normed"] == [["torch.float32"] * 2, [4, 4]]  # nor what a norm is taken of
+    assert "unsafe to autocast" in casts["refused"]
     # The second product finds its weight and bias converted: input and result alone are new.
     assert casts["again"] == [5 * 8 * 2, 5 * 24 * 2]
     assert (casts["held"], casts["kept"]) == (1, 0)
+
+
+ELSEWHERE = {"aten::_cudnn_rnn", "aten::cudnn_convolution", "aten::cudnn_convolution_transpose"}
+"""Operators that a step reaches on a CUDA device only. Overloads that take names of dimensions are left out too."""
+
+
+def test_autocast_knows_the_operators_that_it_knows_on_cuda(found: dict[str, Any]) -> None:
+    missing, too_many = found["lists"]
+    assert not too_many
+    assert {name for name in missing if not re.search(r"dimname|\.names_", name.lower())} <= ELSEWHERE
+
+
+def test_results_that_nobody_keeps_are_released_in_order_as_by_cpp(found: dict[str, Any]) -> None:
+    assert found["released"] == sorted(found["released"])
+    assert len(found["released"]) >= 4
 
 
 def test_autocast_converts_an_attention_mask_of_numbers_too(found: dict[str, Any]) -> None:

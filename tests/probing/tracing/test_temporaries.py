@@ -87,19 +87,45 @@ def test_a_few_embeddings_need_nothing_but_have_the_same_steps() -> None:
     assert [s is None or s >= 0 for s in few] == [s is None or s >= 0 for s in many]
 
 
+WEIGHT = torch.empty(64, device="meta")
+
+
 def test_batch_norm_over_channels_last() -> None:
-    x = torch.empty(16, 64, 32, 32, device="meta").contiguous(memory_format=torch.channels_last)
-    forward = passing(CHIP, aten.native_batch_norm.default, (x,), (x, x, x))
-    backward = passing(CHIP, aten.native_batch_norm_backward.default, (x, x), (x, x, x))
+    x = torch.empty(16, 64, 32, 32, dtype=torch.bfloat16, device="meta").contiguous(memory_format=torch.channels_last)
+    forward = passing(CHIP, aten.native_batch_norm.default, (x, WEIGHT), (x, x, x))
+    backward = passing(CHIP, aten.native_batch_norm_backward.default, (x, x, WEIGHT), (x, x, x))
     assert forward == (65536, 8, ~1, ~0)
     assert backward == (256, 256, None, None, 32768, 8, ~3, ~2, None, ~1, ~0)
-    rows = passing(CHIP, aten.native_batch_norm_backward.default, (x.contiguous(), x), (x, x, x))
+    rows = passing(CHIP, aten.native_batch_norm_backward.default, (x.contiguous(), x, WEIGHT), (x, x, x))
     assert rows == (256, 256, None, None, None, ~1, ~0)
 
 
 def test_batch_norm_of_images_in_rows_takes_nothing() -> None:
-    x = torch.empty(16, 64, 32, 32, device="meta")
-    assert passing(CHIP, aten.native_batch_norm_backward.default, (x, x), (x, x, x)) == ()
+    x = torch.empty(16, 64, 32, 32, dtype=torch.bfloat16, device="meta")
+    assert passing(CHIP, aten.native_batch_norm_backward.default, (x, x, WEIGHT), (x, x, x)) == ()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "weight", "shape", "cudnn"),
+    [
+        (torch.float32, WEIGHT, (16, 64, 32, 32), True),
+        (torch.float16, WEIGHT, (16, 64, 32, 32), True),
+        (torch.float16, WEIGHT.half(), (16, 64, 32, 32), False),
+        (torch.bfloat16, WEIGHT, (16, 64, 32, 32), False),
+        (torch.float32, None, (16, 64, 32, 32), False),
+        (torch.float32, WEIGHT, (16384, 64), False),
+    ],
+)
+def test_a_batch_norm_of_cudnns_has_none_of_torchs_buffers(
+    dtype: torch.dtype, weight: torch.Tensor | None, shape: tuple[int, ...], cudnn: bool
+) -> None:
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    x = x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+    forward = passing(CHIP, aten.native_batch_norm.default, (x, weight), (x, x, x))
+    backward = passing(CHIP, aten.native_batch_norm_backward.default, (x, x, weight), (x, x, x))
+    assert (forward == ()) == (backward == ()) == cudnn
+    order = results(aten.native_batch_norm_backward.default, (x, x, weight), (0, 1, 2))
+    assert list(order) == ([0, 1, 2] if cudnn else [1, 2, 0])
 
 
 def test_softmax_backward_multiplies_first() -> None:

@@ -82,6 +82,11 @@ def test_marks_name_the_phases_of_three_steps() -> None:
     assert found.marks[-1].event == len(found.events)
 
 
+def test_what_is_put_back_at_the_end_is_no_part_of_a_trace() -> None:
+    found = traced(Cnn(), images(4), plan(memory_format="channels_last"))
+    assert found.marks[-1].event == len(found.events)
+
+
 def test_two_of_many_micro_batches_are_traced() -> None:
     found = traced(Gpt(), words(4), plan(accumulation_steps=8))
     names = [mark.name for mark in found.marks]

@@ -1,0 +1,59 @@
+from typing import Any
+
+import pytest
+import torch
+
+from autofit.probing.tracing.results import first, known
+
+aten = torch.ops.aten
+NORM, BACKWARD = aten.native_batch_norm.default, aten.native_batch_norm_backward.default
+LAYOUTS = (torch.contiguous_format, torch.channels_last)
+
+
+def images(dtype: torch.dtype, layout: torch.memory_format) -> torch.Tensor:
+    return torch.empty(4, 8, 6, 5, dtype=dtype, device="meta").contiguous(memory_format=layout)
+
+
+def forward(x: torch.Tensor, training: bool = True) -> tuple[Any, ...]:
+    weight = torch.empty(8, device=x.device)
+    return x, weight, weight, weight, weight, training, 0.1, 1e-5
+
+
+def backward(gradient: torch.Tensor, x: torch.Tensor, training: bool = True) -> tuple[Any, ...]:
+    weight = torch.empty(8, device=x.device)
+    return gradient, x, weight, weight, weight, weight, weight, training, 1e-5, [True, True, True]
+
+
+def described(out: Any) -> list[Any]:
+    return [(tensor.shape, tensor.dtype, tensor.stride()) for tensor in out]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_batch_norm_known_beforehand_is_what_torch_finds(dtype: torch.dtype, layout: torch.memory_format) -> None:
+    x = images(dtype, layout)
+    for operator, args in ((NORM, forward(x)), (BACKWARD, backward(torch.empty_like(x), x))):
+        assert described(known(operator, args)) == described(operator(*args))
+
+
+def test_what_is_less_simple_is_not_known() -> None:
+    x, rows = images(torch.float32, LAYOUTS[1]), images(torch.float32, LAYOUTS[0])
+    assert known(NORM, forward(x, training=False)) is None
+    assert known(BACKWARD, backward(x, x, training=False)) is None
+    assert known(BACKWARD, backward(rows, x)) is None
+    assert known(NORM, forward(torch.empty(4, 8, 6, 5))) is None  # a CPU keeps other types
+    assert known(aten.relu.default, (x,)) is None
+
+
+def test_all_but_the_first_are_released_from_the_front() -> None:
+    released: list[str] = []
+
+    class Result:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __del__(self) -> None:
+            released.append(self.name)
+
+    kept: Any = first((Result("a"), Result("b"), Result("c")))  # type: ignore[arg-type]  # anything with a lifetime
+    assert (kept.name, released) == ("a", ["b", "c"])
