@@ -114,7 +114,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         seed=seed,
     )
     with Bench(workload, chosen, options) as bench, Progress.of(progress, objective) as listen:
-        recommendation = search(bench.briefing, bench.evaluate, request, [listen], clock, bench.trace)
+        recommendation = search(bench.briefing, bench.evaluate, request, [listen], clock, bench.trace, bench.record)
     return Fit(recommendation, Terms(loss_fn, step_fn, optimizer))
 
 

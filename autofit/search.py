@@ -69,6 +69,7 @@ def search(
     listen: Sequence[Listen] = (),
     clock: Clock | None = None,
     tracer: Tracer | None = None,
+    recorder: Tracer | None = None,
 ) -> Recommendation:
     """Searches the space of `briefing` and returns the proven recommendation.
 
@@ -79,6 +80,7 @@ def search(
         listen: called with each event, for progress.
         clock: running since the call began; time spent on opening the bench counts.
         tracer: traces a plan; `Bench.trace` or `RemoteBench.trace`. None: memory is learned from probes alone.
+        recorder: runs a few steps of what cannot be traced; `Bench.record` or `RemoteBench.record`.
 
     Raises:
         AutofitError: see `autofit.tuner.run` and `autofit.study.Study.open`.
@@ -94,7 +96,7 @@ def search(
         objective=request.objective,
         memory_bytes=budget.memory_bytes,
     )
-    traced = _traced(tracer, briefing, budget)
+    traced = _traced(tracer, recorder, briefing, budget)
     tuning = Tuning(
         space=SearchSpace(briefing.space),
         evaluate=evaluate,
@@ -111,18 +113,17 @@ def search(
     )
     findings = run(tuning)
     found = _recommendation(findings, briefing, budget, request, study, clock)
-    if traced is None or not traced.refused:
+    if traced is None or not traced.caveat:
         return found
-    note = f"memory was not predicted but found by probes: {traced.refused}"
-    return found.model_copy(update={"caveats": (*found.caveats, note)})
+    return found.model_copy(update={"caveats": (*found.caveats, traced.caveat)})
 
 
-def _traced(tracer: Tracer | None, briefing: Briefing, budget: Budget) -> Traced | None:
+def _traced(tracer: Tracer | None, recorder: Tracer | None, briefing: Briefing, budget: Budget) -> Traced | None:
     if tracer is None or briefing.account is None:
         return None
     allowance_s = TRACING_S if budget.time_s is None else min(TRACING_RATIO * budget.time_s, TRACING_S)
     with suppress(UsageError):  # allocator options that are newer than this: torch takes them, a prediction cannot
-        return Traced(tracer, briefing.account, budget.memory_bytes, allowance_s)
+        return Traced(tracer, briefing.account, budget.memory_bytes, allowance_s, recorder)
     return None
 
 

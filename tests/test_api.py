@@ -385,3 +385,33 @@ def test_estimate_of_a_factory_for_a_card_that_is_not_here() -> None:
     assert row.largest is not None
     assert row.largest.peak.value_bytes <= found.budget.memory_bytes
     assert found.account.outside_bytes > 0
+
+
+class Peeking(nn.Module):
+    """Looks at its data, which no trace has; three wide activations of a sample take 96 KiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(8, 2**13), nn.Tanh(), nn.Tanh(), nn.Linear(2**13, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x * (1.0 if x.detach().numpy().max() > -100 else 2.0))
+
+
+def test_a_step_that_cannot_be_traced_is_predicted_from_short_runs() -> None:
+    model = Peeking()
+    before = digest_of(model)
+    events: list[Event] = []
+    loader = targets.vectors(samples=1024)
+    fit = tune(model, loader, memory_budget="24MiB", loss_fn=F.cross_entropy, progress=events.append)
+    assert digest_of(model) == before
+    told = [caveat for caveat in fit.caveats if "short runs" in caveat]
+    assert len(told) == 1
+    assert "three short runs at micro batches 2, 4 and 8 gave the sizes of its allocations" in told[0]
+    peak = fit.proof.memory.judged_bytes
+    assert peak <= 24 * 2**20
+    assert fit.recommendation.predicted is not None
+    assert fit.recommendation.predicted.value_bytes == pytest.approx(peak, rel=0.02)
+    assert fit.plan.micro_batch_size > 8
+    assert not any(event.trial and event.trial.outcome.status.does_not_fit for event in events)

@@ -29,7 +29,7 @@ def execute(given: argparse.Namespace) -> int:
         if not given.quiet:
             _say_device(bench.briefing.environment.device_type, bench.briefing.environment.device_name)
         with Progress.of(not given.quiet, request.objective.unit) as listen:
-            recommendation = search(bench.briefing, bench.evaluate, request, [listen], clock, bench.trace)
+            recommendation = search(bench.briefing, bench.evaluate, request, [listen], clock, bench.trace, bench.record)
     planfile.save(recommendation, given.output)
     if given.json:
         print(recommendation.model_dump_json(by_alias=True, indent=2))

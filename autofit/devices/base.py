@@ -1,9 +1,9 @@
 """Device: a back end. Capacity, synchronisation, memory readings, limit enforcement."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from time import perf_counter
 from typing import ClassVar, TypeVar
@@ -12,7 +12,7 @@ import torch
 
 from autofit.core.account import Account
 from autofit.core.budget import Budget
-from autofit.core.errors import UsageError
+from autofit.core.errors import Untraceable, UsageError
 from autofit.core.measurement import Memory
 from autofit.core.units import format_bytes, parse_bytes
 from autofit.core.work import Ceilings
@@ -50,6 +50,36 @@ class Reading:
     """Receives the memory peak of a metered stretch when its context is left."""
 
     memory: Memory | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request to an allocator.
+
+    Attributes:
+        address: of the memory that was given, or is given back.
+        size_bytes: as asked for, without the allocator's rounding; negative where it is given back.
+    """
+
+    address: int
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class Recording:
+    """Receives what an allocator is asked for, request by request; complete when its context is left.
+
+    Attributes:
+        mark: remembers the point that is reached now, between two requests.
+        standing: what was alive at the beginning, address to bytes; None where the device cannot tell.
+        requests: in order.
+        marks: for each call of `mark`, the number of requests before it.
+    """
+
+    mark: Callable[[], None]
+    standing: Mapping[int, int] | None = None
+    requests: list[Request] = field(default_factory=list)
+    marks: list[int] = field(default_factory=list)
 
 
 class Device(ABC):
@@ -145,6 +175,14 @@ class Device(ABC):
     def account(self) -> Account | None:
         """Returns how memory is accounted for here; None where it cannot be predicted, only measured."""
         return None
+
+    def recording(self) -> AbstractContextManager[Recording]:
+        """Records what the allocator is asked for while the context is open: the steps of one short run.
+
+        Raises:
+            Untraceable: the device keeps no such record, or cannot do so now.
+        """
+        raise Untraceable(f"{self.type} keeps no record of what its allocator is asked for", "in recording a short run")
 
     def ceilings(self) -> Ceilings | None:
         """Returns how fast the device is at best; None where that is not known. May take a fraction of a second."""

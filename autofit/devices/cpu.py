@@ -12,7 +12,7 @@ import ctypes
 import platform
 import resource
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import torch
@@ -21,8 +21,8 @@ from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfi
 from autofit.core.account import Account
 from autofit.core.measurement import Memory
 from autofit.core.work import Ceilings
-from autofit.devices import host_memory, host_speed
-from autofit.devices.base import Capability, Device, Reading
+from autofit.devices import host_memory, host_recording, host_speed
+from autofit.devices.base import Capability, Device, Reading, Recording
 
 BOOKKEEPING_BYTES = 2 * 2**20
 """What the interpreter and the graph's nodes may grow by under a limit: they are not tensors."""
@@ -102,6 +102,10 @@ class Cpu(Device):
     def account(self) -> Account:
         """Returns that live tensors count."""
         return Account(allocator="host")
+
+    def recording(self) -> AbstractContextManager[Recording]:
+        """Records what torch's CPU allocator is asked for."""
+        return host_recording.recording()
 
     @contextmanager
     def limit(self, budget_bytes: int, static: Callable[[], int]) -> Iterator[None]:

@@ -9,7 +9,7 @@ that the device was built with, which is not always what the driver reports for 
 import os
 import re
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import cached_property
 
 import torch
@@ -20,8 +20,9 @@ from autofit.core.catalogue import find
 from autofit.core.errors import UsageError
 from autofit.core.units import format_bytes
 from autofit.core.work import Ceilings
+from autofit.devices import cuda_recording
 from autofit.devices.accelerator import CONTEXT_BYTES, Accelerator
-from autofit.devices.base import Capability, T
+from autofit.devices.base import Capability, Recording, T
 from autofit.devices.nvml import Nvml
 
 NATIVE, ASYNC = "native", "cudaMallocAsync"
@@ -159,6 +160,12 @@ class Cuda(Accelerator):
         if torch.cuda.get_allocator_backend() != NATIVE or torch.version.hip is not None:
             return None
         return Account(allocator="caching", settings=self._options(), outside_bytes=self.outside_bytes())
+
+    def recording(self) -> AbstractContextManager[Recording]:
+        """Records what torch's own allocator is asked for; others keep no history."""
+        if torch.cuda.get_allocator_backend() != NATIVE:
+            return super().recording()
+        return cuda_recording.recording(self.torch_device.index)
 
     def timed(self, work: Callable[[], T]) -> tuple[T, float]:
         """Runs `work` and returns what it returned, and the seconds between two events on the current stream.

@@ -30,7 +30,9 @@ class Scaling:
         traced: the micro batch sizes that were traced, ascending.
         fixed: bytes at a micro batch of 0, by handle; may be negative.
         per_sample: bytes more for each sample.
-        uneven: momentary allocations that are not affine: handle to bytes at each of the traced sizes.
+        uneven: allocations that are not affine: handle to bytes at each of the traced sizes.
+        rounded: those of them that last, and are nearly affine.
+        momentary: allocations that an operator takes and gives back.
     """
 
     pattern: Trace
@@ -38,16 +40,25 @@ class Scaling:
     fixed: tuple[int, ...]
     per_sample: tuple[int, ...]
     uneven: dict[int, tuple[int, ...]]
+    rounded: frozenset[int] = frozenset()
+    momentary: frozenset[int] = frozenset()
 
     def exact_at(self, micro_batch_size: int) -> bool:
         """Says whether no size at this micro batch is drawn between, or beyond, the traced ones."""
         return not self.uneven or micro_batch_size in self.traced
 
-    def at(self, micro_batch_size: int) -> Trace | Refusal:
-        """Returns the trace at a micro batch size; refuses where a size would be negative."""
-        sizes = [a + c * micro_batch_size for a, c in zip(self.fixed, self.per_sample, strict=True)]
-        for handle, nodes in self.uneven.items():
-            sizes[handle] = max(_between(self.traced, nodes, micro_batch_size), 0)
+    def at(self, micro_batch_size: int, grown_to: int | None = None) -> Trace | Refusal:
+        """Returns the trace at a micro batch size; refuses where a size would be negative.
+
+        Args:
+            micro_batch_size: any.
+            grown_to: what is momentary is no larger than at this size: beyond it may have stopped growing.
+        """
+        sizes = self._sizes(micro_batch_size)
+        if grown_to is not None and grown_to < micro_batch_size:
+            then = self._sizes(grown_to)
+            for handle in self.momentary:
+                sizes[handle] = min(sizes[handle], then[handle])
         if sizes and min(sizes) < 0:
             handle = sizes.index(min(sizes))
             what = described(self.pattern, handle)
@@ -59,36 +70,49 @@ class Scaling:
             update={"micro_batch_size": micro_batch_size, "tensors": tensors, "notes": notes}
         )
 
+    def _sizes(self, micro_batch_size: int) -> list[int]:
+        sizes = [a + c * micro_batch_size for a, c in zip(self.fixed, self.per_sample, strict=True)]
+        for handle, nodes in self.uneven.items():
+            beyond = handle in self.rounded and micro_batch_size > self.traced[-1]
+            draw = _line if beyond else _between
+            sizes[handle] = max(int(draw(self.traced, nodes, micro_batch_size)), 0)
+        return sizes
+
     def _notes(self, micro_batch_size: int) -> tuple[str, ...]:
         if self.exact_at(micro_batch_size):
             return ()
         handle = max(self.uneven, key=lambda h: max(self.uneven[h]))
         traced = ", ".join(map(str, self.traced))
         return (
-            f"{len(self.uneven)} momentary allocations are not affine in the micro batch and are taken from the traces "
+            f"{len(self.uneven)} allocations are not affine in the micro batch and are taken from the traces "
             f"at {traced}; the largest is {described(self.pattern, handle)}, of up to {max(self.uneven[handle])} bytes",
         )
 
 
-def scaling(traces: Sequence[Trace]) -> Scaling | Refusal:
-    """Returns the law of the sizes in three or more traces of one plan at different micro batch sizes.
+def scaling(traces: Sequence[Trace], least: int = LEAST_TRACES, slack_ratio: float = 0.0) -> Scaling | Refusal:
+    """Returns the law of the sizes in the traces of one plan at different micro batch sizes.
 
-    The largest should not be below the sizes that will be asked for.
+    Args:
+        traces: the largest should not be below the sizes that will be asked for.
+        least: so many traces at least; two give a law that nothing checks.
+        slack_ratio: by this share may what lasts differ from a straight line, as a library rounds up what it keeps; it
+            is then drawn between the traced sizes too.
     """
     traces = sorted(traces, key=lambda trace: trace.micro_batch_size)
     traced = tuple(trace.micro_batch_size for trace in traces)
-    if len(set(traced)) < max(LEAST_TRACES, len(traces)):
-        return Refusal(f"the traces are at micro batches of {traced}; expected at least {LEAST_TRACES} different sizes")
+    if len(set(traced)) < max(least, len(traces)):
+        return Refusal(f"the traces are at micro batches of {traced}; expected at least {least} different sizes")
     alignment = aligned(traces)
     if isinstance(alignment, Refusal):
         return alignment
     fixed, per_sample, bent = _laws(alignment, traced)
     pattern = _pattern(alignment, traces)
-    lasting = [handle for handle in bent if not alignment.momentary[handle]]
-    if lasting:
-        return Refusal(_not_affine(pattern, alignment, traced, lasting))
     uneven = {handle: tuple(sizes[handle] for sizes in alignment.sizes) for handle in bent}
-    return Scaling(pattern, traced, fixed, per_sample, uneven)
+    lasting = [handle for handle in bent if not alignment.momentary[handle]]
+    if not all(_is_straight(traced, uneven[handle], slack_ratio) for handle in lasting):
+        return Refusal(_not_affine(pattern, alignment, traced, lasting))
+    momentary = frozenset(handle for handle, brief in enumerate(alignment.momentary) if brief)
+    return Scaling(pattern, traced, fixed, per_sample, uneven, frozenset(lasting), momentary)
 
 
 def _laws(alignment: Alignment, traced: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], list[int]]:
@@ -102,6 +126,17 @@ def _laws(alignment: Alignment, traced: tuple[int, ...]) -> tuple[tuple[int, ...
         if rest or any(start + slope * b != size for b, size in zip(traced, sizes, strict=True)):
             bent.append(handle)
     return tuple(fixed), tuple(per_sample), bent
+
+
+def _is_straight(traced: tuple[int, ...], nodes: tuple[int, ...], slack_ratio: float) -> bool:
+    """Says whether no size is further from the line through the first and the last than a share of the last."""
+    pairs = zip(traced, nodes, strict=True)
+    return all(abs(node - _line(traced, nodes, size)) <= slack_ratio * nodes[-1] for size, node in pairs)
+
+
+def _line(traced: tuple[int, ...], nodes: tuple[int, ...], size: int) -> Fraction:
+    """Returns what the line through the first and the last of the traced sizes has at a size."""
+    return nodes[0] + Fraction((nodes[-1] - nodes[0]) * (size - traced[0]), traced[-1] - traced[0])
 
 
 def _pattern(alignment: Alignment, traces: Sequence[Trace]) -> Trace:

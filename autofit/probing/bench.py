@@ -28,6 +28,7 @@ from autofit.probing.guard import Guard
 from autofit.probing.identity import own_version, settings, signature
 from autofit.probing.leaks import LeakWatch
 from autofit.probing.probe import HOPELESS, Probe
+from autofit.probing.recording import ShortRun
 from autofit.probing.surveying import Survey
 from autofit.probing.tracing import isolation, tracing
 from autofit.strategies import MEMBERS
@@ -108,9 +109,7 @@ class Bench:
         poisoned = False
         self._leaks.begin()
         try:
-            # As a step finds them: no gradients from before, the modules in the mode of the workload.
-            self.workload.model.train(self.workload.training)
-            self.workload.model.zero_grad(set_to_none=True)
+            self._make_ready()
             probe = Probe(
                 plan=plan,
                 purpose=purpose,
@@ -128,8 +127,7 @@ class Bench:
             poisoned = outcome.status is Status.POISONED
         finally:
             if not poisoned:
-                self._guard.restore()
-                self.device.release()  # what only the guard let go of: the gradients of a step that failed
+                self._put_back()
         return outcome if poisoned else outcome.model_copy(update={"leaked": self._leaks.found()})
 
     def trace(self, plan: Plan) -> Trace:
@@ -149,6 +147,44 @@ class Bench:
             )
 
         return isolation.isolated(work, self.workload, self.device.is_host)
+
+    def record(self, plan: Plan) -> Trace:
+        """Runs a few steps of `plan` and returns the allocations that they made; everything is put back afterwards.
+
+        For small micro batches of what cannot be traced.
+
+        Raises:
+            Untraceable: a step failed or ran out of memory, or the device keeps no record.
+            SpaceError: the plan cannot be applied to this workload.
+            DevicePoisoned: the device does not answer; what is on it stays as it is until the bench is left.
+        """
+        poisoned = False
+        try:
+            self._make_ready()
+            return ShortRun(
+                plan=plan,
+                build=self._build,
+                source=self._source,
+                device=self.device,
+                budget_bytes=self.briefing.budget.memory_bytes,
+                enforce=self._options.enforce,
+                beat=self._beat,
+            ).run()
+        except DevicePoisoned:
+            poisoned = True
+            raise
+        finally:
+            if not poisoned:
+                self._put_back()
+
+    def _make_ready(self) -> None:
+        """Has everything as a step finds it: no gradients from before, the modules in the mode of the workload."""
+        self.workload.model.train(self.workload.training)
+        self.workload.model.zero_grad(set_to_none=True)
+
+    def _put_back(self) -> None:
+        self._guard.restore()
+        self.device.release()  # what only the guard let go of: the gradients of a step that failed
 
     def __enter__(self) -> Self:
         self._heap.enter_context(_heap_frozen())

@@ -124,12 +124,25 @@ class RemoteBench:
         Raises:
             Untraceable: it cannot be traced, or the child ended over it; a new one serves the next call.
         """
+        return self._trace(plan, "trace", "in the process that traces")
+
+    def record(self, plan: Plan) -> Trace:
+        """Returns the allocations of a few steps of the plan, run in the warm child.
+
+        Raises:
+            Untraceable: as in `Bench.record`, or the child ended over it; a new one serves the next call.
+        """
+        return self._trace(plan, "record", "in the process that probes")
+
+    def _trace(self, plan: Plan, do: str, where: str) -> Trace:
         child = self._warm()
         try:
-            reply = self._reply(child, {"do": "trace", "plan": plan.model_dump(mode="json")}, "trace")
+            reply = self._reply(child, {"do": do, "plan": plan.model_dump(mode="json")}, "trace")
         except ChildEnded as ended:
             self._retire()
-            raise errors.Untraceable(ended.outcome.reason, "in the process that traces") from None
+            raise errors.Untraceable(ended.outcome.reason, where) from None
+        except errors.DevicePoisoned as error:  # for that process; it has ended
+            raise errors.Untraceable(str(error), where) from None
         if "trace" not in reply:
             raise errors.Untraceable(str(reply.get("reason")), str(reply.get("where")))
         try:

@@ -4,8 +4,9 @@ It alone imports the user's code. Requests come in and replies go out as one JSO
 their own, so that whatever the user's code prints cannot disturb them. Nothing is unpickled on either side.
 
 Requests: `{"do": "open", ...}`, `{"do": "evaluate", "plan": ..., "purpose": ...}`, `{"do": "trace", "plan": ...}`,
-`{"do": "close"}`. Replies: `briefing`, `outcome`, `trace`, `closed`, `error`; and `beat` at every phase,
-as a sign of life. Opened with a `"stand_in"`, it only traces, for the device described there.
+`{"do": "record", "plan": ...}`, `{"do": "close"}`. Replies: `briefing`, `outcome`, `trace` to the next two, `closed`,
+`error`; and `beat` at every phase, as a sign of life. Opened with a `"stand_in"`, it only traces, for the device
+described there.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from autofit.core.briefing import Briefing, Options
 from autofit.core.catalogue import StandIn
 from autofit.core.errors import AutofitError, SpaceError, Untraceable, UserCodeError, WorkloadError
 from autofit.core.plan import Plan
+from autofit.core.trace import Trace
 from autofit.core.trial import Purpose
 from autofit.probing.bench import Bench
 from autofit.probing.standin_bench import StandInBench
@@ -68,7 +70,10 @@ class Worker:
             self._say("outcome", outcome=outcome.model_dump(mode="json"))
         elif request["do"] == "trace":
             assert self._bench is not None, "open comes first"
-            self._trace(self._bench, Plan.model_validate(request["plan"]))
+            self._trace(self._bench.trace, Plan.model_validate(request["plan"]))
+        elif request["do"] == "record":
+            assert isinstance(self._bench, Bench), "open comes first, and not with a stand-in"
+            self._trace(self._bench.record, Plan.model_validate(request["plan"]))
         else:
             if isinstance(self._bench, Bench):
                 self._bench.__exit__(None, None, None)
@@ -76,10 +81,10 @@ class Worker:
             return True
         return False
 
-    def _trace(self, bench: Bench | StandInBench, plan: Plan) -> None:
+    def _trace(self, tracer: Callable[[Plan], Trace], plan: Plan) -> None:
         """Replies with the trace of a plan, or with why there is none: no end of this process."""
         try:
-            self._say("trace", trace=bench.trace(plan).model_dump(mode="json"))
+            self._say("trace", trace=tracer(plan).model_dump(mode="json"))
         except Untraceable as error:
             self._say("trace", reason=error.reason, where=error.where)
         except SpaceError as error:

@@ -56,6 +56,8 @@ class FakeRemote:
     def trace(self, plan: Plan) -> Trace:
         raise AssertionError("this device's memory is not predicted")
 
+    record = trace
+
     def __enter__(self) -> Self:
         return self
 

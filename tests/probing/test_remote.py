@@ -22,6 +22,7 @@ from autofit.core.plan import Plan
 from autofit.core.space import SpaceFacts
 from autofit.core.trace import Kind, Mark, Tensors, Trace
 from autofit.core.trial import Purpose
+from autofit.estimators import Scaling, predict, scaling
 from autofit.probing.child import Deadlines
 from autofit.probing.remote import RemoteBench, Target
 from tests.probing.fake_worker import install, is_alive, open_descriptors, session
@@ -313,6 +314,20 @@ def test_a_trace_comes_back_as_the_record_it_is(opened: Open, log: Log) -> None:
     assert log.requests[1]["plan"] == PLAN.model_dump(mode="json")
 
 
+def test_a_recording_comes_back_as_a_trace(opened: Open, log: Log) -> None:
+    assert opened(TRACES.replace('"trace":', '"record":', 1)).record(PLAN).tensors.sizes == (5,)
+    assert (log.requests[1]["do"], log.requests[1]["plan"]) == ("record", PLAN.model_dump(mode="json"))
+
+
+def test_a_child_whose_device_is_poisoned_by_a_recording_is_replaced(opened: Open, log: Log) -> None:
+    says = "say('error', type='DevicePoisoned', message='an illegal memory access')"
+    bench = opened(f"if request['do'] == 'record':\n    {says}\nelse:\n    {FAILS}")
+    with pytest.raises(Untraceable, match="an illegal memory access"):
+        bench.record(PLAN)
+    assert bench.evaluate(PLAN, Purpose.PROBE).status is Status.USER_ERROR
+    assert len(log.pids) == 2
+
+
 def test_what_cannot_be_traced_says_why_and_the_child_lives(opened: Open, log: Log) -> None:
     bench = opened('say("trace", reason="aten.nonzero depends on data", where="train.py:7")')
     for _ in range(2):
@@ -416,6 +431,7 @@ import sys
 from pathlib import Path
 from autofit.core.briefing import Options
 from autofit.core.trial import Purpose
+from autofit.estimators import Scaling, predict, scaling
 from autofit.probing.remote import RemoteBench, Target
 order = Path(sys.argv[2])
 order.write_text("go")
@@ -469,3 +485,20 @@ def test_a_proof_over_the_budget_fails_in_the_allocator_itself_and_one_inside_pa
         assert outcome.status is Status.OUT_OF_MEMORY
         assert "can't allocate memory" in outcome.reason
         assert bench.evaluate(inside, Purpose.BLOCK).measured  # the warm child never saw it
+
+
+@pytest.mark.slow
+def test_a_recording_by_a_real_child_predicts_what_it_then_measures() -> None:
+    with RemoteBench(Target(f"{TARGETS}:make_wide", device="cpu", options=SMALL), deadlines=PATIENT) as bench:
+        base, account = bench.briefing.space.baseline, bench.briefing.account
+        assert account is not None
+        law = scaling([bench.record(base.replace(micro_batch_size=size)) for size in (2, 4, 8)])
+        assert isinstance(law, Scaling)
+        scaled = law.at(64)
+        assert isinstance(scaled, Trace)
+        measured = bench.evaluate(base.replace(micro_batch_size=64), Purpose.PROBE).measurement
+        assert measured is not None
+        assert predict(scaled, account).judged_bytes == pytest.approx(measured.memory.judged_bytes, rel=0.02)
+        with pytest.raises(Untraceable, match="nobodys"):
+            bench.record(base.replace(nobodys=1))
+        assert bench.evaluate(base, Purpose.BLOCK).measured  # the same child

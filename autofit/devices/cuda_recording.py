@@ -1,0 +1,74 @@
+"""CUDA recording: the requests to the caching allocator, from the history that it can keep.
+
+Marks are counts: the allocator counts its requests also while it keeps no history. A block that another stream still
+uses is asked back before it can be used again; what counts here is when it can.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from autofit.core.errors import Untraceable
+from autofit.devices.base import Recording, Request
+
+INACTIVE = "inactive"
+COUNTED = ("alloc", "free_requested")
+
+
+@contextmanager
+def recording(index: int) -> Iterator[Recording]:
+    """Records what is asked of the caching allocator on one device while the context is open.
+
+    Raises:
+        Untraceable: the user has the history on: it would be lost.
+    """
+    if torch._C._cuda_isHistoryEnabled():
+        raise Untraceable("the allocator's history is on, and would be lost", "in recording a short run")
+    standing = {
+        block["address"]: block["requested_size"]
+        for segment in torch.cuda.memory._snapshot()["segments"]
+        for block in segment["blocks"]
+        if segment["device"] == index and block["state"] != INACTIVE
+    }
+    counts: list[int] = []
+    found = Recording(lambda: counts.append(_count(index)), standing)
+    torch.cuda.memory._record_memory_history("all", context=None, stacks="python")
+    try:
+        before = _count(index)
+        yield found
+        history = torch.cuda.memory._snapshot()["device_traces"][index]
+    finally:
+        torch.cuda.memory._record_memory_history(None, context=None, stacks="python")
+    _read(history, [count - before for count in counts], found)
+
+
+def _count(index: int) -> int:
+    """Returns how often memory was asked for or given back since the process began."""
+    stats = torch.cuda.memory_stats(index)
+    return int(stats.get("allocation.all.allocated", 0)) + int(stats.get("allocation.all.freed", 0))
+
+
+def _read(history: list[dict[str, Any]], counts: list[int], found: Recording) -> None:
+    """Fills in requests and marks.
+
+    Args:
+        history: the allocator's entries, the oldest first.
+        counts: for each mark, how many entries of the kinds that are `COUNTED` came before it.
+        found: what is filled in.
+    """
+    seen, waiting = 0, iter(counts)
+    due = next(waiting, None)
+    for entry in history:
+        action = entry["action"]
+        if action in COUNTED:
+            while due is not None and due <= seen:
+                found.marks.append(len(found.requests))
+                due = next(waiting, None)
+            seen += 1
+        if action == "alloc":
+            found.requests.append(Request(entry["addr"], entry["size"]))
+        elif action == "free_completed":
+            found.requests.append(Request(entry["addr"], -entry["size"]))
+    found.marks += [len(found.requests)] * (len(counts) - len(found.marks))

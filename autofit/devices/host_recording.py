@@ -1,0 +1,81 @@
+"""Host recording: the requests to torch's CPU allocator, with their addresses, from the Kineto profiler.
+
+The legacy profiler, which meters (cpu.py), is quicker but gives no addresses, so that a release could not be told from
+another of the same size. Both leave out the same: what was there before, and threads that the user's code starts.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._C._profiler import ProfilerActivity, ProfilerConfig, ProfilerState, _EventType, _ExperimentalConfig
+
+from autofit.core.errors import Untraceable
+from autofit.devices.base import Recording, Request
+
+MARK = "autofit: mark"
+LOG_LEVEL, SILENT = "KINETO_LOG_LEVEL", "99"
+"""The profiler's library reads this once, when it is first used; without it each run prints lines of its own."""
+
+
+@contextmanager
+def recording() -> Iterator[Recording]:
+    """Records what is asked of the CPU's allocator while the context is open.
+
+    Raises:
+        Untraceable: a profiler is running already, or this build of torch has none.
+    """
+    if not torch.profiler.kineto_available():
+        raise Untraceable("this build of torch has no profiler that tells addresses", "in recording a short run")
+    if torch._C._autograd._profiler_enabled():
+        raise Untraceable("a profiler is running, and there can be only one", "in recording a short run")
+    # Neither shapes, nor stacks, nor operation counts: memory alone.
+    config = ProfilerConfig(ProfilerState.KINETO, False, True, False, False, False, _ExperimentalConfig())
+    with _silent():
+        torch._C._autograd._prepare_profiler(config, {ProfilerActivity.CPU})
+    torch._C._autograd._enable_profiler(config, {ProfilerActivity.CPU})
+    found = Recording(_mark)
+    try:
+        yield found
+    finally:
+        result = torch._C._autograd._disable_profiler()
+    _read(result.experimental_event_tree(), found)
+
+
+def _mark() -> None:
+    with torch.autograd.profiler.record_function(MARK):
+        pass
+
+
+def _read(roots: list[Any], found: Recording) -> None:
+    """Fills in requests and marks from the tree of the profiler's events; threads are merged by time."""
+    for event in sorted(_all(roots), key=lambda event: event.start_time_ns):
+        if event.tag == _EventType.Allocation:
+            memory = event.typed[1]
+            if memory.device.type == "cpu":
+                found.requests.append(Request(memory.ptr, memory.alloc_size))
+        elif event.name == MARK:
+            found.marks.append(len(found.requests))
+
+
+def _all(roots: list[Any]) -> Iterator[Any]:
+    """Yields every event, a parent before its children."""
+    waiting = list(reversed(roots))
+    while waiting:
+        event = waiting.pop()
+        yield event
+        waiting += reversed(event.children)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Keeps the profiler's library from printing, unless the user has said what it prints."""
+    before = os.environ.get(LOG_LEVEL)
+    os.environ[LOG_LEVEL] = SILENT if before is None else before
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[LOG_LEVEL]
