@@ -21,22 +21,11 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.space import SearchSpace, SpaceFacts
 from autofit.core.trial import Purpose, Trial
+from autofit.replay import VirtualTime
 from autofit.tuner import Tuning
 
 MIB = 2**20
-
-
-class FakeTime:
-    """Seconds that pass only when told; hand it to `Clock(now=...)`."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-    def advance(self, seconds: float) -> None:
-        self.seconds += seconds
+FakeTime = VirtualTime
 
 
 @dataclass
@@ -104,6 +93,8 @@ class FakeBench:
         compute_s: per sample. launch_s: per micro step. update_s: per optimizer step.
         decline: how much slower a sample gets per doubling of the micro batch beyond `knee`.
         interaction: standard deviation of what each combination adds of its own, as a ratio.
+        slower: factor on the seconds of a plan, for what the rest cannot say.
+        extra_mib: memory that a plan needs beside, likewise.
         faults: outcomes instead of a run, by (plan, purpose) or by plan for every purpose.
     """
 
@@ -125,6 +116,8 @@ class FakeBench:
     decline: float = 0.0
     knee: int = 32
     interaction: float = 0.0
+    slower: Callable[[Plan], float] = field(default=lambda plan: 1.0)
+    extra_mib: Callable[[Plan], float] = field(default=lambda plan: 0.0)
     faults: dict[str, Callable[[Purpose], Outcome | None]] = field(default_factory=dict)
     runs: list[tuple[Plan, Purpose]] = field(default_factory=list)
 
@@ -145,7 +138,7 @@ class FakeBench:
         backward = self.static_mib + max(held, 0.4 * self.gradient_mib) + self.sample_mib * activations * size
         head = self.static_mib + held + (self.logits_mib + 0.7 * self.sample_mib * activations) * size
         optimizer = self.static_mib + self.gradient_mib + fixed
-        return round(max(backward, head, optimizer) * MIB)
+        return round((max(backward, head, optimizer) + self.extra_mib(plan)) * MIB)
 
     def step_time_s(self, plan: Plan) -> float:
         """The true seconds of an optimizer step."""
@@ -156,7 +149,7 @@ class FakeBench:
         )
         total = micro * plan.accumulation_steps + self.update_s * self._product(plan, "update")
         own = random.Random(plan.combination.key + str(self.seed)).gauss(0, self.interaction)
-        return total * math.exp(own)
+        return total * math.exp(own) * self.slower(plan)
 
     def samples_per_s(self, plan: Plan) -> float:
         """The true throughput."""
@@ -189,6 +182,11 @@ class FakeBench:
 
     def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
         """Runs a plan: the function that `tuner.run` takes."""
+        began = self.time.seconds
+        outcome = self._run(plan, purpose)
+        return outcome.model_copy(update={"duration_s": self.time.seconds - began})
+
+    def _run(self, plan: Plan, purpose: Purpose) -> Outcome:
         self.runs.append((plan, purpose))
         self.time.advance(self.prepare_s)
         fault = self.faults[plan.key](purpose) if plan.key in self.faults else None
@@ -239,8 +237,14 @@ def space_of(
     return SearchSpace(facts.model_copy(update={"baseline": baseline}))
 
 
-PRECISION = Knob(name="precision", values=("float32", "tf32", "bf16"), default="float32")
-CHECKPOINT = Knob(name="checkpoint", values=("none", "third", "half", "all"), default="none")
+PRECISION = Knob(name="precision", values=("float32", "tf32", "bf16"), default="float32", growth=(1.0, 1.0, 0.65))
+CHECKPOINT = Knob(
+    name="checkpoint",
+    values=("none", "third", "half", "all"),
+    default="none",
+    expected=tuple(1 / (1 + share / 3) for share in (0, 1 / 3, 1 / 2, 1)),
+    growth=tuple(1 - 0.75 * share for share in (0, 1 / 3, 1 / 2, 1)),
+)
 OPTIMIZER = Knob(name="optimizer", values=("own", "foreach", "fused"), default="own")
 FORMAT = Knob(name="memory_format", values=("contiguous", "channels_last"), default="contiguous")
 KNOBS = (PRECISION, CHECKPOINT, OPTIMIZER, FORMAT)

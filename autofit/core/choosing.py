@@ -85,11 +85,9 @@ def better(ratio: Ratio, tie_ratio: float) -> bool:
 def ties(leader_over_other: Ratio, tie_ratio: float) -> bool:
     """Says whether the other is as good as the leader.
 
-    Within the tie margin always; up to twice the margin where the noise does not separate the two. Further apart the
-    better guess wins, however wide its interval: a slow plan must not win by being measured badly.
+    Within the tie margin always. Further apart the better guess wins, however wide its interval: a slow plan must not
+    win by being measured badly.
     """
-    if leader_over_other.low <= 1:
-        return leader_over_other.value < 1 + 2 * tie_ratio
     return leader_over_other.value < 1 + tie_ratio
 
 

@@ -13,6 +13,9 @@ class Knob(BaseModel):
         values: the domain, in the order in which a person would list it.
         default: the value that leaves the training as the user has it; one of `values`.
         about: what the knob does, in one line.
+        expected: throughput with each value over that with the default at the same batch, where theory says it; ()
+            where only a probe can. A searcher begins with it; nothing is decided on it.
+        growth: the same of the part of the peak that grows with the batch.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -21,11 +24,16 @@ class Knob(BaseModel):
     values: tuple[KnobValue, ...]
     default: KnobValue
     about: str = ""
+    expected: tuple[float, ...] = ()
+    growth: tuple[float, ...] = ()
 
     @model_validator(mode="after")
     def _check(self) -> "Knob":
         if not any(_same(value, self.default) for value in self.values):
             raise ValueError(f"knob {self.name}: the default {self.default!r} is not one of {self.values!r}")
+        for expected in (self.expected, self.growth):
+            if expected and len(expected) != len(self.values):
+                raise ValueError(f"knob {self.name}: {len(expected)} expectations for {len(self.values)} values")
         return self
 
     def admits(self, value: KnobValue) -> bool:

@@ -34,6 +34,11 @@ class Status(StrEnum):
         """Whether a smaller micro batch is the cure."""
         return self in (Status.OUT_OF_MEMORY, Status.OVER_BUDGET, Status.OUT_OF_HOST_MEMORY)
 
+    @property
+    def at_any_size(self) -> bool:
+        """Whether the combination of the other knobs is at fault, so that no micro batch is the cure."""
+        return self in (Status.USER_ERROR, Status.DATA_ERROR, Status.NUMERIC, Status.REJECTED, Status.NO_STEP)
+
 
 class Outcome(BaseModel):
     """A Measurement, or why there is none.

@@ -22,6 +22,7 @@ class Problem:
         memory_bytes: the budget on the peak.
         estimate: predicts the peak of a plan from all that is known so far, or None for no opinion.
         seed: makes the search repeatable.
+        cautious: whether exceeding the budget harms the machine, and not only the trial.
     """
 
     space: SearchSpace
@@ -29,6 +30,7 @@ class Problem:
     memory_bytes: int
     estimate: Callable[[Plan], Estimate | None]
     seed: int = 0
+    cautious: bool = False
 
 
 class Searcher(ABC):

@@ -52,7 +52,12 @@ class Checkpointing(Strategy):
         most = counts[-1]
         values = tuple(sorted({(most * quarters + 2) // 4 for quarters in range(5)} & set(counts)))
         about = f"how many of the {most} repeated blocks, first to last, run again in backward to save memory"
-        return Offer(knobs=(Knob(name=CHECKPOINTED_BLOCKS, values=values, default=0, about=about),))
+        # A checkpointed block runs forward twice, and a forward pass is about a third of forward and backward.
+        expected = tuple(1 / (1 + count / (3 * most)) for count in values)
+        # Of its activations only its input stays; the rest of the model keeps its own.
+        growth = tuple(1 - 0.75 * count / most for count in values)
+        knob = Knob(name=CHECKPOINTED_BLOCKS, values=values, default=0, about=about, expected=expected, growth=growth)
+        return Offer(knobs=(knob,))
 
     def apply(self, plan: Plan, draft: Draft) -> AbstractContextManager[None]:
         """Checkpoints the first blocks of `draft.model`; any number up to that of its blocks is accepted.

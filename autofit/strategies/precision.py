@@ -46,7 +46,10 @@ class Precision(Strategy):
         values = tuple(value for value in VALUES if value not in missing)
         if len(values) == 1:
             return Offer(refused=refused)
-        knob = Knob(name=KNOB, values=values, default="fp32", about="number format of products and convolutions")
+        # Half of what products keep for the backward pass; norms and losses keep theirs in float32.
+        growth = tuple(0.65 if value in ("bf16", "fp16") else 1.0 for value in values)
+        about = "number format of products and convolutions"
+        knob = Knob(name=KNOB, values=values, default="fp32", about=about, growth=growth)
         return Offer((knob,), refused)
 
     @contextmanager

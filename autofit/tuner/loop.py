@@ -1,6 +1,6 @@
 """The search phase: ask, screen, probe, record, then tell."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 
 from autofit.core.diagnosis import users_fault
@@ -44,7 +44,14 @@ class Loop:
         self._poisoned = 0
         self._durations_s: list[float] = []
         self._searcher = tuning.searcher(
-            Problem(tuning.space, tuning.objective, tuning.budget.memory_bytes, self.estimate, tuning.seed)
+            Problem(
+                space=tuning.space,
+                objective=tuning.objective,
+                memory_bytes=tuning.budget.memory_bytes,
+                estimate=self.estimate,
+                seed=tuning.seed,
+                cautious=tuning.cautious,
+            )
         )
 
     def recall(self) -> None:
@@ -63,8 +70,7 @@ class Loop:
     def search(self) -> None:
         """Asks and runs until the searcher has nothing left or a limit is reached."""
         self.say("stage", "searching")
-        for estimator in self.tuning.estimators:  # also where all is known: what is predicted next rests on it
-            estimator.foresee(self.baseline, self.tuning.space.sizes)
+        self._prepare(self.baseline, self.tuning.space.sizes)  # also where all is known: what comes next rests on it
         repeats = 0
         while not self._spent():
             plan = self._searcher.ask()
@@ -143,10 +149,7 @@ class Loop:
         if outcome.status is Status.INTERRUPTED:
             raise KeyboardInterrupt(outcome.reason)
         if self._poisoned > int(self.tuning.isolated):
-            raise DevicePoisoned(
-                f"the device answers every call with an error: {outcome.reason}. The study keeps all finished trials: "
-                "start a new process and resume it."
-            )
+            raise _for_good(outcome.reason)
 
     def time_left_s(self) -> float:
         """Returns the seconds left of the time budget; infinity without one."""
@@ -183,8 +186,19 @@ class Loop:
         """Has the estimators look at a plan, unless it is known to fit with room to spare."""
         known = self.estimate(plan)
         if known is None or (_loose(known) and known.value_bytes > SAFE_RATIO * self.tuning.budget.memory_bytes):
+            self._prepare(plan)
+
+    def _prepare(self, plan: Plan, sizes: Sequence[int] = ()) -> None:
+        """Has the estimators look at a plan.
+
+        Raises:
+            DevicePoisoned: a short run that was to show its memory left the device so.
+        """
+        try:
             for estimator in self.tuning.estimators:
-                estimator.foresee(plan)
+                estimator.foresee(plan, sizes)
+        except DevicePoisoned as error:
+            raise _for_good(str(error)) from error
 
     def _screened(self, plan: Plan) -> Trial:
         self._foresee(plan)
@@ -280,6 +294,13 @@ class Loop:
         fault = users_fault([t for t in self.trials if not t.earlier], self.baseline)
         if fault is not None:
             raise fault
+
+
+def _for_good(reason: str) -> DevicePoisoned:
+    return DevicePoisoned(
+        f"the device answers every call with an error: {reason}. The study keeps all finished trials: start a new "
+        "process and resume it."
+    )
 
 
 def _loose(estimate: Estimate) -> bool:

@@ -10,7 +10,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.searchers.base import Problem, Searcher
-from autofit.tuner import run
+from autofit.tuner import Tuning, run
 from tests.fakes import MIB, FakeBench, small_bench, tuning_of
 
 MEMBERS = pytest.mark.parametrize("member", searchers.MEMBERS, ids=lambda member: member.name)
@@ -20,10 +20,14 @@ def made(member: type[Searcher], bench: FakeBench, seed: int = 0) -> Searcher:
     return member(Problem(bench.space, Objective(), bench.budget_bytes, lambda plan: None, seed))
 
 
+def short(tuning: Tuning, trials: int = 15) -> Tuning:
+    return replace(tuning, budget=tuning.budget.model_copy(update={"max_trials": trials}))
+
+
 def test_names_are_unique_and_the_default_is_first() -> None:
     names = [member.name for member in searchers.MEMBERS]
     assert len(names) == len(set(names))
-    assert names[0] == "staged"
+    assert names[0] == "guided"
 
 
 @MEMBERS
@@ -46,7 +50,7 @@ def test_keeps_to_what_the_space_forbids(member: type[Searcher]) -> None:
     def conflict(plan: Plan) -> str | None:
         return "not together" if plan.values["precision"] == "bf16" and plan.values["optimizer"] == "fused" else None
 
-    findings = run(tuning_of(bench, space=replace(bench.space, conflict=conflict), searcher=member))
+    findings = run(short(tuning_of(bench, space=replace(bench.space, conflict=conflict), searcher=member)))
     assert not any(conflict(plan) for plan, _ in bench.runs)
     assert bench.samples_per_s(findings.plan) >= bench.samples_per_s(bench.space.baseline)
 
@@ -56,7 +60,7 @@ def test_the_same_seed_gives_the_same_plans(member: type[Searcher]) -> None:
     asked = []
     for _ in range(2):
         bench = small_bench()
-        run(tuning_of(bench, searcher=member, seed=7))
+        run(short(tuning_of(bench, searcher=member, seed=7)))
         asked.append(bench.probes())
     assert asked[0] == asked[1]
 
@@ -80,7 +84,7 @@ def test_takes_trials_that_it_did_not_ask_for(member: type[Searcher]) -> None:
 def test_beats_the_users_own_setting_within_thirty_probes(member: type[Searcher]) -> None:
     bench = small_bench()
     tuning = tuning_of(bench, searcher=member)
-    findings = run(replace(tuning, budget=tuning.budget.model_copy(update={"max_trials": 30})))
+    findings = run(short(tuning, 30))
     assert len(bench.probes()) <= 31  # and the user's own setting, when the searcher did not ask for it
     assert bench.samples_per_s(findings.plan) > 1.2 * bench.samples_per_s(bench.space.baseline)
     assert bench.fits(findings.plan)

@@ -1,0 +1,11 @@
+"""Replay: a device that is a recorded table, so that a whole search is scored without hardware.
+
+It stands beside the loop and not in `probing`, which runs things: here nothing runs. The loop meets it as the function
+`evaluate`, a clock and an estimator, as it meets a real device.
+"""
+
+from autofit.replay.bench import TableBench, VirtualTime
+from autofit.replay.estimator import Foretold, peaks_of
+from autofit.replay.limits import limited
+
+__all__ = ["Foretold", "TableBench", "VirtualTime", "limited", "peaks_of"]

@@ -1,0 +1,118 @@
+"""TableBench: answers probes, blocks and proofs from a table, with its noise and its cost."""
+
+import random
+
+from autofit.core.errors import UsageError
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
+from autofit.core.table import Entry, Table
+from autofit.core.trial import Purpose
+from autofit.replay.noise import Drift, Runs
+
+PROOF_STEPS = 5
+"""Steps that a proof times at least."""
+DROPPED_STEPS = 1
+"""Steps of a block that are run and not counted."""
+
+
+class VirtualTime:
+    """Seconds that pass only when told; hand it to `Clock(now=...)`."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        """Returns the seconds so far."""
+        return self.seconds
+
+    def advance(self, seconds: float) -> None:
+        """Lets seconds pass."""
+        self.seconds += seconds
+
+
+class TableBench:
+    """A device that is a complete table: what `tuner.run` takes as `evaluate`.
+
+    A plan that fitted always fits, and one that failed fails as it was recorded: memory and status are the entry's
+    own. The step times are drawn, see `autofit.replay.noise`. A probe and a proof cost what the recorded probe took; a
+    block its steps. A block fails as often as those of its plan did in the recording.
+
+    Args:
+        table: has an entry for each plan of its grid.
+        seed: decides what is drawn, and at which moment of the recorded drift the search begins.
+
+    Attributes:
+        time: advanced by what each run costs.
+
+    Raises:
+        UsageError: the table is not complete: what a search asks next cannot be known.
+    """
+
+    def __init__(self, table: Table, seed: int = 0) -> None:
+        if missing := table.missing():
+            raise UsageError(
+                f"the table {table.name!r} lacks {len(missing)} of {len(table.plans)} plans, {missing[0]} among them; "
+                "a search may ask for any. Record the rest."
+            )
+        self.time = VirtualTime()
+        self._entries = {entry.plan.key: entry for entry in table.entries}
+        self._drift = Drift(table)
+        self._runs: dict[str, Runs] = {}
+        self.rewind(seed)
+
+    def rewind(self, seed: int) -> None:
+        """Begins anew with another seed, at second 0: cheaper than another bench of the same table."""
+        self.time.seconds = 0.0
+        self._chance = random.Random(seed)
+        self._began_s = self._chance.uniform(0, 2 * self._drift.length_s)
+
+    def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
+        """Returns what became of a plan, and lets the time pass that it took.
+
+        Raises:
+            UsageError: the plan is not in the table's grid.
+        """
+        entry = self._entries.get(plan.key)
+        if entry is None:
+            raise UsageError(f"the table has no entry for {plan}: it is not in its grid. Search the table's own space.")
+        if not entry.outcome.measured:
+            self.time.advance(entry.outcome.duration_s)
+            return entry.outcome
+        return self._block(entry) if purpose is Purpose.BLOCK else self._probe(entry, purpose)
+
+    def _probe(self, entry: Entry, purpose: Purpose) -> Outcome:
+        measurement = entry.outcome.measurement
+        assert measurement is not None, "an outcome 'measured' carries its measurement"
+        steps = len(measurement.step_times_s)
+        outcome = self._drawn(entry, max(steps, PROOF_STEPS) if purpose is Purpose.PROOF else steps, may_fail=False)
+        self.time.advance(entry.outcome.duration_s)
+        return outcome
+
+    def _block(self, entry: Entry) -> Outcome:
+        steps = max((len(block.step_times_s) for block in entry.blocks), default=0) or PROOF_STEPS - DROPPED_STEPS
+        outcome = self._drawn(entry, steps, may_fail=True)
+        measurement = outcome.measurement
+        spent = 0.0 if measurement is None else sum(measurement.step_times_s) * (steps + DROPPED_STEPS) / steps
+        self.time.advance(spent)
+        return outcome.model_copy(update={"duration_s": spent})
+
+    def _drawn(self, entry: Entry, steps: int, may_fail: bool) -> Outcome:
+        key = entry.plan.key
+        runs = self._runs[key] if key in self._runs else self._runs.setdefault(key, Runs.of(entry))
+        block = runs.draw(self._chance, may_fail)
+        if block.reason:
+            return _failure(block.reason)
+        now = self._drift(self._drift.moment(self._began_s + self.time.seconds))
+        times = runs.step_times_s(block, steps, now - self._drift(block.at_s), self._chance)
+        changes = {"step_times_s": times, "tokens_per_step": block.tokens_per_step}
+        assert entry.outcome.measurement is not None, "only a measured entry is drawn from"
+        return entry.outcome.model_copy(update={"measurement": entry.outcome.measurement.model_copy(update=changes)})
+
+
+def _failure(reason: str) -> Outcome:
+    """Returns the outcome of a block that failed; its reason begins with the status in words."""
+    status, _, text = reason.partition(": ")
+    known = {each.value: each for each in Status}
+    if status not in known:
+        return Outcome(status=Status.CRASHED, reason=reason)
+    return Outcome(status=known[status], reason=text or reason)

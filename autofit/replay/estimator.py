@@ -1,0 +1,88 @@
+"""Foretold: predicts memory from a table, as exactly, as wrongly and as late as one likes."""
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+from autofit.core.estimate import Estimate
+from autofit.core.plan import Plan
+from autofit.core.table import Entry, Table
+from autofit.core.trial import Trial
+from autofit.estimators.base import Estimator
+
+REFUSED_RATIO = 1.05
+"""The peak of a plan that did not fit is taken to be this multiple of the budget at least."""
+
+
+class Foretold(Estimator):
+    """Predicts from known peaks; a plan that is not among them has no estimate.
+
+    Args:
+        peaks: true peak in bytes by the plan's key.
+        factor: what the prediction is multiplied with: its bias.
+        error_ratio: what the bounds allow for, as a share of the prediction.
+        at_once: whether every plan is predicted from the start. Otherwise a plan is once it was foreseen, as with
+            traces: the user's own combination at all sizes, any other plan when it is about to be probed.
+    """
+
+    def __init__(
+        self, peaks: Mapping[str, int], factor: float = 1.0, error_ratio: float = 0.01, at_once: bool = True
+    ) -> None:
+        self._peaks, self._factor, self._error_ratio = peaks, factor, error_ratio
+        self._at_once = at_once
+        self._sizes: dict[str, set[int]] = {}
+
+    def tell(self, trial: Trial) -> None:
+        """Learns nothing: its error stays, so that what corrects it can be seen."""
+
+    def foresee(self, plan: Plan, sizes: Sequence[int] = ()) -> None:
+        """Makes a plan predictable; with `sizes` its combination at all of them."""
+        self._sizes.setdefault(plan.combination.key, set()).update((plan.micro_batch_size, *sizes))
+
+    def estimate(self, plan: Plan) -> Estimate | None:
+        """Returns the peak times the bias, with bounds that allow for the error."""
+        seen = self._at_once or plan.micro_batch_size in self._sizes.get(plan.combination.key, ())
+        peak = self._peaks.get(plan.key) if seen else None
+        if peak is None:
+            return None
+        value = peak * self._factor
+        return Estimate(
+            value_bytes=round(value),
+            lower_bytes=round(value * (1 - self._error_ratio)),
+            upper_bytes=round(value * (1 + self._error_ratio)),
+            basis="foretold",
+        )
+
+
+def peaks_of(table: Table) -> dict[str, int]:
+    """Returns the peak of each plan by its key.
+
+    Of a plan that did not fit the table has none: it is drawn through the two largest sizes of its combination that
+    ran, and is above the budget. Where fewer ran it is left out.
+    """
+
+    def curve(entry: Entry) -> tuple[str, bool]:
+        return entry.plan.combination.key, entry.plan.accumulation_steps > 1
+
+    peaks: dict[str, int] = {}
+    for _, group in groupby(sorted(table.entries, key=curve), key=curve):
+        entries = list(group)
+        ran = {e.plan.micro_batch_size: peak for e in entries if (peak := _peak(e)) is not None}
+        for entry in entries:
+            peak = ran.get(entry.plan.micro_batch_size)
+            if peak is None and entry.outcome.status.does_not_fit:
+                peak = _beyond(ran, entry.plan.micro_batch_size, round(REFUSED_RATIO * table.budget.memory_bytes))
+            if peak is not None:
+                peaks[entry.plan.key] = peak
+    return peaks
+
+
+def _peak(entry: Entry) -> int | None:
+    return None if entry.outcome.measurement is None else entry.outcome.measurement.memory.judged_bytes
+
+
+def _beyond(ran: Mapping[int, int], size: int, least: int) -> int | None:
+    below = sorted(each for each in ran if each < size)[-2:]
+    if len(below) < 2:
+        return None
+    small, large = below
+    return max(ran[large] + (ran[large] - ran[small]) * (size - large) // (large - small), least)

@@ -1,0 +1,40 @@
+"""The same table under a smaller memory budget."""
+
+from autofit.core.errors import UsageError
+from autofit.core.outcome import Outcome, Status
+from autofit.core.table import Entry, Table
+from autofit.core.units import format_bytes
+
+
+def limited(table: Table, memory_bytes: int) -> Table:
+    """Returns the table as it would have been recorded under a smaller budget.
+
+    A plan whose peak is above it is out of memory where the device enforces a budget. A host does not: there the plan
+    ran, and is over the budget. What either costs is taken to be what the whole probe took, the most that it can be.
+    That a plan near the budget may run slower than recorded, its allocator flushing its cache, is not known here.
+
+    Raises:
+        UsageError: the budget is above the table's own: what did not fit there might.
+    """
+    own = table.budget.memory_bytes
+    if memory_bytes > own:
+        found, most = format_bytes(memory_bytes), format_bytes(own)
+        raise UsageError(f"the table {table.name!r} was recorded under {most}; {found} is more. Record it again.")
+    enforced = table.environment.device_type != "cpu"
+    entries = tuple(_judged(entry, memory_bytes, enforced) for entry in table.entries)
+    budget = table.budget.model_copy(update={"memory_bytes": memory_bytes, "memory_note": "of a recorded table"})
+    return table.model_copy(update={"budget": budget, "entries": entries})
+
+
+def _judged(entry: Entry, memory_bytes: int, enforced: bool) -> Entry:
+    measurement = entry.outcome.measurement
+    if not entry.outcome.measured or measurement is None or measurement.memory.judged_bytes <= memory_bytes:
+        return entry
+    found, budget = format_bytes(measurement.memory.judged_bytes), format_bytes(memory_bytes)
+    outcome = Outcome(
+        status=Status.OUT_OF_MEMORY if enforced else Status.OVER_BUDGET,
+        reason=f"its peak {found} is above the budget {budget}",
+        measurement=None if enforced else measurement,
+        duration_s=entry.outcome.duration_s,
+    )
+    return entry.model_copy(update={"outcome": outcome, "blocks": ()})

@@ -1,0 +1,228 @@
+"""Fitting: how likely a plan is to fit, from what the estimators say and from the peaks that were seen.
+
+An estimate with bounds is believed, corrected by how much such estimates were off. Of any other plan the part of the
+peak that grows with the batch is believed to be that of the user's own combination, where it is predicted for every
+size, or else proportional to the micro batch; times a factor for each change. The factors are learned from the peaks of
+the plans that ran, by a surrogate, which knows that a change does about the same at another size and beside others.
+"""
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+import numpy as np
+
+from autofit.core.estimate import Estimate
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
+from autofit.searchers.base import Problem
+from autofit.searchers.surrogate import Array, Belief, Kernel, Points, Scales, Surrogate, expected_of
+
+PREDICTED = Scales(curve=0.05, knob=0.30, slope=0.03, pair=0.05, own=0.02)
+PROPORTIONAL = Scales(curve=0.35, knob=0.30, slope=0.03, pair=0.05, own=0.04, octaves=2.5)
+"""Usual sizes of what changes the logarithm of the part of a peak that grows (see `surrogate`): beside a prediction for
+the user's own combination, and beside a straight line, which a peak does not follow where something else makes it."""
+POWER = 0.75
+"""Of the micro batch, that the part which grows is taken to follow where it is not predicted: 1 would be a straight
+line, but some of what is taken for it does not grow."""
+GROWTH_RATIO = 0.6
+"""What a knob changes beside what theory says of it (`Knob.growth`), as a share of what others change."""
+ONE_SIDED = 0.05
+"""Standard deviation of what is only known to be no less, or no more, than something."""
+PREDICTED_LEVEL, PROPORTIONAL_LEVEL = 0.05, 2.0
+"""Of what all plans have in common: it is known of a prediction, and told by the first probe of a line."""
+NOISE = 0.01
+LEAST = 0.01
+"""The part of a peak that grows is taken to be at least this share of what stays."""
+UNCHANGED = 0.01
+"""Peaks closer than this are equal."""
+HIDDEN = 0.7
+"""A peak that something else makes says only that what grows is less: by so much, give or take as much."""
+OVER = 1.05
+"""A plan that ran out of memory is taken to need this multiple of the budget, if less was believed."""
+NARROW = 1.03
+"""Bounds that are no further apart than this ratio are believed as they are."""
+TIGHT = 0.004
+"""Standard deviation of an estimate with bounds, at least."""
+
+
+class Fitting:
+    """Says how likely plans are to fit.
+
+    Args:
+        problem: what the searcher was given.
+        plans: every plan of the space.
+        points: the same as numbers.
+    """
+
+    def __init__(self, problem: Problem, plans: Sequence[Plan], points: Points) -> None:
+        self._problem, self._plans, self._points = problem, plans, points
+        self._changes, said = expected_of(problem.space.facts.knobs, points, "growth")
+        self._known = [GROWTH_RATIO if known else 1.0 for known in said]
+        self._outcomes: dict[int, Outcome] = {}
+        self._belief: Belief | None = None
+        self._stays = 0.0
+        self._expected: dict[int, int] = {}
+        self._misses: list[float] = []
+
+    def tell(self, place: int, outcome: Outcome) -> None:
+        """Learns what a plan needed."""
+        self._outcomes[place] = outcome
+        self._belief = None
+        expected, measurement = self._expected.pop(place, None), outcome.measurement
+        if expected is not None and measurement is not None:
+            self._misses.append(math.log(measurement.memory.judged_bytes / expected))
+
+    def expect(self, place: int) -> None:
+        """Remembers what is foretold of a plan that is about to run, to learn by how much such figures are off."""
+        estimate = self._foretelling(place)
+        if estimate is not None and not _narrow(estimate):
+            self._expected[place] = max(estimate.value_bytes, 1)
+
+    def foretold(self, place: int) -> bool:
+        """Says whether an estimate with bounds is there, so that no other plan's peak could tell more."""
+        return self._foretelling(place) is not None
+
+    def likely(self, place: int) -> float:
+        """Returns the probability that a plan fits."""
+        estimate, limit = self._problem.estimate(self._plans[place]), self._problem.memory_bytes
+        if estimate is not None and _bounded(estimate):
+            return self._surely(estimate)
+        if estimate is not None and not estimate.worst_case and (estimate.lower_bytes or 0) > limit:
+            return 0.0
+        if self._belief is None:
+            self._belief = self._believe()
+        room = math.log(max(limit - self._stays, 1.0))
+        fits = _below((room - self._belief.mean[place]) / self._belief.deviation[place])
+        return min(fits, self._below_refused(place))
+
+    def _foretelling(self, place: int) -> Estimate | None:
+        estimate = self._problem.estimate(self._plans[place])
+        return estimate if estimate is not None and _bounded(estimate) else None
+
+    def _surely(self, estimate: Estimate) -> float:
+        """Returns the probability that a peak with these bounds is within the limit; they are taken for two deviations.
+
+        Wide bounds are corrected by how much figures with such bounds were off.
+        """
+        limit = self._problem.memory_bytes
+        lower, upper = estimate.lower_bytes or 0, estimate.upper_bytes or 0
+        shift, deviation = 0.0, max(math.log(upper / max(lower, 1)) / 4, TIGHT)
+        if self._misses and not _narrow(estimate):
+            shift = median(self._misses)
+            deviation = max(1.5 * median(abs(miss - shift) for miss in self._misses), NOISE)
+        elif upper <= limit or lower > limit:
+            return float(upper <= limit)
+        return _below((math.log(limit / max(estimate.value_bytes, 1)) - shift) / deviation)
+
+    def _believe(self) -> Belief:
+        """Returns what is believed of the logarithm of the bytes that grow, for every plan."""
+        predicted = self._predicted()
+        measured = [o.measurement.memory for o in self._outcomes.values() if o.measurement is not None]
+        self._stays = 0.98 * min((memory.static_bytes or 0 for memory in measured), default=0)
+        scales, level = (PROPORTIONAL, PROPORTIONAL_LEVEL) if predicted is None else (PREDICTED, PREDICTED_LEVEL)
+        grows = POWER * self._points.octaves * math.log(2) if predicted is None else self._logs(predicted)
+        grows = grows + self._changes
+        kernel = Kernel(self._problem.space.facts.knobs, scales, self._known)
+        told = {place: seen for place in self._outcomes if (seen := self._seen(place)) is not None}
+        if not told:
+            return Belief(grows, np.sqrt(kernel.variances(self._points) + level**2))
+        centre = (
+            0.0 if predicted is not None else float(np.mean([log - grows[place] for place, (log, _) in told.items()]))
+        )
+        belief = self._fitted(kernel, level, grows + centre, told)
+        least = math.log(max(OVER * self._problem.memory_bytes - self._stays, 1.0))
+        refused = {
+            place: (least, ONE_SIDED) for place, outcome in self._outcomes.items()
+            if place not in told and _refused(outcome) and belief.mean[place] < least
+        }  # fmt: skip
+        return self._fitted(kernel, level, grows + centre, told | refused) if refused else belief
+
+    def _fitted(self, kernel: Kernel, level: float, expected: Array, told: dict[int, tuple[float, float]]) -> Belief:
+        places = sorted(told)
+        values = np.array([told[place][0] for place in places]) - expected[places]
+        noise = np.array([told[place][1] for place in places])
+        believed = Surrogate(kernel, self._points.of(places), values, noise, level).believe(self._points)
+        return Belief(believed.mean + expected, believed.deviation)
+
+    def _seen(self, place: int) -> tuple[float, float] | None:
+        """Returns the logarithm of the bytes that grow, if a plan ran or is foretold, and how far that may be off."""
+        measurement = self._outcomes[place].measurement
+        if measurement is not None:
+            log = self._log(measurement.memory.judged_bytes)
+            return (log - HIDDEN, HIDDEN) if self._hidden(place) else (log, NOISE)
+        estimate = None if self._outcomes[place].status.does_not_fit else self._foretelling(place)
+        return None if estimate is None else (self._log(estimate.value_bytes), NOISE)
+
+    def _hidden(self, place: int) -> bool:
+        """Whether a plan's peak may be made by what does not grow: it is that of another size, or of no change."""
+        own, mine = self._peaks(0), self._peaks(place)
+        size = self._plans[place].micro_batch_size
+        peak = mine[size]
+        if any(s != size and _equal(p, peak) for s, p in (own | mine).items()):
+            return True
+        changed = self._points.combinations[place] != self._points.combinations[0]
+        same = size in own and _equal(peak, own[size])
+        return changed and same and not any(s < size and p < peak for s, p in own.items())
+
+    def _peaks(self, place: int) -> dict[int, int]:
+        """Returns the peaks of a plan's combination by size."""
+        mine = self._points.combinations[place]
+        return {
+            self._plans[other].micro_batch_size: outcome.measurement.memory.judged_bytes
+            for other, outcome in self._outcomes.items()
+            if outcome.measurement is not None and self._points.combinations[other] == mine
+        }
+
+    def _predicted(self) -> dict[int, int] | None:
+        """Returns the peaks of the user's own combination by size, where all of them are predicted with bounds."""
+        found: dict[int, int] = {}
+        for place in np.flatnonzero(self._points.combinations == self._points.combinations[0]):
+            estimate = self._foretelling(int(place))
+            if estimate is None:
+                return None
+            found[self._plans[int(place)].micro_batch_size] = estimate.value_bytes
+        return found
+
+    def _logs(self, peaks: dict[int, int]) -> Array:
+        return np.array([self._log(peaks[plan.micro_batch_size]) for plan in self._plans])
+
+    def _log(self, peak: float) -> float:
+        return math.log(max(peak - self._stays, LEAST * self._stays, 1.0))
+
+    def _below_refused(self, place: int) -> float:
+        """Returns how likely a plan is to fit at most, by the sizes of its combination that did not fit and that ran.
+
+        The largest size that fits may be anywhere between them.
+        """
+        mine, size = self._points.combinations[place], self._plans[place].micro_batch_size
+        tried = {
+            self._plans[other].micro_batch_size: outcome
+            for other, outcome in self._outcomes.items() if self._points.combinations[other] == mine
+        }  # fmt: skip
+        refused = min((s for s, outcome in tried.items() if _refused(outcome)), default=None)
+        if refused is None:
+            return 1.0
+        ran = max((s for s, outcome in tried.items() if outcome.measured and s < refused), default=0)
+        return max(1 - (size - ran) / (refused - ran), 0.0)
+
+
+def _bounded(estimate: Estimate) -> bool:
+    return estimate.lower_bytes is not None and estimate.upper_bytes is not None and not estimate.worst_case
+
+
+def _equal(a: int, b: int) -> bool:
+    return abs(a / b - 1) < UNCHANGED
+
+
+def _refused(outcome: Outcome) -> bool:
+    return outcome.status.does_not_fit or outcome.status is Status.SKIPPED
+
+
+def _narrow(estimate: Estimate) -> bool:
+    """Whether an estimate has bounds so narrow that nothing is to be learned of it."""
+    return (estimate.upper_bytes or 0) <= NARROW * (estimate.lower_bytes or 0)
+
+
+def _below(z: float) -> float:
+    return 0.5 * math.erfc(-z / math.sqrt(2))

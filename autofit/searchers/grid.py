@@ -1,0 +1,29 @@
+"""Grid: every plan once, in random order. The yardstick for how much a searcher saves."""
+
+import random
+
+from autofit.core.plan import Plan
+from autofit.core.trial import Purpose, Trial
+from autofit.searchers.base import Problem, Searcher
+
+
+class Grid(Searcher):
+    """Proposes the user's own plan first, then every other in an order that the seed decides."""
+
+    name = "grid"
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        space = problem.space
+        plans = [space.at(combination, size) for combination in space.combinations() for size in space.sizes]
+        random.Random(problem.seed).shuffle(plans)
+        self._left = {plan.key: plan for plan in [space.baseline, *plans]}
+
+    def ask(self) -> Plan | None:
+        """Returns the next plan of which nothing was told; None when there is none."""
+        return next(iter(self._left.values()), None)
+
+    def tell(self, trial: Trial) -> None:
+        """Strikes a plan off; a block of a race says nothing of one."""
+        if trial.purpose is not Purpose.BLOCK:
+            self._left.pop(trial.plan.key, None)

@@ -1,0 +1,250 @@
+"""Guided: a model of speed and one of memory say where the next probe gains most for its seconds.
+
+After each trial the speed of every plan of the space is believed anew (`autofit.searchers.surrogate`), from all that
+ran: what bf16 brought at one size says something of another, and two changes that paid are expected to pay together.
+Memory is what the estimators say where they give bounds, and elsewhere a model of the same kind, on the part of the
+peak that grows (`autofit.searchers.fitting`). The plan with the highest expected gain per second of probing is run, if
+it is likely to fit; where only a larger size would gain and may not fit, a smaller one of its combination comes first.
+Expected gain is the mean of what a plan wins over the best one known, beyond half the tie margin; losses count as
+nothing (Jones, Schonlau and Welch, 1998). The search ends when no plan is expected to gain more than `WORTH`.
+
+The next plan is worked out anew from what is known, so a resumed search goes on where it was.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from statistics import median
+
+import numpy as np
+
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
+from autofit.core.trial import Purpose, Trial
+from autofit.searchers.base import Problem, Searcher
+from autofit.searchers.fitting import Fitting
+from autofit.searchers.rescue import rescue
+from autofit.searchers.surrogate import Array, Belief, Kernel, Scales, Surrogate, expected_of, points_of
+
+CONSIDERED = 20_000
+"""Plans of a space that are looked at: an ask stays cheap in a huge one."""
+SPEED = Scales(curve=0.10, knob=0.25, slope=0.06, pair=0.08, own=0.03)
+"""Usual sizes of what changes log throughput, as seen on the recorded tables (scripts/bench/search.py)."""
+LEVEL = 2.0
+"""Of the level of log throughput, which the first probe tells."""
+NOISE = 0.02
+"""Of one probe against another of the same plan, beside what its own steps show (reference/reliability.md 9)."""
+OVERHEADS = tuple(2.0**power for power in range(-5, 5))
+"""The fixed part of a step, in samples of the user's own micro batch: throughput is b / (b + overhead)."""
+EXPECTED_RATIO = 0.35
+"""What a knob changes beside what theory says of it (`Knob.expected`), as a share of what others change."""
+USUAL_OVERHEAD, OVERHEAD_OCTAVES = 0.5, 2.0
+"""What it is before a second size ran, and by how many doublings that may be wrong (one standard deviation)."""
+AMPLITUDES = (0.5, 1.0, 2.0)
+"""How much larger or smaller all effects of this workload may be than usual."""
+WORTH = 0.003
+"""The search ends when no plan is expected to gain this, as a log ratio."""
+LIKELY, CAUTIOUS = 0.85, 0.98
+"""A plan is run when it is at least so likely to fit; the second where exceeding the budget harms the machine."""
+DARE, DARES, DARE_WORTH = 0.3, 2, 0.02
+"""In the end so many plans are run that are less likely to fit, but not less than this, if they promise so much."""
+STEPS_MOST, STEP_WORTH, HOPE = 8, 0.02, 0.15
+"""So many plans are run to see how the memory of their combination grows, where a larger size promises so much; it is
+taken to fit with this probability at least."""
+REACH = 8
+"""A size is at most this multiple of the largest that ran: models are straight lines from far enough away."""
+STEPS = 8
+"""Steps of a probe that cost time, warm-up included."""
+
+
+class Guided(Searcher):
+    """Probes where the expected gain per second is largest (see the module)."""
+
+    name = "guided"
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        space = problem.space
+        self._knobs = space.facts.knobs
+        self._plans = list(islice(_plans(problem), CONSIDERED))
+        self._places = {plan.key: place for place, plan in enumerate(self._plans)}
+        self._points = points_of(self._knobs, self._plans, space.baseline.micro_batch_size)
+        self._outcomes: dict[int, Outcome] = {}
+        self._scores: dict[int, float] = {}
+        self._fitting = Fitting(problem, self._plans, self._points)
+        self._dares = self._steps = 0
+        self._expected, said = expected_of(self._knobs, self._points, "expected")
+        self._known = [EXPECTED_RATIO if known else 1.0 for known in said]
+
+    def tell(self, trial: Trial) -> None:
+        """Learns from a trial; a block of a race and an interrupted trial say nothing of a plan."""
+        place, outcome = self._places.get(trial.plan.key), trial.outcome
+        if place is None or trial.purpose is Purpose.BLOCK or outcome.status is Status.INTERRUPTED:
+            return
+        self._outcomes[place] = outcome
+        self._scores.pop(place, None)
+        if outcome.measurement is not None and outcome.status in (Status.MEASURED, Status.OVER_BUDGET):
+            self._scores[place] = self.problem.objective.score(outcome.measurement)
+        self._fitting.tell(place, outcome)
+
+    def ask(self) -> Plan | None:
+        """Returns the plan with the highest expected gain per second of probing; the user's own first."""
+        if not any(outcome.measured for outcome in self._outcomes.values()):
+            known = {self._plans[place]: outcome for place, outcome in self._outcomes.items()}
+            plan = rescue(self.problem, known)
+            place = None if plan is None else self._places.get(plan.key)
+        else:
+            belief = self._believe()
+            place = self._most_worthy(self._gains(belief), self._seconds(belief))
+        if place is None:
+            return None
+        self._fitting.expect(place)
+        return self._plans[place]
+
+    def _believe(self) -> Belief:
+        """Returns what is believed of the log throughput of every plan."""
+        told = np.array(sorted(self._scores))
+        logs = np.log([self._scores[place] for place in told])
+        noise = np.array([self._noise(self._outcomes[place]) for place in told])
+        points = self._points.of(told)
+        best: tuple[float, Surrogate, Array] | None = None
+        for overhead in OVERHEADS:
+            expected = self._expected - np.log1p(overhead / np.exp2(self._points.octaves))
+            rest = logs - expected[told]
+            level = float(rest.mean())
+            doubt = math.log2(overhead / USUAL_OVERHEAD) / OVERHEAD_OCTAVES
+            for amplitude in AMPLITUDES:
+                kernel = Kernel(self._knobs, _scaled(SPEED, amplitude), self._known)
+                model = Surrogate(kernel, points, rest - level, noise, LEVEL)
+                evidence = model.evidence - doubt**2 / 2 - math.log(amplitude) ** 2
+                if best is None or evidence > best[0]:
+                    best = (evidence, model, expected + level)
+        assert best is not None, "there is at least one overhead"
+        believed = best[1].believe(self._points)
+        return Belief(believed.mean + best[2], believed.deviation)
+
+    @staticmethod
+    def _noise(outcome: Outcome) -> float:
+        assert outcome.measurement is not None, "it has a score"
+        return math.hypot(NOISE, outcome.measurement.spread_ratio)
+
+    def _gains(self, belief: Belief) -> Array:
+        """Returns the expected gain of each plan over the best that ran; 0 for what is not to be run."""
+        best = max(belief.mean[place] for place in self._scores if self._outcomes[place].measured)
+        margin = math.log1p(self.problem.objective.tie_ratio) / 2
+        ahead = belief.mean - best - margin
+        z = ahead / belief.deviation
+        gains: Array = belief.deviation * (np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi) + z * _below(z))
+        gains[list(self._outcomes)] = 0.0
+        gains[self._closed()] = 0.0
+        return gains
+
+    def _seconds(self, belief: Belief) -> Array:
+        """Returns about how long a probe of each plan takes: its steps, and what every probe costs beside them."""
+        step_s = np.array([plan.global_batch_size for plan in self._plans]) / np.exp(belief.mean)
+        spent = [
+            outcome.duration_s - STEPS * step_s[place]
+            for place, outcome in self._outcomes.items() if place in self._scores and outcome.duration_s
+        ]  # fmt: skip
+        beside_s = max(median(spent), 0.0) if spent else 0.0
+        return np.asarray(beside_s + STEPS * step_s + 1e-9, dtype=np.float64)
+
+    def _closed(self) -> Array:
+        """Returns which plans are not to be run whatever they promise."""
+        values, sizes = self._points.values, np.exp2(self._points.octaves)
+        closed = sizes > REACH * max(sizes[place] for place in self._scores)
+        dead = {place for place, outcome in self._outcomes.items() if outcome.status.at_any_size}
+        alive = list(self._scores)
+        for place in dead:
+            closed |= self._points.combinations == self._points.combinations[place]
+            for knob in range(values.shape[1]):
+                value = values[place, knob]
+                others = [p for p in alive if (np.delete(values[p], knob) == np.delete(values[place], knob)).all()]
+                deaths = sum(values[p, knob] == value for p in dead)
+                lives = any(values[p, knob] == value for p in alive)
+                if not lives and (others or deaths > 1):
+                    closed |= values[:, knob] == value
+        return np.asarray(closed)
+
+    def _most_worthy(self, gains: Array, seconds: Array) -> int | None:
+        """Returns the plan with the most gain per second: one that is likely to fit, or a step towards one that may."""
+        rates, likely = gains / seconds, self._likely()
+        sure = step = dare = Offer()
+        for place in (int(place) for place in np.argsort(-rates)):
+            if rates[place] <= max(sure.rate, 0):
+                break
+            if gains[place] < WORTH:
+                continue
+            fits = self._fitting.likely(place)
+            if fits >= likely:
+                if fits * gains[place] >= WORTH:
+                    sure = sure.or_better(fits * rates[place], place)
+            elif gains[place] >= STEP_WORTH and self._steps < STEPS_MOST and not self._fitting.foretold(place):
+                step = self._step(step, place, gains[place], seconds, likely)
+            if DARE <= fits < likely and fits * gains[place] >= DARE_WORTH:
+                dare = dare.or_better(fits * rates[place], place)
+        if step.rate > sure.rate:
+            self._steps += 1
+            return step.place
+        if sure.place is None and dare.place is not None and self._dares < DARES and not self.problem.cautious:
+            self._dares += 1
+            return dare.place
+        return sure.place
+
+    def _likely(self) -> float:
+        """Returns how likely a plan has to be to fit: each one that did not makes the next be surer."""
+        refused = sum(outcome.status.does_not_fit for outcome in self._outcomes.values())
+        doubt = 1 - (CAUTIOUS if self.problem.cautious else LIKELY)
+        return 1 - doubt * 0.5**refused
+
+    def _step(self, best: "Offer", target: int, gain: float, seconds: Array, likely: float) -> "Offer":
+        """Returns the largest size below a plan that is likely to fit, which shows how its memory grows; or `best`."""
+        points = self._points
+        same = (points.combinations == points.combinations[target]) & (points.octaves < points.octaves[target])
+        for place in sorted((int(p) for p in np.flatnonzero(same)), key=lambda p: -points.octaves[p]):
+            if place in self._outcomes:
+                break  # the next size is the target itself, and it was thought too large
+            if self._fitting.likely(place) >= likely:
+                hope = max(self._fitting.likely(target), HOPE) * gain
+                return best.or_better(hope / (seconds[place] + seconds[target]), place)
+        return best
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A plan and what it promises: log ratio per second of probing."""
+
+    rate: float = 0.0
+    place: int | None = None
+
+    def or_better(self, rate: float, place: int) -> "Offer":
+        """Returns the better of this offer and another."""
+        return Offer(float(rate), place) if rate > self.rate else self
+
+
+def _plans(problem: Problem) -> Iterator[Plan]:
+    """Yields every plan of the space once, the user's own first."""
+    space = problem.space
+    yield space.baseline
+    for combination in space.combinations():
+        for size in space.sizes:
+            plan = space.at(combination, size)
+            if plan != space.baseline:
+                yield plan
+
+
+def _scaled(scales: Scales, amplitude: float) -> Scales:
+    return Scales(
+        curve=scales.curve * amplitude,
+        knob=scales.knob * amplitude,
+        slope=scales.slope * amplitude,
+        pair=scales.pair * amplitude,
+        own=scales.own * amplitude,
+        octaves=scales.octaves,
+    )
+
+
+def _below(z: Array) -> Array:
+    """Returns the normal distribution function."""
+    return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in z])

@@ -1,0 +1,192 @@
+"""Surrogate: what is believed of every plan from the few that ran, with how sure that is. A Gaussian process.
+
+A quantity (log throughput, log memory) of a combination at a micro batch is taken to be a sum of independent parts: a
+level; a smooth curve over the size; for each knob what a value changes against its default, the same at every size, and
+how that changes with the size; what two knobs change only together; what one combination has of its own. Each part has
+a usual size, in `Scales`. So a probe of one plan says something of all that share a part with it, and where nothing was
+seen the uncertainty is that of the parts (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006,
+sections 2.2 and 4.2.4 on sums of kernels).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autofit.core.knob import Knob
+from autofit.core.plan import KnobValue, Plan
+
+Array = NDArray[np.float64]
+
+KINSHIP = 0.5
+"""Correlation of what two values of a knob change, neither of them the default: bf16 says something of fp16."""
+STRAIGHT = 0.85
+"""Share of what a knob of numbers changes that grows with the number; the rest is each number's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """Standard deviations of the parts, as logarithms (0.1 is about 10 %).
+
+    Attributes:
+        curve: of the smooth curve over the size; it changes over `octaves` doublings.
+        knob: of what a value changes. slope: of how that changes with a doubling of the size.
+        pair: of what two knobs change only together.
+        own: of what a combination has of its own, a curve too.
+    """
+
+    curve: float
+    knob: float
+    slope: float
+    pair: float
+    own: float
+    octaves: float = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """Plans as numbers.
+
+    Attributes:
+        values: place of each knob's value in its domain, [plans, knobs].
+        octaves: log2 of the micro batch over the user's own, [plans].
+        combinations: number of the combination, [plans].
+    """
+
+    values: NDArray[np.int64]
+    octaves: Array
+    combinations: NDArray[np.int64]
+
+    def of(self, chosen: Sequence[int] | NDArray[np.int64]) -> Self:
+        """Returns some of the plans."""
+        index = np.asarray(chosen, dtype=np.int64)
+        return type(self)(self.values[index], self.octaves[index], self.combinations[index])
+
+
+class Kernel:
+    """How much two plans have in common.
+
+    Args:
+        knobs: of the space.
+        scales: usual sizes of the parts.
+        known: for each knob by what its part is smaller than usual, because something is known of it; () for none.
+    """
+
+    def __init__(self, knobs: Sequence[Knob], scales: Scales, known: Sequence[float] = ()) -> None:
+        self._scales = scales
+        ratios = known or [1.0] * len(knobs)
+        self._alike = [ratio**2 * _alike(knob) for ratio, knob in zip(ratios, knobs, strict=True)]
+
+    def __call__(self, ours: Points, theirs: Points) -> Array:
+        """Returns the covariance of every one of our plans with every one of theirs, without the level."""
+        s = self._scales
+        apart = ours.octaves[:, None] - theirs.octaves[None, :]
+        smooth = np.exp(-0.5 * (apart / s.octaves) ** 2)
+        shared = [a[ours.values[:, i][:, None], theirs.values[:, i][None, :]] for i, a in enumerate(self._alike)]
+        total = np.sum(shared, axis=0) if shared else np.zeros_like(smooth)
+        pairs = (total**2 - np.sum([one**2 for one in shared], axis=0)) / 2 if shared else total
+        same = ours.combinations[:, None] == theirs.combinations[None, :]
+        slopes = s.slope**2 * total * np.outer(ours.octaves, theirs.octaves)
+        return np.asarray(
+            s.curve**2 * smooth + s.knob**2 * total + slopes + s.pair**2 * pairs + s.own**2 * same * smooth,
+            dtype=np.float64,
+        )
+
+    def variances(self, points: Points) -> Array:
+        """Returns the covariance of each plan with itself."""
+        s = self._scales
+        own = [a[points.values[:, i], points.values[:, i]] for i, a in enumerate(self._alike)]
+        total = np.sum(own, axis=0) if own else np.zeros_like(points.octaves)
+        pairs = (total**2 - np.sum([one**2 for one in own], axis=0)) / 2 if own else total
+        slopes = s.slope**2 * total * points.octaves**2
+        return np.asarray(s.curve**2 + s.knob**2 * total + slopes + s.pair**2 * pairs + s.own**2, dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """Mean and standard deviation of each plan asked for."""
+
+    mean: Array
+    deviation: Array
+
+
+class Surrogate:
+    """A Gaussian process that was told some plans.
+
+    Args:
+        kernel: how much plans have in common.
+        points: what was told.
+        values: of each, less what is expected without having seen any.
+        noise: standard deviation of each.
+        level: standard deviation of what all plans have in common.
+    """
+
+    def __init__(self, kernel: Kernel, points: Points, values: Array, noise: Array, level: float) -> None:
+        self._kernel, self._points, self._level = kernel, points, level
+        covariance = kernel(points, points) + level**2 + np.diag(noise**2)
+        self._factor = np.linalg.cholesky(covariance)
+        self._whitened = np.linalg.solve(self._factor, values)
+
+    @property
+    def evidence(self) -> float:
+        """Log likelihood of what was told."""
+        return float(-0.5 * self._whitened @ self._whitened - np.log(np.diag(self._factor)).sum())
+
+    def believe(self, points: Points) -> Belief:
+        """Returns what is believed of plans."""
+        cross = self._kernel(self._points, points) + self._level**2
+        solved = np.linalg.solve(self._factor, cross)
+        variance = self._kernel.variances(points) + self._level**2 - np.sum(solved**2, axis=0)
+        return Belief(solved.T @ self._whitened, np.sqrt(np.maximum(variance, 1e-12)))
+
+
+def points_of(knobs: Sequence[Knob], plans: Sequence[Plan], own_size: int) -> Points:
+    """Returns plans as numbers; `own_size` is the user's own micro batch."""
+    places = [{_typed(value): place for place, value in enumerate(knob.values)} for knob in knobs]
+    numbers: dict[str, int] = {}
+    return Points(
+        values=np.array(
+            [[at[_typed(plan.values[k.name])] for at, k in zip(places, knobs, strict=True)] for plan in plans],
+            dtype=np.int64,
+        ).reshape(len(plans), len(knobs)),
+        octaves=np.log2(np.array([plan.micro_batch_size for plan in plans], dtype=np.float64) / own_size),
+        combinations=np.array(
+            [numbers.setdefault(plan.combination.key, len(numbers)) for plan in plans], dtype=np.int64
+        ),
+    )
+
+
+def expected_of(knobs: Sequence[Knob], points: Points, name: Literal["expected", "growth"]) -> tuple[Array, list[bool]]:
+    """Returns the logarithm of what theory expects of plans, and of which knobs it says anything.
+
+    Args:
+        knobs: of the space.
+        points: the plans.
+        name: "expected" for throughput, "growth" for the part of the peak that grows.
+    """
+    total, said = np.zeros(len(points.octaves)), []
+    for index, knob in enumerate(knobs):
+        ratios = knob.expected if name == "expected" else knob.growth
+        said.append(bool(ratios))
+        if ratios:
+            total += np.log(np.array(ratios))[points.values[:, index]]
+    return total, said
+
+
+def _typed(value: KnobValue) -> tuple[type, KnobValue]:
+    return type(value), value
+
+
+def _alike(knob: Knob) -> Array:
+    """Returns the correlation of what two values of a knob change; nothing is changed by the default."""
+    count = len(knob.values)
+    if all(type(value) is int for value in knob.values):
+        numbers = np.array([float(value) for value in knob.values])
+        away = numbers - float(knob.default)
+        reach = np.abs(away).max() or 1.0
+        u = away / reach
+        return np.asarray(STRAIGHT * np.outer(u, u) + (1 - STRAIGHT) * np.diag(u**2), dtype=np.float64)
+    changed = np.array([_typed(value) != _typed(knob.default) for value in knob.values], dtype=np.float64)
+    return np.asarray(np.outer(changed, changed) * (KINSHIP + (1 - KINSHIP) * np.eye(count)), dtype=np.float64)

@@ -1,0 +1,152 @@
+"""The workloads of the recorded tables: real architectures with random weights, small enough for a grid on a CPU.
+
+    python scripts/bench/record_table.py scripts/bench/workloads.py:gpt TABLE.json --memory 1GiB
+
+Needs the extra `dev` (transformers).
+"""
+
+from itertools import chain, pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, TensorDataset
+from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
+
+SAMPLES, WORDS, CLASSES, IGNORED = 512, 512, 10, -100
+SHORTEST, LONGEST = 8, 96
+
+
+def gpt() -> dict[str, Any]:
+    """A GPT-2 on texts of one length; the batch is free."""
+    return {"model": _gpt2(), "loader": DataLoader(_texts([48] * SAMPLES), batch_size=4, collate_fn=_together)}
+
+
+def gpt_varied() -> dict[str, Any]:
+    """A GPT-2 on texts of varying length, most of them short; the batch is free."""
+    lengths = SHORTEST + (LONGEST - SHORTEST) * torch.rand(SAMPLES, generator=_chance()) ** 2
+    texts = _texts([int(length) for length in lengths])
+    return {"model": _gpt2(), "loader": DataLoader(texts, batch_size=4, shuffle=True, collate_fn=_together)}
+
+
+def encoder() -> dict[str, Any]:
+    """A BERT with masked words; 32 texts a step."""
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=WORDS, hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=512
+    )
+    loader = DataLoader(_texts([32] * SAMPLES), batch_size=8, collate_fn=_together)
+    return {"model": BertForMaskedLM(config), "loader": loader, "global_batch_size": 32}
+
+
+def resnet() -> dict[str, Any]:
+    """A ResNet with bottlenecks and BatchNorm on images of 48 pixels; the batch is free, SGD with momentum."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3, 1, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU(inplace=True), nn.MaxPool2d(2),
+        Bottleneck(32, 16, 1), Bottleneck(64, 16, 1), Bottleneck(64, 32, 2), Bottleneck(128, 32, 1),
+        Bottleneck(128, 64, 2), Bottleneck(256, 64, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, CLASSES),
+    )  # fmt: skip
+    images = torch.randn(SAMPLES, 3, 48, 48, generator=_chance())
+    return {
+        "model": model,
+        "loader": DataLoader(TensorDataset(images, _labels()), batch_size=8),
+        "loss_fn": F.cross_entropy,
+        "optimizer": lambda params: torch.optim.SGD(params, lr=0.01, momentum=0.9),
+    }
+
+
+def unet() -> dict[str, Any]:
+    """A U-Net that gives back images of 48 pixels, with GroupNorm; 16 images a step."""
+    torch.manual_seed(0)
+    images = torch.randn(SAMPLES, 3, 48, 48, generator=_chance())
+    loader = DataLoader(TensorDataset(images, images), batch_size=4)
+    return {"model": UNet(), "loader": loader, "loss_fn": F.mse_loss, "global_batch_size": 16}
+
+
+def mlp() -> dict[str, Any]:
+    """Three wide layers with dropout on rows of a table; the batch is free."""
+    torch.manual_seed(0)
+    widths = [128, 768, 768, 768]
+    layers = ((nn.Linear(a, b), nn.ReLU(), nn.Dropout(0.1)) for a, b in pairwise(widths))
+    rows = torch.randn(SAMPLES, widths[0], generator=_chance())
+    return {
+        "model": nn.Sequential(*chain.from_iterable(layers), nn.Linear(widths[-1], CLASSES)),
+        "loader": DataLoader(TensorDataset(rows, _labels()), batch_size=16),
+        "loss_fn": F.cross_entropy,
+    }
+
+
+class Bottleneck(nn.Module):
+    """A residual block of ResNet-50's kind."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = 4 * width
+        self.body = nn.Sequential(
+            nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True),
+            nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True),
+            nn.Conv2d(width, outputs, 1, bias=False), nn.BatchNorm2d(outputs),
+        )  # fmt: skip
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns images of the stride's part of the size, [samples, 4 width, height, width]."""
+        return F.relu(self.body(x) + self.shortcut(x))
+
+
+class UNet(nn.Module):
+    """Two halvings and back, with the images of each size passed on."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        widths = [width, 2 * width]
+        self.down = nn.ModuleList(_double(a, b) for a, b in zip([3, *widths], widths, strict=False))
+        self.middle = _double(2 * width, 4 * width)
+        self.up = nn.ModuleList(_double(3 * b, b) for b in reversed(widths))
+        self.out = nn.Conv2d(width, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns images like those that came in, [samples, 3, height, width]."""
+        kept = []
+        for down in self.down:
+            x = down(x)
+            kept.append(x)
+            x = F.max_pool2d(x, 2)
+        x = self.middle(x)
+        for up in self.up:
+            x = up(torch.cat([F.interpolate(x, scale_factor=2, mode="bilinear"), kept.pop()], 1))
+        return self.out(x)
+
+
+def _double(inputs: int, outputs: int) -> nn.Sequential:
+    layers = ((nn.Conv2d(a, outputs, 3, 1, 1), nn.GroupNorm(4, outputs), nn.SiLU()) for a in (inputs, outputs))
+    return nn.Sequential(*chain.from_iterable(layers))
+
+
+def _gpt2() -> nn.Module:
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=WORDS, n_embd=128, n_layer=4, n_head=4, n_positions=LONGEST, use_cache=False)
+    return GPT2LMHeadModel(config)
+
+
+def _texts(lengths: list[int]) -> list[Tensor]:
+    chance = _chance()
+    return [torch.randint(WORDS, (length,), generator=chance) for length in lengths]
+
+
+def _together(texts: list[Tensor]) -> dict[str, Tensor]:
+    """Pads texts to the longest of them; labels do not count padding."""
+    ids = pad_sequence(texts, batch_first=True)
+    mask = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True)
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, IGNORED)}
+
+
+def _labels() -> Tensor:
+    return torch.randint(CLASSES, (SAMPLES,), generator=_chance())
+
+
+def _chance() -> torch.Generator:
+    return torch.Generator().manual_seed(0)

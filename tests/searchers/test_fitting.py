@@ -1,0 +1,123 @@
+"""How likely a plan is to fit: by bounds, by others' peaks, by what did not fit."""
+
+import pytest
+
+from autofit.core.estimate import Estimate
+from autofit.core.objective import Objective
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
+from autofit.core.trial import Purpose
+from autofit.searchers.base import Problem
+from autofit.searchers.fitting import Fitting
+from autofit.searchers.surrogate import points_of
+from tests.fakes import MIB, FakeBench, small_bench
+
+
+class Judge:
+    """A `Fitting` that is asked and told by plans."""
+
+    def __init__(self, bench: FakeBench, estimate=lambda plan: None) -> None:
+        space = bench.space
+        grid = [space.at(c, s) for c in space.combinations() for s in space.sizes]
+        self.bench, self.plans = bench, list(dict.fromkeys([space.baseline, *grid]))
+        points = points_of(space.facts.knobs, self.plans, space.baseline.micro_batch_size)
+        given = Problem(space, Objective(), bench.budget_bytes, estimate)
+        self.fitting = Fitting(given, self.plans, points)
+
+    def likely(self, plan: Plan) -> float:
+        return self.fitting.likely(self.plans.index(plan))
+
+    def run(self, plan: Plan) -> None:
+        place = self.plans.index(plan)
+        self.fitting.expect(place)
+        self.fitting.tell(place, self.bench.evaluate(plan, Purpose.PROBE))
+
+
+def at(bench: FakeBench, size: int, **changes: str) -> Plan:
+    return bench.space.at(bench.space.baseline.combination.replace(**changes), size)
+
+
+def linear(**changes: object) -> FakeBench:
+    """A device whose peak is a straight line in the batch."""
+    return small_bench(gradient_mib=0.0, logits_mib=0.0, **changes)
+
+
+def test_bounds_decide_where_they_are_narrow() -> None:
+    bench = linear()
+    limit = bench.budget_bytes
+
+    def estimate(plan: Plan) -> Estimate:
+        value = limit * plan.micro_batch_size // 32
+        return Estimate(value_bytes=value, lower_bytes=round(0.99 * value), upper_bytes=round(1.01 * value))
+
+    judge = Judge(bench, estimate)
+    assert judge.likely(at(bench, 16)) == 1.0
+    assert judge.likely(at(bench, 64)) == 0.0
+    assert 0.2 < judge.likely(at(bench, 32)) < 0.8
+
+
+def test_wide_bounds_are_corrected_by_what_ran() -> None:
+    bench = linear(budget_bytes=1500 * MIB)
+
+    def estimate(plan: Plan) -> Estimate:
+        value = 1.15 * bench.peak_bytes(plan)
+        return Estimate(value_bytes=round(value), lower_bytes=round(0.85 * value), upper_bytes=round(1.15 * value))
+
+    judge = Judge(bench, estimate)
+    fits = max((s for s in bench.space.sizes if bench.fits(at(bench, s))), default=0)
+    before = judge.likely(at(bench, fits))
+    judge.run(bench.space.baseline)
+    assert judge.likely(at(bench, fits)) > max(before, 0.9)
+
+
+def test_peaks_of_two_sizes_tell_which_larger_one_fits() -> None:
+    bench = linear(budget_bytes=1500 * MIB)
+    judge = Judge(bench)
+    judge.run(at(bench, 4))
+    judge.run(bench.space.baseline)
+    sizes = [s for s in bench.space.sizes if s > 8]
+    fitting = [s for s in sizes if bench.fits(at(bench, s))]
+    chances = [judge.likely(at(bench, s)) for s in sizes]
+    assert chances == sorted(chances, reverse=True)
+    assert judge.likely(at(bench, fitting[0])) > 0.7
+    assert chances[-1] < 0.5
+
+
+def test_a_change_that_saves_is_taken_to_another_size() -> None:
+    bench = linear(budget_bytes=1200 * MIB)
+    judge = Judge(bench)
+    for plan in (at(bench, 4), bench.space.baseline, at(bench, 8, precision="bf16", checkpoint="all")):
+        judge.run(plan)
+    large = next(s for s in bench.space.sizes if not bench.fits(at(bench, s)))
+    assert judge.likely(at(bench, large, precision="bf16", checkpoint="all")) > judge.likely(at(bench, large)) + 0.3
+
+
+def test_between_a_size_that_ran_and_one_that_did_not_it_may_be_either() -> None:
+    bench = linear(budget_bytes=100_000 * MIB)
+    judge = Judge(bench)
+    judge.run(bench.space.baseline)
+    judge.fitting.tell(judge.plans.index(at(bench, 64)), Outcome(status=Status.OUT_OF_MEMORY, reason="full"))
+    assert judge.likely(at(bench, 64)) == 0.0
+    assert judge.likely(at(bench, 16)) <= 1 - (16 - 8) / (64 - 8)
+    assert judge.likely(at(bench, 32)) < judge.likely(at(bench, 16))
+
+
+def test_where_nothing_grows_larger_sizes_are_likely_once_two_ran() -> None:
+    bench = small_bench(sample_mib=0.01, logits_mib=0.0, gradient_mib=600.0, budget_bytes=1100 * MIB)
+    judge = Judge(bench)
+    judge.run(bench.space.baseline)
+    judge.run(at(bench, 16))
+    assert judge.likely(at(bench, 32)) > 0.5
+
+
+@pytest.mark.parametrize("worst_case", [False, True])
+def test_a_worst_case_refuses_nothing(worst_case: bool) -> None:
+    bench = linear()
+
+    def estimate(plan: Plan) -> Estimate:
+        much = 2 * bench.budget_bytes
+        return Estimate(value_bytes=much, lower_bytes=much, upper_bytes=much, worst_case=worst_case)
+
+    judge = Judge(bench, estimate)
+    judge.run(bench.space.baseline)
+    assert (judge.likely(at(bench, 4)) > 0) is worst_case

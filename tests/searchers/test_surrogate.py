@@ -1,0 +1,90 @@
+"""The surrogate: what was told is believed, what shares a part with it leans towards it, the rest stays unsure."""
+
+import math
+
+import numpy as np
+import pytest
+
+from autofit.core.knob import Knob
+from autofit.core.plan import Plan
+from autofit.searchers.surrogate import Kernel, Scales, Surrogate, points_of
+
+PRECISION = Knob(name="precision", values=("fp32", "bf16", "fp16"), default="fp32")
+BLOCKS = Knob(name="blocks", values=(0, 2, 4), default=0)
+FORMAT = Knob(name="format", values=("default", "channels_last"), default="default")
+KNOBS = (PRECISION, BLOCKS, FORMAT)
+SCALES = Scales(curve=0.1, knob=0.3, slope=0.05, pair=0.05, own=0.02)
+KERNEL = Kernel(KNOBS, SCALES)
+
+
+def plan(size: int = 8, precision: str = "fp32", blocks: int = 0, form: str = "default") -> Plan:
+    return Plan(values={"micro_batch_size": size, "precision": precision, "blocks": blocks, "format": form})
+
+
+def believed(told: dict[Plan, float], asked: Plan, noise: float = 0.01) -> tuple[float, float]:
+    points = points_of(KNOBS, [*told, asked], 8)
+    model = Surrogate(
+        KERNEL, points.of(range(len(told))), np.array(list(told.values())), np.full(len(told), noise), level=1.0
+    )
+    found = model.believe(points.of([len(told)]))
+    return float(found.mean[0]), float(found.deviation[0])
+
+
+def test_what_was_told_is_believed() -> None:
+    mean, deviation = believed({plan(): 0.5, plan(precision="bf16"): 1.0}, plan(precision="bf16"))
+    assert mean == pytest.approx(1.0, abs=0.02)
+    assert deviation < 0.015
+
+
+def test_a_change_is_taken_to_another_size_and_beside_another_change() -> None:
+    told = {plan(): 0.0, plan(precision="bf16"): 0.7, plan(form="channels_last"): 0.2}
+    assert believed(told, plan(16, "bf16"))[0] == pytest.approx(0.7, abs=0.15)
+    mean, deviation = believed(told, plan(precision="bf16", form="channels_last"))
+    assert mean == pytest.approx(0.9, abs=0.15)
+    assert deviation < SCALES.knob / 2
+
+
+def test_a_relative_of_what_was_told_leans_towards_it_and_is_less_sure() -> None:
+    told = {plan(): 0.0, plan(precision="bf16"): 0.6}
+    mean, deviation = believed(told, plan(precision="fp16"))
+    assert 0.15 < mean < 0.6
+    assert deviation > believed(told, plan(precision="bf16"))[1] * 3
+
+
+def test_half_the_blocks_change_about_half_as_much() -> None:
+    told = {plan(): 0.0, plan(blocks=4): -0.3}
+    assert believed(told, plan(blocks=2))[0] == pytest.approx(-0.15, abs=0.06)
+
+
+def test_where_nothing_was_seen_the_usual_sizes_hold() -> None:
+    mean, deviation = believed({plan(): 0.0}, plan(form="channels_last"))
+    assert mean == pytest.approx(0.0, abs=0.02)
+    usual = math.hypot(SCALES.knob, SCALES.own, SCALES.own)
+    assert deviation == pytest.approx(usual, rel=0.1)
+
+
+def test_variances_are_the_diagonal_of_the_kernel() -> None:
+    plans = [plan(s, p, b, f) for s in (2, 8, 64) for p in PRECISION.values for b in (0, 2) for f in FORMAT.values]
+    points = points_of(KNOBS, plans, 8)
+    assert np.allclose(KERNEL.variances(points), np.diag(KERNEL(points, points)))
+
+
+def test_a_knob_of_which_something_is_known_changes_less() -> None:
+    points = points_of(KNOBS, [plan(blocks=4)], 8)
+    known = Kernel(KNOBS, SCALES, known=(1.0, 0.3, 1.0))
+    assert known.variances(points)[0] < 0.3 * KERNEL.variances(points)[0]
+
+
+def test_evidence_is_higher_for_what_fits() -> None:
+    plans = [plan(), plan(precision="bf16"), plan(16)]
+    points, noise = points_of(KNOBS, plans, 8), np.full(3, 0.01)
+    calm = Surrogate(KERNEL, points, np.array([0.0, 0.2, 0.05]), noise, 1.0)
+    wild = Surrogate(KERNEL, points, np.array([0.0, 2.0, -1.5]), noise, 1.0)
+    assert calm.evidence > wild.evidence
+
+
+def test_a_space_without_knobs_has_a_curve() -> None:
+    points = points_of((), [Plan(values={"micro_batch_size": s}) for s in (4, 8)], 4)
+    found = Surrogate(Kernel((), SCALES), points.of([0]), np.array([1.0]), np.array([0.01]), 1.0).believe(points)
+    assert found.mean[1] == pytest.approx(1.0, abs=0.1)
+    assert found.deviation[1] > found.deviation[0]
