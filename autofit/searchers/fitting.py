@@ -83,6 +83,11 @@ class Fitting:
         """Says whether an estimate with bounds is there, so that no other plan's peak could tell more."""
         return self._foretelling(place) is not None
 
+    @property
+    def predicted(self) -> bool:
+        """Whether the user's own combination is predicted at every size: then any plan is, before it runs."""
+        return self._predicted() is not None
+
     def likely(self, place: int) -> float:
         """Returns the probability that a plan fits."""
         estimate, limit = self._problem.estimate(self._plans[place]), self._problem.memory_bytes
@@ -150,7 +155,8 @@ class Fitting:
         measurement = self._outcomes[place].measurement
         if measurement is not None:
             log = self._log(measurement.memory.judged_bytes)
-            return (log - HIDDEN, HIDDEN) if self._hidden(place) else (log, NOISE)
+            own = self.predicted and self._points.combinations[place] == self._points.combinations[0]
+            return (log - HIDDEN, HIDDEN) if not own and self._hidden(place) else (log, NOISE)
         estimate = None if self._outcomes[place].status.does_not_fit else self._foretelling(place)
         return None if estimate is None else (self._log(estimate.value_bytes), NOISE)
 

@@ -45,7 +45,7 @@ AMPLITUDES = (0.5, 1.0, 2.0)
 """How much larger or smaller all effects of this workload may be than usual."""
 WORTH = 0.003
 """The search ends when no plan is expected to gain this, as a log ratio."""
-LIKELY, CAUTIOUS = 0.85, 0.98
+LIKELY, CAUTIOUS = 0.85, 0.9
 """A plan is run when it is at least so likely to fit; the second where exceeding the budget harms the machine."""
 DARE, DARES, DARE_WORTH = 0.3, 2, 0.02
 """In the end so many plans are run that are less likely to fit, but not less than this, if they promise so much."""
@@ -187,15 +187,20 @@ class Guided(Searcher):
         if step.rate > sure.rate:
             self._steps += 1
             return step.place
-        if sure.place is None and dare.place is not None and self._dares < DARES and not self.problem.cautious:
+        if sure.place is None and dare.place is not None and self._dares < DARES and not self._careful:
             self._dares += 1
             return dare.place
         return sure.place
 
+    @property
+    def _careful(self) -> bool:
+        """Whether a plan that does not fit harms the machine, and none is predicted before it runs."""
+        return self.problem.cautious and not self._fitting.predicted
+
     def _likely(self) -> float:
         """Returns how likely a plan has to be to fit: each one that did not makes the next be surer."""
         refused = sum(outcome.status.does_not_fit for outcome in self._outcomes.values())
-        doubt = 1 - (CAUTIOUS if self.problem.cautious else LIKELY)
+        doubt = 1 - (CAUTIOUS if self._careful else LIKELY)
         return 1 - doubt * 0.5**refused
 
     def _step(self, best: "Offer", target: int, gain: float, seconds: Array, likely: float) -> "Offer":
