@@ -1,5 +1,7 @@
 """Knob: one named choice with its domain."""
 
+from collections.abc import Sequence
+
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from autofit.core.plan import KnobValue
@@ -35,6 +37,21 @@ class Knob(BaseModel):
             if expected and len(expected) != len(self.values):
                 raise ValueError(f"knob {self.name}: {len(expected)} expectations for {len(self.values)} values")
         return self
+
+    def only(self, values: Sequence[KnobValue]) -> "Knob":
+        """Returns the knob with these of its values; the default should be among them."""
+        kept = [place for place, value in enumerate(self.values) if any(_same(value, one) for one in values)]
+
+        def of(column: tuple[float, ...]) -> tuple[float, ...]:
+            return tuple(column[place] for place in kept) if column else ()
+
+        return self.model_copy(
+            update={
+                "values": tuple(self.values[place] for place in kept),
+                "expected": of(self.expected),
+                "growth": of(self.growth),
+            }
+        )
 
     def admits(self, value: KnobValue) -> bool:
         """Says whether `value` is in the domain; `True` and `1` are different values."""

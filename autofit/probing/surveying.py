@@ -81,7 +81,7 @@ class Survey:
     def _gated(self, knob: Knob) -> Knob:
         """Returns `knob` without the values that do not keep this model's gradient."""
         kept = [value for value in knob.values if value == knob.default or self._keeps(knob.name, value)]
-        return knob.model_copy(update={"values": tuple(kept)})
+        return knob.only(kept)
 
     def _keeps(self, name: str, value: KnobValue) -> bool:
         plan = Plan(values={name: value})

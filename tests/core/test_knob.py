@@ -23,3 +23,16 @@ def test_types_survive_json() -> None:
     again = Knob.model_validate_json(knob.model_dump_json())
     assert [type(value) for value in again.values] == [bool, int, str]
     assert type(again.default) is int
+
+
+def test_fewer_values_keep_what_is_expected_of_them() -> None:
+    knob = Knob(name="precision", values=("fp32", "bf16", "fp16"), default="fp32", growth=(1.0, 0.6, 0.7))
+    fewer = knob.only(["fp32", "fp16"])
+    assert (fewer.values, fewer.growth, fewer.expected) == (("fp32", "fp16"), (1.0, 0.7), ())
+    assert Knob.model_validate_json(fewer.model_dump_json()) == fewer
+
+
+@pytest.mark.parametrize("name", ["expected", "growth"])
+def test_each_value_has_an_expectation_or_none_has(name: str) -> None:
+    with pytest.raises(ValidationError, match="1 expectations for 2 values"):
+        Knob.model_validate({"name": "parts", "values": (1, 2), "default": 1, name: (1.0,)})

@@ -38,13 +38,13 @@ def attention(  # noqa: PLR0913, PLR0917  # the arguments of the function that i
         width = query.shape[-1]
         padded = [x if width % 8 == 0 else pad(x, [0, 8 - width % 8]) for x in (query, key, value)]
         run = aten._scaled_dot_product_flash_attention
-        return first(run(*padded, dropout_p, is_causal, False, scale=scale))[..., :width]
+        return first(list(run(*padded, dropout_p, is_causal, False, scale=scale)))[..., :width]
     bias = None if attn_mask is None else _bias(attn_mask, query, key, align=kernel == "efficient")
     if kernel == "cudnn":
         run = aten._scaled_dot_product_cudnn_attention
-        return first(run(query, key, value, bias, wanted, dropout_p, is_causal, False, scale=scale))
+        return first(list(run(query, key, value, bias, wanted, dropout_p, is_causal, False, scale=scale)))
     run = aten._scaled_dot_product_efficient_attention
-    return first(run(query, key, value, bias, wanted, dropout_p, is_causal, scale=scale))
+    return first(list(run(query, key, value, bias, wanted, dropout_p, is_causal, scale=scale)))
 
 
 def _chosen(

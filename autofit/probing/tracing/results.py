@@ -82,16 +82,14 @@ def results(func: Any, args: tuple[Any, ...], out: Sequence[Any]) -> Sequence[An
     return out if order is None else [out[place] for place in order]
 
 
-def first(out: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Returns the first of several results; the others are released in order, as by C++, where nobody else has them.
+def first(out: list[torch.Tensor]) -> torch.Tensor:
+    """Returns the first of several results; the others are taken out and so released in order, as by C++.
 
-    A tuple of Python releases the last of them first.
+    A list, because a tuple releases the last of them first, and whoever calls a function may hold its arguments.
     """
-    found, *others = out
-    del out
-    while others:
-        del others[0]
-    return found
+    while len(out) > 1:
+        del out[1]
+    return out[0]
 
 
 def channels_innermost(tensor: torch.Tensor) -> bool:

@@ -102,7 +102,7 @@ def _group_norm(  # torch's own arguments
     size, channels = images.shape[:2]
     pixels = images.numel() // max(size * channels, 1)
     run = torch.ops.aten.native_group_norm
-    return first(run(images.contiguous(), weight, bias, size, channels, pixels, groups, eps))
+    return first(list(run(images.contiguous(), weight, bias, size, channels, pixels, groups, eps)))
 
 
 def _without_data(*args: Any, **kwargs: Any) -> Any:

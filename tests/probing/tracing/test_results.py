@@ -55,5 +55,6 @@ def test_all_but_the_first_are_released_from_the_front() -> None:
         def __del__(self) -> None:
             released.append(self.name)
 
-    kept: Any = first((Result("a"), Result("b"), Result("c")))  # type: ignore[arg-type]  # anything with a lifetime
+    results: Any = [Result("a"), Result("b"), Result("c")]  # anything with a lifetime
+    kept: Any = first(results)
     assert (kept.name, released) == ("a", ["b", "c"])
