@@ -20,7 +20,7 @@ class Briefing(BaseModel):
         budget: the memory budget with its arithmetic; time and trials are the caller's.
         enforced: whether the device itself refuses what is over the budget.
         account: what a prediction of memory has to imitate; None where memory can only be measured.
-        ceilings: how fast the device is at best; None where that is not known.
+        ceilings: how fast the device is at best; None where that is not known, or where plans are probed.
         caveats: what a person should know: an inferred loss, a scan that was not complete, a gate that failed.
     """
 

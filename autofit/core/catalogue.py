@@ -4,6 +4,7 @@ Its figures are in `devices/catalogue.json`. That is read as a file, since the p
 """
 
 import re
+from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from typing import Literal
@@ -122,6 +123,13 @@ def find(name: str) -> Card:
             "(nvidia-smi -L shows it). One that is in this machine is better measured, by autofit tune."
         )
     raise UsageError(f"unknown device {name!r}; known are {_listed(cards())}, and cpu for this machine. {_HELP}.")
+
+
+def ceilings_of(name: str) -> Ceilings | None:
+    """Returns the ceilings of the device called `name`; None where it is not known, or several are called so."""
+    with suppress(UsageError):
+        return find(name).ceilings()
+    return None
 
 
 def _names(card: Card) -> tuple[str, ...]:

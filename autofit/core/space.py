@@ -91,6 +91,15 @@ class SearchSpace:
         batch: dict[str, KnobValue] = {MICRO_BATCH_SIZE: micro_batch_size, ACCUMULATION_STEPS: steps}
         return Plan(values={**batch, **combination.values})
 
+    def plans(self) -> Iterator[Plan]:
+        """Yields every plan once, the user's own first."""
+        yield self.baseline
+        for combination in self.combinations():
+            for size in self.sizes:
+                plan = self.at(combination, size)
+                if plan != self.baseline:
+                    yield plan
+
     def violation(self, plan: Plan) -> str | None:
         """Returns why `plan` is not in the space, or None when it is. The baseline always is."""
         if plan == self.baseline:

@@ -116,9 +116,7 @@ class Table(BaseModel):
     @property
     def plans(self) -> tuple[Plan, ...]:
         """The plans of the complete grid, the baseline among them."""
-        space = SearchSpace(self.space)
-        grid = (space.at(each, size) for each in space.combinations() for size in space.sizes)
-        return tuple(dict.fromkeys([self.space.baseline, *grid]))
+        return tuple(SearchSpace(self.space).plans())
 
     def missing(self) -> tuple[Plan, ...]:
         """Returns the plans of the grid that have no entry yet; none when the table is complete."""

@@ -9,14 +9,14 @@ that the device was built with, which is not always what the driver reports for 
 import os
 import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from functools import cached_property
 
 import torch
 
 from autofit.core.account import Account
 from autofit.core.budget import Budget
-from autofit.core.catalogue import find
+from autofit.core.catalogue import ceilings_of
 from autofit.core.errors import UsageError
 from autofit.core.units import format_bytes
 from autofit.core.work import Ceilings
@@ -59,9 +59,7 @@ class Cuda(Accelerator):
 
     def ceilings(self) -> Ceilings | None:
         """Returns what is published of a card of this name."""
-        with suppress(UsageError):
-            return find(self.name()).ceilings()
-        return None
+        return ceilings_of(self.name())
 
     def driver_info(self) -> tuple[int, int]:
         """Returns what the driver says is free and in all: of this slice, under MIG."""

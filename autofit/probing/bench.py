@@ -90,7 +90,6 @@ class Bench:
                 budget=budget,
                 enforced=options.enforce,
                 account=device.account(),
-                ceilings=device.ceilings(),
                 caveats=(*self._notes(), *survey.caveats),
             )
         self._heap = ExitStack()

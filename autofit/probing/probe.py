@@ -21,7 +21,7 @@ from autofit.probing.batch_store import BatchStore, Typical, fresh
 from autofit.probing.evidence import Evidence, collect, scrub
 from autofit.probing.failures import classify
 from autofit.probing.meter import MOST_SKIPPED, Lap, Pace, Ran, run_step, time_phases, time_steps
-from autofit.workloads.step import StepBatch, TrainStep
+from autofit.workloads.step import StepBatch, TrainStep, state_tensors
 from autofit.workloads.tree import Batch, tensors
 
 PROBE_STEPS, PROOF_STEPS = 2, 3
@@ -355,7 +355,7 @@ def static_bytes(step: TrainStep) -> int:
     found: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
     found += [p.grad for p in model.parameters() if p.grad is not None and p.grad.layout is torch.strided]
     if optimizer is not None:
-        found += [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
+        found += state_tensors(optimizer)
     device_type = step.draft.device.type
     storages = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in found if t.device.type == device_type)}
     return sum(storages.values())

@@ -6,7 +6,7 @@ empty cache; the caller's guard puts everything back.
 
 import gc
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -23,9 +23,9 @@ from autofit.probing.failures import classify
 from autofit.probing.meter import run_step
 from autofit.probing.probe import static_bytes
 from autofit.probing.recorded import Point, Standing, trace_of
-from autofit.probing.tracing.tracing import MOST_PARTS, STEPS
+from autofit.probing.tracing.tracing import MOST_PARTS, STEPS, uncollected
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.step import StepBatch, TrainStep
+from autofit.workloads.step import StepBatch, TrainStep, state_tensors
 from autofit.workloads.tree import Batch, tensors
 
 MOST_REQUESTS = 1_000_000
@@ -102,7 +102,7 @@ class ShortRun:
         self._enter("fetch")
         worst = self.source.worst(self.plan.micro_batch_size)
         self._enter("prepare")
-        with self.build(self.plan) as step, _uncollected():
+        with self.build(self.plan) as step, uncollected():
             if step.draft.scaler is not None:
                 step.draft.scaler.load_state_dict({**step.draft.scaler.state_dict(), **NEVER_OVERFLOWS})
             self.device.release()
@@ -215,17 +215,4 @@ def standing(step: TrainStep) -> dict[int, Standing]:
 
 def _state(step: TrainStep) -> Iterator[torch.Tensor]:
     if step.optimizer is not None:
-        values = chain.from_iterable(state.values() for state in step.optimizer.state.values())
-        yield from (value for value in values if isinstance(value, torch.Tensor))
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Keeps garbage collection out of the steps: it would release tensors at moments that depend on the size."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
+        yield from state_tensors(step.optimizer)

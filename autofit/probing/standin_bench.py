@@ -15,9 +15,9 @@ import torch
 from autofit import devices
 from autofit.core.account import Account
 from autofit.core.briefing import Briefing, Options
-from autofit.core.catalogue import StandIn, find
+from autofit.core.catalogue import StandIn, ceilings_of
 from autofit.core.environment import Environment
-from autofit.core.errors import AutofitError, UsageError, UserCodeError, WorkloadError
+from autofit.core.errors import AutofitError, UserCodeError, WorkloadError
 from autofit.core.foreseen import OUTSIDE
 from autofit.core.plan import Plan
 from autofit.core.trace import Trace
@@ -223,9 +223,7 @@ class _Absent(Device):
 
     def ceilings(self) -> Ceilings | None:
         """Returns what is published of it."""
-        with suppress(UsageError):
-            return find(self._described.name).ceilings()
-        return None
+        return ceilings_of(self._described.name)
 
     def account(self) -> Account:
         """Returns the caching allocator with the options that this process would give it, and a usual context."""

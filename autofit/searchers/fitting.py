@@ -16,7 +16,7 @@ from autofit.core.estimate import Estimate
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.searchers.base import Problem
-from autofit.searchers.surrogate import Array, Belief, Kernel, Points, Scales, Surrogate, expected_of
+from autofit.searchers.surrogate import Array, Belief, Kernel, Points, Scales, Surrogate, below, expected_of
 
 PREDICTED = Scales(curve=0.05, knob=0.30, slope=0.03, pair=0.05, own=0.02)
 PROPORTIONAL = Scales(curve=0.35, knob=0.30, slope=0.03, pair=0.05, own=0.04, octaves=2.5)
@@ -28,7 +28,7 @@ line, but some of what is taken for it does not grow."""
 GROWTH_RATIO = 0.6
 """What a knob changes beside what theory says of it (`Knob.growth`), as a share of what others change."""
 ONE_SIDED = 0.05
-"""Standard deviation of what is only known to be no less, or no more, than something."""
+"""Standard deviation of what is only known to be no less than something."""
 PREDICTED_LEVEL, PROPORTIONAL_LEVEL = 0.05, 2.0
 """Of what all plans have in common: it is known of a prediction, and told by the first probe of a line."""
 NOISE = 0.01
@@ -98,7 +98,7 @@ class Fitting:
         if self._belief is None:
             self._belief = self._believe()
         room = math.log(max(limit - self._stays, 1.0))
-        fits = _below((room - self._belief.mean[place]) / self._belief.deviation[place])
+        fits = below((room - self._belief.mean[place]) / self._belief.deviation[place])
         return min(fits, self._below_refused(place))
 
     def _foretelling(self, place: int) -> Estimate | None:
@@ -118,7 +118,7 @@ class Fitting:
             deviation = max(1.5 * median(abs(miss - shift) for miss in self._misses), NOISE)
         elif upper <= limit or lower > limit:
             return float(upper <= limit)
-        return _below((math.log(limit / max(estimate.value_bytes, 1)) - shift) / deviation)
+        return below((math.log(limit / max(estimate.value_bytes, 1)) - shift) / deviation)
 
     def _believe(self) -> Belief:
         """Returns what is believed of the logarithm of the bytes that grow, for every plan."""
@@ -129,7 +129,7 @@ class Fitting:
         grows = POWER * self._points.octaves * math.log(2) if predicted is None else self._logs(predicted)
         grows = grows + self._changes
         kernel = Kernel(self._problem.space.facts.knobs, scales, self._known)
-        told = {place: seen for place in self._outcomes if (seen := self._seen(place)) is not None}
+        told = {place: seen for place in self._outcomes if (seen := self._seen(place, predicted is not None))}
         if not told:
             return Belief(grows, np.sqrt(kernel.variances(self._points) + level**2))
         centre = (
@@ -150,13 +150,13 @@ class Fitting:
         believed = Surrogate(kernel, self._points.of(places), values, noise, level).believe(self._points)
         return Belief(believed.mean + expected, believed.deviation)
 
-    def _seen(self, place: int) -> tuple[float, float] | None:
+    def _seen(self, place: int, predicted: bool) -> tuple[float, float] | None:
         """Returns the logarithm of the bytes that grow, if a plan ran or is foretold, and how far that may be off."""
         measurement = self._outcomes[place].measurement
         if measurement is not None:
             log = self._log(measurement.memory.judged_bytes)
-            own = self.predicted and self._points.combinations[place] == self._points.combinations[0]
-            return (log - HIDDEN, HIDDEN) if not own and self._hidden(place) else (log, NOISE)
+            known = predicted and self._points.combinations[place] == self._points.combinations[0]
+            return (log - HIDDEN, HIDDEN) if not known and self._hidden(place) else (log, NOISE)
         estimate = None if self._outcomes[place].status.does_not_fit else self._foretelling(place)
         return None if estimate is None else (self._log(estimate.value_bytes), NOISE)
 
@@ -228,7 +228,3 @@ def _refused(outcome: Outcome) -> bool:
 def _narrow(estimate: Estimate) -> bool:
     """Whether an estimate has bounds so narrow that nothing is to be learned of it."""
     return (estimate.upper_bytes or 0) <= NARROW * (estimate.lower_bytes or 0)
-
-
-def _below(z: float) -> float:
-    return 0.5 * math.erfc(-z / math.sqrt(2))

@@ -12,7 +12,6 @@ The next plan is worked out anew from what is known, so a resumed search goes on
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from statistics import median
@@ -25,12 +24,12 @@ from autofit.core.trial import Purpose, Trial
 from autofit.searchers.base import Problem, Searcher
 from autofit.searchers.fitting import Fitting
 from autofit.searchers.rescue import rescue
-from autofit.searchers.surrogate import Array, Belief, Kernel, Scales, Surrogate, expected_of, points_of
+from autofit.searchers.surrogate import Array, Belief, Kernel, Scales, Surrogate, below, expected_of, points_of
 
 CONSIDERED = 20_000
 """Plans of a space that are looked at: an ask stays cheap in a huge one."""
 SPEED = Scales(curve=0.10, knob=0.25, slope=0.06, pair=0.08, own=0.03)
-"""Usual sizes of what changes log throughput, as seen on the recorded tables (scripts/bench/search.py)."""
+"""Usual sizes of what changes log throughput; chosen by hand, scored by scripts/bench/search.py."""
 LEVEL = 2.0
 """Of the level of log throughput, which the first probe tells."""
 NOISE = 0.02
@@ -67,7 +66,7 @@ class Guided(Searcher):
         super().__init__(problem)
         space = problem.space
         self._knobs = space.facts.knobs
-        self._plans = list(islice(_plans(problem), CONSIDERED))
+        self._plans = list(islice(space.plans(), CONSIDERED))
         self._places = {plan.key: place for place, plan in enumerate(self._plans)}
         self._points = points_of(self._knobs, self._plans, space.baseline.micro_batch_size)
         self._outcomes: dict[int, Outcome] = {}
@@ -75,7 +74,8 @@ class Guided(Searcher):
         self._fitting = Fitting(problem, self._plans, self._points)
         self._dares = self._steps = 0
         self._expected, said = expected_of(self._knobs, self._points, "expected")
-        self._known = [EXPECTED_RATIO if known else 1.0 for known in said]
+        known = [EXPECTED_RATIO if known else 1.0 for known in said]
+        self._kernels = [(each, Kernel(self._knobs, _scaled(SPEED, each), known)) for each in AMPLITUDES]
 
     def tell(self, trial: Trial) -> None:
         """Learns from a trial; a block of a race and an interrupted trial say nothing of a plan."""
@@ -114,8 +114,7 @@ class Guided(Searcher):
             rest = logs - expected[told]
             level = float(rest.mean())
             doubt = math.log2(overhead / USUAL_OVERHEAD) / OVERHEAD_OCTAVES
-            for amplitude in AMPLITUDES:
-                kernel = Kernel(self._knobs, _scaled(SPEED, amplitude), self._known)
+            for amplitude, kernel in self._kernels:
                 model = Surrogate(kernel, points, rest - level, noise, LEVEL)
                 evidence = model.evidence - doubt**2 / 2 - math.log(amplitude) ** 2
                 if best is None or evidence > best[0]:
@@ -135,7 +134,9 @@ class Guided(Searcher):
         margin = math.log1p(self.problem.objective.tie_ratio) / 2
         ahead = belief.mean - best - margin
         z = ahead / belief.deviation
-        gains: Array = belief.deviation * (np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi) + z * _below(z))
+        gains: Array = belief.deviation * (
+            np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi) + z * np.array([below(each) for each in z])
+        )
         gains[list(self._outcomes)] = 0.0
         gains[self._closed()] = 0.0
         return gains
@@ -228,17 +229,6 @@ class Offer:
         return Offer(float(rate), place) if rate > self.rate else self
 
 
-def _plans(problem: Problem) -> Iterator[Plan]:
-    """Yields every plan of the space once, the user's own first."""
-    space = problem.space
-    yield space.baseline
-    for combination in space.combinations():
-        for size in space.sizes:
-            plan = space.at(combination, size)
-            if plan != space.baseline:
-                yield plan
-
-
 def _scaled(scales: Scales, amplitude: float) -> Scales:
     return Scales(
         curve=scales.curve * amplitude,
@@ -248,8 +238,3 @@ def _scaled(scales: Scales, amplitude: float) -> Scales:
         own=scales.own * amplitude,
         octaves=scales.octaves,
     )
-
-
-def _below(z: Array) -> Array:
-    """Returns the normal distribution function."""
-    return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in z])

@@ -8,6 +8,7 @@ seen the uncertainty is that of the parts (Rasmussen and Williams, Gaussian Proc
 sections 2.2 and 4.2.4 on sums of kernels).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
@@ -173,6 +174,11 @@ def expected_of(knobs: Sequence[Knob], points: Points, name: Literal["expected",
         if ratios:
             total += np.log(np.array(ratios))[points.values[:, index]]
     return total, said
+
+
+def below(z: float) -> float:
+    """Returns the probability that a standard normal variable is below `z`."""
+    return 0.5 * math.erfc(-z / math.sqrt(2))
 
 
 def _typed(value: KnobValue) -> tuple[type, KnobValue]:

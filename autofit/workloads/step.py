@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -209,3 +210,9 @@ class TrainStep:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """Yields the tensors of an optimizer's state."""
+    values = chain.from_iterable(state.values() for state in optimizer.state.values())
+    return (value for value in values if isinstance(value, torch.Tensor))

@@ -206,15 +206,20 @@ class UNet(nn.Module):
         self.out = nn.Conv2d(width, 3, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        kept = []
-        for down in self.down:
-            x = down(x)
-            kept.append(x)
-            x = F.max_pool2d(x, 2)
-        x = self.middle(x)
-        for up in self.up:
-            x = up(torch.cat([F.interpolate(x, scale_factor=2, mode="bilinear"), kept.pop()], 1))
-        return self.out(x)
+        return self.out(down_and_up(x, self.down, self.middle, self.up))
+
+
+def down_and_up(x: Tensor, downs: nn.ModuleList, middle: nn.Module, ups: nn.ModuleList) -> Tensor:
+    """Passes images through the halves of a U-Net; each size on the way down is passed on to its twin."""
+    kept = []
+    for down in downs:
+        x = down(x)
+        kept.append(x)
+        x = F.max_pool2d(x, 2)
+    x = middle(x)
+    for up in ups:
+        x = up(torch.cat([F.interpolate(x, scale_factor=2, mode="bilinear"), kept.pop()], 1))
+    return x
 
 
 def autoencoder(width: int = 64) -> nn.Module:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from prediction_models import down_and_up
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, TensorDataset
@@ -110,15 +111,7 @@ class UNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns images like those that came in, [samples, 3, height, width]."""
-        kept = []
-        for down in self.down:
-            x = down(x)
-            kept.append(x)
-            x = F.max_pool2d(x, 2)
-        x = self.middle(x)
-        for up in self.up:
-            x = up(torch.cat([F.interpolate(x, scale_factor=2, mode="bilinear"), kept.pop()], 1))
-        return self.out(x)
+        return self.out(down_and_up(x, self.down, self.middle, self.up))
 
 
 def _double(inputs: int, outputs: int) -> nn.Sequential:

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -41,7 +40,7 @@ from autofit.probing.tracing.tally import Tally
 from autofit.probing.tracing.temporaries import Chip, passing
 from autofit.strategies import MEMBERS
 from autofit.workloads.loss import LossRule
-from autofit.workloads.step import Draft, StepBatch, TrainStep
+from autofit.workloads.step import Draft, StepBatch, TrainStep, state_tensors
 from autofit.workloads.tree import Batch, map_tensors, tensors
 from autofit.workloads.workload import Workload
 
@@ -155,7 +154,7 @@ class _Run:
             max_grad_norm=workload.max_grad_norm,
         )
         if draft.optimizer is not None:
-            for tensor in _state(draft.optimizer):
+            for tensor in state_tensors(draft.optimizer):
                 recorder.record(tensor, Kind.OPTIMIZER_STATE, standing=True)
         shorter = Plan(values={**self.plan.values, ACCUMULATION_STEPS: count}) if count > 1 else self.plan
         with recorder.modules.following(draft.model) as names, recorder, prepare(shorter, draft, MEMBERS) as step:
@@ -198,7 +197,7 @@ class _Run:
                 self.recorder.label(tensors(each), Kind.BATCH)
         step(StepBatch.of(parts))
         if step.optimizer is not None:
-            self.recorder.label(_state(step.optimizer), Kind.OPTIMIZER_STATE)
+            self.recorder.label(state_tensors(step.optimizer), Kind.OPTIMIZER_STATE)
         self.recorder.modules.forget()
 
     def _observe(self, step: TrainStep) -> Any:
@@ -261,11 +260,6 @@ def _relabel(recorder: Recorder, begun: int, kind: Kind) -> None:
             recorder.kinds[handle] = kind
 
 
-def _state(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    values = chain.from_iterable(state.values() for state in optimizer.state.values())
-    return (value for value in values if isinstance(value, torch.Tensor))
-
-
 def _update_always(optimizer: torch.optim.Optimizer, state: Any, *args: Any, **kwargs: Any) -> Any:
     return optimizer.step(*args, **kwargs)
 
@@ -278,16 +272,22 @@ def _strip(draft: Draft) -> None:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Keeps garbage collection, which would release tensors at odd moments, and the random state out of it."""
+def uncollected() -> Iterator[None]:
+    """Keeps garbage collection out of steps: it would release tensors at odd moments."""
     collecting = gc.isenabled()
     gc.disable()
     try:
-        with torch.random.fork_rng(devices=[]):
-            yield
+        yield
     finally:
         if collecting:
             gc.enable()
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Keeps garbage collection and the random state out of a trace."""
+    with uncollected(), torch.random.fork_rng(devices=[]):
+        yield
 
 
 def _reason(error: BaseException) -> str:
