@@ -574,8 +574,8 @@ class Looked(Estimator):
     def tell(self, trial: Trial) -> None:
         return
 
-    def foresee(self, plan: Plan, sizes: Sequence[int] = ()) -> None:
-        self.looked.append((plan, len(sizes)))
+    def foresee(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
+        self.looked.append((plan, len(along)))
 
     def estimate(self, plan: Plan) -> Estimate | None:
         return self._estimate if any(looked == plan for looked, _ in self.looked) else None
@@ -589,6 +589,36 @@ def test_estimators_look_at_the_users_plan_with_all_sizes_and_at_others_before_t
     assert eye.looked[0] == (bench.space.baseline, len(bench.space.sizes))
     assert (big, 0) in eye.looked
     assert next(t for t in log.finished if t.plan == big).outcome.status is Status.SKIPPED
+
+
+def test_single_changes_are_looked_at_before_anything_runs_once() -> None:
+    bench, surveyed = calm(), []
+
+    class Surveyor(Estimator):
+        def tell(self, trial: Trial) -> None:
+            return
+
+        def survey(self, plans: Sequence[Plan]) -> None:
+            surveyed.append((list(plans), len(bench.runs)))
+
+        def estimate(self, plan: Plan) -> Estimate | None:
+            peak = bench.peak_bytes(plan)
+            own = plan.combination == bench.space.baseline.combination
+            return Estimate(value_bytes=peak, lower_bytes=peak, upper_bytes=peak) if own else None
+
+    run(tuning_of(bench, estimators=[Surveyor()]))
+    assert [ran for _, ran in surveyed] == [0]
+    changes = [len(plan.combination.changes_from(bench.space.baseline.combination)) for plan in surveyed[0][0]]
+    assert sorted(changes) == [0, 0, *[1] * sum(len(knob.values) - 1 for knob in bench.space.facts.knobs)]
+
+
+def test_nothing_is_surveyed_where_all_is_known() -> None:
+    bench, log = calm(), MemoryLog()
+    run(tuning_of(bench, log))
+    eye = Looked(Estimate(value_bytes=1))
+    eye.survey = lambda plans: pytest.fail("nothing was to run")  # type: ignore[method-assign]
+    known = MemoryLog(log.finished)
+    run(tuning_of(bench, known, estimators=[eye]))
 
 
 def test_a_plan_that_fits_with_room_to_spare_is_not_looked_at() -> None:

@@ -18,12 +18,19 @@ class Estimator(ABC):
     def tell(self, trial: Trial) -> None:
         """Learns from a trial."""
 
-    def foresee(self, plan: Plan, sizes: Sequence[int] = ()) -> None:
+    def foresee(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
         """Prepares to estimate a plan that is about to be screened; may take seconds, unlike `estimate`.
 
         Args:
             plan: what is asked for.
-            sizes: all micro batches that its combination may be asked for, ascending; () for this plan alone.
+            along: all plans of its combination that may be asked for, smallest micro batch first; () for it alone.
+        """
+        return
+
+    def survey(self, plans: Sequence[Plan]) -> None:
+        """Prepares to estimate plans that are worth knowing before any runs, the most telling first.
+
+        May leave out the last ones where that takes long.
         """
         return
 

@@ -1,10 +1,10 @@
 """Traced: the memory of a plan from a trace of its training steps, before it runs, corrected by the plans that ran.
 
-A combination of knobs is traced when a plan of it is about to be probed, at that plan's micro batch: its estimate is
-then as exact as the trace. For the user's own combination three traces give the law of every size, so that the search
-knows from the start which micro batches fit. What a trace does not show (a library that allocates for itself) is the
-difference to the plans that ran; it is added to all others. Where the workload cannot be traced, short real runs give
-the law (recorded.py).
+For the user's own combination three traces give the law of every size, with and without accumulation, so that the
+search knows from the start which micro batches fit. Its single changes are traced before the first probe too, each at
+one size (`autofit.tuner.ahead`); any other combination when a plan of it is about to be probed, at that micro batch.
+What a trace does not show (a library that allocates for itself) is the difference to the plans that ran; it is added to
+all others. Where the workload cannot be traced, short real runs give the law (recorded.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -34,6 +34,11 @@ CORRECTED_ERROR_RATIO = 0.02
 UNSEEN_BYTES = 512 * 2**20
 """Until a plan ran, libraries may take so much more on an accelerator than a trace shows: cuDNN chooses workspaces by
 its own measure (reference/memory_prediction.md section 4)."""
+DRAWN_ERROR_RATIO = 0.08
+"""Added where sizes of a trace are drawn between those at other micro batches: such a peak was off by 7.7 % at most, at
+416 points (scripts/bench/prediction.py, "drawn"). Before it runs, such a plan is traced itself."""
+SURVEY_RATIO = 0.5
+"""Plans that are not about to run are traced in this share of the time for tracing."""
 BEYOND_RATIO = 2
 """The law is made for peaks up to so many times the budget, where the space has such sizes."""
 LOOP_RATIO = 1.2
@@ -135,12 +140,12 @@ class Traced(Estimator):
         why = f"; nor did short runs give its law: {self._records.reason}" if self._records.reason else ""
         return f"memory was not predicted but found by probes: {self.refused}{why}"
 
-    def foresee(self, plan: Plan, sizes: Sequence[int] = ()) -> None:
-        """Traces `plan`; with `sizes`, what the law of its whole combination needs."""
+    def foresee(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
+        """Traces `plan`; with `along`, what the law of its whole combination needs."""
         known = self._known.setdefault(_key(plan), _Known())
         size = plan.micro_batch_size
-        if len(sizes) > 1:
-            self._small = small_sizes(sizes, size)
+        if len(along) > 1:
+            self._small = small_sizes([each.micro_batch_size for each in along], size)
         if self.refused:
             self._record(plan, known)
             return
@@ -152,8 +157,16 @@ class Traced(Estimator):
         if known.dead and len(self._known) == 1:
             self.refused = known.reasons[size]
             self._record(plan, known)
-        elif len(sizes) > 1 and known.law is None:
-            self._find_law(plan, known, sizes[-1])
+        elif len(along) > 1 and known.law is None:
+            self._find_laws(plan, along)
+
+    def survey(self, plans: Sequence[Plan]) -> None:
+        """Traces the plans, as far as the time for it goes; nothing where steps would have to be run."""
+        for plan in plans:
+            late = self._allowance_s is not None and self._spent_s > SURVEY_RATIO * self._allowance_s
+            if self.refused or late:
+                return
+            self.foresee(plan)
 
     def tell(self, trial: Trial) -> None:
         """Learns the peak of a probe or a proof, of an earlier run too: it counts once its plan has a prediction."""
@@ -168,10 +181,11 @@ class Traced(Estimator):
             return self._guess(plan)
         miss, traced = self._miss(plan, on_host=prediction.reserved_bytes is None), prediction.judged_bytes
         least, most = self._ends(plan, prediction, miss)
+        ratio = miss.ratio if prediction.exact else miss.ratio + DRAWN_ERROR_RATIO
         return Estimate(
             value_bytes=max(traced + miss.shift, 0),
-            lower_bytes=None if least is None or prediction.answered else max(round(least * (1 - miss.ratio)), 0),
-            upper_bytes=None if most is None else round(most * (1 + miss.ratio)),
+            lower_bytes=None if least is None or prediction.answered else max(round(least * (1 - ratio)), 0),
+            upper_bytes=None if most is None else round(most * (1 + ratio)),
             worst_case=prediction.answered > 0,
             static_bytes=prediction.static_bytes,
             basis=self._basis(plan, prediction, miss.shift),
@@ -191,7 +205,7 @@ class Traced(Estimator):
                 return None, None
             grown_to = max(size for size, grew in ran.items() if grew)
             return min(least, self._floor(plan, known.law, grown_to)), most
-        return (least, most) if prediction.exact else (None, None)
+        return least, most
 
     def _ran(self, plan: Plan, law: Scaling) -> dict[int, bool]:
         """Returns which micro batches of a combination ran, short or not, and whether all grew as its law has it.
@@ -260,6 +274,20 @@ class Traced(Estimator):
         known.recorded, record = True, self._recorder
         find = self._records.own if len(self._known) == 1 else self._records.another
         known.law = find(lambda size: record(_at(plan, size)), self._small)
+
+    def _find_laws(self, plan: Plan, along: Sequence[Plan]) -> None:
+        """Finds the law of a combination, with and without accumulation; where that leaves one plan it is traced."""
+        for accumulating in (True, False):
+            alike = [each for each in along if (each.accumulation_steps > 1) is accumulating]
+            if (plan.accumulation_steps > 1) is accumulating:
+                near = plan
+            else:
+                near = min(alike, key=lambda each: abs(each.micro_batch_size - plan.micro_batch_size), default=plan)
+            known = self._known.setdefault(_key(near), _Known())
+            if len(alike) > 1:
+                self._find_law(near, known, alike[-1].micro_batch_size)
+            elif alike:
+                self._trace(near, known)
 
     def _find_law(self, plan: Plan, known: _Known, largest: int) -> None:
         """Finds the law of a combination from its own size, twice that, and the largest that may fit.

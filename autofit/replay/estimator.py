@@ -20,27 +20,35 @@ class Foretold(Estimator):
         peaks: true peak in bytes by the plan's key.
         factor: what the prediction is multiplied with: its bias.
         error_ratio: what the bounds allow for, as a share of the prediction.
-        at_once: whether every plan is predicted from the start. Otherwise a plan is once it was foreseen, as with
-            traces: the user's own combination at all sizes, any other plan when it is about to be probed.
+        at_once: whether every plan is predicted from the start. Otherwise a plan is once an estimator is asked to look
+            at it, as with traces.
     """
 
     def __init__(
-        self, peaks: Mapping[str, int], factor: float = 1.0, error_ratio: float = 0.01, at_once: bool = True
+        self,
+        peaks: Mapping[str, int],
+        factor: float = 1.0,
+        error_ratio: float = 0.01,
+        at_once: bool = True,
     ) -> None:
         self._peaks, self._factor, self._error_ratio = peaks, factor, error_ratio
         self._at_once = at_once
-        self._sizes: dict[str, set[int]] = {}
+        self._seen: set[str] = set()
 
     def tell(self, trial: Trial) -> None:
         """Learns nothing: its error stays, so that what corrects it can be seen."""
 
-    def foresee(self, plan: Plan, sizes: Sequence[int] = ()) -> None:
-        """Makes a plan predictable; with `sizes` its combination at all of them."""
-        self._sizes.setdefault(plan.combination.key, set()).update((plan.micro_batch_size, *sizes))
+    def foresee(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
+        """Makes a plan predictable, and those along it."""
+        self._seen.update(each.key for each in (plan, *along))
+
+    def survey(self, plans: Sequence[Plan]) -> None:
+        """Makes the plans predictable."""
+        self._seen.update(plan.key for plan in plans)
 
     def estimate(self, plan: Plan) -> Estimate | None:
         """Returns the peak times the bias, with bounds that allow for the error."""
-        seen = self._at_once or plan.micro_batch_size in self._sizes.get(plan.combination.key, ())
+        seen = self._at_once or plan.key in self._seen
         peak = self._peaks.get(plan.key) if seen else None
         if peak is None:
             return None

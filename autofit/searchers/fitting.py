@@ -60,6 +60,8 @@ class Fitting:
         self._changes, said = expected_of(problem.space.facts.knobs, points, "growth")
         self._known = [GROWTH_RATIO if known else 1.0 for known in said]
         self._outcomes: dict[int, Outcome] = {}
+        changed = (points.values != points.values[:1]).sum(axis=1)
+        self._singles = [int(place) for place in np.flatnonzero(changed == 1)]
         self._belief: Belief | None = None
         self._stays = 0.0
         self._expected: dict[int, int] = {}
@@ -130,6 +132,9 @@ class Fitting:
         grows = grows + self._changes
         kernel = Kernel(self._problem.space.facts.knobs, scales, self._known)
         told = {place: seen for place in self._outcomes if (seen := self._seen(place, predicted is not None))}
+        if predicted is not None:  # what is foretold of a single change says something of all that have it
+            ahead = (place for place in self._singles if place not in self._outcomes)
+            told |= {place: (self._log(e.value_bytes), NOISE) for place in ahead if (e := self._foretelling(place))}
         if not told:
             return Belief(grows, np.sqrt(kernel.variances(self._points) + level**2))
         centre = (

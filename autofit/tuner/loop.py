@@ -13,6 +13,7 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes, format_duration
 from autofit.searchers.base import Problem
+from autofit.tuner.ahead import worth_knowing
 from autofit.tuner.tuning import Tuning
 
 REPEATS = 100
@@ -41,6 +42,7 @@ class Loop:
         self.early = False
         self.predicted: dict[str, Estimate] = {}
         self._done = 0
+        self._surveyed = False
         self._poisoned = 0
         self._durations_s: list[float] = []
         self._searcher = tuning.searcher(
@@ -70,7 +72,9 @@ class Loop:
     def search(self) -> None:
         """Asks and runs until the searcher has nothing left or a limit is reached."""
         self.say("stage", "searching")
-        self._prepare(self.baseline, self.tuning.space.sizes)  # also where all is known: what comes next rests on it
+        space = self.tuning.space
+        along = [space.at(self.baseline.combination, size) for size in space.sizes]
+        self._prepare(self.baseline, along)  # also where all is known: what comes next rests on it
         repeats = 0
         while not self._spent():
             plan = self._searcher.ask()
@@ -82,6 +86,7 @@ class Loop:
             if known is not None:
                 self._searcher.tell(known)
             else:
+                self._survey()
                 self.consider(plan)
         self.say("stage", f"search ended: {self.stopped}")
 
@@ -182,13 +187,21 @@ class Loop:
         self.early = bool(self.stopped)
         return self.early
 
+    def _survey(self) -> None:
+        """Has the estimators look at what is worth knowing before anything runs, once."""
+        if not self._surveyed:
+            self._surveyed = True
+            plans = worth_knowing(self.tuning.space, self.estimate, self.tuning.budget.memory_bytes)
+            for estimator in self.tuning.estimators:
+                estimator.survey(plans)
+
     def _foresee(self, plan: Plan) -> None:
         """Has the estimators look at a plan, unless it is known to fit with room to spare."""
         known = self.estimate(plan)
-        if known is None or (_loose(known) and known.value_bytes > SAFE_RATIO * self.tuning.budget.memory_bytes):
+        if known is None or (_rough(known) and known.value_bytes > SAFE_RATIO * self.tuning.budget.memory_bytes):
             self._prepare(plan)
 
-    def _prepare(self, plan: Plan, sizes: Sequence[int] = ()) -> None:
+    def _prepare(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
         """Has the estimators look at a plan.
 
         Raises:
@@ -196,7 +209,7 @@ class Loop:
         """
         try:
             for estimator in self.tuning.estimators:
-                estimator.foresee(plan, sizes)
+                estimator.foresee(plan, along)
         except DevicePoisoned as error:
             raise _for_good(str(error)) from error
 
@@ -303,9 +316,12 @@ def _for_good(reason: str) -> DevicePoisoned:
     )
 
 
+def _rough(estimate: Estimate) -> bool:
+    return estimate.lower_bytes is None or estimate.lower_bytes < LOOSE_RATIO * estimate.value_bytes
+
+
 def _loose(estimate: Estimate) -> bool:
-    tight = estimate.lower_bytes is not None and estimate.lower_bytes >= LOOSE_RATIO * estimate.value_bytes
-    return not tight and estimate.upper_bytes is None
+    return _rough(estimate) and estimate.upper_bytes is None
 
 
 def _guess(estimate: Estimate) -> bool:

@@ -42,7 +42,7 @@ ESTIMATORS: dict[str, Callable[["Case", int], list[Estimator]]] = {
     "missing": lambda case, seed: [],
 }
 """What predicts memory beside the plans that ran: every plan exactly; every plan 10 % too high or too low; as traces,
-each plan once it is asked for; nothing."""
+the user's own combination and single changes at first and each plan once it is asked for; nothing."""
 
 
 @dataclass(frozen=True, slots=True)

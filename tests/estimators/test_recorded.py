@@ -56,7 +56,7 @@ class Recorder:
 
 def estimator(recorder: Recorder | None, own: int = 16, **values: float) -> Traced:
     made = Traced(untraceable, HOST, 1000 * MIB, recorder=recorder, **values)
-    made.foresee(plan(own), SIZES)
+    made.foresee(plan(own), [plan(size) for size in SIZES])
     return made
 
 
@@ -122,7 +122,7 @@ def test_three_short_runs_give_every_size() -> None:
 def test_a_workload_that_can_be_traced_is_never_run() -> None:
     recorder = Recorder()
     made = Traced(Recorder(), HOST, 1000 * MIB, recorder=recorder)
-    made.foresee(plan(16), SIZES)
+    made.foresee(plan(16), [plan(size) for size in SIZES])
     made.foresee(plan(16, precision="bf16"))
     assert recorder.asked == []
     assert made.caveat == ""
