@@ -28,7 +28,7 @@ from autofit.searchers.surrogate import Array, Belief, Kernel, Scales, Surrogate
 
 CONSIDERED = 20_000
 """Plans of a space that are looked at: an ask stays cheap in a huge one."""
-SPEED = Scales(curve=0.10, knob=0.25, slope=0.06, pair=0.08, own=0.03)
+SPEED = Scales(curve=0.10, knob=0.25, slope=0.06, pair=0.08, own=0.03, size=0.06)
 """Usual sizes of what changes log throughput; chosen by hand, scored by scripts/bench/search.py."""
 LEVEL = 2.0
 """Of the level of log throughput, which the first probe tells."""
@@ -236,5 +236,6 @@ def _scaled(scales: Scales, amplitude: float) -> Scales:
         slope=scales.slope * amplitude,
         pair=scales.pair * amplitude,
         own=scales.own * amplitude,
+        size=scales.size * amplitude,
         octaves=scales.octaves,
     )

@@ -1,11 +1,11 @@
 """Surrogate: what is believed of every plan from the few that ran, with how sure that is. A Gaussian process.
 
 A quantity (log throughput, log memory) of a combination at a micro batch is taken to be a sum of independent parts: a
-level; a smooth curve over the size; for each knob what a value changes against its default, the same at every size, and
-how that changes with the size; what two knobs change only together; what one combination has of its own. Each part has
-a usual size, in `Scales`. So a probe of one plan says something of all that share a part with it, and where nothing was
-seen the uncertainty is that of the parts (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006,
-sections 2.2 and 4.2.4 on sums of kernels).
+level; a smooth curve over the size; what one size has of its own; for each knob what a value changes against its
+default, the same at every size, and how that changes with the size; what two knobs change only together; what one
+combination has of its own. Each part has a usual size, in `Scales`. So a probe of one plan says something of all that
+share a part with it, and where nothing was seen the uncertainty is that of the parts (Rasmussen and Williams, Gaussian
+Processes for Machine Learning, 2006, sections 2.2 and 4.2.4 on sums of kernels).
 """
 
 import math
@@ -36,6 +36,7 @@ class Scales:
         knob: of what a value changes. slope: of how that changes with a doubling of the size.
         pair: of what two knobs change only together.
         own: of what a combination has of its own, a curve too.
+        size: of what one size has of its own, whatever the combination: its tiles are full, or a cache overflows.
     """
 
     curve: float
@@ -43,6 +44,7 @@ class Scales:
     slope: float
     pair: float
     own: float
+    size: float = 0.0
     octaves: float = 1.5
 
 
@@ -90,9 +92,9 @@ class Kernel:
         pairs = (total**2 - np.sum([one**2 for one in shared], axis=0)) / 2 if shared else total
         same = ours.combinations[:, None] == theirs.combinations[None, :]
         slopes = s.slope**2 * total * np.outer(ours.octaves, theirs.octaves)
+        sizes = s.curve**2 * smooth + s.size**2 * (apart == 0)
         return np.asarray(
-            s.curve**2 * smooth + s.knob**2 * total + slopes + s.pair**2 * pairs + s.own**2 * same * smooth,
-            dtype=np.float64,
+            sizes + s.knob**2 * total + slopes + s.pair**2 * pairs + s.own**2 * same * smooth, dtype=np.float64
         )
 
     def variances(self, points: Points) -> Array:
@@ -102,7 +104,8 @@ class Kernel:
         total = np.sum(own, axis=0) if own else np.zeros_like(points.octaves)
         pairs = (total**2 - np.sum([one**2 for one in own], axis=0)) / 2 if own else total
         slopes = s.slope**2 * total * points.octaves**2
-        return np.asarray(s.curve**2 + s.knob**2 * total + slopes + s.pair**2 * pairs + s.own**2, dtype=np.float64)
+        sizes = s.curve**2 + s.size**2
+        return np.asarray(sizes + s.knob**2 * total + slopes + s.pair**2 * pairs + s.own**2, dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The surrogate: what was told is believed, what shares a part with it leans towards it, the rest stays unsure."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,10 +22,14 @@ def plan(size: int = 8, precision: str = "fp32", blocks: int = 0, form: str = "d
     return Plan(values={"micro_batch_size": size, "precision": precision, "blocks": blocks, "format": form})
 
 
-def believed(told: dict[Plan, float], asked: Plan, noise: float = 0.01) -> tuple[float, float]:
+def believed(told: dict[Plan, float], asked: Plan, noise: float = 0.01, scales: Scales = SCALES) -> tuple[float, float]:
     points = points_of(KNOBS, [*told, asked], 8)
     model = Surrogate(
-        KERNEL, points.of(range(len(told))), np.array(list(told.values())), np.full(len(told), noise), level=1.0
+        Kernel(KNOBS, scales),
+        points.of(range(len(told))),
+        np.array(list(told.values())),
+        np.full(len(told), noise),
+        level=1.0,
     )
     found = model.believe(points.of([len(told)]))
     return float(found.mean[0]), float(found.deviation[0])
@@ -56,6 +61,15 @@ def test_half_the_blocks_change_about_half_as_much() -> None:
     assert believed(told, plan(blocks=2))[0] == pytest.approx(-0.15, abs=0.06)
 
 
+def test_what_one_size_has_of_its_own_is_taken_to_other_combinations_and_not_to_other_sizes() -> None:
+    told = {plan(size): 0.0 for size in (8, 16, 24, 40)} | {plan(24, "bf16"): 0.5, plan(32, "bf16"): 0.7}
+    quirky = replace(SCALES, size=0.1)
+    odd, even = (believed(told, plan(size), scales=quirky)[0] for size in (32, 36))
+    assert odd > 0.1
+    assert abs(even) < odd / 2
+    assert believed(told, plan(32))[0] < odd / 2  # without it the combination has it of its own
+
+
 def test_where_nothing_was_seen_the_usual_sizes_hold() -> None:
     mean, deviation = believed({plan(): 0.0}, plan(form="channels_last"))
     assert mean == pytest.approx(0.0, abs=0.02)
@@ -63,10 +77,12 @@ def test_where_nothing_was_seen_the_usual_sizes_hold() -> None:
     assert deviation == pytest.approx(usual, rel=0.1)
 
 
-def test_variances_are_the_diagonal_of_the_kernel() -> None:
+@pytest.mark.parametrize("scales", [SCALES, replace(SCALES, size=0.1)])
+def test_variances_are_the_diagonal_of_the_kernel(scales: Scales) -> None:
     plans = [plan(s, p, b, f) for s in (2, 8, 64) for p in PRECISION.values for b in (0, 2) for f in FORMAT.values]
     points = points_of(KNOBS, plans, 8)
-    assert np.allclose(KERNEL.variances(points), np.diag(KERNEL(points, points)))
+    kernel = Kernel(KNOBS, scales)
+    assert np.allclose(kernel.variances(points), np.diag(kernel(points, points)))
 
 
 def test_a_knob_of_which_something_is_known_changes_less() -> None:
