@@ -4,6 +4,7 @@ import math
 import random
 from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import cycle, islice
 from statistics import median
 
 from autofit.core.table import Block, Entry, Table
@@ -58,11 +59,12 @@ class Runs:
 
     A drawn run has the level of one recorded block, moved to the drift of the moment, and step times drawn anew from
     the spread within all blocks. Few blocks understate the spread between runs; that the steps, whose chance is in the
-    level of a block already, are drawn again adds to it.
+    level of a block already, are drawn again adds to it. Where tokens were counted the steps of a block stay as they
+    are: a step takes as long as its batch has tokens, which are known of the whole block only.
 
     Attributes:
         blocks: recorded blocks, those that failed among them.
-        ratios: each step time over the median of its block.
+        ratios: each step time over the median of its block; () where they belong to their block.
     """
 
     blocks: tuple[Block, ...]
@@ -76,7 +78,8 @@ class Runs:
             times, tokens = measurement.step_times_s, measurement.tokens_per_step
             blocks = (*blocks, Block(at_s=entry.at_s, step_times_s=times, tokens_per_step=tokens))
         ran = _ran(blocks)
-        return cls(blocks, tuple(t / median(b.step_times_s) for b in ran for t in b.step_times_s))
+        counted = any(block.tokens_per_step is not None for block in ran)
+        return cls(blocks, () if counted else tuple(t / median(b.step_times_s) for b in ran for t in b.step_times_s))
 
     def draw(self, chance: random.Random, may_fail: bool) -> Block:
         """Returns a recorded block; one that failed only if `may_fail`."""
@@ -84,6 +87,8 @@ class Runs:
 
     def step_times_s(self, block: Block, steps: int, slower_log: float, chance: random.Random) -> tuple[float, ...]:
         """Returns drawn step times at the level of `block`, slowed by the exponential of `slower_log`."""
+        if not self.ratios:
+            return tuple(islice(cycle(time_s * math.exp(slower_log) for time_s in block.step_times_s), steps))
         level = median(block.step_times_s) * math.exp(slower_log)
         return tuple(level * ratio for ratio in chance.choices(self.ratios, k=steps))
 
