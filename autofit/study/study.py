@@ -21,6 +21,7 @@ from autofit.core.trial import Purpose, Trial
 from autofit.study.book import Book
 from autofit.study.past import Past
 from autofit.study.place import Place, connect
+from autofit.study.present import in_terms_of
 from autofit.study.request import Context, Request
 from autofit.study.wording import distributions_of, domain
 
@@ -35,11 +36,13 @@ class Study:
         notes: what a person should know on opening.
     """
 
-    def __init__(self, place: Place, book: Book, context: Context, past: Past) -> None:
+    def __init__(
+        self, place: Place, book: Book, context: Context, earlier: Sequence[Trial], notes: Sequence[str]
+    ) -> None:
         self.location = place.shown
-        self.notes = tuple(past.notes)
+        self.notes = tuple(notes)
         self._place, self._book, self._context = place, book, context
-        self._earlier = tuple(past.trials)
+        self._earlier = tuple(earlier)
         self._running: dict[int, Request] = {}
 
     @classmethod
@@ -79,7 +82,8 @@ class Study:
             book.remember(context)
             past = Past(context, notes)
             past.read([*books, *([] if book in books else [book])])
-        return cls(place, replace(book, distributions=distributions_of(space)), context, past)
+        earlier, more = in_terms_of(space, past.trials)
+        return cls(place, replace(book, distributions=distributions_of(space)), context, earlier, [*past.notes, *more])
 
     def begin(self, plan: Plan, purpose: Purpose) -> int:
         """Records that `plan` runs from now on, and returns the number of its trial.
@@ -113,8 +117,9 @@ class Study:
     def earlier(self) -> Sequence[Trial]:
         """Returns the trials that were finished before this study was opened and hold for this run, oldest first.
 
-        Those are trials of a comparable environment, judged by the present budget. A plan that was running when its
-        process died is left out once, so that it may be tried again; after a second death it is here as CRASHED.
+        Those are trials of a comparable environment, judged by the present budget, with a value for each knob in play;
+        `notes` says when this run does not search some of their plans. A plan that was running when its process died is
+        left out once, so that it may be tried again; after a second death it is here as CRASHED.
         """
         return self._earlier
 

@@ -2,16 +2,21 @@
 
 import logging
 import math
+import sqlite3
 import stat
 from pathlib import Path
 
 import optuna
 import pytest
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+from sqlalchemy.exc import OperationalError
 
 from autofit.core.errors import StudyError
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from tests.study.samples import BUDGET, HERE, MIB, PLAN, failed, measured, measurement, reopen, space
 
@@ -167,16 +172,41 @@ def test_a_changed_domain_starts_a_further_study_and_keeps_the_old_trials(db: Pa
     assert len(study.earlier()) == 1
     study.finish(study.begin(PLAN.replace(precision="tf32"), Purpose.PROBE), measured())
     assert (len(in_optuna(db)), len(in_optuna(db, "net#2"))) == (1, 1)
-    for facts in (wider, space()):  # each goes on where its own domain was used
+    unused = "1 trial is of plans that this run does not search and not used: precision=tf32 is not one of fp32, bf16"
+    for facts, notes in ((wider, ()), (space(), (unused,))):  # each goes on where its own domain was used
         again = reopen(db, facts=facts)
-        assert (len(again.earlier()), again.notes) == (2, ())
+        assert (len(again.earlier()), again.notes) == (2, notes)
+
+
+def test_a_knob_that_came_into_play_later_has_its_default_in_older_trials(db: Path) -> None:
+    narrow = space().model_copy(update={"knobs": space().knobs[1:]})
+    before = Plan(values={name: value for name, value in PLAN.values.items() if name != "precision"})
+    study = reopen(db, facts=narrow)
+    study.finish(study.begin(before, Purpose.PROBE), measured())
+    later = reopen(db)
+    assert [trial.plan for trial in later.earlier()] == [PLAN.replace(precision="fp32")]
+    assert later.notes == ()
+
+
+def test_trials_of_plans_that_are_not_searched_now_are_said_with_what_differs(db: Path) -> None:
+    run(db, measured())
+    other = space().model_copy(update={"global_batch_size": 16, "baseline": PLAN.replace(accumulation_steps=4)})
+    study = reopen(db, facts=other)
+    assert study.notes == (
+        "1 trial is of plans that this run does not search and not used: 2 accumulation steps of 4 are not the global "
+        "batch 16",
+    )
+    assert len(study.earlier()) == 1  # for the record
+    study.finish(study.begin(PLAN.replace(precision="fp32"), Purpose.PROBE), measured())
+    (note,) = reopen(db, facts=space(precisions=("fp32",))).notes[1:]
+    assert note == ("1 trial is of plans that this run does not search and not used: precision=bf16 is not one of fp32")
 
 
 def test_ranges_of_whole_numbers_may_change_within_a_study(db: Path) -> None:
     run(db, measured())
     study = reopen(db, facts=space(blocks=(0, 6, 12)))
     study.finish(study.begin(PLAN.replace(checkpointed_blocks=12), Purpose.PROBE), measured())
-    assert study.notes == ()
+    assert not any("further study" in note for note in study.notes)
     assert [trial.params["checkpointed_blocks"] for trial in in_optuna(db)] == [2, 12]
 
 
@@ -274,19 +304,21 @@ def test_the_file_and_its_directories_are_for_the_owner_alone(tmp_path: Path) ->
     assert [file.name for file in path.parent.iterdir()] == ["s.db"]
 
 
-def test_a_failed_write_can_be_made_again(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_can_be_made_again(db: Path) -> None:
     study = reopen(db)
     number = study.begin(PLAN, Purpose.PROBE)
-    with monkeypatch.context() as patch:
 
-        def locked(*args: object, **kwargs: object) -> None:
-            raise optuna.exceptions.StorageInternalError("database is locked")
+    def full(*args: object) -> None:
+        raise OperationalError("commit", None, sqlite3.OperationalError("database or disk is full"))
 
-        patch.setattr(optuna.storages.RDBStorage, "set_trial_state_values", locked)
-        with pytest.raises(StudyError, match="database is locked"):
+    event.listen(Engine, "commit", full)
+    try:
+        with pytest.raises(StudyError, match="disk is full"):
             study.finish(number, measured())
+    finally:
+        event.remove(Engine, "commit", full)
     (kept,) = in_optuna(db)
-    assert "status" not in kept.user_attrs  # all of it or nothing
+    assert (kept.state, "status" in kept.user_attrs) == (TrialState.RUNNING, False)  # all of it or nothing
     study.finish(number, failed(Status.OUT_OF_MEMORY))
     (kept,) = in_optuna(db)
     assert kept.user_attrs["status"] == "out of memory"
