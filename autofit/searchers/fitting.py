@@ -1,6 +1,7 @@
 """Fitting: how likely a plan is to fit, from what the estimators say and from the peaks that were seen.
 
-An estimate with bounds is believed, corrected by how much such estimates were off. Of any other plan the part of the
+An estimate with bounds is believed, corrected by how much such estimates were off. A plan surely fits where a straight
+line from what stays between steps through a smaller size of its combination says so. Of any other plan the part of the
 peak that grows with the batch is believed to be that of the user's own combination, where it is predicted for every
 size, or else proportional to the micro batch; times a factor for each change. The factors are learned from the peaks of
 the plans that ran, by a surrogate, which knows that a change does about the same at another size and beside others.
@@ -97,6 +98,8 @@ class Fitting:
             return self._surely(estimate)
         if estimate is not None and not estimate.worst_case and (estimate.lower_bytes or 0) > limit:
             return 0.0
+        if self._most(place) <= limit:
+            return self._below_refused(place)
         if self._belief is None:
             self._belief = self._believe()
         room = math.log(max(limit - self._stays, 1.0))
@@ -200,6 +203,21 @@ class Fitting:
 
     def _log(self, peak: float) -> float:
         return math.log(max(peak - self._stays, LEAST * self._stays, 1.0))
+
+    def _most(self, place: int) -> float:
+        """Returns what a plan needs at most, by the smaller sizes of its combination that ran; infinity without one.
+
+        No phase of a step needs less than what stays between steps, and each grows in a straight line with the batch.
+        """
+        mine, size = self._points.combinations[place], self._plans[place].micro_batch_size
+        least = math.inf
+        for other, outcome in self._outcomes.items():
+            ran = self._plans[other].micro_batch_size
+            memory = None if outcome.measurement is None else outcome.measurement.memory
+            if memory is not None and memory.static_bytes and ran <= size and self._points.combinations[other] == mine:
+                stays = memory.static_bytes
+                least = min(least, stays + (memory.judged_bytes - stays) * size / ran)
+        return least
 
     def _below_refused(self, place: int) -> float:
         """Returns how likely a plan is to fit at most, by the sizes of its combination that did not fit and that ran.

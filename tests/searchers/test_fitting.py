@@ -83,6 +83,21 @@ def test_peaks_of_two_sizes_tell_which_larger_one_fits() -> None:
     assert chances[-1] < 0.5
 
 
+def test_a_size_surely_fits_where_even_the_steepest_line_from_what_stays_does() -> None:
+    bench = linear()
+    measurement = bench.evaluate(at(bench, 8), Purpose.PROBE).measurement
+    assert measurement is not None
+    stays, peak = measurement.memory.static_bytes or 0, measurement.memory.judged_bytes
+    assert stays > 0
+    for size in (16, 32):
+        most = stays + (peak - stays) * size // 8
+        for room, sure in ((1, True), (-1, False)):
+            judge = Judge(linear(budget_bytes=most + room))
+            judge.run(at(bench, 8))
+            assert (judge.likely(at(bench, size)) == 1.0) is sure
+            assert judge.likely(at(bench, size, precision="bf16")) < 1.0  # of another combination nothing is sure
+
+
 def test_a_change_that_saves_is_taken_to_another_size() -> None:
     bench = linear(budget_bytes=1200 * MIB)
     judge = Judge(bench)
