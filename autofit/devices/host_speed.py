@@ -1,6 +1,7 @@
 """How fast the host computes and moves memory at best, measured in a fraction of a second."""
 
 from collections.abc import Callable
+from functools import cache
 from statistics import median
 from time import perf_counter
 
@@ -15,6 +16,9 @@ COPIED_BYTES = 64 * 2**20
 """Larger than the last cache of most chips."""
 OPERATORS = 200
 REPEATS = 3
+SLOW_RATIO = 4
+"""A precision in which a small convolution is trained so many times slower than in fp32 is emulated somewhere: fp16
+took 40 times as long on a chip with AVX512-FP16 (torch 2.13)."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -34,6 +38,25 @@ def measured(*precisions: str) -> Ceilings:
             operator_s=_seconds(issue) / OPERATORS,
             ahead=False,
         )
+
+
+@cache
+def trains_in(precision: str) -> bool:
+    """Says whether a small convolution is trained in a precision without being emulated. Asked once in a process."""
+    plain, reduced = (_training_s(DTYPES[name]) for name in ("fp32", precision))
+    return reduced <= SLOW_RATIO * plain
+
+
+def _training_s(dtype: torch.dtype) -> float:
+    images, filters = torch.ones(4, 16, 16, 16), torch.ones(16, 16, 3, 3, requires_grad=True)
+
+    def train() -> None:
+        with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
+            outputs = torch.nn.functional.conv2d(images, filters)
+        torch.autograd.grad(outputs.float().sum(), filters)
+
+    with torch.enable_grad():
+        return _seconds(train)
 
 
 def _rate(dtype: torch.dtype) -> float:
