@@ -1,0 +1,330 @@
+"""One finder on one model in this process, for `peers.py`: what it returned, what that cost, what it left behind.
+
+    python scripts/bench/peers_finders.py FINDER MODEL OUT --seconds 60
+
+How a finder is run is how its documentation has it, all defaults: Lightning's `Tuner.scale_batch_size` (which is the
+callback `BatchSizeFinder`), accelerate's decorator around a training of three steps, the loop that everyone writes, and
+Optuna's TPE over the knobs that autofit has, each trial in a forked process of its own.
+
+A trial runs under the limit (`Problem.trial`). Finders that do not time have oneDNN's cache of primitives off and small
+thresholds in malloc, which `peers.py` sets: without them the limit is not that of the tensors, with them steps are
+slow. Read these finders' seconds with that in mind. TPE times its trials: its process has the ordinary settings, and
+its timed steps run without the limit, after those that run under it.
+
+Lightning and accelerate know a CPU's out-of-memory by one text. Whatever else a refusal of memory looks like ("could
+not create a primitive", `MemoryError`) is translated into that text, and counted as `translated`.
+"""
+
+import argparse
+import ctypes
+import gc
+import json
+import random
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from itertools import chain, islice
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy
+import peers_models
+import torch
+from peers_models import STEPS, Problem, key, plan_of
+from torch import nn
+
+import autofit
+from autofit import devices
+from autofit.core.briefing import Options
+from autofit.core.errors import BudgetSpent
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
+from autofit.probing.bench import facts_of
+from autofit.probing.guard.digest import fingerprint
+from autofit.strategies import MEMBERS
+from autofit.workloads.batches import BatchSource
+from autofit.workloads.tree import batch_size
+from autofit.workloads.workload import Workload
+
+TIMED = 4
+"""Steps that a TPE trial times, as many as a block of autofit's race."""
+TRIAL_S = 30
+"""A TPE trial that takes longer is ended, and worth nothing: a convolution in fp16 may take minutes here."""
+WARM_UP_TIMES = 8
+"""A TPE trial's first step, in which kernels are made for its size, may take this many budgets."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+UNDER_LIMIT, ORDINARY = (2**16, 2**16), (2**26, 2**25)
+"""malloc's thresholds to trim and to map, in bytes: those of autofit's proof; and where glibc's own moving ones end."""
+
+Finder = Callable[[Problem, float], Plan]
+
+
+# The finders.
+
+
+def lightning(mode: str) -> Finder:
+    """Returns Lightning's finder in one of its modes."""
+    import lightning.pytorch as pl  # noqa: PLC0415  # an extra of this benchmark, and slow to import
+    from lightning.pytorch.tuner import Tuner, batch_size_scaling  # noqa: PLC0415
+    from lightning.pytorch.utilities.memory import is_oom_error  # noqa: PLC0415
+
+    class Module(pl.LightningModule):
+        """The training as a user of Lightning has it."""
+
+        def __init__(self, problem: Problem) -> None:
+            super().__init__()
+            self.model, self.problem, self.batch_size = problem.workload.model, problem, problem.source.user_batch_size
+
+        def training_step(self, batch: Any, _index: int) -> torch.Tensor:
+            self.problem.now = key(batch_size(batch))
+            return self.problem.loss.compute(self.model, batch)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return self.problem.optimizer
+
+        def train_dataloader(self) -> Any:
+            return self.problem.source.rebuild(self.batch_size)
+
+    def search(problem: Problem) -> Plan:
+        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        clip = problem.workload.max_grad_norm
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = pl.Trainer(
+                accelerator="cpu", max_epochs=-1, gradient_clip_val=clip, default_root_dir=folder,
+                enable_checkpointing=False, **quiet,
+            )  # fmt: skip
+            size = Tuner(trainer).scale_batch_size(Module(problem), mode=mode)
+        assert size is not None, "the search is not skipped"
+        return plan_of(size)
+
+    def find(problem: Problem, _seconds: float) -> Plan:
+        run = batch_size_scaling._try_loop_run
+
+        def watched_run(*args: Any) -> None:
+            problem.trial(lambda: run(*args), is_oom_error)
+
+        batch_size_scaling._try_loop_run = watched_run
+        try:
+            return search(problem)
+        finally:
+            batch_size_scaling._try_loop_run = run
+
+    search(_toy())  # what Lightning imports on its first run is no part of the training
+    return find
+
+
+def accelerate() -> Finder:
+    """Returns accelerate's decorator around a training that starts at its own default of 128."""
+    from accelerate.utils.memory import find_executable_batch_size, should_reduce_batch_size  # noqa: PLC0415
+
+    def find(problem: Problem, _seconds: float) -> Plan:
+        def train(batch_size: int) -> int:
+            problem.trial(lambda: problem.train(batch_size), should_reduce_batch_size)
+            return batch_size
+
+        return plan_of(find_executable_batch_size(train)())
+
+    return find
+
+
+def doubling() -> Finder:
+    """Returns the loop that everyone writes: double until it fails, take the last that did not."""
+
+    def find(problem: Problem, _seconds: float) -> Plan:
+        size = 1
+        while 2 * size <= problem.most:
+            try:
+                problem.trial(lambda size=size: problem.train(2 * size))
+            except (RuntimeError, MemoryError):
+                break
+            finally:
+                gc.collect()
+            size *= 2
+        return plan_of(size)
+
+    return find
+
+
+def tpe() -> Finder:
+    """Returns plain Optuna: TPE over autofit's own knobs, each trial in a forked process, the best value wins."""
+    import optuna  # noqa: PLC0415
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+    def find(problem: Problem, seconds: float) -> Plan:
+        knobs = _knobs(problem)
+
+        def plan(chosen: Mapping[str, Any]) -> Plan:
+            return Plan(values={ACCUMULATION_STEPS: 1, **chosen})
+
+        def objective(trial: optuna.Trial) -> float:
+            trial.suggest_int(MICRO_BATCH_SIZE, 1, problem.most, log=True)
+            for name, values in knobs.items():
+                trial.suggest_categorical(name, values)
+            return _forked(problem, plan(trial.params))
+
+        study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
+        study.optimize(objective, timeout=seconds)
+        return plan(study.best_params)
+
+    return find
+
+
+FINDERS: dict[str, Callable[[], Finder]] = {
+    "lightning power": lambda: lightning("power"),
+    "lightning binsearch": lambda: lightning("binsearch"),
+    "accelerate": accelerate,
+    "doubling": doubling,
+    "optuna tpe": tpe,
+}
+TIMING = ("optuna tpe",)
+"""Finders that time their trials, and so need a process with ordinary settings."""
+
+
+def _toy() -> Problem:
+    """Returns a problem of three batches, for a run that only makes a library import what it needs."""
+    model = nn.Linear(2, 1)
+    data = torch.utils.data.TensorDataset(torch.zeros(8, 2), torch.zeros(8, 1))
+    loader = torch.utils.data.DataLoader(data, batch_size=2)
+    workload = Workload(model, loader, optimizer=torch.optim.AdamW(model.parameters()))
+    return Problem(workload, BatchSource.of(loader), 0)
+
+
+def _knobs(problem: Problem) -> dict[str, tuple[Any, ...]]:
+    """Returns the knobs beside the batch that autofit has on this model, with their values."""
+    source, cpu = problem.source, devices.choose("cpu")
+    facts = facts_of(problem.workload, source, cpu, Options(), dataset_size=source.length)
+    knobs = chain.from_iterable(member.offer(facts).knobs for member in MEMBERS)
+    return {knob.name: knob.values for knob in knobs if knob.name not in (MICRO_BATCH_SIZE, ACCUMULATION_STEPS)}
+
+
+def _forked(problem: Problem, plan: Plan) -> float:
+    """Runs a plan in a forked process; returns its samples per second, 0 where it does not run."""
+    context = get_context("fork")
+    mine, its = context.Pipe(duplex=False)
+
+    def run() -> None:
+        steps, problem.steps = problem.steps, 0
+        speed, before = 0.0, problem.failures
+        with suppress(RuntimeError, MemoryError), problem.watched():
+            speed = _speed(problem, plan)
+        its.send({"speed": speed, "steps": problem.steps, "failures": problem.failures - before})
+        problem.steps = steps
+
+    child = context.Process(target=run)
+    child.start()
+    its.close()
+    told = {"speed": 0.0, "steps": 0, "failures": 0}
+    try:
+        if mine.poll(TRIAL_S):
+            told = mine.recv()
+    except EOFError:  # it died, in a place where nothing could be said any more
+        told["failures"] = 1
+    child.kill()
+    child.join()
+    mine.close()
+    problem.steps += told["steps"]
+    problem.failures += told["failures"]
+    if told["speed"]:
+        problem.ran.add(plan.key)
+    return float(told["speed"])
+
+
+def _speed(problem: Problem, plan: Plan) -> float:
+    """Returns the samples per second of a plan whose steps fit."""
+    batches = problem.batches(plan.micro_batch_size)
+    held = list(islice(batches, STEPS + TIMED))
+    with problem.draft(plan) as step:
+        with problem.limited(WARM_UP_TIMES * problem.budget_bytes):
+            step(held[0])
+        _malloc(*UNDER_LIMIT)
+        with problem.limited():
+            for batch in held[:STEPS]:
+                step(batch)
+        _malloc(*ORDINARY)
+        step(held[0])
+        times = []
+        for batch in held[STEPS:]:
+            began = perf_counter()
+            step(batch)
+            times.append(perf_counter() - began)
+    return plan.micro_batch_size / median(times)
+
+
+def _malloc(trim: int, map_: int) -> None:
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt(M_TRIM_THRESHOLD, trim)
+    mallopt(M_MMAP_THRESHOLD, map_)
+
+
+# What it left behind.
+
+
+def state_of(workload: Workload) -> dict[str, str]:
+    """Returns a digest of each kind of state that a training goes on from."""
+    model, optimizer = workload.model, workload.optimizer
+    assert isinstance(optimizer, torch.optim.Optimizer), "made with the problem"
+    return {
+        "weights": fingerprint(dict(model.named_parameters())),
+        "buffers": fingerprint(dict(model.named_buffers())),
+        "gradients": fingerprint([parameter.grad for parameter in model.parameters()]),
+        "optimizer": fingerprint(optimizer.state_dict()),
+        "generators": fingerprint([torch.get_rng_state(), numpy.random.get_state(), random.getstate()]),
+        "modes": fingerprint({name: module.training for name, module in model.named_modules()}),
+    }
+
+
+def run(finder: str, model: str, seconds: float) -> dict[str, Any]:
+    """Returns what a finder found, what it cost and what it changed."""
+    find = FINDERS[finder]()
+    problem = Problem.of(model)
+    before, began = state_of(problem.workload), perf_counter()
+    failed, plan = "", None
+    with peers_models.on_step(problem.stepped):
+        try:
+            plan = find(problem, seconds)
+        except Exception as error:  # noqa: BLE001  # a finder that fails is a result
+            failed = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    spent, after = perf_counter() - began, state_of(problem.workload)
+    return {
+        "plan": None if plan is None else dict(plan.values),
+        "failed": failed,
+        "out_of_memory": problem.failures,
+        "translated": problem.translated,
+        "steps": problem.steps,
+        "seconds": round(spent, 2),
+        "ran": plan is not None and plan.key in problem.ran,
+        "changed": [name for name in before if before[name] != after[name]],
+    }
+
+
+def autofit_state(model: str) -> dict[str, Any]:
+    """Returns what `autofit.tune` in the user's own process leaves changed; a short search shows it."""
+    w = Problem.of(model).workload
+    before = state_of(w)
+    with suppress(BudgetSpent):  # on a busy machine; a search without a result has to leave no trace either
+        autofit.tune(
+            w.model, w.loader, loss_fn=w.loss_fn, step_fn=w.step_fn, optimizer=w.optimizer, study=":memory:",
+            max_grad_norm=w.max_grad_norm, memory_budget=peers_models.MODELS[model][1], time_budget=15, device="cpu",
+            progress=False,
+        )  # fmt: skip
+    after = state_of(w)
+    return {"changed": [name for name in before if before[name] != after[name]]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("finder", choices=[*FINDERS, "autofit state"])
+    parser.add_argument("model", choices=peers_models.MODELS)
+    parser.add_argument("out", type=Path, help="file for the result, as JSON")
+    parser.add_argument("--seconds", type=float, default=60, help="for a finder that has no end of its own")
+    given = parser.parse_args()
+    state = given.finder == "autofit state"
+    found = autofit_state(given.model) if state else run(given.finder, given.model, given.seconds)
+    given.out.write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
