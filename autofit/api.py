@@ -48,6 +48,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
     study: str | Path | None = None,
     searcher: str | None = None,
     objective: Literal["samples", "tokens"] = "samples",
+    planned_steps: int | None = None,
     progress: bool | Listen = True,
 ) -> Fit:
     """Finds the fastest way to train `model` on batches of `loader` within the memory budget.
@@ -79,6 +80,9 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         study: where trials are kept: a path, an Optuna storage URL, or ":memory:". None: `.autofit/study.db`.
         searcher: name of the searcher.
         objective: what is counted per second: "samples", or "tokens" that are not padding.
+        planned_steps: optimizer steps (in inference, batches) that your training will have, at your own global batch.
+            Where a plan's first steps take longer than steady ones (a model that compiles, kernels to be tuned), that
+            time is spread over as many samples, and the shortest whole training wins. None: steady steps alone count.
         progress: True shows a bar on a terminal and lines elsewhere, False nothing; a callable gets each event.
 
     Returns:
@@ -105,12 +109,15 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         max_grad_norm=max_grad_norm,
     )
     chosen = _device(model, device)
-    options = _options(memory_budget, numerics, strategies, seed, enforce=not chosen.is_host)
+    options = _options(
+        memory_budget, numerics, strategies, seed, enforce=not chosen.is_host, cold=planned_steps is not None
+    )
     request = Request(
         time_s=None if time_budget is None else parse_duration(time_budget),
         study=study,
         searcher=searcher,
         objective=_record(Objective, unit=objective),
+        planned_steps=planned_steps,
         seed=seed,
     )
     with Bench(workload, chosen, options) as bench, Progress.of(progress, objective) as listen:
@@ -207,7 +214,7 @@ def load(path: str | Path) -> Fit:
 
 
 def _options(
-    memory_budget: object, numerics: str, strategies: Sequence[str] | None, seed: int, enforce: bool = False
+    memory_budget: object, numerics: str, strategies: Sequence[str] | None, seed: int, **rest: bool
 ) -> Options:
     names = (strategies,) if isinstance(strategies, str) else strategies
     return _record(
@@ -216,7 +223,7 @@ def _options(
         numerics=numerics,
         strategies=None if names is None else tuple(names),
         seed=seed,
-        enforce=enforce,
+        **rest,
     )
 
 

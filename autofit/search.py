@@ -6,7 +6,7 @@ Never loads torch: the command line runs it in a process that does not know the 
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -42,11 +42,13 @@ class Request:
         study: where trials are kept: a path, an Optuna storage URL, ":memory:", or None for `DEFAULT_STUDY`.
         searcher: name of the searcher; None for the default.
         objective: what is maximised.
+        planned_steps: optimizer steps of the planned training, at the user's own global batch: what a plan's first
+            steps take longer is charged to as many samples. None charges nothing.
         seed: makes the search repeatable.
         isolated: whether plans run in a process that is replaced when its device is poisoned.
 
     Raises:
-        UsageError: there is no such searcher.
+        UsageError: there is no such searcher, or the planned steps are no whole number of at least 1.
     """
 
     time_s: float | None = None
@@ -54,11 +56,17 @@ class Request:
     study: str | Path | None = None
     searcher: str | None = None
     objective: Objective = field(default_factory=Objective)
+    planned_steps: int | None = None
     seed: int = 0
     isolated: bool = False
 
     def __post_init__(self) -> None:
         _searcher(self.searcher)  # a misspelt name is refused before anything is opened
+        if self.planned_steps is not None and (type(self.planned_steps) is not int or self.planned_steps < 1):
+            raise UsageError(
+                f"found planned_steps={self.planned_steps!r}; expected the optimizer steps of your training, a whole "
+                "number of at least 1, or none to charge nothing for the first steps."
+            )
 
 
 @frames.released
@@ -87,6 +95,7 @@ def search(
     """
     clock = clock or Clock()
     kind = _searcher(request.searcher)
+    request = replace(request, objective=_planned(request, briefing))
     budget = briefing.budget.model_copy(update={"time_s": request.time_s, "max_trials": request.max_trials})
     study = Study.open(
         DEFAULT_STUDY if request.study is None else request.study,
@@ -116,6 +125,14 @@ def search(
     if traced is None or not traced.caveat:
         return found
     return found.model_copy(update={"caveats": (*found.caveats, traced.caveat)})
+
+
+def _planned(request: Request, briefing: Briefing) -> Objective:
+    """Returns the objective with the samples of the planned training, which are the same whatever a plan's batch."""
+    if request.planned_steps is None:
+        return request.objective
+    samples = request.planned_steps * briefing.space.baseline.global_batch_size
+    return request.objective.model_copy(update={"planned_samples": samples})
 
 
 def _traced(tracer: Tracer | None, recorder: Tracer | None, briefing: Briefing, budget: Budget) -> Traced | None:

@@ -246,6 +246,14 @@ def test_progress_goes_to_stderr_in_the_objectives_unit(capsys: pytest.CaptureFi
     assert "\r" not in shown.err  # no bar where there is no terminal
 
 
+def test_a_planned_training_is_charged_for_its_start() -> None:
+    fit = tune(targets.mlp(), targets.vectors(), planned_steps=1000)
+    assert fit.recommendation.objective.planned_samples == 1000 * 8
+    assert fit.proof.startup_s is not None
+    assert "planned   8,000 samples" in str(fit)
+    assert not any("first steps" in caveat for caveat in fit.caveats)
+
+
 def test_accumulation_is_left_out_where_it_changes_the_result() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4))
     loader = targets.vectors(batch_size=16)

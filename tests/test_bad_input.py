@@ -163,6 +163,7 @@ def test_a_budget_that_cannot_be_read_or_had_is_refused(budget: Any) -> None:
 @pytest.mark.parametrize("changes", [
     {"time_budget": "soon"}, {"time_budget": 0}, {"time_budget": "-5s"}, {"numerics": "bold"}, {"objective": "epochs"},
     {"seed": "a"}, {"searcher": "quick"}, {"device": "tpu"}, {"strategies": [3]},
+    {"planned_steps": 0}, {"planned_steps": 2.5}, {"planned_steps": True},
 ])  # fmt: skip
 def test_a_value_that_cannot_be_used_is_named(changes: dict[str, Any]) -> None:
     message = refused(UsageError, targets.mlp(), targets.vectors(), **changes)

@@ -73,6 +73,15 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     assert list(loaded.plan.values) == list(RECORD.plan.values)
 
 
+def test_a_plan_file_from_before_the_front_and_the_start_were_kept_is_loaded(tmp_path: Path) -> None:
+    data = yaml.safe_load(planfile.dumps(RECORD))
+    del data["baseline"]["on_front"], data["alternatives"][0]["on_front"]
+    assert "startup_s" not in data["proof"]
+    assert "planned_samples" not in data["objective"]
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(data))
+    assert planfile.load(tmp_path / "plan.yaml") == RECORD
+
+
 @given(
     text=st.text(max_size=40),
     number=st.floats(allow_nan=False),

@@ -1,7 +1,8 @@
 """One search over a fake bench: what is remembered, what is told, and what the recommendation says."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from autofit.core.recommendation import Recommendation
 from autofit.core.space import Refusal
 from autofit.core.trial import Purpose
 from autofit.search import DEFAULT_STUDY, Listen, Request, search
+from autofit.tuner import Evaluate
 from tests.fakes import FakeBench, always, briefing_of, small_bench
 
 MEMORY = Request(study=":memory:")
@@ -61,13 +63,19 @@ def test_the_time_budget_counts_from_the_clock_that_was_handed_over() -> None:
     assert 99.9 < result.duration_s < 110
 
 
-def test_time_that_is_over_before_the_first_probe_is_said() -> None:
+def test_time_that_is_over_before_the_first_probe_is_said_and_the_users_own_setting_kept(tmp_path: Path) -> None:
     bench = small_bench()
     clock = Clock(bench.time)
     bench.time.advance(10)
-    with pytest.raises(BudgetSpent, match="before any plan was measured"):
-        search(briefing_of(bench), bench.evaluate, Request(study=":memory:", time_s=5), (), clock)
-    assert bench.runs == []
+    with pytest.raises(
+        BudgetSpent, match=r"time budget of 5 s is spent. Your own setting was run all the same, in 837 ms: "
+    ):
+        search(briefing_of(bench), bench.evaluate, Request(study=tmp_path / "study.db", time_s=5), (), clock)
+    own = bench.space.baseline
+    assert bench.runs == [(own, Purpose.PROBE)]
+    found = search(briefing_of(bench), bench.evaluate, Request(study=tmp_path / "study.db"))
+    assert bench.runs.count((own, Purpose.PROBE)) == 1
+    assert found.gain is not None
 
 
 def test_no_more_trials_are_run_than_allowed() -> None:
@@ -226,6 +234,82 @@ def test_a_loader_that_holds_the_training_back_is_named(fetch_s: float | None, w
     result = search(briefing_of(bench), evaluate, Request(study=":memory:", max_trials=3))
     told = [caveat for caveat in result.caveats if "worker process" in caveat]
     assert [workers in caveat for caveat in told] == ([True] if workers else [])
+
+
+def starting(bench: FakeBench, startup_s: Callable[[Plan], float | None]) -> Evaluate:
+    """Returns the evaluation of `bench` with what the first steps of a plan take longer, except in a block."""
+
+    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+        outcome = bench.evaluate(plan, purpose)
+        if outcome.measurement is None or purpose is Purpose.BLOCK:
+            return outcome
+        measurement = outcome.measurement.model_copy(update={"startup_s": startup_s(plan)})
+        return outcome.model_copy(update={"measurement": measurement})
+
+    return evaluate
+
+
+def slow_to_start(plan: Plan) -> float:
+    return 0.5 if plan.values["precision"] == "float32" else 60.0
+
+
+def test_the_shorter_whole_training_wins() -> None:
+    """The other precisions are twice as fast in the end, and take a minute to start."""
+    chosen = {}
+    for planned_steps in (None, 100, 100_000):
+        bench = small_bench()
+        request = Request(study=":memory:", planned_steps=planned_steps)
+        result = search(briefing_of(bench), starting(bench, slow_to_start), request, (), Clock(bench.time))
+        chosen[planned_steps] = result
+    assert chosen[None].plan.values["precision"] == "bf16"
+    assert chosen[100_000].plan.values["precision"] == "bf16"
+    assert chosen[100].plan.values["precision"] == "float32"
+    # The user's own batch is 8: 100 steps are 800 samples, whatever the batch of a plan.
+    assert [r.objective.planned_samples for r in chosen.values()] == [None, 800, 800_000]
+    few = chosen[100]
+    assert few.gain is not None
+    assert few.gain.value == pytest.approx(trained_s(bench, bench.space.baseline) / trained_s(bench, few.plan), rel=0.1)
+
+
+def trained_s(bench: FakeBench, plan: Plan, samples: int = 800) -> float:
+    return slow_to_start(plan) + samples / bench.samples_per_s(plan)
+
+
+def test_the_same_study_serves_another_planned_training(tmp_path: Path) -> None:
+    path = tmp_path / "study.db"
+    long, short = small_bench(), small_bench()
+    for bench, planned_steps in ((long, 100_000), (short, 100)):
+        request = Request(study=path, planned_steps=planned_steps)
+        result = search(briefing_of(bench), starting(bench, slow_to_start), request, (), Clock(bench.time))
+    assert not set(long.probes()) & set(short.probes())  # what was measured is scored anew, not measured anew
+    assert result.plan.values["precision"] == "float32"
+    assert result.proof.startup_s == 0.5
+
+
+def test_a_plan_that_its_process_has_run_before_is_charged_its_cold_start(tmp_path: Path) -> None:
+    """A proof of an earlier run is the latest trial of its plan, and found the kernels ready."""
+    path, bench = tmp_path / "study.db", small_bench()
+
+    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+        return starting(bench, lambda p: 0.0 if purpose is Purpose.PROOF else slow_to_start(p))(plan, purpose)
+
+    for planned_steps in (100_000, 100):
+        request = Request(study=path, planned_steps=planned_steps)
+        result = search(briefing_of(bench), evaluate, request, (), Clock(bench.time))
+    assert result.plan.values["precision"] == "float32"
+
+
+def test_plans_whose_start_is_not_known_are_charged_nothing_and_named() -> None:
+    bench = small_bench()
+    told = found(bench, Request(study=":memory:", planned_steps=100)).caveats
+    assert any("it is not known what their first steps take longer" in caveat for caveat in told)
+    assert not any("first steps" in caveat for caveat in found(small_bench()).caveats)
+
+
+@pytest.mark.parametrize("steps", [0, -3, 1.5, True, "many"])
+def test_planned_steps_that_are_no_number_of_steps_are_refused_at_once(steps: Any) -> None:
+    with pytest.raises(UsageError, match=f"found planned_steps={steps!r}; expected"):
+        Request(planned_steps=steps)
 
 
 def test_the_objective_decides_and_has_a_study_of_its_own(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ FLAGS = {
     "": ["--help", "--version", "-h", "COMMAND"],
     "tune": [
         "--arg", "--device", "--global-batch", "--help", "--json", "--max-grad-norm", "--memory", "--mode",
-        "--numerics", "--objective", "--output", "--quiet", "--searcher", "--seed", "--strategies", "--study", "--time",
-        "--trials", "-h", "-o", "-q", "TARGET",
+        "--numerics", "--objective", "--output", "--planned-steps", "--quiet", "--searcher", "--seed", "--strategies",
+        "--study", "--time", "--trials", "-h", "-o", "-q", "TARGET",
     ],
     "estimate": [
         "--arg", "--device", "--global-batch", "--help", "--json", "--max-grad-norm", "--memory", "--mode",

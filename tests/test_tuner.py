@@ -154,6 +154,27 @@ def test_alternatives_are_best_first_and_say_why_not() -> None:
     assert all(c.gain is not None and c.gain.value > 1 for c in findings.alternatives)
 
 
+def test_the_front_of_speed_against_memory_is_marked() -> None:
+    bench = calm()
+    light, middle, best = (at(bench, size, precision="bf16") for size in (8, 16, 32))
+    slow, heavy = at(bench, 16), at(bench, 32, precision="tf32")
+    findings = run(only(bench, bench.space.baseline, light, slow, middle, heavy, best))
+    assert findings.plan == best
+    found = {c.plan: c.on_front for c in findings.alternatives}
+    assert found == {light: True, middle: True, slow: False, heavy: False}
+    assert not findings.baseline.on_front  # the light plan is faster with less
+
+
+def test_a_plan_that_failed_after_its_probe_is_not_on_the_front() -> None:
+    bench = calm()
+    best, next_best = at(bench, 32, precision="bf16"), at(bench, 16, precision="bf16")
+    bench.faults[best.key] = during(Purpose.PROOF, Status.OVER_BUDGET)
+    findings = run(only(bench, bench.space.baseline, next_best, best))
+    assert findings.plan == next_best
+    assert {c.plan: c.on_front for c in findings.alternatives} == {best: False}
+    assert findings.baseline.on_front
+
+
 def test_the_baseline_is_run_even_if_the_searcher_does_not_ask() -> None:
     bench = calm()
     findings = run(only(bench, at(bench, 32)))

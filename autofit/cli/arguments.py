@@ -23,6 +23,12 @@ def tune(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--strategies", metavar="A,B", help="techniques to search (default: all that apply)")
     parser.add_argument("--objective", choices=("samples", "tokens"), help="what is counted per second (samples)")
+    parser.add_argument(
+        "--planned-steps",
+        type=int,
+        metavar="N",
+        help="optimizer steps of your training: what a plan's first steps take longer is charged to them",
+    )
     parser.add_argument("--device", help="cuda, cuda:1, cpu (default: the best there is)")
     _training(parser)
     parser.add_argument("--study", metavar="PATH", help="path or Optuna URL of the study (.autofit/study.db)")

@@ -46,7 +46,7 @@ def _target(given: argparse.Namespace) -> Target:
         arguments=values.keywords(given.arg),
         overrides=values.overrides(given),
         device=given.device,
-        options=values.options(given),
+        options=values.options(given).model_copy(update={"cold": given.planned_steps is not None}),
     )
 
 
@@ -57,6 +57,7 @@ def _request(given: argparse.Namespace) -> Request:
         study=given.study,
         searcher=given.searcher,
         objective=Objective(unit=given.objective or "samples"),
+        planned_steps=given.planned_steps,
         seed=given.seed or 0,
         isolated=True,
     )

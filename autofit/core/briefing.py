@@ -46,6 +46,8 @@ class Options(BaseModel):
         strategies: names of the strategies to search; None for all.
         seed: chooses samples and seeds the gates and the searcher.
         enforce: whether the device limits the probing process to the budget while steps run.
+        cold: whether each probe begins as cold as a training, what torch.compile has made forgotten: plans are then
+            charged for their start.
         may_move: whether the model may be moved to the device, because it is not the user's own object.
     """
 
@@ -56,4 +58,5 @@ class Options(BaseModel):
     strategies: tuple[str, ...] | None = None
     seed: int = 0
     enforce: bool = False
+    cold: bool = False
     may_move: bool = False

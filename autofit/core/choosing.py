@@ -34,6 +34,19 @@ def ranked(trials: Iterable[Trial], objective: Objective) -> list[Trial]:
     return sorted(latest.values(), key=lambda trial: (-objective.score(measurement_of(trial)), trial.plan.key))
 
 
+def from_cold(trials: Iterable[Trial], known: Iterable[Trial]) -> list[Trial]:
+    """Returns measured `trials` with the longest start of their plan among the `known` ones.
+
+    A plan that its process has run before finds its kernels compiled and tuned; a training does not.
+    """
+    longest: dict[str, float] = {}
+    for trial in known:
+        startup_s = None if trial.outcome.measurement is None else trial.outcome.measurement.startup_s
+        if startup_s is not None:
+            longest[trial.plan.key] = max(startup_s, longest.get(trial.plan.key, 0.0))
+    return [_starting(trial, longest.get(trial.plan.key)) for trial in trials]
+
+
 def measurement_of(trial: Trial) -> Measurement:
     """Returns the measurement of a measured trial.
 
@@ -96,6 +109,13 @@ def lightest(tied: Sequence[Trial], baseline: Plan) -> Trial:
     least = min(_peak(c) for c in tied)
     light = [c for c in tied if _peak(c) <= least * (1 + SAME_MEMORY_RATIO)]
     return min(light, key=lambda c: (len(c.plan.changes_from(baseline)), _peak(c), c.plan.key))
+
+
+def _starting(trial: Trial, startup_s: float | None) -> Trial:
+    if trial.outcome.measurement is None:
+        return trial
+    measurement = trial.outcome.measurement.model_copy(update={"startup_s": startup_s})
+    return trial.model_copy(update={"outcome": trial.outcome.model_copy(update={"measurement": measurement})})
 
 
 def _peak(trial: Trial) -> int:

@@ -9,7 +9,7 @@ from autofit.core.estimate import Estimate
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Trial
-from autofit.core.units import format_bytes
+from autofit.core.units import format_bytes, format_duration
 
 _USERS_OWN = (Status.USER_ERROR, Status.DATA_ERROR)
 _SHOWN = 5
@@ -69,6 +69,21 @@ def nothing_measured(
             "Give more memory, allow more strategies, or use a smaller model or shorter samples."
         )
     return WorkloadError(f"no plan could be measured, and memory was not the reason. {_tried(trials)}")
+
+
+def too_short(own: Trial, stopped: str, probe_s: float) -> BudgetSpent:
+    """Returns the error for a time budget that was over before the first probe, with what the user's own plan showed.
+
+    Args:
+        own: the probe of the user's own setting, which ran all the same.
+        stopped: why the search ended.
+        probe_s: seconds that it took.
+    """
+    return BudgetSpent(
+        f"the search ended before any plan was tried: {stopped}. Your own setting was run all the same, in "
+        f"{format_duration(probe_s)}: {own.plan}: {_became(own)}. The study keeps it: tune again with more time, and "
+        "the search goes on from there."
+    )
 
 
 def nothing_proven(failed: Sequence[Trial], measured: int, budget: Budget) -> AutofitError:

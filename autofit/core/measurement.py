@@ -41,6 +41,9 @@ class Measurement(BaseModel):
         tokens_per_step: useful tokens of one optimizer step, padding not counted; None when not known.
         memory: the peak over all steps, the worst batch included.
         warmup_times_s: times of the steps before the measured ones.
+        startup_s: seconds that the first steps, on the worst batch and before the measured ones, took beyond as many
+            steady ones: compilation, the tuning of kernels, updates that the GradScaler skipped. A process does some of
+            this once, for the plan that comes first. None when not known, as in a block of a race.
         worst_steps: how many of the steps ran on the worst batch known.
         loss: loss of the last step.
         skipped_steps: steps whose update the GradScaler skipped; they are not in `step_times_s`.
@@ -56,6 +59,7 @@ class Measurement(BaseModel):
     memory: Memory
     tokens_per_step: float | None = None
     warmup_times_s: tuple[float, ...] = ()
+    startup_s: float | None = Field(default=None, ge=0)
     worst_steps: int = 0
     loss: float | None = None
     skipped_steps: int = 0

@@ -45,6 +45,7 @@ class Candidate(BaseModel):
         outcome: its latest probe.
         gain: throughput over the user's own setting, paired where the two raced.
         note: why it was not chosen, or "".
+        on_front: whether no measured plan is as fast with less memory, see `autofit.core.pareto`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -53,6 +54,7 @@ class Candidate(BaseModel):
     outcome: Outcome
     gain: Ratio | None = None
     note: str = ""
+    on_front: bool = False
 
 
 class Recommendation(BaseModel):
@@ -65,7 +67,8 @@ class Recommendation(BaseModel):
         predicted: what was thought of the plan's peak before it first ran; None where nothing was.
         baseline: the user's own setting and what became of it.
         gain: throughput of `plan` over the baseline, or None when the baseline does not run.
-        alternatives: other plans that were measured, best first.
+        alternatives: other plans that were measured, best first. Those that are `on_front` and `plan` are the Pareto
+            front of throughput against memory, and so is the baseline where it says so.
         caveats: what a person should know before using the plan.
         refused: strategies and knob values left out of the search, with the reason.
         budget: the limits that were kept.

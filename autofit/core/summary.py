@@ -9,7 +9,8 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.recommendation import Candidate, Recommendation
 from autofit.core.units import format_bytes, format_duration
 
-_SHOWN = 5
+_SHOWN, _LIGHTER = 5, 3
+"""So many alternatives are shown, and beside them so many that save more memory than they cost speed."""
 _WIDTH = 120
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -77,9 +78,14 @@ def _table(recommendation: Recommendation) -> list[str]:
     proven = f"proven by {r.proof.worst_steps} whole steps on the worst batch"
     lines = ["", *_wrapped(f"plan      {_speed(r.proof, unit)}{_foretold(r)}; {proven}")]
     lines += _wrapped(f"yours     {describe_plan(own, own)}: {describe_outcome(r.baseline.outcome, unit)}")
-    for candidate in r.alternatives[:_SHOWN]:
-        lines += _wrapped(_alternative(candidate, own, unit))
-    more = len(r.alternatives) - _SHOWN
+    lines += _wrapped(_planned(r)) if r.objective.planned_samples is not None else []
+    lighter = [c for c in r.alternatives if c.on_front and _is_worth_it(c, r)][:_LIGHTER]
+    others = [c for c in r.alternatives if c not in lighter]
+    for candidate in others[:_SHOWN]:
+        lines += _wrapped(_alternative("also", candidate, own, unit))
+    for candidate in lighter:
+        lines += _wrapped(_alternative("lighter", candidate, own, unit))
+    more = len(others) - _SHOWN
     return [*lines, f"          and {more} more, in the plan file"] if more > 0 else lines
 
 
@@ -91,8 +97,33 @@ def _foretold(recommendation: Recommendation) -> str:
     return f" (predicted {format_bytes(predicted.value_bytes)}, {predicted.value_bytes / peak - 1:+.1%})"
 
 
-def _alternative(candidate: Candidate, own: Plan, unit: str) -> str:
-    told = f"also      {describe_plan(candidate.plan, own)}: {describe_outcome(candidate.outcome, unit)}"
+def _planned(recommendation: Recommendation) -> str:
+    """Returns the planned training, and what it is charged for its start under the plan and under the user's own."""
+    r = recommendation
+    starts = [format_duration(r.proof.startup_s)] if r.proof.startup_s is not None else []
+    own = r.baseline.outcome.measurement
+    if r.plan != r.baseline.plan and own is not None and own.startup_s is not None:
+        starts.append(f"yours {format_duration(own.startup_s)}")
+    samples, size = r.objective.planned_samples or 0, r.plan.global_batch_size
+    told = f"planned   {samples:,} samples, {samples / size:,.0f} steps of {size}"
+    return f"{told}; charged for its start: {', '.join(starts)}" if starts else told
+
+
+def _is_worth_it(candidate: Candidate, recommendation: Recommendation) -> bool:
+    """Says whether a plan gives up a smaller share of the recommended one's speed than of its memory."""
+    r, measurement = recommendation, candidate.outcome.measurement
+    if measurement is None:
+        return False
+    ours, theirs = candidate.gain, r.gain
+    if ours is not None and theirs is not None and ours.pairs and theirs.pairs:  # both ran in the race
+        speed = ours.value / theirs.value
+    else:
+        speed = r.objective.score(measurement) / r.objective.score(r.proof)
+    return measurement.memory.judged_bytes < min(speed, 1.0) * r.proof.memory.judged_bytes
+
+
+def _alternative(label: str, candidate: Candidate, own: Plan, unit: str) -> str:
+    told = f"{label:10}{describe_plan(candidate.plan, own)}: {describe_outcome(candidate.outcome, unit)}"
     return f"{told}; {candidate.note}" if candidate.note else told
 
 

@@ -117,6 +117,7 @@ class Bench:
                 device=self.device,
                 budget_bytes=self.briefing.budget.memory_bytes,
                 enforce=self._options.enforce,
+                cold=self._options.cold,
                 hopeless_s=HOPELESS * self._fastest_s,
                 beat=self._beat,
             )

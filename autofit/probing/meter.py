@@ -1,10 +1,13 @@
 """Time of whole optimizer steps: warm up until it settles, then measure."""
 
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
+
+import torch
 
 from autofit.devices.base import Device
 from autofit.workloads.step import StepBatch, TrainStep
@@ -61,6 +64,7 @@ class Lap:
         steps_s: times of the measured steps.
         settled: whether the last warm-up steps were close to each other.
         skipped: steps whose update the scaler skipped; they are in neither list of times.
+        skipped_s: seconds that these took.
         loss: loss of the last step.
         phases_s: median seconds by phase, from steps of their own.
     """
@@ -69,8 +73,25 @@ class Lap:
     steps_s: list[float] = field(default_factory=list)
     settled: bool = True
     skipped: int = 0
+    skipped_s: float = 0.0
     loss: float | None = None
     phases_s: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def startup_s(self) -> float:
+        """Seconds that the warm-up took beyond as many measured steps, and all those of skipped ones."""
+        return beyond(self.warmup_s, median(self.steps_s)) + self.skipped_s
+
+
+def start_cold() -> None:
+    """Forgets what torch.compile made in this process, so that the next steps compile what a training would.
+
+    Otherwise the first plan pays for all, and the later ones run kernels that serve its batch size too. What else the
+    user has compiled is compiled again when it is called again.
+    """
+    dynamo = sys.modules.get("torch._dynamo.utils")  # looked up, since both this import and a reset may take seconds
+    if dynamo is not None and dynamo.counters.get("frames"):
+        torch.compiler.reset()
 
 
 def run_step(step: TrainStep, batch: StepBatch, device: Device) -> Ran:
@@ -104,6 +125,7 @@ def time_steps(step: TrainStep, next_batch: Callable[[], StepBatch], device: Dev
             times.append(ran.seconds)
         else:
             lap.skipped += 1
+            lap.skipped_s += ran.seconds
         return lap.skipped < MOST_SKIPPED
 
     while len(lap.warmup_s) < pace.warmup_most and run_into(lap.warmup_s):
@@ -117,6 +139,11 @@ def time_steps(step: TrainStep, next_batch: Callable[[], StepBatch], device: Dev
         if impatient or lap.skipped >= MOST_SKIPPED or not run_into(steps):
             break
     return lap
+
+
+def beyond(times_s: Sequence[float], steady_s: float) -> float:
+    """Returns the seconds that steps took beyond as many that take `steady_s` each, at least 0."""
+    return max(0.0, sum(times_s) - len(times_s) * steady_s)
 
 
 def time_phases(

@@ -20,7 +20,7 @@ from autofit.devices.base import Counters, Device, Reading
 from autofit.probing.batch_store import BatchStore, Typical, fresh
 from autofit.probing.evidence import Evidence, collect, scrub
 from autofit.probing.failures import classify
-from autofit.probing.meter import MOST_SKIPPED, Lap, Pace, Ran, run_step, time_phases, time_steps
+from autofit.probing.meter import MOST_SKIPPED, Lap, Pace, Ran, beyond, run_step, start_cold, time_phases, time_steps
 from autofit.workloads.step import StepBatch, TrainStep, state_tensors
 from autofit.workloads.tree import Batch, tensors
 
@@ -56,6 +56,7 @@ class Probe:
         device: where the step runs.
         budget_bytes: the plan's peak may not be above this.
         enforce: whether the device limits this process to the budget while steps run.
+        cold: whether what torch.compile has made is forgotten first; a block of a race always runs warm.
         beat: called as a sign of life: with "fetch" and "prepare" as these begin, with "step" when steps are done.
     """
 
@@ -66,6 +67,7 @@ class Probe:
     device: Device
     budget_bytes: int
     enforce: bool
+    cold: bool = False
     hopeless_s: float = math.inf
     beat: Callable[[str], None] = field(default=lambda phase: None)
     worst_s: float | None = None
@@ -125,6 +127,8 @@ class Probe:
         typical = self.store.typical(size, min(BATCHES_KEPT * count, MOST_BATCHES))
         worst = None if self.purpose is Purpose.BLOCK else self.store.source.worst(size)
         self._enter("prepare")
+        if self.cold and self.purpose is not Purpose.BLOCK:  # a round in which all compiled would tell nothing
+            start_cold()
         with self.build(self.plan) as step, self._limited(step):
             peak = None if worst is None else self._peak(step, worst)
             if peak is not None and (outcome := self._objection(peak)) is not None:
@@ -173,6 +177,7 @@ class Probe:
                     peak.steps_s.append(ran.seconds)
                 else:
                     peak.skipped += 1
+                    peak.skipped_s += ran.seconds
         assert reading.memory is not None, "the meter has filled its reading"
         peak.memory = _plus(reading.memory, held)
         if peak.steps_s and parts == count:  # a part of a step pays for a whole update: no measure of its speed
@@ -280,6 +285,7 @@ class Probe:
             tokens_per_step=None if typical.tokens is None else count * typical.tokens,
             memory=NOT_READ if peak is None or peak.memory is None else peak.memory,
             warmup_times_s=tuple(lap.warmup_s),
+            startup_s=None if peak is None else peak.startup_s + lap.startup_s,
             worst_steps=0 if peak is None else len(peak.steps_s),
             loss=lap.loss,
             skipped_steps=lap.skipped,
@@ -303,6 +309,7 @@ class _Peak:
         tokens: useful tokens of one of these steps.
         steps_s: times of those that were.
         skipped: steps whose update the scaler skipped.
+        skipped_s: seconds that these took.
         loss: of the last of them.
         memory: the peak over all of them.
     """
@@ -312,6 +319,7 @@ class _Peak:
     tokens: float | None = None
     steps_s: list[float] = field(default_factory=list)
     skipped: int = 0
+    skipped_s: float = 0.0
     loss: float | None = None
     memory: Memory | None = None
 
@@ -322,6 +330,11 @@ class _Peak:
         tight = memory is not None and (memory.allocator_retries or memory.swallowed_ooms)
         return not tight and (self.loss is None or math.isfinite(self.loss))
 
+    @property
+    def startup_s(self) -> float:
+        """Seconds these steps took beyond as many of the fastest after the first, and all those of skipped ones."""
+        return beyond(self.steps_s, min(self.steps_s[1:] or self.steps_s)) + self.skipped_s
+
     def measurement(self, memory: Memory, *warnings: str) -> Measurement:
         """Returns these steps as a measurement: of the worst batch, and slowed by the meter on a host."""
         return Measurement(
@@ -329,6 +342,7 @@ class _Peak:
             samples_per_step=self.samples,
             tokens_per_step=self.tokens,
             memory=memory,
+            startup_s=self.startup_s,
             worst_steps=self.wanted,
             skipped_steps=self.skipped,
             warnings=warnings,

@@ -36,7 +36,7 @@ from autofit.workloads import factory
 from autofit.workloads.workload import Workload
 
 _PR_SET_PDEATHSIG = 1
-_OF_THE_CALLER = ("time_budget", "study", "searcher", "objective", "progress")
+_OF_THE_CALLER = ("time_budget", "study", "searcher", "objective", "planned_steps", "progress")
 """Arguments of `autofit.tune` that this process has no use for."""
 
 

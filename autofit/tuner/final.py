@@ -1,10 +1,12 @@
 """The final: race the best few with the user's own setting, prove the winner, say why."""
 
 from collections import Counter
+from collections.abc import Set
 
-from autofit.core.choosing import choose, finalists, measurement_of, quotient, ranked, ties
+from autofit.core.choosing import choose, finalists, from_cold, measurement_of, quotient, ranked, ties
 from autofit.core.diagnosis import nothing_measured, nothing_proven
 from autofit.core.measurement import Measurement
+from autofit.core.pareto import Point, front
 from autofit.core.plan import Plan
 from autofit.core.racing import MIN_ROUNDS, Race, run_race
 from autofit.core.recommendation import Candidate, Ratio
@@ -27,11 +29,14 @@ class Final:
         self._loop = loop
         self._tuning = loop.tuning
         self._objective = loop.tuning.objective
-        self._measured = ranked(loop.record.values(), self._objective)
+        self._record = loop.record
+        if self._objective.planned_samples is not None:
+            self._record = {t.plan.key: t for t in from_cold(loop.record.values(), loop.trials)}
+        self._measured = ranked(self._record.values(), self._objective)
         if not self._measured:
             raise nothing_measured(loop.trials, loop.tuning.budget, loop.stopped, loop.early, loop.predicted)
         self._finalists = finalists(self._measured, loop.baseline, self._objective)
-        self._baseline = loop.record[loop.baseline.key]
+        self._baseline = self._record[loop.baseline.key]
         self._race: Race | None = None
         self._unproven: dict[str, str] = {}
         self._failed: list[Trial] = []
@@ -44,13 +49,14 @@ class Final:
         winner, proof = self._prove()
         trials = tuple(self._loop.trials)
         self._remarks(winner)
+        keys = self._front(winner, proof)
         return Findings(
             plan=winner.plan,
             proof=proof,
-            baseline=self._candidate(self._baseline, ""),
+            baseline=self._candidate(self._baseline, "", keys),
             gain=self._gain(winner),
             alternatives=tuple(
-                self._candidate(t, self._why_not(t, winner))
+                self._candidate(t, self._why_not(t, winner), keys)
                 for t in self._measured
                 if t.plan not in (winner.plan, self._baseline.plan)
             ),
@@ -81,7 +87,7 @@ class Final:
             return undecided or self._loop.time_left_s() <= round_s + PROOF_PROBES * self._loop.probe_s()
 
         run_race(race, lambda key: self._block(plans[key]), enough)
-        if not race.over:
+        if not race.decided:
             rounds = "1 round" if race.rounds == 1 else f"{race.rounds} rounds"
             close = len(race.running)
             self._caveats.append(f"the race ended after {rounds}, undecided among {close} plans: they are close")
@@ -99,13 +105,19 @@ class Final:
     def _block(self, plan: Plan) -> float | str:
         outcome = self._loop.evaluate(plan, Purpose.BLOCK)
         if outcome.measured and outcome.measurement is not None:
-            return self._objective.score(outcome.measurement)
+            return self._objective.score(self._charged(plan, outcome.measurement))
         number = self._tuning.log.begin(plan, Purpose.BLOCK)
         trial = self._tuning.log.finish(number, outcome)
         self._loop.trials.append(trial)
         self._failed.append(trial)
         self._loop.refuse_poison(outcome)
         return f"failed in the race: {outcome.status.value}, {outcome.reason}"
+
+    def _charged(self, plan: Plan, measurement: Measurement) -> Measurement:
+        """Returns a measurement that was made warm, with the start that its plan is charged where that counts."""
+        if self._objective.planned_samples is None or plan.key not in self._record:
+            return measurement
+        return measurement.model_copy(update={"startup_s": measurement_of(self._record[plan.key]).startup_s})
 
     def _prove(self) -> tuple[Trial, Measurement]:
         """Proves the winner, or the next one, up to `MAX_PROOFS` times."""
@@ -119,7 +131,7 @@ class Final:
             outcome = trial.outcome
             self._loop.say("proof", f"{chosen.plan}: {summary(outcome, self._objective)}", trial)
             if outcome.measured and outcome.measurement is not None:
-                return chosen, outcome.measurement
+                return chosen, self._charged(chosen.plan, outcome.measurement)
             self._failed.append(trial)
             self._unproven[chosen.plan.key] = f"{outcome.status.value}: {outcome.reason}"
             self._caveats.append(f"{chosen.plan} was to be recommended, but its proof failed ({outcome.reason})")
@@ -148,9 +160,17 @@ class Final:
     def _gain(self, trial: Trial) -> Ratio | None:
         return self._ratio(trial, self._baseline) if self._baseline.outcome.measured else None
 
-    def _candidate(self, trial: Trial, note: str) -> Candidate:
+    def _candidate(self, trial: Trial, note: str, keys: Set[str]) -> Candidate:
         gain = self._gain(trial) if trial.outcome.measured else None
-        return Candidate(plan=trial.plan, outcome=trial.outcome, gain=gain, note=note)
+        return Candidate(plan=trial.plan, outcome=trial.outcome, gain=gain, note=note, on_front=trial.plan.key in keys)
+
+    def _front(self, winner: Trial, proof: Measurement) -> Set[str]:
+        """Returns the keys of the plans on the Pareto front; a plan that failed after its probe is not among them."""
+        others = [t for t in self._measured if t.plan != winner.plan]
+        sound = [t for t in others if not self._failed_in_race(t) and t.plan.key not in self._unproven]
+        points = [Point(t.plan.key, self._ratio(t, winner).value, measurement_of(t).memory.judged_bytes) for t in sound]
+        own = Point(winner.plan.key, 1.0, proof.memory.judged_bytes)
+        return {point.key for point in front([own, *points], self._objective.tie_ratio)}
 
     def _failed_in_race(self, trial: Trial) -> str:
         reason = self._race.left.get(trial.plan.key, "") if self._race else ""
@@ -182,5 +202,11 @@ class Final:
         leaks = [t.outcome.leaked for t in self._loop.trials if t.outcome.leaked and not t.earlier]
         if len(leaks) > 1:  # once is a table that is made and kept
             self._caveats.append(f"{len(leaks)} runs left memory behind, which a training would too: {leaks[-1]}")
+        unknown = sum(measurement_of(t).startup_s is None for t in self._measured)
+        if self._objective.planned_samples is not None and unknown:
+            self._caveats.append(
+                f"{unknown} of {len(self._measured)} plans are charged nothing for their start: it is not known what "
+                "their first steps take longer, since an earlier version measured them. A new study measures them again"
+            )
         if self._loop.early:
             self._caveats.append(f"the search was cut short: {self._loop.stopped}")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from autofit.core.diagnosis import users_fault
+from autofit.core.diagnosis import too_short, users_fault
 from autofit.core.errors import DevicePoisoned
 from autofit.core.estimate import Estimate
 from autofit.core.event import Event
@@ -102,18 +102,25 @@ class Loop:
         return trial
 
     def ensure_baseline(self) -> None:
-        """Gives the user's own setting an outcome when the searcher did not ask for it."""
+        """Gives the user's own setting an outcome when the searcher did not ask for it.
+
+        Raises:
+            BudgetSpent: the time was over before anything ran. Their own setting has run all the same, so that the next
+                run has something to begin with.
+        """
         if self.baseline.key in self.record:
             return
-        refused = self._refused_below(self.baseline)
+        refused, late = self._refused_below(self.baseline), self.time_left_s() <= 0
         if refused is not None:
             trial = self._skip(self.baseline, f"the same combination did not fit at micro batch {refused}")
-        elif self.time_left_s() <= 0:
+        elif late and self.record:
             trial = self._skip(self.baseline, "the time budget was spent before it was run")
         else:
             trial = self._screened(self.baseline)
         self._learn(trial)
         self._check()
+        if late and len(self.record) == 1 and trial.outcome.measured:
+            raise too_short(trial, self.stopped, self.probe_s())
 
     def estimate(self, plan: Plan) -> Estimate | None:
         """Returns what the estimators say together: the tightest bounds, and the first value that rests on a bound."""

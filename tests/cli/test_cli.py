@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -18,13 +19,20 @@ import autofit
 from autofit import cli, planfile
 from autofit.cli import tune as tune_command
 from autofit.core.briefing import Briefing
-from autofit.core.errors import DevicePoisoned, NonFiniteLoss, NothingFits, UserCodeError, WorkloadError
+from autofit.core.errors import (
+    DevicePoisoned,
+    NonFiniteLoss,
+    NothingFits,
+    StudyError,
+    UserCodeError,
+    WorkloadError,
+)
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.trace import Trace
 from autofit.core.trial import Purpose
 from autofit.probing.remote import Target
-from tests.fakes import FakeBench, briefing_of, small_bench
+from tests.fakes import FakeBench, briefing_of, small_bench, space_of
 from tests.probing.fake_worker import is_alive
 
 ROOT = Path(__file__).parents[2]
@@ -165,6 +173,37 @@ def test_time_that_ends_with_no_plan_is_7(remote: type[FakeRemote], run: Run) ->
     assert not Path("autofit.yaml").exists()
 
 
+def test_a_study_of_another_schema_is_refused_by_name(remote: type[FakeRemote], run: Run) -> None:
+    assert run("tune", "t.py", "--study", "s.db", "--trials", "1", "-o", "a.yaml")[0] == 0
+    with sqlite3.connect("s.db") as study:
+        study.execute(
+            "update study_user_attributes set value_json = '\"autofit.study/9\"' where key = 'autofit.schema'"
+        )
+    probes = len(remote.bench.runs)
+    code, _, err = run("tune", "t.py", "--study", "s.db", "-o", "b.yaml")
+    assert code == StudyError.exit_code
+    assert "has the schema autofit.study/9; expected autofit.study/1" in err
+    assert len(remote.bench.runs) == probes  # nothing was measured in vain
+    assert not Path("b.yaml").exists()
+
+
+def test_a_study_of_another_space_says_what_differs_and_goes_on_with_what_compares(
+    remote: type[FakeRemote], run: Run
+) -> None:
+    knobs = small_bench().space.facts.knobs
+    narrow = tuple(knob.only(("float32", "bf16")) if knob.name == "precision" else knob for knob in knobs)
+    remote.bench = small_bench(space=space_of(narrow, (4, 8, 16, 32, 64), 8))
+    assert run("tune", "t.py", "--study", "s.db", "--trials", "3")[0] == 0
+    first = set(remote.bench.probes())
+    remote.bench = small_bench()
+    code, out, err = run("tune", "t.py", "--study", "s.db", "--trials", "3")
+    assert code == 0
+    assert "precision: float32, tf32, bf16, was float32, bf16" in " ".join(out.split())
+    assert "plans are known from earlier runs" in err
+    assert first
+    assert not first & set(remote.bench.probes())
+
+
 def test_an_interrupted_command_goes_on_from_its_trials(remote: type[FakeRemote], run: Run) -> None:
     remote.interrupt_after = 3
     code, _, err = run("tune", "train.py")
@@ -211,6 +250,9 @@ def test_arguments_reach_the_target_and_the_request(remote: type[FakeRemote], ru
     assert target.options.strategies == ("batching", "precision")
     assert json.loads(out)["budget"]["time_s"] == 3600
     assert json.loads(out)["budget"]["max_trials"] == 6
+    assert json.loads(out)["objective"]["planned_samples"] is None
+    _, out, _ = run("tune", "t.py", "--planned-steps", "50", "--json", "--study", ":memory:")
+    assert json.loads(out)["objective"]["planned_samples"] == 50 * 8  # the user's own batch
     run("tune", "t.py", "--memory", "0.5", "--study", ":memory:")
     assert remote.target.options.memory_budget == 0.5
 
@@ -227,6 +269,8 @@ USAGE = [
     (("tune", "t.py", "--arg", "x=[1"), "no value that can be read"),
     (("tune", "t.py", "--arg", "x=2026-01-31"), "quote what is a text"),
     (("tune", "t.py", "--searcher", "quick"), "unknown searcher"),
+    (("tune", "t.py", "--planned-steps", "0"), "whole number of at least 1"),
+    (("tune", "t.py", "--planned-steps", "1e5"), "invalid int value"),
     (("tune", "t.py", "-o", "nowhere/autofit.yaml"), "no writable directory"),
     (("tune", "t.py", "-o", "."), "no autofit plan"),
     (("show", "missing.yaml"), "Check the path"),

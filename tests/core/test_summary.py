@@ -86,6 +86,59 @@ def test_the_best_five_alternatives_are_shown_with_why_they_lost() -> None:
     assert "more, in the plan file" not in summarize(record(alternatives=others[:5]))
 
 
+def on_front(size: int, speed: float, peak: int, gain: float | None = None) -> Candidate:
+    return Candidate(
+        plan=BEST.replace(micro_batch_size=size),
+        outcome=measured(samples_per_s=speed, peak_bytes=peak * 2**20),
+        gain=None if gain is None else Ratio(value=gain, low=gain, high=gain, pairs=8),
+        note=f"note {size}",
+        on_front=True,
+    )
+
+
+def test_plans_that_save_more_memory_than_they_cost_speed_are_shown_as_lighter() -> None:
+    proof = measurement(samples_per_s=100, peak_bytes=10 * 2**20)
+    worth, dear, heavy = on_front(1, 90, 8), on_front(2, 40, 5), on_front(4, 120, 20)
+    beside = [Candidate(plan=BEST.replace(micro_batch_size=64 + n), outcome=measured()) for n in range(6)]
+    lines = summarize(record(proof=proof, gain=None, alternatives=(heavy, *beside, worth, dear))).splitlines()
+    assert [line for line in lines if line.startswith("lighter")] == [
+        "lighter   micro batch 1, precision=bf16: 90 samples/s, peak 8 MiB; note 1"
+    ]
+    assert any(line.startswith("also      micro batch 4,") for line in lines)
+    assert "          and 3 more, in the plan file" in lines
+
+
+def test_what_a_lighter_plan_costs_is_by_the_race_where_there_was_one() -> None:
+    proof = measurement(samples_per_s=100, peak_bytes=10 * 2**20)
+    # By its probe it is half as fast, and too dear; raced it was nine tenths.
+    raced = on_front(1, 50, 8, gain=1.8)
+    gain = Ratio(value=2.0, low=1.9, high=2.1, pairs=8)
+    assert "lighter   micro batch 1" in summarize(record(proof=proof, gain=gain, alternatives=(raced,)))
+    apart = gain.model_copy(update={"pairs": 0})
+    assert "also      micro batch 1" in summarize(record(proof=proof, gain=apart, alternatives=(raced,)))
+
+
+def test_at_most_three_lighter_plans_are_shown() -> None:
+    proof = measurement(samples_per_s=100, peak_bytes=100 * 2**20)
+    lighter = tuple(on_front(size, 90 - size, 20 - size) for size in range(1, 6))
+    lines = summarize(record(proof=proof, gain=None, alternatives=lighter)).splitlines()
+    assert [line[:24] for line in lines if line.startswith("lighter")] == [
+        f"lighter   micro batch {size}," for size in (1, 2, 3)
+    ]
+    assert len([line for line in lines if line.startswith("also")]) == 2
+
+
+def test_the_planned_training_and_what_its_start_is_charged_are_told() -> None:
+    proof = measurement().model_copy(update={"startup_s": 12.5})
+    own = measurement().model_copy(update={"startup_s": 0.25})
+    baseline = Candidate(plan=OWN, outcome=Outcome(status=Status.MEASURED, measurement=own))
+    planned = Objective(planned_samples=32000)
+    text = summarize(record(objective=planned, proof=proof, baseline=baseline))
+    assert "planned   32,000 samples, 1,000 steps of 32; charged for its start: 12.5 s, yours 250 ms" in text
+    assert "planned   32,000 samples, 1,000 steps of 32\n" in summarize(record(objective=planned))
+    assert "planned" not in summarize(record())
+
+
 def test_notes_stand_before_what_was_left_out_which_is_last() -> None:
     refusals = (Refusal(name="fp16", reason="no such unit"), Refusal(name="checkpointing", reason="no blocks"))
     lines = summarize(record(caveats=("mind the rate",), refused=refusals)).splitlines()

@@ -71,6 +71,12 @@ def test_making_the_batch_is_not_timed(step_clock: FakeTime) -> None:
     assert lap.steps_s == pytest.approx([1.0] * len(lap.steps_s))
 
 
+def test_the_start_is_what_the_warm_up_took_beyond_as_many_measured_steps(step_clock: FakeTime) -> None:
+    lap = timed(step_clock, [9.0, 1.0, 1.05] + [1.0] * 8)
+    assert lap.startup_s == pytest.approx(9.0 + 1.0 + 1.05 - 3 * 1.0)
+    assert timed(step_clock, [0.9, 0.9] + [1.0] * 8).startup_s == 0.0
+
+
 class Overflowing:
     """Puts an infinity into the gradient of the first steps."""
 
@@ -92,6 +98,7 @@ def test_steps_that_the_scaler_skips_are_neither_warm_up_nor_measured(step_clock
     assert lap.warmup_s == [5.0, 5.0]
     assert set(lap.steps_s) == {5.0}
     assert len(lap.steps_s) == 3
+    assert lap.startup_s == lap.skipped_s == 6.0  # they trained nothing
 
 
 def test_a_skip_in_the_middle_is_left_out(step_clock: FakeTime) -> None:

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from autofit import devices
 from autofit.core.briefing import Options
+from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
@@ -363,6 +364,82 @@ def test_useful_tokens_are_counted_per_step() -> None:
     assert outcome.measurement.tokens_per_step == pytest.approx(8 * 13.5, rel=0.3)
 
 
+def test_padding_is_not_rewarded(step_clock: FakeTime) -> None:
+    """The large micro batch computes more elements a second, most of them padding: it is the slower one."""
+
+    def step_fn(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        rows, width = batch["input_ids"].shape
+        step_clock.advance(rows * width / (1000 if rows == 1 else 1300))
+        return targets.sample_mean(model, batch)
+
+    workload = Workload(targets.Transformer(), targets.sentences((3, 24)), step_fn=step_fn, global_batch_size=16)
+    with Bench(workload, CPU(), PLENTY) as bench:
+        own = bench.briefing.space.baseline
+        small, large = (
+            bench.evaluate(own.replace(micro_batch_size=16 // steps, accumulation_steps=steps), Purpose.PROBE)
+            for steps in (16, 1)
+        )
+    assert small.measurement is not None
+    assert large.measurement is not None
+    tokens = Objective(unit="tokens")
+    assert tokens.score(small.measurement) == pytest.approx(1000, rel=0.1)
+    assert tokens.score(large.measurement) == pytest.approx(1300 * 13.5 / 24, rel=0.1)
+
+
+def test_the_start_of_a_plan_is_what_its_first_steps_take_longer(step_clock: FakeTime) -> None:
+    steps: list[int] = []
+
+    def step_fn(model: nn.Module, batch: Any) -> torch.Tensor:
+        steps.append(1)
+        # The kernels are tuned in the first step, and once more for the first typical batch.
+        step_clock.advance({1: 32.0, 3: 6.0}.get(len(steps), 2.0))
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    workload = Workload(targets.mlp(), targets.vectors(), step_fn=step_fn)
+    with Bench(workload, CPU(), PLENTY) as bench:
+        for purpose, startup_s in ((Purpose.PROBE, 34.0), (Purpose.BLOCK, None)):
+            steps.clear()
+            measurement = bench.evaluate(bench.briefing.space.baseline, purpose).measurement
+            assert measurement is not None
+            assert measurement.startup_s == startup_s
+
+
+def test_steps_that_the_scaler_skips_are_part_of_the_start() -> None:
+    workload = Workload(Scaled(limit=16.0), targets.vectors())
+    skipping = evaluate(workload, precision="fp16").measurement
+    assert skipping is not None
+    assert skipping.startup_s is not None
+    assert skipping.startup_s > skipping.step_time_s  # at least 12 halvings from 2**16, on the first batch
+
+
+def test_every_plan_compiles_for_itself_and_is_charged_for_it(step_clock: FakeTime) -> None:
+    compiled: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        compiled.append(1)
+        step_clock.advance(40.0)
+        return graph.forward
+
+    def step_fn(model: nn.Module, batch: Any) -> torch.Tensor:
+        step_clock.advance(2.0)
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    model = torch.compile(targets.mlp(), backend=backend)
+    with Bench(
+        Workload(model, targets.vectors(), step_fn=step_fn), CPU(), PLENTY.model_copy(update={"cold": True})
+    ) as bench:
+        own = bench.briefing.space.baseline
+        for plan in (own, own.replace(micro_batch_size=4), own):
+            compiled.clear()
+            outcome = bench.evaluate(plan, Purpose.PROBE)
+            assert outcome.measurement is not None, outcome.reason
+            assert len(compiled) == 1
+            assert outcome.measurement.startup_s == pytest.approx(40.0)
+        compiled.clear()
+        assert bench.evaluate(own, Purpose.BLOCK).measured
+        assert compiled == []
+
+
 def test_a_probe_and_a_proof_of_one_plan_have_the_same_peak() -> None:
     """A probe stops at two micro batches of two steps: beyond them nothing new is live."""
     peaks = [
@@ -590,6 +667,7 @@ def test_a_plan_far_slower_than_the_fastest_is_not_timed_further(step_clock: Fak
         assert outcome.measurement is not None
         assert outcome.measurement.warnings[0].startswith("not timed further: ")
         assert outcome.measurement.samples_per_s == pytest.approx(1 / 0.06)
+        assert outcome.measurement.startup_s == pytest.approx(0.0)
         # What is raced or proven is run in full.
         assert len(bench.evaluate(small, Purpose.BLOCK).measurement.step_times_s) == 4
         assert len(bench.evaluate(small, Purpose.PROOF).measurement.step_times_s) >= 5
