@@ -20,6 +20,7 @@ from autofit.core.errors import (
 )
 from autofit.core.estimate import Estimate
 from autofit.core.event import Event
+from autofit.core.omission import Omission
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
@@ -124,6 +125,9 @@ def test_the_race_interleaves_the_finalists_with_the_baseline() -> None:
     assert bench.space.baseline in first
     assert second == first[::-1]
     assert log.notes["race"]["rounds"] == blocks.count(bench.space.baseline)
+    kept = {Omission.model_validate(each).plan.combination for each in log.notes["left_out"]["combinations"]}
+    ran = {plan.combination for plan, _ in bench.runs}
+    assert kept | ran == set(bench.space.combinations())
 
 
 def test_a_baseline_that_is_best_is_returned_without_a_race() -> None:

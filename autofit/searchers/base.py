@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from autofit.core.estimate import Estimate
 from autofit.core.objective import Objective
+from autofit.core.omission import Omission
 from autofit.core.plan import Plan
 from autofit.core.space import SearchSpace
 from autofit.core.trial import Trial
@@ -52,6 +53,10 @@ class Searcher(ABC):
     @abstractmethod
     def ask(self) -> Plan | None:
         """Returns the next plan to run, or None when nothing left is worth running."""
+
+    def omissions(self) -> list[Omission]:
+        """Returns why nothing of some combinations was measured; asked once, when the search has ended."""
+        return []
 
     @abstractmethod
     def tell(self, trial: Trial) -> None:

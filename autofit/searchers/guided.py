@@ -18,11 +18,14 @@ from statistics import median
 
 import numpy as np
 
+from autofit.core.omission import Omission
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.searchers.base import Problem, Searcher
+from autofit.searchers.condemned import Condemned, condemned
 from autofit.searchers.fitting import Fitting
+from autofit.searchers.omissions import Known, omissions
 from autofit.searchers.rescue import rescue
 from autofit.searchers.surrogate import Array, Belief, Kernel, Scales, Surrogate, below, expected_of, points_of
 
@@ -102,6 +105,24 @@ class Guided(Searcher):
         self._fitting.expect(place)
         return self._plans[place]
 
+    def omissions(self) -> list[Omission]:
+        """Returns why nothing of a combination was measured, for each of which nothing was."""
+        if not any(outcome.measured for outcome in self._outcomes.values()):
+            return []
+        belief = self._believe()
+        known = Known(
+            plans=self._plans,
+            points=self._points,
+            outcomes=self._outcomes,
+            condemned=self._condemned(),
+            belief=belief,
+            fastest=self._fastest(belief),
+            likely=self._fitting.likely,
+            estimate=self.problem.estimate,
+            memory_bytes=self.problem.memory_bytes,
+        )
+        return omissions(known, self._likely())
+
     def _believe(self) -> Belief:
         """Returns what is believed of the log throughput of every plan."""
         told = np.array(sorted(self._scores))
@@ -130,9 +151,8 @@ class Guided(Searcher):
 
     def _gains(self, belief: Belief) -> Array:
         """Returns the expected gain of each plan over the best that ran; 0 for what is not to be run."""
-        best = max(belief.mean[place] for place in self._scores if self._outcomes[place].measured)
         margin = math.log1p(self.problem.objective.tie_ratio) / 2
-        ahead = belief.mean - best - margin
+        ahead = belief.mean - self._fastest(belief) - margin
         z = ahead / belief.deviation
         gains: Array = belief.deviation * (
             np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi) + z * np.array([below(each) for each in z])
@@ -140,6 +160,10 @@ class Guided(Searcher):
         gains[list(self._outcomes)] = 0.0
         gains[self._closed()] = 0.0
         return gains
+
+    def _fastest(self, belief: Belief) -> float:
+        """Returns the log throughput that is believed of the fastest plan that ran."""
+        return float(max(belief.mean[place] for place in self._scores if self._outcomes[place].measured))
 
     def _seconds(self, belief: Belief) -> Array:
         """Returns about how long a probe of each plan takes: its steps, and what every probe costs beside them."""
@@ -153,20 +177,14 @@ class Guided(Searcher):
 
     def _closed(self) -> Array:
         """Returns which plans are not to be run whatever they promise."""
-        values, sizes = self._points.values, np.exp2(self._points.octaves)
+        sizes = np.exp2(self._points.octaves)
         closed = sizes > REACH * max(sizes[place] for place in self._scores)
-        dead = {place for place, outcome in self._outcomes.items() if outcome.status.at_any_size}
-        alive = list(self._scores)
-        for place in dead:
-            closed |= self._points.combinations == self._points.combinations[place]
-            for knob in range(values.shape[1]):
-                value = values[place, knob]
-                others = [p for p in alive if (np.delete(values[p], knob) == np.delete(values[place], knob)).all()]
-                deaths = sum(values[p, knob] == value for p in dead)
-                lives = any(values[p, knob] == value for p in alive)
-                if not lives and (others or deaths > 1):
-                    closed |= values[:, knob] == value
+        for each in self._condemned():
+            closed |= each.mask
         return np.asarray(closed)
+
+    def _condemned(self) -> list[Condemned]:
+        return condemned(self._plans, self._points, self._outcomes, self._scores)
 
     def _most_worthy(self, gains: Array, seconds: Array) -> int | None:
         """Returns the plan with the most gain per second: one that is likely to fit, or a step towards one that may."""

@@ -18,7 +18,7 @@ MAX_PROOFS = 5
 """So many plans that ran as probes and fail as proofs say that it is not the plan."""
 PROOF_PROBES = 1.5
 """A proof is taken to last as long as this many probes."""
-RACE_RATIO = 0.5
+RACE_RATIO = 1.0
 """An undecided race ends when it took this share of the search before it, once the least number of rounds is run."""
 
 

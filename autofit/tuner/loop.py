@@ -89,6 +89,8 @@ class Loop:
                 self._survey()
                 self.consider(plan)
         self.say("stage", f"search ended: {self.stopped}")
+        left_out = [omission.model_dump(mode="json") for omission in self._searcher.omissions()]
+        self.tuning.log.note("left_out", {"combinations": left_out})
 
     def consider(self, plan: Plan) -> Trial:
         """Probes a plan unless it is screened out, records it, and tells it.
