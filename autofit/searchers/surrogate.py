@@ -23,6 +23,8 @@ Array = NDArray[np.float64]
 
 KINSHIP = 0.5
 """Correlation of what two values of a knob change, neither of them the default: bf16 says something of fp16."""
+LONE_OCTAVES = 0.25
+"""A size has all that a size has of its own when no other is closer than this; 32 and 40 are 0.32 apart."""
 STRAIGHT = 0.85
 """Share of what a knob of numbers changes that grows with the number; the rest is each number's own."""
 
@@ -36,7 +38,8 @@ class Scales:
         knob: of what a value changes. slope: of how that changes with a doubling of the size.
         pair: of what two knobs change only together.
         own: of what a combination has of its own, a curve too.
-        size: of what one size has of its own, whatever the combination: its tiles are full, or a cache overflows.
+        size: of what one size has of its own, whatever the combination: its tiles are full, or a cache overflows. Less
+            where others are close: of many such sizes one would always promise more.
     """
 
     curve: float
@@ -55,17 +58,19 @@ class Points:
     Attributes:
         values: place of each knob's value in its domain, [plans, knobs].
         octaves: log2 of the micro batch over the user's own, [plans].
+        lone: how far the next size is, in octaves over `LONE_OCTAVES`, 1 at most, [plans].
         combinations: number of the combination, [plans].
     """
 
     values: NDArray[np.int64]
     octaves: Array
+    lone: Array
     combinations: NDArray[np.int64]
 
     def of(self, chosen: Sequence[int] | NDArray[np.int64]) -> Self:
         """Returns some of the plans."""
         index = np.asarray(chosen, dtype=np.int64)
-        return type(self)(self.values[index], self.octaves[index], self.combinations[index])
+        return type(self)(self.values[index], self.octaves[index], self.lone[index], self.combinations[index])
 
 
 class Kernel:
@@ -92,7 +97,7 @@ class Kernel:
         pairs = (total**2 - np.sum([one**2 for one in shared], axis=0)) / 2 if shared else total
         same = ours.combinations[:, None] == theirs.combinations[None, :]
         slopes = s.slope**2 * total * np.outer(ours.octaves, theirs.octaves)
-        sizes = s.curve**2 * smooth + s.size**2 * (apart == 0)
+        sizes = s.curve**2 * smooth + s.size**2 * (apart == 0) * np.outer(ours.lone, theirs.lone)
         return np.asarray(
             sizes + s.knob**2 * total + slopes + s.pair**2 * pairs + s.own**2 * same * smooth, dtype=np.float64
         )
@@ -104,7 +109,7 @@ class Kernel:
         total = np.sum(own, axis=0) if own else np.zeros_like(points.octaves)
         pairs = (total**2 - np.sum([one**2 for one in own], axis=0)) / 2 if own else total
         slopes = s.slope**2 * total * points.octaves**2
-        sizes = s.curve**2 + s.size**2
+        sizes = s.curve**2 + (s.size * points.lone) ** 2
         return np.asarray(sizes + s.knob**2 * total + slopes + s.pair**2 * pairs + s.own**2, dtype=np.float64)
 
 
@@ -150,16 +155,25 @@ def points_of(knobs: Sequence[Knob], plans: Sequence[Plan], own_size: int) -> Po
     """Returns plans as numbers; `own_size` is the user's own micro batch."""
     places = [{_typed(value): place for place, value in enumerate(knob.values)} for knob in knobs]
     numbers: dict[str, int] = {}
+    octaves = np.log2(np.array([plan.micro_batch_size for plan in plans], dtype=np.float64) / own_size)
     return Points(
         values=np.array(
             [[at[_typed(plan.values[k.name])] for at, k in zip(places, knobs, strict=True)] for plan in plans],
             dtype=np.int64,
         ).reshape(len(plans), len(knobs)),
-        octaves=np.log2(np.array([plan.micro_batch_size for plan in plans], dtype=np.float64) / own_size),
+        octaves=octaves,
+        lone=np.minimum(_to_the_next(octaves) / LONE_OCTAVES, 1.0),
         combinations=np.array(
             [numbers.setdefault(plan.combination.key, len(numbers)) for plan in plans], dtype=np.int64
         ),
     )
+
+
+def _to_the_next(octaves: Array) -> Array:
+    """Returns how far the nearest other size is."""
+    sizes, places = np.unique(octaves, return_inverse=True)
+    gaps = np.concatenate(([np.inf], np.diff(sizes), [np.inf]))
+    return np.asarray(np.minimum(gaps[:-1], gaps[1:])[places], dtype=np.float64)
 
 
 def expected_of(knobs: Sequence[Knob], points: Points, name: Literal["expected", "growth"]) -> tuple[Array, list[bool]]:

@@ -70,6 +70,13 @@ def test_what_one_size_has_of_its_own_is_taken_to_other_combinations_and_not_to_
     assert believed(told, plan(32))[0] < odd / 2  # without it the combination has it of its own
 
 
+def test_sizes_that_are_close_to_others_have_less_of_their_own() -> None:
+    points = points_of(KNOBS, [plan(size) for size in (8, 16, 64, 65)], 8)
+    kernel = Kernel(KNOBS, Scales(curve=0, knob=0, slope=0, pair=0, own=0, size=0.1))
+    assert kernel.variances(points)[:2] == pytest.approx(0.01)
+    assert kernel.variances(points)[2:] == pytest.approx(0.01 * (math.log2(65 / 64) / 0.25) ** 2)
+
+
 def test_where_nothing_was_seen_the_usual_sizes_hold() -> None:
     mean, deviation = believed({plan(): 0.0}, plan(form="channels_last"))
     assert mean == pytest.approx(0.0, abs=0.02)
