@@ -1,6 +1,6 @@
 """The search phase: ask, screen, probe, record, then tell."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import median
 
 from autofit.core.diagnosis import too_short, users_fault
@@ -13,7 +13,7 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes, format_duration
 from autofit.searchers.base import Problem
-from autofit.tuner.ahead import worth_knowing
+from autofit.tuner.foresight import Foresight, for_good, loose
 from autofit.tuner.tuning import Tuning
 
 REPEATS = 100
@@ -24,10 +24,6 @@ RESERVE_RATIO = 0.5
 """At most this share of the time budget is kept for them."""
 GUESS_RATIO = 1.5
 """Under `cautious`, an estimate that is loose keeps a plan from running only from this multiple of the budget on."""
-SAFE_RATIO = 0.5
-"""A plan that is guessed to need less than this share of the budget is run without a closer look at its memory."""
-LOOSE_RATIO = 0.95
-"""An estimate whose lower bound is below this share of its value is loose: borrowed, or drawn through one size."""
 
 
 class Loop:
@@ -42,15 +38,15 @@ class Loop:
         self.early = False
         self.predicted: dict[str, Estimate] = {}
         self._done = 0
-        self._surveyed = False
         self._poisoned = 0
         self._durations_s: list[float] = []
+        self._foresight = Foresight(tuning)
         self._searcher = tuning.searcher(
             Problem(
                 space=tuning.space,
                 objective=tuning.objective,
                 memory_bytes=tuning.budget.memory_bytes,
-                estimate=self.estimate,
+                estimate=self._foresight.estimate,
                 seed=tuning.seed,
                 cautious=tuning.cautious,
             )
@@ -72,9 +68,7 @@ class Loop:
     def search(self) -> None:
         """Asks and runs until the searcher has nothing left or a limit is reached."""
         self.say("stage", "searching")
-        space = self.tuning.space
-        along = [space.at(self.baseline.combination, size) for size in space.sizes]
-        self._prepare(self.baseline, along)  # also where all is known: what comes next rests on it
+        self._foresight.begin()  # also where all is known
         repeats = 0
         while not self._spent():
             plan = self._searcher.ask()
@@ -86,7 +80,7 @@ class Loop:
             if known is not None:
                 self._searcher.tell(known)
             else:
-                self._survey()
+                self._foresight.survey()
                 self.consider(plan)
         self.say("stage", f"search ended: {self.stopped}")
         left_out = [omission.model_dump(mode="json") for omission in self._searcher.omissions()]
@@ -124,18 +118,6 @@ class Loop:
         if late and len(self.record) == 1 and trial.outcome.measured:
             raise too_short(trial, self.stopped, self.probe_s())
 
-    def estimate(self, plan: Plan) -> Estimate | None:
-        """Returns what the estimators say together: the tightest bounds, and the first value that rests on a bound."""
-        opinions = [e for estimator in self.tuning.estimators if (e := estimator.estimate(plan)) is not None]
-        if not opinions:
-            return None
-        first = next((e for e in opinions if not _guess(e) and not e.worst_case), opinions[0])
-        lower = max((e.lower_bytes for e in opinions if e.lower_bytes is not None), default=None)
-        upper = min((e.upper_bytes for e in opinions if e.upper_bytes is not None), default=None)
-        value = first.value_bytes if upper is None else min(first.value_bytes, upper)
-        value = value if lower is None else max(value, lower)
-        return first.model_copy(update={"value_bytes": value, "lower_bytes": lower, "upper_bytes": upper})
-
     def attempt(self, plan: Plan, purpose: Purpose) -> Trial:
         """Runs a plan and records it; an ambiguous failure is run once more."""
         trial = self._once(plan, purpose, lambda outcome: outcome)
@@ -163,7 +145,7 @@ class Loop:
         if outcome.status is Status.INTERRUPTED:
             raise KeyboardInterrupt(outcome.reason)
         if self._poisoned > int(self.tuning.isolated):
-            raise _for_good(outcome.reason)
+            raise for_good(outcome.reason)
 
     def time_left_s(self) -> float:
         """Returns the seconds left of the time budget; infinity without one."""
@@ -196,35 +178,8 @@ class Loop:
         self.early = bool(self.stopped)
         return self.early
 
-    def _survey(self) -> None:
-        """Has the estimators look at what is worth knowing before anything runs, once."""
-        if not self._surveyed:
-            self._surveyed = True
-            plans = worth_knowing(self.tuning.space, self.estimate, self.tuning.budget.memory_bytes)
-            for estimator in self.tuning.estimators:
-                estimator.survey(plans)
-
-    def _foresee(self, plan: Plan) -> None:
-        """Has the estimators look at a plan, unless it is known to fit with room to spare."""
-        known = self.estimate(plan)
-        if known is None or (_rough(known) and known.value_bytes > SAFE_RATIO * self.tuning.budget.memory_bytes):
-            self._prepare(plan)
-
-    def _prepare(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
-        """Has the estimators look at a plan.
-
-        Raises:
-            DevicePoisoned: a short run that was to show its memory left the device so.
-        """
-        try:
-            for estimator in self.tuning.estimators:
-                estimator.foresee(plan, along)
-        except DevicePoisoned as error:
-            raise _for_good(str(error)) from error
-
     def _screened(self, plan: Plan) -> Trial:
-        self._foresee(plan)
-        if (estimate := self.estimate(plan)) is not None:
+        if (estimate := self._foresight.look(plan)) is not None:
             self.predicted[plan.key] = estimate
         reason = self._unwanted(plan)
         if reason is not None:
@@ -244,14 +199,14 @@ class Loop:
         refused = self._refused_below(plan) if self.tuning.cautious else None
         if refused is not None:
             return f"the same combination did not fit at micro batch {refused}"
-        estimate = self.estimate(plan)
+        estimate = self._foresight.estimate(plan)
         if estimate is None:
             return None
         limit = self.tuning.budget.memory_bytes
         against = f"the budget of {format_bytes(limit)} ({estimate.basis})"
         if estimate.lower_bytes is not None and estimate.lower_bytes > limit:
             return f"needs at least {format_bytes(estimate.lower_bytes)}, above {against}"
-        allowed = limit * (GUESS_RATIO if _loose(estimate) else 1)
+        allowed = limit * (GUESS_RATIO if loose(estimate) else 1)
         if self.tuning.cautious and not estimate.worst_case and estimate.value_bytes > allowed:
             return f"is predicted to need {format_bytes(estimate.value_bytes)}, above {against}"
         return None
@@ -308,33 +263,13 @@ class Loop:
 
     def _learn(self, trial: Trial) -> None:
         self.record[trial.plan.key] = trial
-        for estimator in self.tuning.estimators:
-            estimator.tell(trial)
+        self._foresight.tell(trial)
         self._searcher.tell(trial)
 
     def _check(self) -> None:
         fault = users_fault([t for t in self.trials if not t.earlier], self.baseline)
         if fault is not None:
             raise fault
-
-
-def _for_good(reason: str) -> DevicePoisoned:
-    return DevicePoisoned(
-        f"the device answers every call with an error: {reason}. The study keeps all finished trials: start a new "
-        "process and resume it."
-    )
-
-
-def _rough(estimate: Estimate) -> bool:
-    return estimate.lower_bytes is None or estimate.lower_bytes < LOOSE_RATIO * estimate.value_bytes
-
-
-def _loose(estimate: Estimate) -> bool:
-    return _rough(estimate) and estimate.upper_bytes is None
-
-
-def _guess(estimate: Estimate) -> bool:
-    return estimate.lower_bytes is None and estimate.upper_bytes is None
 
 
 def summary(outcome: Outcome, objective: Objective) -> str:
