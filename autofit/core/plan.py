@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from functools import cached_property
 
 from pydantic import BaseModel, ConfigDict
 
@@ -21,7 +22,7 @@ class Plan(BaseModel):
 
     values: Mapping[str, KnobValue] = {}
 
-    @property
+    @cached_property
     def key(self) -> str:
         """The plan as canonical JSON: equal plans have equal keys, in every process and version."""
         return json.dumps(dict(sorted(self.values.items())), separators=(",", ":"))
@@ -41,7 +42,7 @@ class Plan(BaseModel):
         """Samples per optimizer step."""
         return self.micro_batch_size * self.accumulation_steps
 
-    @property
+    @cached_property
     def combination(self) -> "Plan":
         """The plan without its batch: what is compared at one size and then taken up in batch."""
         batch = (MICRO_BATCH_SIZE, ACCUMULATION_STEPS)

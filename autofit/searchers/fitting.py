@@ -64,6 +64,8 @@ class Fitting:
         changed = (points.values != points.values[:1]).sum(axis=1)
         self._singles = [int(place) for place in np.flatnonzero(changed == 1)]
         self._belief: Belief | None = None
+        self._estimates: dict[int, Estimate | None] = {}  # these two are good until something is told
+        self._chances: dict[int, float] = {}
         self._stays = 0.0
         self._expected: dict[int, int] = {}
         self._misses: list[float] = []
@@ -72,6 +74,8 @@ class Fitting:
         """Learns what a plan needed."""
         self._outcomes[place] = outcome
         self._belief = None
+        self._estimates.clear()
+        self._chances.clear()
         expected, measurement = self._expected.pop(place, None), outcome.measurement
         if expected is not None and measurement is not None:
             self._misses.append(math.log(measurement.memory.judged_bytes / expected))
@@ -93,7 +97,12 @@ class Fitting:
 
     def likely(self, place: int) -> float:
         """Returns the probability that a plan fits."""
-        estimate, limit = self._problem.estimate(self._plans[place]), self._problem.memory_bytes
+        if place not in self._chances:
+            self._chances[place] = self._chance(place)
+        return self._chances[place]
+
+    def _chance(self, place: int) -> float:
+        estimate, limit = self._estimate(place), self._problem.memory_bytes
         if estimate is not None and _bounded(estimate):
             return self._surely(estimate)
         if estimate is not None and not estimate.worst_case and (estimate.lower_bytes or 0) > limit:
@@ -106,8 +115,13 @@ class Fitting:
         fits = below((room - self._belief.mean[place]) / self._belief.deviation[place])
         return min(fits, self._below_refused(place))
 
+    def _estimate(self, place: int) -> Estimate | None:
+        if place not in self._estimates:
+            self._estimates[place] = self._problem.estimate(self._plans[place])
+        return self._estimates[place]
+
     def _foretelling(self, place: int) -> Estimate | None:
-        estimate = self._problem.estimate(self._plans[place])
+        estimate = self._estimate(place)
         return estimate if estimate is not None and _bounded(estimate) else None
 
     def _surely(self, estimate: Estimate) -> float:
