@@ -113,7 +113,7 @@ class Fitting:
             self._belief = self._believe()
         room = math.log(max(limit - self._stays, 1.0))
         fits = below((room - self._belief.mean[place]) / self._belief.deviation[place])
-        return min(fits, self._below_refused(place))
+        return min(fits, self._below_refused(place), self._among_its_size(place))
 
     def _estimate(self, place: int) -> Estimate | None:
         if place not in self._estimates:
@@ -232,6 +232,16 @@ class Fitting:
                 stays = memory.static_bytes
                 least = min(least, stays + (memory.judged_bytes - stays) * size / ran)
         return least
+
+    def _among_its_size(self, place: int) -> float:
+        """Returns how likely a plan is to fit at most, by the plans of its size: 1 until two of them did not.
+
+        A library may take room at one size that it takes at no other, whatever the combination. By Laplace's rule.
+        """
+        size = self._plans[place].micro_batch_size
+        same = [outcome for other, outcome in self._outcomes.items() if self._plans[other].micro_batch_size == size]
+        refused, ran = sum(each.status.does_not_fit for each in same), sum(each.measured for each in same)
+        return 1.0 if refused < 2 else (ran + 1) / (ran + refused + 1)
 
     def _below_refused(self, place: int) -> float:
         """Returns how likely a plan is to fit at most, by the sizes of its combination that did not fit and that ran.

@@ -107,6 +107,21 @@ def test_a_change_that_saves_is_taken_to_another_size() -> None:
     assert judge.likely(at(bench, large, precision="bf16", checkpoint="all")) > judge.likely(at(bench, large)) + 0.3
 
 
+def test_a_size_at_which_two_combinations_did_not_fit_is_doubted_in_all() -> None:
+    bench = linear(budget_bytes=4000 * MIB)
+    judge = Judge(bench)
+    judge.run(bench.space.baseline)
+    other = at(bench, 16, optimizer="fused")
+    full = Outcome(status=Status.OUT_OF_MEMORY, reason="full")
+    chances = []
+    for precision in ("tf32", "bf16"):
+        judge.fitting.tell(judge.plans.index(at(bench, 16, precision=precision)), full)
+        chances.append(judge.likely(other))
+    assert chances[1] <= 1 / 3 < chances[0]
+    judge.run(at(bench, 16))  # it ran, so it is not the size alone
+    assert judge.likely(other) > chances[1]
+
+
 def test_between_a_size_that_ran_and_one_that_did_not_it_may_be_either() -> None:
     bench = linear(budget_bytes=100_000 * MIB)
     judge = Judge(bench)
