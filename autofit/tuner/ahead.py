@@ -1,8 +1,9 @@
 """Ahead: the plans whose memory is worth knowing before any runs.
 
 They are the user's own combination where it ceases to fit, and each single change of it where its memory decides: at
-the largest micro batch that is thought to fit with the change. What a change does to the peak there says what it does
-elsewhere and beside other changes (`autofit.searchers.fitting`).
+the smallest micro batch that is not thought to fit with the change. Further down, what stays between steps and the
+update make the peak, and a change that saves activations shows nothing. What it does to the peak there says what it
+does elsewhere and beside other changes (`autofit.searchers.fitting`).
 """
 
 from collections.abc import Callable
@@ -32,7 +33,7 @@ def worth_knowing(space: SearchSpace, estimate: Callable[[Plan], Estimate | None
         return []
     turns = zip_longest(*(_changed(knob, space.baseline) for knob in space.facts.knobs))
     changes = [change for turn in turns for change in turn if change is not None]
-    plans = [space.at(plan.combination, _largest(peaks, growth, memory_bytes)) for plan, growth in changes]
+    plans = [space.at(plan.combination, _deciding(peaks, growth, memory_bytes)) for plan, growth in changes]
     over = [plan for plan in own if peaks[plan.micro_batch_size] > memory_bytes]
     within = [plan for plan in own if peaks[plan.micro_batch_size] <= memory_bytes]
     return [*within[-1:], *over[:1], *(plan for plan in plans if space.violation(plan) is None)]
@@ -45,10 +46,10 @@ def _changed(knob: Knob, own: Plan) -> list[tuple[Plan, float]]:
     return [(plan, g) for plan, g in reversed(changed) if plan != own]
 
 
-def _largest(peaks: dict[int, int], growth: float, memory_bytes: int) -> int:
-    """Returns the largest size that fits when the part of the peak that grows is multiplied; the smallest if none."""
+def _deciding(peaks: dict[int, int], growth: float, memory_bytes: int) -> int:
+    """Returns the smallest size too large when the part of the peak that grows is multiplied; the largest if none."""
     sizes = sorted(peaks)
     low, high = sizes[-2:]
     slope = (peaks[high] - peaks[low]) / (high - low)
     stays = max(peaks[high] - slope * high, 0.0)
-    return max((size for size in sizes if stays + growth * (peaks[size] - stays) <= memory_bytes), default=sizes[0])
+    return min((size for size in sizes if stays + growth * (peaks[size] - stays) > memory_bytes), default=sizes[-1])
