@@ -14,8 +14,8 @@ from autofit.core.units import format_bytes
 from autofit.searchers.condemned import Condemned
 from autofit.searchers.surrogate import Belief, Points
 
-MOST = 256
-"""So many combinations are explained, those that are expected to be fastest."""
+MOST = 100
+"""So many combinations are explained, those that are expected to be fastest: a remark on a study may have 64 KiB."""
 DEVIATIONS = 1.96
 
 
