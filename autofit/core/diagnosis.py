@@ -4,7 +4,15 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from autofit.core.budget import Budget
-from autofit.core.errors import AutofitError, BudgetSpent, NonFiniteLoss, NothingFits, UserCodeError, WorkloadError
+from autofit.core.errors import (
+    AutofitError,
+    BudgetSpent,
+    DevicePoisoned,
+    NonFiniteLoss,
+    NothingFits,
+    UserCodeError,
+    WorkloadError,
+)
 from autofit.core.estimate import Estimate
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
@@ -101,6 +109,14 @@ def nothing_proven(failed: Sequence[Trial], measured: int, budget: Budget) -> Au
     if all(t.outcome.status.does_not_fit for t in failed):
         return NothingFits(f"{what}. {_tried(failed)} Give more memory or headroom.")
     return WorkloadError(f"{what}, and memory was not the only reason. {_tried(failed)}")
+
+
+def for_good(reason: str) -> DevicePoisoned:
+    """Returns the error for a device that no fresh process will bring back."""
+    return DevicePoisoned(
+        f"the device answers every call with an error: {reason}. The study keeps all finished trials: start a new "
+        "process and resume it."
+    )
 
 
 def _user_code(trial: Trial, times: int) -> UserCodeError:

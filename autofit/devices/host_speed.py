@@ -48,7 +48,9 @@ def trains_in(precision: str) -> bool:
 
 
 def _training_s(dtype: torch.dtype) -> float:
-    images, filters = torch.ones(4, 16, 16, 16), torch.ones(16, 16, 3, 3, requires_grad=True)
+    # Said outright, since the user may have set other defaults.
+    images = torch.ones(4, 16, 16, 16, dtype=torch.float32, device="cpu")
+    filters = torch.ones(16, 16, 3, 3, dtype=torch.float32, device="cpu", requires_grad=True)
 
     def train() -> None:
         with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):

@@ -25,11 +25,7 @@ class Foretold(Estimator):
     """
 
     def __init__(
-        self,
-        peaks: Mapping[str, int],
-        factor: float = 1.0,
-        error_ratio: float = 0.01,
-        at_once: bool = True,
+        self, peaks: Mapping[str, int], factor: float = 1.0, error_ratio: float = 0.01, at_once: bool = True
     ) -> None:
         self._peaks, self._factor, self._error_ratio = peaks, factor, error_ratio
         self._at_once = at_once

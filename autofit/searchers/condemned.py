@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autofit.core.knob import Knob
 from autofit.core.outcome import Outcome
-from autofit.core.plan import Plan
 from autofit.searchers.surrogate import Points
 
 
@@ -25,7 +25,7 @@ class Condemned:
 
 
 def condemned(
-    plans: Sequence[Plan], points: Points, outcomes: Mapping[int, Outcome], alive: Collection[int]
+    knobs: Sequence[Knob], points: Points, outcomes: Mapping[int, Outcome], alive: Collection[int]
 ) -> list[Condemned]:
     """Returns what the plans that failed whatever their size say of others, for each of them.
 
@@ -33,8 +33,8 @@ def condemned(
     that have all of them are condemned.
 
     Args:
-        plans: of the space, the user's own first.
-        points: the same as numbers.
+        knobs: of the space.
+        points: its plans, the user's own first.
         outcomes: of those that were tried, by place.
         alive: the places of those that ran.
     """
@@ -42,13 +42,12 @@ def condemned(
     found = []
     for place in sorted(place for place, outcome in outcomes.items() if outcome.status.at_any_size):
         changed = np.flatnonzero(values[place] != values[0])
-        suspects = [knob for knob in changed if not any(values[p, knob] == values[place, knob] for p in alive)]
+        suspects = [int(knob) for knob in changed if not any(values[p, knob] == values[place, knob] for p in alive)]
         mask = points.combinations == points.combinations[place]
         if suspects:
             mask = (values[:, suspects] == values[place, suspects]).all(axis=1)
-        names = list(plans[place].combination.values.items())  # of all knobs, in the order of the space
-        common = [names[knob] for knob in suspects] or names
-        told = " ".join(f"{name}={value}" for name, value in common)
+        common = suspects or range(len(knobs))
+        told = " ".join(f"{knobs[knob].name}={knobs[knob].values[values[place, knob]]}" for knob in common)
         outcome = outcomes[place]
         found.append(Condemned(np.asarray(mask), f"{told} failed: {outcome.status.value}, {outcome.reason}"))
     return found

@@ -78,7 +78,7 @@ class Guided(Searcher):
         self._dares = self._steps = 0
         self._expected, said = expected_of(self._knobs, self._points, "expected")
         known = [EXPECTED_RATIO if known else 1.0 for known in said]
-        self._kernels = [(each, Kernel(self._knobs, _scaled(SPEED, each), known)) for each in AMPLITUDES]
+        self._kernels = [(each, Kernel(self._knobs, SPEED.times(each), known)) for each in AMPLITUDES]
 
     def tell(self, trial: Trial) -> None:
         """Learns from a trial; a block of a race and an interrupted trial say nothing of a plan."""
@@ -184,7 +184,7 @@ class Guided(Searcher):
         return np.asarray(closed)
 
     def _condemned(self) -> list[Condemned]:
-        return condemned(self._plans, self._points, self._outcomes, self._scores)
+        return condemned(self._knobs, self._points, self._outcomes, self._scores)
 
     def _most_worthy(self, gains: Array, seconds: Array) -> int | None:
         """Returns the plan with the most gain per second: one that is likely to fit, or a step towards one that may."""
@@ -245,15 +245,3 @@ class Offer:
     def or_better(self, rate: float, place: int) -> "Offer":
         """Returns the better of this offer and another."""
         return Offer(float(rate), place) if rate > self.rate else self
-
-
-def _scaled(scales: Scales, amplitude: float) -> Scales:
-    return Scales(
-        curve=scales.curve * amplitude,
-        knob=scales.knob * amplitude,
-        slope=scales.slope * amplitude,
-        pair=scales.pair * amplitude,
-        own=scales.own * amplitude,
-        size=scales.size * amplitude,
-        octaves=scales.octaves,
-    )

@@ -10,7 +10,7 @@ Processes for Machine Learning, 2006, sections 2.2 and 4.2.4 on sums of kernels)
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Literal, Self
 
 import numpy as np
@@ -49,6 +49,11 @@ class Scales:
     own: float
     size: float = 0.0
     octaves: float = 1.5
+
+    def times(self, amplitude: float) -> Self:
+        """Returns the scales with all parts so many times as large, changing over the same doublings."""
+        parts = {each.name: amplitude * getattr(self, each.name) for each in fields(self) if each.name != "octaves"}
+        return replace(self, **parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from autofit.core.diagnosis import for_good
 from autofit.core.errors import DevicePoisoned
 from autofit.core.estimate import Estimate
 from autofit.core.plan import Plan
@@ -78,14 +79,6 @@ class Foresight:
 def loose(estimate: Estimate) -> bool:
     """Says whether an estimate may be far off: it has neither a close lower bound nor an upper one."""
     return _rough(estimate) and estimate.upper_bytes is None
-
-
-def for_good(reason: str) -> DevicePoisoned:
-    """Returns the error for a device that no fresh process will bring back."""
-    return DevicePoisoned(
-        f"the device answers every call with an error: {reason}. The study keeps all finished trials: start a new "
-        "process and resume it."
-    )
 
 
 def _rough(estimate: Estimate) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from statistics import median
 
-from autofit.core.diagnosis import too_short, users_fault
+from autofit.core.diagnosis import for_good, too_short, users_fault
 from autofit.core.errors import DevicePoisoned
 from autofit.core.estimate import Estimate
 from autofit.core.event import Event
@@ -13,7 +13,7 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes, format_duration
 from autofit.searchers.base import Problem
-from autofit.tuner.foresight import Foresight, for_good, loose
+from autofit.tuner.foresight import Foresight, loose
 from autofit.tuner.tuning import Tuning
 
 REPEATS = 100

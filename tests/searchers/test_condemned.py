@@ -30,7 +30,7 @@ def place(precision: str, form: str, size: int = 8) -> int:
 def found(dead: list[tuple[str, str]], alive: list[tuple[str, str]]) -> set[tuple[str, str]]:
     """Returns the combinations that are condemned."""
     outcomes = {place(*each): FAILED for each in dead}
-    each = condemned(PLANS, POINTS, outcomes, [place(*one) for one in alive])
+    each = condemned(KNOBS, POINTS, outcomes, [place(*one) for one in alive])
     mask = np.any([one.mask for one in each], axis=0) if each else np.zeros(len(PLANS), bool)
     return {(str(PLANS[i].values["precision"]), str(PLANS[i].values["format"])) for i in np.flatnonzero(mask)}
 
@@ -67,10 +67,10 @@ def test_who_is_condemned(
 
 def test_the_reason_names_what_is_suspect() -> None:
     outcomes = {place("bf16", "default"): FAILED}
-    (one,) = condemned(PLANS, POINTS, outcomes, [place("fp32", "default")])
+    (one,) = condemned(KNOBS, POINTS, outcomes, [place("fp32", "default")])
     assert one.reason == "precision=bf16 failed: numeric, not finite"
 
 
 def test_what_does_not_fit_condemns_nothing() -> None:
     outcomes = {place("bf16", "default"): Outcome(status=Status.OUT_OF_MEMORY, reason="full")}
-    assert condemned(PLANS, POINTS, outcomes, [place("fp32", "default")]) == []
+    assert condemned(KNOBS, POINTS, outcomes, [place("fp32", "default")]) == []

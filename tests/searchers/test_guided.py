@@ -1,5 +1,6 @@
 """The default searcher against fake devices whose truth is known, mostly without anything that predicts memory."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from statistics import mean, median
 
@@ -11,6 +12,7 @@ from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
+from autofit.estimators.base import Estimator
 from autofit.replay import Foretold
 from autofit.searchers.base import Problem, Searcher
 from autofit.searchers.guided import Guided
@@ -47,18 +49,27 @@ def best_of(trials: list[Trial], bench: FakeBench) -> Plan:
     return max((t.plan for t in trials if t.outcome.measured), key=bench.samples_per_s)
 
 
-def test_regret_and_probes_over_random_problems() -> None:
+Foreteller = Callable[[FakeBench], list[Estimator]]
+
+
+def over_random_problems(seeds: range, foretellers: Foreteller) -> tuple[list[float], list[int], list[int]]:
+    """Returns regrets, probes and plans that did not fit, of a search on each problem that something fits."""
     regrets, probes, misfits = [], [], []
-    for seed in range(40):
+    for seed in seeds:
         bench = random_bench(seed)
         if not bench.feasible():
             continue
-        findings = run(tuning_of(bench))
+        findings = run(tuning_of(bench, estimators=[*foretellers(bench), *(each() for each in estimators.MEMBERS)]))
         assert bench.fits(findings.plan), f"problem {seed}: the plan returned is over the budget"
         assert len(bench.probes()) == len({plan.key for plan in bench.probes()}), f"problem {seed}: asked twice"
         regrets.append(bench.regret(findings.plan))
         probes.append(len(bench.probes()))
         misfits.append(sum(t.outcome.status.does_not_fit for t in findings.trials))
+    return regrets, probes, misfits
+
+
+def test_regret_and_probes_over_random_problems() -> None:
+    regrets, probes, misfits = over_random_problems(range(40), lambda bench: [])
     assert len(regrets) >= 30
     assert mean(regrets) <= 0.03
     assert max(regrets) <= 0.2
@@ -68,16 +79,11 @@ def test_regret_and_probes_over_random_problems() -> None:
 
 
 def test_regret_and_probes_over_random_problems_where_memory_is_predicted_as_by_traces() -> None:
-    regrets, probes, misfits = [], [], []
-    for seed in range(200, 230):  # not those above, on which the constants were looked at
-        bench = random_bench(seed)
-        if not bench.feasible():
-            continue
-        traces = Foretold({p.key: bench.peak_bytes(p) for p in bench.space.plans()}, error_ratio=0.04, at_once=False)
-        findings = run(tuning_of(bench, estimators=[traces, *(member() for member in estimators.MEMBERS)]))
-        regrets.append(bench.regret(findings.plan))
-        probes.append(len(bench.probes()))
-        misfits.append(sum(t.outcome.status.does_not_fit for t in findings.trials))
+    def traces(bench: FakeBench) -> list[Estimator]:
+        peaks = {plan.key: bench.peak_bytes(plan) for plan in bench.space.plans()}
+        return [Foretold(peaks, error_ratio=0.04, at_once=False)]
+
+    regrets, probes, misfits = over_random_problems(range(200, 230), traces)
     assert len(regrets) >= 24
     assert mean(regrets) <= 0.02
     assert median(probes) <= 15
