@@ -9,17 +9,17 @@ the blocks of a plan say together is its true speed: the noise is in the replay,
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any
 
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
 from autofit.core.knob import Knob
+from autofit.core.objective import Objective
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.table import Block, Entry, Table
 from autofit.core.trial import Purpose
-from autofit.replay import limited
+from autofit.replay import TableBench, limited
 from tests.fakes import Effect, FakeBench, always, space_of
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 80, 96)
@@ -59,8 +59,8 @@ class Synthetic:
 
     @property
     def table(self) -> Table:
-        """The table under its limit."""
-        return limited(self.full, self.bench.budget_bytes)
+        """The table under its limit. What a replay averages to is the truth; the noise is around it."""
+        return _centred(limited(self.full, self.bench.budget_bytes), self.bench)
 
 
 def synthetic(name: str, seed: int = 0) -> Synthetic:
@@ -94,18 +94,25 @@ def record(bench: FakeBench, name: str, seed: int = 0, rounds: int = 3) -> Table
             assert measurement is not None
             blocks[plan].append(Block(at_s=device.time.seconds, step_times_s=measurement.step_times_s))
     entries = [
-        Entry(plan=p, at_s=at_s, outcome=outcome, blocks=_centred(blocks[p], device.step_time_s(p)))
-        for p, (outcome, at_s) in outcomes.items()
+        Entry(plan=p, at_s=at_s, outcome=outcome, blocks=tuple(blocks[p])) for p, (outcome, at_s) in outcomes.items()
     ]
     return table.model_copy(update={"entries": tuple(entries)})
 
 
-def _centred(blocks: Sequence[Block], true_s: float) -> tuple[Block, ...]:
-    """Returns the blocks, all scaled by one factor that makes their middle the truth."""
-    if not blocks:
-        return ()
-    factor = true_s / median(median(block.step_times_s) for block in blocks)
-    return tuple(b.model_copy(update={"step_times_s": tuple(t * factor for t in b.step_times_s)}) for b in blocks)
+def _centred(table: Table, device: FakeBench) -> Table:
+    """Returns the table, the blocks of each plan scaled by one factor that makes what they say together the truth."""
+    found = TableBench(table).throughputs(Objective())
+
+    def scaled(entry: Entry) -> Entry:
+        if not entry.blocks:
+            return entry
+        factor = found[entry.plan.key] / device.samples_per_s(entry.plan)
+        blocks = (
+            b.model_copy(update={"step_times_s": tuple(t * factor for t in b.step_times_s)}) for b in entry.blocks
+        )
+        return entry.model_copy(update={"blocks": tuple(blocks)})
+
+    return table.model_copy(update={"entries": tuple(scaled(entry) for entry in table.entries)})
 
 
 # What the devices of all traps have in common.

@@ -70,10 +70,11 @@ class Entry(BaseModel):
         ran = [block for block in self.blocks if block.step_times_s]
         if not ran:
             return objective.score(measurement)
-        units = [self._units(block, objective) for block in ran]
+        units = [self.units(block, objective) for block in ran]
         return median(count / median(block.step_times_s) for count, block in zip(units, ran, strict=True))
 
-    def _units(self, block: Block, objective: Objective) -> float:
+    def units(self, block: Block, objective: Objective) -> float:
+        """Returns how many of the objective's units, samples or tokens, a step of a block trained."""
         tokens = block.tokens_per_step if objective.unit == "tokens" else None
         return self.plan.global_batch_size if tokens is None else tokens
 

@@ -1,8 +1,11 @@
 """TableBench: answers probes, blocks and proofs from a table, with its noise and its cost."""
 
+import math
 import random
+from statistics import fmean, median
 
 from autofit.core.errors import UsageError
+from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.table import Entry, Table
@@ -65,6 +68,22 @@ class TableBench:
         self.time.seconds = 0.0
         self._chance = random.Random(seed)
         self._began_s = self._chance.uniform(0, 2 * self._drift.length_s)
+
+    def throughputs(self, objective: Objective) -> dict[str, float]:
+        """Returns by key of each plan that was measured what many runs drawn here average to, drift left out.
+
+        That is what a search can find: a score from the raw blocks (`Entry.score`) has the drift of the moments at
+        which they were recorded in it, and of few blocks the median is not what races converge to.
+        """
+        return {
+            key: math.exp(self._log_throughput(entry, objective))
+            for key, entry in self._entries.items() if entry.outcome.measured
+        }  # fmt: skip
+
+    def _log_throughput(self, entry: Entry, objective: Objective) -> float:
+        ran = Runs.of(entry).ran
+        paces = (entry.units(block, objective) / median(block.step_times_s) for block in ran)
+        return fmean(math.log(pace) + self._drift(block.at_s) for pace, block in zip(paces, ran, strict=True))
 
     def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
         """Returns what became of a plan, and lets the time pass that it took.

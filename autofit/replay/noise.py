@@ -3,34 +3,45 @@
 import math
 import random
 from bisect import bisect_left
+from collections import defaultdict
 from dataclasses import dataclass
 from itertools import cycle, islice
-from statistics import median
+from statistics import fmean, median
 
 from autofit.core.table import Block, Entry, Table
 
-WINDOW = 25
-"""Blocks that ran next to each other whose common level is the drift of that moment."""
+WINDOW = 9
+"""Blocks that ran next to each other whose common level is the drift of that moment: disturbances are short. Of the
+recorded tables a window of 25 leaves a tenth to a quarter more of the noise to single blocks."""
+ROUNDS = 10
+"""Times that the drift and the plans' levels are fitted in turn; then neither changes any more."""
 
 
 class Drift:
     """The level that all plans share at a moment: a machine that warms up slows them alike.
 
     Kept apart from the noise of single runs, because it cancels between neighbouring blocks of a race and noise does
-    not.
+    not. A block's pace is taken to be its plan's times that of the moment: the two are fitted in turn (Buja, Hastie and
+    Tibshirani, Linear smoothers and additive models, 1989).
     """
 
     def __init__(self, table: Table) -> None:
-        points = sorted(
-            (block.at_s, math.log(pace / usual))
-            for entry in table.entries
-            if (usual := usual_pace(entry)) is not None
+        blocks = sorted(
+            (block.at_s, number, math.log(pace))
+            for number, entry in enumerate(table.entries)
             for block in entry.blocks
             if (pace := _pace(entry, block)) is not None
         )
+        self._times_s = [at_s for at_s, _, _ in blocks]
+        self._logs = [0.0] * len(blocks)
         half = WINDOW // 2
-        self._times_s = [at_s for at_s, _ in points]
-        self._logs = [median(log for _, log in points[max(i - half, 0) : i + half + 1]) for i in range(len(points))]
+        for _ in range(ROUNDS):
+            plans = defaultdict(list)
+            for (_, number, log), drift in zip(blocks, self._logs, strict=True):
+                plans[number].append(log - drift)
+            levels = {number: fmean(logs) for number, logs in plans.items()}
+            rest = [log - levels[number] for _, number, log in blocks]
+            self._logs = [median(rest[max(i - half, 0) : i + half + 1]) for i in range(len(rest))]
 
     def __call__(self, at_s: float) -> float:
         """Returns the log of how much slower than usual the machine was at a moment of the recording."""
@@ -81,9 +92,14 @@ class Runs:
         counted = any(block.tokens_per_step is not None for block in ran)
         return cls(blocks, () if counted else tuple(t / median(b.step_times_s) for b in ran for t in b.step_times_s))
 
+    @property
+    def ran(self) -> tuple[Block, ...]:
+        """The blocks that did not fail."""
+        return _ran(self.blocks)
+
     def draw(self, chance: random.Random, may_fail: bool) -> Block:
         """Returns a recorded block; one that failed only if `may_fail`."""
-        return chance.choice(self.blocks if may_fail else _ran(self.blocks))
+        return chance.choice(self.blocks if may_fail else self.ran)
 
     def step_times_s(self, block: Block, steps: int, slower_log: float, chance: random.Random) -> tuple[float, ...]:
         """Returns drawn step times at the level of `block`, slowed by the exponential of `slower_log`."""
@@ -91,12 +107,6 @@ class Runs:
             return tuple(islice(cycle(time_s * math.exp(slower_log) for time_s in block.step_times_s), steps))
         level = median(block.step_times_s) * math.exp(slower_log)
         return tuple(level * ratio for ratio in chance.choices(self.ratios, k=steps))
-
-
-def usual_pace(entry: Entry) -> float | None:
-    """Returns the median seconds per token, or per sample where tokens are not known; None when no block ran."""
-    paces = [pace for block in entry.blocks if (pace := _pace(entry, block)) is not None]
-    return median(paces) if paces else None
 
 
 def _pace(entry: Entry, block: Block) -> float | None:

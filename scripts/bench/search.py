@@ -83,7 +83,7 @@ def _study(case: Case, path: Path) -> Study:
 
 def traced(case: Case, ran: Ran) -> str:
     """Returns what a search ran, a line each but for the blocks of the race, with each plan's true place."""
-    true = {e.plan: score / case.best for e in case.table.entries if (score := e.score(case.objective)) is not None}
+    true = {plan: case.scores[plan.key] / case.best for plan in case.table.plans if plan.key in case.scores}
     limit, lines = case.table.budget.memory_bytes, []
     for plan, purpose, outcome in ran.runs:
         if purpose == "block":

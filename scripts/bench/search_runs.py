@@ -19,7 +19,7 @@ from autofit.core.objective import Objective  # noqa: E402
 from autofit.core.outcome import Outcome, Status  # noqa: E402
 from autofit.core.plan import Plan  # noqa: E402
 from autofit.core.space import SearchSpace  # noqa: E402
-from autofit.core.table import Entry, Table, read_table  # noqa: E402
+from autofit.core.table import Table, read_table  # noqa: E402
 from autofit.core.trial import Purpose, Trial  # noqa: E402
 from autofit.estimators.base import Estimator  # noqa: E402
 from autofit.replay import Foretold, TableBench, limited, peaks_of  # noqa: E402
@@ -54,7 +54,8 @@ class Case:
         about: what is odd about it.
         table: what the search runs on.
         peaks: what predictions are made from; with the plans that do not fit.
-        best: the highest throughput of a plan that fits.
+        scores: throughput of each plan that fits, by its key, as many runs of the replay average to.
+        best: the highest of them.
         grid_s: what it costs to probe every plan.
     """
 
@@ -63,12 +64,14 @@ class Case:
     table: Table
     peaks: dict[str, int]
     objective: Objective
+    scores: dict[str, float] = field(init=False)
     best: float = field(init=False)
     grid_s: float = field(init=False)
 
     def __post_init__(self) -> None:
-        best = self.table.best(self.objective)
-        object.__setattr__(self, "best", 0.0 if best is None else best.score(self.objective))
+        scores = TableBench(self.table).throughputs(self.objective)
+        object.__setattr__(self, "scores", scores)
+        object.__setattr__(self, "best", max(scores.values(), default=0.0))
         object.__setattr__(self, "grid_s", sum(entry.outcome.duration_s for entry in self.table.entries))
 
 
@@ -202,12 +205,10 @@ def scored(case: Case, ran: Ran) -> Result:
     """Returns what a search is worth."""
     plan = None if ran.findings is None else ran.findings.plan
     seen = {run_plan for run_plan, _, _ in ran.runs} | ({plan} if plan is not None else set())
-    entries = {entry.plan: entry for entry in case.table.entries if entry.plan in seen}
-    scores = {each: entry.score(case.objective) or 0.0 for each, entry in entries.items()}
-    entry = None if plan is None else entries.get(plan)
+    tried = max((case.scores.get(each.key, 0.0) for each in seen), default=0.0)
     return Result(
-        regret=1 - (0.0 if plan is None else scores.get(plan, 0.0)) / case.best,
-        overlooked=1 - max(scores.values(), default=0.0) / case.best,
+        regret=1 - (0.0 if plan is None else case.scores.get(plan.key, 0.0)) / case.best,
+        overlooked=1 - tried / case.best,
         probes=sum(purpose is Purpose.PROBE for _, purpose, _ in ran.runs),
         out_of_memory=ran.count(Status.OUT_OF_MEMORY, Status.OUT_OF_HOST_MEMORY),
         over_budget=ran.count(Status.OVER_BUDGET),
@@ -215,7 +216,7 @@ def scored(case: Case, ran: Ran) -> Result:
         blocks=sum(purpose is Purpose.BLOCK for _, purpose, _ in ran.runs),
         charged_s=ran.charged_s,
         share=ran.charged_s / case.grid_s,
-        broken=_broken(case, ran, plan, entry),
+        broken=_broken(case, ran, plan),
         own_s=ran.whole_s - ran.device_s,
         searcher_s=ran.searcher_s,
         plan="" if plan is None else str(plan),
@@ -223,14 +224,14 @@ def scored(case: Case, ran: Ran) -> Result:
     )
 
 
-def _broken(case: Case, ran: Ran, plan: Plan | None, entry: Entry | None) -> tuple[str, ...]:
+def _broken(case: Case, ran: Ran, plan: Plan | None) -> tuple[str, ...]:
     """Returns the promises that the returned plan breaks."""
     if plan is None:
         return ()
     found = []
     if not any(p == plan and why is Purpose.PROOF and outcome.measured for p, why, outcome in ran.runs):
         found.append("not proven")
-    if entry is None or not entry.outcome.measured or case.peaks[plan.key] > case.table.budget.memory_bytes:
+    if plan.key not in case.scores or case.peaks[plan.key] > case.table.budget.memory_bytes:
         found.append("not inside the budget")
     return tuple(found)
 

@@ -17,7 +17,7 @@ from autofit.core.trial import Purpose
 from autofit.replay import TableBench, limited
 from autofit.tuner import run
 from tests.fakes import MIB, OPTIMIZER, PRECISION, FakeBench, always, small_bench, space_of, tuning_of
-from tests.tables import record
+from tests.tables import record, synthetic
 
 SPEED = Objective()
 
@@ -67,11 +67,21 @@ def test_runs_of_a_plan_differ_as_its_recorded_blocks_do() -> None:
     assert 0.015 < spreads[1] < 0.09
 
 
-def test_what_a_plan_is_worth_in_the_replay_is_its_score_in_the_table(table: Table) -> None:
+@pytest.mark.parametrize("trap", ["plain", "drifting", "heavy_noise"])
+def test_what_many_runs_average_to_is_known_beforehand_and_is_the_truth_of_a_trap(trap: str) -> None:
+    made = synthetic(trap)
+    table = made.table
     bench = TableBench(table)
-    for entry in random.Random(0).sample([e for e in table.entries if e.outcome.measured], 5):
-        drawn = [entry.plan.global_batch_size / median(s) for s in times(bench, entry.plan, Purpose.BLOCK, 200)]
-        assert median(drawn) == pytest.approx(entry.score(SPEED), rel=0.03)
+    known = bench.throughputs(SPEED)
+    measured = [entry for entry in table.entries if entry.outcome.measured]
+    assert set(known) == {entry.plan.key for entry in measured}
+    for entry in random.Random(0).sample(measured, 5):
+        logs = []
+        for _ in range(600):
+            bench.time.advance(97.0)  # so that runs fall on all moments of the drift
+            logs.append(-math.log(median(times(bench, entry.plan, Purpose.BLOCK, 1)[0]) / entry.plan.global_batch_size))
+        assert known[entry.plan.key] == pytest.approx(made.bench.samples_per_s(entry.plan))
+        assert fmean(logs) == pytest.approx(math.log(known[entry.plan.key]), abs=0.02)
 
 
 def test_drift_is_common_to_what_runs_side_by_side() -> None:

@@ -36,6 +36,10 @@ def case() -> search_runs.Case:
     return search_runs.Case("small", "", limited(full, 1500 * MIB), peaks_of(full), Objective())
 
 
+def fastest(case: search_runs.Case) -> Plan:
+    return max((p for p in case.table.plans if p.key in case.scores), key=lambda p: case.scores[p.key])
+
+
 def ran(
     case: search_runs.Case, plan: Plan | None, *runs: tuple[Plan, Purpose, Status], **fields: Any
 ) -> search_runs.Ran:
@@ -67,12 +71,13 @@ def test_a_search_is_scored(case: search_runs.Case) -> None:
             skipped=3, charged_s=case.grid_s / 4, whole_s=2.0, device_s=0.5, searcher_s=1.0,
         ),
     )  # fmt: skip
-    assert result.regret == pytest.approx(1 - bench.samples_per_s(plan) / bench.samples_per_s(bench.best()))
+    assert result.regret == pytest.approx(1 - bench.samples_per_s(plan) / bench.samples_per_s(bench.best()), abs=0.01)
     assert 0.1 < result.regret < 0.9
     faster = bench.space.at(plan.combination.replace(precision="bf16"), 8)
     better = search_runs.scored(case, ran(case, plan, *((p, Purpose.PROBE, Status.MEASURED) for p in (plan, faster))))
     assert better.regret == result.regret == result.overlooked
-    assert better.overlooked == pytest.approx(1 - bench.samples_per_s(faster) / bench.samples_per_s(bench.best()))
+    overlooked = 1 - bench.samples_per_s(faster) / bench.samples_per_s(bench.best())
+    assert better.overlooked == pytest.approx(overlooked, abs=0.01)
     assert (result.probes, result.blocks, result.skipped) == (2, 2, 3)
     assert (result.out_of_memory, result.over_budget) == (1, 1)
     assert result.share == pytest.approx(0.25)
@@ -81,9 +86,8 @@ def test_a_search_is_scored(case: search_runs.Case) -> None:
 
 
 def test_the_best_plan_has_no_regret(case: search_runs.Case) -> None:
-    best = case.table.best(Objective())
-    assert best is not None
-    result = search_runs.scored(case, ran(case, best.plan, (best.plan, Purpose.PROOF, Status.MEASURED)))
+    best = fastest(case)
+    result = search_runs.scored(case, ran(case, best, (best, Purpose.PROOF, Status.MEASURED)))
     assert result.regret == 0
     assert result.broken == ()
 
@@ -144,9 +148,8 @@ def test_a_study_on_disk_may_keep_the_trials(case: search_runs.Case, tmp_path: P
 
 
 def results(case: search_runs.Case, *changes: dict[str, Any]) -> list[search_runs.Result]:
-    plan = case.table.best(Objective())
-    assert plan is not None
-    base = search_runs.scored(case, ran(case, plan.plan, (plan.plan, Purpose.PROOF, Status.MEASURED)))
+    plan = fastest(case)
+    base = search_runs.scored(case, ran(case, plan, (plan, Purpose.PROOF, Status.MEASURED)))
     fields = {field: getattr(base, field) for field in base.__dataclass_fields__}
     return [search_runs.Result(**(fields | change)) for change in changes]
 
