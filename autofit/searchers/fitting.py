@@ -169,7 +169,7 @@ class Fitting:
         places = sorted(told)
         values = np.array([told[place][0] for place in places]) - expected[places]
         noise = np.array([told[place][1] for place in places])
-        believed = Surrogate(kernel, self._points.of(places), values, noise, level).believe(self._points)
+        believed = Surrogate(kernel, self._points.of(places), noise, level).believe(self._points, values)
         return Belief(believed.mean + expected, believed.deviation)
 
     def _seen(self, place: int, predicted: bool) -> tuple[float, float] | None:

@@ -1,6 +1,6 @@
 """Guided: a model of speed and one of memory say where the next probe gains most for its seconds.
 
-After each trial the speed of every plan of the space is believed anew (`autofit.searchers.surrogate`), from all that
+After each trial the speed of every plan of the space is believed anew (`autofit.searchers.throughput`), from all that
 ran: what bf16 brought at one size says something of another, and two changes that paid are expected to pay together.
 Memory is what the estimators say where they give bounds, and elsewhere a model of the same kind, on the part of the
 peak that grows (`autofit.searchers.fitting`). The plan with the highest expected gain per second of probing is run, if
@@ -27,24 +27,11 @@ from autofit.searchers.condemned import Condemned, condemned
 from autofit.searchers.fitting import Fitting
 from autofit.searchers.omissions import Known, omissions
 from autofit.searchers.rescue import rescue
-from autofit.searchers.surrogate import Array, Belief, Kernel, Scales, Surrogate, below, expected_of, points_of
+from autofit.searchers.surrogate import Array, Belief, below, points_of
+from autofit.searchers.throughput import Throughput
 
 CONSIDERED = 20_000
 """Plans of a space that are looked at: an ask stays cheap in a huge one."""
-SPEED = Scales(curve=0.10, knob=0.25, slope=0.06, pair=0.08, own=0.03, size=0.06)
-"""Usual sizes of what changes log throughput; chosen by hand, scored by scripts/bench/search.py."""
-LEVEL = 2.0
-"""Of the level of log throughput, which the first probe tells."""
-NOISE = 0.02
-"""Of one probe against another of the same plan, beside what its own steps show (reference/reliability.md 9)."""
-OVERHEADS = tuple(2.0**power for power in range(-5, 5))
-"""The fixed part of a step, in samples of the user's own micro batch: throughput is b / (b + overhead)."""
-EXPECTED_RATIO = 0.35
-"""What a knob changes beside what theory says of it (`Knob.expected`), as a share of what others change."""
-USUAL_OVERHEAD, OVERHEAD_OCTAVES = 0.5, 2.0
-"""What it is before a second size ran, and by how many doublings that may be wrong (one standard deviation)."""
-AMPLITUDES = (0.5, 1.0, 2.0)
-"""How much larger or smaller all effects of this workload may be than usual."""
 WORTH = 0.003
 """The search ends when no plan is expected to gain this, as a log ratio."""
 LIKELY, CAUTIOUS = 0.85, 0.9
@@ -76,9 +63,7 @@ class Guided(Searcher):
         self._scores: dict[int, float] = {}
         self._fitting = Fitting(problem, self._plans, self._points)
         self._dares = self._steps = 0
-        self._expected, said = expected_of(self._knobs, self._points, "expected")
-        known = [EXPECTED_RATIO if known else 1.0 for known in said]
-        self._kernels = [(each, Kernel(self._knobs, SPEED.times(each), known)) for each in AMPLITUDES]
+        self._throughput = Throughput(self._knobs, self._points)
 
     def tell(self, trial: Trial) -> None:
         """Learns from a trial; a block of a race and an interrupted trial say nothing of a plan."""
@@ -125,29 +110,8 @@ class Guided(Searcher):
 
     def _believe(self) -> Belief:
         """Returns what is believed of the log throughput of every plan."""
-        told = np.array(sorted(self._scores))
-        logs = np.log([self._scores[place] for place in told])
-        noise = np.array([self._noise(self._outcomes[place]) for place in told])
-        points = self._points.of(told)
-        best: tuple[float, Surrogate, Array] | None = None
-        for overhead in OVERHEADS:
-            expected = self._expected - np.log1p(overhead / np.exp2(self._points.octaves))
-            rest = logs - expected[told]
-            level = float(rest.mean())
-            doubt = math.log2(overhead / USUAL_OVERHEAD) / OVERHEAD_OCTAVES
-            for amplitude, kernel in self._kernels:
-                model = Surrogate(kernel, points, rest - level, noise, LEVEL)
-                evidence = model.evidence - doubt**2 / 2 - math.log(amplitude) ** 2
-                if best is None or evidence > best[0]:
-                    best = (evidence, model, expected + level)
-        assert best is not None, "there is at least one overhead"
-        believed = best[1].believe(self._points)
-        return Belief(believed.mean + best[2], believed.deviation)
-
-    @staticmethod
-    def _noise(outcome: Outcome) -> float:
-        assert outcome.measurement is not None, "it has a score"
-        return math.hypot(NOISE, outcome.measurement.spread_ratio)
+        ran = {place: self._outcomes[place].measurement for place in self._scores}
+        return self._throughput.believe(self._scores, {place: m for place, m in ran.items() if m is not None})
 
     def _gains(self, belief: Belief) -> Array:
         """Returns the expected gain of each plan over the best that ran; 0 for what is not to be run."""

@@ -25,6 +25,8 @@ KINSHIP = 0.5
 """Correlation of what two values of a knob change, neither of them the default: bf16 says something of fp16."""
 LONE_OCTAVES = 0.25
 """A size has all that a size has of its own when no other is closer than this; 32 and 40 are 0.32 apart."""
+LEAST_VARIANCE = 1e-12
+"""Of a plan; where rounding leaves less."""
 STRAIGHT = 0.85
 """Share of what a knob of numbers changes that grows with the number; the rest is each number's own."""
 
@@ -127,33 +129,34 @@ class Belief:
 
 
 class Surrogate:
-    """A Gaussian process that was told some plans.
+    """A Gaussian process of some plans that ran.
+
+    Several versions of what was told cost hardly more than one: `values` is one per plan, [told], or a column for each
+    version, [told, versions].
 
     Args:
         kernel: how much plans have in common.
-        points: what was told.
-        values: of each, less what is expected without having seen any.
-        noise: standard deviation of each.
+        points: the plans.
+        noise: standard deviation of what is told of each.
         level: standard deviation of what all plans have in common.
     """
 
-    def __init__(self, kernel: Kernel, points: Points, values: Array, noise: Array, level: float) -> None:
+    def __init__(self, kernel: Kernel, points: Points, noise: Array, level: float) -> None:
         self._kernel, self._points, self._level = kernel, points, level
-        covariance = kernel(points, points) + level**2 + np.diag(noise**2)
-        self._factor = np.linalg.cholesky(covariance)
-        self._whitened = np.linalg.solve(self._factor, values)
+        self._factor = np.linalg.cholesky(kernel(points, points) + level**2 + np.diag(noise**2))
 
-    @property
-    def evidence(self) -> float:
-        """Log likelihood of what was told."""
-        return float(-0.5 * self._whitened @ self._whitened - np.log(np.diag(self._factor)).sum())
+    def evidence(self, values: Array) -> Array:
+        """Returns the log likelihood of what was told, less what is expected without having seen any, [versions]."""
+        whitened = np.linalg.solve(self._factor, values)
+        return np.asarray(-0.5 * np.sum(whitened**2, axis=0) - np.log(np.diag(self._factor)).sum(), dtype=np.float64)
 
-    def believe(self, points: Points) -> Belief:
-        """Returns what is believed of plans."""
+    def believe(self, points: Points, values: Array) -> Belief:
+        """Returns what is believed of plans; the means of each version, [plans, versions], have one deviation."""
         cross = self._kernel(self._points, points) + self._level**2
         solved = np.linalg.solve(self._factor, cross)
         variance = self._kernel.variances(points) + self._level**2 - np.sum(solved**2, axis=0)
-        return Belief(solved.T @ self._whitened, np.sqrt(np.maximum(variance, 1e-12)))
+        mean = solved.T @ np.linalg.solve(self._factor, values)
+        return Belief(mean, np.sqrt(np.maximum(variance, LEAST_VARIANCE)))
 
 
 def points_of(knobs: Sequence[Knob], plans: Sequence[Plan], own_size: int) -> Points:

@@ -24,14 +24,8 @@ def plan(size: int = 8, precision: str = "fp32", blocks: int = 0, form: str = "d
 
 def believed(told: dict[Plan, float], asked: Plan, noise: float = 0.01, scales: Scales = SCALES) -> tuple[float, float]:
     points = points_of(KNOBS, [*told, asked], 8)
-    model = Surrogate(
-        Kernel(KNOBS, scales),
-        points.of(range(len(told))),
-        np.array(list(told.values())),
-        np.full(len(told), noise),
-        level=1.0,
-    )
-    found = model.believe(points.of([len(told)]))
+    model = Surrogate(Kernel(KNOBS, scales), points.of(range(len(told))), np.full(len(told), noise), level=1.0)
+    found = model.believe(points.of([len(told)]), np.array(list(told.values())))
     return float(found.mean[0]), float(found.deviation[0])
 
 
@@ -101,13 +95,26 @@ def test_a_knob_of_which_something_is_known_changes_less() -> None:
 def test_evidence_is_higher_for_what_fits() -> None:
     plans = [plan(), plan(precision="bf16"), plan(16)]
     points, noise = points_of(KNOBS, plans, 8), np.full(3, 0.01)
-    calm = Surrogate(KERNEL, points, np.array([0.0, 0.2, 0.05]), noise, 1.0)
-    wild = Surrogate(KERNEL, points, np.array([0.0, 2.0, -1.5]), noise, 1.0)
-    assert calm.evidence > wild.evidence
+    model = Surrogate(KERNEL, points, noise, 1.0)
+    calm, wild = np.array([0.0, 0.2, 0.05]), np.array([0.0, 2.0, -1.5])
+    assert model.evidence(calm) > model.evidence(wild)
+
+
+def test_several_versions_of_what_was_told_are_believed_as_each_alone() -> None:
+    plans = [plan(), plan(precision="bf16"), plan(16), plan(32, "bf16")]
+    points = points_of(KNOBS, plans, 8)
+    model = Surrogate(KERNEL, points.of([0, 1, 2]), np.full(3, 0.01), 1.0)
+    versions = np.array([[0.0, 0.3], [0.2, -0.1], [0.05, 0.7]])
+    both = model.believe(points, versions)
+    for number in (0, 1):
+        alone = model.believe(points, versions[:, number])
+        assert both.mean[:, number] == pytest.approx(alone.mean)
+        assert both.deviation == pytest.approx(alone.deviation)
+        assert model.evidence(versions)[number] == pytest.approx(model.evidence(versions[:, number]))
 
 
 def test_a_space_without_knobs_has_a_curve() -> None:
     points = points_of((), [Plan(values={"micro_batch_size": s}) for s in (4, 8)], 4)
-    found = Surrogate(Kernel((), SCALES), points.of([0]), np.array([1.0]), np.array([0.01]), 1.0).believe(points)
+    found = Surrogate(Kernel((), SCALES), points.of([0]), np.array([0.01]), 1.0).believe(points, np.array([1.0]))
     assert found.mean[1] == pytest.approx(1.0, abs=0.1)
     assert found.deviation[1] > found.deviation[0]
