@@ -98,6 +98,30 @@ def only(bench: FakeBench, *plans: Plan, **changes: object) -> Tuning:
     return tuning_of(bench, **({"searcher": listed(*plans)[0], "estimators": []} | changes))
 
 
+# A closer look
+
+
+class Declining(Listed):
+    """Wants a plan no more once it was looked at, when its list says so."""
+
+    declined: tuple[Plan, ...] = ()
+
+    def still(self, plan: Plan) -> bool:
+        return plan not in self.declined
+
+
+def test_a_plan_that_is_no_longer_wanted_after_a_closer_look_is_not_run_unless_it_is_asked_for_again() -> None:
+    bench = calm()
+    once, twice, wanted = (at(bench, size, precision="bf16") for size in (8, 16, 32))
+
+    def make(problem: Problem) -> Searcher:
+        plans = {"plans": (once, twice, wanted, twice), "declined": (once, twice)}
+        return type("Once", (Declining,), plans)(problem)
+
+    run(only(bench, searcher=make))
+    assert [plan for plan in bench.probes() if plan != bench.space.baseline] == [wanted, twice]
+
+
 # The answer
 
 

@@ -96,12 +96,11 @@ def better(ratio: Ratio, tie_ratio: float) -> bool:
 
 
 def ties(leader_over_other: Ratio, tie_ratio: float) -> bool:
-    """Says whether the other is as good as the leader.
+    """Says whether the other is as good as the leader: within the tie margin, and not slower beyond the noise.
 
-    Within the tie margin always. Further apart the better guess wins, however wide its interval: a slow plan must not
-    win by being measured badly.
+    Further apart the better guess wins, however wide its interval: a slow plan must not win by being measured badly.
     """
-    return leader_over_other.value < 1 + tie_ratio
+    return leader_over_other.value < 1 + tie_ratio and leader_over_other.low <= 1
 
 
 def lightest(tied: Sequence[Trial], baseline: Plan) -> Trial:

@@ -54,6 +54,10 @@ class Searcher(ABC):
     def ask(self) -> Plan | None:
         """Returns the next plan to run, or None when nothing left is worth running."""
 
+    def still(self, plan: Plan) -> bool:
+        """Says whether a plan that was asked for is wanted after a closer look at its memory; else it is not run."""
+        return True
+
     def omissions(self) -> list[Omission]:
         """Returns why nothing of some combinations was measured; asked once, when the search has ended."""
         return []

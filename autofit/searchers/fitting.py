@@ -73,12 +73,16 @@ class Fitting:
     def tell(self, place: int, outcome: Outcome) -> None:
         """Learns what a plan needed."""
         self._outcomes[place] = outcome
-        self._belief = None
-        self._estimates.clear()
-        self._chances.clear()
+        self.look_again()
         expected, measurement = self._expected.pop(place, None), outcome.measurement
         if expected is not None and measurement is not None:
             self._misses.append(math.log(measurement.memory.judged_bytes / expected))
+
+    def look_again(self) -> None:
+        """Forgets what was estimated: more is known now."""
+        self._belief = None
+        self._estimates.clear()
+        self._chances.clear()
 
     def expect(self, place: int) -> None:
         """Remembers what is foretold of a plan that is about to run, to learn by how much such figures are off."""

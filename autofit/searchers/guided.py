@@ -32,10 +32,13 @@ from autofit.searchers.throughput import Throughput
 
 CONSIDERED = 20_000
 """Plans of a space that are looked at: an ask stays cheap in a huge one."""
-WORTH = 0.003
+WORTH = 0.002
 """The search ends when no plan is expected to gain this, as a log ratio."""
 LIKELY, CAUTIOUS = 0.85, 0.9
 """A plan is run when it is at least so likely to fit; the second where exceeding the budget harms the machine."""
+WORTH_A_LOOK = 0.3
+"""Where any plan is predicted before it runs, one that is at least so likely to fit is asked for: its prediction then
+says whether it is run."""
 DARE, DARES, DARE_WORTH = 0.3, 2, 0.02
 """In the end so many plans are run that are less likely to fit, but not less than this, if they promise so much."""
 STEPS_MOST, STEP_WORTH, HOPE = 8, 0.02, 0.15
@@ -63,6 +66,7 @@ class Guided(Searcher):
         self._scores: dict[int, float] = {}
         self._fitting = Fitting(problem, self._plans, self._points)
         self._dares = self._steps = 0
+        self._dared: int | None = None
         self._throughput = Throughput(self._knobs, self._points)
 
     def tell(self, trial: Trial) -> None:
@@ -78,21 +82,29 @@ class Guided(Searcher):
 
     def ask(self) -> Plan | None:
         """Returns the plan with the highest expected gain per second of probing; the user's own first."""
-        if not any(outcome.measured for outcome in self._outcomes.values()):
+        if not self._began:
             known = {self._plans[place]: outcome for place, outcome in self._outcomes.items()}
             plan = rescue(self.problem, known)
             place = None if plan is None else self._places.get(plan.key)
         else:
             belief = self._believe()
             place = self._most_worthy(self._gains(belief), self._seconds(belief))
+        return None if place is None else self._plans[place]
+
+    def still(self, plan: Plan) -> bool:
+        """Says whether a plan is likely enough to fit, now that its memory is known better; a dare need not be."""
+        place = self._places.get(plan.key)
         if place is None:
-            return None
+            return True
+        self._fitting.look_again()
         self._fitting.expect(place)
-        return self._plans[place]
+        if place == self._dared or not self._began or not self._fitting.foretold(place):
+            return True
+        return self._fitting.likely(place) >= self._likely()
 
     def omissions(self) -> list[Omission]:
         """Returns why nothing of a combination was measured, for each of which nothing was."""
-        if not any(outcome.measured for outcome in self._outcomes.values()):
+        if not self._began:
             return []
         belief = self._believe()
         known = Known(
@@ -107,6 +119,11 @@ class Guided(Searcher):
             memory_bytes=self.problem.memory_bytes,
         )
         return omissions(known, self._likely())
+
+    @property
+    def _began(self) -> bool:
+        """Whether a plan was measured: until then one that fits is looked for."""
+        return any(outcome.measured for outcome in self._outcomes.values())
 
     def _believe(self) -> Belief:
         """Returns what is believed of the log throughput of every plan."""
@@ -152,7 +169,7 @@ class Guided(Searcher):
 
     def _most_worthy(self, gains: Array, seconds: Array) -> int | None:
         """Returns the plan with the most gain per second: one that is likely to fit, or a step towards one that may."""
-        rates, likely = gains / seconds, self._likely()
+        rates, likely, predicted = gains / seconds, self._likely(), self._fitting.predicted
         sure = step = dare = Offer()
         for place in (int(place) for place in np.argsort(-rates)):
             if rates[place] <= max(sure.rate, 0):
@@ -160,10 +177,10 @@ class Guided(Searcher):
             if gains[place] < WORTH:
                 continue
             fits = self._fitting.likely(place)
-            if fits >= likely:
+            if fits >= (WORTH_A_LOOK if predicted and not self._fitting.foretold(place) else likely):
                 if fits * gains[place] >= WORTH:
                     sure = sure.or_better(fits * rates[place], place)
-            elif gains[place] >= STEP_WORTH and self._steps < STEPS_MOST and not self._fitting.foretold(place):
+            elif gains[place] >= STEP_WORTH and self._steps < STEPS_MOST and not predicted:
                 step = self._step(step, place, gains[place], seconds, likely)
             if DARE <= fits < likely and fits * gains[place] >= DARE_WORTH:
                 dare = dare.or_better(fits * rates[place], place)
@@ -172,6 +189,7 @@ class Guided(Searcher):
             return step.place
         if sure.place is None and dare.place is not None and self._dares < DARES and not self._careful:
             self._dares += 1
+            self._dared = dare.place
             return dare.place
         return sure.place
 

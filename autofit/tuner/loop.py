@@ -69,7 +69,7 @@ class Loop:
         """Asks and runs until the searcher has nothing left or a limit is reached."""
         self.say("stage", "searching")
         self._foresight.begin()  # also where all is known
-        repeats = 0
+        repeats, declined = 0, set[str]()
         while not self._spent():
             plan = self._searcher.ask()
             if plan is None or repeats > REPEATS:
@@ -81,7 +81,10 @@ class Loop:
                 self._searcher.tell(known)
             else:
                 self._foresight.survey()
-                self.consider(plan)
+                self._foresight.look(plan)
+                if plan.key in declined or self._searcher.still(plan):
+                    self.consider(plan)
+                declined.add(plan.key)
         self.say("stage", f"search ended: {self.stopped}")
         left_out = [omission.model_dump(mode="json") for omission in self._searcher.omissions()]
         self.tuning.log.note("left_out", {"combinations": left_out})

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import process_time
-from typing import Any
+from typing import Any, TypeVar
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT)]  # the fake device and the tables made with it belong to the tests
@@ -16,6 +16,7 @@ from autofit.core.budget import Budget, Clock  # noqa: E402
 from autofit.core.errors import AutofitError  # noqa: E402
 from autofit.core.event import Event  # noqa: E402
 from autofit.core.objective import Objective  # noqa: E402
+from autofit.core.omission import Omission  # noqa: E402
 from autofit.core.outcome import Outcome, Status  # noqa: E402
 from autofit.core.plan import Plan  # noqa: E402
 from autofit.core.space import SearchSpace  # noqa: E402
@@ -236,6 +237,9 @@ def _broken(case: Case, ran: Ran, plan: Plan | None) -> tuple[str, ...]:
     return tuple(found)
 
 
+Answer = TypeVar("Answer")
+
+
 class _Timed(Searcher):
     """A searcher whose real seconds are counted."""
 
@@ -246,15 +250,23 @@ class _Timed(Searcher):
         self._searcher, self._ran = searcher, ran
 
     def ask(self) -> Plan | None:
-        began = self._ran.now()
-        plan = self._searcher.ask()
-        self._ran.searcher_s += self._ran.now() - began
-        return plan
+        return self._timed(self._searcher.ask)
+
+    def still(self, plan: Plan) -> bool:
+        return self._timed(lambda: self._searcher.still(plan))
 
     def tell(self, trial: Trial) -> None:
+        self._timed(lambda: self._searcher.tell(trial))
+
+    def omissions(self) -> list[Omission]:
+        return self._timed(self._searcher.omissions)
+
+    def _timed(self, call: Callable[[], Answer]) -> Answer:
         began = self._ran.now()
-        self._searcher.tell(trial)
-        self._ran.searcher_s += self._ran.now() - began
+        try:
+            return call()
+        finally:
+            self._ran.searcher_s += self._ran.now() - began
 
 
 def _bias(case: Case, seed: int) -> float:

@@ -100,7 +100,14 @@ def test_without_a_baseline_the_rules_still_decide() -> None:
 
 @pytest.mark.parametrize(
     ("value", "low", "tie"),
-    [(1.01, 1.005, True), (1.019, 0.99, True), (1.03, 0.99, False), (1.03, 1.01, False), (1.08, 0.9, False)],
+    [
+        (1.01, 0.995, True),
+        (1.01, 1.005, False),
+        (1.019, 0.99, True),
+        (1.03, 0.99, False),
+        (1.03, 1.01, False),
+        (1.08, 0.9, False),
+    ],
 )
 def test_what_is_a_tie(value: float, low: float, tie: bool) -> None:
     assert ties(Ratio(value=value, low=low, high=2.0), 0.02) is tie
