@@ -1,9 +1,10 @@
 """Records a table: every plan of a workload's search space, measured on this device (DESIGN.md section 7).
 
 Each plan is probed once, in a random order; then rounds of short blocks go through all plans that fit, each round in
-another random order, so that a drift of the machine does not fall on one plan. Probes run in a child process, as those
-of `autofit tune` do: a crash or a hang costs one entry. Stopped by the time limit, by Ctrl-C or by `kill -9`, the same
-command goes on where it was; it refuses to mix measurements that may not be compared.
+another random order, so that a drift of the machine does not fall on one plan. With `--close-rounds` further rounds go
+through the plans that are close to the fastest: which of them is fastest decides the score of a search. Probes run in a
+child process, as those of `autofit tune` do: a crash or a hang costs one entry. Stopped by the time limit, by Ctrl-C or
+by `kill -9`, the same command goes on where it was; it refuses to mix measurements that may not be compared.
 
 Exit codes: 0 the table is complete, 75 the time limit came first, 2 the table on disk is of something else.
 """
@@ -30,6 +31,7 @@ from autofit.core.units import format_duration
 from autofit.probing.remote import RemoteBench, Target
 
 SAVE_EVERY_S = 2.0
+CLOSE_RATIO = 0.12
 UNFINISHED = 75
 """The exit code of what has to be called again to be finished (EX_TEMPFAIL of sysexits.h)."""
 
@@ -44,6 +46,7 @@ class Recording:
         path: the table's file; written at least every `SAVE_EVERY_S` seconds and when `run` ends.
         table: what is known so far.
         rounds: blocks of each plan that fits.
+        close_rounds: blocks of each that is within `CLOSE_RATIO` of the fastest, by the blocks so far.
         seed: decides the order of plans.
     """
 
@@ -51,6 +54,7 @@ class Recording:
     table: Table
     rounds: int
     seed: int = 0
+    close_rounds: int = 0
     _saved_s: float = 0.0
 
     def run(self, evaluate: Evaluate, clock: Clock, limit_s: float) -> bool:
@@ -75,6 +79,9 @@ class Recording:
         yield from ((plan, Purpose.PROBE) for plan in _shuffled(self.table.missing(), order))
         for count in range(self.rounds):
             lacking = [e.plan for e in entries.values() if e.outcome.measured and len(e.blocks) <= count]
+            yield from ((plan, Purpose.BLOCK) for plan in _shuffled(lacking, order))
+        for count in range(self.rounds, self.close_rounds):
+            lacking = [e.plan for e in _close(list(entries.values())) if len(e.blocks) <= count]
             yield from ((plan, Purpose.BLOCK) for plan in _shuffled(lacking, order))
 
     def _measure(self, plan: Plan, purpose: Purpose, evaluate: Evaluate, entries: dict[str, Entry]) -> None:
@@ -151,6 +158,14 @@ def described(table: Table) -> str:
     return f"{plans}; {fastest}"
 
 
+def _close(entries: Sequence[Entry]) -> list[Entry]:
+    """Returns the entries of plans that may be the fastest; tokens count where they are known."""
+    unit = "tokens" if any(block.tokens_per_step is not None for e in entries for block in e.blocks) else "samples"
+    scores = [(score, entry) for entry in entries if (score := entry.score(Objective(unit=unit))) is not None]
+    best = max((score for score, _ in scores), default=0.0)
+    return [entry for score, entry in scores if score >= (1 - CLOSE_RATIO) * best]
+
+
 def _shuffled(plans: Sequence[Plan], order: random.Random) -> list[Plan]:
     return order.sample(plans, len(plans))
 
@@ -166,6 +181,7 @@ def main() -> None:
     parser.add_argument("--strategies", help="names of the strategies whose knobs make the grid; default: all")
     parser.add_argument("--sizes", help="micro batches of the grid, as 1,2,4; default: all that may be run")
     parser.add_argument("--rounds", type=int, default=3, help="blocks of each plan beside its probe")
+    parser.add_argument("--close-rounds", type=int, default=0, help="blocks of each plan that is close to the fastest")
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="stop after this many seconds")
     parser.add_argument("--seed", type=int, default=0, help="decides the order of plans")
     given = parser.parse_args()
@@ -185,6 +201,7 @@ def main() -> None:
             space = restricted(bench.briefing.space, sizes)
             name = given.name or Path(given.target).name
             recording = open_recording(given.table, name, bench.briefing, space, given.rounds, given.seed)
+            recording.close_rounds = given.close_rounds
             complete = recording.run(bench.evaluate, clock, given.limit_s)
     except AutofitError as error:
         _report.fail(f"record_table: {error}", error.exit_code)
