@@ -29,9 +29,10 @@ from autofit.core.table import Block, Entry, Table, read_table
 from autofit.core.trial import Purpose
 from autofit.core.units import format_duration
 from autofit.probing.remote import RemoteBench, Target
+from autofit.replay import TableBench
 
 SAVE_EVERY_S = 2.0
-CLOSE_RATIO = 0.12
+CLOSE_RATIO = 0.2
 UNFINISHED = 75
 """The exit code of what has to be called again to be finished (EX_TEMPFAIL of sysexits.h)."""
 
@@ -65,13 +66,16 @@ class Recording:
                 if clock.elapsed_s >= limit_s:
                     return False
                 self._measure(plan, purpose, evaluate, entries)
-                self.table = self.table.model_copy(update={"entries": tuple(entries.values())})
+                self.table = self._with(entries)
                 if clock.elapsed_s - self._saved_s > SAVE_EVERY_S:
                     self._saved_s = clock.elapsed_s
                     self.save()
         finally:
             self.save()
         return True
+
+    def _with(self, entries: dict[str, Entry]) -> Table:
+        return self.table.model_copy(update={"entries": tuple(entries.values())})
 
     def _wanted(self, entries: dict[str, Entry]) -> Iterator[tuple[Plan, Purpose]]:
         """Yields what is still to be run: first the missing plans, then the missing blocks round by round."""
@@ -81,7 +85,7 @@ class Recording:
             lacking = [e.plan for e in entries.values() if e.outcome.measured and len(e.blocks) <= count]
             yield from ((plan, Purpose.BLOCK) for plan in _shuffled(lacking, order))
         for count in range(self.rounds, self.close_rounds):
-            lacking = [e.plan for e in _close(list(entries.values())) if len(e.blocks) <= count]
+            lacking = [e.plan for e in _close(self._with(entries)) if len(e.blocks) <= count]
             yield from ((plan, Purpose.BLOCK) for plan in _shuffled(lacking, order))
 
     def _measure(self, plan: Plan, purpose: Purpose, evaluate: Evaluate, entries: dict[str, Entry]) -> None:
@@ -158,12 +162,12 @@ def described(table: Table) -> str:
     return f"{plans}; {fastest}"
 
 
-def _close(entries: Sequence[Entry]) -> list[Entry]:
-    """Returns the entries of plans that may be the fastest; tokens count where they are known."""
-    unit = "tokens" if any(block.tokens_per_step is not None for e in entries for block in e.blocks) else "samples"
-    scores = [(score, entry) for entry in entries if (score := entry.score(Objective(unit=unit))) is not None]
-    best = max((score for score, _ in scores), default=0.0)
-    return [entry for score, entry in scores if score >= (1 - CLOSE_RATIO) * best]
+def _close(table: Table) -> list[Entry]:
+    """Returns the entries of plans that may be the fastest, drift apart; tokens count where they are known."""
+    counted = any(block.tokens_per_step is not None for entry in table.entries for block in entry.blocks)
+    scores = TableBench(table).throughputs(Objective(unit="tokens" if counted else "samples"))
+    least = (1 - CLOSE_RATIO) * max(scores.values(), default=0.0)
+    return [entry for entry in table.entries if scores.get(entry.plan.key, 0.0) >= least]
 
 
 def _shuffled(plans: Sequence[Plan], order: random.Random) -> list[Plan]:
