@@ -10,6 +10,9 @@ from autofit.core.recommendation import Ratio
 from autofit.core.trial import Trial
 
 MAX_FINALISTS = 4
+LEAST_FINALISTS, DISTURBED_RATIO = 3, 0.75
+"""The fastest three race in any case, unless one is below this share of the fastest: on a machine that others share a
+probe was seen to be 31 % too fast, and the best plan was left at home."""
 PROBE_NOISE_RATIO = 0.04
 """Standard deviation of the ratio of two separate probes on a calm machine (reference/reliability.md 9.2)."""
 SAME_MEMORY_RATIO = 0.01
@@ -19,11 +22,15 @@ SAME_MEMORY_RATIO = 0.01
 def finalists(trials: Iterable[Trial], baseline: Plan, objective: Objective, most: int = MAX_FINALISTS) -> list[Trial]:
     """Returns the measured plans that may be the fastest given the noise of probes, best first, at most `most`.
 
-    The baseline is added when it was measured, whatever its speed.
+    A few come along that a probe on a disturbed machine may have wronged (`LEAST_FINALISTS`). The baseline is added
+    when it was measured, whatever its speed.
     """
     measured = ranked(trials, objective)
     best = measured[:1]
-    close = [t for t in measured if _may_win(best[0], t, objective)][:most]
+    close = [
+        t for place, t in enumerate(measured)
+        if _may_win(best[0], t, objective) or (place < LEAST_FINALISTS and _behind(best[0], t, objective))
+    ][:most]  # fmt: skip
     own = [t for t in measured if t.plan == baseline and t not in close]
     return close + own
 
@@ -123,3 +130,7 @@ def _peak(trial: Trial) -> int:
 
 def _may_win(best: Trial, other: Trial, objective: Objective) -> bool:
     return best is other or quotient(measurement_of(best), measurement_of(other), objective).low <= 1
+
+
+def _behind(best: Trial, other: Trial, objective: Objective) -> bool:
+    return objective.score(measurement_of(other)) >= DISTURBED_RATIO * objective.score(measurement_of(best))

@@ -31,6 +31,10 @@ at most (scripts/bench/prediction.py); after gates have run, parameters and work
 needs 5 % less (a small convolutional network, prediction stage of scripts/gpu_suite)."""
 CORRECTED_ERROR_RATIO = 0.02
 """The same, once a plan that ran has corrected the prediction."""
+TELLING_RATIO = 1.5
+"""Results that depend on data were answered with their largest size. A plan that ran on the worst batch and needed just
+what its trace says shows that they are as large as that, where its peak is at least this multiple of what stays between
+two steps: then its activations made it."""
 UNSEEN_BYTES = 512 * 2**20
 """Until a plan ran, libraries may take so much more on an accelerator than a trace shows: cuDNN chooses workspaces by
 its own measure (reference/memory_prediction.md section 4)."""
@@ -74,15 +78,19 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class _Miss:
-    """What is to be added to a prediction, in bytes: best guess, least and most; and the relative error beside it."""
+    """What is to be added to a prediction, in bytes: best guess, least and most; and the relative error beside it.
+
+    `answers_hold` says whether a plan that ran took what its trace answered in place of the data.
+    """
 
     shift: int
     least: int
     most: int
     ratio: float
+    answers_hold: bool = False
 
     @classmethod
-    def of(cls, missed: int, growth: float, own: bool, on_host: bool) -> "_Miss":
+    def of(cls, missed: int, growth: float, own: bool, told: Prediction) -> "_Miss":
         """Returns what a plan that missed its prediction says of one whose micro batch is `growth` times as large.
 
         It is taken for what libraries need once; on a host for what the combination's own kernels need for the moment.
@@ -90,7 +98,12 @@ class _Miss:
         """
         grown = round(missed * growth)
         ends = (missed, grown) if own else (missed, grown, 0)
-        return cls(missed if own or not on_host else 0, min(ends), max(ends), CORRECTED_ERROR_RATIO)
+        shift = missed if own or told.reserved_bytes is not None else 0
+        hold = (
+            abs(missed) <= CORRECTED_ERROR_RATIO * told.judged_bytes
+            and told.judged_bytes >= TELLING_RATIO * told.static_bytes
+        )
+        return cls(shift, min(ends), max(ends), CORRECTED_ERROR_RATIO, hold)
 
 
 class Traced(Estimator):
@@ -182,11 +195,12 @@ class Traced(Estimator):
         miss, traced = self._miss(plan, on_host=prediction.reserved_bytes is None), prediction.judged_bytes
         least, most = self._ends(plan, prediction, miss)
         ratio = miss.ratio if prediction.exact else miss.ratio + DRAWN_ERROR_RATIO
+        worst_case = prediction.answered > 0 and not miss.answers_hold
         return Estimate(
             value_bytes=max(traced + miss.shift, 0),
-            lower_bytes=None if least is None or prediction.answered else max(round(least * (1 - ratio)), 0),
+            lower_bytes=None if least is None or worst_case else max(round(least * (1 - ratio)), 0),
             upper_bytes=None if most is None else round(most * (1 + ratio)),
-            worst_case=prediction.answered > 0,
+            worst_case=worst_case,
             static_bytes=prediction.static_bytes,
             basis=self._basis(plan, prediction, miss.shift),
         )
@@ -335,7 +349,7 @@ class Traced(Estimator):
             if (prediction := self.prediction(other)) is not None:
                 missed = self._peaks[other] - prediction.judged_bytes
                 growth = plan.micro_batch_size / other.micro_batch_size
-                return _Miss.of(missed, growth, own=_key(other) == _key(plan), on_host=on_host)
+                return _Miss.of(missed, growth, own=_key(other) == _key(plan), told=prediction)
         return _Miss(0, 0, 0 if on_host else UNSEEN_BYTES, ERROR_RATIO)
 
     def _basis(self, plan: Plan, prediction: Prediction, shift: int) -> str:

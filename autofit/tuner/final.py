@@ -18,8 +18,9 @@ MAX_PROOFS = 5
 """So many plans that ran as probes and fail as proofs say that it is not the plan."""
 PROOF_PROBES = 1.5
 """A proof is taken to last as long as this many probes."""
-RACE_RATIO = 1.0
-"""An undecided race ends when it took this share of the search before it, once the least number of rounds is run."""
+RACE_RATIO, RACE_S = 1.0, 10.0
+"""An undecided race ends when it took this share of the search before it, and so many seconds, once the least number of
+rounds is run: where steps are short, a few of them tell little and more cost nothing."""
 
 
 class Final:
@@ -83,7 +84,7 @@ class Final:
             round_s, began = max(round_s, now - began), now
             if race.rounds:
                 self._loop.say("race", f"round {race.rounds}: {len(race.running)} plans left")
-            undecided = race.rounds >= MIN_ROUNDS and now - searched_s > RACE_RATIO * searched_s
+            undecided = race.rounds >= MIN_ROUNDS and now - searched_s > max(RACE_RATIO * searched_s, RACE_S)
             return undecided or self._loop.time_left_s() <= round_s + PROOF_PROBES * self._loop.probe_s()
 
         run_race(race, lambda key: self._block(plans[key]), enough)

@@ -58,13 +58,15 @@ class Foresight:
                 estimator.survey(plans)
 
     def look(self, plan: Plan) -> Estimate | None:
-        """Returns what is said of a plan after a closer look, unless it is known to fit with room to spare.
+        """Returns what is said of a plan after a closer look, unless it is known well enough.
+
+        That is when it surely has room to spare, or has close bounds that are both on one side of the budget.
 
         Raises:
             DevicePoisoned: a short run that was to show its memory left the device so.
         """
-        known = self.estimate(plan)
-        if known is None or (_rough(known) and known.value_bytes > SAFE_RATIO * self._tuning.budget.memory_bytes):
+        known, limit = self.estimate(plan), self._tuning.budget.memory_bytes
+        if known is None or _open(known, limit) or (_rough(known) and known.value_bytes > SAFE_RATIO * limit):
             self._prepare(plan)
         return self.estimate(plan)
 
@@ -79,6 +81,11 @@ class Foresight:
 def loose(estimate: Estimate) -> bool:
     """Says whether an estimate may be far off: it has neither a close lower bound nor an upper one."""
     return _rough(estimate) and estimate.upper_bytes is None
+
+
+def _open(estimate: Estimate, limit_bytes: int) -> bool:
+    """Whether the bounds of an estimate leave open on which side of the budget the peak is."""
+    return (estimate.lower_bytes or 0) <= limit_bytes < (estimate.upper_bytes or 0)
 
 
 def _rough(estimate: Estimate) -> bool:

@@ -30,7 +30,7 @@ def by_probe(a: Trial, b: Trial) -> Ratio:
 
 def test_finalists_are_those_the_noise_may_excuse_and_the_baseline() -> None:
     own, best = measured(100), measured(200, precision="bf16")
-    near, far = measured(195, precision="tf32"), measured(150, format="last")
+    near, far = measured(195, precision="tf32"), measured(140, format="last")
     assert finalists([own, far, near, best], OWN, OBJECTIVE) == [best, near, own]
 
 
@@ -41,9 +41,15 @@ def test_finalists_are_at_most_four_and_the_baseline() -> None:
 
 
 def test_a_noisy_probe_stays_in_the_final() -> None:
-    best, noisy = measured(200, precision="bf16"), measured(150, spread=0.4, precision="tf32")
+    best, noisy = measured(200, precision="bf16"), measured(140, spread=0.4, precision="tf32")
     assert noisy in finalists([best, noisy], OWN, OBJECTIVE)
-    assert measured(150, precision="tf32") not in finalists([best, measured(150, precision="tf32")], OWN, OBJECTIVE)
+    assert measured(140, precision="tf32") not in finalists([best, measured(140, precision="tf32")], OWN, OBJECTIVE)
+
+
+def test_the_fastest_three_race_unless_one_is_far_behind() -> None:
+    trials = [measured(200 - 15 * n, micro_batch_size=16 + n) for n in range(5)]
+    assert finalists(trials, OWN, OBJECTIVE) == trials[:3]
+    assert finalists([*trials[:2], measured(120, precision="tf32")], OWN, OBJECTIVE) == trials[:2]
 
 
 def test_only_measured_plans_are_ranked_and_the_latest_trial_counts() -> None:

@@ -1,7 +1,6 @@
 """Traced: which plans are traced, what is said of the others, and how plans that ran correct it."""
 
 from collections.abc import Callable
-from time import sleep
 
 import pytest
 
@@ -13,6 +12,7 @@ from autofit.core.plan import Plan
 from autofit.core.trace import Kind, Trace
 from autofit.core.trial import Purpose, Trial
 from autofit.estimators.traced import CORRECTED_ERROR_RATIO, DRAWN_ERROR_RATIO, ERROR_RATIO, UNSEEN_BYTES, Traced
+from autofit.replay import VirtualTime
 from tests.estimators.traces import Script
 
 MIB = 2**20
@@ -138,10 +138,13 @@ def test_those_that_accumulate_have_a_law_too_where_the_users_plan_does_not() ->
     assert len(tracer.asked) == 4
 
 
-def test_a_survey_ends_when_its_share_of_the_time_is_spent() -> None:
+def test_a_survey_ends_when_its_share_of_the_time_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = VirtualTime()
+    monkeypatch.setattr("autofit.estimators.traced.perf_counter", now)
+
     class Slow(Tracer):
         def __call__(self, wanted: Plan) -> Trace:
-            sleep(0.02)
+            now.advance(0.02)
             return super().__call__(wanted)
 
     for allowance_s, expected in ((None, 3), (0.15, 1), (0.01, 0)):
@@ -224,11 +227,14 @@ def test_on_an_accelerator_libraries_may_take_more_until_a_plan_ran() -> None:
     assert second.upper_bytes - second.value_bytes < UNSEEN_BYTES
 
 
-def test_answers_that_depend_on_data_take_the_lower_bound_away() -> None:
-    class Answering(Tracer):
-        def __call__(self, wanted: Plan) -> Trace:
-            return super().__call__(wanted).model_copy(update={"answered": 1})
+class Answering(Tracer):
+    """Answers a result that depends on data with its largest size."""
 
+    def __call__(self, wanted: Plan) -> Trace:
+        return super().__call__(wanted).model_copy(update={"answered": 1})
+
+
+def test_answers_that_depend_on_data_take_the_lower_bound_away() -> None:
     estimator = Traced(Answering(), HOST, 100 * MIB)
     estimator.foresee(plan(4))
     found = estimator.estimate(plan(4))
@@ -236,6 +242,20 @@ def test_answers_that_depend_on_data_take_the_lower_bound_away() -> None:
     assert found.lower_bytes is None
     assert found.upper_bytes is not None
     assert found.worst_case
+
+
+@pytest.mark.parametrize(("ran", "hold"), [(1.0, True), (0.99, True), (0.9, False), (1.1, False)])
+def test_answers_hold_for_all_plans_once_one_took_what_its_trace_says(ran: float, hold: bool) -> None:
+    estimator = Traced(Answering(), HOST, 100 * MIB)
+    estimator.foresee(plan(4), ALONG)
+    told = estimator.prediction(plan(4))
+    assert told is not None
+    assert told.judged_bytes > 1.5 * told.static_bytes
+    estimator.tell(trial(plan(4), round(ran * told.judged_bytes / MIB, 3)))
+    other = estimator.estimate(plan(8))
+    assert other is not None
+    assert other.worst_case is not hold
+    assert (other.lower_bytes is not None) is hold
 
 
 @pytest.mark.parametrize("error", [Untraceable("aten.nonzero depends on data", "train.py:7"), SpaceError("no such k")])
