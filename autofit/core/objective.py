@@ -15,7 +15,8 @@ class Objective(BaseModel):
 
     Attributes:
         unit: what is counted. "tokens" falls back to samples for a measurement without tokens.
-        tie_ratio: relative difference below which less memory, then fewer changes, decide.
+        tie_ratio: relative difference below which less memory, then fewer changes, decide, unless it is beyond the
+            noise.
         planned_samples: samples that the training will go through; each plan is then charged what its first steps take
             longer than steady ones. Samples, because a step of another global batch is another amount of data. None
             charges nothing, as if the training never ended.
