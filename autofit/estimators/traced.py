@@ -164,8 +164,9 @@ class Traced(Estimator):
             return
         if known.dead or (known.law is not None and known.law.exact_at(size)):
             return
-        self._trace(plan, known)
-        known.predictions.pop(size, None)  # its own trace goes before what the law draws
+        if size not in known.traces:
+            self._trace(plan, known)
+            known.predictions.pop(size, None)  # its own trace goes before what the law draws
         known.dead = size in known.reasons
         if known.dead and len(self._known) == 1:
             self.refused = known.reasons[size]
