@@ -60,7 +60,7 @@ class Synthetic:
     @property
     def table(self) -> Table:
         """The table under its limit. What a replay averages to is the truth; the noise is around it."""
-        return _centred(limited(self.full, self.bench.budget_bytes), self.bench)
+        return centred(limited(self.full, self.bench.budget_bytes), self.bench)
 
 
 def synthetic(name: str, seed: int = 0) -> Synthetic:
@@ -99,7 +99,7 @@ def record(bench: FakeBench, name: str, seed: int = 0, rounds: int = 3) -> Table
     return table.model_copy(update={"entries": tuple(entries)})
 
 
-def _centred(table: Table, device: FakeBench) -> Table:
+def centred(table: Table, device: FakeBench) -> Table:
     """Returns the table, the blocks of each plan scaled by one factor that makes what they say together the truth."""
     found = TableBench(table).throughputs(Objective())
 

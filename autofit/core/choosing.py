@@ -29,7 +29,7 @@ def finalists(trials: Iterable[Trial], baseline: Plan, objective: Objective, mos
     best = measured[:1]
     close = [
         t for place, t in enumerate(measured)
-        if _may_win(best[0], t, objective) or (place < LEAST_FINALISTS and _behind(best[0], t, objective))
+        if _may_win(best[0], t, objective) or (place < LEAST_FINALISTS and _near(best[0], t, objective))
     ][:most]  # fmt: skip
     own = [t for t in measured if t.plan == baseline and t not in close]
     return close + own
@@ -132,5 +132,5 @@ def _may_win(best: Trial, other: Trial, objective: Objective) -> bool:
     return best is other or quotient(measurement_of(best), measurement_of(other), objective).low <= 1
 
 
-def _behind(best: Trial, other: Trial, objective: Objective) -> bool:
+def _near(best: Trial, other: Trial, objective: Objective) -> bool:
     return objective.score(measurement_of(other)) >= DISTURBED_RATIO * objective.score(measurement_of(best))

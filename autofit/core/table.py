@@ -119,6 +119,13 @@ class Table(BaseModel):
         """The plans of the complete grid, the baseline among them."""
         return tuple(SearchSpace(self.space).plans())
 
+    @property
+    def objective(self) -> Objective:
+        """What the plans are compared by: useful tokens where they were counted, else samples."""
+        measured = [entry.outcome.measurement for entry in self.entries]
+        counted = any(each is not None and each.tokens_per_step is not None for each in measured)
+        return Objective(unit="tokens" if counted else "samples")
+
     def missing(self) -> tuple[Plan, ...]:
         """Returns the plans of the grid that have no entry yet; none when the table is complete."""
         known = {entry.plan for entry in self.entries}

@@ -164,9 +164,7 @@ class Traced(Estimator):
             return
         if known.dead or (known.law is not None and known.law.exact_at(size)):
             return
-        if size not in known.traces:
-            self._trace(plan, known)
-            known.predictions.pop(size, None)  # its own trace goes before what the law draws
+        self._trace(plan, known)
         known.dead = size in known.reasons
         if known.dead and len(self._known) == 1:
             self.refused = known.reasons[size]
@@ -273,6 +271,7 @@ class Traced(Estimator):
         began = perf_counter()
         try:
             known.traces[size] = self._tracer(plan)
+            known.predictions.pop(size, None)  # its own trace goes before what the law draws
         except Untraceable as error:
             known.reasons[size] = f"{error.reason} ({error.where})"
         except (DevicePoisoned, RestoreError):

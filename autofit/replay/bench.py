@@ -81,7 +81,7 @@ class TableBench:
         }  # fmt: skip
 
     def _log_throughput(self, entry: Entry, objective: Objective) -> float:
-        ran = Runs.of(entry).ran
+        ran = self._runs_of(entry).ran
         paces = (entry.units(block, objective) / median(block.step_times_s) for block in ran)
         return fmean(math.log(pace) + self._drift(block.at_s) for pace, block in zip(paces, ran, strict=True))
 
@@ -115,9 +115,14 @@ class TableBench:
         self.time.advance(spent)
         return outcome.model_copy(update={"duration_s": spent})
 
-    def _drawn(self, entry: Entry, steps: int, may_fail: bool) -> Outcome:
+    def _runs_of(self, entry: Entry) -> Runs:
         key = entry.plan.key
-        runs = self._runs[key] if key in self._runs else self._runs.setdefault(key, Runs.of(entry))
+        if key not in self._runs:
+            self._runs[key] = Runs.of(entry)
+        return self._runs[key]
+
+    def _drawn(self, entry: Entry, steps: int, may_fail: bool) -> Outcome:
+        runs = self._runs_of(entry)
         block = runs.draw(self._chance, may_fail)
         if block.reason:
             return _failure(block.reason)

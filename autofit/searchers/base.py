@@ -38,8 +38,8 @@ class Searcher(ABC):
     """Proposes plans and learns from their trials.
 
     Made once per `tune()`, in the process that runs the loop; never loads torch. The loop calls `tell` for every
-    trial of the study, first for those of earlier runs, then after each `ask`. A plan that was screened out is
-    told with the status `SKIPPED`.
+    trial of the study, first for those of earlier runs, then after each `ask`, unless the plan is no longer wanted
+    (`still`). A plan that was screened out is told with the status `SKIPPED`.
 
     Attributes:
         name: what `tune(searcher=...)` calls it.

@@ -4,7 +4,8 @@ After each trial the speed of every plan of the space is believed anew (`autofit
 ran: what bf16 brought at one size says something of another, and two changes that paid are expected to pay together.
 Memory is what the estimators say where they give bounds, and elsewhere a model of the same kind, on the part of the
 peak that grows (`autofit.searchers.fitting`). The plan with the highest expected gain per second of probing is run, if
-it is likely to fit; where only a larger size would gain and may not fit, a smaller one of its combination comes first.
+it is likely to fit. Where memory is predicted before a plan runs, what may fit is asked for and looked at; elsewhere,
+where only a larger size would gain and may not fit, a smaller one of its combination comes first.
 Expected gain is the mean of what a plan wins over the best one known, beyond half the tie margin; losses count as
 nothing (Jones, Schonlau and Welch, 1998). The search ends when no plan is expected to gain more than `WORTH`.
 
@@ -65,8 +66,8 @@ class Guided(Searcher):
         self._outcomes: dict[int, Outcome] = {}
         self._scores: dict[int, float] = {}
         self._fitting = Fitting(problem, self._plans, self._points)
-        self._dares = self._steps = 0
-        self._dared: int | None = None
+        self._steps = 0
+        self._dared: set[int] = set()
         self._throughput = Throughput(self._knobs, self._points)
 
     def tell(self, trial: Trial) -> None:
@@ -98,7 +99,7 @@ class Guided(Searcher):
             return True
         self._fitting.look_again()
         self._fitting.expect(place)
-        if place == self._dared or not self._began or not self._fitting.foretold(place):
+        if place in self._dared or not self._began or not self._fitting.foretold(place):
             return True
         return self._fitting.likely(place) >= self._likely()
 
@@ -187,9 +188,8 @@ class Guided(Searcher):
         if step.rate > sure.rate:
             self._steps += 1
             return step.place
-        if sure.place is None and dare.place is not None and self._dares < DARES and not self._careful:
-            self._dares += 1
-            self._dared = dare.place
+        if sure.place is None and dare.place is not None and len(self._dared) < DARES and not self._careful:
+            self._dared.add(dare.place)
             return dare.place
         return sure.place
 

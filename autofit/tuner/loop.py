@@ -81,10 +81,11 @@ class Loop:
                 self._searcher.tell(known)
             else:
                 self._foresight.survey()
-                self._foresight.look(plan)
+                self._look(plan)
                 if plan.key in declined or self._searcher.still(plan):
-                    self.consider(plan)
-                declined.add(plan.key)
+                    self._run(plan)
+                else:
+                    declined.add(plan.key)
         self.say("stage", f"search ended: {self.stopped}")
         left_out = [omission.model_dump(mode="json") for omission in self._searcher.omissions()]
         self.tuning.log.note("left_out", {"combinations": left_out})
@@ -95,10 +96,8 @@ class Loop:
         Raises:
             UserCodeError: the user's code fails whatever the plan.
         """
-        trial = self._screened(plan)
-        self._learn(trial)
-        self._check()
-        return trial
+        self._look(plan)
+        return self._run(plan)
 
     def ensure_baseline(self) -> None:
         """Gives the user's own setting an outcome when the searcher did not ask for it.
@@ -115,6 +114,7 @@ class Loop:
         elif late and self.record:
             trial = self._skip(self.baseline, "the time budget was spent before it was run")
         else:
+            self._look(self.baseline)
             trial = self._screened(self.baseline)
         self._learn(trial)
         self._check()
@@ -181,9 +181,17 @@ class Loop:
         self.early = bool(self.stopped)
         return self.early
 
-    def _screened(self, plan: Plan) -> Trial:
+    def _look(self, plan: Plan) -> None:
         if (estimate := self._foresight.look(plan)) is not None:
             self.predicted[plan.key] = estimate
+
+    def _run(self, plan: Plan) -> Trial:
+        trial = self._screened(plan)
+        self._learn(trial)
+        self._check()
+        return trial
+
+    def _screened(self, plan: Plan) -> Trial:
         reason = self._unwanted(plan)
         if reason is not None:
             return self._skip(plan, reason)

@@ -143,12 +143,10 @@ def cases(name: str) -> list[Case]:
         return [Case(name, made.about, made.table, peaks_of(made.full), Objective())]
     path = RECORDED / f"{name}.json"
     table = read_table(path.read_text(encoding="utf-8"), str(path))
-    known = [e.outcome.measurement for e in table.entries if e.outcome.measurement is not None]
-    objective = Objective(unit="tokens" if any(m.tokens_per_step is not None for m in known) else "samples")
     peaks = peaks_of(table)
     tight = round(TIGHT_RATIO * peaks.get(table.space.baseline.key, 0))
     limits = {name: table, f"{name}-tight": limited(table, tight)} if 0 < tight < table.budget.memory_bytes else {}
-    return [Case(key, table.name, found, peaks, objective) for key, found in (limits or {name: table}).items()]
+    return [Case(key, table.name, found, peaks, table.objective) for key, found in (limits or {name: table}).items()]
 
 
 def names() -> list[str]:

@@ -19,10 +19,12 @@ from autofit.core.trial import Purpose  # noqa: E402
 from tests.fakes import FakeBench, briefing_of, small_bench  # noqa: E402
 
 
-def recording(bench: FakeBench, path: Path, sizes: list[int] | None = None) -> record_table.Recording:
+def recording(
+    bench: FakeBench, path: Path, sizes: list[int] | None = None, close_rounds: int = 0
+) -> record_table.Recording:
     briefing = briefing_of(bench)
     space = record_table.restricted(briefing.space, sizes or briefing.space.sizes[::4])
-    return record_table.open_recording(path, "test", briefing, space, rounds=2, seed=0)
+    return record_table.open_recording(path, "test", briefing, space, rounds=2, seed=0, close_rounds=close_rounds)
 
 
 def saved(path: Path) -> Table:
@@ -54,9 +56,7 @@ def test_rounds_are_interleaved_in_another_order_each(tmp_path: Path) -> None:
 
 def test_plans_that_are_close_to_the_fastest_have_more_rounds(tmp_path: Path) -> None:
     bench, path = small_bench(), tmp_path / "t.json"
-    made = recording(bench, path)
-    made.close_rounds = 6
-    assert made.run(bench.evaluate, Clock(bench.time), 1e9)
+    assert recording(bench, path, close_rounds=6).run(bench.evaluate, Clock(bench.time), 1e9)
     fits = [entry for entry in saved(path).entries if entry.outcome.measured]
     best = max(bench.samples_per_s(entry.plan) for entry in fits)
     speed = {entry.plan: bench.samples_per_s(entry.plan) / best for entry in fits}

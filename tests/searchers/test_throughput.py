@@ -22,7 +22,7 @@ def plan(size: int, precision: str = "fp32", blocks: int = 0) -> Plan:
     return Plan(values={"micro_batch_size": size, "precision": precision, "checkpointed_blocks": blocks})
 
 
-PLANS = [plan(size, precision, blocks) for precision in PRECISION.values for blocks in (0, 4) for size in SIZES]  # type: ignore[arg-type]
+PLANS = [plan(size, precision, blocks) for precision in ("fp32", "bf16") for blocks in (0, 4) for size in SIZES]
 
 
 def believed(
@@ -37,8 +37,8 @@ def believed(
     return {each: (belief.mean[i], belief.deviation[i]) for i, each in enumerate(PLANS)}
 
 
-def law(size: int, overhead: float, factor: float = 1.0) -> float:
-    return 100 * factor * size / (size + overhead)
+def law(size: int, overhead: float) -> float:
+    return 100 * size / (size + overhead)
 
 
 def test_what_ran_is_believed() -> None:
