@@ -2,7 +2,8 @@
 
 Each plan is probed once, in a random order; then rounds of short blocks go through all plans that fit, each round in
 another random order, so that a drift of the machine does not fall on one plan. With `--close-rounds` further rounds go
-through the plans that are close to the fastest: which of them is fastest decides the score of a search. Probes run in a
+through the plans that are close to the fastest of those that need no more memory, so that one recording can be judged
+under smaller limits too: which of them is fastest decides the score of a search. Probes run in a
 child process, as those of `autofit tune` do: a crash or a hang costs one entry. Stopped by the time limit, by Ctrl-C or
 by `kill -9`, the same command goes on where it was; it refuses to mix measurements that may not be compared.
 
@@ -29,7 +30,7 @@ from autofit.core.table import Block, Entry, Table, read_table
 from autofit.core.trial import Purpose
 from autofit.core.units import format_duration
 from autofit.probing.remote import RemoteBench, Target
-from autofit.replay import TableBench
+from autofit.replay import TableBench, peaks_of
 
 SAVE_EVERY_S = 2.0
 CLOSE_RATIO = 0.2
@@ -48,7 +49,7 @@ class Recording:
         path: the table's file; written at least every `SAVE_EVERY_S` seconds and when `run` ends.
         table: what is known so far.
         rounds: blocks of each plan that fits.
-        close_rounds: blocks of each that is within `CLOSE_RATIO` of the fastest, by the blocks so far.
+        close_rounds: blocks of each that is within `CLOSE_RATIO` of the fastest under some limit, by the blocks so far.
         seed: decides the order of plans.
     """
 
@@ -166,10 +167,18 @@ def described(table: Table) -> str:
 
 
 def _close(table: Table) -> list[Entry]:
-    """Returns the entries of plans that may be the fastest, the drift of the machine apart."""
-    scores = TableBench(table).throughputs(table.objective)
-    least = (1 - CLOSE_RATIO) * max(scores.values(), default=0.0)
-    return [entry for entry in table.entries if scores.get(entry.plan.key, 0.0) >= least]
+    """Returns the entries of plans that may be the fastest under some limit, the drift of the machine apart.
+
+    A limit below what the user's own setting takes is not searched.
+    """
+    scores, peaks = TableBench(table).throughputs(table.objective), peaks_of(table)
+    own_bytes = peaks.get(table.space.baseline.key, 0)
+
+    def least(key: str) -> float:
+        limit_bytes = max(peaks[key], own_bytes)
+        return (1 - CLOSE_RATIO) * max(score for other, score in scores.items() if peaks[other] <= limit_bytes)
+
+    return [entry for entry in table.entries if (key := entry.plan.key) in scores and scores[key] >= least(key)]
 
 
 def _shuffled(plans: Sequence[Plan], order: random.Random) -> list[Plan]:
