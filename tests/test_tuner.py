@@ -246,6 +246,26 @@ def test_a_value_above_the_budget_does_not_unless_cautious() -> None:
         assert ((plan, Purpose.PROBE) in bench.runs) is not cautious
 
 
+class Vouching(Listed):
+    """Knows better than what is predicted."""
+
+    def vouches(self, plan: Plan) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("lower", "runs"), [(1490, True), (1505, False)])
+def test_a_searcher_may_vouch_for_a_plan_within_the_bounds_that_are_predicted(lower: int, runs: bool) -> None:
+    bench = calm()
+    plan = at(bench, 16)
+    big = Fixed(Estimate(value_bytes=1510 * MIB, lower_bytes=lower * MIB), lambda p: p == plan)
+
+    def make(problem: Problem) -> Searcher:
+        return type("Once", (Vouching,), {"plans": (plan,)})(problem)
+
+    run(only(bench, searcher=make, estimators=[big], cautious=True))
+    assert ((plan, Purpose.PROBE) in bench.runs) is runs
+
+
 @pytest.mark.parametrize("lower", [None, 300 * MIB])
 @pytest.mark.parametrize(("value", "runs"), [(2000 * MIB, True), (2400 * MIB, False)])
 def test_a_loose_estimate_counts_less_even_if_cautious(lower: int | None, value: int, runs: bool) -> None:
@@ -374,6 +394,20 @@ def test_the_time_budget_covers_race_and_proof(time_s: float) -> None:
     assert bench.probes(Purpose.PROOF) == [findings.plan]
     assert bench.time.seconds <= time_s + 4.0, "a probe that began in time may end after it"
     assert "kept for the race" in findings.stopped or "nothing left" in findings.stopped
+
+
+@pytest.mark.parametrize(("noise", "longer"), [(0.01, False), (0.4, True)])
+def test_a_race_may_take_longer_than_the_search_where_much_may_be_lost_by_ending_it(noise: float, longer: bool) -> None:
+    bench, began_s = calm(noise=noise, drift=noise / 4, effects={}), dict[str, float]()
+
+    def listen(event: Event) -> None:
+        began_s.setdefault(event.text.split()[0], bench.time.seconds)
+
+    plans = [at(bench, size, precision=name) for size in bench.space.sizes for name in PRECISION.values]
+    run(only(bench, *plans, listen=listen))
+    search_s, race_s = began_s["racing"], began_s["proving"] - began_s["racing"]
+    assert bench.probes(Purpose.BLOCK)
+    assert (race_s > 1.5 * search_s) is longer
 
 
 def test_without_time_for_a_race_the_gain_is_said_to_rest_on_probes() -> None:

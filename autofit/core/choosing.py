@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
 from autofit.core.plan import Plan
-from autofit.core.recommendation import Ratio
+from autofit.core.recommendation import INTERVAL_DEVIATIONS, Ratio
 from autofit.core.trial import Trial
 
 MAX_FINALISTS = 4
@@ -69,7 +69,8 @@ def quotient(ours: Measurement, theirs: Measurement, objective: Objective) -> Ra
     """Returns the throughput ratio of two separate probes with a 95 % interval, `pairs` 0."""
     value = objective.score(ours) / objective.score(theirs)
     noise = math.sqrt(PROBE_NOISE_RATIO**2 + ours.spread_ratio**2 + theirs.spread_ratio**2)
-    return Ratio(value=value, low=value * math.exp(-1.96 * noise), high=value * math.exp(1.96 * noise))
+    half = INTERVAL_DEVIATIONS * noise
+    return Ratio(value=value, low=value * math.exp(-half), high=value * math.exp(half))
 
 
 def choose(
@@ -103,11 +104,12 @@ def better(ratio: Ratio, tie_ratio: float) -> bool:
 
 
 def ties(leader_over_other: Ratio, tie_ratio: float) -> bool:
-    """Says whether the other is as good as the leader: within the tie margin, and not slower beyond the noise.
+    """Says whether the other is as good as the leader: not slower beyond the noise, and taking it costs little.
 
-    Further apart the better guess wins, however wide its interval: a slow plan must not win by being measured badly.
+    On average it must lose less than the tie margin. A plan that was measured badly may be much slower: then the better
+    guess wins, however close it is.
     """
-    return leader_over_other.value < 1 + tie_ratio and leader_over_other.low <= 1
+    return leader_over_other.low <= 1 and leader_over_other.expected_gain < math.log1p(tie_ratio)
 
 
 def lightest(tied: Sequence[Trial], baseline: Plan) -> Trial:

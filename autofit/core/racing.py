@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 
 from autofit.core.objective import TIE_RATIO
-from autofit.core.recommendation import Ratio
+from autofit.core.recommendation import INTERVAL_DEVIATIONS, Ratio
 
 MIN_ROUNDS = 4
 """No decision rests on fewer pairs of blocks (this, the next two and the errors: reference/reliability.md 9.3)."""
@@ -22,7 +22,6 @@ on recorded noise, with it in 4 to 15 %, in a fifth more rounds. The rate is abo
 each round looks again."""
 CLIP_LOG = 0.5
 """A pair further than this from the median pair counts as this far: one stall must not decide."""
-_INTERVAL_ERRORS = 1.96
 _FLOOR_LOG = 1e-6
 
 
@@ -52,7 +51,7 @@ class Pairing:
 
     def ratio(self) -> Ratio:
         """Returns the throughput ratio with its 95 % interval."""
-        half = self._margin(_INTERVAL_ERRORS)
+        half = self._margin(INTERVAL_DEVIATIONS)
         return Ratio(
             value=math.exp(self.log_ratio),
             low=math.exp(self.log_ratio - half),

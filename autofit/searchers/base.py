@@ -58,6 +58,10 @@ class Searcher(ABC):
         """Says whether a plan that was asked for is wanted after a closer look at its memory; else it is not run."""
         return True
 
+    def vouches(self, plan: Plan) -> bool:
+        """Says whether a plan is likely to fit though it is predicted above the budget: predictions were too high."""
+        return False
+
     def omissions(self) -> list[Omission]:
         """Returns why nothing of some combinations was measured; asked once, when the search has ended."""
         return []

@@ -103,6 +103,11 @@ class Guided(Searcher):
             return True
         return self._fitting.likely(place) >= self._likely()
 
+    def vouches(self, plan: Plan) -> bool:
+        """Says whether a plan is likely to fit by how much such predictions were off."""
+        place = self._places.get(plan.key)
+        return place is not None and self._fitting.foretold(place) and self._fitting.likely(place) >= self._likely()
+
     def omissions(self) -> list[Omission]:
         """Returns why nothing of a combination was measured, for each of which nothing was."""
         if not self._began:

@@ -21,6 +21,9 @@ PROOF_PROBES = 1.5
 RACE_RATIO, RACE_S = 1.0, 10.0
 """An undecided race ends when it took this share of the search before it, and so many seconds, once the least number of
 rounds is run: where steps are short, a few of them tell little and more cost nothing."""
+LONG_RACE_RATIO, RACE_LOSS = 3.0, 0.003
+"""The share where noise is large: while a rival may be so much faster, on average, than what would be recommended now,
+as a log ratio."""
 
 
 class Final:
@@ -84,8 +87,8 @@ class Final:
             round_s, began = max(round_s, now - began), now
             if race.rounds:
                 self._loop.say("race", f"round {race.rounds}: {len(race.running)} plans left")
-            undecided = race.rounds >= MIN_ROUNDS and now - searched_s > max(RACE_RATIO * searched_s, RACE_S)
-            return undecided or self._loop.time_left_s() <= round_s + PROOF_PROBES * self._loop.probe_s()
+            long = race.rounds >= MIN_ROUNDS and now - searched_s > max(self._race_ratio(race) * searched_s, RACE_S)
+            return long or self._loop.time_left_s() <= round_s + PROOF_PROBES * self._loop.probe_s()
 
         run_race(race, lambda key: self._block(plans[key]), enough)
         if not race.decided:
@@ -93,6 +96,14 @@ class Final:
             close = len(race.running)
             self._caveats.append(f"the race ended after {rounds}, undecided among {close} plans: they are close")
         self._tuning.log.note("race", {"rounds": race.rounds, "log_throughput": race.logs, "left": race.left})
+
+    def _race_ratio(self, race: Race) -> float:
+        """Returns how long an undecided race may last, as a share of the search."""
+        sound = [t for t in self._finalists if not self._failed_in_race(t)]
+        chosen = choose(sound, self._loop.baseline, self._objective, self._ratio)
+        rivals = [t for t in sound if t.plan.key in race.running and t is not chosen]
+        loss = max((self._ratio(t, chosen).expected_gain for t in rivals), default=0.0)
+        return LONG_RACE_RATIO if loss > RACE_LOSS else RACE_RATIO
 
     def _affordable(self) -> list[Trial]:
         """Returns the finalists that the time left lets run enough rounds; the best and the baseline always."""

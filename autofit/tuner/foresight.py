@@ -26,8 +26,8 @@ class Foresight:
     def estimate(self, plan: Plan) -> Estimate | None:
         """Returns what the estimators say together: the tightest bounds, and the first value that rests on a bound."""
         opinions = [e for estimator in self._tuning.estimators if (e := estimator.estimate(plan)) is not None]
-        if not opinions:
-            return None
+        if len(opinions) < 2:
+            return opinions[0] if opinions else None
         first = next((e for e in opinions if not _guess(e) and not e.worst_case), opinions[0])
         lower = max((e.lower_bytes for e in opinions if e.lower_bytes is not None), default=None)
         upper = min((e.upper_bytes for e in opinions if e.upper_bytes is not None), default=None)

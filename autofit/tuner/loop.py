@@ -218,7 +218,8 @@ class Loop:
         if estimate.lower_bytes is not None and estimate.lower_bytes > limit:
             return f"needs at least {format_bytes(estimate.lower_bytes)}, above {against}"
         allowed = limit * (GUESS_RATIO if loose(estimate) else 1)
-        if self.tuning.cautious and not estimate.worst_case and estimate.value_bytes > allowed:
+        above = not estimate.worst_case and estimate.value_bytes > allowed
+        if self.tuning.cautious and above and not self._searcher.vouches(plan):
             return f"is predicted to need {format_bytes(estimate.value_bytes)}, above {against}"
         return None
 

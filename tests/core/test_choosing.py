@@ -1,5 +1,8 @@
 """Who goes into the final and who wins it."""
 
+import math
+from statistics import NormalDist, fmean
+
 import pytest
 
 from autofit.core.choosing import better, choose, finalists, from_cold, lightest, measurement_of, quotient, ranked, ties
@@ -105,18 +108,32 @@ def test_without_a_baseline_the_rules_still_decide() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "low", "tie"),
+    ("value", "low", "high", "tie"),
     [
-        (1.01, 0.995, True),
-        (1.01, 1.005, False),
-        (1.019, 0.99, True),
-        (1.03, 0.99, False),
-        (1.03, 1.01, False),
-        (1.08, 0.9, False),
+        (1.01, 0.995, 1.025, True),
+        (1.01, 1.005, 1.015, False),  # surely slower
+        (1.019, 0.985, 1.054, False),  # it may well be 5 % slower
+        (1.0, 0.94, 1.06, True),
+        (1.0, 0.88, 1.13, False),  # measured badly: a plan that is 10 % slower may look so
+        (1.03, 0.99, 1.07, False),
+        (0.98, 0.94, 1.02, True),  # the other is the faster guess
     ],
 )
-def test_what_is_a_tie(value: float, low: float, tie: bool) -> None:
-    assert ties(Ratio(value=value, low=low, high=2.0), 0.02) is tie
+def test_what_is_a_tie(value: float, low: float, high: float, tie: bool) -> None:
+    assert ties(Ratio(value=value, low=low, high=high), 0.02) is tie
+
+
+@pytest.mark.parametrize(("value", "low", "high"), [(1.0, 0.9, 1.111), (1.2, 1.15, 1.252), (0.9, 0.75, 1.08)])
+def test_the_expected_gain_is_the_mean_of_what_is_above_nothing(value: float, low: float, high: float) -> None:
+    log = NormalDist(math.log(value), math.log(high / low) / (2 * 1.959964))
+    drawn = [max(log.inv_cdf((i + 0.5) / 20_000), 0.0) for i in range(20_000)]
+    assert Ratio(value=value, low=low, high=high).expected_gain == pytest.approx(fmean(drawn), rel=2e-3, abs=1e-6)
+
+
+def test_the_expected_gain_of_what_is_surely_known() -> None:
+    assert Ratio(value=1.1, low=1.1, high=1.1).expected_gain == pytest.approx(math.log(1.1))
+    assert Ratio(value=0.9, low=0.9, high=0.9).expected_gain == pytest.approx(0.0, abs=1e-9)
+    assert Ratio(value=1.0, low=1.0, high=1.0).expected_gain == pytest.approx(0.0, abs=1e-8)
 
 
 def test_better_needs_the_margin_and_the_certainty() -> None:

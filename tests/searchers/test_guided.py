@@ -90,6 +90,17 @@ def test_regret_and_probes_over_random_problems_where_memory_is_predicted_as_by_
     assert mean(misfits) <= 0.3
 
 
+def test_where_predictions_were_too_high_what_is_predicted_above_the_budget_runs_even_if_cautious() -> None:
+    bench = small_bench()
+    best = max(filter(bench.fits, bench.space.plans()), key=bench.samples_per_s)
+    bench.budget_bytes = round(bench.peak_bytes(best) / 0.97)
+    peaks = {plan.key: bench.peak_bytes(plan) for plan in bench.space.plans()}
+    findings = run(tuning_of(bench, estimators=[Foretold(peaks, factor=1.1, error_ratio=0.15)], cautious=True))
+    assert best in bench.probes()
+    assert bench.regret(findings.plan) < 0.01
+    assert all(bench.fits(plan) for plan in bench.probes())
+
+
 def test_the_users_own_plan_comes_first_where_nothing_is_known_of_its_memory() -> None:
     bench = small_bench()
     assert Guided(problem(bench)).ask() == bench.space.baseline
