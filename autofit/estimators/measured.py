@@ -35,11 +35,21 @@ class _Curve:
         return len(combination.changes_from(self.combination)) + (accumulating != self.accumulating)
 
 
+@dataclass(frozen=True, slots=True)
+class _Lender:
+    """What a combination of which nothing ran borrows: the nearest curve, the shape that it is drawn on with, why."""
+
+    curve: _Curve
+    shape: _Curve | None
+    changes: str
+
+
 class Measured(Estimator):
     """Draws the curve through the sizes that ran; borrows it for a combination of which none did."""
 
     def __init__(self) -> None:
         self._curves: dict[tuple[str, bool], _Curve] = {}
+        self._lenders: dict[tuple[str, bool], _Lender] = {}  # until another peak is learned
 
     def tell(self, trial: Trial) -> None:
         """Learns the peak of a probe or a proof; a block of a race need not have seen the worst batch."""
@@ -53,6 +63,7 @@ class Measured(Estimator):
         curve = self._curves.setdefault(key, _Curve(plan.combination, accumulating))
         curve.peaks[size] = max(peak, curve.peaks.get(size, 0))
         curve.static_bytes = max(curve.static_bytes, min(measurement.memory.static_bytes or 0, peak))
+        self._lenders.clear()
 
     def estimate(self, plan: Plan) -> Estimate | None:
         """Returns the peak with bounds from the combination's own sizes, or a neighbour's as a guess without bounds."""
@@ -68,33 +79,47 @@ class Measured(Estimator):
         return min(curves, key=lambda c: c.distance(own.combination, own.accumulating), default=None)
 
     def _borrowed(self, plan: Plan, accumulating: bool) -> Estimate | None:
-        combination = plan.combination
         if not self._curves:
             return None
-        nearest = min(self._curves.values(), key=lambda c: (c.distance(combination, accumulating), -len(c.peaks)))
-        value = _on_curve(nearest, plan.micro_batch_size, self._shape(nearest)).value_bytes
+        key = (plan.combination.key, accumulating)
+        lender = self._lenders.get(key) or self._lenders.setdefault(key, self._lender(plan.combination, accumulating))
+        value, _, _ = _bounds(lender.curve, plan.micro_batch_size, lender.shape)
+        return Estimate(value_bytes=value, basis=f"guess from a plan that differs in {lender.changes}")
+
+    def _lender(self, combination: Plan, accumulating: bool) -> _Lender:
+        """Returns the curve with the fewest changes, of these the one of most sizes."""
+        curves = self._curves.values()
+        nearest = min(curves, key=lambda c: (c.distance(combination, accumulating), -len(c.peaks)))
         changes = ", ".join(f"{k}={v}" for k, v in combination.changes_from(nearest.combination).items())
-        return Estimate(value_bytes=value, basis=f"guess from a plan that differs in {changes or 'accumulation'}")
+        return _Lender(nearest, self._shape(nearest), changes or "accumulation")
 
 
-def _on_curve(curve: _Curve, size: int, shape: _Curve | None = None) -> Estimate:
-    peaks = sorted(curve.peaks.items())
+def _on_curve(curve: _Curve, size: int, shape: _Curve | None) -> Estimate:
+    peak, lower, upper = _bounds(curve, size, shape)
+    if size in curve.peaks:
+        return Estimate(value_bytes=peak, lower_bytes=lower, upper_bytes=upper, basis=f"measured at micro batch {size}")
+    below, above = _sides(curve, size)
+    basis = _basis(below[-2:] if not above else below[-1:] + above[:1] if below else above[:2])
+    return Estimate(value_bytes=peak, lower_bytes=lower, upper_bytes=upper, basis=basis)
+
+
+def _bounds(curve: _Curve, size: int, shape: _Curve | None = None) -> tuple[int, int, int | None]:
+    """Returns the peak at a size, what it is at least, and at most where that is known."""
     if size in curve.peaks:
         peak = curve.peaks[size]
-        return Estimate(value_bytes=peak, lower_bytes=peak, upper_bytes=peak, basis=f"measured at micro batch {size}")
-    below = [p for p in peaks if p[0] < size]
-    above = [p for p in peaks if p[0] > size]
+        return peak, peak, peak
+    below, above = _sides(curve, size)
     lower = max(_monotone(below, curve.static_bytes), _line_bound(below[-2:], size), _line_bound(above[:2], size))
     upper = _line(below[-1], above[0], size) if below and above else above[0][1] if above else None
     value = _value(curve, below, above, size, shape)
-    basis = _basis(below[-2:] if not above else below[-1:] + above[:1] if below else above[:2])
-    bounded = max(value, lower) if upper is None else min(max(value, lower), upper)
-    return Estimate(
-        value_bytes=round(bounded),
-        lower_bytes=min(round(lower), round(bounded)),
-        upper_bytes=None if upper is None else max(round(upper), round(bounded)),
-        basis=basis,
-    )
+    bounded = round(max(value, lower) if upper is None else min(max(value, lower), upper))
+    return bounded, min(round(lower), bounded), None if upper is None else max(round(upper), bounded)
+
+
+def _sides(curve: _Curve, size: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Returns the sizes that ran, with their peaks, below and above another, in order."""
+    peaks = sorted(curve.peaks.items())
+    return [p for p in peaks if p[0] < size], [p for p in peaks if p[0] > size]
 
 
 def _value(
@@ -110,7 +135,7 @@ def _value(
     straight = _line((0, curve.static_bytes), side[0], size)
     if shape is None or size < side[0][0]:
         return straight
-    growth = _on_curve(shape, size).value_bytes - _on_curve(shape, side[0][0]).value_bytes
+    growth = _bounds(shape, size)[0] - _bounds(shape, side[0][0])[0]
     return min(straight, side[0][1] + max(growth, 0))
 
 

@@ -8,6 +8,7 @@ the plans that ran, by a surrogate, which knows that a change does about the sam
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
 
@@ -17,7 +18,17 @@ from autofit.core.estimate import Estimate
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.searchers.base import Problem
-from autofit.searchers.surrogate import Array, Belief, Kernel, Points, Scales, Surrogate, below, expected_of
+from autofit.searchers.surrogate import (
+    Array,
+    Belief,
+    Covariances,
+    Kernel,
+    Points,
+    Scales,
+    Surrogate,
+    below,
+    expected_of,
+)
 
 PREDICTED = Scales(curve=0.05, knob=0.30, slope=0.03, pair=0.05, own=0.02)
 PROPORTIONAL = Scales(curve=0.35, knob=0.30, slope=0.03, pair=0.05, own=0.04, octaves=2.5)
@@ -59,8 +70,11 @@ class Fitting:
     def __init__(self, problem: Problem, plans: Sequence[Plan], points: Points) -> None:
         self._problem, self._plans, self._points = problem, plans, points
         self._changes, said = expected_of(problem.space.facts.knobs, points, "growth")
-        self._known = [GROWTH_RATIO if known else 1.0 for known in said]
+        knobs, known = problem.space.facts.knobs, [GROWTH_RATIO if known else 1.0 for known in said]
+        self._predictable = Covariances(Kernel(knobs, PREDICTED, known), points)
+        self._proportional = Covariances(Kernel(knobs, PROPORTIONAL, known), points)
         self._outcomes: dict[int, Outcome] = {}
+        self._tried: defaultdict[int, dict[int, Outcome]] = defaultdict(dict)  # by combination, then by size
         changed = (points.values != points.values[:1]).sum(axis=1)
         self._singles = [int(place) for place in np.flatnonzero(changed == 1)]
         self._belief: Belief | None = None
@@ -73,6 +87,7 @@ class Fitting:
     def tell(self, place: int, outcome: Outcome) -> None:
         """Learns what a plan needed."""
         self._outcomes[place] = outcome
+        self._tried[self._combination(place)][self._size(place)] = outcome
         self.look_again()
         expected, measurement = self._expected.pop(place, None), outcome.measurement
         if expected is not None and measurement is not None:
@@ -148,32 +163,35 @@ class Fitting:
         predicted = self._predicted()
         measured = [o.measurement.memory for o in self._outcomes.values() if o.measurement is not None]
         self._stays = 0.98 * min((memory.static_bytes or 0 for memory in measured), default=0)
-        scales, level = (PROPORTIONAL, PROPORTIONAL_LEVEL) if predicted is None else (PREDICTED, PREDICTED_LEVEL)
+        model, level = self._proportional, PROPORTIONAL_LEVEL
+        if predicted is not None:
+            model, level = self._predictable, PREDICTED_LEVEL
         grows = POWER * self._points.octaves * math.log(2) if predicted is None else self._logs(predicted)
         grows = grows + self._changes
-        kernel = Kernel(self._problem.space.facts.knobs, scales, self._known)
         told = {place: seen for place in self._outcomes if (seen := self._seen(place, predicted is not None))}
         if predicted is not None:  # what is foretold of a single change says something of all that have it
             ahead = (place for place in self._singles if place not in self._outcomes)
             told |= {place: (self._log(e.value_bytes), NOISE) for place in ahead if (e := self._foretelling(place))}
         if not told:
-            return Belief(grows, np.sqrt(kernel.variances(self._points) + level**2))
+            return Belief(grows, np.sqrt(model.variances + level**2))
         centre = (
             0.0 if predicted is not None else float(np.mean([log - grows[place] for place, (log, _) in told.items()]))
         )
-        belief = self._fitted(kernel, level, grows + centre, told)
+        belief = self._fitted(model, level, grows + centre, told)
         least = math.log(max(OVER * self._problem.memory_bytes - self._stays, 1.0))
         refused = {
             place: (least, ONE_SIDED) for place, outcome in self._outcomes.items()
             if place not in told and _refused(outcome) and belief.mean[place] < least
         }  # fmt: skip
-        return self._fitted(kernel, level, grows + centre, told | refused) if refused else belief
+        return self._fitted(model, level, grows + centre, told | refused) if refused else belief
 
-    def _fitted(self, kernel: Kernel, level: float, expected: Array, told: dict[int, tuple[float, float]]) -> Belief:
+    def _fitted(
+        self, model: Covariances, level: float, expected: Array, told: dict[int, tuple[float, float]]
+    ) -> Belief:
         places = sorted(told)
         values = np.array([told[place][0] for place in places]) - expected[places]
         noise = np.array([told[place][1] for place in places])
-        believed = Surrogate(kernel, self._points.of(places), noise, level).believe(self._points, values)
+        believed = Surrogate(model, places, noise, level).believe(values)
         return Belief(believed.mean + expected, believed.deviation)
 
     def _seen(self, place: int, predicted: bool) -> tuple[float, float] | None:
@@ -181,7 +199,7 @@ class Fitting:
         measurement = self._outcomes[place].measurement
         if measurement is not None:
             log = self._log(measurement.memory.judged_bytes)
-            known = predicted and self._points.combinations[place] == self._points.combinations[0]
+            known = predicted and self._combination(place) == self._combination(0)
             return (log - HIDDEN, HIDDEN) if not known and self._hidden(place) else (log, NOISE)
         estimate = None if self._outcomes[place].status.does_not_fit else self._foretelling(place)
         return None if estimate is None else (self._log(estimate.value_bytes), NOISE)
@@ -189,22 +207,18 @@ class Fitting:
     def _hidden(self, place: int) -> bool:
         """Whether a plan's peak may be made by what does not grow: it is that of another size, or of no change."""
         own, mine = self._peaks(0), self._peaks(place)
-        size = self._plans[place].micro_batch_size
+        size = self._size(place)
         peak = mine[size]
         if any(s != size and _equal(p, peak) for s, p in (own | mine).items()):
             return True
-        changed = self._points.combinations[place] != self._points.combinations[0]
+        changed = self._combination(place) != self._combination(0)
         same = size in own and _equal(peak, own[size])
         return changed and same and not any(s < size and p < peak for s, p in own.items())
 
     def _peaks(self, place: int) -> dict[int, int]:
         """Returns the peaks of a plan's combination by size."""
-        mine = self._points.combinations[place]
-        return {
-            self._plans[other].micro_batch_size: outcome.measurement.memory.judged_bytes
-            for other, outcome in self._outcomes.items()
-            if outcome.measurement is not None and self._points.combinations[other] == mine
-        }
+        tried = self._tried[self._combination(place)]
+        return {s: o.measurement.memory.judged_bytes for s, o in tried.items() if o.measurement is not None}
 
     def _predicted(self) -> dict[int, int] | None:
         """Returns the peaks of the user's own combination by size, where all of them are predicted with bounds."""
@@ -227,12 +241,10 @@ class Fitting:
 
         No phase of a step needs less than what stays between steps, and each grows in a straight line with the batch.
         """
-        mine, size = self._points.combinations[place], self._plans[place].micro_batch_size
-        least = math.inf
-        for other, outcome in self._outcomes.items():
-            ran = self._plans[other].micro_batch_size
+        size, least = self._size(place), math.inf
+        for ran, outcome in self._tried[self._combination(place)].items():
             memory = None if outcome.measurement is None else outcome.measurement.memory
-            if memory is not None and memory.static_bytes and ran <= size and self._points.combinations[other] == mine:
+            if memory is not None and memory.static_bytes and ran <= size:
                 stays = memory.static_bytes
                 least = min(least, stays + (memory.judged_bytes - stays) * size / ran)
         return least
@@ -242,8 +254,8 @@ class Fitting:
 
         A library may take room at one size that it takes at no other, whatever the combination. By Laplace's rule.
         """
-        size = self._plans[place].micro_batch_size
-        same = [outcome for other, outcome in self._outcomes.items() if self._plans[other].micro_batch_size == size]
+        size = self._size(place)
+        same = [tried[size] for tried in self._tried.values() if size in tried]
         refused, ran = sum(each.status.does_not_fit for each in same), sum(each.measured for each in same)
         return 1.0 if refused < 2 else (ran + 1) / (ran + refused + 1)
 
@@ -252,16 +264,18 @@ class Fitting:
 
         The largest size that fits may be anywhere between them.
         """
-        mine, size = self._points.combinations[place], self._plans[place].micro_batch_size
-        tried = {
-            self._plans[other].micro_batch_size: outcome
-            for other, outcome in self._outcomes.items() if self._points.combinations[other] == mine
-        }  # fmt: skip
+        size, tried = self._size(place), self._tried[self._combination(place)]
         refused = min((s for s, outcome in tried.items() if _refused(outcome)), default=None)
         if refused is None:
             return 1.0
         ran = max((s for s, outcome in tried.items() if outcome.measured and s < refused), default=0)
         return max(1 - (size - ran) / (refused - ran), 0.0)
+
+    def _size(self, place: int) -> int:
+        return self._plans[place].micro_batch_size
+
+    def _combination(self, place: int) -> int:
+        return int(self._points.combinations[place])
 
 
 def _bounded(estimate: Estimate) -> bool:

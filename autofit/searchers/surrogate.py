@@ -10,7 +10,7 @@ Processes for Machine Learning, 2006, sections 2.2 and 4.2.4 on sums of kernels)
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Literal, Self
 
 import numpy as np
@@ -51,11 +51,6 @@ class Scales:
     own: float
     size: float = 0.0
     octaves: float = 1.5
-
-    def times(self, amplitude: float) -> Self:
-        """Returns the scales with all parts so many times as large, changing over the same doublings."""
-        parts = {each.name: amplitude * getattr(self, each.name) for each in fields(self) if each.name != "octaves"}
-        return replace(self, **parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +123,29 @@ class Belief:
     deviation: Array
 
 
+class Covariances:
+    """How much each plan of a space has in common with those asked for; worked out once for each.
+
+    Args:
+        kernel: how much two plans have in common.
+        points: every plan of the space.
+
+    Attributes:
+        variances: of each plan, [plans].
+    """
+
+    def __init__(self, kernel: Kernel, points: Points) -> None:
+        self._kernel, self._points = kernel, points
+        self._rows: dict[int, Array] = {}
+        self.variances = kernel.variances(points)
+
+    def of(self, places: Sequence[int]) -> Array:
+        """Returns the covariances of these plans with all, [places, plans]."""
+        if new := [place for place in places if place not in self._rows]:
+            self._rows |= zip(new, self._kernel(self._points.of(new), self._points), strict=True)
+        return np.array([self._rows[place] for place in places])
+
+
 class Surrogate:
     """A Gaussian process of some plans that ran.
 
@@ -135,26 +153,29 @@ class Surrogate:
     version, [told, versions].
 
     Args:
-        kernel: how much plans have in common.
-        points: the plans.
+        covariances: of the plans of a space.
+        told: places of those that ran.
         noise: standard deviation of what is told of each.
         level: standard deviation of what all plans have in common.
+        amplitude: how many times as large as usual all parts are.
     """
 
-    def __init__(self, kernel: Kernel, points: Points, noise: Array, level: float) -> None:
-        self._kernel, self._points, self._level = kernel, points, level
-        self._factor = np.linalg.cholesky(kernel(points, points) + level**2 + np.diag(noise**2))
+    def __init__(
+        self, covariances: Covariances, told: Sequence[int], noise: Array, level: float, amplitude: float = 1.0
+    ) -> None:
+        self._cross = amplitude**2 * covariances.of(told) + level**2
+        self._variances = amplitude**2 * covariances.variances + level**2
+        self._factor = np.linalg.cholesky(self._cross[:, told] + np.diag(noise**2))
 
     def evidence(self, values: Array) -> Array:
         """Returns the log likelihood of what was told, less what is expected without having seen any, [versions]."""
         whitened = np.linalg.solve(self._factor, values)
         return np.asarray(-0.5 * np.sum(whitened**2, axis=0) - np.log(np.diag(self._factor)).sum(), dtype=np.float64)
 
-    def believe(self, points: Points, values: Array) -> Belief:
-        """Returns what is believed of plans; the means of each version, [plans, versions], have one deviation."""
-        cross = self._kernel(self._points, points) + self._level**2
-        solved = np.linalg.solve(self._factor, cross)
-        variance = self._kernel.variances(points) + self._level**2 - np.sum(solved**2, axis=0)
+    def believe(self, values: Array) -> Belief:
+        """Returns what is believed of every plan; the means of each version, [plans, versions], have one deviation."""
+        solved = np.linalg.solve(self._factor, self._cross)
+        variance = self._variances - np.sum(solved**2, axis=0)
         mean = solved.T @ np.linalg.solve(self._factor, values)
         return Belief(mean, np.sqrt(np.maximum(variance, LEAST_VARIANCE)))
 

@@ -13,7 +13,16 @@ import numpy as np
 
 from autofit.core.knob import Knob
 from autofit.core.measurement import Measurement
-from autofit.searchers.surrogate import LEAST_VARIANCE, Belief, Kernel, Points, Scales, Surrogate, expected_of
+from autofit.searchers.surrogate import (
+    LEAST_VARIANCE,
+    Belief,
+    Covariances,
+    Kernel,
+    Points,
+    Scales,
+    Surrogate,
+    expected_of,
+)
 
 SPEED = Scales(curve=0.10, knob=0.25, slope=0.06, pair=0.08, own=0.03, size=0.06)
 """Usual sizes of what changes log throughput; chosen by hand, scored by scripts/bench/search.py."""
@@ -42,11 +51,10 @@ class Throughput:
     def __init__(self, knobs: Sequence[Knob], points: Points) -> None:
         expected, said = expected_of(knobs, points, "expected")
         known = [EXPECTED_RATIO if known else 1.0 for known in said]
-        self._points = points
         fixed = np.log1p(OVERHEADS / np.exp2(points.octaves)[:, None])  # [plans, overheads]
         self._expected = expected[:, None] - fixed
         self._doubts = (np.log2(OVERHEADS / USUAL_OVERHEAD) / OVERHEAD_OCTAVES) ** 2 / 2
-        self._kernels = [(each, Kernel(knobs, SPEED.times(each), known)) for each in AMPLITUDES]
+        self._covariances = Covariances(Kernel(knobs, SPEED, known), points)
 
     def believe(self, scores: Mapping[int, float], measurements: Mapping[int, Measurement]) -> Belief:
         """Returns the mean and the deviation of the log throughput of every plan.
@@ -55,15 +63,15 @@ class Throughput:
             scores: throughput of the plans that ran, by place; one at least.
             measurements: of the same plans, and perhaps of others.
         """
-        told = np.array(sorted(scores))
+        told = sorted(scores)
         noise = np.array([math.hypot(NOISE, measurements[place].spread_ratio) for place in told])
         rest = np.log([scores[place] for place in told])[:, None] - self._expected[told]
         levels = rest.mean(axis=0)
         means, variances, evidence = [], [], []
-        for amplitude, kernel in self._kernels:
-            model = Surrogate(kernel, self._points.of(told), noise, LEVEL)
+        for amplitude in AMPLITUDES:
+            model = Surrogate(self._covariances, told, noise, LEVEL, amplitude)
             evidence.append(model.evidence(rest - levels) - self._doubts - math.log(amplitude) ** 2)
-            believed = model.believe(self._points, rest - levels)
+            believed = model.believe(rest - levels)
             means.append(believed.mean + self._expected + levels)
             variances.append(believed.deviation**2)
         weights = np.exp(np.array(evidence) - np.max(evidence))

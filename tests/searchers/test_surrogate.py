@@ -8,7 +8,7 @@ import pytest
 
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
-from autofit.searchers.surrogate import Kernel, Scales, Surrogate, points_of
+from autofit.searchers.surrogate import Covariances, Kernel, Points, Scales, Surrogate, points_of
 
 PRECISION = Knob(name="precision", values=("fp32", "bf16", "fp16"), default="fp32")
 BLOCKS = Knob(name="blocks", values=(0, 2, 4), default=0)
@@ -18,15 +18,19 @@ SCALES = Scales(curve=0.1, knob=0.3, slope=0.05, pair=0.05, own=0.02)
 KERNEL = Kernel(KNOBS, SCALES)
 
 
+def surrogate(points: Points, told: list[int], kernel: Kernel = KERNEL, **given: float) -> Surrogate:
+    return Surrogate(Covariances(kernel, points), told, np.full(len(told), given.pop("noise", 0.01)), 1.0, **given)
+
+
 def plan(size: int = 8, precision: str = "fp32", blocks: int = 0, form: str = "default") -> Plan:
     return Plan(values={"micro_batch_size": size, "precision": precision, "blocks": blocks, "format": form})
 
 
 def believed(told: dict[Plan, float], asked: Plan, noise: float = 0.01, scales: Scales = SCALES) -> tuple[float, float]:
     points = points_of(KNOBS, [*told, asked], 8)
-    model = Surrogate(Kernel(KNOBS, scales), points.of(range(len(told))), np.full(len(told), noise), level=1.0)
-    found = model.believe(points.of([len(told)]), np.array(list(told.values())))
-    return float(found.mean[0]), float(found.deviation[0])
+    model = surrogate(points, list(range(len(told))), Kernel(KNOBS, scales), noise=noise)
+    found = model.believe(np.array(list(told.values())))
+    return float(found.mean[-1]), float(found.deviation[-1])
 
 
 def test_what_was_told_is_believed() -> None:
@@ -94,27 +98,42 @@ def test_a_knob_of_which_something_is_known_changes_less() -> None:
 
 def test_evidence_is_higher_for_what_fits() -> None:
     plans = [plan(), plan(precision="bf16"), plan(16)]
-    points, noise = points_of(KNOBS, plans, 8), np.full(3, 0.01)
-    model = Surrogate(KERNEL, points, noise, 1.0)
+    model = surrogate(points_of(KNOBS, plans, 8), [0, 1, 2])
     calm, wild = np.array([0.0, 0.2, 0.05]), np.array([0.0, 2.0, -1.5])
     assert model.evidence(calm) > model.evidence(wild)
 
 
 def test_several_versions_of_what_was_told_are_believed_as_each_alone() -> None:
     plans = [plan(), plan(precision="bf16"), plan(16), plan(32, "bf16")]
-    points = points_of(KNOBS, plans, 8)
-    model = Surrogate(KERNEL, points.of([0, 1, 2]), np.full(3, 0.01), 1.0)
+    model = surrogate(points_of(KNOBS, plans, 8), [0, 1, 2])
     versions = np.array([[0.0, 0.3], [0.2, -0.1], [0.05, 0.7]])
-    both = model.believe(points, versions)
+    both = model.believe(versions)
     for number in (0, 1):
-        alone = model.believe(points, versions[:, number])
+        alone = model.believe(versions[:, number])
         assert both.mean[:, number] == pytest.approx(alone.mean)
         assert both.deviation == pytest.approx(alone.deviation)
         assert model.evidence(versions)[number] == pytest.approx(model.evidence(versions[:, number]))
 
 
+def test_an_amplitude_is_as_if_all_parts_were_so_many_times_as_large() -> None:
+    points = points_of(KNOBS, [plan(), plan(precision="bf16"), plan(16), plan(32, "fp16", 4)], 8)
+    double = Scales(curve=0.2, knob=0.6, slope=0.1, pair=0.1, own=0.04)
+    values = np.array([0.0, 0.2, 0.05])
+    ours, theirs = surrogate(points, [0, 1, 2], amplitude=2.0), surrogate(points, [0, 1, 2], Kernel(KNOBS, double))
+    assert ours.believe(values).mean == pytest.approx(theirs.believe(values).mean)
+    assert ours.believe(values).deviation == pytest.approx(theirs.believe(values).deviation)
+    assert ours.evidence(values) == pytest.approx(theirs.evidence(values))
+
+
+def test_plans_asked_for_one_by_one_have_the_covariances_of_the_kernel() -> None:
+    points = points_of(KNOBS, [plan(), plan(precision="bf16"), plan(16), plan(32, "fp16", 4)], 8)
+    covariances = Covariances(KERNEL, points)
+    assert covariances.of([2]) == pytest.approx(KERNEL(points.of([2]), points))
+    assert covariances.of([1, 2, 0]) == pytest.approx(KERNEL(points.of([1, 2, 0]), points))
+
+
 def test_a_space_without_knobs_has_a_curve() -> None:
     points = points_of((), [Plan(values={"micro_batch_size": s}) for s in (4, 8)], 4)
-    found = Surrogate(Kernel((), SCALES), points.of([0]), np.array([0.01]), 1.0).believe(points, np.array([1.0]))
+    found = surrogate(points, [0], Kernel((), SCALES)).believe(np.array([1.0]))
     assert found.mean[1] == pytest.approx(1.0, abs=0.1)
     assert found.deviation[1] > found.deviation[0]
