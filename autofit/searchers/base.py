@@ -39,7 +39,8 @@ class Searcher(ABC):
 
     Made once per `tune()`, in the process that runs the loop; never loads torch. The loop calls `tell` for every
     trial of the study, first for those of earlier runs, then after each `ask`, unless the plan is no longer wanted
-    (`still`). A plan that was screened out is told with the status `SKIPPED`.
+    (`still`). A plan that was screened out is told with the status `SKIPPED`; under `cautious` one that is predicted
+    above the budget is, unless the searcher `vouches` for it.
 
     Attributes:
         name: what `tune(searcher=...)` calls it.
