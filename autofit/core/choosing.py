@@ -4,9 +4,10 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from autofit.core.measurement import Measurement
+from autofit.core.normal import DEVIATIONS_95
 from autofit.core.objective import Objective
 from autofit.core.plan import Plan
-from autofit.core.recommendation import INTERVAL_DEVIATIONS, Ratio
+from autofit.core.recommendation import Ratio
 from autofit.core.trial import Trial
 
 MAX_FINALISTS = 4
@@ -69,7 +70,7 @@ def quotient(ours: Measurement, theirs: Measurement, objective: Objective) -> Ra
     """Returns the throughput ratio of two separate probes with a 95 % interval, `pairs` 0."""
     value = objective.score(ours) / objective.score(theirs)
     noise = math.sqrt(PROBE_NOISE_RATIO**2 + ours.spread_ratio**2 + theirs.spread_ratio**2)
-    half = INTERVAL_DEVIATIONS * noise
+    half = DEVIATIONS_95 * noise
     return Ratio(value=value, low=value * math.exp(-half), high=value * math.exp(half))
 
 

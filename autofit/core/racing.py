@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
+from autofit.core.normal import DEVIATIONS_95
 from autofit.core.objective import TIE_RATIO
-from autofit.core.recommendation import INTERVAL_DEVIATIONS, Ratio
+from autofit.core.recommendation import Ratio
 
 MIN_ROUNDS = 4
 """No decision rests on fewer pairs of blocks (this, the next two and the errors: reference/reliability.md 9.3)."""
@@ -51,7 +52,7 @@ class Pairing:
 
     def ratio(self) -> Ratio:
         """Returns the throughput ratio with its 95 % interval."""
-        half = self._margin(INTERVAL_DEVIATIONS)
+        half = self._margin(DEVIATIONS_95)
         return Ratio(
             value=math.exp(self.log_ratio),
             low=math.exp(self.log_ratio - half),

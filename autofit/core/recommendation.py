@@ -9,15 +9,13 @@ from autofit.core.budget import Budget
 from autofit.core.environment import Environment
 from autofit.core.estimate import Estimate
 from autofit.core.measurement import Measurement
+from autofit.core.normal import DEVIATIONS_95, expected_gain
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal
 
 PLAN_SCHEMA = "autofit.plan/1"
-INTERVAL_DEVIATIONS = 1.96
-"""Standard deviations on either side that hold 95 % of a normal distribution."""
-_LEAST_DEVIATION = 1e-9
 
 
 class Ratio(BaseModel):
@@ -41,13 +39,10 @@ class Ratio(BaseModel):
     def expected_gain(self) -> float:
         """Mean log throughput that the first plan wins over the second, counted as nothing where it loses.
 
-        That is what is lost on average by taking the second, for the first may be faster. Expected improvement (Jones,
-        Schonlau and Welch, 1998), the logarithm of the ratio taken to be normal.
+        That is what is lost on average by taking the second, for the first may be faster. The logarithm of the ratio is
+        taken to be normal.
         """
-        mean = math.log(self.value)
-        deviation = max(math.log(self.high / self.low) / (2 * INTERVAL_DEVIATIONS), _LEAST_DEVIATION)
-        z = mean / deviation
-        return deviation * math.exp(-z * z / 2) / math.sqrt(2 * math.pi) + mean * math.erfc(-z / math.sqrt(2)) / 2
+        return expected_gain(math.log(self.value), math.log(self.high / self.low) / (2 * DEVIATIONS_95))
 
     def __str__(self) -> str:
         return f"{self.value:.2f}x ({self.low:.2f} to {self.high:.2f})"

@@ -71,7 +71,9 @@ class Measured(Estimator):
         own = self._curves.get((plan.combination.key, accumulating))
         if own is None:
             return self._borrowed(plan, accumulating)
-        return _on_curve(own, plan.micro_batch_size, self._shape(own))
+        size = plan.micro_batch_size
+        peak, lower, upper = _bounds(own, size, self._shape(own))
+        return Estimate(value_bytes=peak, lower_bytes=lower, upper_bytes=upper, basis=_basis(own, size))
 
     def _shape(self, own: _Curve) -> _Curve | None:
         """Returns the nearest curve of more than one size, which shows how memory grows."""
@@ -82,7 +84,9 @@ class Measured(Estimator):
         if not self._curves:
             return None
         key = (plan.combination.key, accumulating)
-        lender = self._lenders.get(key) or self._lenders.setdefault(key, self._lender(plan.combination, accumulating))
+        if key not in self._lenders:
+            self._lenders[key] = self._lender(plan.combination, accumulating)
+        lender = self._lenders[key]
         value, _, _ = _bounds(lender.curve, plan.micro_batch_size, lender.shape)
         return Estimate(value_bytes=value, basis=f"guess from a plan that differs in {lender.changes}")
 
@@ -92,15 +96,6 @@ class Measured(Estimator):
         nearest = min(curves, key=lambda c: (c.distance(combination, accumulating), -len(c.peaks)))
         changes = ", ".join(f"{k}={v}" for k, v in combination.changes_from(nearest.combination).items())
         return _Lender(nearest, self._shape(nearest), changes or "accumulation")
-
-
-def _on_curve(curve: _Curve, size: int, shape: _Curve | None) -> Estimate:
-    peak, lower, upper = _bounds(curve, size, shape)
-    if size in curve.peaks:
-        return Estimate(value_bytes=peak, lower_bytes=lower, upper_bytes=upper, basis=f"measured at micro batch {size}")
-    below, above = _sides(curve, size)
-    basis = _basis(below[-2:] if not above else below[-1:] + above[:1] if below else above[:2])
-    return Estimate(value_bytes=peak, lower_bytes=lower, upper_bytes=upper, basis=basis)
 
 
 def _bounds(curve: _Curve, size: int, shape: _Curve | None = None) -> tuple[int, int, int | None]:
@@ -157,6 +152,10 @@ def _line(first: tuple[int, int], second: tuple[int, int], size: int) -> float:
     return p1 + (p2 - p1) * (size - m1) / (m2 - m1)
 
 
-def _basis(points: list[tuple[int, int]]) -> str:
-    measured = " and ".join(f"{format_bytes(peak)} at micro batch {size}" for size, peak in points)
+def _basis(curve: _Curve, size: int) -> str:
+    if size in curve.peaks:
+        return f"measured at micro batch {size}"
+    below, above = _sides(curve, size)
+    points = below[-2:] if not above else below[-1:] + above[:1] if below else above[:2]
+    measured = " and ".join(f"{format_bytes(peak)} at micro batch {ran}" for ran, peak in points)
     return f"measured {measured}"

@@ -8,27 +8,17 @@ the plans that ran, by a surrogate, which knows that a change does about the sam
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
 
 import numpy as np
 
 from autofit.core.estimate import Estimate
+from autofit.core.normal import below
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.searchers.base import Problem
-from autofit.searchers.surrogate import (
-    Array,
-    Belief,
-    Covariances,
-    Kernel,
-    Points,
-    Scales,
-    Surrogate,
-    below,
-    expected_of,
-)
+from autofit.searchers.surrogate import Array, Belief, Covariances, Kernel, Points, Scales, Surrogate, expected_of
 
 PREDICTED = Scales(curve=0.05, knob=0.30, slope=0.03, pair=0.05, own=0.02)
 PROPORTIONAL = Scales(curve=0.35, knob=0.30, slope=0.03, pair=0.05, own=0.04, octaves=2.5)
@@ -74,7 +64,7 @@ class Fitting:
         self._predictable = Covariances(Kernel(knobs, PREDICTED, known), points)
         self._proportional = Covariances(Kernel(knobs, PROPORTIONAL, known), points)
         self._outcomes: dict[int, Outcome] = {}
-        self._tried: defaultdict[int, dict[int, Outcome]] = defaultdict(dict)  # by combination, then by size
+        self._tried: dict[int, dict[int, Outcome]] = {}  # by combination, then by size
         changed = (points.values != points.values[:1]).sum(axis=1)
         self._singles = [int(place) for place in np.flatnonzero(changed == 1)]
         self._belief: Belief | None = None
@@ -87,7 +77,7 @@ class Fitting:
     def tell(self, place: int, outcome: Outcome) -> None:
         """Learns what a plan needed."""
         self._outcomes[place] = outcome
-        self._tried[self._combination(place)][self._size(place)] = outcome
+        self._tried.setdefault(self._combination(place), {})[self._size(place)] = outcome
         self.look_again()
         expected, measurement = self._expected.pop(place, None), outcome.measurement
         if expected is not None and measurement is not None:
@@ -163,9 +153,8 @@ class Fitting:
         predicted = self._predicted()
         measured = [o.measurement.memory for o in self._outcomes.values() if o.measurement is not None]
         self._stays = 0.98 * min((memory.static_bytes or 0 for memory in measured), default=0)
-        model, level = self._proportional, PROPORTIONAL_LEVEL
-        if predicted is not None:
-            model, level = self._predictable, PREDICTED_LEVEL
+        known, guessed = (self._predictable, PREDICTED_LEVEL), (self._proportional, PROPORTIONAL_LEVEL)
+        model, level = guessed if predicted is None else known
         grows = POWER * self._points.octaves * math.log(2) if predicted is None else self._logs(predicted)
         grows = grows + self._changes
         told = {place: seen for place in self._outcomes if (seen := self._seen(place, predicted is not None))}
@@ -217,8 +206,8 @@ class Fitting:
 
     def _peaks(self, place: int) -> dict[int, int]:
         """Returns the peaks of a plan's combination by size."""
-        tried = self._tried[self._combination(place)]
-        return {s: o.measurement.memory.judged_bytes for s, o in tried.items() if o.measurement is not None}
+        sizes = self._sizes_tried(place).items()
+        return {size: o.measurement.memory.judged_bytes for size, o in sizes if o.measurement is not None}
 
     def _predicted(self) -> dict[int, int] | None:
         """Returns the peaks of the user's own combination by size, where all of them are predicted with bounds."""
@@ -242,7 +231,7 @@ class Fitting:
         No phase of a step needs less than what stays between steps, and each grows in a straight line with the batch.
         """
         size, least = self._size(place), math.inf
-        for ran, outcome in self._tried[self._combination(place)].items():
+        for ran, outcome in self._sizes_tried(place).items():
             memory = None if outcome.measurement is None else outcome.measurement.memory
             if memory is not None and memory.static_bytes and ran <= size:
                 stays = memory.static_bytes
@@ -264,7 +253,7 @@ class Fitting:
 
         The largest size that fits may be anywhere between them.
         """
-        size, tried = self._size(place), self._tried[self._combination(place)]
+        size, tried = self._size(place), self._sizes_tried(place)
         refused = min((s for s, outcome in tried.items() if _refused(outcome)), default=None)
         if refused is None:
             return 1.0
@@ -273,6 +262,10 @@ class Fitting:
 
     def _size(self, place: int) -> int:
         return self._plans[place].micro_batch_size
+
+    def _sizes_tried(self, place: int) -> dict[int, Outcome]:
+        """Returns what became of the sizes of a plan's combination."""
+        return self._tried.get(self._combination(place), {})
 
     def _combination(self, place: int) -> int:
         return int(self._points.combinations[place])

@@ -19,6 +19,7 @@ from statistics import median
 
 import numpy as np
 
+from autofit.core.normal import expected_gain
 from autofit.core.omission import Omission
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
@@ -28,7 +29,7 @@ from autofit.searchers.condemned import Condemned, condemned
 from autofit.searchers.fitting import Fitting
 from autofit.searchers.omissions import Known, omissions
 from autofit.searchers.rescue import rescue
-from autofit.searchers.surrogate import Array, Belief, below, points_of
+from autofit.searchers.surrogate import Array, Belief, points_of
 from autofit.searchers.throughput import Throughput
 
 CONSIDERED = 20_000
@@ -101,7 +102,7 @@ class Guided(Searcher):
         self._fitting.expect(place)
         if place in self._dared or not self._began or not self._fitting.foretold(place):
             return True
-        return self._fitting.likely(place) >= self._likely()
+        return self.vouches(plan)
 
     def vouches(self, plan: Plan) -> bool:
         """Says whether a plan is likely to fit by how much such predictions were off."""
@@ -140,9 +141,8 @@ class Guided(Searcher):
         """Returns the expected gain of each plan over the best that ran; 0 for what is not to be run."""
         margin = math.log1p(self.problem.objective.tie_ratio) / 2
         ahead = belief.mean - self._fastest(belief) - margin
-        z = ahead / belief.deviation
-        gains: Array = belief.deviation * (
-            np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi) + z * np.array([below(each) for each in z])
+        gains = np.array(
+            [expected_gain(mean, deviation) for mean, deviation in zip(ahead, belief.deviation, strict=True)]
         )
         gains[list(self._outcomes)] = 0.0
         gains[self._closed()] = 0.0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autofit.core.estimate import Estimate
+from autofit.core.normal import DEVIATIONS_95
 from autofit.core.omission import Basis, Omission
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
@@ -16,7 +17,6 @@ from autofit.searchers.surrogate import Belief, Points
 
 MOST = 100
 """So many combinations are explained, those that are expected to be fastest: a remark on a study may have 64 KiB."""
-DEVIATIONS = 1.96
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def _omission(known: Known, places: Sequence[int], wanted: float) -> Omission:
 
 def _too_slow(known: Known, place: int) -> Omission:
     mean, deviation = (float(each[place]) for each in (known.belief.mean, known.belief.deviation))
-    ratio, low, high = (math.exp(mean - known.fastest + z * DEVIATIONS * deviation) for z in (0, -1, 1))
+    ratio, low, high = (math.exp(mean - known.fastest + z * DEVIATIONS_95 * deviation) for z in (0, -1, 1))
     reason = f"expected at {ratio:.2f}x ({low:.2f} to {high:.2f}) of the fastest, by plans that share a part with it"
     return Omission(plan=known.plans[place], basis=Basis.ASSUMED, reason=reason)
 

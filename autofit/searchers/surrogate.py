@@ -8,7 +8,6 @@ share a part with it, and where nothing was seen the uncertainty is that of the 
 Processes for Machine Learning, 2006, sections 2.2 and 4.2.4 on sums of kernels).
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
@@ -220,11 +219,6 @@ def expected_of(knobs: Sequence[Knob], points: Points, name: Literal["expected",
         if ratios:
             total += np.log(np.array(ratios))[points.values[:, index]]
     return total, said
-
-
-def below(z: float) -> float:
-    """Returns the probability that a standard normal variable is below `z`."""
-    return 0.5 * math.erfc(-z / math.sqrt(2))
 
 
 def _typed(value: KnobValue) -> tuple[type, KnobValue]:
