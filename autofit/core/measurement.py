@@ -1,7 +1,8 @@
 """Measurement: what a probe saw. Raw step times, memory, phases, warnings."""
 
 import math
-from statistics import median
+from collections.abc import Sequence
+from statistics import fmean, median
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -38,7 +39,9 @@ class Measurement(BaseModel):
     Attributes:
         step_times_s: raw wall times of whole optimizer steps, device synchronised, in order.
         samples_per_step: samples of one optimizer step.
-        tokens_per_step: useful tokens of one optimizer step, padding not counted; None when not known.
+        tokens_per_step: useful tokens of one optimizer step, padding not counted; None when not known. The mean over
+            the steps that were timed, where batches differ in shape.
+        cycle: steps after which the same batches come again, where batches differ in shape; 1 where all are alike.
         memory: the peak over all steps, the worst batch included.
         warmup_times_s: times of the steps before the measured ones.
         startup_s: seconds that the first steps, on the worst batch and before the measured ones, took beyond as many
@@ -47,7 +50,7 @@ class Measurement(BaseModel):
         worst_steps: how many of the steps ran on the worst batch known.
         loss: loss of the last step.
         skipped_steps: steps whose update the GradScaler skipped; they are not in `step_times_s`.
-        phases_s: median seconds per step by phase (forward, backward, optimizer).
+        phases_s: seconds per step by phase (forward, backward, optimizer).
         fetch_s: median seconds that the user's own loader takes per step; None when not measured.
         warnings: what a person should know about this measurement.
     """
@@ -58,6 +61,7 @@ class Measurement(BaseModel):
     samples_per_step: int = Field(gt=0)
     memory: Memory
     tokens_per_step: float | None = None
+    cycle: int = Field(default=1, ge=1)
     warmup_times_s: tuple[float, ...] = ()
     startup_s: float | None = Field(default=None, ge=0)
     worst_steps: int = 0
@@ -69,25 +73,41 @@ class Measurement(BaseModel):
 
     @property
     def step_time_s(self) -> float:
-        """Median seconds of one optimizer step."""
-        return median(self.step_times_s)
+        """Seconds of one optimizer step, see `steady`."""
+        return steady(self.step_times_s, self.cycle)
 
     @property
     def samples_per_s(self) -> float:
-        """Samples per second at the median step time."""
+        """Samples per second of steady steps."""
         return self.samples_per_step / self.step_time_s
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Useful tokens per second at the median step time, or None when tokens are not known."""
+        """Useful tokens per second of steady steps, or None when tokens are not known."""
         return None if self.tokens_per_step is None else self.tokens_per_step / self.step_time_s
 
     @property
     def spread_ratio(self) -> float:
-        """Standard error of the median step time over that median: 1.253 s / sqrt(n) (normal samples).
+        """Standard error of the step time over that time: 1.253 s / sqrt(n) (normal samples).
 
-        `s` is 1.4826 times the median absolute deviation, so that one slow step does not count.
+        `s` is 1.4826 times the median absolute deviation, so that one slow step does not count: from the median of all
+        steps, or of those on the same batches, which costs a degree of freedom each. 0 where no batches came twice.
         """
-        middle = self.step_time_s
-        deviation = median(abs(t - middle) for t in self.step_times_s)
-        return 1.253 * 1.4826 * deviation / math.sqrt(len(self.step_times_s)) / middle
+        times, parts = self.step_times_s, min(self.cycle, len(self.step_times_s))
+        middles = [median(times[at :: self.cycle]) for at in range(parts)]
+        deviation = median(abs(time_s / middles[at % parts] - 1) for at, time_s in enumerate(times))
+        free = len(times) - (parts if parts > 1 else 0)
+        return 1.253 * 1.4826 * deviation / math.sqrt(free) if free else 0.0
+
+
+def steady(times_s: Sequence[float], cycle: int) -> float:
+    """Returns the seconds of a step: the median, so that one slow step does not count.
+
+    Where batches differ, and so the steps do, the median of them is no measure of how long all take: it is that of the
+    steps on each batch of the cycle, and then their mean.
+
+    Args:
+        times_s: seconds of each step in order, the first on the first batch of the cycle; one at least.
+        cycle: steps after which the same batches come again; 1 where all are alike.
+    """
+    return fmean(median(times_s[at::cycle]) for at in range(min(cycle, len(times_s))))

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
 from autofit.core.errors import UsageError
+from autofit.core.measurement import steady
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
@@ -25,6 +26,7 @@ class Block(BaseModel):
         at_s: seconds since the recording began.
         step_times_s: raw wall times of whole optimizer steps, in order; none when the block failed.
         tokens_per_step: useful tokens of one step; None when not known.
+        cycle: steps after which the same batches come again (`Measurement.cycle`).
         reason: why the block failed, or "".
     """
 
@@ -33,6 +35,7 @@ class Block(BaseModel):
     at_s: float
     step_times_s: tuple[float, ...] = ()
     tokens_per_step: float | None = None
+    cycle: int = Field(default=1, ge=1)
     reason: str = ""
 
     @model_validator(mode="after")
@@ -40,6 +43,11 @@ class Block(BaseModel):
         if bool(self.step_times_s) == bool(self.reason):
             raise ValueError("a block has step times, or says why it has none")
         return self
+
+    @property
+    def step_time_s(self) -> float:
+        """Seconds of one optimizer step of a block that ran, see `autofit.core.measurement.steady`."""
+        return steady(self.step_times_s, self.cycle)
 
 
 class Entry(BaseModel):
@@ -71,7 +79,7 @@ class Entry(BaseModel):
         if not ran:
             return objective.score(measurement)
         units = [self.units(block, objective) for block in ran]
-        return median(count / median(block.step_times_s) for count, block in zip(units, ran, strict=True))
+        return median(count / block.step_time_s for count, block in zip(units, ran, strict=True))
 
     def units(self, block: Block, objective: Objective) -> float:
         """Returns how many of the objective's units, samples or tokens, a step of a block trained."""

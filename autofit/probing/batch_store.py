@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from time import perf_counter
 
 import torch
@@ -12,21 +13,44 @@ from autofit.workloads.tree import Batch, map_tensors, tensors
 
 MOST_BYTES = 2**30
 """Batches of other sizes are dropped when those kept are more than this, in host memory."""
+STEPS_KEPT, MOST_BATCHES = 4, 64
+"""Steps of different batches that a probe goes through in turn, so that one odd batch does not decide, and at most so
+many micro batches."""
+COUNTED = 64
+"""Samples whose useful tokens are counted where every batch of a size has the same shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """Typical batches of one size.
+    """Typical batches of one size, for steps of so many micro batches.
 
     Attributes:
         batches: to be copied before they are handed to the user's code, which may change them.
+        parts: micro batches of a step.
+        cycle: steps after which the same batches come again, where they differ in shape; 1 where all are alike.
         fetch_s: seconds that making one of them took.
-        tokens: mean of their useful tokens; None for data that is no sequence.
+        tokens: useful tokens of each batch; None for data that is no sequence.
     """
 
     batches: Sequence[Batch]
+    parts: int
+    cycle: int
     fetch_s: float
-    tokens: float | None
+    tokens: Sequence[float] | None
+
+    def of_step(self, number: int) -> list[Batch]:
+        """Returns the micro batches of a step; step 0 has the first."""
+        return [self.batches[at] for at in self._places(number)]
+
+    def tokens_per_step(self, steps: int) -> float | None:
+        """Returns the mean of the useful tokens of the first `steps` steps; None for data that is no sequence."""
+        if self.tokens is None:
+            return None
+        return fmean(sum(self.tokens[at] for at in self._places(number)) for number in range(min(steps, self.cycle)))
+
+    def _places(self, step: int) -> list[int]:
+        first = step % _steps_kept(self.parts) * self.parts
+        return [at % len(self.batches) for at in range(first, first + self.parts)]
 
 
 class BatchStore:
@@ -35,28 +59,51 @@ class BatchStore:
     def __init__(self, source: BatchSource) -> None:
         self.source = source
         self._kept: OrderedDict[tuple[int, int], Typical] = OrderedDict()
+        self._per_sample: float | None = None
 
-    def typical(self, size: int, count: int) -> Typical:
-        """Returns `count` batches of `size` samples, the same ones in every call."""
-        found = self._kept.pop((size, count), None) or self._made(size, count)
+    def typical(self, size: int, parts: int) -> Typical:
+        """Returns batches of `size` samples for steps of `parts` of them, the same ones in every call."""
+        found = self._kept.pop((size, parts), None) or self._made(size, parts)
         if _on_host(found):  # kept on the device they would count as memory of the next plan
-            self._kept[size, count] = found
+            self._kept[size, parts] = found
         while len(self._kept) > 1 and sum(map(_bytes_of, self._kept.values())) > MOST_BYTES:
             self._kept.popitem(last=False)
         return found
 
-    def _made(self, size: int, count: int) -> Typical:
+    def _made(self, size: int, parts: int) -> Typical:
+        steps = _steps_kept(parts)
+        count = min(steps * parts, MOST_BATCHES)
         began = perf_counter()
         batches = self.source.typical(size, count)
         seconds = (perf_counter() - began) / count
-        counts = [tokens for batch in batches if (tokens := self.source.tokens(batch)) is not None]
-        mean = sum(counts) / count if len(counts) == count else None
-        return Typical(batches, seconds, mean)
+        counts = self._counted(batches)
+        varies = self.source.varies
+        if counts is not None and not varies:
+            counts = [size * self._tokens_per_sample()] * count
+        return Typical(batches, parts, steps if varies else 1, seconds, counts)
+
+    def _tokens_per_sample(self) -> float:
+        """Returns the mean of some samples: which ones a size happens to get must not make it look fast or slow."""
+        if self._per_sample is None:
+            own = self.source.user_batch_size
+            size = min(own, COUNTED) if self.source.resizable else own
+            batches = self.source.typical(size, -(-COUNTED // size))
+            self._per_sample = fmean(self._counted(batches) or [0]) / size
+        return self._per_sample
+
+    def _counted(self, batches: Sequence[Batch]) -> list[float] | None:
+        counts = [self.source.tokens(batch) for batch in batches]
+        return None if None in counts else [float(count) for count in counts if count is not None]
 
 
 def fresh(batch: Batch) -> Batch:
     """Returns a copy of `batch`, as a loader would give: a step may take entries out of it, or write to its tensors."""
     return map_tensors(batch, torch.clone)
+
+
+def _steps_kept(parts: int) -> int:
+    """Returns how many different steps of so many micro batches there are."""
+    return max(min(STEPS_KEPT, MOST_BATCHES // parts), 1)
 
 
 def _on_host(typical: Typical) -> bool:

@@ -4,16 +4,19 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from time import perf_counter
 
 import torch
 
+from autofit.core.measurement import steady
 from autofit.devices.base import Device
 from autofit.workloads.step import StepBatch, TrainStep
 
 SETTLED_RATIO = 0.10
-"""Warm-up ends when two steps in a row are this close (reference/reliability.md 9.5)."""
+"""Warm-up ends when two steps in a row are this close (reference/reliability.md 9.5); where batches differ in shape, so
+that steps are no measure of each other, when each has run once."""
+PHASE_STEPS = 3
+"""Steps of their own by which phases are timed, or those of a cycle."""
 MOST_SKIPPED = 20
 """A gradient scaler that starts at 2**16 and halves its scale at each overflow is below 1 after 17 steps: when it still
 skips then, scaling is not what is wrong."""
@@ -62,15 +65,17 @@ class Lap:
     Attributes:
         warmup_s: times of the steps before the measured ones.
         steps_s: times of the measured steps.
-        settled: whether the last warm-up steps were close to each other.
+        cycle: steps after which the same batches came again; 1 where all are alike.
+        settled: whether the last warm-up steps were close to each other, where batches are alike.
         skipped: steps whose update the scaler skipped; they are in neither list of times.
         skipped_s: seconds that these took.
         loss: loss of the last step.
-        phases_s: median seconds by phase, from steps of their own.
+        phases_s: seconds by phase, from steps of their own.
     """
 
     warmup_s: list[float] = field(default_factory=list)
     steps_s: list[float] = field(default_factory=list)
+    cycle: int = 1
     settled: bool = True
     skipped: int = 0
     skipped_s: float = 0.0
@@ -80,7 +85,7 @@ class Lap:
     @property
     def startup_s(self) -> float:
         """Seconds that the warm-up took beyond as many measured steps, and all those of skipped ones."""
-        return beyond(self.warmup_s, median(self.steps_s)) + self.skipped_s
+        return beyond(self.warmup_s, steady(self.steps_s, self.cycle)) + self.skipped_s
 
 
 def start_cold() -> None:
@@ -107,19 +112,23 @@ def run_step(step: TrainStep, batch: StepBatch, device: Device) -> Ran:
     return Ran(seconds, updated, None if step.draft.optimizer is None else float(loss))
 
 
-def time_steps(step: TrainStep, next_batch: Callable[[], StepBatch], device: Device, pace: Pace) -> Lap:
+def time_steps(
+    step: TrainStep, batch_of: Callable[[int], StepBatch], device: Device, pace: Pace, cycle: int = 1
+) -> Lap:
     """Runs steps and times each; gives up when the scaler has skipped `MOST_SKIPPED` of them.
 
     Args:
         step: the step to run.
-        next_batch: gives the next step's micro batches; not timed.
+        batch_of: gives the micro batches of the step of a number, from 0 on for the warm-up and for what is measured; a
+            skipped step is run again on its own. Not timed.
         device: is synchronised at the edges of each step.
-        pace: how long.
+        pace: how long; whole cycles are measured, so the last may go beyond.
+        cycle: steps after which the same batches come again, where they differ in shape; 1 where all are alike.
     """
-    lap, began = Lap(), perf_counter()
+    lap, began = Lap(cycle=cycle), perf_counter()
 
     def run_into(times: list[float]) -> bool:
-        ran = run_step(step, next_batch(), device)
+        ran = run_step(step, batch_of(len(times)), device)
         lap.loss = ran.loss
         if ran.updated:
             times.append(ran.seconds)
@@ -130,11 +139,17 @@ def time_steps(step: TrainStep, next_batch: Callable[[], StepBatch], device: Dev
 
     while len(lap.warmup_s) < pace.warmup_most and run_into(lap.warmup_s):
         patient = perf_counter() - began < pace.patience_s
-        if not patient or (len(lap.warmup_s) >= max(pace.warmup_least, 2) and _settled(lap.warmup_s)):
+        warm = len(lap.warmup_s) >= cycle if cycle > 1 else _settled(lap.warmup_s)
+        if not patient or (len(lap.warmup_s) >= max(pace.warmup_least, 2) and warm):
             break
-    lap.settled = pace.warmup_most < 2 or _settled(lap.warmup_s)
+    lap.settled = pace.warmup_most < 2 or cycle > 1 or _settled(lap.warmup_s)
     began, steps = perf_counter(), lap.steps_s
-    while len(steps) < pace.steps_most and (len(steps) < pace.steps_least or perf_counter() - began < pace.seconds):
+
+    def enough() -> bool:
+        timed = len(steps) >= pace.steps_least and perf_counter() - began >= pace.seconds
+        return len(steps) % cycle == 0 and (timed or len(steps) >= pace.steps_most)
+
+    while not enough():
         impatient = steps and perf_counter() - began > pace.patience_s
         if impatient or lap.skipped >= MOST_SKIPPED or not run_into(steps):
             break
@@ -147,20 +162,20 @@ def beyond(times_s: Sequence[float], steady_s: float) -> float:
 
 
 def time_phases(
-    step: TrainStep, next_batch: Callable[[], StepBatch], device: Device, steps: int = 3
+    step: TrainStep, batch_of: Callable[[int], StepBatch], device: Device, cycle: int = 1
 ) -> dict[str, float]:
-    """Returns the median seconds of each phase over a few steps of their own.
+    """Returns the seconds of each phase over a few steps of their own, see `autofit.core.measurement.steady`.
 
     Synchronising between phases disturbs the whole step's time, so these steps are not part of the timing.
     """
     samples: dict[str, list[float]] = {}
     try:
-        for _ in range(steps):
-            for phase, seconds in _phases_of_one(step, next_batch(), device).items():
+        for number in range(cycle if cycle > 1 else PHASE_STEPS):
+            for phase, seconds in _phases_of_one(step, batch_of(number), device).items():
                 samples.setdefault(phase, []).append(seconds)
     finally:
         step.observe = None
-    return {phase: median(times) for phase, times in samples.items()}
+    return {phase: steady(times, cycle) for phase, times in samples.items()}
 
 
 def _phases_of_one(step: TrainStep, batch: StepBatch, device: Device) -> dict[str, float]:

@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import cycle
 from time import perf_counter
 
 import torch
@@ -37,9 +36,6 @@ HOPELESS = 4.0
 """A probe ends early when it is this many times slower, on the worst batch, than the fastest so far."""
 QUICK_S = 0.05
 """Steps below this are timed all the same: it costs little, and what disturbs them may be longer than they are."""
-BATCHES_KEPT, MOST_BATCHES = 4, 64
-"""Steps of different typical batches that a probe goes through in turn, so that one odd batch does not decide, and
-micro batches at most."""
 LIMITED = Memory(allocated_bytes=0, judged_bytes=0, judged_by="the limit on this process, which held")
 NOT_READ = Memory(allocated_bytes=0, judged_bytes=0, judged_by="not read in a race")
 
@@ -124,7 +120,7 @@ class Probe:
     def _run(self) -> Outcome:
         size, count = self.plan.micro_batch_size, self.plan.accumulation_steps
         self._enter("fetch")
-        typical = self.store.typical(size, min(BATCHES_KEPT * count, MOST_BATCHES))
+        typical = self.store.typical(size, count)
         worst = None if self.purpose is Purpose.BLOCK else self.store.source.worst(size)
         self._enter("prepare")
         if self.cold and self.purpose is not Purpose.BLOCK:  # a round in which all compiled would tell nothing
@@ -191,16 +187,14 @@ class Probe:
         return self.device.meter(static)
 
     def _time(self, step: TrainStep, typical: Typical) -> Lap:
-        supply = cycle(typical.batches)
-
-        def next_batch() -> StepBatch:
+        def batch_of(number: int) -> StepBatch:
             self.beat("fetch")
-            return self._step_batch([next(supply) for _ in range(self.plan.accumulation_steps)])
+            return self._step_batch(typical.of_step(number))
 
         with self._reported(step):
-            lap = time_steps(step, next_batch, self.device, PACES[self.purpose])
+            lap = time_steps(step, batch_of, self.device, PACES[self.purpose], typical.cycle)
             if self.purpose is Purpose.PROOF and lap.steps_s:
-                lap.phases_s = time_phases(step, next_batch, self.device)
+                lap.phases_s = time_phases(step, batch_of, self.device, typical.cycle)
         return lap
 
     def _follow(self, step: TrainStep, parts: Sequence[Batch]) -> Ran:
@@ -282,7 +276,8 @@ class Probe:
         return Measurement(
             step_times_s=tuple(lap.steps_s),
             samples_per_step=self.plan.global_batch_size,
-            tokens_per_step=None if typical.tokens is None else count * typical.tokens,
+            tokens_per_step=typical.tokens_per_step(len(lap.steps_s)),
+            cycle=lap.cycle,
             memory=NOT_READ if peak is None or peak.memory is None else peak.memory,
             warmup_times_s=tuple(lap.warmup_s),
             startup_s=None if peak is None else peak.startup_s + lap.startup_s,

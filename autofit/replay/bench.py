@@ -2,7 +2,7 @@
 
 import math
 import random
-from statistics import fmean, median
+from statistics import fmean
 
 from autofit.core.errors import UsageError
 from autofit.core.objective import Objective
@@ -82,7 +82,7 @@ class TableBench:
 
     def _log_throughput(self, entry: Entry, objective: Objective) -> float:
         ran = self._runs_of(entry).ran
-        paces = (entry.units(block, objective) / median(block.step_times_s) for block in ran)
+        paces = (entry.units(block, objective) / block.step_time_s for block in ran)
         return fmean(math.log(pace) + self._drift(block.at_s) for pace, block in zip(paces, ran, strict=True))
 
     def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
@@ -128,7 +128,7 @@ class TableBench:
             return _failure(block.reason)
         now = self._drift(self._drift.moment(self._began_s + self.time.seconds))
         times = runs.step_times_s(block, steps, now - self._drift(block.at_s), self._chance)
-        changes = {"step_times_s": times, "tokens_per_step": block.tokens_per_step}
+        changes = {"step_times_s": times, "tokens_per_step": block.tokens_per_step, "cycle": block.cycle}
         assert entry.outcome.measurement is not None, "only a measured entry is drawn from"
         return entry.outcome.model_copy(update={"measurement": entry.outcome.measurement.model_copy(update=changes)})
 

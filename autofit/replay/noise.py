@@ -4,8 +4,9 @@ import math
 import random
 from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import islice
 from statistics import fmean, median
 
 from autofit.core.table import Block, Entry, Table
@@ -72,7 +73,8 @@ class Runs:
     A drawn run has the level of one recorded block, moved to the drift of the moment, and step times drawn anew from
     the spread within all blocks. Few blocks understate the spread between runs; that the steps, whose chance is in the
     level of a block already, are drawn again adds to it. Where tokens were counted the steps of a block stay as they
-    are: a step takes as long as its batch has tokens, which are known of the whole block only.
+    are: a step takes as long as its batch has tokens, which are known of the whole block only. More steps than a block
+    has are those of others, at its level.
 
     Attributes:
         blocks: recorded blocks, those that failed among them.
@@ -87,11 +89,11 @@ class Runs:
         """Returns the recorded blocks of a plan; its probe where none ran."""
         blocks = entry.blocks
         if not _ran(blocks) and (measurement := entry.outcome.measurement) is not None:
-            times, tokens = measurement.step_times_s, measurement.tokens_per_step
-            blocks = (*blocks, Block(at_s=entry.at_s, step_times_s=times, tokens_per_step=tokens))
+            seen = measurement.model_dump(include={"step_times_s", "tokens_per_step", "cycle"})
+            blocks = (*blocks, Block(at_s=entry.at_s, **seen))
         ran = _ran(blocks)
         counted = any(block.tokens_per_step is not None for block in ran)
-        return cls(blocks, () if counted else tuple(t / median(b.step_times_s) for b in ran for t in b.step_times_s))
+        return cls(blocks, () if counted else tuple(t / b.step_time_s for b in ran for t in b.step_times_s))
 
     @property
     def ran(self) -> tuple[Block, ...]:
@@ -104,15 +106,21 @@ class Runs:
 
     def step_times_s(self, block: Block, steps: int, slower_log: float, chance: random.Random) -> tuple[float, ...]:
         """Returns drawn step times at the level of `block`, slowed by the exponential of `slower_log`."""
+        level = block.step_time_s * math.exp(slower_log)
         if not self.ratios:
-            return tuple(islice(cycle(time_s * math.exp(slower_log) for time_s in block.step_times_s), steps))
-        level = median(block.step_times_s) * math.exp(slower_log)
+            return tuple(islice(self._passes(block, level, chance), steps))
         return tuple(level * ratio for ratio in chance.choices(self.ratios, k=steps))
+
+    def _passes(self, block: Block, level: float, chance: random.Random) -> Iterator[float]:
+        """Yields the steps of `block` at a level, then those of others that were drawn."""
+        while True:
+            yield from (time_s / block.step_time_s * level for time_s in block.step_times_s)
+            block = chance.choice(self.ran)
 
 
 def _pace(entry: Entry, block: Block) -> float | None:
     units = block.tokens_per_step or entry.plan.global_batch_size
-    return median(block.step_times_s) / units if block.step_times_s else None
+    return block.step_time_s / units if block.step_times_s else None
 
 
 def _ran(blocks: tuple[Block, ...]) -> tuple[Block, ...]:

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from autofit.core.errors import WorkloadError
 from autofit.workloads.batch_maker import BatchMaker, Options, no_batches
 from autofit.workloads.lengths import Lengths, elements, scan
+from autofit.workloads.representative import representative
 from autofit.workloads.tree import Batch, batch_size, describe
 
 _STRUCTURE_SIZES = (2, 5)  # two sizes tell the batch dimension from a dimension that happens to be as long
@@ -68,10 +69,16 @@ class SampleBatches(BatchMaker):
         return describe(batches, sizes)
 
     def typical(self, size: int, count: int) -> list[Batch]:
-        """Returns batches of samples drawn by the seed, none of them twice while there are enough."""
+        """Returns batches of samples drawn by the seed, none of them twice while there are enough.
+
+        Where lengths vary, they are together like all batches of the size, as far as that was scanned.
+        """
         self._note_repeats(size)
+        chance = random.Random(self._options.seed)
+        if self.varies and (batches := representative(self._lengths, size, count, chance)) is not None:
+            return [self._at(batch, size) for batch in batches]
         total = len(self._recipe.keys)
-        chosen = random.Random(self._options.seed).sample(range(total), min(size * count, total))
+        chosen = chance.sample(range(total), min(size * count, total))
         starts = range(0, size * count, size)
         return [self._at([chosen[at % len(chosen)] for at in range(start, start + size)], size) for start in starts]
 

@@ -104,8 +104,8 @@ class Recording:
             return
         entry, measurement = entries[plan.key], outcome.measurement
         if outcome.measured and measurement is not None:
-            tokens = measurement.tokens_per_step
-            block = Block(at_s=at_s, step_times_s=measurement.step_times_s, tokens_per_step=tokens)
+            seen = measurement.model_dump(include={"step_times_s", "tokens_per_step", "cycle"})
+            block = Block(at_s=at_s, **seen)
         else:
             block = Block(at_s=at_s, reason=f"{outcome.status.value}: {outcome.reason}")
         entries[plan.key] = entry.model_copy(update={"blocks": (*entry.blocks, block)})

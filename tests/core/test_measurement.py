@@ -20,6 +20,16 @@ def test_throughput_is_at_the_median_step() -> None:
     assert measurement.samples_per_s == 16.0
 
 
+def test_where_batches_differ_all_of_them_count() -> None:
+    # Two cycles of four batches; one step stalled. The median of all steps would be 0.2.
+    measurement = measured(0.1, 0.2, 0.2, 0.7, 0.1, 0.2, 9.0, 0.7, cycle=4)
+    assert measurement.step_time_s == pytest.approx((0.1 + 0.2 + (0.2 + 9.0) / 2 + 0.7) / 4)
+    assert measured(0.1, 0.2, 0.2, 0.7, cycle=4).step_time_s == pytest.approx(0.3)
+    three = measured(*[0.1, 0.2, 0.2, 0.7] * 2, 0.1, 0.2, 9.0, 0.7, cycle=4)
+    assert three.step_time_s == pytest.approx(0.3)
+    assert measured(0.1, 0.7, cycle=4).step_time_s == pytest.approx(0.4)  # of those that ran
+
+
 def test_tokens_are_counted_only_where_known() -> None:
     assert measured(0.5).tokens_per_s is None
     assert measured(0.5, tokens_per_step=100).tokens_per_s == 200
@@ -68,6 +78,17 @@ def test_the_spread_is_the_standard_error_of_the_median() -> None:
     seen = pstdev(run.step_time_s for run in runs)
     said = sum(run.spread_ratio for run in runs) / len(runs)
     assert said == pytest.approx(seen, rel=0.15)
+
+
+def test_that_batches_differ_is_no_spread() -> None:
+    assert measured(0.1, 0.7, 0.3, 0.1, 0.7, 0.3, cycle=3).spread_ratio == pytest.approx(0)
+    assert measured(0.1, 0.7, 0.3, cycle=3).spread_ratio == 0  # none came twice: nothing is known
+    draw = random.Random(0)
+    longs = [0.5, 1.0, 1.5, 1.0]
+    runs = [measured(*(long * draw.gauss(1.0, 0.05) for long in longs * 2), cycle=4) for _ in range(800)]
+    seen = pstdev(run.step_time_s for run in runs)
+    said = sum(run.spread_ratio for run in runs) / len(runs)
+    assert seen <= said <= 1.4 * seen  # the median of two is their mean, which is surer than other medians
 
 
 def test_one_stall_does_not_widen_the_spread() -> None:

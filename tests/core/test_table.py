@@ -129,6 +129,8 @@ def test_tokens_count_where_they_are_known() -> None:
     assert entry(1, measured(9.0), block).score(SAMPLES) == GLOBAL / 2.0
     assert entry(1, measured(4.0, tokens=100.0)).score(TOKENS) == 25.0
     assert entry(1, measured(4.0)).score(TOKENS) == 2.0
+    varied = Block(at_s=2.0, step_times_s=(1.0, 1.0, 1.0, 5.0), tokens_per_step=100.0, cycle=4)
+    assert entry(1, measured(9.0), varied).score(TOKENS) == 50.0
 
 
 def test_the_best_plan_is_the_fastest_that_ran_inside_the_budget() -> None:

@@ -32,8 +32,8 @@ def step_of(step_clock: FakeTime, times: Iterator[float], **changes: Any) -> Tra
     return TrainStep(Plan(), Draft(model, LossRule("l", loss, False, ""), optimizer, torch.device("cpu"), **changes))
 
 
-def timed(step_clock: FakeTime, times: list[float], pace: Pace = PACE, **changes: Any) -> meter.Lap:
-    return time_steps(step_of(step_clock, iter(times), **changes), lambda: BATCH, CPU, pace)
+def timed(step_clock: FakeTime, times: list[float], pace: Pace = PACE, cycle: int = 1, **changes: Any) -> meter.Lap:
+    return time_steps(step_of(step_clock, iter(times), **changes), lambda number: BATCH, CPU, pace, cycle)
 
 
 def test_warm_up_ends_when_two_steps_are_close(step_clock: FakeTime) -> None:
@@ -62,12 +62,41 @@ def test_a_block_has_a_fixed_number_of_steps(step_clock: FakeTime) -> None:
     assert lap.settled
 
 
+def test_where_batches_differ_each_runs_as_often_as_the_others(step_clock: FakeTime) -> None:
+    lap = timed(step_clock, [9.0, 1.0, 2.0, 3.0] + [0.01, 0.1, 0.02, 0.1] * 8, cycle=4)
+    assert lap.warmup_s == [9.0, 1.0, 2.0, 3.0]
+    assert lap.settled  # steps on other batches are no measure of it
+    assert lap.steps_s == pytest.approx([0.01, 0.1, 0.02, 0.1] * 2)
+    longer = Pace(warmup_least=1, warmup_most=4, steps_least=5, steps_most=10, seconds=1.0)
+    assert len(timed(step_clock, [0.01] * 40, longer, cycle=4).steps_s) == 12
+
+
+def test_the_start_is_judged_by_steps_on_the_same_batches(step_clock: FakeTime) -> None:
+    lap = timed(step_clock, [3.0, 0.2, 0.2, 0.2] + [1.0, 0.2, 0.2, 0.2] * 8, cycle=4)
+    assert lap.startup_s == pytest.approx(2.0)
+
+
+def test_a_skipped_step_is_run_again_on_its_batches(step_clock: FakeTime) -> None:
+    step = step_of(step_clock, iter([1.0] * 40), scaler=torch.amp.GradScaler("cpu"))
+    overflowing = Overflowing(step.model, 0)
+    asked: list[int] = []
+
+    def batch_of(number: int) -> StepBatch:
+        overflowing.left = 1 if len(asked) == 6 else 0
+        asked.append(number)
+        return BATCH
+
+    lap = time_steps(step, batch_of, CPU, PACE, cycle=4)
+    assert lap.skipped == 1
+    assert asked == [0, 1, 2, 3, 0, 1, 2, 2, 3]
+
+
 def test_making_the_batch_is_not_timed(step_clock: FakeTime) -> None:
-    def next_batch() -> StepBatch:
+    def batch_of(number: int) -> StepBatch:
         step_clock.advance(100.0)
         return BATCH
 
-    lap = time_steps(step_of(step_clock, iter([1.0] * 20)), next_batch, CPU, PACE)
+    lap = time_steps(step_of(step_clock, iter([1.0] * 20)), batch_of, CPU, PACE)
     assert lap.steps_s == pytest.approx([1.0] * len(lap.steps_s))
 
 
@@ -93,7 +122,7 @@ def test_steps_that_the_scaler_skips_are_neither_warm_up_nor_measured(step_clock
     # A skipped step takes 1 s, a real one 5 s.
     step = step_of(step_clock, iter([1.0] * 6 + [5.0] * 20), scaler=torch.amp.GradScaler("cpu"))
     Overflowing(step.model, 6)
-    lap = time_steps(step, lambda: BATCH, CPU, PACE)
+    lap = time_steps(step, lambda number: BATCH, CPU, PACE)
     assert lap.skipped == 6
     assert lap.warmup_s == [5.0, 5.0]
     assert set(lap.steps_s) == {5.0}
@@ -106,11 +135,11 @@ def test_a_skip_in_the_middle_is_left_out(step_clock: FakeTime) -> None:
     overflowing = Overflowing(step.model, 0)
     calls = iter(range(100))
 
-    def next_batch() -> StepBatch:
+    def batch_of(number: int) -> StepBatch:
         overflowing.left = 1 if next(calls) == 3 else 0
         return BATCH
 
-    lap = time_steps(step, next_batch, CPU, PACE)
+    lap = time_steps(step, batch_of, CPU, PACE)
     assert lap.steps_s == [5.0, 5.0, 5.0]
     assert lap.skipped == 1
 
@@ -118,7 +147,7 @@ def test_a_skip_in_the_middle_is_left_out(step_clock: FakeTime) -> None:
 def test_a_scaler_that_never_finds_a_scale_is_given_up(step_clock: FakeTime) -> None:
     step = step_of(step_clock, iter([1.0] * 100), scaler=torch.amp.GradScaler("cpu"))
     Overflowing(step.model, 1000)
-    lap = time_steps(step, lambda: BATCH, CPU, PACE)
+    lap = time_steps(step, lambda number: BATCH, CPU, PACE)
     assert lap.steps_s == []
     assert lap.skipped == MOST_SKIPPED
 
@@ -155,14 +184,20 @@ def test_phases_add_up_to_the_step_and_go_to_their_names(step_clock: FakeTime) -
     optimizer.register_step_pre_hook(lambda *_: pause("optimizer"))
     step = TrainStep(Plan(), Draft(model, LossRule("l", loss, False, ""), optimizer, torch.device("cpu")))
     two = StepBatch.of([torch.ones(2, 1, requires_grad=True)] * 2)
-    phases = time_phases(step, lambda: two, CPU)
+    phases = time_phases(step, lambda number: two, CPU)
     assert phases == pytest.approx({"transfer": 0.0, "forward": 2.0, "backward": 4.0, "optimizer": 0.5})
     assert sum(phases.values()) == pytest.approx(run_step(step, two, CPU).seconds)
     assert step.observe is None
 
 
+def test_phases_are_those_of_all_batches_where_these_differ(step_clock: FakeTime) -> None:
+    times = [1.0, 2.0, 3.0, 6.0]
+    phases = time_phases(step_of(step_clock, iter(times)), lambda number: BATCH, CPU, cycle=4)
+    assert phases["forward"] == pytest.approx(3.0)
+
+
 def test_the_observer_is_gone_after_a_failure(step_clock: FakeTime) -> None:
     step = step_of(step_clock, iter([1.0]))
     with pytest.raises(StopIteration):
-        time_phases(step, lambda: BATCH, CPU)
+        time_phases(step, lambda number: BATCH, CPU)
     assert step.observe is None

@@ -1,9 +1,11 @@
 """A probe runs a plan as it stands, and every failure of one plan is an outcome that leaves nothing behind."""
 
 import gc
+import random
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from autofit.devices.base import Counters, Device, Reading
 from autofit.probing.bench import Bench
 from autofit.probing.guard import digest_of
 from autofit.probing.probe import static_bytes
+from autofit.workloads.representative import expected_largest
 from autofit.workloads.workload import Workload
 from tests.fakes import FakeTime
 from tests.probing import targets
@@ -330,7 +333,7 @@ def test_the_first_steps_are_whole_and_on_the_longest_samples(
     assert outcome.measurement is not None
     assert outcome.measurement.worst_steps == steps
     assert outcome.measurement.samples_per_step == 8
-    times = (0.4,) * (5 if purpose is Purpose.PROOF else 3)
+    times = (0.4,) * (8 if purpose is Purpose.PROOF else 4)  # on each of four batches as often
     assert outcome.measurement.step_times_s == pytest.approx(times)
 
 
@@ -384,6 +387,29 @@ def test_padding_is_not_rewarded(step_clock: FakeTime) -> None:
     tokens = Objective(unit="tokens")
     assert tokens.score(small.measurement) == pytest.approx(1000, rel=0.1)
     assert tokens.score(large.measurement) == pytest.approx(1300 * 13.5 / 24, rel=0.1)
+
+
+@pytest.mark.parametrize("unit", ["samples", "tokens"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_no_size_is_faster_for_the_texts_it_happens_to_get(step_clock: FakeTime, unit: str, seed: int) -> None:
+    """What a step takes by its elements is found at each size as one pass over the whole data set has it."""
+    draw = random.Random(seed)
+    texts = tuple(int(4 + 60 * draw.random() ** 2) for _ in range(512))
+
+    def step_fn(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        step_clock.advance(batch["input_ids"].numel() / 1000)
+        return model.embed.weight.sum() * 0  # type: ignore[operator,union-attr]  # the time is all that counts
+
+    loader = targets.sentences(texts, batch_size=4, samples=512)
+    options = PLENTY.model_copy(update={"numerics": "any", "seed": seed})
+    with Bench(Workload(targets.Transformer(), loader, step_fn=step_fn), CPU(), options) as bench:
+        for size in (1, 2, 4, 8, 16):
+            measurement = bench.evaluate(bench.briefing.space.baseline.replace(micro_batch_size=size), Purpose.PROBE)
+            padded_s = expected_largest(texts, size) * size / 1000
+            count = size if unit == "samples" else size * fmean(texts)
+            assert measurement.measurement is not None
+            found = Objective(unit=unit).score(measurement.measurement)
+            assert found == pytest.approx(count / padded_s, rel=0.03)
 
 
 def test_the_start_of_a_plan_is_what_its_first_steps_take_longer(step_clock: FakeTime) -> None:

@@ -55,6 +55,24 @@ def test_step_times_are_spread_as_in_the_table(table: Table) -> None:
     assert 0.7 < pstdev(drawn) / pstdev(recorded) < 1.4
 
 
+def test_where_batches_differ_each_step_keeps_its_place(table: Table) -> None:
+    plan = table.space.baseline
+    fast = Block(at_s=0.0, step_times_s=(1.0, 2.0, 6.0), tokens_per_step=90.0, cycle=3)
+    slow = Block(at_s=1e-9, step_times_s=(1.2, 3.0, 7.8), tokens_per_step=90.0, cycle=3)
+    entries = [e if e.plan != plan else e.model_copy(update={"blocks": (fast, slow)}) for e in table.entries]
+    bench = TableBench(table.model_copy(update={"entries": tuple(entries)}))
+    shares = set[tuple[float, float]]()
+    for _ in range(40):
+        measurement = bench.evaluate(plan, Purpose.PROOF).measurement
+        assert measurement is not None
+        assert measurement.cycle == 3
+        first, second, third, *more = measurement.step_times_s
+        level = fmean((first, second, third))
+        shares.add((round(first / level, 6), round(more[0] / level, 6)))
+    # Of each block, and behind it of each, at the level of the first: 1 of 3 seconds, and 1.2 of 4.
+    assert shares == {(a, b) for a in (0.333333, 0.3) for b in (0.333333, 0.3)}
+
+
 def test_runs_of_a_plan_differ_as_its_recorded_blocks_do() -> None:
     calm, restless = (record(device(noise=0.001, drift=drift), "x", rounds=8) for drift in (0.0, 0.05))
     spreads = []
