@@ -22,7 +22,7 @@ t widens it for few pairs, 1.9 times for 4. Without that, of two equal plans one
 on recorded noise, with it in 4 to 15 %, in a fifth more rounds. The rate is above that of a single test, 1.2 %, because
 each round looks again."""
 CLIP_LOG = 0.5
-"""A pair further than this from the median pair counts as this far: one stall must not decide."""
+"""A pair, or a block, further than this from the median one counts as this far: one stall must not decide."""
 _FLOOR_LOG = 1e-6
 
 
@@ -81,12 +81,16 @@ def pair(ours: Sequence[float], theirs: Sequence[float]) -> Pairing:
     differences = [a - b for a, b in zip(ours, theirs, strict=False)]
     if len(differences) < 2:
         raise ValueError(f"a comparison needs two pairs of blocks at least, found {len(differences)}")
-    middle = median(differences)
-    low, high = middle - CLIP_LOG, middle + CLIP_LOG
-    clipped = [low if d < low else high if d > high else d for d in differences]
-    mean = fmean(clipped)
-    variance = sum((d - mean) ** 2 for d in clipped) / (len(clipped) - 1)
-    return Pairing(mean, math.sqrt(variance / len(clipped)) + _FLOOR_LOG, len(clipped))
+    near = clipped(differences)
+    mean = fmean(near)
+    variance = sum((d - mean) ** 2 for d in near) / (len(near) - 1)
+    return Pairing(mean, math.sqrt(variance / len(near)) + _FLOOR_LOG, len(near))
+
+
+def clipped(logs: Sequence[float]) -> list[float]:
+    """Returns the values, those moved to `CLIP_LOG` from the median that are further from it."""
+    middle = median(logs)
+    return [max(middle - CLIP_LOG, min(middle + CLIP_LOG, log)) for log in logs]
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from autofit.core.errors import UsageError
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.racing import clipped
 from autofit.core.table import Entry, Table
 from autofit.core.trial import Purpose
 from autofit.replay.noise import Drift, Runs
@@ -73,7 +74,8 @@ class TableBench:
         """Returns by key of each plan that was measured what many runs drawn here average to, drift left out.
 
         That is what a search can find: a score from the raw blocks (`Entry.score`) has the drift of the moments at
-        which they were recorded in it, and of few blocks the median is not what races converge to.
+        which they were recorded in it, and of few blocks the median is not what races converge to. As in a race, a
+        block that the machine stalled does not decide.
         """
         return {
             key: math.exp(self._log_throughput(entry, objective))
@@ -83,7 +85,7 @@ class TableBench:
     def _log_throughput(self, entry: Entry, objective: Objective) -> float:
         ran = self._runs_of(entry).ran
         paces = (entry.units(block, objective) / block.step_time_s for block in ran)
-        return fmean(math.log(pace) + self._drift(block.at_s) for pace, block in zip(paces, ran, strict=True))
+        return fmean(clipped([math.log(pace) + self._drift(at.at_s) for pace, at in zip(paces, ran, strict=True)]))
 
     def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
         """Returns what became of a plan, and lets the time pass that it took.
