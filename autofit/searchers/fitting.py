@@ -59,6 +59,7 @@ class Fitting:
 
     def __init__(self, problem: Problem, plans: Sequence[Plan], points: Points) -> None:
         self._problem, self._plans, self._points = problem, plans, points
+        self._sizes, self._size_places = np.unique([plan.micro_batch_size for plan in plans], return_inverse=True)
         self._changes, said = expected_of(problem.space.facts.knobs, points, "growth")
         knobs, known = problem.space.facts.knobs, [GROWTH_RATIO if known else 1.0 for known in said]
         self._predictable = Covariances(Kernel(knobs, PREDICTED, known), points)
@@ -220,7 +221,7 @@ class Fitting:
         return found
 
     def _logs(self, peaks: dict[int, int]) -> Array:
-        return np.array([self._log(peaks[plan.micro_batch_size]) for plan in self._plans])
+        return np.array([self._log(peaks[int(size)]) for size in self._sizes])[self._size_places]
 
     def _log(self, peak: float) -> float:
         return math.log(max(peak - self._stays, LEAST * self._stays, 1.0))
@@ -246,7 +247,7 @@ class Fitting:
         size = self._size(place)
         same = [tried[size] for tried in self._tried.values() if size in tried]
         refused, ran = sum(each.status.does_not_fit for each in same), sum(each.measured for each in same)
-        return 1.0 if refused < 2 else (ran + 1) / (ran + refused + 1)
+        return 1.0 if refused < 2 else (ran + 1) / (ran + refused + 2)
 
     def _below_refused(self, place: int) -> float:
         """Returns how likely a plan is to fit at most, by the sizes of its combination that did not fit and that ran.

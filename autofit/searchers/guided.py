@@ -18,6 +18,7 @@ from itertools import islice
 from statistics import median
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autofit.core.normal import expected_gain
 from autofit.core.omission import Omission
@@ -36,9 +37,11 @@ CONSIDERED = 20_000
 """Plans of a space that are looked at: an ask stays cheap in a huge one."""
 WORTH = 0.002
 """The search ends when no plan is expected to gain this, as a log ratio."""
+HOPELESS = 3.0
+"""A plan that would have to be so many deviations faster than believed gains less than 0.0004 of a deviation."""
 LIKELY, CAUTIOUS = 0.85, 0.9
 """A plan is run when it is at least so likely to fit; the second where exceeding the budget harms the machine."""
-WORTH_A_LOOK = 0.3
+WORTH_A_LOOK = 0.1
 """Where any plan is predicted before it runs, one that is at least so likely to fit is asked for: its prediction then
 says whether it is run."""
 DARE, DARES, DARE_WORTH = 0.3, 2, 0.02
@@ -64,6 +67,7 @@ class Guided(Searcher):
         self._plans = list(islice(space.plans(), CONSIDERED))
         self._places = {plan.key: place for place, plan in enumerate(self._plans)}
         self._points = points_of(self._knobs, self._plans, space.baseline.micro_batch_size)
+        self._samples = np.array([plan.global_batch_size for plan in self._plans])
         self._outcomes: dict[int, Outcome] = {}
         self._scores: dict[int, float] = {}
         self._fitting = Fitting(problem, self._plans, self._points)
@@ -138,14 +142,13 @@ class Guided(Searcher):
         return self._throughput.believe(self._scores, {place: m for place, m in ran.items() if m is not None})
 
     def _gains(self, belief: Belief) -> Array:
-        """Returns the expected gain of each plan over the best that ran; 0 for what is not to be run."""
+        """Returns the expected gain of each plan over the best that ran; 0 for what is hopeless or not to be run."""
         margin = math.log1p(self.problem.objective.tie_ratio) / 2
         ahead = belief.mean - self._fastest(belief) - margin
-        gains = np.array(
-            [expected_gain(mean, deviation) for mean, deviation in zip(ahead, belief.deviation, strict=True)]
-        )
-        gains[list(self._outcomes)] = 0.0
-        gains[self._closed()] = 0.0
+        hopeful = (ahead > -HOPELESS * belief.deviation) & ~self._closed()
+        hopeful[list(self._outcomes)] = False
+        gains = np.zeros(len(ahead))
+        gains[hopeful] = list(map(expected_gain, ahead[hopeful], belief.deviation[hopeful]))
         return gains
 
     def _fastest(self, belief: Belief) -> float:
@@ -154,7 +157,7 @@ class Guided(Searcher):
 
     def _seconds(self, belief: Belief) -> Array:
         """Returns about how long a probe of each plan takes: its steps, and what every probe costs beside them."""
-        step_s = np.array([plan.global_batch_size for plan in self._plans]) / np.exp(belief.mean)
+        step_s = self._samples / np.exp(belief.mean)
         spent = [
             outcome.duration_s - STEPS * step_s[place]
             for place, outcome in self._outcomes.items() if place in self._scores and outcome.duration_s
@@ -162,13 +165,13 @@ class Guided(Searcher):
         beside_s = max(median(spent), 0.0) if spent else 0.0
         return np.asarray(beside_s + STEPS * step_s + 1e-9, dtype=np.float64)
 
-    def _closed(self) -> Array:
+    def _closed(self) -> NDArray[np.bool_]:
         """Returns which plans are not to be run whatever they promise."""
         sizes = np.exp2(self._points.octaves)
         closed = sizes > REACH * max(sizes[place] for place in self._scores)
         for each in self._condemned():
             closed |= each.mask
-        return np.asarray(closed)
+        return np.asarray(closed, dtype=np.bool_)
 
     def _condemned(self) -> list[Condemned]:
         return condemned(self._knobs, self._points, self._outcomes, self._scores)

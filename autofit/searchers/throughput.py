@@ -1,13 +1,15 @@
 """Throughput: how fast every plan is believed to be, from those that ran.
 
 A surrogate models the logarithm, beside what is expected of the size and of the knobs. How long the fixed part of a
-step takes, and how large the effects of this workload are, is not known: the belief is the mean over all settings of
-these, each counted as likely as it makes what was seen. The likeliest alone would be too sure: with a few probes of
-small sizes the fixed part may be anything, and so may what half precision brings at large ones.
+step takes, how large the effects of this workload are and how noisy this machine is, is not known: the belief is the
+mean over all settings of these, each counted as likely as it makes what was seen. The likeliest alone would be too
+sure: with a few probes of small sizes the fixed part may be anything, and so may what half precision brings at large
+ones.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 import numpy as np
 
@@ -28,8 +30,11 @@ SPEED = Scales(curve=0.10, knob=0.25, slope=0.06, pair=0.08, own=0.03, size=0.06
 """Usual sizes of what changes log throughput; chosen by hand, scored by scripts/bench/search.py."""
 LEVEL = 2.0
 """Of the level of log throughput, which the first probe tells."""
-NOISE = 0.02
-"""Of one probe against another of the same plan, beside what its own steps show (reference/reliability.md 9)."""
+NOISES = (0.02, 0.08)
+"""Of one probe against another of the same plan, beside what its own steps show: on a calm machine
+(reference/reliability.md 9), and on one that others share; one is as likely as the other beforehand. Which it is shows
+in how well plans that have much in common agree. Scored by scripts/bench/search.py, with 0.02 alone, 0.06 and 0.12
+instead of 0.08, 0.04 between them, and a calm machine four times as likely."""
 EXPECTED_RATIO = 0.35
 """What a knob changes beside what theory says of it (`Knob.expected`), as a share of what others change."""
 OVERHEADS = np.exp2(np.arange(-5.0, 5.0))
@@ -64,19 +69,19 @@ class Throughput:
             measurements: of the same plans, and perhaps of others.
         """
         told = sorted(scores)
-        noise = np.array([math.hypot(NOISE, measurements[place].spread_ratio) for place in told])
+        spreads = np.array([measurements[place].spread_ratio for place in told])
         rest = np.log([scores[place] for place in told])[:, None] - self._expected[told]
         levels = rest.mean(axis=0)
         means, variances, evidence = [], [], []
-        for amplitude in AMPLITUDES:
-            model = Surrogate(self._covariances, told, noise, LEVEL, amplitude)
+        for amplitude, noise in product(AMPLITUDES, NOISES):
+            model = Surrogate(self._covariances, told, np.hypot(noise, spreads), LEVEL, amplitude)
             evidence.append(model.evidence(rest - levels) - self._doubts - math.log(amplitude) ** 2)
             believed = model.believe(rest - levels)
             means.append(believed.mean + self._expected + levels)
             variances.append(believed.deviation**2)
         weights = np.exp(np.array(evidence) - np.max(evidence))
         weights /= weights.sum()
-        mean = np.einsum("apo,ao->p", np.array(means), weights)
-        within = np.einsum("ap,ao->p", np.array(variances), weights)
-        between = np.einsum("apo,ao->p", (np.array(means) - mean[:, None]) ** 2, weights)
+        mean = np.einsum("mpo,mo->p", np.array(means), weights)
+        within = np.einsum("mp,mo->p", np.array(variances), weights)
+        between = np.einsum("mpo,mo->p", (np.array(means) - mean[:, None]) ** 2, weights)
         return Belief(mean, np.sqrt(np.maximum(within + between, LEAST_VARIANCE)))

@@ -102,6 +102,20 @@ def test_what_many_runs_average_to_is_known_beforehand_and_is_the_truth_of_a_tra
         assert fmean(logs) == pytest.approx(math.log(known[entry.plan.key]), abs=0.02)
 
 
+def test_one_stalled_block_does_not_make_a_plan_slow(table: Table) -> None:
+    """A race clips it, so the truth that searches are scored by does too."""
+    plan = table.space.baseline
+    entry = entry_of(table, plan)
+    first, *rest = entry.blocks
+    stalled = first.model_copy(update={"step_times_s": tuple(7 * seconds for seconds in first.step_times_s)})
+    calm, shaken = (
+        TableBench(with_entry(table, entry.model_copy(update={"blocks": (block, *rest)}))).throughputs(SPEED)[plan.key]
+        for block in (first, stalled)
+    )
+    assert shaken == pytest.approx(calm * math.exp(-0.5 / len(entry.blocks)), rel=0.02)
+    assert shaken > 1.1 * calm * 7 ** (-1 / len(entry.blocks))  # the mean with all of the stall
+
+
 def test_drift_is_common_to_what_runs_side_by_side() -> None:
     """The ratio of neighbouring blocks is calmer than the blocks: what the machine did to both cancels."""
     small = limited(record(device(noise=0.001), "x", rounds=6), 1500 * MIB)

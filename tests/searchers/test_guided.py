@@ -260,4 +260,4 @@ def test_a_skipped_plan_is_not_asked_again() -> None:
         big = plan.micro_batch_size > 8
         outcome = Outcome(status=Status.SKIPPED, reason="big") if big else bench.evaluate(plan, Purpose.PROBE)
         searcher.tell(log.finish(log.begin(plan, Purpose.PROBE), outcome))
-    assert len(asked) == len(set(asked)) < 60
+    assert len(asked) == len(set(asked)) < len(list(bench.space.plans())) / 5
