@@ -93,11 +93,22 @@ class Measurement(BaseModel):
         `s` is 1.4826 times the median absolute deviation, so that one slow step does not count: from the median of all
         steps, or of those on the same batches, which costs a degree of freedom each. 0 where no batches came twice.
         """
-        times, parts = self.step_times_s, min(self.cycle, len(self.step_times_s))
-        middles = [median(times[at :: self.cycle]) for at in range(parts)]
-        deviation = median(abs(time_s / middles[at % parts] - 1) for at, time_s in enumerate(times))
-        free = len(times) - (parts if parts > 1 else 0)
-        return 1.253 * 1.4826 * deviation / math.sqrt(free) if free else 0.0
+        if self.cycle == 1:
+            return _standard_error(_from_median(self.step_times_s), len(self.step_times_s))
+        again = [times for at in range(self.cycle) if len(times := self.step_times_s[at :: self.cycle]) > 1]
+        # Of an odd number one is the median itself, which says nothing of how far steps are from it.
+        off = [each for times in again for each in sorted(_from_median(times))[len(times) % 2 :]]
+        return _standard_error(off, sum(len(times) - 1 for times in again)) if off else 0.0
+
+
+def _from_median(times_s: Sequence[float]) -> list[float]:
+    """Returns how far each time is from the median, as a share of it."""
+    middle = median(times_s)
+    return [abs(time_s / middle - 1) for time_s in times_s]
+
+
+def _standard_error(deviations: Sequence[float], free: int) -> float:
+    return 1.253 * 1.4826 * median(deviations) / math.sqrt(free)
 
 
 def steady(times_s: Sequence[float], cycle: int) -> float:

@@ -73,6 +73,7 @@ class BatchStore:
     def _made(self, size: int, parts: int) -> Typical:
         steps = _steps_kept(parts)
         count = min(steps * parts, MOST_BATCHES)
+        self.source.choose(size, count)
         began = perf_counter()
         batches = self.source.typical(size, count)
         seconds = (perf_counter() - began) / count

@@ -30,9 +30,10 @@ class Pace:
         warmup_least: steps before measuring, at least.
         warmup_most: steps before measuring, at most; reaching it unsettled is a warning.
         steps_least: measured steps, at least.
-        steps_most: measured steps, at most.
+        steps_most: measured steps, at most; a cycle that began is completed.
         seconds: measuring stops after this time once `steps_least` are done.
-        patience_s: once warming up or measuring took this long, what was run has to do; one step is always measured.
+        patience_s: once warming up or measuring took this long, what was run has to do; one step, or one cycle, is
+            always measured.
     """
 
     warmup_least: int
@@ -66,7 +67,7 @@ class Lap:
         warmup_s: times of the steps before the measured ones.
         steps_s: times of the measured steps.
         cycle: steps after which the same batches came again; 1 where all are alike.
-        settled: whether the last warm-up steps were close to each other, where batches are alike.
+        settled: whether the last warm-up steps were close to each other; where batches differ, whether each ran once.
         skipped: steps whose update the scaler skipped; they are in neither list of times.
         skipped_s: seconds that these took.
         loss: loss of the last step.
@@ -142,7 +143,7 @@ def time_steps(
         warm = len(lap.warmup_s) >= cycle if cycle > 1 else _settled(lap.warmup_s)
         if not patient or (len(lap.warmup_s) >= max(pace.warmup_least, 2) and warm):
             break
-    lap.settled = pace.warmup_most < 2 or cycle > 1 or _settled(lap.warmup_s)
+    lap.settled = pace.warmup_most < 2 or (len(lap.warmup_s) >= cycle if cycle > 1 else _settled(lap.warmup_s))
     began, steps = perf_counter(), lap.steps_s
 
     def enough() -> bool:
@@ -150,7 +151,7 @@ def time_steps(
         return len(steps) % cycle == 0 and (timed or len(steps) >= pace.steps_most)
 
     while not enough():
-        impatient = steps and perf_counter() - began > pace.patience_s
+        impatient = steps and len(steps) % cycle == 0 and perf_counter() - began > pace.patience_s
         if impatient or lap.skipped >= MOST_SKIPPED or not run_into(steps):
             break
     return lap

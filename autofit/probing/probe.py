@@ -126,7 +126,7 @@ class Probe:
         if self.cold and self.purpose is not Purpose.BLOCK:  # a round in which all compiled would tell nothing
             start_cold()
         with self.build(self.plan) as step, self._limited(step):
-            peak = None if worst is None else self._peak(step, worst)
+            peak = None if worst is None else self._peak(step, worst, typical)
             if peak is not None and (outcome := self._objection(peak)) is not None:
                 return outcome
             before = self.device.counters()
@@ -154,14 +154,16 @@ class Probe:
         """Whether the host's memory is limited for this process: then only the fit counts, times mean nothing."""
         return self.enforce and self.device.is_host
 
-    def _peak(self, step: TrainStep, worst: Batch) -> "_Peak":
+    def _peak(self, step: TrainStep, worst: Batch, typical: Typical) -> "_Peak":
         """Runs the first steps on the worst batch, the cache not cleared between them, and returns their peak."""
         count, proof = self.plan.accumulation_steps, self.purpose is Purpose.PROOF
         # Beyond the second micro batch of the second step no new kind of tensor is live: a probe stops there.
         parts, steps = (count, PROOF_STEPS) if proof else (min(count, 2), PROBE_STEPS)
         # Where the device is the host, a step's batches are in its memory: those that run are metered, the rest added.
         held = (count - parts) * sum(t.nbytes for t in tensors(worst)) if self.device.is_host else 0
-        tokens = self.store.source.tokens(worst)
+        # Where all batches have one shape, this one takes as long as any: what it happens to hold is no speed.
+        alike = typical.tokens if not self.store.source.varies else None
+        tokens = alike[0] if alike else self.store.source.tokens(worst)
         peak = _Peak(
             samples=parts * self.plan.micro_batch_size, wanted=steps, tokens=None if tokens is None else parts * tokens
         )

@@ -104,8 +104,10 @@ class TableBench:
     def _probe(self, entry: Entry, purpose: Purpose) -> Outcome:
         measurement = entry.outcome.measurement
         assert measurement is not None, "an outcome 'measured' carries its measurement"
-        steps = len(measurement.step_times_s)
-        outcome = self._drawn(entry, max(steps, PROOF_STEPS) if purpose is Purpose.PROOF else steps, may_fail=False)
+        steps, cycle = len(measurement.step_times_s), measurement.cycle
+        if purpose is Purpose.PROOF:
+            steps = max(steps, -(-PROOF_STEPS // cycle) * cycle)
+        outcome = self._drawn(entry, steps, may_fail=False)
         self.time.advance(entry.outcome.duration_s)
         return outcome
 

@@ -72,13 +72,13 @@ class Runs:
 
     A drawn run has the level of one recorded block, moved to the drift of the moment, and step times drawn anew from
     the spread within all blocks. Few blocks understate the spread between runs; that the steps, whose chance is in the
-    level of a block already, are drawn again adds to it. Where tokens were counted the steps of a block stay as they
-    are: a step takes as long as its batch has tokens, which are known of the whole block only. More steps than a block
+    level of a block already, are drawn again adds to it. Where batches may differ the steps of a block stay as they
+    are: a step takes as long as its batch is large, of which nothing is known. More steps than a block
     has are those of others, at its level.
 
     Attributes:
         blocks: recorded blocks, those that failed among them.
-        ratios: each step time over the median of its block; () where they belong to their block.
+        ratios: each step time over that of its block; () where they belong to their block.
     """
 
     blocks: tuple[Block, ...]
@@ -92,8 +92,8 @@ class Runs:
             seen = measurement.model_dump(include={"step_times_s", "tokens_per_step", "cycle"})
             blocks = (*blocks, Block(at_s=entry.at_s, **seen))
         ran = _ran(blocks)
-        counted = any(block.tokens_per_step is not None for block in ran)
-        return cls(blocks, () if counted else tuple(t / b.step_time_s for b in ran for t in b.step_times_s))
+        differ = any(block.tokens_per_step is not None or block.cycle > 1 for block in ran)
+        return cls(blocks, () if differ else tuple(t / b.step_time_s for b in ran for t in b.step_times_s))
 
     @property
     def ran(self) -> tuple[Block, ...]:

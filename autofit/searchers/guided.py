@@ -73,6 +73,7 @@ class Guided(Searcher):
         self._fitting = Fitting(problem, self._plans, self._points)
         self._steps = 0
         self._dared: set[int] = set()
+        self._looked: set[int] = set()
         self._throughput = Throughput(self._knobs, self._points)
 
     def tell(self, trial: Trial) -> None:
@@ -98,15 +99,20 @@ class Guided(Searcher):
         return None if place is None else self._plans[place]
 
     def still(self, plan: Plan) -> bool:
-        """Says whether a plan is likely enough to fit, now that its memory is known better; a dare need not be."""
+        """Says whether a plan is likely enough to fit, now that its memory is known better; a dare need not be.
+
+        Where any plan can be predicted, one of which the look told nothing is judged by what is believed of it.
+        """
         place = self._places.get(plan.key)
         if place is None:
             return True
         self._fitting.look_again()
         self._fitting.expect(place)
-        if place in self._dared or not self._began or not self._fitting.foretold(place):
+        self._looked.add(place)
+        if place in self._dared or not self._began:
             return True
-        return self.vouches(plan)
+        known = self._fitting.foretold(place) or self._fitting.predicted
+        return not known or self._fitting.likely(place) >= self._likely()
 
     def vouches(self, plan: Plan) -> bool:
         """Says whether a plan is likely to fit by how much such predictions were off."""
@@ -186,7 +192,8 @@ class Guided(Searcher):
             if gains[place] < WORTH:
                 continue
             fits = self._fitting.likely(place)
-            if fits >= (WORTH_A_LOOK if predicted and not self._fitting.foretold(place) else likely):
+            open_ = predicted and place not in self._looked and not self._fitting.foretold(place)
+            if fits >= (WORTH_A_LOOK if open_ else likely):
                 if fits * gains[place] >= WORTH:
                     sure = sure.or_better(fits * rates[place], place)
             elif gains[place] >= STEP_WORTH and self._steps < STEPS_MOST and not predicted:

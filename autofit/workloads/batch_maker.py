@@ -48,6 +48,9 @@ class BatchMaker(ABC):
         self._options = options
         self.notes = dict.fromkeys(notes)  # a dict, so that each note is kept once and in order
 
+    def choose(self, size: int, count: int) -> None:  # noqa: B027  # most have nothing to choose
+        """Chooses what `typical` makes batches of, so that what it takes then is what making batches takes."""
+
     @abstractmethod
     def typical(self, size: int, count: int) -> list[Batch]:
         """Returns `count` batches of exactly `size` samples, the same ones in every call."""

@@ -72,6 +72,10 @@ class BatchSource:
             raise WorkloadError(f"found a count of {count} batches; expected at least 1; ask for one or more")
         return [map_tensors(batch, torch.clone) for batch in self._maker.typical(size, count)]
 
+    def choose(self, size: int, count: int) -> None:
+        """Chooses the samples of `typical` beforehand, so that what it takes then is what making batches takes."""
+        self._maker.choose(size, count)
+
     def worst(self, size: int) -> Batch:
         """Returns the worst batch known: the longest samples, or what `worst_case` gives.
 

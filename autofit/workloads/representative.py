@@ -2,7 +2,7 @@
 
 Where lengths vary, a few batches drawn at random are not: of eight texts the mean length is easily a quarter off, and a
 size whose texts happen to be short looks faster than it is. So many draws are made, and the one is taken whose batches
-have the useful and the padded elements that the data gives on average.
+have the useful and the padded elements of each field that the data gives on average.
 """
 
 import math
@@ -22,25 +22,24 @@ def representative(lengths: Lengths, size: int, count: int, chance: random.Rando
 
     No sample comes twice. The batches are in an order in which the first few are like all of them.
     """
-    rows = list(zip(*lengths.sizes.values(), strict=True))
-    if size * count > len(rows) or not rows:
+    fields = [(values, fmean(values), expected_largest(values, size)) for values in lengths.sizes.values()]
+    total = len(lengths.positions)
+    if size * count > total or not fields:
         return None
-    useful = fmean(sum(row) for row in rows)
-    padded = sum(expected_largest(values, size) for values in lengths.sizes.values())
-
-    def padded_of(batch: Sequence[int]) -> int:
-        return sum(max(rows[at][field] for at in batch) for field in range(len(lengths.sizes)))
 
     def off(batches: Sequence[Sequence[int]]) -> float:
-        ours = fmean(sum(rows[at]) for batch in batches for at in batch)
-        return _apart(ours, useful) + _apart(fmean(map(padded_of, batches)), padded)
+        return sum(
+            _apart(fmean(values[at] for batch in batches for at in batch), useful)
+            + _apart(fmean(max(values[at] for at in batch) for batch in batches), padded)
+            for values, useful, padded in fields
+        )
 
     def draw() -> list[list[int]]:
-        chosen = chance.sample(range(len(rows)), size * count)
+        chosen = chance.sample(range(total), size * count)
         return [chosen[start : start + size] for start in range(0, size * count, size)]
 
     best = min((draw() for _ in range(max(DRAWN // (size * count), 1))), key=off)
-    ordered = _balanced(best, [padded_of(batch) for batch in best])
+    ordered = _balanced(best, [sum(max(values[at] for at in batch) for values, *_ in fields) for batch in best])
     return [[lengths.positions[at] for at in batch] for batch in ordered]
 
 

@@ -14,7 +14,7 @@ from autofit.workloads.representative import representative
 from autofit.workloads.tree import Batch, batch_size, describe
 
 _STRUCTURE_SIZES = (2, 5)  # two sizes tell the batch dimension from a dimension that happens to be as long
-_SCANNED_WITH_WORST_CASE = 64  # samples measured where the user gives the worst case, to see whether lengths vary
+_SCANNED_WITH_WORST_CASE = 512  # samples measured where the user gives the worst case: what typical batches are like
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,7 @@ class SampleBatches(BatchMaker):
             )
         self._recipe = recipe
         self._worst_keys: dict[int, list[Any]] = {}
+        self._chosen: dict[tuple[int, int], list[list[int]] | None] = {}
         self._lengths = self._scan()
         self.varies = self._shapes_differ()
 
@@ -71,16 +72,22 @@ class SampleBatches(BatchMaker):
     def typical(self, size: int, count: int) -> list[Batch]:
         """Returns batches of samples drawn by the seed, none of them twice while there are enough.
 
-        Where lengths vary, they are together like all batches of the size, as far as that was scanned.
+        Where lengths vary, several are together like all batches of the size, as far as that was scanned.
         """
         self._note_repeats(size)
-        chance = random.Random(self._options.seed)
-        if self.varies and (batches := representative(self._lengths, size, count, chance)) is not None:
+        self.choose(size, count)
+        if (batches := self._chosen.get((size, count))) is not None:
             return [self._at(batch, size) for batch in batches]
         total = len(self._recipe.keys)
-        chosen = chance.sample(range(total), min(size * count, total))
+        chosen = random.Random(self._options.seed).sample(range(total), min(size * count, total))
         starts = range(0, size * count, size)
         return [self._at([chosen[at % len(chosen)] for at in range(start, start + size)], size) for start in starts]
+
+    def choose(self, size: int, count: int) -> None:
+        """Draws the samples of several batches, where lengths vary; one batch is like all by chance only."""
+        if self.varies and count > 1 and (size, count) not in self._chosen:
+            chance = random.Random(self._options.seed)
+            self._chosen[size, count] = representative(self._lengths, size, count, chance)
 
     def longest(self, size: int) -> Batch:
         """Returns the largest of the batches made from the longest samples, by each way to rank them."""

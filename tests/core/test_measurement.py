@@ -89,6 +89,9 @@ def test_that_batches_differ_is_no_spread() -> None:
     seen = pstdev(run.step_time_s for run in runs)
     said = sum(run.spread_ratio for run in runs) / len(runs)
     assert seen <= said <= 1.4 * seen  # the median of two is their mean, which is surer than other medians
+    three = [measured(*(long * draw.gauss(1.0, 0.05) for long in longs * 3), cycle=4) for _ in range(800)]
+    said = sum(run.spread_ratio for run in three) / len(three)
+    assert pstdev(run.step_time_s for run in three) <= said <= 1.5 * pstdev(run.step_time_s for run in three)
 
 
 def test_one_stall_does_not_widen_the_spread() -> None:

@@ -8,8 +8,11 @@ from torch.utils.data import DataLoader
 
 from autofit.probing import batch_store
 from autofit.probing.batch_store import BatchStore, fresh
+from autofit.workloads import sample_batches
 from autofit.workloads.batches import BatchSource
+from autofit.workloads.representative import representative
 from autofit.workloads.tree import tensors
+from tests.fakes import FakeTime
 from tests.probing import targets
 
 
@@ -43,6 +46,20 @@ def test_batches_of_one_size_are_made_once() -> None:
     assert first.tokens is None
     assert first.tokens_per_step(3) is None
     assert first.cycle == 1
+
+
+def test_choosing_samples_is_no_part_of_what_a_batch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeTime()
+    monkeypatch.setattr(batch_store, "perf_counter", clock)
+
+    def slow(*given: Any) -> Any:
+        clock.advance(10.0)
+        return representative(*given)
+
+    monkeypatch.setattr(sample_batches, "representative", slow)
+    store, _ = store_of(targets.sentences((3, 24, 5, 17, 9)))
+    assert store.typical(2, 1).fetch_s == 0
+    assert clock() == 10.0
 
 
 @pytest.mark.parametrize(("parts", "kept"), [(1, 4), (16, 4), (20, 3), (40, 1), (64, 1), (100, 1)])

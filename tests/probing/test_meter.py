@@ -71,6 +71,14 @@ def test_where_batches_differ_each_runs_as_often_as_the_others(step_clock: FakeT
     assert len(timed(step_clock, [0.01] * 40, longer, cycle=4).steps_s) == 12
 
 
+def test_where_batches_differ_a_cycle_is_completed_however_long_it_takes(step_clock: FakeTime) -> None:
+    pace = Pace(warmup_least=1, warmup_most=4, steps_least=3, steps_most=8, seconds=0.5, patience_s=3.0)
+    lap = timed(step_clock, [20.0, 4.0, 8.0, 4.0, 4.0] + [1.0] * 8, pace, cycle=4)
+    assert lap.warmup_s == [20.0]
+    assert not lap.settled  # three of the batches have not been seen before they are measured
+    assert lap.steps_s == [4.0, 8.0, 4.0, 4.0]
+
+
 def test_the_start_is_judged_by_steps_on_the_same_batches(step_clock: FakeTime) -> None:
     lap = timed(step_clock, [3.0, 0.2, 0.2, 0.2] + [1.0, 0.2, 0.2, 0.2] * 8, cycle=4)
     assert lap.startup_s == pytest.approx(2.0)

@@ -367,6 +367,24 @@ def test_useful_tokens_are_counted_per_step() -> None:
     assert outcome.measurement.tokens_per_step == pytest.approx(8 * 13.5, rel=0.3)
 
 
+def test_where_all_have_one_shape_a_hopeless_plan_is_no_faster_for_the_batch_it_ran_on(step_clock: FakeTime) -> None:
+    rows = [{"input_ids": torch.ones(24, dtype=torch.long), "attention_mask": (torch.arange(24) < 1 + at % 24).long(),
+             "labels": torch.ones(24, dtype=torch.long)} for at in range(96)]  # fmt: skip
+
+    def step_fn(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        step_clock.advance(1.0)
+        return targets.token_mean(model, batch)
+
+    workload = Workload(targets.Transformer(), DataLoader(rows, batch_size=8), step_fn=step_fn)  # type: ignore[arg-type]
+    with Bench(workload, CPU(), PLENTY) as bench:
+        own = bench.briefing.space.baseline
+        quick, slow = (bench.evaluate(own.replace(micro_batch_size=size), Purpose.PROBE) for size in (8, 1))
+    assert quick.measurement is not None
+    assert slow.measurement is not None
+    assert "not timed further" in slow.measurement.warnings[0]
+    assert slow.measurement.tokens_per_s == pytest.approx((quick.measurement.tokens_per_s or 0) / 8)
+
+
 def test_padding_is_not_rewarded(step_clock: FakeTime) -> None:
     """The large micro batch computes more elements a second, most of them padding: it is the slower one."""
 

@@ -55,10 +55,11 @@ def test_step_times_are_spread_as_in_the_table(table: Table) -> None:
     assert 0.7 < pstdev(drawn) / pstdev(recorded) < 1.4
 
 
-def test_where_batches_differ_each_step_keeps_its_place(table: Table) -> None:
+@pytest.mark.parametrize("tokens", [90.0, None])
+def test_where_batches_differ_each_step_keeps_its_place(table: Table, tokens: float | None) -> None:
     plan = table.space.baseline
-    fast = Block(at_s=0.0, step_times_s=(1.0, 2.0, 6.0), tokens_per_step=90.0, cycle=3)
-    slow = Block(at_s=1e-9, step_times_s=(1.2, 3.0, 7.8), tokens_per_step=90.0, cycle=3)
+    fast = Block(at_s=0.0, step_times_s=(1.0, 2.0, 6.0), tokens_per_step=tokens, cycle=3)
+    slow = Block(at_s=1e-9, step_times_s=(1.2, 3.0, 7.8), tokens_per_step=tokens, cycle=3)
     entries = [e if e.plan != plan else e.model_copy(update={"blocks": (fast, slow)}) for e in table.entries]
     bench = TableBench(table.model_copy(update={"entries": tuple(entries)}))
     shares = set[tuple[float, float]]()

@@ -1,5 +1,6 @@
 """The default searcher against fake devices whose truth is known, mostly without anything that predicts memory."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from statistics import mean, median
@@ -249,6 +250,32 @@ def test_interrupted_trials_and_blocks_say_nothing() -> None:
     searcher.tell(Trial(number=0, plan=first, outcome=Outcome(status=Status.INTERRUPTED, reason="stopped")))
     searcher.tell(Trial(number=1, plan=first, outcome=bench.evaluate(first, Purpose.BLOCK), purpose=Purpose.BLOCK))
     assert searcher.ask() == first
+
+
+def test_a_plan_of_which_a_look_told_nothing_is_run_only_where_it_is_likely_to_fit() -> None:
+    """The user's own combination is predicted, so others are asked for early; but nothing more is known of these."""
+    bench = small_bench()
+    own = bench.space.baseline.combination
+
+    def estimate(plan: Plan) -> Estimate | None:
+        peak = bench.peak_bytes(plan)
+        return Estimate(value_bytes=peak, lower_bytes=peak, upper_bytes=peak) if plan.combination == own else None
+
+    searcher = Guided(problem(bench, estimate))
+    asked, declined = list[str](), 0
+    trials: list[Trial] = []
+    while (plan := searcher.ask()) is not None:
+        asked.append(plan.key)
+        if not searcher.still(plan):
+            declined += 1
+            continue
+        trials.append(Trial(number=len(trials), plan=plan, outcome=bench.evaluate(plan, Purpose.PROBE)))
+        searcher.tell(trials[-1])
+    assert declined > 0
+    assert max(Counter(asked).values()) <= 2  # once more only when it has become likely
+    assert len({t.plan.key for t in trials}) == len(trials)
+    assert sum(t.outcome.status.does_not_fit for t in trials) <= 1
+    assert bench.regret(best_of(trials, bench)) < 0.06
 
 
 def test_a_skipped_plan_is_not_asked_again() -> None:
