@@ -2,13 +2,14 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from time import perf_counter
 
 import torch
 
 from autofit.workloads.batches import BatchSource
+from autofit.workloads.lengths import elements
 from autofit.workloads.tree import Batch, map_tensors, tensors
 
 MOST_BYTES = 2**30
@@ -47,6 +48,12 @@ class Typical:
         if self.tokens is None:
             return None
         return fmean(sum(self.tokens[at] for at in self._places(number)) for number in range(min(steps, self.cycle)))
+
+    def by_size(self, *, rising: bool) -> "Typical":
+        """Returns the same batches in the order of their elements: together the steps of a cycle do the same work."""
+        order = sorted(range(len(self.batches)), key=lambda at: elements(self.batches[at]), reverse=not rising)
+        tokens = None if self.tokens is None else [self.tokens[at] for at in order]
+        return replace(self, batches=[self.batches[at] for at in order], tokens=tokens)
 
     def _places(self, step: int) -> list[int]:
         first = step % _steps_kept(self.parts) * self.parts

@@ -4,7 +4,7 @@ import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import torch
@@ -120,8 +120,12 @@ class Probe:
     def _run(self) -> Outcome:
         size, count = self.plan.micro_batch_size, self.plan.accumulation_steps
         self._enter("fetch")
-        typical = self.store.typical(size, count)
-        worst = None if self.purpose is Purpose.BLOCK else self.store.source.worst(size)
+        typical, worst = self.store.typical(size, count), None
+        if self.purpose is Purpose.BLOCK:
+            # No worst batch comes before them: after the largest, the others find their room as late in a training.
+            typical = typical.by_size(rising=False)
+        else:
+            worst = self.store.source.worst(size)
         self._enter("prepare")
         if self.cold and self.purpose is not Purpose.BLOCK:  # a round in which all compiled would tell nothing
             start_cold()
@@ -130,6 +134,9 @@ class Probe:
             if peak is not None and (outcome := self._objection(peak)) is not None:
                 return outcome
             before = self.device.counters()
+            if worst is not None and self._grows:
+                self._grow(step, typical, worst)
+                before = replace(before, retries=self.device.counters().retries)
             lap = (
                 Lap(steps_s=peak.steps_s, loss=peak.loss)
                 if peak and self._really_limited
@@ -139,10 +146,7 @@ class Probe:
         return self._judge(lap, peak, typical, events)
 
     def _events_since(self, before: Counters, peak: "_Peak | None") -> Counters:
-        """Returns what the allocator counted on the worst batch and since `before`, while steps were timed.
-
-        Varying shapes fragment where the worst batch, run first, did not.
-        """
+        """Returns what the allocator counted on the worst batch and since `before`."""
         after, worst = self.device.counters(), NOT_READ if peak is None or peak.memory is None else peak.memory
         return Counters(
             ooms=after.ooms - before.ooms + worst.swallowed_ooms,
@@ -153,6 +157,11 @@ class Probe:
     def _really_limited(self) -> bool:
         """Whether the host's memory is limited for this process: then only the fit counts, times mean nothing."""
         return self.enforce and self.device.is_host
+
+    @property
+    def _grows(self) -> bool:
+        """Whether batches of other lengths may leave a caching allocator with less than the worst batch alone did."""
+        return self.purpose is Purpose.PROOF and self.store.source.varies and not self.device.is_host
 
     def _peak(self, step: TrainStep, worst: Batch, typical: Typical) -> "_Peak":
         """Runs the first steps on the worst batch, the cache not cleared between them, and returns their peak."""
@@ -181,6 +190,20 @@ class Probe:
         if peak.steps_s and parts == count:  # a part of a step pays for a whole update: no measure of its speed
             self.worst_s = min(peak.steps_s) / peak.samples  # one disturbed step must not decide
         return peak
+
+    def _grow(self, step: TrainStep, typical: Typical, worst: Batch) -> None:
+        """Runs steps from an empty cache on batches that grow, up to the worst; raises when memory runs out.
+
+        A training meets lengths in any order, and in this one the allocator keeps most that is of no use: blocks of the
+        shorter batches, too small for the longer. That it gives its cache back meanwhile is no objection, as that ends
+        when all lengths were met. The steps that are timed come after it, on a cache as a training has it, and in them
+        it must not happen.
+        """
+        self.device.release()
+        growing = typical.by_size(rising=True)
+        for number in range(growing.cycle):
+            self._follow(step, growing.of_step(number))
+        self._follow(step, [worst] * self.plan.accumulation_steps)
 
     def _metered(self, static: Callable[[], int]) -> AbstractContextManager[Reading]:
         """Meters the steps inside, except where the host's memory is really limited: a record would need some too."""

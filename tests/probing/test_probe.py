@@ -637,6 +637,89 @@ def test_retries_while_steps_are_timed_mean_that_it_does_not_fit(purpose: Purpos
     assert "allocator retries" in outcome.reason
 
 
+class Caching(CPU):
+    """A device with a caching allocator: writes down when its cache is emptied among the steps."""
+
+    is_host = False
+
+    def __init__(self, lengths: list[int | str]) -> None:
+        super().__init__()
+        self.lengths, self.seen = lengths, Counters()
+
+    def release(self) -> None:
+        self.lengths.append("released")
+
+    def counters(self) -> Counters:
+        return self.seen
+
+
+def grown(event: Callable[[Caching], None]) -> tuple[Outcome, list[int | str]]:
+    """Proves a plan of texts of 3 to 40 words; `event` comes with the worst batch after the cache was emptied."""
+    lengths: list[int | str] = []
+    device = Caching(lengths)
+
+    def step_fn(model: nn.Module, batch: Any) -> torch.Tensor:
+        lengths.append(int(batch["input_ids"].shape[1]))
+        if "released" in lengths and lengths[-1] == 40:
+            event(device)
+        return targets.token_mean(model, batch)
+
+    loader = targets.sentences((*range(3, 20), 40), batch_size=2, samples=36)
+    workload = Workload(targets.Transformer(), loader, step_fn=step_fn)
+    with Bench(workload, device, PLENTY.model_copy(update={"numerics": "any"})) as bench:
+        lengths.clear()
+        outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROOF)
+    return outcome, lengths
+
+
+def test_a_proof_has_batches_grow_from_an_empty_cache_before_it_times() -> None:
+    """And a retry of the allocator meanwhile is none of the steps that are timed."""
+
+    def retried(device: Caching) -> None:
+        device.seen = Counters(retries=1)
+
+    outcome, lengths = grown(retried)
+    assert outcome.measured
+    assert lengths[:4] == [40, 40, 40, "released"]
+    growing = lengths[4:9]
+    assert growing == sorted(growing)
+    assert growing[0] < growing[-1] == 40
+    assert len(set(growing)) > 2
+
+
+def test_a_block_begins_with_its_largest_batches() -> None:
+    seen: list[int] = []
+
+    def step_fn(model: nn.Module, batch: Any) -> torch.Tensor:
+        seen.append(int(batch["input_ids"].shape[1]))
+        return targets.token_mean(model, batch)
+
+    workload = Workload(targets.Transformer(), targets.sentences((*range(3, 20), 40), 2, 36), step_fn=step_fn)
+    with Bench(workload, CPU(), PLENTY.model_copy(update={"numerics": "any"})) as bench:
+        seen.clear()
+        assert bench.evaluate(Plan(values={"micro_batch_size": 2, "accumulation_steps": 2}), Purpose.BLOCK).measured
+    warm_up, steps = seen[:2], seen[2:]
+    assert warm_up == steps[:2]
+    assert steps == sorted(steps, reverse=True)
+    assert steps[0] > steps[-1]
+
+
+def hidden(device: Caching) -> None:
+    device.seen = Counters(ooms=1)
+
+
+def exhausted(device: Caching) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+
+@pytest.mark.parametrize(("event", "status"), [(hidden, Status.OVER_BUDGET), (exhausted, Status.OUT_OF_MEMORY)])
+def test_a_plan_whose_growing_batches_run_out_of_memory_is_not_proven(
+    event: Callable[[Caching], None], status: Status
+) -> None:
+    outcome, _ = grown(event)
+    assert outcome.status is status
+
+
 class Enforcing(CPU):
     """A device that writes down when its limit is on."""
 
