@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
 from autofit.core.errors import UsageError
-from autofit.core.measurement import steady
+from autofit.core.measurement import Measurement, steady
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
@@ -43,6 +43,11 @@ class Block(BaseModel):
         if bool(self.step_times_s) == bool(self.reason):
             raise ValueError("a block has step times, or says why it has none")
         return self
+
+    @classmethod
+    def of(cls, measurement: Measurement, at_s: float) -> Self:
+        """Returns the block of a measurement."""
+        return cls(at_s=at_s, **measurement.model_dump(include={"step_times_s", "tokens_per_step", "cycle"}))
 
     @property
     def step_time_s(self) -> float:

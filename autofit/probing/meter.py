@@ -138,12 +138,14 @@ def time_steps(
             lap.skipped_s += ran.seconds
         return lap.skipped < MOST_SKIPPED
 
+    def warm() -> bool:
+        return len(lap.warmup_s) >= cycle if cycle > 1 else _settled(lap.warmup_s)
+
     while len(lap.warmup_s) < pace.warmup_most and run_into(lap.warmup_s):
         patient = perf_counter() - began < pace.patience_s
-        warm = len(lap.warmup_s) >= cycle if cycle > 1 else _settled(lap.warmup_s)
-        if not patient or (len(lap.warmup_s) >= max(pace.warmup_least, 2) and warm):
+        if not patient or (len(lap.warmup_s) >= max(pace.warmup_least, 2) and warm()):
             break
-    lap.settled = pace.warmup_most < 2 or (len(lap.warmup_s) >= cycle if cycle > 1 else _settled(lap.warmup_s))
+    lap.settled = pace.warmup_most < 2 or warm()
     began, steps = perf_counter(), lap.steps_s
 
     def enough() -> bool:

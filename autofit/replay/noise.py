@@ -73,8 +73,8 @@ class Runs:
     A drawn run has the level of one recorded block, moved to the drift of the moment, and step times drawn anew from
     the spread within all blocks. Few blocks understate the spread between runs; that the steps, whose chance is in the
     level of a block already, are drawn again adds to it. Where batches may differ the steps of a block stay as they
-    are: a step takes as long as its batch is large, of which nothing is known. More steps than a block
-    has are those of others, at its level.
+    are: a step takes as long as its batch is large, of which nothing is known. More steps than a block has are those of
+    others, at its level.
 
     Attributes:
         blocks: recorded blocks, those that failed among them.
@@ -89,8 +89,7 @@ class Runs:
         """Returns the recorded blocks of a plan; its probe where none ran."""
         blocks = entry.blocks
         if not _ran(blocks) and (measurement := entry.outcome.measurement) is not None:
-            seen = measurement.model_dump(include={"step_times_s", "tokens_per_step", "cycle"})
-            blocks = (*blocks, Block(at_s=entry.at_s, **seen))
+            blocks = (*blocks, Block.of(measurement, entry.at_s))
         ran = _ran(blocks)
         differ = any(block.tokens_per_step is not None or block.cycle > 1 for block in ran)
         return cls(blocks, () if differ else tuple(t / b.step_time_s for b in ran for t in b.step_times_s))

@@ -104,8 +104,7 @@ class Recording:
             return
         entry, measurement = entries[plan.key], outcome.measurement
         if outcome.measured and measurement is not None:
-            seen = measurement.model_dump(include={"step_times_s", "tokens_per_step", "cycle"})
-            block = Block(at_s=at_s, **seen)
+            block = Block.of(measurement, at_s)
         else:
             block = Block(at_s=at_s, reason=f"{outcome.status.value}: {outcome.reason}")
         entries[plan.key] = entry.model_copy(update={"blocks": (*entry.blocks, block)})
