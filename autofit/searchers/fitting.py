@@ -40,8 +40,16 @@ UNCHANGED = 0.01
 """Peaks closer than this are equal."""
 HIDDEN = 0.7
 """A peak that something else makes says only that what grows is less: by so much, give or take as much."""
-OVER = 1.05
-"""A plan that ran out of memory is taken to need this multiple of the budget, if less was believed."""
+OVER, SURPRISE = 1.05, 0.2
+"""A plan that ran out of memory is taken to need the first multiple of the budget, if less was believed, give or take
+this share of how much less: the more it contradicts plans that ran, the less of it need be what it shares with them."""
+FAR = 2.0
+"""A line through two sizes that ran is followed up to this multiple of the larger."""
+BELOW_LINE, ABOVE_LINE, BEND = 0.05, 0.25, 0.15
+"""How often a peak is below such a line, how often it is above it, and by how much then on average, as a share of what
+the line adds: over the recorded tables, 741 plans (tests/searchers/test_fitting.py)."""
+WARY = 3
+"""A search that ran out of memory so often takes one refusal at a size for what two are before."""
 NARROW = 1.03
 """Bounds that are no further apart than this ratio are believed as they are."""
 TIGHT = 0.004
@@ -118,11 +126,14 @@ class Fitting:
         if estimate is not None and not estimate.worst_case and (estimate.lower_bytes or 0) > limit:
             return 0.0
         if self._most(place) <= limit:
-            return self._below_refused(place)
-        if self._belief is None:
-            self._belief = self._believe()
-        room = math.log(max(limit - self._stays, 1.0))
-        fits = below((room - self._belief.mean[place]) / self._belief.deviation[place])
+            fits = 1.0
+        elif (along := self._along(place)) is not None:
+            fits = along
+        else:
+            if self._belief is None:
+                self._belief = self._believe()
+            room = math.log(max(limit - self._stays, 1.0))
+            fits = below((room - self._belief.mean[place]) / self._belief.deviation[place])
         return min(fits, self._below_refused(place), self._among_its_size(place))
 
     def _estimate(self, place: int) -> Estimate | None:
@@ -169,9 +180,10 @@ class Fitting:
         )
         belief = self._fitted(model, level, grows + centre, told)
         least = math.log(max(OVER * self._problem.memory_bytes - self._stays, 1.0))
+        short = {place: least - float(belief.mean[place]) for place in self._outcomes if place not in told}
         refused = {
-            place: (least, ONE_SIDED) for place, outcome in self._outcomes.items()
-            if place not in told and _refused(outcome) and belief.mean[place] < least
+            place: (least, max(ONE_SIDED, SURPRISE * by if self._outcomes[place].status.does_not_fit else 0.0))
+            for place, by in short.items() if by > 0 and _refused(self._outcomes[place])
         }  # fmt: skip
         return self._fitted(model, level, grows + centre, told | refused) if refused else belief
 
@@ -239,6 +251,20 @@ class Fitting:
                 least = min(least, stays + (memory.judged_bytes - stays) * size / ran)
         return least
 
+    def _along(self, place: int) -> float | None:
+        """Returns how likely a plan is to fit by the line through two smaller sizes of its combination; None without.
+
+        A peak is that of its largest phase, and each grows in a straight line with the batch: it may bend upwards.
+        """
+        size, peaks, limit = self._size(place), self._peaks(place), self._problem.memory_bytes
+        ran = sorted(each for each in peaks if each < size)[-2:]
+        if len(ran) < 2 or _equal(peaks[ran[0]], peaks[ran[1]]) or size > FAR * ran[1]:
+            return None
+        first, last = (peaks[each] for each in ran)
+        adds = (last - first) * (size - ran[1]) / (ran[1] - ran[0])
+        room = (limit - last - adds) / adds
+        return BELOW_LINE if room < 0 else 1 - ABOVE_LINE * math.exp(-room / BEND)
+
     def _among_its_size(self, place: int) -> float:
         """Returns how likely a plan is to fit at most, by the plans of its size: 1 until two of them did not.
 
@@ -247,7 +273,8 @@ class Fitting:
         size = self._size(place)
         same = [tried[size] for tried in self._tried.values() if size in tried]
         refused, ran = sum(each.status.does_not_fit for each in same), sum(each.measured for each in same)
-        return 1.0 if refused < 2 else (ran + 1) / (ran + refused + 2)
+        wary = sum(each.status is Status.OUT_OF_MEMORY for each in self._outcomes.values()) >= WARY
+        return 1.0 if refused < (1 if wary else 2) else (ran + 1) / (ran + refused + 2)
 
     def _below_refused(self, place: int) -> float:
         """Returns how likely a plan is to fit at most, by the sizes of its combination that did not fit and that ran.

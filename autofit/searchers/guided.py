@@ -37,6 +37,9 @@ CONSIDERED = 20_000
 """Plans of a space that are looked at: an ask stays cheap in a huge one."""
 WORTH = 0.002
 """The search ends when no plan is expected to gain this, as a log ratio."""
+SMALL = 3.0
+"""A value that ran at no more than the size of the best plan less so many octaves was not judged yet: what a step
+costs beside its samples, such as casts, hides there what it brings."""
 HOPELESS = 3.0
 """A plan that would have to be so many deviations faster than believed gains less than 0.0004 of a deviation."""
 LIKELY, CAUTIOUS = 0.85, 0.9
@@ -96,6 +99,7 @@ class Guided(Searcher):
         else:
             belief = self._believe()
             place = self._most_worthy(self._gains(belief), self._seconds(belief))
+            place = self._at_size(belief) if place is None else place
         return None if place is None else self._plans[place]
 
     def still(self, plan: Plan) -> bool:
@@ -207,6 +211,25 @@ class Guided(Searcher):
             self._dared.add(dare.place)
             return dare.place
         return sure.place
+
+    def _at_size(self, belief: Belief) -> int | None:
+        """Returns the best plan with a value that was tried at small sizes only, near its size; None without one."""
+        points, tried = self._points, list(self._outcomes)
+        ran = (place for place in self._scores if self._outcomes[place].measured)
+        best, closed = max(ran, key=lambda place: float(belief.mean[place])), self._closed()
+        closed[tried] = True
+        found: list[int] = []
+        for knob, own in enumerate(points.values[best]):
+            for value in set(points.values[tried, knob].tolist()) - {own}:
+                largest = max(points.octaves[place] for place in tried if points.values[place, knob] == value)
+                if largest > points.octaves[best] - SMALL:
+                    continue
+                changed = points.values[best].copy()
+                changed[knob] = value
+                same = np.flatnonzero((points.values == changed).all(axis=1) & (points.octaves > largest) & ~closed)
+                fitting = [int(place) for place in same if self._fitting.likely(int(place)) >= self._likely()]
+                found += sorted(fitting, key=lambda place: abs(points.octaves[place] - points.octaves[best]))[:1]
+        return max(found, key=lambda place: float(belief.mean[place]), default=None)
 
     @property
     def _careful(self) -> bool:

@@ -1,16 +1,24 @@
 """How likely a plan is to fit: by bounds, by others' peaks, by what did not fit."""
 
+import math
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
 
 from autofit.core.estimate import Estimate
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.table import read_table
 from autofit.core.trial import Purpose
 from autofit.searchers.base import Problem
-from autofit.searchers.fitting import Fitting
+from autofit.searchers.fitting import ABOVE_LINE, BELOW_LINE, BEND, FAR, Fitting
 from autofit.searchers.surrogate import points_of
 from tests.fakes import MIB, FakeBench, small_bench
+
+TABLES = sorted((Path(__file__).parents[1] / "data" / "tables").glob("*.json"))
 
 
 class Judge:
@@ -81,6 +89,79 @@ def test_peaks_of_two_sizes_tell_which_larger_one_fits() -> None:
     assert chances == sorted(chances, reverse=True)
     assert judge.likely(at(bench, fitting[0])) > 0.7
     assert chances[-1] < 0.5
+
+
+def above_the_line() -> list[float]:
+    """Returns how far recorded peaks are above the line through two smaller sizes, as a share of what it adds."""
+    peaks: defaultdict[tuple[Path, str], dict[int, int]] = defaultdict(dict)
+    for path in TABLES:
+        for entry in read_table(path.read_text(encoding="utf-8"), path.name).entries:
+            if (measurement := entry.outcome.measurement) is not None:
+                peaks[path, entry.plan.combination.key][entry.plan.micro_batch_size] = measurement.memory.judged_bytes
+    found = []
+    for of_size in peaks.values():
+        for first, last in pairwise(sorted(of_size)):
+            slope = (of_size[last] - of_size[first]) / (last - first)
+            for size in (
+                size for size in of_size if last < size <= FAR * last and of_size[last] > 1.01 * of_size[first]
+            ):
+                adds = slope * (size - last)
+                found.append((of_size[size] - of_size[last] - adds) / adds)
+    return found
+
+
+def test_how_far_peaks_are_from_a_line_is_as_recorded() -> None:
+    found = above_the_line()
+    assert len(found) > 700
+    assert sum(off < -0.01 for off in found) / len(found) == pytest.approx(BELOW_LINE, abs=0.03)
+    for room in (0.01, 0.05, 0.1, 0.2, 0.4):
+        share = sum(off <= room for off in found) / len(found)
+        assert 1 - ABOVE_LINE * math.exp(-room / BEND) == pytest.approx(share, abs=0.035)
+
+
+def test_a_line_through_two_sizes_says_whether_the_next_fits() -> None:
+    beside = {"extra_mib": lambda plan: 500.0}  # what neither stays nor grows: from what stays alone nothing is sure
+    free = linear(budget_bytes=100_000 * MIB, **beside)
+    peaks = []
+    for size in (16, 32):
+        measurement = free.evaluate(at(free, size), Purpose.PROBE).measurement
+        assert measurement is not None
+        peaks.append(measurement.memory.judged_bytes)
+    adds = peaks[1] - peaks[0]
+    for room, low, high in ((0.2, 0.9, 0.95), (0.02, 0.75, 0.85), (-0.02, 0.0, 0.06)):
+        bench = linear(budget_bytes=round(peaks[1] + room * adds), **beside)
+        judge = Judge(bench)
+        judge.run(at(bench, 8))
+        judge.run(at(bench, 16))
+        assert low <= judge.likely(at(bench, 32)) <= high
+
+
+def test_a_refusal_that_contradicts_what_ran_says_little_of_other_plans() -> None:
+    """A library that takes room at one size only must not make all that shares a value with that plan look large."""
+    bench = linear(budget_bytes=4000 * MIB)
+    large = at(bench, 64, precision="bf16", optimizer="fused")
+    calm, told = Judge(bench), Judge(bench)
+    for judge in (calm, told):
+        for size, changes in ((8, {}), (32, {"precision": "bf16"}), (8, {"optimizer": "fused"})):
+            judge.run(at(bench, size, **changes))
+    assert calm.likely(large) > 0.9
+    told.fitting.tell(
+        told.plans.index(at(bench, 16, precision="tf32", optimizer="fused")),
+        Outcome(status=Status.OUT_OF_MEMORY, reason="full"),
+    )
+    assert told.likely(large) > 0.5
+
+
+def test_after_three_out_of_memories_one_refusal_makes_a_size_doubtful() -> None:
+    bench = linear(budget_bytes=4000 * MIB)
+    judge = Judge(bench)
+    judge.run(bench.space.baseline)
+    full = Outcome(status=Status.OUT_OF_MEMORY, reason="full")
+    refused = [at(bench, 16, precision="tf32"), at(bench, 32, precision="tf32"), at(bench, 64, precision="tf32")]
+    for plan in refused:
+        before = judge.likely(at(bench, 16, optimizer="fused"))
+        judge.fitting.tell(judge.plans.index(plan), full)
+    assert judge.likely(at(bench, 16, optimizer="fused")) <= 1 / 3 < before
 
 
 def test_a_size_surely_fits_where_even_the_steepest_line_from_what_stays_does() -> None:
