@@ -1,5 +1,6 @@
 """The loop on a fake device: what is run, recorded, told, raced, proven and said."""
 
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -408,6 +409,24 @@ def test_a_race_may_take_longer_than_the_search_where_much_may_be_lost_by_ending
     search_s, race_s = began_s["racing"], began_s["proving"] - began_s["racing"]
     assert bench.probes(Purpose.BLOCK)
     assert (race_s > 1.5 * search_s) is longer
+
+
+def faster_in_bf16(plan: Plan) -> float:
+    return 0.94 if plan.values["precision"] == "bf16" else 1.0
+
+
+def test_a_gain_within_the_noise_is_said_to_be_one() -> None:
+    said = []
+    for seed in range(8):
+        bench = calm(seed=seed, noise=0.25, drift=0.06, effects={}, slower=faster_in_bf16)
+        findings = run(only(bench, bench.space.baseline, at(bench, 8, precision="bf16"), seed=seed))
+        gain, caveats = findings.gain, [caveat for caveat in findings.caveats if "is within the noise" in caveat]
+        assert gain is not None
+        within = findings.plan != bench.space.baseline and gain.low <= 1 and gain.expected_gain >= math.log(1.02)
+        assert len(caveats) == within
+        assert all(str(gain) in caveat and "on average" in caveat for caveat in caveats)
+        said.append(within)
+    assert {True, False} == set(said)
 
 
 def test_without_time_for_a_race_the_gain_is_said_to_rest_on_probes() -> None:
