@@ -50,10 +50,11 @@ class Typical:
         return fmean(sum(self.tokens[at] for at in self._places(number)) for number in range(min(steps, self.cycle)))
 
     def by_size(self, *, rising: bool) -> "Typical":
-        """Returns the same batches in the order of their elements: together the steps of a cycle do the same work."""
-        order = sorted(range(len(self.batches)), key=lambda at: elements(self.batches[at]), reverse=not rising)
-        tokens = None if self.tokens is None else [self.tokens[at] for at in order]
-        return replace(self, batches=[self.batches[at] for at in order], tokens=tokens)
+        """Returns the micro batches of all steps in the order of their elements: together they are the same work."""
+        places = [at for step in range(_steps_kept(self.parts)) for at in self._places(step)]
+        places.sort(key=lambda at: elements(self.batches[at]), reverse=not rising)
+        tokens = None if self.tokens is None else [self.tokens[at] for at in places]
+        return replace(self, batches=[self.batches[at] for at in places], tokens=tokens)
 
     def _places(self, step: int) -> list[int]:
         first = step % _steps_kept(self.parts) * self.parts

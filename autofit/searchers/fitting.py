@@ -258,9 +258,11 @@ class Fitting:
         """
         size, peaks, limit = self._size(place), self._peaks(place), self._problem.memory_bytes
         ran = sorted(each for each in peaks if each < size)[-2:]
-        if len(ran) < 2 or _equal(peaks[ran[0]], peaks[ran[1]]) or size > FAR * ran[1]:
+        if len(ran) < 2 or size > FAR * ran[1]:
             return None
         first, last = (peaks[each] for each in ran)
+        if last <= (1 + UNCHANGED) * first:
+            return None
         adds = (last - first) * (size - ran[1]) / (ran[1] - ran[0])
         room = (limit - last - adds) / adds
         return BELOW_LINE if room < 0 else 1 - ABOVE_LINE * math.exp(-room / BEND)

@@ -37,9 +37,9 @@ CONSIDERED = 20_000
 """Plans of a space that are looked at: an ask stays cheap in a huge one."""
 WORTH = 0.002
 """The search ends when no plan is expected to gain this, as a log ratio."""
-SMALL = 3.0
-"""A value that ran at no more than the size of the best plan less so many octaves was not judged yet: what a step
-costs beside its samples, such as casts, hides there what it brings."""
+SMALL, BEHIND = 3.0, 2.0
+"""A value that was tried at no more than the size of the best plan less so many octaves was not judged yet: what a step
+costs beside its samples, such as casts, hides there what it brings. One that is believed so many times slower was."""
 HOPELESS = 3.0
 """A plan that would have to be so many deviations faster than believed gains less than 0.0004 of a deviation."""
 LIKELY, CAUTIOUS = 0.85, 0.9
@@ -218,6 +218,7 @@ class Guided(Searcher):
         ran = (place for place in self._scores if self._outcomes[place].measured)
         best, closed = max(ran, key=lambda place: float(belief.mean[place])), self._closed()
         closed[tried] = True
+        closed |= belief.mean < belief.mean[best] - math.log(BEHIND)
         found: list[int] = []
         for knob, own in enumerate(points.values[best]):
             for value in set(points.values[tried, knob].tolist()) - {own}:

@@ -136,6 +136,14 @@ def test_a_line_through_two_sizes_says_whether_the_next_fits() -> None:
         assert low <= judge.likely(at(bench, 32)) <= high
 
 
+def test_peaks_that_fall_with_the_size_make_no_line() -> None:
+    bench = linear(budget_bytes=3000 * MIB, extra_mib=lambda plan: 900.0 if plan.micro_batch_size == 4 else 0.0)
+    judge = Judge(bench)
+    for size in (4, 8):
+        judge.run(at(bench, size))
+    assert judge.likely(at(bench, 16)) > 0.5
+
+
 def test_a_refusal_that_contradicts_what_ran_says_little_of_other_plans() -> None:
     """A library that takes room at one size only must not make all that shares a value with that plan look large."""
     bench = linear(budget_bytes=4000 * MIB)

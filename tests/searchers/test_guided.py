@@ -278,23 +278,20 @@ def test_a_plan_of_which_a_look_told_nothing_is_run_only_where_it_is_likely_to_f
     assert bench.regret(best_of(trials, bench)) < 0.06
 
 
-def test_a_value_that_is_slow_at_small_sizes_is_tried_near_the_size_of_the_best() -> None:
-    """What a cast costs per step hides at a small size what it brings at a large one."""
+@pytest.mark.parametrize(("slower", "tried"), [(1.6, True), (9.0, False)])
+def test_a_value_that_is_slow_at_small_sizes_is_tried_near_the_size_of_the_best(slower: float, tried: bool) -> None:
+    """What a cast costs per step hides at a small size what it brings at a large one, unless it is hopeless."""
     bench = small_bench(budget_bytes=100_000 * MIB)
-    bench.slower = lambda plan: 1.6 if plan.values["precision"] == "bf16" and plan.micro_batch_size <= 8 else 1.0
+    bench.slower = lambda plan: slower if plan.values["precision"] == "bf16" and plan.micro_batch_size <= 8 else 1.0
     known = [bench.space.baseline, bench.space.at(bench.space.baseline.combination.replace(precision="bf16"), 8)]
     searcher = Guided(problem(bench))
     for number, plan in enumerate(known):
         searcher.tell(Trial(number=number, plan=plan, outcome=bench.evaluate(plan, Purpose.PROBE)))
     trials = search(searcher, bench)
     best = best_of(trials, bench)
-    largest = {
-        value: max(t.plan.micro_batch_size for t in trials if t.plan.values["precision"] == value)
-        for value in ("float32", "tf32", "bf16")
-        if any(t.plan.values["precision"] == value for t in trials)
-    }
-    assert largest["bf16"] > best.micro_batch_size / 8
-    assert bench.regret(best) < 0.02
+    assert best.micro_batch_size >= 8 * 8
+    assert any(t.plan.values["precision"] == "bf16" and t.plan.micro_batch_size > 8 for t in trials) is tried
+    assert (bench.regret(best) < 0.02) is tried
 
 
 def test_a_skipped_plan_is_not_asked_again() -> None:
