@@ -1,6 +1,5 @@
 """The loop on a fake device: what is run, recorded, told, raced, proven and said."""
 
-import math
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -420,11 +419,11 @@ def test_a_gain_within_the_noise_is_said_to_be_one() -> None:
     for seed in range(8):
         bench = calm(seed=seed, noise=0.25, drift=0.06, effects={}, slower=faster_in_bf16)
         findings = run(only(bench, bench.space.baseline, at(bench, 8, precision="bf16"), seed=seed))
-        gain, caveats = findings.gain, [caveat for caveat in findings.caveats if "is within the noise" in caveat]
+        gain, caveats = findings.gain, [caveat for caveat in findings.caveats if "but within the noise" in caveat]
         assert gain is not None
-        within = findings.plan != bench.space.baseline and gain.low <= 1 and gain.expected_gain >= math.log(1.02)
+        within = findings.plan != bench.space.baseline and gain.low <= 1 < gain.value
         assert len(caveats) == within
-        assert all(str(gain) in caveat and "on average" in caveat for caveat in caveats)
+        assert all(str(gain) in caveat for caveat in caveats)
         said.append(within)
     assert {True, False} == set(said)
 

@@ -79,8 +79,8 @@ def choose(
 ) -> Trial:
     """Returns the winner: the fastest, or of those that tie with it the one with less memory, then fewer changes.
 
-    A candidate slower than the baseline beyond the noise is never chosen, and a leader that gains less than the tie
-    margin over it on average ties with it, however sure that little is.
+    A candidate slower than the baseline beyond the noise is never chosen, and a leader that is ahead of it by less than
+    the tie margin ties with it, however sure or unsure that little is.
 
     Args:
         candidates: measured trials, at least one; the baseline among them if it can be recommended.
@@ -93,7 +93,7 @@ def choose(
     leader = max(candidates, key=lambda c: ratio(c, yardstick).value if c is not yardstick else 1.0)
     tied = [c for c in candidates if c is leader or ties(ratio(leader, c), objective.tie_ratio)]
     if own is not None:
-        if leader is not own and _costs_little(ratio(leader, own), objective.tie_ratio):
+        if leader is not own and ratio(leader, own).value < 1 + objective.tie_ratio:
             tied.append(own)
         tied = [c for c in tied if c is own or ratio(c, own).high >= 1]
     return lightest(tied or [leader], baseline)
@@ -105,7 +105,7 @@ def ties(leader_over_other: Ratio, tie_ratio: float) -> bool:
     On average it must lose less than the tie margin. A plan that was measured badly may be much slower: then the better
     guess wins, however close it is.
     """
-    return leader_over_other.low <= 1 and _costs_little(leader_over_other, tie_ratio)
+    return leader_over_other.low <= 1 and leader_over_other.expected_gain < math.log1p(tie_ratio)
 
 
 def lightest(tied: Sequence[Trial], baseline: Plan) -> Trial:
@@ -113,10 +113,6 @@ def lightest(tied: Sequence[Trial], baseline: Plan) -> Trial:
     least = min(_peak(c) for c in tied)
     light = [c for c in tied if _peak(c) <= least * (1 + SAME_MEMORY_RATIO)]
     return min(light, key=lambda c: (len(c.plan.changes_from(baseline)), _peak(c), c.plan.key))
-
-
-def _costs_little(leader_over_other: Ratio, tie_ratio: float) -> bool:
-    return leader_over_other.expected_gain < math.log1p(tie_ratio)
 
 
 def _starting(trial: Trial, startup_s: float | None) -> Trial:

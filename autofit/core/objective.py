@@ -16,7 +16,7 @@ class Objective(BaseModel):
     Attributes:
         unit: what is counted. "tokens" falls back to samples for a measurement without tokens.
         tie_ratio: what a plan may lose on average, as a ratio, for less memory, then fewer changes, to decide; one that
-            is slower beyond the noise never wins by them.
+            is slower beyond the noise never wins by them. The user's own setting may also be this much slower.
         planned_samples: samples that the training will go through; each plan is then charged what its first steps take
             longer than steady ones. Samples, because a step of another global batch is another amount of data. None
             charges nothing, as if the training never ended.

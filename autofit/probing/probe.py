@@ -197,7 +197,7 @@ class Probe:
         A training meets lengths in any order, and in this one the allocator keeps most that is of no use: blocks of the
         shorter batches, too small for the longer. That it gives its cache back meanwhile is no objection, as that ends
         when all lengths were met. The steps that are timed come after it, on a cache as a training has it, and in them
-        it must not happen.
+        it must not happen. These steps are in no reading: a limit holds them, where the allocator has one.
         """
         self.device.release()
         growing = typical.by_size(rising=True)

@@ -126,10 +126,9 @@ class Fitting:
         if estimate is not None and not estimate.worst_case and (estimate.lower_bytes or 0) > limit:
             return 0.0
         if self._most(place) <= limit:
-            fits = 1.0
-        elif (along := self._along(place)) is not None:
-            fits = along
-        else:
+            return self._below_refused(place)
+        fits = self._along(place)
+        if fits is None:
             if self._belief is None:
                 self._belief = self._believe()
             room = math.log(max(limit - self._stays, 1.0))
@@ -268,7 +267,7 @@ class Fitting:
         return BELOW_LINE if room < 0 else 1 - ABOVE_LINE * math.exp(-room / BEND)
 
     def _among_its_size(self, place: int) -> float:
-        """Returns how likely a plan is to fit at most, by the plans of its size: 1 until two of them did not.
+        """Returns how likely a plan is to fit at most, by the plans of its size: 1 until two of them did not (`WARY`).
 
         A library may take room at one size that it takes at no other, whatever the combination. By Laplace's rule.
         """

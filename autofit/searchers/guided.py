@@ -7,7 +7,8 @@ peak that grows (`autofit.searchers.fitting`). The plan with the highest expecte
 it is likely to fit. Where memory is predicted before a plan runs, what may fit is asked for and looked at; elsewhere,
 where only a larger size would gain and may not fit, a smaller one of its combination comes first.
 Expected gain is the mean of what a plan wins over the best one known, beyond half the tie margin; losses count as
-nothing (Jones, Schonlau and Welch, 1998). The search ends when no plan is expected to gain more than `WORTH`.
+nothing (Jones, Schonlau and Welch, 1998). When no plan is expected to gain more than `WORTH`, each value of a knob that
+was tried at small sizes only is tried once near that of the best plan (`SMALL`), and the search ends.
 
 The next plan is worked out anew from what is known, so a resumed search goes on where it was.
 """
@@ -36,7 +37,7 @@ from autofit.searchers.throughput import Throughput
 CONSIDERED = 20_000
 """Plans of a space that are looked at: an ask stays cheap in a huge one."""
 WORTH = 0.002
-"""The search ends when no plan is expected to gain this, as a log ratio."""
+"""A plan is run when it is expected to gain this, as a log ratio."""
 SMALL, BEHIND = 3.0, 2.0
 """A value that was tried at no more than the size of the best plan less so many octaves was not judged yet: what a step
 costs beside its samples, such as casts, hides there what it brings. One that is believed so many times slower was."""

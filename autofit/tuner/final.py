@@ -1,6 +1,5 @@
 """The final: race the best few with the user's own setting, prove the winner, say why."""
 
-import math
 from collections import Counter
 from collections.abc import Set
 
@@ -211,12 +210,11 @@ class Final:
         elif failed := self._failed_in_race(own):
             self._caveats.append(f"your own setting {failed}; the gain is to its blocks or probe before that")
         elif winner is not own and self._ratio(winner, own).pairs == 0:
-            self._caveats.append("there was no time for a race: the gain rests on two separate probes")
-        elif (gain := self._ratio(winner, own)).low <= 1 and not ties(gain, self._objective.tie_ratio):
-            self._caveats.append(
-                f"the gain over your own setting, {gain}, is within the noise; keeping your own would lose "
-                f"{math.expm1(gain.expected_gain):.0%} on average"
-            )
+            within = " and is within their noise" if self._ratio(winner, own).low <= 1 else ""
+            self._caveats.append(f"there was no time for a race: the gain rests on two separate probes{within}")
+        elif winner is not own and self._ratio(winner, own).low <= 1 < self._ratio(winner, own).value:
+            gain = self._ratio(winner, own)
+            self._caveats.append(f"the gain over your own setting, {gain}, is the best guess, but within the noise")
         leaks = [t.outcome.leaked for t in self._loop.trials if t.outcome.leaked and not t.earlier]
         if len(leaks) > 1:  # once is a table that is made and kept
             self._caveats.append(f"{len(leaks)} runs left memory behind, which a training would too: {leaks[-1]}")

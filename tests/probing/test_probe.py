@@ -653,38 +653,51 @@ class Caching(CPU):
         return self.seen
 
 
-def grown(event: Callable[[Caching], None]) -> tuple[Outcome, list[int | str]]:
-    """Proves a plan of texts of 3 to 40 words; `event` comes with the worst batch after the cache was emptied."""
+def grown(event: Callable[[Caching], None], parts: int = 1) -> tuple[Outcome, list[int | str]]:
+    """Proves a plan of texts of 3 to 40 words; `event` comes with each batch after the cache was emptied."""
     lengths: list[int | str] = []
     device = Caching(lengths)
 
     def step_fn(model: nn.Module, batch: Any) -> torch.Tensor:
         lengths.append(int(batch["input_ids"].shape[1]))
-        if "released" in lengths and lengths[-1] == 40:
+        if "released" in lengths:
             event(device)
         return targets.token_mean(model, batch)
 
     loader = targets.sentences((*range(3, 20), 40), batch_size=2, samples=36)
-    workload = Workload(targets.Transformer(), loader, step_fn=step_fn)
+    workload = Workload(targets.Transformer(), loader, step_fn=step_fn, global_batch_size=2 * parts)
     with Bench(workload, device, PLENTY.model_copy(update={"numerics": "any"})) as bench:
         lengths.clear()
-        outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROOF)
+        outcome = bench.evaluate(Plan(values={"micro_batch_size": 2, "accumulation_steps": parts}), Purpose.PROOF)
     return outcome, lengths
 
 
-def test_a_proof_has_batches_grow_from_an_empty_cache_before_it_times() -> None:
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_proof_has_batches_grow_from_an_empty_cache_before_it_times(parts: int) -> None:
     """And a retry of the allocator meanwhile is none of the steps that are timed."""
 
     def retried(device: Caching) -> None:
         device.seen = Counters(retries=1)
 
-    outcome, lengths = grown(retried)
+    outcome, lengths = grown(retried, parts)
     assert outcome.measured
-    assert lengths[:4] == [40, 40, 40, "released"]
-    growing = lengths[4:9]
+    worst = 3 * parts
+    assert lengths[: worst + 1] == [*[40] * worst, "released"]
+    growing = lengths[worst + 1 : worst + 1 + 5 * parts]
     assert growing == sorted(growing)
     assert growing[0] < growing[-1] == 40
+    assert growing[-parts:] == [40] * parts
     assert len(set(growing)) > 2
+
+
+def test_a_retry_on_a_timed_step_after_that_is_one_too_many() -> None:
+    def retried_later(device: Caching) -> None:
+        if 40 in device.lengths[device.lengths.index("released") : -1]:  # the worst batch, with which growing ends
+            device.seen = Counters(retries=1)
+
+    outcome, _ = grown(retried_later)
+    assert outcome.status is Status.OVER_BUDGET
+    assert "allocator retries" in outcome.reason
 
 
 def test_a_block_begins_with_its_largest_batches() -> None:

@@ -291,7 +291,7 @@ def test_a_value_that_is_slow_at_small_sizes_is_tried_near_the_size_of_the_best(
     best = best_of(trials, bench)
     assert best.micro_batch_size >= 8 * 8
     assert any(t.plan.values["precision"] == "bf16" and t.plan.micro_batch_size > 8 for t in trials) is tried
-    assert (bench.regret(best) < 0.02) is tried
+    assert not tried or bench.regret(best) < 0.02
 
 
 def test_a_skipped_plan_is_not_asked_again() -> None:
