@@ -201,19 +201,18 @@ class Final:
 
     def _remarks(self, winner: Trial) -> None:
         """Adds the caveats that do not stem from the race or the proof."""
-        own = self._baseline
-        if not own.outcome.measured:
+        own, gain = self._baseline, self._gain(winner)
+        if gain is None:
             self._caveats.append(
                 f"your own setting ({own.plan}) did not run: {own.outcome.status.value}, {own.outcome.reason}; "
                 "so there is no gain to report"
             )
         elif failed := self._failed_in_race(own):
             self._caveats.append(f"your own setting {failed}; the gain is to its blocks or probe before that")
-        elif winner is not own and self._ratio(winner, own).pairs == 0:
-            within = " and is within their noise" if self._ratio(winner, own).low <= 1 else ""
+        elif winner is not own and gain.pairs == 0:
+            within = " and is within their noise" if gain.low <= 1 else ""
             self._caveats.append(f"there was no time for a race: the gain rests on two separate probes{within}")
-        elif winner is not own and self._ratio(winner, own).low <= 1 < self._ratio(winner, own).value:
-            gain = self._ratio(winner, own)
+        elif gain.low <= 1 < gain.value:
             self._caveats.append(f"the gain over your own setting, {gain}, is the best guess, but within the noise")
         leaks = [t.outcome.leaked for t in self._loop.trials if t.outcome.leaked and not t.earlier]
         if len(leaks) > 1:  # once is a table that is made and kept

@@ -4,6 +4,7 @@ What a phantom never writes costs it nothing, so activations may have any size. 
 so they are real bytes and stay at a few megabytes. All of them are made on the device.
 """
 
+import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -49,13 +50,11 @@ def huggingface(gib: float, global_batch_size: int | None = 4) -> autofit.Worklo
     """BERT, whose sentence takes about an eighth of `gib` GiB."""
     module = load("huggingface")
     module.LONGEST = max(16 * round(96 * gib**0.5), 32)
-    from transformers import BertConfig, BertForSequenceClassification, masking_utils  # noqa: PLC0415  # `load` asked
-    from transformers.models.bert import modeling_bert  # noqa: PLC0415
-
     # Without padding no mask is made, which a kernel finds out: on a phantom what was in memory before would decide.
-    always = partial(masking_utils.create_bidirectional_mask, allow_is_bidirectional_skip=False)
-    modeling_bert.create_bidirectional_mask = always
-    config = BertConfig(
+    # For good, as models look it up when they run.
+    bert = sys.modules[module.BertForSequenceClassification.__module__]
+    vars(bert)["create_bidirectional_mask"] = partial(bert.create_bidirectional_mask, allow_is_bidirectional_skip=False)
+    config = module.BertConfig(
         vocab_size=module.VOCABULARY,
         hidden_size=128,
         num_hidden_layers=2,
@@ -66,7 +65,7 @@ def huggingface(gib: float, global_batch_size: int | None = 4) -> autofit.Worklo
         attn_implementation="eager",  # keeps all attention weights: memory grows with the square of the length
     )
     with torch.device(DEVICE):
-        model = BertForSequenceClassification(config)
+        model = module.BertForSequenceClassification(config)
     loader = DataLoader(module.Sentences(64), batch_size=2, shuffle=True, collate_fn=module.collate)
     return autofit.Workload(
         model,

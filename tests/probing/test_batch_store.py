@@ -79,7 +79,7 @@ def test_steps_go_through_whole_batches_in_turn(parts: int, kept: int) -> None:
 def test_in_the_order_of_their_size_the_steps_are_the_same_work(parts: int, rising: bool) -> None:
     store, _ = store_of(targets.sentences((*range(3, 20), 40), batch_size=2, samples=90))
     typical = store.typical(2, parts)
-    ordered, steps = typical.by_size(rising=rising), max(typical.cycle, 1)
+    ordered, steps = typical.by_size(rising=rising), typical.cycle
     lengths = [batch["input_ids"].shape[1] for step in range(steps) for batch in ordered.of_step(step)]
     assert lengths == sorted(lengths, reverse=not rising)
     assert sorted(lengths) == sorted(

@@ -700,18 +700,13 @@ def test_a_retry_on_a_timed_step_after_that_is_one_too_many() -> None:
     assert "allocator retries" in outcome.reason
 
 
-def test_a_block_begins_with_its_largest_batches() -> None:
-    seen: list[int] = []
-
-    def step_fn(model: nn.Module, batch: Any) -> torch.Tensor:
-        seen.append(int(batch["input_ids"].shape[1]))
-        return targets.token_mean(model, batch)
-
-    workload = Workload(targets.Transformer(), targets.sentences((*range(3, 20), 40), 2, 36), step_fn=step_fn)
+def test_a_block_begins_with_its_largest_batches(step_clock: FakeTime) -> None:
+    seen = Seen(step_clock)
+    workload = Workload(targets.Transformer(), targets.sentences((*range(3, 20), 40), 2, 36), step_fn=seen)
     with Bench(workload, CPU(), PLENTY.model_copy(update={"numerics": "any"})) as bench:
-        seen.clear()
+        seen.batches.clear()
         assert bench.evaluate(Plan(values={"micro_batch_size": 2, "accumulation_steps": 2}), Purpose.BLOCK).measured
-    warm_up, steps = seen[:2], seen[2:]
+    warm_up, steps = seen.batches[:2], seen.batches[2:]
     assert warm_up == steps[:2]
     assert steps == sorted(steps, reverse=True)
     assert steps[0] > steps[-1]
