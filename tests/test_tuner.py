@@ -300,6 +300,7 @@ def test_the_tightest_bounds_of_all_estimators_count_and_bounds_go_before_guesse
     run(tuning_of(bench, searcher=Looks, estimators=opinions))
     assert seen[0] is not None
     assert (seen[0].lower_bytes, seen[0].value_bytes, seen[0].upper_bytes) == (300, 450, 450)
+    assert seen[0].said_bytes == 500
 
 
 def test_a_repeated_plan_is_answered_from_the_record() -> None:

@@ -12,6 +12,8 @@ class Estimate(BaseModel):
             may keep a plan from being run.
         upper_bytes: the peak is not above this; None when there is no such bound.
         worst_case: whether the value is the most that a plan may take, whatever its data, and not what it will take.
+        said_bytes: the best guess as it was before the bounds of others moved it; None where none did. By it is judged
+            how far such guesses are off.
         static_bytes: of it, what stays between two steps: no smaller batch saves that; None when not known.
         basis: where the numbers come from, for the reason that a person reads.
     """
@@ -22,5 +24,6 @@ class Estimate(BaseModel):
     lower_bytes: int | None = None
     upper_bytes: int | None = None
     worst_case: bool = False
+    said_bytes: int | None = None
     static_bytes: int | None = None
     basis: str = ""

@@ -1,10 +1,11 @@
 """Fitting: how likely a plan is to fit, from what the estimators say and from the peaks that were seen.
 
 An estimate with bounds is believed, corrected by how much such estimates were off. A plan surely fits where a straight
-line from what stays between steps through a smaller size of its combination says so. Of any other plan the part of the
-peak that grows with the batch is believed to be that of the user's own combination, where it is predicted for every
-size, or else proportional to the micro batch; times a factor for each change. The factors are learned from the peaks of
-the plans that ran, by a surrogate, which knows that a change does about the same at another size and beside others.
+line from what stays between steps through a smaller size of its combination says so; how likely it is to fit by the
+line through two such sizes is known from recorded peaks. Of any other plan the part of the peak that grows with the
+batch is believed to be that of the user's own combination, where it is predicted for every size, or else proportional
+to the micro batch; times a factor for each change. The factors are learned from the peaks of the plans that ran, by a
+surrogate, which knows that a change does about the same at another size and beside others.
 """
 
 import math
@@ -20,10 +21,11 @@ from autofit.core.plan import Plan
 from autofit.searchers.base import Problem
 from autofit.searchers.surrogate import Array, Belief, Covariances, Kernel, Points, Scales, Surrogate, expected_of
 
-PREDICTED = Scales(curve=0.05, knob=0.30, slope=0.03, pair=0.05, own=0.02)
-PROPORTIONAL = Scales(curve=0.35, knob=0.30, slope=0.03, pair=0.05, own=0.04, octaves=2.5)
+PREDICTED = Scales(curve=0.05, knob=0.30, slope=0.03, pair=0.05, own=0.02, kinship=0.2)
+PROPORTIONAL = Scales(curve=0.35, knob=0.30, slope=0.03, pair=0.05, own=0.04, octaves=2.5, kinship=0.2)
 """Usual sizes of what changes the logarithm of the part of a peak that grows (see `surrogate`): beside a prediction for
-the user's own combination, and beside a straight line, which a peak does not follow where something else makes it."""
+the user's own combination, and beside a straight line, which a peak does not follow where something else makes it. That
+one value needs room says less of another than speed does: a foreach optimizer takes some, a fused one none."""
 POWER = 0.75
 """Of the micro batch, that the part which grows is taken to follow where it is not predicted: 1 would be a straight
 line, but some of what is taken for it does not grow."""
@@ -49,7 +51,8 @@ BELOW_LINE, ABOVE_LINE, BEND = 0.05, 0.25, 0.15
 """How often a peak is below such a line, how often it is above it, and by how much then on average, as a share of what
 the line adds: over the recorded tables, 741 plans (tests/searchers/test_fitting.py)."""
 WARY = 3
-"""A search that ran out of memory so often takes one refusal at a size for what two are before."""
+"""A search that ran out of memory so often takes one refusal at a size for what two are before, and takes no steps with
+what was only ever refused."""
 NARROW = 1.03
 """Bounds that are no further apart than this ratio are believed as they are."""
 TIGHT = 0.004
@@ -102,7 +105,7 @@ class Fitting:
         """Remembers what is foretold of a plan that is about to run, to learn by how much such figures are off."""
         estimate = self._foretelling(place)
         if estimate is not None and not _narrow(estimate):
-            self._expected[place] = max(estimate.value_bytes, 1)
+            self._expected[place] = _said(estimate)
 
     def foretold(self, place: int) -> bool:
         """Says whether an estimate with bounds is there, so that no other plan's peak could tell more."""
@@ -112,6 +115,15 @@ class Fitting:
     def predicted(self) -> bool:
         """Whether the user's own combination is predicted at every size: then any plan is, before it runs."""
         return self._predicted() is not None
+
+    def suspect(self, place: int) -> bool:
+        """Says whether a plan has a value that may need room at any size: refused, never run (`WARY`)."""
+        if not self._wary:
+            return False
+        of_plan, values = self._points.values[place], self._points.values
+        refused = [other for other, outcome in self._outcomes.items() if outcome.status.does_not_fit]
+        ran = [other for other, outcome in self._outcomes.items() if outcome.measured]
+        return bool(((values[refused] == of_plan).any(axis=0) & ~(values[ran] == of_plan).any(axis=0)).any())
 
     def likely(self, place: int) -> float:
         """Returns the probability that a plan fits."""
@@ -147,17 +159,20 @@ class Fitting:
     def _surely(self, estimate: Estimate) -> float:
         """Returns the probability that a peak with these bounds is within the limit; they are taken for two deviations.
 
-        Wide bounds are corrected by how much figures with such bounds were off.
+        Wide bounds are corrected by how much figures with such bounds were off; what others bound it to from below is
+        not. The more of them ran, the surer that is.
         """
         limit = self._problem.memory_bytes
         lower, upper = estimate.lower_bytes or 0, estimate.upper_bytes or 0
-        shift, deviation = 0.0, max(math.log(upper / max(lower, 1)) / 4, TIGHT)
+        mean, deviation = math.log(max(estimate.value_bytes, 1)), max(math.log(upper / max(lower, 1)) / 4, TIGHT)
         if self._misses and not _narrow(estimate):
             shift = median(self._misses)
-            deviation = max(1.5 * median(abs(miss - shift) for miss in self._misses), NOISE)
+            mean = max(math.log(_said(estimate)) + shift, math.log(max(lower, 1)))
+            spread = 1.5 * median(abs(miss - shift) for miss in self._misses)
+            deviation = max(spread, NOISE / math.sqrt(len(self._misses)))
         elif upper <= limit or lower > limit:
             return float(upper <= limit)
-        return below((math.log(limit / max(estimate.value_bytes, 1)) - shift) / deviation)
+        return below((math.log(limit) - mean) / deviation)
 
     def _believe(self) -> Belief:
         """Returns what is believed of the logarithm of the bytes that grow, for every plan."""
@@ -179,11 +194,11 @@ class Fitting:
         )
         belief = self._fitted(model, level, grows + centre, told)
         least = math.log(max(OVER * self._problem.memory_bytes - self._stays, 1.0))
-        short = {place: least - float(belief.mean[place]) for place in self._outcomes if place not in told}
         refused = {
-            place: (least, max(ONE_SIDED, SURPRISE * by if self._outcomes[place].status.does_not_fit else 0.0))
-            for place, by in short.items() if by > 0 and _refused(self._outcomes[place])
-        }  # fmt: skip
+            place: (least, max(ONE_SIDED, SURPRISE * short if outcome.status.does_not_fit else 0.0))
+            for place, outcome in self._outcomes.items()
+            if place not in told and _refused(outcome) and (short := least - float(belief.mean[place])) > 0
+        }
         return self._fitted(model, level, grows + centre, told | refused) if refused else belief
 
     def _fitted(
@@ -274,8 +289,11 @@ class Fitting:
         size = self._size(place)
         same = [tried[size] for tried in self._tried.values() if size in tried]
         refused, ran = sum(each.status.does_not_fit for each in same), sum(each.measured for each in same)
-        wary = sum(each.status is Status.OUT_OF_MEMORY for each in self._outcomes.values()) >= WARY
-        return 1.0 if refused < (1 if wary else 2) else (ran + 1) / (ran + refused + 2)
+        return 1.0 if refused < (1 if self._wary else 2) else (ran + 1) / (ran + refused + 2)
+
+    @property
+    def _wary(self) -> bool:
+        return sum(each.status is Status.OUT_OF_MEMORY for each in self._outcomes.values()) >= WARY
 
     def _below_refused(self, place: int) -> float:
         """Returns how likely a plan is to fit at most, by the sizes of its combination that did not fit and that ran.
@@ -302,6 +320,11 @@ class Fitting:
 
 def _bounded(estimate: Estimate) -> bool:
     return estimate.lower_bytes is not None and estimate.upper_bytes is not None and not estimate.worst_case
+
+
+def _said(estimate: Estimate) -> int:
+    """Returns the best guess as it was before what ran moved it."""
+    return max(estimate.value_bytes if estimate.said_bytes is None else estimate.said_bytes, 1)
 
 
 def _equal(a: int, b: int) -> bool:

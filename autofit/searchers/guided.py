@@ -55,6 +55,8 @@ STEPS_MOST, STEP_WORTH, HOPE = 8, 0.02, 0.15
 taken to fit with this probability at least."""
 REACH = 8
 """A size is at most this multiple of the largest that ran: models are straight lines from far enough away."""
+EQUAL = 1e-9
+"""Rates that differ by no more than this are equal: processors round differently, and the search is to be the same."""
 STEPS = 8
 """Steps of a probe that cost time, warm-up included."""
 
@@ -192,7 +194,7 @@ class Guided(Searcher):
         rates, likely, predicted = gains / seconds, self._likely(), self._fitting.predicted
         sure = step = dare = Offer()
         for place in (int(place) for place in np.argsort(-rates)):
-            if rates[place] <= max(sure.rate, 0):
+            if rates[place] <= 0 or rates[place] < (1 - EQUAL) * sure.rate:
                 break
             if gains[place] < WORTH:
                 continue
@@ -231,7 +233,7 @@ class Guided(Searcher):
                 same = np.flatnonzero((points.values == changed).all(axis=1) & (points.octaves > largest) & ~closed)
                 fitting = [int(place) for place in same if self._fitting.likely(int(place)) >= self._likely()]
                 found += sorted(fitting, key=lambda place: abs(points.octaves[place] - points.octaves[best]))[:1]
-        return max(found, key=lambda place: float(belief.mean[place]), default=None)
+        return max(found, key=lambda place: (round(float(belief.mean[place]), 9), -place), default=None)
 
     @property
     def _careful(self) -> bool:
@@ -251,6 +253,8 @@ class Guided(Searcher):
         for place in sorted((int(p) for p in np.flatnonzero(same)), key=lambda p: -points.octaves[p]):
             if place in self._outcomes:
                 break  # the next size is the target itself, and it was thought too large
+            if self._fitting.suspect(place):
+                break
             if self._fitting.likely(place) >= likely:
                 hope = max(self._fitting.likely(target), HOPE) * gain
                 return best.or_better(hope / (seconds[place] + seconds[target]), place)
@@ -265,5 +269,6 @@ class Offer:
     place: int | None = None
 
     def or_better(self, rate: float, place: int) -> "Offer":
-        """Returns the better of this offer and another."""
-        return Offer(float(rate), place) if rate > self.rate else self
+        """Returns the better of this offer and another; of equal ones that of the plan which is listed first."""
+        first = self.place is not None and place < self.place and rate > (1 - EQUAL) * self.rate
+        return Offer(float(rate), place) if first or rate > (1 + EQUAL) * self.rate else self

@@ -20,9 +20,6 @@ from autofit.core.plan import KnobValue, Plan
 
 Array = NDArray[np.float64]
 
-KINSHIP = 0.5
-"""Correlation of what two values of a knob change, neither of them the default: bf16 says something of fp16. With 0.7
-the tables of scripts/bench/search.py are searched a little better, and random problems clearly worse: 0.5 is kept."""
 LONE_OCTAVES = 0.25
 """A size has all that a size has of its own when no other is closer than this; 32 and 40 are 0.32 apart."""
 LEAST_VARIANCE = 1e-12
@@ -42,6 +39,8 @@ class Scales:
         own: of what a combination has of its own, a curve too.
         size: of what one size has of its own, whatever the combination: its tiles are full, or a cache overflows. Less
             where others are close: of many such sizes one would always promise more.
+        kinship: correlation of what two values of a knob change, neither of them the default: bf16 says something of
+            fp16.
     """
 
     curve: float
@@ -51,6 +50,7 @@ class Scales:
     own: float
     size: float = 0.0
     octaves: float = 1.5
+    kinship: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Kernel:
     def __init__(self, knobs: Sequence[Knob], scales: Scales, known: Sequence[float] = ()) -> None:
         self._scales = scales
         ratios = known or [1.0] * len(knobs)
-        self._alike = [ratio**2 * _alike(knob) for ratio, knob in zip(ratios, knobs, strict=True)]
+        self._alike = [ratio**2 * _alike(knob, scales.kinship) for ratio, knob in zip(ratios, knobs, strict=True)]
 
     def __call__(self, ours: Points, theirs: Points) -> Array:
         """Returns the covariance of every one of our plans with every one of theirs, without the level."""
@@ -226,7 +226,7 @@ def _typed(value: KnobValue) -> tuple[type, KnobValue]:
     return type(value), value
 
 
-def _alike(knob: Knob) -> Array:
+def _alike(knob: Knob, kinship: float) -> Array:
     """Returns the correlation of what two values of a knob change; nothing is changed by the default."""
     count = len(knob.values)
     if all(type(value) is int for value in knob.values):
@@ -236,4 +236,4 @@ def _alike(knob: Knob) -> Array:
         u = away / reach
         return np.asarray(STRAIGHT * np.outer(u, u) + (1 - STRAIGHT) * np.diag(u**2), dtype=np.float64)
     changed = np.array([_typed(value) != _typed(knob.default) for value in knob.values], dtype=np.float64)
-    return np.asarray(np.outer(changed, changed) * (KINSHIP + (1 - KINSHIP) * np.eye(count)), dtype=np.float64)
+    return np.asarray(np.outer(changed, changed) * (kinship + (1 - kinship) * np.eye(count)), dtype=np.float64)

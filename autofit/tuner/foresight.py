@@ -33,7 +33,9 @@ class Foresight:
         upper = min((e.upper_bytes for e in opinions if e.upper_bytes is not None), default=None)
         value = first.value_bytes if upper is None else min(first.value_bytes, upper)
         value = value if lower is None else max(value, lower)
-        return first.model_copy(update={"value_bytes": value, "lower_bytes": lower, "upper_bytes": upper})
+        said = first.value_bytes if value != first.value_bytes else None
+        bounds = {"value_bytes": value, "lower_bytes": lower, "upper_bytes": upper}
+        return first.model_copy(update=bounds | {"said_bytes": said})
 
     def tell(self, trial: Trial) -> None:
         """Lets the estimators learn from a trial."""

@@ -14,7 +14,7 @@ from autofit.core.plan import Plan
 from autofit.core.table import read_table
 from autofit.core.trial import Purpose
 from autofit.searchers.base import Problem
-from autofit.searchers.fitting import ABOVE_LINE, BELOW_LINE, BEND, FAR, Fitting
+from autofit.searchers.fitting import ABOVE_LINE, BELOW_LINE, BEND, FAR, UNCHANGED, Fitting
 from autofit.searchers.surrogate import points_of
 from tests.fakes import MIB, FakeBench, small_bench
 
@@ -78,6 +78,69 @@ def test_wide_bounds_are_corrected_by_what_ran() -> None:
     assert judge.likely(at(bench, fits)) > max(before, 0.9)
 
 
+def test_what_ran_bounds_a_guess_from_below_and_is_not_corrected_with_it() -> None:
+    bench = linear(budget_bytes=1500 * MIB)
+    limit = bench.budget_bytes
+
+    def estimate(plan: Plan) -> Estimate:
+        said = round(0.9 * bench.peak_bytes(plan))
+        wide = Estimate(value_bytes=said, lower_bytes=round(0.88 * said), upper_bytes=round(1.12 * said))
+        if plan != largest:
+            return wide
+        bounded = {"value_bytes": round(0.96 * limit), "lower_bytes": round(0.96 * limit), "said_bytes": said}
+        return wide.model_copy(update=bounded)
+
+    largest = at(bench, max(size for size in bench.space.sizes if bench.fits(at(bench, size))))
+    bench.budget_bytes = limit = round(1.005 * bench.peak_bytes(largest))
+    judge = Judge(bench, estimate)
+    for size in bench.space.sizes[:2]:
+        judge.run(at(bench, size))
+    assert judge.likely(largest) > 0.5, "0.96 of the limit and the correction of a tenth would be above it"
+
+
+def test_guesses_that_were_all_off_alike_are_trusted_the_more_of_them_ran() -> None:
+    bench = linear(budget_bytes=1500 * MIB)
+
+    def estimate(plan: Plan) -> Estimate:
+        said = round(0.9 * bench.peak_bytes(plan))
+        return Estimate(value_bytes=said, lower_bytes=round(0.88 * said), upper_bytes=round(1.12 * said))
+
+    tight = at(bench, max(size for size in bench.space.sizes if bench.fits(at(bench, size))))
+    bench.budget_bytes = round(1.01 * bench.peak_bytes(tight))
+    judge, chances = Judge(bench, estimate), []
+    for precision in ("float32", "tf32", "bf16"):
+        judge.run(at(bench, 4, precision=precision))
+        chances.append(judge.likely(tight))
+    assert chances == sorted(chances)
+    assert chances[-1] > chances[0] + 0.05
+
+
+def test_that_one_value_needs_room_says_little_of_another() -> None:
+    bench = linear(budget_bytes=1200 * MIB)
+    judge = Judge(bench)
+    judge.run(bench.space.baseline)
+    other = at(bench, 16, optimizer="fused")
+    before = judge.likely(other)
+    place = judge.plans.index(at(bench, 16, optimizer="foreach"))
+    judge.fitting.tell(place, Outcome(status=Status.OUT_OF_MEMORY, reason="full"))
+    assert 0.9 < judge.likely(other) < before, "a relation of 0.5, as for speed, would make it 0.86"
+
+
+def test_after_three_out_of_memories_what_was_only_ever_refused_is_suspect() -> None:
+    bench = linear(budget_bytes=4000 * MIB)
+    judge = Judge(bench)
+    judge.run(bench.space.baseline)
+    small = judge.plans.index(at(bench, 4, optimizer="foreach", precision="bf16"))
+    for size in (16, 32, 64):
+        assert not judge.fitting.suspect(small)
+        place = judge.plans.index(at(bench, size, optimizer="foreach"))
+        judge.fitting.tell(place, Outcome(status=Status.OUT_OF_MEMORY, reason="full"))
+    assert judge.fitting.suspect(small)
+    assert not judge.fitting.suspect(judge.plans.index(at(bench, 4, optimizer="fused", precision="bf16")))
+    judge.run(at(bench, 4, optimizer="foreach"))
+    assert not judge.fitting.suspect(small)
+
+
 def test_peaks_of_two_sizes_tell_which_larger_one_fits() -> None:
     bench = linear(budget_bytes=1500 * MIB)
     judge = Judge(bench)
@@ -102,11 +165,9 @@ def above_the_line() -> list[float]:
     for of_size in peaks.values():
         for first, last in pairwise(sorted(of_size)):
             slope = (of_size[last] - of_size[first]) / (last - first)
-            for size in (
-                size for size in of_size if last < size <= FAR * last and of_size[last] > 1.01 * of_size[first]
-            ):
-                adds = slope * (size - last)
-                found.append((of_size[size] - of_size[last] - adds) / adds)
+            larger = [size for size in of_size if last < size <= FAR * last]
+            if of_size[last] > (1 + UNCHANGED) * of_size[first]:
+                found += [(of_size[size] - of_size[last]) / (slope * (size - last)) - 1 for size in larger]
     return found
 
 

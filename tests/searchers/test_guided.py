@@ -4,7 +4,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from statistics import mean, median
+from typing import Any
 
+import numpy as np
 import pytest
 
 from autofit import estimators
@@ -17,6 +19,8 @@ from autofit.estimators.base import Estimator
 from autofit.replay import Foretold
 from autofit.searchers.base import Problem, Searcher
 from autofit.searchers.guided import Guided
+from autofit.searchers.surrogate import Belief
+from autofit.searchers.throughput import Throughput
 from autofit.tuner import run
 from tests.fakes import (
     MIB,
@@ -100,6 +104,23 @@ def test_where_predictions_were_too_high_what_is_predicted_above_the_budget_runs
     assert best in bench.probes()
     assert bench.regret(findings.plan) < 0.01
     assert all(bench.fits(plan) for plan in bench.probes())
+
+
+@pytest.mark.parametrize("seed", [0, 8, 33])
+def test_a_search_is_the_same_on_a_processor_that_rounds_differently(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    believe, chance = Throughput.believe, np.random.default_rng(0)
+
+    def rounded_differently(self: Throughput, *given: Any) -> Belief:
+        found = believe(self, *given)
+        return Belief(found.mean * (1 + 1e-14 * chance.standard_normal(len(found.mean))), found.deviation)
+
+    first, again = random_bench(seed), random_bench(seed)
+    run(tuning_of(first))
+    monkeypatch.setattr(Throughput, "believe", rounded_differently)
+    run(tuning_of(again))
+    assert again.probes() == first.probes()
 
 
 def test_the_users_own_plan_comes_first_where_nothing_is_known_of_its_memory() -> None:

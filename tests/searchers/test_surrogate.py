@@ -54,6 +54,12 @@ def test_a_relative_of_what_was_told_leans_towards_it_and_is_less_sure() -> None
     assert deviation > believed(told, plan(precision="bf16"))[1] * 3
 
 
+def test_relatives_lean_towards_each_other_by_their_kinship() -> None:
+    told, asked = {plan(): 0.0, plan(precision="bf16"): 0.6}, plan(precision="fp16")
+    means = [believed(told, asked, scales=replace(SCALES, kinship=kinship))[0] for kinship in (0.0, 0.2, 0.5)]
+    assert abs(means[0]) < 0.05 < means[1] < means[2] - 0.1
+
+
 def test_half_the_blocks_change_about_half_as_much() -> None:
     told = {plan(): 0.0, plan(blocks=4): -0.3}
     assert believed(told, plan(blocks=2))[0] == pytest.approx(-0.15, abs=0.06)
