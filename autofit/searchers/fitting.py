@@ -122,7 +122,7 @@ class Fitting:
             return False
         of_plan, values = self._points.values[place], self._points.values
         refused = [other for other, outcome in self._outcomes.items() if outcome.status.does_not_fit]
-        ran = [other for other, outcome in self._outcomes.items() if outcome.measured]
+        ran = [other for other, outcome in self._outcomes.items() if outcome.measurement is not None]
         return bool(((values[refused] == of_plan).any(axis=0) & ~(values[ran] == of_plan).any(axis=0)).any())
 
     def likely(self, place: int) -> float:
@@ -159,17 +159,18 @@ class Fitting:
     def _surely(self, estimate: Estimate) -> float:
         """Returns the probability that a peak with these bounds is within the limit; they are taken for two deviations.
 
-        Wide bounds are corrected by how much figures with such bounds were off; what others bound it to from below is
-        not. The more of them ran, the surer that is.
+        Wide bounds are corrected by how much figures with such bounds were off, the surer the more of them ran. Where
+        others raised the guess to what a plan needs at least, what was said before is corrected.
         """
         limit = self._problem.memory_bytes
         lower, upper = estimate.lower_bytes or 0, estimate.upper_bytes or 0
         mean, deviation = math.log(max(estimate.value_bytes, 1)), max(math.log(upper / max(lower, 1)) / 4, TIGHT)
         if self._misses and not _narrow(estimate):
             shift = median(self._misses)
-            mean = max(math.log(_said(estimate)) + shift, math.log(max(lower, 1)))
+            said = max(min(_said(estimate), estimate.value_bytes), 1)
+            mean = max(math.log(said) + shift, math.log(max(lower, 1)))
             spread = 1.5 * median(abs(miss - shift) for miss in self._misses)
-            deviation = max(spread, NOISE / math.sqrt(len(self._misses)))
+            deviation = max(spread, NOISE / math.sqrt(len(self._misses)), TIGHT)
         elif upper <= limit or lower > limit:
             return float(upper <= limit)
         return below((math.log(limit) - mean) / deviation)

@@ -38,9 +38,9 @@ CONSIDERED = 20_000
 """Plans of a space that are looked at: an ask stays cheap in a huge one."""
 WORTH = 0.002
 """A plan is run when it is expected to gain this, as a log ratio."""
-SMALL, BEHIND = 3.0, 2.0
-"""A value that was tried at no more than the size of the best plan less so many octaves was not judged yet: what a step
-costs beside its samples, such as casts, hides there what it brings. One that is believed so many times slower was."""
+SMALL, BEHIND = 8, 2.0
+"""A value that was tried at no more than this part of the size of the best plan was not judged yet: what a step costs
+beside its samples, such as casts, hides there what it brings. One that is believed so many times slower was."""
 HOPELESS = 3.0
 """A plan that would have to be so many deviations faster than believed gains less than 0.0004 of a deviation."""
 LIKELY, CAUTIOUS = 0.85, 0.9
@@ -55,8 +55,9 @@ STEPS_MOST, STEP_WORTH, HOPE = 8, 0.02, 0.15
 taken to fit with this probability at least."""
 REACH = 8
 """A size is at most this multiple of the largest that ran: models are straight lines from far enough away."""
-EQUAL = 1e-9
-"""Rates that differ by no more than this are equal: processors round differently, and the search is to be the same."""
+EQUAL, DIGITS = 1e-9, 9
+"""Rates that differ by no more than this share are equal, and logarithms that are the same to so many digits: no two
+processors round alike, and the search is to be the same."""
 STEPS = 8
 """Steps of a probe that cost time, warm-up included."""
 
@@ -73,6 +74,7 @@ class Guided(Searcher):
         self._plans = list(islice(space.plans(), CONSIDERED))
         self._places = {plan.key: place for place, plan in enumerate(self._plans)}
         self._points = points_of(self._knobs, self._plans, space.baseline.micro_batch_size)
+        self._sizes = np.array([plan.micro_batch_size for plan in self._plans])
         self._samples = np.array([plan.global_batch_size for plan in self._plans])
         self._outcomes: dict[int, Outcome] = {}
         self._scores: dict[int, float] = {}
@@ -180,8 +182,7 @@ class Guided(Searcher):
 
     def _closed(self) -> NDArray[np.bool_]:
         """Returns which plans are not to be run whatever they promise."""
-        sizes = np.exp2(self._points.octaves)
-        closed = sizes > REACH * max(sizes[place] for place in self._scores)
+        closed = self._sizes > REACH * max(self._sizes[place] for place in self._scores)
         for each in self._condemned():
             closed |= each.mask
         return np.asarray(closed, dtype=np.bool_)
@@ -217,7 +218,7 @@ class Guided(Searcher):
 
     def _at_size(self, belief: Belief) -> int | None:
         """Returns the best plan with a value that was tried at small sizes only, near its size; None without one."""
-        points, tried = self._points, list(self._outcomes)
+        points, sizes, tried = self._points, self._sizes, list(self._outcomes)
         ran = (place for place in self._scores if self._outcomes[place].measured)
         best, closed = max(ran, key=lambda place: float(belief.mean[place])), self._closed()
         closed[tried] = True
@@ -225,15 +226,17 @@ class Guided(Searcher):
         found: list[int] = []
         for knob, own in enumerate(points.values[best]):
             for value in set(points.values[tried, knob].tolist()) - {own}:
-                largest = max(points.octaves[place] for place in tried if points.values[place, knob] == value)
-                if largest > points.octaves[best] - SMALL:
+                largest = max(sizes[place] for place in tried if points.values[place, knob] == value)
+                if SMALL * largest > sizes[best]:
                     continue
                 changed = points.values[best].copy()
                 changed[knob] = value
-                same = np.flatnonzero((points.values == changed).all(axis=1) & (points.octaves > largest) & ~closed)
+                same = np.flatnonzero((points.values == changed).all(axis=1) & (sizes > largest) & ~closed)
                 fitting = [int(place) for place in same if self._fitting.likely(int(place)) >= self._likely()]
-                found += sorted(fitting, key=lambda place: abs(points.octaves[place] - points.octaves[best]))[:1]
-        return max(found, key=lambda place: (round(float(belief.mean[place]), 9), -place), default=None)
+                apart = np.abs(points.octaves - points.octaves[best]).round(DIGITS)
+                found += sorted(fitting, key=lambda place: apart[place])[:1]
+        means = belief.mean.round(DIGITS)
+        return max(found, key=lambda place: (means[place], -place), default=None)
 
     @property
     def _careful(self) -> bool:

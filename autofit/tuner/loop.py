@@ -183,7 +183,7 @@ class Loop:
 
     def _look(self, plan: Plan) -> None:
         if (estimate := self._foresight.look(plan)) is not None:
-            self.predicted[plan.key] = estimate
+            self.predicted[plan.key] = estimate.model_copy(update={"said_bytes": None})  # a searcher's, not a reader's
 
     def _run(self, plan: Plan) -> Trial:
         trial = self._screened(plan)

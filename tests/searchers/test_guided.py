@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 
 from autofit import estimators
+from autofit.core.budget import Budget, Clock
 from autofit.core.estimate import Estimate
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.space import SearchSpace
 from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
-from autofit.replay import Foretold
+from autofit.replay import Foretold, TableBench
 from autofit.searchers.base import Problem, Searcher
 from autofit.searchers.guided import Guided
 from autofit.searchers.surrogate import Belief
@@ -34,6 +36,7 @@ from tests.fakes import (
     space_of,
     tuning_of,
 )
+from tests.tables import synthetic
 
 
 def problem(bench: FakeBench, estimate=lambda plan: None) -> Problem:
@@ -121,6 +124,20 @@ def test_a_search_is_the_same_on_a_processor_that_rounds_differently(
     monkeypatch.setattr(Throughput, "believe", rounded_differently)
     run(tuning_of(again))
     assert again.probes() == first.probes()
+
+
+def test_without_predictions_a_search_runs_out_of_memory_three_times_at_most() -> None:
+    made = synthetic("static_memory")
+    device = TableBench(made.table, seed=13)
+    fields = {
+        "space": SearchSpace(made.table.space),
+        "evaluate": device.evaluate,
+        "budget": Budget(memory_bytes=made.table.budget.memory_bytes),
+        "clock": Clock(device.time),
+        "seed": 13,
+    }
+    findings = run(tuning_of(small_bench(), estimators=[each() for each in estimators.MEMBERS], **fields))
+    assert findings.counts[Status.OUT_OF_MEMORY.value] == 3, "what takes room at any size is met, and is not met again"
 
 
 def test_the_users_own_plan_comes_first_where_nothing_is_known_of_its_memory() -> None:
