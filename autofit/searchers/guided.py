@@ -223,6 +223,7 @@ class Guided(Searcher):
         best, closed = max(ran, key=lambda place: float(belief.mean[place])), self._closed()
         closed[tried] = True
         closed |= belief.mean < belief.mean[best] - math.log(BEHIND)
+        apart, means = np.abs(points.octaves - points.octaves[best]).round(DIGITS), belief.mean.round(DIGITS)
         found: list[int] = []
         for knob, own in enumerate(points.values[best]):
             for value in set(points.values[tried, knob].tolist()) - {own}:
@@ -233,9 +234,7 @@ class Guided(Searcher):
                 changed[knob] = value
                 same = np.flatnonzero((points.values == changed).all(axis=1) & (sizes > largest) & ~closed)
                 fitting = [int(place) for place in same if self._fitting.likely(int(place)) >= self._likely()]
-                apart = np.abs(points.octaves - points.octaves[best]).round(DIGITS)
                 found += sorted(fitting, key=lambda place: apart[place])[:1]
-        means = belief.mean.round(DIGITS)
         return max(found, key=lambda place: (means[place], -place), default=None)
 
     @property

@@ -78,6 +78,19 @@ def test_wide_bounds_are_corrected_by_what_ran() -> None:
     assert judge.likely(at(bench, fits)) > max(before, 0.9)
 
 
+def with_room(room: float) -> tuple[FakeBench, Plan]:
+    """Returns a device whose budget is `room` times the peak of a plan, and that plan."""
+    bench = linear(budget_bytes=1500 * MIB)
+    largest = at(bench, max(size for size in bench.space.sizes if bench.fits(at(bench, size))))
+    bench.budget_bytes = round(room * bench.peak_bytes(largest))
+    return bench, largest
+
+
+def small(bench: FakeBench) -> list[Plan]:
+    """Returns plans that surely fit."""
+    return [at(bench, 4, precision=precision) for precision in ("float32", "tf32", "bf16")]
+
+
 def foretold(bench: FakeBench, plan: Plan, **changes: int) -> Estimate:
     """Returns a guess that is a tenth too low, with bounds that are wider than that."""
     said = round(0.9 * bench.peak_bytes(plan))
@@ -85,15 +98,13 @@ def foretold(bench: FakeBench, plan: Plan, **changes: int) -> Estimate:
     return wide.model_copy(update=changes | ({"said_bytes": said} if changes else {}))
 
 
-def judge_of_the_largest(room: float, *plans: int, **changes: float) -> float:
+def judge_of_the_largest(room: float, **changes: float) -> float:
     """Returns how likely the largest plan is to fit after smaller ones ran; `changes` are shares of its peak."""
-    bench = linear(budget_bytes=1500 * MIB)
-    largest = at(bench, max(size for size in bench.space.sizes if bench.fits(at(bench, size))))
-    bench.budget_bytes = round(room * bench.peak_bytes(largest))
+    bench, largest = with_room(room)
     moved = {name: round(share * bench.peak_bytes(largest)) for name, share in changes.items()}
     judge = Judge(bench, lambda plan: foretold(bench, plan, **(moved if plan == largest else {})))
-    for precision in ("float32", "tf32", "bf16"):
-        judge.run(at(bench, 4, precision=precision))
+    for plan in small(bench):
+        judge.run(plan)
     return judge.likely(largest)
 
 
@@ -113,9 +124,7 @@ def test_a_guess_that_what_ran_lowered_stays_lowered() -> None:
 
 @pytest.mark.parametrize(("room", "fits"), [(1.02, True), (0.98, False)])
 def test_what_was_said_counts_for_how_far_guesses_are_off(room: float, fits: bool) -> None:
-    bench = linear(budget_bytes=1500 * MIB)
-    largest = at(bench, max(size for size in bench.space.sizes if bench.fits(at(bench, size))))
-    bench.budget_bytes = round(room * bench.peak_bytes(largest))
+    bench, largest = with_room(room)
 
     def estimate(plan: Plan) -> Estimate:
         if plan == largest:
@@ -124,18 +133,16 @@ def test_what_was_said_counts_for_how_far_guesses_are_off(room: float, fits: boo
         return foretold(bench, plan, value_bytes=peak, lower_bytes=peak, upper_bytes=round(1.2 * peak))
 
     judge = Judge(bench, estimate)
-    for precision in ("float32", "tf32", "bf16"):
-        judge.run(at(bench, 4, precision=precision))
+    for plan in small(bench):
+        judge.run(plan)
     assert judge.likely(largest) == pytest.approx(float(fits), abs=0.1)
 
 
 def test_guesses_that_were_all_off_alike_are_trusted_the_more_of_them_ran() -> None:
-    bench = linear(budget_bytes=1500 * MIB)
-    tight = at(bench, max(size for size in bench.space.sizes if bench.fits(at(bench, size))))
-    bench.budget_bytes = round(1.01 * bench.peak_bytes(tight))
+    bench, tight = with_room(1.01)
     judge, chances = Judge(bench, lambda plan: foretold(bench, plan)), []
-    for precision in ("float32", "tf32", "bf16"):
-        judge.run(at(bench, 4, precision=precision))
+    for plan in small(bench):
+        judge.run(plan)
         chances.append(judge.likely(tight))
     assert chances == sorted(chances)
     assert chances[-1] > chances[0] + 0.05
@@ -156,18 +163,18 @@ def test_after_three_out_of_memories_what_was_only_ever_refused_is_suspect() -> 
     bench = linear(budget_bytes=4000 * MIB)
     judge = Judge(bench)
     judge.run(bench.space.baseline)
-    small = judge.plans.index(at(bench, 4, optimizer="foreach", precision="bf16"))
+    place = judge.plans.index(at(bench, 4, optimizer="foreach", precision="bf16"))
     for size in (16, 32, 64):
-        assert not judge.fitting.suspect(small)
-        place = judge.plans.index(at(bench, size, optimizer="foreach"))
-        judge.fitting.tell(place, Outcome(status=Status.OUT_OF_MEMORY, reason="full"))
-    assert judge.fitting.suspect(small)
+        assert not judge.fitting.suspect(place)
+        refused = judge.plans.index(at(bench, size, optimizer="foreach"))
+        judge.fitting.tell(refused, Outcome(status=Status.OUT_OF_MEMORY, reason="full"))
+    assert judge.fitting.suspect(place)
     assert not judge.fitting.suspect(judge.plans.index(at(bench, 4, optimizer="fused", precision="bf16")))
     ran = bench.evaluate(at(bench, 4, optimizer="foreach"), Purpose.PROBE).model_copy(
         update={"status": Status.OVER_BUDGET, "reason": "larger"}
     )
     judge.fitting.tell(judge.plans.index(at(bench, 4, optimizer="foreach")), ran)
-    assert not judge.fitting.suspect(small), "it is known what it needs"
+    assert not judge.fitting.suspect(place), "it is known what it needs"
 
 
 def test_peaks_of_two_sizes_tell_which_larger_one_fits() -> None:
