@@ -102,7 +102,7 @@ def test_every_acknowledged_trial_survives_a_kill_at_every_write(db: Path) -> No
 
 def test_a_trial_that_was_cut_off_while_it_was_written_is_as_before(db: Path) -> None:
     reader, writer = os.pipe()
-    last_write = 5 + 6  # begin; then state, end, value, attributes, constraints, commit
+    last_write = 5 + 5  # begin; then state and end, value, attributes, constraints, commit
     assert in_child(killed_at(db, last_write, writer)) == -signal.SIGKILL
     os.close(writer)
     assert os.read(reader, 100) == b""

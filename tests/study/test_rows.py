@@ -92,7 +92,7 @@ def test_a_trial_costs_two_transactions_and_few_statements(db: Path) -> None:
         event.remove(Engine, "before_cursor_execute", stated)
         event.remove(Engine, "commit", committed)
     assert len(commits) == 2
-    assert len(statements) <= 12
+    assert len(statements) <= 9
 
 
 def test_of_two_that_finish_a_trial_one_is_refused(db: Path) -> None:
