@@ -59,14 +59,14 @@ class Book:
         Raises:
             StudyError: it is a study of another program, or of a newer schema.
         """
-        # The sampler is never asked; this one costs nothing.
-        study = optuna.create_study(
-            storage=storage,
-            study_name=name,
-            direction="maximize",
-            load_if_exists=True,
-            sampler=optuna.samplers.RandomSampler(),
-        )
+        with _quiet():
+            study = optuna.create_study(
+                storage=storage,
+                study_name=name,
+                direction="maximize",
+                load_if_exists=True,
+                sampler=optuna.samplers.RandomSampler(),  # never asked; this one costs nothing
+            )
         study_id = storage.get_study_id_from_name(name)
         book = cls(storage, study, study_id, objective, rows=_rows(storage, study_id))
         attributes = study.user_attrs
@@ -137,6 +137,17 @@ def _rows(storage: BaseStorage, study_id: int) -> "Rows | None":
     from autofit.study.rows import Rows  # noqa: PLC0415  it imports what is private to Optuna
 
     return Rows(storage, study_id)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps what Optuna says of a new study out of the log. Takes milliseconds: every logger forgets its level."""
+    level = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(max(level, optuna.logging.WARNING))
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(level)
 
 
 @contextmanager

@@ -64,16 +64,12 @@ class Place:
 
     @contextmanager
     def guarded(self, doing: str) -> Iterator[None]:
-        """Turns failures of the storage into a `StudyError`, and keeps Optuna's progress lines out of the log."""
-        level = optuna.logging.get_verbosity()
-        optuna.logging.set_verbosity(max(level, optuna.logging.WARNING))
+        """Turns failures of the storage into a `StudyError`."""
         try:
             yield
         except _STORAGE_FAILURES as error:
             # Without its cause: tracebacks of database drivers can show the password.
             raise StudyError(self._message(error, doing)) from None
-        finally:
-            optuna.logging.set_verbosity(level)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
