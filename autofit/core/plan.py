@@ -11,6 +11,8 @@ KnobValue = bool | int | str
 MICRO_BATCH_SIZE = "micro_batch_size"
 ACCUMULATION_STEPS = "accumulation_steps"
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+
 
 class Plan(BaseModel):
     """A value for each knob in play.
@@ -25,7 +27,7 @@ class Plan(BaseModel):
     @cached_property
     def key(self) -> str:
         """The plan as canonical JSON: equal plans have equal keys, in every process and version."""
-        return json.dumps(dict(sorted(self.values.items())), separators=(",", ":"))
+        return _CANONICAL.encode(dict(self.values))
 
     @property
     def micro_batch_size(self) -> int:

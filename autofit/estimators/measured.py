@@ -30,6 +30,7 @@ class _Curve:
     accumulating: bool
     peaks: dict[int, int] = field(default_factory=dict)
     static_bytes: int = 0
+    drawn: dict[int, Estimate] = field(default_factory=dict)  # by size, until another peak is learned
 
     def distance(self, combination: Plan, accumulating: bool) -> int:
         return len(combination.changes_from(self.combination)) + (accumulating != self.accumulating)
@@ -37,10 +38,9 @@ class _Curve:
 
 @dataclass(frozen=True, slots=True)
 class _Lender:
-    """What a combination of which nothing ran borrows: the nearest curve, the shape that it is drawn on with, why."""
+    """What a combination of which nothing ran borrows: the nearest curve, and in what that differs."""
 
     curve: _Curve
-    shape: _Curve | None
     changes: str
 
 
@@ -64,6 +64,8 @@ class Measured(Estimator):
         curve.peaks[size] = max(peak, curve.peaks.get(size, 0))
         curve.static_bytes = max(curve.static_bytes, min(measurement.memory.static_bytes or 0, peak))
         self._lenders.clear()
+        for known in self._curves.values():
+            known.drawn.clear()
 
     def estimate(self, plan: Plan) -> Estimate | None:
         """Returns the peak with bounds from the combination's own sizes, or a neighbour's as a guess without bounds."""
@@ -71,9 +73,14 @@ class Measured(Estimator):
         own = self._curves.get((plan.combination.key, accumulating))
         if own is None:
             return self._borrowed(plan, accumulating)
-        size = plan.micro_batch_size
-        peak, lower, upper = _bounds(own, size, self._shape(own))
-        return Estimate(value_bytes=peak, lower_bytes=lower, upper_bytes=upper, basis=_basis(own, size))
+        return self._at(own, plan.micro_batch_size)
+
+    def _at(self, curve: _Curve, size: int) -> Estimate:
+        if size not in curve.drawn:
+            peak, lower, upper = _bounds(curve, size, self._shape(curve))
+            basis = _basis(curve, size)
+            curve.drawn[size] = Estimate(value_bytes=peak, lower_bytes=lower, upper_bytes=upper, basis=basis)
+        return curve.drawn[size]
 
     def _shape(self, own: _Curve) -> _Curve | None:
         """Returns the nearest curve of more than one size, which shows how memory grows."""
@@ -87,7 +94,7 @@ class Measured(Estimator):
         if key not in self._lenders:
             self._lenders[key] = self._lender(plan.combination, accumulating)
         lender = self._lenders[key]
-        value, _, _ = _bounds(lender.curve, plan.micro_batch_size, lender.shape)
+        value = self._at(lender.curve, plan.micro_batch_size).value_bytes
         return Estimate(value_bytes=value, basis=f"guess from a plan that differs in {lender.changes}")
 
     def _lender(self, combination: Plan, accumulating: bool) -> _Lender:
@@ -95,7 +102,7 @@ class Measured(Estimator):
         curves = self._curves.values()
         nearest = min(curves, key=lambda c: (c.distance(combination, accumulating), -len(c.peaks)))
         changes = ", ".join(f"{k}={v}" for k, v in combination.changes_from(nearest.combination).items())
-        return _Lender(nearest, self._shape(nearest), changes or "accumulation")
+        return _Lender(nearest, changes or "accumulation")
 
 
 def _bounds(curve: _Curve, size: int, shape: _Curve | None = None) -> tuple[int, int, int | None]:

@@ -80,8 +80,7 @@ class Fitting:
         changed = (points.values != points.values[:1]).sum(axis=1)
         self._singles = [int(place) for place in np.flatnonzero(changed == 1)]
         self._belief: Belief | None = None
-        self._estimates: dict[int, Estimate | None] = {}  # these two are good until something is told
-        self._chances: dict[int, float] = {}
+        self._chances: dict[int, float] = {}  # until something is told
         self._stays = 0.0
         self._expected: dict[int, int] = {}
         self._misses: list[float] = []
@@ -98,7 +97,6 @@ class Fitting:
     def look_again(self) -> None:
         """Forgets what was estimated: more is known now."""
         self._belief = None
-        self._estimates.clear()
         self._chances.clear()
 
     def expect(self, place: int) -> None:
@@ -148,9 +146,7 @@ class Fitting:
         return min(fits, self._below_refused(place), self._among_its_size(place))
 
     def _estimate(self, place: int) -> Estimate | None:
-        if place not in self._estimates:
-            self._estimates[place] = self._problem.estimate(self._plans[place])
-        return self._estimates[place]
+        return self._problem.estimate(self._plans[place])
 
     def _foretelling(self, place: int) -> Estimate | None:
         estimate = self._estimate(place)
@@ -208,8 +204,8 @@ class Fitting:
         places = sorted(told)
         values = np.array([told[place][0] for place in places]) - expected[places]
         noise = np.array([told[place][1] for place in places])
-        believed = Surrogate(model, places, noise, level).believe(values)
-        return Belief(believed.mean + expected, believed.deviation)
+        believed = Surrogate(model, places, noise, level).believe(values[:, None])
+        return Belief(believed.mean[:, 0] + expected, believed.deviation)
 
     def _seen(self, place: int, predicted: bool) -> tuple[float, float] | None:
         """Returns the logarithm of the bytes that grow, if a plan ran or is foretold, and how far that may be off."""

@@ -137,64 +137,66 @@ class Covariances:
     def __init__(self, kernel: Kernel, points: Points) -> None:
         self._kernel, self._points = kernel, points
         self._rows: dict[int, Array] = {}
+        self._last: tuple[list[int], Array] = ([], np.empty((0, len(points.octaves))))
         self.variances = kernel.variances(points)
 
     def of(self, places: Sequence[int]) -> Array:
         """Returns the covariances of these plans with all, [places, plans]."""
         if new := [place for place in places if place not in self._rows]:
             self._rows |= zip(new, self._kernel(self._points.of(new), self._points), strict=True)
-        return np.array([self._rows[place] for place in places])
+        if self._last[0] != list(places):  # several surrogates are told of the same plans
+            self._last = list(places), np.array([self._rows[place] for place in places])
+        return self._last[1]
 
 
 class Surrogate:
     """A Gaussian process of some plans that ran.
 
-    Several versions of what was told cost hardly more than one: `values` is one per plan, [told], or a column for each
-    version, [told, versions].
+    Several versions of what was told cost hardly more than one: `values` has one per plan in a column for each version,
+    [told, versions]. So do several models of how large the parts and the noise are: what is returned has a first axis
+    for them where they were given.
 
     Args:
         covariances: of the plans of a space.
         told: places of those that ran.
-        noise: standard deviation of what is told of each.
+        noise: standard deviation of what is told of each, [told] or [models, told].
         level: standard deviation of what all plans have in common.
-        amplitude: how many times as large as usual all parts are.
+        amplitude: how many times as large as usual all parts are; one, or [models].
     """
 
     def __init__(
-        self, covariances: Covariances, told: Sequence[int], noise: Array, level: float, amplitude: float = 1.0
+        self, covariances: Covariances, told: Sequence[int], noise: Array, level: float, amplitude: float | Array = 1.0
     ) -> None:
-        self._cross = amplitude**2 * covariances.of(told) + level**2
-        self._variances = amplitude**2 * covariances.variances + level**2
-        self._factor = np.linalg.cholesky(self._cross[:, told] + np.diag(noise**2))
+        scale = np.asarray(amplitude, dtype=np.float64)[..., None] ** 2
+        self._cross = scale[..., None] * covariances.of(told) + level**2
+        self._variances = scale * covariances.variances + level**2
+        self._factor = np.linalg.cholesky(self._cross[..., told] + noise[..., None] ** 2 * np.eye(len(told)))
 
     def evidence(self, values: Array) -> Array:
         """Returns the log likelihood of what was told, less what is expected without having seen any, [versions]."""
         whitened = np.linalg.solve(self._factor, values)
-        return np.asarray(-0.5 * np.sum(whitened**2, axis=0) - np.log(np.diag(self._factor)).sum(), dtype=np.float64)
+        sizes = np.log(np.diagonal(self._factor, axis1=-2, axis2=-1)).sum(axis=-1)
+        return np.asarray(-0.5 * np.sum(whitened**2, axis=-2) - sizes[..., None], dtype=np.float64)
 
     def believe(self, values: Array) -> Belief:
         """Returns what is believed of every plan; the means of each version, [plans, versions], have one deviation."""
         solved = np.linalg.solve(self._factor, self._cross)
-        variance = self._variances - np.sum(solved**2, axis=0)
-        mean = solved.T @ np.linalg.solve(self._factor, values)
+        variance = self._variances - np.sum(solved**2, axis=-2)
+        mean = solved.swapaxes(-2, -1) @ np.linalg.solve(self._factor, values)
         return Belief(mean, np.sqrt(np.maximum(variance, LEAST_VARIANCE)))
 
 
 def points_of(knobs: Sequence[Knob], plans: Sequence[Plan], own_size: int) -> Points:
     """Returns plans as numbers; `own_size` is the user's own micro batch."""
     places = [{_typed(value): place for place, value in enumerate(knob.values)} for knob in knobs]
-    numbers: dict[str, int] = {}
+    rows = [tuple(at[_typed(plan.values[k.name])] for at, k in zip(places, knobs, strict=True)) for plan in plans]
+    numbers: dict[tuple[int, ...], int] = {}
     octaves = np.log2(np.array([plan.micro_batch_size for plan in plans], dtype=np.float64) / own_size)
     return Points(
-        values=np.array(
-            [[at[_typed(plan.values[k.name])] for at, k in zip(places, knobs, strict=True)] for plan in plans],
-            dtype=np.int64,
-        ).reshape(len(plans), len(knobs)),
+        values=np.array(rows, dtype=np.int64).reshape(len(plans), len(knobs)),
         octaves=octaves,
         lone=np.minimum(_to_the_next(octaves) / LONE_OCTAVES, 1.0),
-        combinations=np.array(
-            [numbers.setdefault(plan.combination.key, len(numbers)) for plan in plans], dtype=np.int64
-        ),
+        combinations=np.array([numbers.setdefault(row, len(numbers)) for row in rows], dtype=np.int64),
     )
 
 

@@ -7,7 +7,6 @@ sure: with a few probes of small sizes the fixed part may be anything, and so ma
 ones.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import product
 
@@ -73,16 +72,14 @@ class Throughput:
         spreads = np.array([measurements[place].spread_ratio for place in told])
         rest = np.log([scores[place] for place in told])[:, None] - self._expected[told]
         levels = rest.mean(axis=0)
-        means, variances, evidence = [], [], []
-        for amplitude, noise in product(AMPLITUDES, NOISES):
-            model = Surrogate(self._covariances, told, np.hypot(noise, spreads), LEVEL, amplitude)
-            evidence.append(model.evidence(rest - levels) - self._doubts - math.log(amplitude) ** 2)
-            believed = model.believe(rest - levels)
-            means.append(believed.mean + self._expected + levels)
-            variances.append(believed.deviation**2)
-        weights = np.exp(np.array(evidence) - np.max(evidence))
+        amplitudes, noises = np.array(list(product(AMPLITUDES, NOISES))).T
+        models = Surrogate(self._covariances, told, np.hypot(noises[:, None], spreads), LEVEL, amplitudes)
+        evidence = models.evidence(rest - levels) - self._doubts - np.log(amplitudes)[:, None] ** 2
+        weights = np.exp(evidence - evidence.max())  # [models, overheads]
         weights /= weights.sum()
-        mean = np.einsum("mpo,mo->p", np.array(means), weights)
-        within = np.einsum("mp,mo->p", np.array(variances), weights)
-        between = np.einsum("mpo,mo->p", (np.array(means) - mean[:, None]) ** 2, weights)
+        believed = models.believe(rest - levels)
+        means = believed.mean + self._expected + levels
+        mean = np.einsum("mpo,mo->p", means, weights)
+        within = np.einsum("mp,mo->p", believed.deviation**2, weights)
+        between = np.einsum("mpo,mo->p", (means - mean[:, None]) ** 2, weights)
         return Belief(mean, np.sqrt(np.maximum(within + between, LEAST_VARIANCE)))

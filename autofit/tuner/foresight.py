@@ -22,9 +22,15 @@ class Foresight:
     def __init__(self, tuning: Tuning) -> None:
         self._tuning = tuning
         self._surveyed = False
+        self._said: dict[str, Estimate | None] = {}  # until an estimator learns more
 
     def estimate(self, plan: Plan) -> Estimate | None:
         """Returns what the estimators say together: the tightest bounds, and the first value that rests on a bound."""
+        if plan.key not in self._said:
+            self._said[plan.key] = self._together(plan)
+        return self._said[plan.key]
+
+    def _together(self, plan: Plan) -> Estimate | None:
         opinions = [e for estimator in self._tuning.estimators if (e := estimator.estimate(plan)) is not None]
         if len(opinions) < 2:
             return opinions[0] if opinions else None
@@ -34,11 +40,14 @@ class Foresight:
         value = first.value_bytes if upper is None else min(first.value_bytes, upper)
         value = value if lower is None else max(value, lower)
         said = first.value_bytes if value != first.value_bytes else None
+        if (value, lower, upper) == (first.value_bytes, first.lower_bytes, first.upper_bytes):
+            return first
         bounds = {"value_bytes": value, "lower_bytes": lower, "upper_bytes": upper}
         return first.model_copy(update=bounds | {"said_bytes": said})
 
     def tell(self, trial: Trial) -> None:
         """Lets the estimators learn from a trial."""
+        self._said.clear()
         for estimator in self._tuning.estimators:
             estimator.tell(trial)
 
@@ -58,6 +67,7 @@ class Foresight:
             plans = worth_knowing(self._tuning.space, self.estimate, self._tuning.budget.memory_bytes)
             for estimator in self._tuning.estimators:
                 estimator.survey(plans)
+            self._said.clear()
 
     def look(self, plan: Plan) -> Estimate | None:
         """Returns what is said of a plan after a closer look, unless it is known well enough.
@@ -78,6 +88,8 @@ class Foresight:
                 estimator.foresee(plan, along)
         except DevicePoisoned as error:
             raise for_good(str(error)) from error
+        finally:
+            self._said.clear()
 
 
 def loose(estimate: Estimate) -> bool:

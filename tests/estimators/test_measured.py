@@ -151,3 +151,19 @@ def test_a_neighbours_growth_is_borrowed_where_one_size_alone_says_too_much() ->
 
 def test_the_basis_shows_the_numbers() -> None:
     assert "900 B at micro batch 8" in known(told(trial(plan(8), 900)), plan(16)).basis
+
+
+def test_each_peak_changes_what_is_said_of_its_own_combination_and_of_those_that_borrow() -> None:
+    trials = [
+        trial(plan(8), 900),
+        trial(plan(8, checkpoint="all"), 400),
+        trial(plan(16), 950),
+        trial(plan(32, checkpoint="all"), 700),
+        trial(plan(16), 990),
+    ]
+    asked = [plan(32), plan(32, checkpoint="all"), plan(32, precision="bf16"), plan(8)]
+    asked_often = Measured()
+    for count, one in enumerate(trials, 1):
+        asked_often.tell(one)
+        fresh = told(*trials[:count])
+        assert [asked_often.estimate(each) for each in asked] == [fresh.estimate(each) for each in asked]

@@ -29,8 +29,8 @@ def plan(size: int = 8, precision: str = "fp32", blocks: int = 0, form: str = "d
 def believed(told: dict[Plan, float], asked: Plan, noise: float = 0.01, scales: Scales = SCALES) -> tuple[float, float]:
     points = points_of(KNOBS, [*told, asked], 8)
     model = surrogate(points, list(range(len(told))), Kernel(KNOBS, scales), noise=noise)
-    found = model.believe(np.array(list(told.values())))
-    return float(found.mean[-1]), float(found.deviation[-1])
+    found = model.believe(np.array([list(told.values())]).T)
+    return float(found.mean[-1, 0]), float(found.deviation[-1])
 
 
 def test_what_was_told_is_believed() -> None:
@@ -105,7 +105,7 @@ def test_a_knob_of_which_something_is_known_changes_less() -> None:
 def test_evidence_is_higher_for_what_fits() -> None:
     plans = [plan(), plan(precision="bf16"), plan(16)]
     model = surrogate(points_of(KNOBS, plans, 8), [0, 1, 2])
-    calm, wild = np.array([0.0, 0.2, 0.05]), np.array([0.0, 2.0, -1.5])
+    calm, wild = np.array([[0.0, 0.2, 0.05]]).T, np.array([[0.0, 2.0, -1.5]]).T
     assert model.evidence(calm) > model.evidence(wild)
 
 
@@ -115,16 +115,30 @@ def test_several_versions_of_what_was_told_are_believed_as_each_alone() -> None:
     versions = np.array([[0.0, 0.3], [0.2, -0.1], [0.05, 0.7]])
     both = model.believe(versions)
     for number in (0, 1):
-        alone = model.believe(versions[:, number])
-        assert both.mean[:, number] == pytest.approx(alone.mean)
+        version = versions[:, [number]]
+        alone = model.believe(version)
+        assert both.mean[:, number] == pytest.approx(alone.mean[:, 0])
         assert both.deviation == pytest.approx(alone.deviation)
-        assert model.evidence(versions)[number] == pytest.approx(model.evidence(versions[:, number]))
+        assert model.evidence(versions)[number] == pytest.approx(model.evidence(version)[0])
+
+
+def test_several_models_believe_as_each_alone() -> None:
+    points = points_of(KNOBS, [plan(), plan(precision="bf16"), plan(16), plan(32, "bf16")], 8)
+    covariances, told = Covariances(KERNEL, points), [0, 1, 2]
+    versions = np.array([[0.0, 0.3], [0.2, -0.1], [0.05, 0.7]])
+    noises, amplitudes = np.array([[0.01, 0.02, 0.03], [0.1, 0.2, 0.1]]), np.array([0.5, 2.0])
+    models = Surrogate(covariances, told, noises, 1.0, amplitudes)
+    for number in (0, 1):
+        one = Surrogate(covariances, told, noises[number], 1.0, float(amplitudes[number]))
+        assert models.believe(versions).mean[number] == pytest.approx(one.believe(versions).mean)
+        assert models.believe(versions).deviation[number] == pytest.approx(one.believe(versions).deviation)
+        assert models.evidence(versions)[number] == pytest.approx(one.evidence(versions))
 
 
 def test_an_amplitude_is_as_if_all_parts_were_so_many_times_as_large() -> None:
     points = points_of(KNOBS, [plan(), plan(precision="bf16"), plan(16), plan(32, "fp16", 4)], 8)
     double = Scales(curve=0.2, knob=0.6, slope=0.1, pair=0.1, own=0.04)
-    values = np.array([0.0, 0.2, 0.05])
+    values = np.array([[0.0, 0.2, 0.05]]).T
     ours, theirs = surrogate(points, [0, 1, 2], amplitude=2.0), surrogate(points, [0, 1, 2], Kernel(KNOBS, double))
     assert ours.believe(values).mean == pytest.approx(theirs.believe(values).mean)
     assert ours.believe(values).deviation == pytest.approx(theirs.believe(values).deviation)
@@ -140,6 +154,6 @@ def test_plans_asked_for_one_by_one_have_the_covariances_of_the_kernel() -> None
 
 def test_a_space_without_knobs_has_a_curve() -> None:
     points = points_of((), [Plan(values={"micro_batch_size": s}) for s in (4, 8)], 4)
-    found = surrogate(points, [0], Kernel((), SCALES)).believe(np.array([1.0]))
-    assert found.mean[1] == pytest.approx(1.0, abs=0.1)
+    found = surrogate(points, [0], Kernel((), SCALES)).believe(np.array([[1.0]]))
+    assert found.mean[1, 0] == pytest.approx(1.0, abs=0.1)
     assert found.deviation[1] > found.deviation[0]
