@@ -11,7 +11,8 @@ from autofit.core.trial import Trial
 class Estimator(ABC):
     """Predicts the memory peak of a plan.
 
-    Made once per `tune()`. The loop tells it every trial; `estimate` may be called at any time and must be cheap.
+    Made once per `tune()`. The loop tells it every trial; `estimate` may be called at any time and must be cheap. What
+    it says of a plan changes only by `tell`, `foresee` and `survey`: between these it is asked once.
     """
 
     @abstractmethod

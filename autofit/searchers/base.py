@@ -21,7 +21,8 @@ class Problem:
         space: the plans that may be proposed.
         objective: what is maximised.
         memory_bytes: the budget on the peak.
-        estimate: predicts the peak of a plan from all that is known so far, or None for no opinion.
+        estimate: predicts the peak of a plan from all that is known so far, or None for no opinion. Asking again costs
+            next to nothing.
         seed: makes the search repeatable.
         cautious: whether exceeding the budget harms the machine, and not only the trial.
     """

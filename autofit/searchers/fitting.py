@@ -95,7 +95,7 @@ class Fitting:
             self._misses.append(math.log(measurement.memory.judged_bytes / expected))
 
     def look_again(self) -> None:
-        """Forgets what was estimated: more is known now."""
+        """Forgets what was believed: more is known now."""
         self._belief = None
         self._chances.clear()
 

@@ -24,6 +24,8 @@ LONE_OCTAVES = 0.25
 """A size has all that a size has of its own when no other is closer than this; 32 and 40 are 0.32 apart."""
 LEAST_VARIANCE = 1e-12
 """Of a plan; where rounding leaves less."""
+BLOCK = 2**18
+"""So many covariances are worked with at a time (2 MiB), however many plans there are."""
 STRAIGHT = 0.85
 """Share of what a knob of numbers changes that grows with the number; the rest is each number's own."""
 
@@ -137,16 +139,13 @@ class Covariances:
     def __init__(self, kernel: Kernel, points: Points) -> None:
         self._kernel, self._points = kernel, points
         self._rows: dict[int, Array] = {}
-        self._last: tuple[list[int], Array] = ([], np.empty((0, len(points.octaves))))
         self.variances = kernel.variances(points)
 
     def of(self, places: Sequence[int]) -> Array:
         """Returns the covariances of these plans with all, [places, plans]."""
         if new := [place for place in places if place not in self._rows]:
             self._rows |= zip(new, self._kernel(self._points.of(new), self._points), strict=True)
-        if self._last[0] != list(places):  # several surrogates are told of the same plans
-            self._last = list(places), np.array([self._rows[place] for place in places])
-        return self._last[1]
+        return np.array([self._rows[place] for place in places])
 
 
 class Surrogate:
@@ -167,23 +166,32 @@ class Surrogate:
     def __init__(
         self, covariances: Covariances, told: Sequence[int], noise: Array, level: float, amplitude: float | Array = 1.0
     ) -> None:
-        scale = np.asarray(amplitude, dtype=np.float64)[..., None] ** 2
-        self._cross = scale[..., None] * covariances.of(told) + level**2
-        self._variances = scale * covariances.variances + level**2
-        self._factor = np.linalg.cholesky(self._cross[..., told] + noise[..., None] ** 2 * np.eye(len(told)))
+        self._rows, self._variances = covariances.of(told), covariances.variances
+        self._scale, self._level = np.asarray(amplitude, dtype=np.float64)[..., None] ** 2, level**2
+        among = self._scale[..., None] * self._rows[:, told] + self._level
+        self._factor = np.linalg.cholesky(among + noise[..., None] ** 2 * np.eye(len(told)))
 
     def evidence(self, values: Array) -> Array:
         """Returns the log likelihood of what was told, less what is expected without having seen any, [versions]."""
-        whitened = np.linalg.solve(self._factor, values)
         sizes = np.log(np.diagonal(self._factor, axis1=-2, axis2=-1)).sum(axis=-1)
-        return np.asarray(-0.5 * np.sum(whitened**2, axis=-2) - sizes[..., None], dtype=np.float64)
+        likelihood = -0.5 * np.sum(self._whitened(values) ** 2, axis=-2) - sizes[..., None]
+        return np.asarray(likelihood, dtype=np.float64)
 
     def believe(self, values: Array) -> Belief:
         """Returns what is believed of every plan; the means of each version, [plans, versions], have one deviation."""
-        solved = np.linalg.solve(self._factor, self._cross)
-        variance = self._variances - np.sum(solved**2, axis=-2)
-        mean = solved.swapaxes(-2, -1) @ np.linalg.solve(self._factor, values)
-        return Belief(mean, np.sqrt(np.maximum(variance, LEAST_VARIANCE)))
+        whitened, means, variances = self._whitened(values), [], []
+        step = max(BLOCK // self._factor[..., 0].size, 1)
+        for block in (slice(start, start + step) for start in range(0, len(self._variances), step)):
+            cross = self._scale[..., None] * self._rows[:, block] + self._level
+            solved = np.linalg.solve(self._factor, cross)
+            means.append(solved.swapaxes(-2, -1) @ whitened)
+            variances.append(self._scale * self._variances[block] + self._level - np.sum(solved**2, axis=-2))
+        deviation = np.sqrt(np.maximum(np.concatenate(variances, axis=-1), LEAST_VARIANCE))
+        return Belief(np.concatenate(means, axis=-2), deviation)
+
+    def _whitened(self, values: Array) -> Array:
+        each = np.broadcast_to(values, (*self._factor.shape[:-2], *values.shape))
+        return np.asarray(np.linalg.solve(self._factor, each), dtype=np.float64)
 
 
 def points_of(knobs: Sequence[Knob], plans: Sequence[Plan], own_size: int) -> Points:

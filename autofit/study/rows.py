@@ -25,7 +25,9 @@ from optuna.storages._rdb.models import (  # private; the tables they describe a
     TrialValueModel,
 )
 from optuna.trial import TrialState
-from sqlalchemy import Connection, Insert, bindparam, func, insert, select, update
+from sqlalchemy import bindparam, func, insert, select, update
+from sqlalchemy.engine import Connection
+from sqlalchemy.sql.expression import Insert
 
 from autofit.core.plan import KnobValue
 from autofit.study.wording import Verdict
@@ -38,11 +40,11 @@ _RUNNING = _TRIALS.c.state == TrialState.RUNNING
 _OF_STUDY = _TRIALS.c.study_id == bindparam("of_study")
 
 _ADD = insert(_TRIALS).values(state=TrialState.RUNNING)
-_PLACE = select(func.count()).select_from(_TRIALS).where(_OF_STUDY, _TRIALS.c.trial_id < bindparam("ours"))
+_EARLIER = select(func.count()).select_from(_TRIALS).where(_OF_STUDY, _TRIALS.c.trial_id < bindparam("ours"))
 _NUMBER = update(_TRIALS).where(_OURS)
 _SETTLE = update(_TRIALS).where(_OURS, _RUNNING)
 _FIND = select(_TRIALS.c.trial_id).where(_OF_STUDY, _TRIALS.c.number == bindparam("wanted"))
-_CHOICES = (
+_DISTRIBUTION = (
     select(_PARAMETERS.c.distribution_json)
     .join(_TRIALS)
     .where(_OF_STUDY, _PARAMETERS.c.param_name == bindparam("wanted"))
@@ -80,7 +82,7 @@ class Rows:
             # First of all, since it locks the file: from here on nobody else counts or adds.
             added = connection.execute(_ADD, {"study_id": self.study_id, "datetime_start": _now()})
             trial_id = int(added.lastrowid)
-            number = int(connection.execute(_PLACE, {"of_study": self.study_id, "ours": trial_id}).scalar_one())
+            number = int(connection.execute(_EARLIER, {"of_study": self.study_id, "ours": trial_id}).scalar_one())
             connection.execute(_NUMBER, {"ours": trial_id, "number": number})
             self._check(connection, {name: distributions[name] for name in values})
             parameters = [_parameter(name, value, distributions[name]) for name, value in values.items()]
@@ -121,7 +123,7 @@ class Rows:
     def _check(self, connection: Connection, distributions: Mapping[str, BaseDistribution]) -> None:
         """Compares with what other processes have written; not again once a trial of ours is there to compare with."""
         for name in distributions.keys() - self._checked:
-            found = connection.execute(_CHOICES, {"of_study": self.study_id, "wanted": name}).scalar()
+            found = connection.execute(_DISTRIBUTION, {"of_study": self.study_id, "wanted": name}).scalar()
             if found is not None:
                 check_distribution_compatibility(json_to_distribution(found), distributions[name])
 

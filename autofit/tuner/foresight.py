@@ -65,9 +65,11 @@ class Foresight:
         if not self._surveyed:
             self._surveyed = True
             plans = worth_knowing(self._tuning.space, self.estimate, self._tuning.budget.memory_bytes)
-            for estimator in self._tuning.estimators:
-                estimator.survey(plans)
-            self._said.clear()
+            try:
+                for estimator in self._tuning.estimators:
+                    estimator.survey(plans)
+            finally:
+                self._said.clear()
 
     def look(self, plan: Plan) -> Estimate | None:
         """Returns what is said of a plan after a closer look, unless it is known well enough.

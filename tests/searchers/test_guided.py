@@ -316,6 +316,23 @@ def test_a_plan_of_which_a_look_told_nothing_is_run_only_where_it_is_likely_to_f
     assert bench.regret(best_of(trials, bench)) < 0.06
 
 
+def test_a_plan_is_vouched_for_by_what_is_said_of_it_now() -> None:
+    bench = small_bench()
+    said = {"ratio": 0.5}
+
+    def estimate(plan: Plan) -> Estimate:
+        peak = round(said["ratio"] * bench.budget_bytes)
+        return Estimate(value_bytes=peak, lower_bytes=peak, upper_bytes=peak)
+
+    searcher = Guided(problem(bench, estimate))
+    plans = [plan for plan in (searcher.ask(),) if plan is not None]
+    searcher.tell(Trial(number=0, plan=plans[0], outcome=bench.evaluate(plans[0], Purpose.PROBE)))
+    plans += [plan for plan in (searcher.ask(),) if plan is not None]
+    assert [searcher.vouches(plan) for plan in plans] == [True, True]
+    said["ratio"] = 1.2
+    assert [searcher.vouches(plan) for plan in plans] == [False, False]
+
+
 @pytest.mark.parametrize(("slower", "tried"), [(1.6, True), (9.0, False)])
 def test_a_value_that_is_slow_at_small_sizes_is_tried_near_the_size_of_the_best(slower: float, tried: bool) -> None:
     """What a cast costs per step hides at a small size what it brings at a large one, unless it is hopeless."""

@@ -122,7 +122,11 @@ def test_several_versions_of_what_was_told_are_believed_as_each_alone() -> None:
         assert model.evidence(versions)[number] == pytest.approx(model.evidence(version)[0])
 
 
-def test_several_models_believe_as_each_alone() -> None:
+@pytest.mark.parametrize("block", [1, 12, 10**6])
+def test_several_models_believe_as_each_alone_however_many_plans_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr("autofit.searchers.surrogate.BLOCK", block)
     points = points_of(KNOBS, [plan(), plan(precision="bf16"), plan(16), plan(32, "bf16")], 8)
     covariances, told = Covariances(KERNEL, points), [0, 1, 2]
     versions = np.array([[0.0, 0.3], [0.2, -0.1], [0.05, 0.7]])
