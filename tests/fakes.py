@@ -14,6 +14,7 @@ from autofit import estimators, searchers
 from autofit.core.briefing import Briefing
 from autofit.core.budget import Budget, Clock
 from autofit.core.environment import Environment
+from autofit.core.estimate import Estimate
 from autofit.core.knob import Knob
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.objective import Objective
@@ -21,6 +22,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.space import SearchSpace, SpaceFacts
 from autofit.core.trial import Purpose, Trial
+from autofit.estimators.base import Estimator
 from autofit.replay import VirtualTime
 from autofit.tuner import Tuning
 
@@ -53,6 +55,19 @@ class MemoryLog:
 
     def note(self, name: str, value: dict[str, object]) -> None:
         self.notes[name] = value
+
+
+class Fixed(Estimator):
+    """An estimator that says the same of every plan, or of some."""
+
+    def __init__(self, estimate: Estimate, only: Callable[[Plan], bool] = lambda plan: True) -> None:
+        self.said, self.only = estimate, only
+
+    def tell(self, trial: Trial) -> None:
+        pass
+
+    def estimate(self, plan: Plan) -> Estimate | None:
+        return self.said if self.only(plan) else None
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from tests.fakes import (
     OPTIMIZER,
     PRECISION,
     FakeBench,
+    Fixed,
     MemoryLog,
     always,
     during,
@@ -57,19 +58,6 @@ class Listed(Searcher):
 
     def tell(self, trial: Trial) -> None:
         self.told.append(trial)
-
-
-class Fixed(Estimator):
-    """Says the same of every plan but the baseline."""
-
-    def __init__(self, estimate: Estimate, only: Callable[[Plan], bool] = lambda plan: True) -> None:
-        self.said, self.only = estimate, only
-
-    def tell(self, trial: Trial) -> None:
-        pass
-
-    def estimate(self, plan: Plan) -> Estimate | None:
-        return self.said if self.only(plan) else None
 
 
 def listed(*plans: Plan) -> tuple[Callable[[Problem], Searcher], list[Listed]]:

@@ -126,7 +126,7 @@ class Guided(Searcher):
     def vouches(self, plan: Plan) -> bool:
         """Says whether a plan is likely to fit by how much such predictions were off."""
         place = self._places.get(plan.key)
-        self._fitting.look_again()
+        self._fitting.look_again()  # the loop may have looked at it without asking `still`
         return place is not None and self._fitting.foretold(place) and self._fitting.likely(place) >= self._likely()
 
     def omissions(self) -> list[Omission]:

@@ -36,13 +36,12 @@ _CONSTRAINT = "constraints:"  # so a trial's constraints are named among its sys
 
 _TRIALS, _PARAMETERS = TrialModel.__table__, TrialParamModel.__table__
 _OURS = _TRIALS.c.trial_id == bindparam("ours")
-_RUNNING = _TRIALS.c.state == TrialState.RUNNING
 _OF_STUDY = _TRIALS.c.study_id == bindparam("of_study")
 
 _ADD = insert(_TRIALS).values(state=TrialState.RUNNING)
 _EARLIER = select(func.count()).select_from(_TRIALS).where(_OF_STUDY, _TRIALS.c.trial_id < bindparam("ours"))
 _NUMBER = update(_TRIALS).where(_OURS)
-_SETTLE = update(_TRIALS).where(_OURS, _RUNNING)
+_SETTLE = update(_TRIALS).where(_OURS, _TRIALS.c.state == TrialState.RUNNING)
 _FIND = select(_TRIALS.c.trial_id).where(_OF_STUDY, _TRIALS.c.number == bindparam("wanted"))
 _DISTRIBUTION = (
     select(_PARAMETERS.c.distribution_json)

@@ -11,7 +11,7 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
 from autofit.tuner.foresight import Foresight
-from tests.fakes import small_bench, tuning_of
+from tests.fakes import Fixed, small_bench, tuning_of
 
 PLAN = small_bench().space.baseline
 
@@ -44,25 +44,12 @@ class Learner(Estimator):
         return too_large(self.learned)
 
 
-class Says(Estimator):
-    """Says the same of every plan."""
-
-    def __init__(self, **said: int | bool | str) -> None:
-        self._said = Estimate.model_validate(said)
-
-    def tell(self, trial: Trial) -> None:
-        return
-
-    def estimate(self, plan: Plan) -> Estimate | None:
-        return self._said
-
-
 def foresight(*estimators: Estimator) -> Foresight:
     return Foresight(tuning_of(small_bench(), estimators=estimators))
 
 
 def together(*opinions: dict[str, int | bool | str]) -> dict[str, object]:
-    found = foresight(*(Says(**each) for each in opinions)).estimate(PLAN)
+    found = foresight(*(Fixed(Estimate.model_validate(each)) for each in opinions)).estimate(PLAN)
     assert found is not None
     return found.model_dump(exclude_defaults=True)
 
