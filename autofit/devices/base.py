@@ -45,11 +45,22 @@ class Counters:
     retries: int = 0
 
 
+def nothing() -> None:
+    """Does nothing."""
+
+
 @dataclass(slots=True)
 class Reading:
-    """Receives the memory peak of a metered stretch when its context is left."""
+    """Receives the memory peak of a metered stretch when its context is left.
+
+    Attributes:
+        memory: the peak; None until then.
+        drain: to be called now and then within the stretch: works off what was recorded so far, where the device
+            meters by a record that grows with the operators that run.
+    """
 
     memory: Memory | None = None
+    drain: Callable[[], None] = nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The CPU: tensors metered by torch's own allocation record, a real limit by `RLIMIT_DATA`.
 
-The record (torch's legacy profiler with memory events) lists every allocation and release of the CPU allocator: it
-is exact and repeats to the byte. The process's resident memory is reported beside it. The legacy profiler is used
-because it costs 20 ms where the Kineto one costs 400 ms a reading; both give the same peak.
+The record (host_meter.py) lists every allocation and release of the CPU allocator: it is exact and repeats to the byte.
+The process's resident memory is reported beside it. The legacy profiler makes it, because starting the Kineto one costs
+400 ms a reading; both give the same peak.
 
 What the record leaves out: allocations of threads that the user's code starts itself, and the release of tensors that
 were there before it began, so that a model which replaces its buffers or optimizer state is metered as needing more.
@@ -16,13 +16,13 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import torch
-from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
 from autofit.core.account import Account
 from autofit.core.measurement import Memory
 from autofit.core.work import Ceilings
 from autofit.devices import host_memory, host_recording, host_speed
-from autofit.devices.base import Capability, Device, Reading, Recording
+from autofit.devices.base import Capability, Device, Reading, Recording, nothing
+from autofit.devices.host_meter import HostMeter
 
 BOOKKEEPING_BYTES = 2 * 2**20
 """What the interpreter and the graph's nodes may grow by under a limit: they are not tensors."""
@@ -79,16 +79,16 @@ class Cpu(Device):
     @contextmanager
     def meter(self, static: Callable[[], int]) -> Iterator[Reading]:
         """Meters the steps inside by the allocation record; the footprint is the peak resident memory."""
-        reading = Reading()
-        before = static()
+        before, meter = static(), HostMeter()
+        reading = Reading(drain=meter.drain)
         footprint_known = _reset_resident_peak()
-        config = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
-        torch._C._autograd._enable_profiler_legacy(config)
+        meter.start()
         try:
             yield reading
         finally:
-            record = torch._C._autograd._disable_profiler_legacy()
-        peak = before + _peak(record)
+            meter.stop()
+            reading.drain = nothing
+        peak = before + meter.peak_bytes
         reading.memory = Memory(
             allocated_bytes=peak,
             judged_bytes=peak,
@@ -131,19 +131,6 @@ class Cpu(Device):
             yield
         finally:
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
-def _peak(record: list[list["torch._C._autograd.LegacyEvent"]]) -> int:  # type: ignore[name-defined]  # not in stubs
-    """Returns the highest sum of allocations less releases; threads are added up, which is an upper bound."""
-    total = 0
-    for thread in record:
-        live = peak = 0
-        for event in thread:
-            if event.kind() == "memory_alloc":
-                live += event.cpu_memory_usage()
-                peak = max(peak, live)
-        total += peak
-    return total
 
 
 def _trim() -> None:

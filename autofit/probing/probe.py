@@ -176,7 +176,7 @@ class Probe:
         peak = _Peak(
             samples=parts * self.plan.micro_batch_size, wanted=steps, tokens=None if tokens is None else parts * tokens
         )
-        with self._metered(lambda: static_bytes(step)) as reading:
+        with self._metered(lambda: static_bytes(step)) as reading, _observed(step, reading.drain):
             while len(peak.steps_s) < steps and peak.skipped < MOST_SKIPPED:
                 ran = self._follow(step, [worst] * parts)
                 peak.loss = ran.loss
@@ -367,6 +367,16 @@ class _Peak:
             skipped_steps=self.skipped,
             warnings=warnings,
         )
+
+
+@contextmanager
+def _observed(step: TrainStep, react: Callable[[], None]) -> Iterator[None]:
+    """Calls `react` at the beginning of each phase of the steps inside."""
+    step.observe = lambda phase: react()
+    try:
+        yield
+    finally:
+        step.observe = None
 
 
 def _plus(memory: Memory, held: int) -> Memory:
