@@ -167,6 +167,7 @@ class _Outlook:
             prediction.allocated_bytes,
             prediction.reserved_bytes,
             prediction.outside_bytes,
+            prediction.waiting_bytes,
         )
         self._floor_bytes = parts.standing_bytes + prediction.outside_bytes
         return self._seen[self.own.key], parts, trace.notes

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from autofit.core.foreseen import BEYOND, OUTSIDE, Breakdown, Part
 from autofit.core.trace import Kind, Trace
@@ -13,8 +13,14 @@ PASSING = (Kind.ACTIVATION, Kind.TEMPORARY)
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 
 
-def anatomy(
-    trace: Trace, event: int, moment: str, allocated_bytes: int, reserved_bytes: int | None, outside_bytes: int
+def anatomy(  # the readings of one peak
+    trace: Trace,
+    event: int,
+    moment: str,
+    allocated_bytes: int,
+    reserved_bytes: int | None,
+    outside_bytes: int,
+    waiting_bytes: int = 0,
 ) -> Breakdown:
     """Returns what makes up a peak.
 
@@ -25,9 +31,10 @@ def anatomy(
         allocated_bytes: peak of live tensors.
         reserved_bytes: peak of the allocator's segments; None on a host.
         outside_bytes: what lies outside the allocator.
+        waiting_bytes: batches that are held beside those of the trace.
     """
     alive = trace.alive(event)
-    kinds = _by_kind(trace, alive)
+    kinds = _by_kind(trace, alive, {Kind.BATCH.value: waiting_bytes})
     held = allocated_bytes if reserved_bytes is None else reserved_bytes
     beyond = held - sum(part.size_bytes for part in kinds)
     extra = (Part(name=BEYOND, size_bytes=beyond), Part(name=OUTSIDE, size_bytes=outside_bytes))
@@ -48,8 +55,8 @@ def standing(trace: Trace) -> tuple[Part, ...]:
     return tuple(part for part in found if part.name in STANDING)
 
 
-def _by_kind(trace: Trace, alive: Iterable[int]) -> tuple[Part, ...]:
-    sums = Counter[str]()
+def _by_kind(trace: Trace, alive: Iterable[int], beside: Mapping[str, int] | None = None) -> tuple[Part, ...]:
+    sums = Counter[str](beside)
     for handle in alive:
         sums[trace.tensors.kinds[handle].value] += trace.tensors.sizes[handle]
     return tuple(Part(name=name, size_bytes=size) for name, size in sums.most_common() if size)

@@ -6,6 +6,9 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from autofit.core.work import StepWork
 
+MOST_PARTS = 2
+"""Micro batches of a step that a trace has at most: beyond the second no new kind of tensor is live."""
+
 
 class Kind(StrEnum):
     """What an allocation holds."""
@@ -91,3 +94,14 @@ class Trace(BaseModel):
             else:
                 found.discard(~handle)
         return found
+
+    def batch_bytes(self) -> int:
+        """Returns the most bytes of batches that are alive at once: of all micro batches of a step, on a host."""
+        live = most = 0
+        sizes, kinds = self.tensors.sizes, self.tensors.kinds
+        for event in self.events:
+            handle = event if event >= 0 else ~event
+            if kinds[handle] is Kind.BATCH:
+                live += sizes[handle] if event >= 0 else -sizes[handle]
+                most = max(most, live)
+        return most

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from autofit.core.account import Account
-from autofit.core.trace import Kind, Trace
+from autofit.core.trace import MOST_PARTS, Kind, Trace
 from autofit.estimators.allocator_settings import Settings
 from autofit.estimators.replay import Phase, Room, peaks, replay
 
@@ -24,6 +24,8 @@ class Prediction:
         exact: whether every size was traced at this micro batch, or follows a law that was checked; False where some
             were drawn between traced sizes.
         answered: how many results that depend on data were answered with their largest size.
+        waiting_bytes: of the peak, the step's batches beyond those that were traced: a host holds them all from the
+            beginning.
     """
 
     micro_batch_size: int
@@ -34,6 +36,7 @@ class Prediction:
     static_bytes: int
     exact: bool = True
     answered: int = 0
+    waiting_bytes: int = 0
 
     @property
     def peak(self) -> Phase:
@@ -46,7 +49,13 @@ class Prediction:
         return (self.allocated_bytes if self.reserved_bytes is None else self.reserved_bytes) + self.outside_bytes
 
 
-def predict(trace: Trace, account: Account, limit_bytes: int | None = None, exact: bool = True) -> Prediction:
+def predict(
+    trace: Trace,
+    account: Account,
+    limit_bytes: int | None = None,
+    exact: bool = True,
+    accumulation_steps: int = 1,
+) -> Prediction:
     """Returns what `trace` takes on a device that keeps account of memory as `account` says.
 
     Args:
@@ -54,22 +63,26 @@ def predict(trace: Trace, account: Account, limit_bytes: int | None = None, exac
         account: the allocator and its options.
         limit_bytes: the budget on the footprint, for options that give memory back near a limit; None: no limit.
         exact: see `Prediction`.
+        accumulation_steps: micro batches of a step; a trace has `MOST_PARTS` of them at most.
 
     Raises:
         UsageError: the allocator's options cannot be read.
     """
     phases = peaks(trace) if account.allocator == "host" else _served(trace, account, limit_bytes)
     tensors = trace.tensors
-    reserved = None if account.allocator == "host" else max(phase.reserved_bytes for phase in phases)
+    on_host, waiting = account.allocator == "host", 0
+    if on_host and accumulation_steps > MOST_PARTS:
+        waiting = trace.batch_bytes() * (accumulation_steps - MOST_PARTS) // MOST_PARTS
     return Prediction(
         micro_batch_size=trace.micro_batch_size,
-        allocated_bytes=max(phase.allocated_bytes for phase in phases),
-        reserved_bytes=reserved,
+        allocated_bytes=max(phase.allocated_bytes for phase in phases) + waiting,
+        reserved_bytes=None if on_host else max(phase.reserved_bytes for phase in phases),
         outside_bytes=account.outside_bytes,
         phases=phases,
         static_bytes=sum(tensors.sizes[h] for h in trace.alive(len(trace.events)) if tensors.kinds[h] in STATIC),
         exact=exact,
         answered=trace.answered,
+        waiting_bytes=waiting,
     )
 
 

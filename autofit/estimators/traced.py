@@ -60,7 +60,7 @@ class _Known:
     Attributes:
         traces: by micro batch.
         law: of every micro batch.
-        predictions: what traces and law say, by micro batch.
+        predictions: what traces and law say, by micro batch and accumulation steps.
         reasons: why a micro batch has no trace.
         dead: whether it is not to be traced any more.
         recorded: whether its law was sought by short runs, not by traces.
@@ -69,7 +69,7 @@ class _Known:
 
     traces: dict[int, Trace] = field(default_factory=dict)
     law: Scaling | None = None
-    predictions: dict[int, Prediction] = field(default_factory=dict)
+    predictions: dict[tuple[int, int], Prediction] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
     dead: bool = False
     recorded: bool = False
@@ -241,7 +241,11 @@ class Traced(Estimator):
         if key not in floors:
             trace = law.at(*key)
             floors[key] = (
-                0 if isinstance(trace, Refusal) else predict(trace, self._account, self._limit_bytes).judged_bytes
+                0
+                if isinstance(trace, Refusal)
+                else predict(
+                    trace, self._account, self._limit_bytes, accumulation_steps=plan.accumulation_steps
+                ).judged_bytes
             )
         return floors[key]
 
@@ -271,7 +275,8 @@ class Traced(Estimator):
         began = perf_counter()
         try:
             known.traces[size] = self._tracer(plan)
-            known.predictions.pop(size, None)  # its own trace goes before what the law draws
+            # Its own trace goes before what the law draws.
+            known.predictions = {place: each for place, each in known.predictions.items() if place[0] != size}
         except Untraceable as error:
             known.reasons[size] = f"{error.reason} ({error.where})"
         except (DevicePoisoned, RestoreError):
@@ -328,15 +333,17 @@ class Traced(Estimator):
         known, size = self._known.get(_key(plan)), plan.micro_batch_size
         if known is None:
             return None
-        if size not in known.predictions:
+        steps = plan.accumulation_steps
+        place = size, steps
+        if place not in known.predictions:
             trace, exact = known.traces.get(size), True
             if trace is None and known.law is not None:
                 scaled, exact = known.law.at(size), known.law.exact_at(size)
                 trace = None if isinstance(scaled, Refusal) else scaled
             if trace is None:
                 return None
-            known.predictions[size] = predict(trace, self._account, self._limit_bytes, exact)
-        return known.predictions[size]
+            known.predictions[place] = predict(trace, self._account, self._limit_bytes, exact, steps)
+        return known.predictions[place]
 
     def _miss(self, plan: Plan, on_host: bool) -> "_Miss":
         """Returns by how much the most similar plan that ran missed its prediction, as it bears on this one."""

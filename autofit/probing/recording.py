@@ -15,7 +15,7 @@ import torch
 from autofit.core.errors import AutofitError, DevicePoisoned, SpaceError, Untraceable
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
-from autofit.core.trace import Kind, Trace
+from autofit.core.trace import MOST_PARTS, Kind, Trace
 from autofit.devices.base import Counters, Device, Recording
 from autofit.probing.batch_store import fresh
 from autofit.probing.evidence import Evidence, collect, scrub
@@ -23,7 +23,7 @@ from autofit.probing.failures import classify
 from autofit.probing.meter import run_step
 from autofit.probing.probe import static_bytes
 from autofit.probing.recorded import Point, Standing, trace_of
-from autofit.probing.tracing.tracing import MOST_PARTS, STEPS, uncollected
+from autofit.probing.tracing.tracing import STEPS, uncollected
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.step import StepBatch, TrainStep, state_tensors
 from autofit.workloads.tree import Batch, tensors

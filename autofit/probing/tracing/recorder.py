@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autofit.core.errors import Untraceable
 from autofit.core.trace import Kind
+from autofit.probing.tracing.host_temporaries import HostTemporaries
 from autofit.probing.tracing.results import laid_out, results
 from autofit.probing.tracing.tally import Tally
 from autofit.probing.tracing.temporaries import Passing
@@ -50,7 +51,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
     Args:
         device_type: where to record.
         run: runs an operator; answers those whose result depends on data.
-        temporaries: what an operator takes beside its results and gives back before it returns.
+        temporaries: what an operator takes beside its results and gives back before it returns, on a CUDA device.
+        host_temporaries: the bytes that it takes so on the host.
         workspaces: what the first product of each thread takes and keeps, and the first with a bias beside it.
 
     Attributes:
@@ -72,6 +74,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         run: Run,
         temporaries: Temporaries | None = None,
         workspaces: tuple[int, int] = (0, 0),
+        host_temporaries: HostTemporaries | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
         self.sizes: list[int] = []
@@ -85,6 +88,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self.modules = ModuleStack()
         self._device_type, self._run = device_type, run
         self._temporaries, self._workspaces = temporaries, workspaces
+        self._host_temporaries = host_temporaries
         self._with_workspace: set[tuple[bool, bool]] = set()
         self._live: dict[int, tuple[int, _Watch]] = {}
         self._operator = ""
@@ -113,6 +117,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         if self._temporaries is not None and _is_on(out, self._device_type):
             out = laid_out(func, args, out)
             steps = self._temporaries(func, args, out)
+        elif self._host_temporaries is not None:
+            size = self._host_temporaries(func, args, kwargs, out)
+            steps = () if size is None else (None, size, ~0)
         self._record_call(func, args, out, steps)
         self.tally.add(func, args, kwargs, out)
         return out

@@ -25,13 +25,15 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from autofit import devices
 from autofit.core.errors import SpaceError, Untraceable
 from autofit.core.plan import ACCUMULATION_STEPS, Plan
-from autofit.core.trace import Kind, Mark, Trace
+from autofit.core.trace import MOST_PARTS, Kind, Mark, Trace
 from autofit.core.work import StepWork, Work
 from autofit.prepare import prepare
 from autofit.probing.tracing.answers import Answers
 from autofit.probing.tracing.assembly import assembled
+from autofit.probing.tracing.host_temporaries import HostTemporaries
 from autofit.probing.tracing.likeness import as_plain, has_padding
 from autofit.probing.tracing.recorder import Recorder
 from autofit.probing.tracing.shadow import Shadow, fake_batch, fake_mode, shadow
@@ -47,8 +49,6 @@ from autofit.workloads.workload import Workload
 STEPS = 3
 """The optimizer's state appears at the end of the first step, so that the second's peak is higher. The third repeats
 the second, but finds other free blocks: its reserved peak may be higher still."""
-MOST_PARTS = 2
-"""Beyond the second micro batch of a step no new kind of tensor is live."""
 LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
 
 
@@ -137,6 +137,7 @@ class _Run:
             self.answers,
             None if self.chip is None else partial(passing, self.chip),
             (0, 0) if self.chip is None else self.chip.workspaces,
+            HostTemporaries(devices.choose("cpu")) if self.device.type == "cpu" else None,
         )
 
     def trace(self, workload: Workload, loss: LossRule, batch: Batch) -> Trace:

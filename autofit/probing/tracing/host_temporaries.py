@@ -1,0 +1,155 @@
+"""What CPU operators take from the allocator inside one call, beside their results, and give back before they return.
+
+No trace shows it, since it lies below the dispatcher, and no formula gives it: oneDNN copies images and weights to
+layouts that it chooses by processor, number of threads and shape. So such an operator is run: once for each combination
+of shapes, on zeros, with a few samples, and the allocator's record is read (a few milliseconds each). From
+four samples on what it takes is affine in their number; fewer may be computed in another way.
+"""
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from autofit.devices.base import Device
+
+aten = torch.ops.aten
+
+FEW, MANY = (4, 8), (16, 18)
+"""Samples with which an operator is run; a batch of fewer than the second number is run as it is. With one thread a
+pointwise convolution is oneDNN's from 16 samples on (ConvParams::use_mkldnn in Convolution.cpp)."""
+HALF = (torch.bfloat16, torch.float16)
+BATCHED: dict[Any, tuple[int, ...]] = {
+    aten.convolution.default: (0,),
+    aten.convolution_backward.default: (0, 1),
+    aten.native_batch_norm_backward.default: (0, 1),
+    aten.upsample_nearest2d.default: (0,),
+    aten.upsample_bilinear2d.default: (0,),
+    aten.max_pool2d_with_indices_backward.default: (0, 1, 7),
+    aten.mean.dim: (0,),
+    aten._safe_softmax.default: (0,),
+    aten._scaled_dot_product_flash_attention_for_cpu.default: (0, 1, 2),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: (0, 1, 2, 3, 4, 5),
+}
+"""Operators that are run, with the arguments whose first dimension counts samples."""
+PRODUCTS = frozenset((aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default))
+"""Operators that oneDNN computes in 16 bits; in 32 bits they take nothing."""
+MOST_FLOP = 2e8
+"""A larger product is not run: what it takes beside its result is small against its operands."""
+MIXED = frozenset((aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor))
+"""Operators that bring operands of another type to the result's type before they begin (TensorIterator.cpp)."""
+
+
+class HostTemporaries:
+    """Finds what operators take, each kind of call once.
+
+    Args:
+        device: the host, which meters.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._known: dict[Any, int] = {}
+
+    def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int | None:
+        """Returns the bytes that a call takes beside its results at most; None for operators that take nothing."""
+        if func in MIXED:
+            return _converted_bytes(args, out)
+        if func in PRODUCTS:
+            factors = [each for each in args if isinstance(each, torch.Tensor)][-2:]
+            if factors[0].dtype not in HALF:
+                return None
+            return self._of(func, args, kwargs) if _flop(factors) <= MOST_FLOP else 0
+        batched = BATCHED.get(func)
+        if batched is None:
+            return None
+        samples = args[0].shape[0] if args[0].dim() else 0
+        small, large = _samples(func, args, samples)
+        if samples < large:
+            return self._of(func, args, kwargs)
+        low, high = (self._of(func, _cut(args, batched, size), kwargs) for size in (small, large))
+        return max(low + (high - low) * (samples - small) // (large - small), 0)
+
+    def _of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        key = (func, *(_sketch(leaf) for leaf in tree_leaves((args, kwargs))))
+        if key not in self._known:
+            self._known[key] = self._run(func, args, kwargs)
+        return self._known[key]
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Runs a call on real tensors in a thread of its own, which no dispatch mode reaches; 0 where it fails.
+
+        A thread also because this process may be a fork: OpenMP's threads are gone there, and a new thread gets new
+        ones, where the thread that was forked would wait for the old ones.
+        """
+        found = 0
+
+        def run() -> None:
+            nonlocal found
+            leaves, spec = tree_flatten((args, kwargs))
+            real_args, real_kwargs = tree_unflatten([_real(leaf) for leaf in leaves], spec)
+            with torch.no_grad(), self._device.meter(lambda: 0) as reading:
+                results = func(*real_args, **real_kwargs)
+            kept = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(results)}
+            assert reading.memory is not None, "the meter has filled its reading"
+            found = reading.memory.allocated_bytes - sum(kept.values())
+
+        thread = threading.Thread(target=_quietly, args=(run,))
+        thread.start()
+        thread.join()
+        return max(found, 0)
+
+
+def _samples(func: Any, args: tuple[Any, ...], samples: int) -> tuple[int, int]:
+    """Returns the numbers of samples with which a call on so many is run."""
+    weight = {aten.convolution.default: 1, aten.convolution_backward.default: 2}.get(func)
+    pointwise = weight is not None and all(side == 1 for side in args[weight].shape[2:])
+    return MANY if pointwise and samples >= MANY[0] and torch.get_num_threads() == 1 else FEW
+
+
+def _quietly(run: Callable[[], None]) -> None:
+    try:
+        run()
+    except RuntimeError:  # a call that cannot be made up: its temporaries stay unknown, as before
+        return
+
+
+def _real(leaf: Any) -> Any:
+    """Returns zeros that lie as a fake tensor does; any other argument as it is."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype).zero_()
+
+
+def _cut(args: tuple[Any, ...], batched: Sequence[int], samples: int) -> tuple[Any, ...]:
+    """Returns the arguments with so many samples, as tensors without data."""
+    cut = list(args)
+    for place in batched:
+        whole = args[place]
+        shape = (samples, *whole.shape[1:])
+        cut[place] = torch.empty_strided(shape, whole.stride(), dtype=whole.dtype, device="meta")
+    return tuple(cut)
+
+
+def _sketch(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return tuple(leaf.shape), leaf.stride(), leaf.dtype
+    return str(leaf)
+
+
+def _tensors(results: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor)]
+
+
+def _flop(factors: Sequence[torch.Tensor]) -> float:
+    return 2.0 * math.prod(factors[0].shape) * factors[1].shape[-1]
+
+
+def _converted_bytes(args: tuple[Any, ...], out: torch.Tensor) -> int | None:
+    """Returns the bytes of operands that are converted to the result's type first; None where none is."""
+    operands = [each for each in args[:2] if isinstance(each, torch.Tensor) and each.dim()]
+    converted: int = sum(each.numel() for each in operands if each.dtype is not out.dtype)
+    return converted * out.element_size() or None
