@@ -201,7 +201,8 @@ def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of 
         extras={"loss_fn": loss_fn} if isinstance(loss_fn, nn.Module) else {},
     ):
         bench = StandInBench(made, chosen, options, on=chosen.torch_device)
-        return estimating.estimate(bench.briefing, bench.trace)
+        next_best = estimating.NextBest(bench.record, bench.standing)
+        return estimating.estimate(bench.briefing, bench.trace, next_best=next_best)
 
 
 def load(path: str | Path) -> Fit:

@@ -5,6 +5,7 @@ Never loads torch: the command line runs it in a process that does not know the 
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -17,14 +18,14 @@ from autofit.core.crossing import last_below, nearest_below, on_line
 from autofit.core.errors import SpaceError, Untraceable, UsageError, UserCodeError
 from autofit.core.estimation import Estimation
 from autofit.core.estimation_text import plural
-from autofit.core.foreseen import OUTSIDE, Breakdown, Foreseen, Need, Row
+from autofit.core.foreseen import OUTSIDE, Breakdown, Foreseen, Need, Part, Row
 from autofit.core.knob import Knob
 from autofit.core.plan import MICRO_BATCH_SIZE, Plan
 from autofit.core.space import SearchSpace, divisors
 from autofit.core.trace import Kind, Trace
 from autofit.core.units import format_bytes
 from autofit.core.work import StepWork
-from autofit.estimators import Traced, Tracer, samples_per_s
+from autofit.estimators import ShortRuns, Traced, Tracer, samples_per_s, small_sizes
 from autofit.probing.remote import RemoteBench, Target
 
 PRECISION, CHECKPOINTED = "precision", "checkpointed_blocks"
@@ -34,6 +35,10 @@ MOST = 65536
 """Where the batch is free, no larger micro batch is looked at."""
 TOLERANCE = 0.01
 """The largest micro batch is found to within this share of itself: next to it, traces differ by less than they err."""
+SURE_TOLERANCE = 0.03
+"""The same for the largest micro batch whose upper bound fits: a bound needs no such care."""
+NEVER = 2**62
+"""Bytes that no device has: of a peak without an upper bound."""
 WANTS_ACCELERATOR = (
     "not compiled with CUDA",
     "No CUDA GPUs are available",
@@ -79,20 +84,41 @@ def estimate_target(target: Target, beat: Callable[[str], None] = lambda phase: 
     clock = Clock()
     try:
         with RemoteBench(target, beat=beat) as bench:
-            return estimate(bench.briefing, bench.trace, target.name, clock)
+            return estimate(bench.briefing, bench.trace, target.name, clock, NextBest(bench.record, bench.standing))
     except UserCodeError as error:
         raise _with_hint(error) from None
 
 
-def estimate(briefing: Briefing, tracer: Tracer, target: str = "", clock: Clock | None = None) -> Estimation:
+@dataclass(frozen=True, slots=True)
+class NextBest:
+    """What is known of a workload that cannot be traced.
+
+    Attributes:
+        record: runs a few steps of a plan on the host and returns their allocations.
+        standing: returns what a step keeps whatever its batch.
+    """
+
+    record: Tracer
+    standing: Callable[[], Sequence[Part]]
+
+
+def estimate(
+    briefing: Briefing,
+    tracer: Tracer,
+    target: str = "",
+    clock: Clock | None = None,
+    next_best: NextBest | None = None,
+) -> Estimation:
     """Returns what the workload of `briefing` will need, by plans that `tracer` traces.
 
+    On the host a workload that cannot be traced runs a few short steps instead, and a caveat says so.
+
     Raises:
-        Untraceable: the user's own plan cannot be traced.
+        Untraceable: the user's own plan cannot be traced, nor run here; the message says what is known all the same.
     """
-    clock, outlook, account = clock or Clock(), _Outlook(briefing, tracer), briefing.account
+    clock, account = clock or Clock(), briefing.account
     assert account is not None, "a bench that traces has an account"
-    own, parts, notes = outlook.look_at_own()
+    outlook, (own, parts, notes) = _looked_at(briefing, tracer, target, next_best)
     rows = outlook.rows()
     shortfall = ""
     if not any(_fits(row) for row in rows):
@@ -109,6 +135,7 @@ def estimate(briefing: Briefing, tracer: Tracer, target: str = "", clock: Clock 
         environment=briefing.environment,
         budget=briefing.budget,
         account=account,
+        ran=outlook.ran,
         own=own,
         breakdown=parts,
         rows=rows,
@@ -120,12 +147,46 @@ def estimate(briefing: Briefing, tracer: Tracer, target: str = "", clock: Clock 
     )
 
 
+def _looked_at(
+    briefing: Briefing, tracer: Tracer, target: str, next_best: NextBest | None
+) -> tuple["_Outlook", tuple[Foreseen, Breakdown, tuple[str, ...]]]:
+    """Returns an outlook that has looked at the user's own plan, and what it saw."""
+    outlook = _Outlook(briefing, tracer)
+    try:
+        return outlook, outlook.look_at_own()
+    except Untraceable as error:
+        if next_best is None:
+            raise
+        stopped = error
+    if briefing.account is not None and briefing.account.allocator == "host":
+        sizes = small_sizes(briefing.space.sizes, briefing.space.baseline.micro_batch_size)
+        short = ShortRuns(next_best.record, sizes)
+        outlook = _Outlook(briefing, short, short.reach, sizes)
+        with suppress(Untraceable):  # what stopped the trace says more
+            own, parts, notes = outlook.look_at_own()
+            why = f"this workload cannot be traced: {stopped.reason}"
+            return outlook, (own, parts, (*notes, f"{why}; short real steps gave the sizes of its allocations"))
+    raise Untraceable(stopped.reason, stopped.where, _advice(next_best.standing(), target)) from stopped
+
+
+def _advice(parts: Sequence[Part], target: str) -> str:
+    """Returns what is known of a workload that cannot be traced, and what to do."""
+    todo = f"Run autofit tune {target} on the device".replace("  ", " ") + ": it measures."
+    if not parts:
+        return todo
+    listed_parts = " + ".join(f"{plural(part.name)} {format_bytes(part.size_bytes)}" for part in parts)
+    total = format_bytes(sum(part.size_bytes for part in parts))
+    return f"Whatever the batch, it keeps {listed_parts} = {total}; what activations take is not known. {todo}"
+
+
 @dataclass
 class _Outlook:
     """Looks at one plan after another; each is traced once."""
 
     briefing: Briefing
     tracer: Tracer
+    reach: int | None = None  # the largest micro batch whose peak has an upper bound; None for any
+    ran: tuple[int, ...] = ()  # micro batches of which short steps were run
     _seen: dict[str, Foreseen] = field(default_factory=dict)
     _work: dict[str, StepWork | None] = field(default_factory=dict)
     _floor_bytes: int = 0  # about what a step takes without any samples
@@ -260,17 +321,26 @@ class _Outlook:
         return None if found is None else self.foreseen(self._at(combination, found))
 
     def _surely(self, combination: Plan, largest: Foreseen) -> int | None:
-        """Returns a micro batch whose upper bound fits, about the largest; None where none was found."""
-        if largest.surely or largest.peak.upper_bytes is None:
-            return largest.plan.micro_batch_size if largest.surely else None
-        slack = largest.peak.upper_bytes - largest.peak.value_bytes
-        within = self.sizes[: bisect_left(self.sizes, largest.plan.micro_batch_size)]
-        known = {size: value + slack for size, value in self._known(combination).items()}
-        guess = nearest_below(within, known, self.limit_bytes)
-        if guess is not None and self.foreseen(self._at(combination, guess)).surely:
-            return guess
-        seen = (one for one in self._seen.values() if one.surely and one.plan.combination == combination)
-        return max((one.plan.micro_batch_size for one in seen), default=None)
+        """Returns the largest micro batch whose upper bound fits, about; None where no bound does or none is known."""
+        if largest.surely:
+            return largest.plan.micro_batch_size
+        slack = (largest.peak.upper_bytes or largest.peak.value_bytes) - largest.peak.value_bytes
+        seen = {
+            one.plan.micro_batch_size: one.peak for one in self._seen.values() if one.plan.combination == combination
+        }
+        uppers = {size: peak.upper_bytes for size, peak in seen.items() if peak.upper_bytes is not None}
+        first = nearest_below(
+            self.sizes, {size: peak.value_bytes + slack for size, peak in seen.items()}, self.limit_bytes
+        )
+
+        def upper_of(size: int) -> int:
+            upper = self.foreseen(self._at(combination, size)).peak.upper_bytes
+            return NEVER if upper is None else upper
+
+        start = largest.plan.micro_batch_size if first is None else first
+        return last_below(
+            self.sizes, upper_of, self.limit_bytes, start, {0: self._floor_bytes, **uppers}, SURE_TOLERANCE
+        )
 
     def _need(self, combination: Plan, size: int, largest: Foreseen | None, before: Sequence[Need]) -> Need:
         """Returns the smallest number of checkpointed blocks with which a micro batch fits.
@@ -336,6 +406,8 @@ class _Outlook:
     def _judged(self, plan: Plan, traced: Traced) -> Foreseen:
         peak = traced.estimate(plan)
         assert peak is not None, "it was traced"
+        if self.reach is not None and plan.micro_batch_size > self.reach:
+            peak = peak.model_copy(update={"upper_bytes": None, "lower_bytes": None})
         surely = peak.upper_bytes is not None and peak.upper_bytes <= self.limit_bytes
         return Foreseen(
             plan=plan,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from autofit.cli import values
 from autofit.core.canvas import Canvas
-from autofit.core.errors import NothingFits, Untraceable
+from autofit.core.errors import NothingFits
 from autofit.core.estimation import Estimation
 from autofit.core.estimation_text import draw
 from autofit.estimating import described, estimate_target
@@ -41,10 +41,6 @@ def _estimated(target: Target, quiet: bool) -> Estimation:
     try:
         with _progress(shown=not quiet) as beat:
             return estimate_target(target, beat)
-    except Untraceable:
-        if not quiet:
-            print(f"autofit: nothing to estimate from; run autofit tune {target.name} on the device", file=sys.stderr)
-        raise
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; nothing was estimated and nothing written") from None
 

@@ -60,10 +60,15 @@ class Untraceable(UsageError):
     Attributes:
         reason: what stopped the trace; the operator, where it was one.
         where: the user's line that led to it, or what was running.
+
+    Args:
+        reason: see above.
+        where: see above.
+        advice: whole sentences that say what is known all the same, and what to do next.
     """
 
-    def __init__(self, reason: str, where: str) -> None:
-        super().__init__(f"this workload's memory cannot be traced: {reason} ({where}).")
+    def __init__(self, reason: str, where: str, advice: str = "") -> None:
+        super().__init__(f"this workload's memory cannot be traced: {reason} ({where}). {advice}".rstrip())
         self.reason, self.where = reason, where
 
 

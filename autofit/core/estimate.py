@@ -27,3 +27,8 @@ class Estimate(BaseModel):
     said_bytes: int | None = None
     static_bytes: int | None = None
     basis: str = ""
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether there is a bound on either side; without one the value is a guess."""
+        return self.lower_bytes is not None or self.upper_bytes is not None

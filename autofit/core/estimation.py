@@ -22,6 +22,7 @@ class Estimation(BaseModel):
         budget: the limit on memory, with its arithmetic.
         account: how the device keeps account of memory; where its figure for what lies outside the allocator is from
             is among the caveats.
+        ran: micro batches of which short steps were run, since the step cannot be traced; () where nothing was run.
         own: the user's own plan.
         breakdown: what makes up its peak.
         rows: by precision.
@@ -39,6 +40,7 @@ class Estimation(BaseModel):
     environment: Environment
     budget: Budget
     account: Account
+    ran: tuple[int, ...] = ()
     own: Foreseen
     breakdown: Breakdown
     rows: tuple[Row, ...]

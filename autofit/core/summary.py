@@ -90,9 +90,9 @@ def _table(recommendation: Recommendation) -> list[str]:
 
 
 def _foretold(recommendation: Recommendation) -> str:
-    """Returns what the peak was predicted to be before the plan ran."""
+    """Returns what the peak was estimated to be before the plan ran; nothing where that was a guess without bounds."""
     predicted, peak = recommendation.predicted, recommendation.proof.memory.judged_bytes
-    if predicted is None or not peak:
+    if predicted is None or not predicted.is_bounded or not peak:
         return ""
     return f" (predicted {format_bytes(predicted.value_bytes)}, {predicted.value_bytes / peak - 1:+.1%})"
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 
 from autofit.core.errors import AutofitError, DevicePoisoned, RestoreError, Untraceable
+from autofit.core.plan import MICRO_BATCH_SIZE, Plan
 from autofit.core.trace import Trace
 from autofit.estimators.alignment import Refusal
 from autofit.estimators.scaling import LEAST_TRACES, Scaling, scaling
@@ -87,6 +88,41 @@ class Records:
             took = perf_counter() - began
             self._left_s -= took
             self._run_s = took  # the last: the first also loads libraries
+
+
+class ShortRuns:
+    """Gives traces of any micro batch from short real runs at small ones, for a workload that cannot be traced.
+
+    Args:
+        record: runs a few steps of a plan and returns their allocations.
+        sizes: micro batches that may be run.
+    """
+
+    def __init__(self, record: Callable[[Plan], Trace], sizes: Sequence[int]) -> None:
+        self._record, self._sizes = record, sizes
+        self._laws: dict[tuple[str, bool], Scaling | Refusal] = {}
+
+    def __call__(self, plan: Plan) -> Trace:
+        """Returns the trace of a plan, scaled from its combination's short runs.
+
+        Raises:
+            Untraceable: the runs failed, or their sizes follow no law.
+        """
+        key = plan.combination.key, plan.accumulation_steps > 1
+        if key not in self._laws:
+            records = Records()
+            law = records.own(lambda size: self._record(plan.replace(**{MICRO_BATCH_SIZE: size})), self._sizes)
+            self._laws[key] = law or Refusal(records.reason)
+        known = self._laws[key]
+        found = known if isinstance(known, Refusal) else known.at(plan.micro_batch_size)
+        if isinstance(found, Refusal):
+            raise Untraceable(found.reason, "in short runs")
+        return found
+
+    @property
+    def reach(self) -> int:
+        """The largest micro batch for which the law has bounds."""
+        return REACH * max(self._sizes, default=0)
 
 
 def listed(sizes: Sequence[int]) -> str:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from autofit.core import errors
 from autofit.core.briefing import Briefing, Options
 from autofit.core.catalogue import StandIn
+from autofit.core.foreseen import Part
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trace import Trace
@@ -133,6 +134,15 @@ class RemoteBench:
             Untraceable: as in `Bench.record`, or the child ended over it; a new one serves the next call.
         """
         return self._trace(plan, "record", "in the process that probes")
+
+    def standing(self) -> tuple[Part, ...]:
+        """Returns what a step of a stand-in's workload keeps whatever its batch; () where that is not known."""
+        try:
+            reply = self._reply(self._warm(), {"do": "standing"}, "standing")
+        except ChildEnded:
+            self._retire()
+            return ()
+        return tuple(Part.model_validate(part) for part in reply["parts"])
 
     def _trace(self, plan: Plan, do: str, where: str) -> Trace:
         child = self._warm()

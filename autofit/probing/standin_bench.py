@@ -17,26 +17,30 @@ from autofit.core.account import Account
 from autofit.core.briefing import Briefing, Options
 from autofit.core.catalogue import StandIn, ceilings_of
 from autofit.core.environment import Environment
-from autofit.core.errors import AutofitError, UserCodeError, WorkloadError
-from autofit.core.foreseen import OUTSIDE
+from autofit.core.errors import AutofitError, Untraceable, UserCodeError, WorkloadError
+from autofit.core.foreseen import OUTSIDE, Part
 from autofit.core.plan import Plan
 from autofit.core.trace import Trace
 from autofit.core.units import format_bytes
 from autofit.core.work import Ceilings
 from autofit.devices.base import Capability, Device, Reading
+from autofit.prepare import prepare
 from autofit.probing import gates
 from autofit.probing.bench import batch_to_trace, chosen, facts_of, place
 from autofit.probing.evidence import collect
 from autofit.probing.identity import own_version, settings, signature
+from autofit.probing.recording import ShortRun
 from autofit.probing.surveying import Survey
 from autofit.probing.tracing import isolation, standin, tracing
 from autofit.probing.tracing.shadow import fake_batch, fake_mode, shadow
+from autofit.probing.tracing.standing import standing_parts
 from autofit.probing.tracing.temporaries import Chip
+from autofit.strategies import MEMBERS
 from autofit.strategies.base import Facts
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.forward import resolve_forward
 from autofit.workloads.loss import LossRule, resolve_loss
-from autofit.workloads.step import TrainStep
+from autofit.workloads.step import Draft, TrainStep
 from autofit.workloads.tree import Batch, batch_size, describe, map_tensors
 from autofit.workloads.workload import Workload
 
@@ -131,6 +135,35 @@ class StandInBench:
         if self._alone:
             return work()
         return isolation.isolated(work, self.workload, self._device.is_host)
+
+    def record(self, plan: Plan) -> Trace:
+        """Runs a few steps of `plan` on the host and returns the allocations that they made; training goes on by them.
+
+        Raises:
+            Untraceable: the device is not here, or a step failed.
+            SpaceError: the plan cannot be applied to this workload.
+        """
+        if not self._device.is_host:
+            raise Untraceable("no step can run on a device that is not here", "in a short run")
+        self.workload.model.train(self.workload.training)
+        self.workload.model.zero_grad(set_to_none=True)
+        budget = self.briefing.budget.memory_bytes
+        run = ShortRun(plan, self._build, self._source, self._device, budget, enforce=False, beat=self._beat)
+        return run.run()
+
+    def standing(self) -> tuple[Part, ...]:
+        """Returns what a step keeps whatever its batch, found without running one; less what cannot be found so."""
+        return standing_parts(self.workload)
+
+    def _build(self, plan: Plan) -> TrainStep:
+        draft = Draft(
+            model=self.workload.model,
+            loss=self._loss,
+            optimizer=self.workload.make_optimizer(),
+            device=self._device.torch_device,
+            max_grad_norm=self.workload.max_grad_norm,
+        )
+        return prepare(plan, draft, MEMBERS)
 
     def _resolve(self) -> LossRule:
         workload, home = self.workload, self._device.torch_device

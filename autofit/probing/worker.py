@@ -4,9 +4,9 @@ It alone imports the user's code. Requests come in and replies go out as one JSO
 their own, so that whatever the user's code prints cannot disturb them. Nothing is unpickled on either side.
 
 Requests: `{"do": "open", ...}`, `{"do": "evaluate", "plan": ..., "purpose": ...}`, `{"do": "trace", "plan": ...}`,
-`{"do": "record", "plan": ...}`, `{"do": "close"}`. Replies: `briefing`, `outcome`, `trace` to the next two, `closed`,
-`error`; and `beat` at every phase, as a sign of life. Opened with a `"stand_in"`, it only traces, for the device
-described there.
+`{"do": "record", "plan": ...}`, `{"do": "standing"}`, `{"do": "close"}`. Replies: `briefing`, `outcome`, `trace` to the
+next two, `standing`, `closed`, `error`; and `beat` at every phase, as a sign of life. Opened with a `"stand_in"`, it
+only traces, for the device described there; for the host it also records.
 """
 
 import argparse
@@ -72,8 +72,11 @@ class Worker:
             assert self._bench is not None, "open comes first"
             self._trace(self._bench.trace, Plan.model_validate(request["plan"]))
         elif request["do"] == "record":
-            assert isinstance(self._bench, Bench), "open comes first, and not with a stand-in"
+            assert self._bench is not None, "open comes first"
             self._trace(self._bench.record, Plan.model_validate(request["plan"]))
+        elif request["do"] == "standing":
+            assert isinstance(self._bench, StandInBench), "open comes first, with a stand-in"
+            self._say("standing", parts=[part.model_dump(mode="json") for part in self._bench.standing()])
         else:
             if isinstance(self._bench, Bench):
                 self._bench.__exit__(None, None, None)

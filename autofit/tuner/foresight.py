@@ -34,7 +34,7 @@ class Foresight:
         opinions = [e for estimator in self._tuning.estimators if (e := estimator.estimate(plan)) is not None]
         if len(opinions) < 2:
             return opinions[0] if opinions else None
-        first = next((e for e in opinions if not _guess(e) and not e.worst_case), opinions[0])
+        first = next((e for e in opinions if e.is_bounded and not e.worst_case), opinions[0])
         lower = max((e.lower_bytes for e in opinions if e.lower_bytes is not None), default=None)
         upper = min((e.upper_bytes for e in opinions if e.upper_bytes is not None), default=None)
         value = first.value_bytes if upper is None else min(first.value_bytes, upper)
@@ -106,7 +106,3 @@ def _open(estimate: Estimate, limit_bytes: int) -> bool:
 
 def _rough(estimate: Estimate) -> bool:
     return estimate.lower_bytes is None or estimate.lower_bytes < LOOSE_RATIO * estimate.value_bytes
-
-
-def _guess(estimate: Estimate) -> bool:
-    return estimate.lower_bytes is None and estimate.upper_bytes is None

@@ -220,7 +220,8 @@ class Loop:
         allowed = limit * (GUESS_RATIO if loose(estimate) else 1)
         above = not estimate.worst_case and estimate.value_bytes > allowed
         if self.tuning.cautious and above and not self._searcher.vouches(plan):
-            return f"is predicted to need {format_bytes(estimate.value_bytes)}, above {against}"
+            how = "predicted" if estimate.is_bounded else "guessed"
+            return f"is {how} to need {format_bytes(estimate.value_bytes)}, above {against}"
         return None
 
     def _refused_below(self, plan: Plan) -> int | None:

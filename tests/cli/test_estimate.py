@@ -132,7 +132,7 @@ def test_nothing_fits_is_drawn_and_has_its_exit_code(estimating: Estimating, run
 @pytest.mark.parametrize(
     ("error", "code", "says"),
     [
-        (Untraceable("aten.nonzero depends on data", "train.py:7"), 2, "run autofit tune train.py:make on the device"),
+        (Untraceable("aten.nonzero depends on data", "train.py:7", "Run autofit tune."), 2, "Run autofit tune."),
         (UserCodeError("make raised ValueError: no", "line 3"), 5, "line 3"),
         (KeyboardInterrupt(), 130, "nothing was estimated"),
     ],
