@@ -43,6 +43,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
     worst_case: Any = None,
     mode: Literal["train", "inference"] = "train",
     max_grad_norm: float | None = None,
+    extras: Sequence[Any] = (),
     device: str | torch.device | None = None,
     seed: int = 0,
     study: str | Path | None = None,
@@ -53,8 +54,11 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
 ) -> Fit:
     """Finds the fastest way to train `model` on batches of `loader` within the memory budget.
 
-    Short runs on this device decide; everything passed in is bit-identical afterwards. Interrupted with Ctrl-C it puts
-    everything back too; called again it goes on from the trials in the study.
+    Short runs on this device decide. Everything passed in is bit-identical afterwards, with what it reaches:
+    attributes, containers, closures, bound objects, hooks, and the globals that your functions name in your own
+    modules. What cannot be put back (open files, iterators in progress, a data set of more than 256 MiB in memory) is
+    named in the caveats. Interrupted with Ctrl-C it puts everything back too; called again it goes on from the trials
+    in the study.
 
     Args:
         model: a module on the device to train on.
@@ -75,6 +79,8 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
             for its longest samples.
         mode: "train", or "inference" for the forward pass alone.
         max_grad_norm: clip gradients to this L2 norm, as your training does.
+        extras: further objects to put back, where a caveat says that they are not found or not followed: anything with
+            attributes, a tensor, or an object with `state_dict` and `load_state_dict`.
         device: "cuda", "cuda:1", "cpu". None: the device the model is on.
         seed: makes the search repeatable.
         study: where trials are kept: a path, an Optuna storage URL, or ":memory:". None: `.autofit/study.db`.
@@ -107,6 +113,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         worst_case=worst_case,
         mode=mode,
         max_grad_norm=max_grad_norm,
+        extras=extras,
     )
     chosen = _device(model, device)
     options = _options(
@@ -120,8 +127,12 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         planned_steps=planned_steps,
         seed=seed,
     )
-    with Bench(workload, chosen, options) as bench, Progress.of(progress, objective) as listen:
+    bench = Bench(workload, chosen, options)
+    with bench.backstop, bench, Progress.of(progress, objective) as listen:
         recommendation = search(bench.briefing, bench.evaluate, request, [listen], clock, bench.trace, bench.record)
+    if bench.changed:
+        note = f"changed while tuning, and could not be put back: {', '.join(bench.changed)}"
+        recommendation = recommendation.model_copy(update={"caveats": (*recommendation.caveats, note)})
     return Fit(recommendation, Terms(loss_fn, step_fn, optimizer))
 
 
@@ -194,12 +205,8 @@ def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of 
         )
     chosen = _where_it_is(workload, device)
     made = Workload(model=workload, mode=mode or "train", **own, **common)
-    with Guard(
-        made.model,
-        optimizer if isinstance(optimizer, torch.optim.Optimizer) else None,
-        loader=loader,
-        extras={"loss_fn": loss_fn} if isinstance(loss_fn, nn.Module) else {},
-    ):
+    guard = Guard.of(made)
+    with guard.backstop, guard:
         bench = StandInBench(made, chosen, options, on=chosen.torch_device)
         next_best = estimating.NextBest(bench.record, bench.standing)
         return estimating.estimate(bench.briefing, bench.trace, next_best=next_best)

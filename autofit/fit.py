@@ -133,7 +133,8 @@ class Fit:
         )
         device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
         self._check_device(device)
-        with Guard(model, loader=loader):  # looking at samples and at a first loss is no part of the training
+        guard = Guard.of(workload)
+        with guard.backstop, guard:  # looking at samples and at a first loss is no part of the training
             source = BatchSource.of(loader, scan=_SCANNED)
             loss = _loss(workload, source, device)
         self._check_loss(loss, signature(model, source.structure(), loss.name))

@@ -24,6 +24,7 @@ from autofit.devices.base import Capability
 from autofit.probing.bench import Bench
 from autofit.probing.guard import digest_of
 from autofit.workloads.workload import Workload
+from tests.fakes import notes
 from tests.probing import targets
 
 QUICK: dict[str, Any] = {
@@ -209,7 +210,7 @@ def test_an_optimizer_with_state_is_measured_and_put_back() -> None:
 
 def test_an_optimizer_recipe_is_called_with_the_parameters() -> None:
     model = targets.mlp()
-    seen: list[int] = []
+    seen = notes()
 
     def recipe(parameters: Any) -> torch.optim.Optimizer:
         held = list(parameters)

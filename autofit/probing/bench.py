@@ -4,7 +4,7 @@ import gc
 import math
 import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -24,7 +24,7 @@ from autofit.prepare import prepare
 from autofit.probing.batch_store import BatchStore
 from autofit.probing.evidence import collect
 from autofit.probing.failures import Verdict, classify
-from autofit.probing.guard import Guard
+from autofit.probing.guard import Backstop, Guard
 from autofit.probing.identity import own_version, settings, signature
 from autofit.probing.leaks import LeakWatch
 from autofit.probing.probe import HOPELESS, Probe
@@ -69,12 +69,10 @@ class Bench:
     ) -> None:
         self.workload, self.device, self._options, self._beat = workload, device, options, beat
         strategies = chosen(options.strategies)
-        optimizer = workload.optimizer if isinstance(workload.optimizer, torch.optim.Optimizer) else None
-        extras = {"loss_fn": workload.loss_fn} if isinstance(workload.loss_fn, nn.Module) else {}
         with self._users_code():
             place(workload, device, options.may_move)
-            self._guard = Guard(workload.model, optimizer, loader=workload.loader, extras=extras)
-        with self._guard, self._users_code():
+            self._guard = Guard.of(workload)
+        with self._guard.backstop, self._guard, self._users_code():
             workload.model.train(workload.training)
             self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
             self._store = BatchStore(self._source)
@@ -92,7 +90,7 @@ class Bench:
                 account=device.account(),
                 caveats=(*self._notes(), *survey.caveats),
             )
-        self._heap = ExitStack()
+        self._froze = False
         self._fastest_s = math.inf
 
     @property
@@ -105,7 +103,7 @@ class Bench:
 
         A poisoned device cannot be written to: then what is on it stays as it is until the bench is left.
         """
-        poisoned = False
+        poisoned, leaked = False, ""
         self._leaks.begin()
         try:
             self._make_ready()
@@ -127,8 +125,11 @@ class Bench:
             poisoned = outcome.status is Status.POISONED
         finally:
             if not poisoned:
+                self._guard.restore_trained()
+                self.device.release()  # what only the guard let go of: the gradients of a step that failed
+                leaked = self._leaks.found()  # what the user's code keeps from step to step
                 self._put_back()
-        return outcome if poisoned else outcome.model_copy(update={"leaked": self._leaks.found()})
+        return outcome.model_copy(update={"leaked": leaked})
 
     def trace(self, plan: Plan) -> Trace:
         """Returns the allocations of the plan's training steps, without running them.
@@ -182,23 +183,58 @@ class Bench:
         self.workload.model.train(self.workload.training)
         self.workload.model.zero_grad(set_to_none=True)
 
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """Names what changed and could not be put back, once the bench was left; the caveats had named it."""
+        return self._guard.changed
+
+    @property
+    def backstop(self) -> Backstop:
+        """A second context to hold around the `with` block of the bench: see `guard.Backstop`."""
+        return Backstop(self._leave)
+
     def _put_back(self) -> None:
         self._guard.restore()
-        self.device.release()  # what only the guard let go of: the gradients of a step that failed
+        self.device.release()
 
     def __enter__(self) -> Self:
-        self._heap.enter_context(_heap_frozen())
         self._guard.__enter__()
+        self._freeze()
         self._leaks = LeakWatch(self.device)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._heap:
-            self._guard.__exit__(kind, error, trace)
+        try:
+            self._leave(error)
+        except KeyboardInterrupt:
+            self._leave(error)
+            raise
+
+    def _leave(self, error: BaseException | None) -> None:
+        """Puts everything back and verifies it, unless that was done."""
+        try:
+            self._guard.__exit__(None if error is None else type(error), error, None)
             if not isinstance(error, DevicePoisoned):
                 self.device.release()
+        finally:
+            self._unfreeze()
+
+    def _freeze(self) -> None:
+        """Takes what is on Python's heap out of garbage collection, which then costs 1 ms a probe instead of 500.
+
+        A user who has frozen the heap himself keeps it as it is.
+        """
+        if not gc.get_freeze_count():
+            gc.collect()
+            self._froze = True  # said first: unfreezing a heap that is not frozen does nothing
+            gc.freeze()
+
+    def _unfreeze(self) -> None:
+        if self._froze:
+            gc.unfreeze()
+            self._froze = False
 
     @contextmanager
     def _users_code(self) -> Iterator[None]:
@@ -261,6 +297,8 @@ class Bench:
             yield "no optimizer was given: measured with torch.optim.AdamW and its defaults"
         if self.device.is_host and devices.choose().is_host:
             yield f"no accelerator was found: tuned for the CPU ({self.device.name()})"
+        if not self._options.may_move:  # else the objects are this process's own, and end with it
+            yield from self._guard.caveats
         yield from self.device.caveats()
         yield from self._source.notes
 
@@ -281,23 +319,6 @@ class Bench:
             },
             settings=settings(self.workload, facts.optimizer, self.device.type, worst),
         )
-
-
-@contextmanager
-def _heap_frozen() -> Iterator[None]:
-    """Takes what is on Python's heap out of garbage collection, which then costs 1 ms a probe instead of 500.
-
-    A user who has frozen the heap himself keeps it as it is.
-    """
-    if gc.get_freeze_count():
-        yield
-        return
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def place(workload: Workload, device: Device, may_move: bool) -> None:

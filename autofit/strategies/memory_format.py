@@ -19,6 +19,8 @@ from autofit.workloads.tree import tensors
 
 KNOB = "memory_format"
 CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
+_ALONE = 2
+"""Users of a storage into which one tensor looks: the tensor, and the storage's own object in Python."""
 
 
 class MemoryFormat(Strategy):
@@ -95,7 +97,7 @@ def _can_move(model: nn.Module) -> bool:
 
 
 def _movable(model: nn.Module) -> list[torch.Tensor]:
-    """Returns the 4-d parameters and buffers that are alone in their memory, so that no view loses sight of them."""
+    """Returns the 4-d parameters and buffers that are alone in their memory: no other tensor sees the order change."""
     plain = [tensor for tensor in chain(model.parameters(), model.buffers()) if _is_plain(tensor)]
     storages = [tensor.untyped_storage() for tensor in plain]
     users = Counter(storages)
@@ -112,7 +114,10 @@ def _fills(tensor: torch.Tensor) -> bool:
     """Says whether `tensor` is the whole of its memory, each element once, and no other process reads it."""
     if tensor.device.type == "cpu" and tensor.is_shared():  # type: ignore[no-untyped-call]  # torch has no types here
         return False
-    whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    storage = tensor.untyped_storage()
+    if torch._C._storage_Use_Count(storage._cdata) > _ALONE:  # a flat buffer or a `.data` alias, held anywhere
+        return False
+    whole = storage.nbytes() == tensor.numel() * tensor.element_size()
     return whole and torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 
@@ -149,7 +154,8 @@ def _followers(owner: torch.Tensor, draft: Draft) -> dict[str, torch.Tensor]:
 
 
 def _lay_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> None:
-    """Moves the values of `tensor` into new memory with these strides; the tensor object stays the same."""
+    """Brings the values of `tensor` into the order of these strides, in its own memory, which stays where it is."""
     if tensor.stride() != strides:
+        values = tensor.data.clone()
         # Through `.data`, so that a graph which the user still holds does not see a change in place.
-        tensor.data = tensor.data.new_empty_strided(tensor.shape, strides).copy_(tensor.data)
+        tensor.data = tensor.data.as_strided(tensor.shape, strides).copy_(values)

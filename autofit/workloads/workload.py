@@ -1,6 +1,6 @@
 """Workload: what is trained. Model, batches, loss or step function, optimizer recipe."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,6 +28,9 @@ class Workload:
             set is scanned for the longest samples.
         mode: "train", or "inference" for the forward pass alone.
         max_grad_norm: clip gradients to this L2 norm, as the training does; None for no clipping.
+        extras: further objects that are to be put back, where they are not found by themselves: what the workload
+            reaches through attributes, closures and named globals is. An object with `state_dict` and
+            `load_state_dict` is put back through these too.
     """
 
     model: nn.Module
@@ -39,6 +42,7 @@ class Workload:
     worst_case: Any = None
     mode: Literal["train", "inference"] = "train"
     max_grad_norm: float | None = None
+    extras: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
@@ -55,6 +59,8 @@ class Workload:
         size = self.global_batch_size
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             raise WorkloadError(f"global_batch_size is {size!r}; expected a whole number of at least 1, or None.")
+        if not isinstance(self.extras, (list, tuple)):
+            raise WorkloadError(f"extras is a {type(self.extras).__name__}; expected a list of objects: extras=[...].")
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise WorkloadError(f"max_grad_norm is {self.max_grad_norm!r}; expected a number above 0, or None.")
 

@@ -29,6 +29,7 @@ from autofit.probing.bench import Bench, own_batch, signature
 from autofit.probing.guard import digest_of
 from autofit.probing.guard.tensor_state import StorageBytes
 from autofit.workloads.workload import Workload
+from tests.fakes import notes
 from tests.probing import targets
 
 CPU: Any = type(devices.choose("cpu"))
@@ -373,7 +374,7 @@ def test_inference_has_no_global_batch_to_keep() -> None:
 
 
 def test_inference_runs_in_evaluation_mode_and_training_in_training_mode() -> None:
-    seen: list[bool] = []
+    seen = notes()
     for mode, expected in (("inference", False), ("train", True)):
         model = targets.mlp().train(not expected)
         model[0].register_forward_hook(lambda module, x, y: seen.append(module.training))
@@ -464,7 +465,7 @@ def test_a_running_iterator_of_the_users_goes_on_as_if_nothing_had_happened() ->
 
 
 def test_gradients_from_before_do_not_enter_the_first_step(used: Workload) -> None:
-    norms: list[float] = []
+    norms = notes()
     used.optimizer.register_step_pre_hook(lambda *_: norms.append(float(used.model.layers[0].weight.grad.abs().max())))
     used.model.layers[0].weight.grad.fill_(1e6)
     with bench_of(Workload(used.model, used.loader, optimizer=used.optimizer)) as bench:

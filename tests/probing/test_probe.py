@@ -26,7 +26,7 @@ from autofit.probing.guard import digest_of
 from autofit.probing.probe import static_bytes
 from autofit.workloads.representative import expected_largest
 from autofit.workloads.workload import Workload
-from tests.fakes import FakeTime
+from tests.fakes import FakeTime, notes, unguarded
 from tests.probing import targets
 
 CPU: Any = type(devices.choose("cpu"))
@@ -122,7 +122,7 @@ FAULTS = [("forward", 1), ("forward", 2), ("backward", 1), ("backward", 2), ("op
 @pytest.mark.parametrize("error", [OOM, REFUSED], ids=["class", "text"])
 @pytest.mark.parametrize(("place", "at"), FAULTS)
 def test_an_out_of_memory_is_an_outcome_that_leaves_nothing_behind(place: str, at: int, error: RuntimeError) -> None:
-    fuse = Fuse(error, at)
+    fuse = unguarded(Fuse(error, at))
     workload = burning(place, fuse)
     before = digest_of(workload.model, workload.optimizer, workload.loader)
     with Bench(workload, CPU(), PLENTY) as bench:
@@ -144,7 +144,7 @@ def test_an_out_of_memory_is_an_outcome_that_leaves_nothing_behind(place: str, a
 
 
 def test_no_tensor_is_left_after_failures_and_successes() -> None:
-    fuse = Fuse(OOM, 3)
+    fuse = unguarded(Fuse(OOM, 3))
     workload = burning("backward", fuse)
     with Bench(workload, CPU(), PLENTY) as bench:
         plan = bench.briefing.space.baseline
@@ -164,8 +164,8 @@ def test_no_tensor_is_left_after_failures_and_successes() -> None:
 
 def test_a_kept_exception_does_not_keep_the_tensors() -> None:
     """A user's code may hold on to the exception; what it refers to has been scrubbed."""
-    kept: list[BaseException] = []
-    seen: list[weakref.ref[torch.Tensor]] = []
+    kept = notes()
+    seen = notes()
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         hidden = model(batch[0])
@@ -178,7 +178,7 @@ def test_a_kept_exception_does_not_keep_the_tensors() -> None:
             kept.append(error)
             raise
 
-    armed: list[bool] = []
+    armed = notes()
     workload = Workload(targets.mlp(), targets.vectors(), step_fn=loss)
     with Bench(workload, CPU(), PLENTY) as bench:
         armed.append(True)
@@ -305,7 +305,7 @@ class Seen:
     """A step function that writes down the batches it gets, each of which takes 0.1 s."""
 
     def __init__(self, clock: FakeTime) -> None:
-        self.clock, self.batches = clock, list[tuple[int, ...]]()
+        self.clock, self.batches = clock, notes()
 
     def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
         self.clock.advance(0.1)
@@ -431,7 +431,7 @@ def test_no_size_is_faster_for_the_texts_it_happens_to_get(step_clock: FakeTime,
 
 
 def test_the_start_of_a_plan_is_what_its_first_steps_take_longer(step_clock: FakeTime) -> None:
-    steps: list[int] = []
+    steps = notes()
 
     def step_fn(model: nn.Module, batch: Any) -> torch.Tensor:
         steps.append(1)
@@ -457,7 +457,7 @@ def test_steps_that_the_scaler_skips_are_part_of_the_start() -> None:
 
 
 def test_every_plan_compiles_for_itself_and_is_charged_for_it(step_clock: FakeTime) -> None:
-    compiled: list[int] = []
+    compiled = notes()
 
     def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
         compiled.append(1)
@@ -546,7 +546,7 @@ class Scaled(nn.Module):
 
 
 def test_steps_that_the_scaler_skips_do_not_prove_anything() -> None:
-    updates: list[int] = []
+    updates = notes()
 
     class Sgd(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
@@ -655,7 +655,7 @@ class Caching(CPU):
 
 def grown(event: Callable[[Caching], None], parts: int = 1) -> tuple[Outcome, list[int | str]]:
     """Proves a plan of texts of 3 to 40 words; `event` comes with each batch after the cache was emptied."""
-    lengths: list[int | str] = []
+    lengths = notes()
     device = Caching(lengths)
 
     def step_fn(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -734,8 +734,7 @@ class Enforcing(CPU):
     def __init__(self) -> None:
         super().__init__()
         self.limited: list[bool] = [False]
-        self.steps: list[tuple[bool, int]] = []
-        self.budgets: list[tuple[int, int]] = []
+        self.steps, self.budgets = notes(), notes()
 
     @contextmanager
     def limit(self, budget_bytes: int, static: Callable[[], int]) -> Iterator[None]:
@@ -784,7 +783,7 @@ def test_static_bytes_counts_each_storage_once() -> None:
 
 
 def test_a_plan_far_slower_than_the_fastest_is_not_timed_further(step_clock: FakeTime) -> None:
-    calls: list[int] = []
+    calls = notes()
 
     def slow(model: nn.Module, batch: Any) -> torch.Tensor:
         calls.append(len(batch[0]))

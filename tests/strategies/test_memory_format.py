@@ -125,6 +125,36 @@ def test_weights_in_shared_memory_are_left_alone() -> None:
             pass
 
 
+def test_weights_that_something_else_looks_into_are_left_alone() -> None:
+    """D4 (b): a `.data` alias or a flat buffer would see the order of the values change under it."""
+    layer = nn.Conv2d(3, 3, 3, bias=False)
+    alias = layer.weight.data
+    assert "share their memory" in reason(facts(layer))
+    with pytest.raises(SpaceError, match="memory of its own"), MemoryFormat().apply(LAST, draft(layer)):
+        pass
+    del alias
+    assert MemoryFormat().offer(facts(layer)).knobs
+
+
+def test_every_tensor_keeps_its_address() -> None:
+    """Defect 1: views and pointers that others hold stay valid."""
+    model = net()
+    optimizer = adam(model)
+    prepare(Plan(), draft(model, optimizer), [])(images())
+    RULE.compute(model, images()).backward()
+
+    def addresses() -> list[int]:
+        state = [value for entry in optimizer.state.values() for value in entry.values()]
+        tensors = [*named(model).values(), *(p.grad for p in model.parameters()), *state]
+        return [tensor.data_ptr() for tensor in tensors if isinstance(tensor, torch.Tensor)]
+
+    before, layout = addresses(), strides(model)
+    with MemoryFormat().apply(LAST, draft(model, optimizer)):
+        assert strides(model) != layout
+        assert addresses() == before
+    assert addresses() == before
+
+
 def test_one_module_used_twice_is_no_shared_memory() -> None:
     layer = nn.Conv2d(3, 3, 3)
     assert MemoryFormat().offer(facts(nn.Sequential(layer, layer))).knobs

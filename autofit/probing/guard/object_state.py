@@ -4,8 +4,9 @@ A piece is cheap to make; `save` takes the snapshot. What holds other objects (a
 reference, so the very same objects come back; what they hold is a piece of its own.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterator, MutableMapping
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterator
+from operator import is_
 from typing import Any, Protocol
 
 import torch
@@ -32,36 +33,43 @@ class Piece(Protocol):
 
 
 class MappingPiece:
-    """The keys, their order and the bindings of a dictionary, such as the `__dict__` of a module."""
+    """The keys, their order and the bindings of a dictionary, such as the `__dict__` of a module.
 
-    def __init__(self, name: str, mapping: MutableMapping[Any, Any], label: Callable[[str, object], str]) -> None:
+    A dictionary of a class of its own is read and written past that class's methods, which may count or reorder.
+    """
+
+    def __init__(self, name: str, mapping: dict[Any, Any], label: Callable[[str, object], str]) -> None:
         """Makes the piece; `label(name, key)` names an entry."""
         self.name, self._mapping, self._label = name, mapping, label
+        # An OrderedDict loses its order where a plain dictionary's methods write to it.
+        self._kind: type[dict[Any, Any]] = OrderedDict if isinstance(mapping, OrderedDict) else dict
         self._kept: dict[object, object] = {}
 
     def save(self) -> None:
         """Keeps the bindings."""
-        self._kept = dict(self._mapping)
+        self._kept = dict(self._kind.items(self._mapping))
 
     def restore(self) -> None:
         """Binds every key as before, in the former order, and removes added keys."""
         if next(self.differences(), None) is not None:
-            self._mapping.clear()
-            self._mapping.update(self._kept)
+            self._kind.clear(self._mapping)
+            for key, value in self._kept.items():
+                self._kind.__setitem__(self._mapping, key, value)
 
     def differences(self) -> Iterator[str]:
         """Yields the entries that were added, removed or bound to something else."""
-        keys = list(self._mapping)
-        for key in [*self._kept, *(key for key in keys if key not in self._kept)]:
-            both = key in self._kept and key in self._mapping
-            if not both or not same(self._mapping[key], self._kept[key]):
+        now, kept = dict(self._kind.items(self._mapping)), self._kept
+        if _identical(now.keys(), kept.keys()) and _identical(now.values(), kept.values()):
+            return
+        for key in [*kept, *(key for key in now if key not in kept)]:
+            if not (key in kept and key in now and same(now[key], kept[key])):
                 yield self._label(self.name, key)
-        if keys != list(self._kept) and set(keys) == set(self._kept):
+        if list(now) != list(kept) and set(now) == set(kept):
             yield f"{self.name} (order of its entries)"
 
     def content(self) -> object:
         """Returns the entries; a value that is not simple counts by its type."""
-        return [(self._label("", key), _shallow(value)) for key, value in self._mapping.items()]
+        return [(self._label("", key), shallow(value)) for key, value in self._kind.items(self._mapping)]
 
 
 class SequencePiece:
@@ -78,17 +86,18 @@ class SequencePiece:
     def restore(self) -> None:
         """Puts the items back into the same list."""
         if next(self.differences(), None) is not None:
-            self._items.clear()
-            self._items.extend(self._kept)
+            kind: Any = list if isinstance(self._items, list) else deque
+            kind.clear(self._items)
+            kind.extend(self._items, self._kept)
 
     def differences(self) -> Iterator[str]:
         """Yields the list's name when an item differs."""
-        if not same(tuple(self._items), tuple(self._kept)):
+        if not _identical(self._items, self._kept) and not same(tuple(self._items), tuple(self._kept)):
             yield self.name
 
     def content(self) -> object:
         """Returns the items; one that is not simple counts by its type."""
-        return [_shallow(item) for item in self._items]
+        return [shallow(item) for item in self._items]
 
 
 class SetPiece:
@@ -115,7 +124,7 @@ class SetPiece:
 
     def content(self) -> object:
         """Returns the members; one that is not simple counts by its type."""
-        return {_shallow(member) for member in self._members}
+        return {shallow(member) for member in self._members}
 
 
 class ValuePiece:
@@ -234,6 +243,11 @@ class TensorPiece:
         return carried | {attribute: getattr(tensor, attribute, None) for attribute in self.HOOKS}
 
 
+def _identical(left: Collection[object], right: Collection[object]) -> bool:
+    """Returns whether both hold the very same objects in the same order."""
+    return len(left) == len(right) and all(map(is_, left, right))
+
+
 def same(left: object, right: object) -> bool:
     """Returns whether two bindings are alike: the same object, or simple values with the same bits."""
     if left is right:
@@ -245,8 +259,8 @@ def same(left: object, right: object) -> bool:
     return isinstance(left, SIMPLE) and repr(left) == repr(right)
 
 
-def _shallow(value: object) -> object:
+def shallow(value: object) -> object:
     """Returns a simple value as it is, and anything else by its type."""
     if isinstance(value, tuple):
-        return tuple(map(_shallow, value))
+        return tuple(map(shallow, value))
     return value if isinstance(value, SIMPLE) else type(value).__qualname__

@@ -1,25 +1,28 @@
 """Finds every piece of mutable state that the user's objects reach, once each, with a name a person can read.
 
-Modules, optimizers, schedulers, scalers, loaders and samplers are followed through all their attributes and
-containers. Another object that one of them holds (a configuration, say) is looked at one level deep. Of a
-data set only its random generators count: it can be of any size, and no probe has reason to write to it.
+Followed are attributes, slots, containers and arrays of the user's and of libraries' objects; closures, defaults, fixed
+arguments and the bound object of functions; the globals that the user's code names (code.py); attributes of the user's
+classes. Not followed are the modules and classes of libraries, and what torch and Python keep for themselves.
+
+A data set can be of any size: tensors and arrays below it are copied up to `DATA_BYTES` in all, and `DATA_OBJECTS` of
+its objects are followed. What is beyond that is watched, and named in the caveats. So is what cannot be followed.
 """
 
 import copy
-import sys
-import types
-import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, MutableMapping
-from random import Random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler
 
+from autofit.probing.guard import kinds
+from autofit.probing.guard.bindings import UNBOUND, NamesPiece, cell, methods, own_attributes, slots
+from autofit.probing.guard.code import namespaces
 from autofit.probing.guard.digest import SIMPLE
 from autofit.probing.guard.object_state import (
     ClassPiece,
@@ -30,12 +33,27 @@ from autofit.probing.guard.object_state import (
     TensorPiece,
     ValuePiece,
 )
+from autofit.probing.guard.origin import Origin, class_origin
+from autofit.probing.guard.unguarded import Unguarded
+from autofit.probing.guard.value_state import is_array, value_piece
 
-_FOLLOWED = (nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler, DataLoader, Sampler)
-_NOT_STATE = (type, types.ModuleType, types.FunctionType, types.MethodType, weakref.ref)
-# In a loader, a longer container holds data or indices, not samplers and inner loaders.
-_LOADER_CONTAINER_LIMIT = 64
-_DATASET_KEYS = ("dataset", "data_source")
+DATA_KEYS = ("dataset", "data_source")
+"""Where loaders and samplers have their data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an object was found.
+
+    Attributes:
+        own: whether the user's own code or object holds it: only then is it named if it cannot be followed.
+        data: whether it is below a data set, where limits hold.
+        held: whether it was reached through a function or a plain object, and is no part of model, optimizer or loader.
+    """
+
+    own: bool = True
+    data: bool = False
+    held: bool = False
 
 
 class Walk:
@@ -43,6 +61,8 @@ class Walk:
 
     Attributes:
         pieces: every piece, in the order found.
+        held: the pieces among them that were reached through a function or a plain object.
+        unguarded: what is only watched.
     """
 
     def __init__(
@@ -51,134 +71,222 @@ class Walk:
         optimizer: torch.optim.Optimizer | None,
         loader: object,
         extras: Mapping[str, object] | None,
+        functions: Mapping[str, object] | None = None,
     ) -> None:
-        """Finds the pieces; nothing is copied, changed or iterated."""
+        """Finds the pieces; nothing is copied, changed or iterated.
+
+        Args:
+            model: the model.
+            optimizer: its optimizer.
+            loader: a loader, or the batches themselves.
+            extras: what the user handed over by hand: also put back through its own `state_dict`, if it has one.
+            functions: step and loss functions, recipes: anything the search calls.
+        """
         self.pieces: list[Piece] = []
+        self.held: list[Piece] = []
+        self.unguarded = Unguarded()
         # Holding the objects keeps their ids from being given to others during the walk.
         self._seen: dict[int, object] = {}
         self._position: dict[int, int] = {}
-        self._data = True
-        self._visit("model", model)
-        self._visit("optimizer", optimizer)
+        self._names: dict[int, NamesPiece] = {}
+        self._todo: deque[tuple[str, object, Place]] = deque()
+        self._look("model", model, Place())
+        self._look("optimizer", optimizer, Place())
         for name, extra in (extras or {}).items():
-            self._visit_root(name, extra)
-        self._data = False
-        self._visit_root("loader", loader)
-        if isinstance(loader, (list, tuple)) and loader:
-            self._watch("loader (first or last batch)", lambda: [loader[0], loader[-1]])
+            self._look_at_extra(name, extra)
+        self._look_at_loader(loader)
+        for name, function in (functions or {}).items():
+            self._look(name, function, Place(held=True))
 
     def tensors(self) -> list[tuple[str, torch.Tensor]]:
         """Returns the tensors that have bytes of their own, with their names."""
         found = [(piece.name, piece.tensor) for piece in self.pieces if isinstance(piece, TensorPiece)]
         return [(name, tensor) for name, tensor in found if not is_traceable_wrapper_subclass(tensor)]
 
-    def _visit_root(self, name: str, root: object) -> None:
-        """Follows an object that the user named, whatever its class."""
-        if id(root) not in self._seen and _is_plain(root) and hasattr(root, "__dict__"):
-            self._seen[id(root)] = root
-            self._follow(name, root)
-        self._visit(name, root)
-        if hasattr(root, "_num_yielded"):
-            self._visit_iterator(name, root)
-        known = self._data and isinstance(root, (*_FOLLOWED, torch.Generator))
-        if hasattr(root, "state_dict") and not known:
-            self._visit_state_dict(name, root)
+    def _look(self, name: str, root: object, place: Place) -> None:
+        """Finds everything below one root, breadth first: the shortest way to an object names it."""
+        self._todo.append((name, root, place))
+        while self._todo:
+            self._visit(*self._todo.popleft())
 
-    def _visit_state_dict(self, name: str, root: Any) -> None:
-        """Records what an object says of itself; a loader is only watched.
+    def _look_at_extra(self, name: str, root: object) -> None:
+        if hasattr(root, "state_dict") and not isinstance(root, (*kinds.FAMILIES, torch.Generator)):
+            load = getattr(root, "load_state_dict", None)
+            write = None if load is None else (lambda kept: load(copy.deepcopy(kept)))
+            self._add(ValuePiece(f"{name}.state_dict()", lambda: copy.deepcopy(root.state_dict()), write), Place())
+            if load is not None:
+                self.unguarded.vouched_for_by(root)
+        self._look(name, root, Place())
 
-        A loader's `load_state_dict` throws its running iterator away, so it is no way to put one back.
+    def _look_at_loader(self, loader: Any) -> None:
+        """Finds what a loader holds. Its position can only be watched.
+
+        A loader's `load_state_dict` throws its running iterator away, so it is no way to put one back; without a
+        running iterator some start one to answer `state_dict`, which draws from the generators.
         """
-        name = f"{name}.state_dict()"
-        if not self._data:
-            # Without a running iterator some loaders start one to answer, which draws from the generators.
-            self._watch(name, lambda: None if getattr(root, "_iterator", root) is None else root.state_dict())
-            return
-        load = getattr(root, "load_state_dict", None)
-        write = None if load is None else (lambda kept: load(copy.deepcopy(kept)))
-        self.pieces.append(ValuePiece(name, lambda: copy.deepcopy(root.state_dict()), write))
+        batches = isinstance(loader, (list, tuple))
+        self._look("loader", loader, Place(data=batches))
+        if hasattr(loader, "_num_yielded"):
+            self._watch_iterator("loader", loader)
+        if hasattr(loader, "state_dict"):
+            self._watch(
+                "loader.state_dict()",
+                lambda: None if getattr(loader, "_iterator", loader) is None else loader.state_dict(),
+            )
 
-    def _visit(self, name: str, found: object) -> None:
-        """Records one object and what it holds, unless it is immutable or was seen before."""
-        if isinstance(found, (*SIMPLE, *_NOT_STATE)) or id(found) in self._seen:
+    def _visit(self, name: str, found: Any, place: Place) -> None:
+        """Records one object, unless it is immutable or was seen before, and notes what it holds for later."""
+        if isinstance(found, kinds.IMMUTABLE) or id(found) in self._seen:
             return
         self._seen[id(found)] = found
         if isinstance(found, torch.Tensor):
-            self._visit_tensor(name, found)
-        elif isinstance(found, _FOLLOWED):
-            self._follow(name, found)
-        elif (value := _as_value(name, found, self._data)) is not None:
-            self.pieces.append(value)
-        elif isinstance(found, (MutableMapping, list, deque, set, tuple)):
-            self._visit_container(name, found)
-        elif _is_plain(found) and hasattr(found, "__dict__"):
-            self.pieces.append(MappingPiece(name, vars(found), self._label))
+            self._visit_tensor(name, found, place)
+        elif isinstance(found, FunctionType):
+            self._visit_function(name, found, replace(place, held=True))
+        elif isinstance(found, type):
+            self._visit_class(found, place)
+        elif parts := kinds.unwrapped(found):
+            self._push_all([(f"{name}{end}", part) for end, part in parts], replace(place, held=True))
+        elif is_array(found) and not self.unguarded.may_copy_array(name, found, place.data):
+            return
+        elif (value := value_piece(name, found)) is not None:
+            self._add(value, place)
+        else:
+            self._visit_object(name, found, place)
 
-    def _follow(self, name: str, found: object) -> None:
-        """Records the class and all attributes of an object, and visits what they hold."""
+    def _visit_object(self, name: str, found: Any, place: Place) -> None:
+        """Records a container, an object with attributes, or both; anything else may have to be named."""
+        container = isinstance(found, (dict, list, deque, set, tuple, frozenset))
+        if container:
+            self._visit_container(name, found, place)
+        if nature := kinds.nature(found):
+            self.unguarded.cannot_follow(name, found, nature, place.own)
+        elif kinds.is_followed(found) and self.unguarded.may_follow(name, place.data or not place.own):
+            self._follow(name, found, place)
+
+    def _follow(self, name: str, found: Any, place: Place) -> None:
+        """Records all attributes of an object, and its class, and notes what they hold."""
+        family, origin = isinstance(found, kinds.FAMILIES), class_origin(type(found))
         if isinstance(found, torch.optim.Optimizer):
             self._number_parameters(found)
         if isinstance(found, nn.Module):
-            self.pieces.append(ClassPiece(name, found))
-        self.pieces.append(MappingPiece(name, vars(found), self._label))
-        data, self._data = self._data, self._data and not isinstance(found, (DataLoader, Sampler))
-        for key, value in list(vars(found).items()):
-            if isinstance(found, nn.Module) and key in ("_parameters", "_buffers", "_modules"):
-                self._visit_container(name, value)
-            elif key == "_iterator" and not self._data:
-                self._visit_iterator(f"{name}.{key}", value)
-            elif key in _DATASET_KEYS and not self._data:
-                self._visit_dataset(f"{name}.{key}", value)
-            else:
-                self._visit(self._label(name, key), value)
-        self._data = data
+            self._add(ClassPiece(name, found), place)
+        module = isinstance(found, (nn.Module, torch.optim.Optimizer))
+        if module:  # wherever it was found, it is trained
+            place = replace(place, data=False, held=False)
+        below = replace(
+            place,
+            own=family or origin is Origin.USER,
+            data=place.data or isinstance(found, Dataset),
+            held=place.held or not family,
+        )
+        for kind in type(found).__mro__:
+            if class_origin(kind) is Origin.USER:
+                self._todo.append((kind.__qualname__, kind, replace(below, held=True)))
+        for piece in slots(name, found):
+            self._add(piece, place)
+            self._todo.append((piece.name, piece.value(), below))
+        attributes = getattr(found, "__dict__", None)
+        if isinstance(attributes, dict):
+            self._add(MappingPiece(name, attributes, self._label), place)
+            for key, value in list(attributes.items()):
+                self._note_attribute(name, key, value, found, below)
 
-    def _visit_container(self, name: str, found: Any) -> None:
-        """Records a container, and visits its keys' values or its items."""
-        if isinstance(found, MutableMapping):
-            self.pieces.append(MappingPiece(name, found, self._label))
+    def _note_attribute(self, name: str, key: str, value: Any, owner: object, place: Place) -> None:
+        label = self._label(name, key)
+        if key.startswith("_") and class_origin(type(owner)) is not Origin.USER:
+            place = replace(place, own=False)
+        if isinstance(owner, nn.Module) and key in ("_parameters", "_buffers", "_modules"):
+            label = name
+        if isinstance(owner, DataLoader) and key == "_iterator":
+            self._watch_iterator(label, value)
+            return
+        if isinstance(owner, (DataLoader, Sampler)) and key in DATA_KEYS:
+            place = replace(place, data=True)
+        self._todo.append((label, value, place))
+
+    def _visit_function(self, name: str, found: FunctionType, place: Place) -> None:
+        """Records the closure, defaults, attributes and named globals of a function."""
+        place = replace(place, own=True) if kinds.is_users(found) else replace(place, own=False)
+        self._add(MappingPiece(name, found.__dict__, self._label), place)
+        self._push_all([(f"{name}.{key}", value) for key, value in found.__dict__.items()], place)
+        if kinds.is_torchs(found):
+            return
+        for variable, kept in zip(found.__code__.co_freevars, found.__closure__ or (), strict=True):
+            piece = cell(f"{name}.{variable}", kept)
+            self._add(piece, place)
+            self._todo.append((piece.name, piece.value(), place))
+        for defaults in (found.__defaults__, found.__kwdefaults__):
+            self._todo.append((f"{name} (default)", defaults, place))
+        for module, namespace, names in namespaces(found):
+            self._visit_names(module, namespace, names, None, place)
+
+    def _visit_class(self, found: type, place: Place) -> None:
+        """Records the attributes of a class of the user's, and what its methods hold."""
+        if class_origin(found) is not Origin.USER or issubclass(found, SIMPLE):
+            return
+        place = replace(place, own=True, held=True)
+        self._visit_names(found.__qualname__, vars(found), tuple(own_attributes(found)), found, place)
+        self._push_all([(f"{found.__qualname__}.{method.__name__}", method) for method in methods(found)], place)
+
+    def _visit_names(self, name: str, namespace: Any, names: tuple[str, ...], owner: type | None, place: Place) -> None:
+        """Records names of a module or class, and notes what they are bound to."""
+        key = id(namespace) if owner is None else id(owner)
+        piece = self._names.get(key)
+        if piece is None:
+            self._seen[id(namespace)] = namespace
+            piece = self._names[key] = NamesPiece(name, (lambda: vars(owner)) if owner else (lambda: namespace), owner)
+            self._add(piece, place)
+        for each in names:
+            if each not in piece.names:
+                piece.names[each] = None
+                if (value := namespace.get(each, UNBOUND)) is not UNBOUND:
+                    self._todo.append((f"{name}.{each}", value, place))
+
+    def _visit_container(self, name: str, found: Any, place: Place) -> None:
+        """Records a container, and notes its values or items."""
+        if isinstance(found, dict):
+            self._add(MappingPiece(name, found, self._label), place)
         elif isinstance(found, (list, deque)):
-            self.pieces.append(SequencePiece(name, found))
+            self._add(SequencePiece(name, found), place)
         elif isinstance(found, set):
-            self.pieces.append(SetPiece(name, found))
-        if not self._data and len(found) > _LOADER_CONTAINER_LIMIT:
+            self._add(SetPiece(name, found), place)
+        if not self.unguarded.may_enter(name, found, place.data, place.own):
             return
-        items = found.items() if isinstance(found, MutableMapping) else enumerate(found)
-        for key, value in list(items):
-            self._visit(self._label(name, key), value)
+        items = dict.items(found) if isinstance(found, dict) else enumerate(found)
+        self._push_all([(self._label(name, key), value) for key, value in items], place)
 
-    def _visit_tensor(self, name: str, tensor: torch.Tensor) -> None:
-        """Records a tensor, its gradient, its hooks and the attributes set on it; none of a loader's."""
-        if not self._data:
+    def _visit_tensor(self, name: str, tensor: torch.Tensor, place: Place) -> None:
+        """Records a tensor, its gradient, its hooks and the attributes set on it."""
+        if not self.unguarded.may_copy_tensor(name, tensor, place.data):
             return
-        self.pieces.append(TensorPiece(name, tensor))
-        self.pieces.append(ClassPiece(name, tensor))
+        self._add(TensorPiece(name, tensor), place)
+        self._add(ClassPiece(name, tensor), place)
         if is_traceable_wrapper_subclass(tensor):
             for attribute in tensor.__tensor_flatten__()[0]:
-                self._visit(f"{name}.{attribute}", getattr(tensor, attribute))
+                self._todo.append((f"{name}.{attribute}", getattr(tensor, attribute), place))
         for attribute in TensorPiece.HOOKS:
-            self._visit(f"{name}.{attribute}", getattr(tensor, attribute, None))
+            self._todo.append((f"{name}.{attribute}", getattr(tensor, attribute, None), place))
         if tensor.is_leaf or tensor.retains_grad:
-            self._visit(f"{name}.grad", tensor.grad)
-        self.pieces.append(MappingPiece(name, vars(tensor), self._label))
-        for key, value in list(vars(tensor).items()):
-            self._visit(self._label(name, key), value)
+            self._todo.append((f"{name}.grad", tensor.grad, place))
+        self._add(MappingPiece(name, vars(tensor), self._label), place)
+        self._push_all([(self._label(name, key), value) for key, value in vars(tensor).items()], place)
 
-    def _visit_dataset(self, name: str, dataset: object) -> None:
-        """Records the random generators that a data set holds, also one inside another."""
-        for key, value in list(getattr(dataset, "__dict__", {}).items()):
-            if key == "dataset":
-                self._visit_dataset(f"{name}.{key}", value)
-            elif _as_value(name, value, data=False) is not None:
-                self._visit(f"{name}.{key}", value)
+    def _push_all(self, found: list[tuple[str, object]], place: Place) -> None:
+        self._todo.extend((name, value, place) for name, value in found)
 
-    def _visit_iterator(self, name: str, iterator: Any) -> None:
+    def _add(self, piece: Piece, place: Place) -> None:
+        self.pieces.append(piece)
+        if place.held:
+            self.held.append(piece)
+
+    def _watch_iterator(self, name: str, iterator: Any) -> None:
         """Watches how far a loader's running iterator is: it cannot be rewound."""
         if iterator is not None:
             self._watch(name, lambda: getattr(iterator, "_num_yielded", None))
 
     def _watch(self, name: str, read: Callable[[], object]) -> None:
-        self.pieces.append(ValuePiece(name, read, None))
+        self._add(ValuePiece(name, read, None), Place())
 
     def _number_parameters(self, optimizer: torch.optim.Optimizer) -> None:
         """Numbers the parameters as the optimizer's own `state_dict` does, to name its state entries."""
@@ -192,28 +300,3 @@ class Walk:
         if isinstance(key, torch.Tensor):
             return f"{name}[{self._position.get(id(key), '?')}]"
         return f"{name}[{key!r}]" if isinstance(key, SIMPLE) else f"{name}[{type(key).__qualname__}]"
-
-
-def _is_plain(found: object) -> bool:
-    """Returns whether an object is the user's or a library's; internals of torch and Python are not state."""
-    package = type(found).__module__.partition(".")[0]
-    return package not in sys.stdlib_module_names and package != "torch"
-
-
-def _as_value(name: str, found: Any, data: bool) -> ValuePiece | None:
-    """Returns the piece for a random generator or an array, or None for any other object."""
-    numpy = sys.modules.get("numpy")
-    if isinstance(found, torch.Generator):
-        return ValuePiece(name, found.get_state, found.set_state)
-    if isinstance(found, Random):
-        return ValuePiece(name, found.getstate, found.setstate)
-    if numpy is None:
-        return None
-    if isinstance(found, numpy.random.Generator):
-        bits = found.bit_generator
-        return ValuePiece(name, lambda: copy.deepcopy(bits.state), lambda kept: setattr(bits, "state", kept))
-    if isinstance(found, numpy.random.RandomState):
-        return ValuePiece(name, lambda: found.get_state(legacy=False), found.set_state)
-    if data and isinstance(found, numpy.ndarray):
-        return ValuePiece(name, found.copy, lambda kept: numpy.copyto(found, kept))
-    return None

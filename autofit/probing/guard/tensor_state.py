@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Self
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from autofit.probing.guard.digest import fingerprint
 
@@ -67,9 +68,9 @@ class StorageBytes:
         spans = [view.layout.span for view in self._views]
         self._start, self._stop = min(low for low, _ in spans), max(high for _, high in spans)
         storage = tensors[0][1].data.untyped_storage()
-        # The storage is known by its address alone: a reference would keep it on the device when a probe
-        # converts the model, and so count against the memory under test.
-        self._origin = storage._cdata
+        # The storage is held weakly: a reference would keep it on the device when a probe converts the model, and so
+        # count against the memory under test. Where others still look into it, the tensors return to it.
+        self._origin = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # torch has no types here
         self._device = storage.device
         self._host: torch.Tensor | None = None
         # Sharded training frees a storage between uses: the tensor keeps its shape and has no bytes.
@@ -83,19 +84,19 @@ class StorageBytes:
             yield from moved
             return
         storage = self._storage()
-        if _same_bytes(_bytes_of(storage, self._start, self._stop), self._host):
+        if same_bytes(_bytes_of(storage, self._start, self._stop), self._host):
             return
         for view in self._views:
             low, high = view.layout.span
             host = self._host[low - self._start : high - self._start]
-            if not _same_bytes(_bytes_of(storage, low, high), host):
+            if not same_bytes(_bytes_of(storage, low, high), host):
                 yield view.name
 
     def restore(self) -> None:
         """Puts the bytes back, and the original layout and sharing where a tensor's data was exchanged."""
         if self._moved():
             storage = self._storage()
-            if storage._cdata != self._origin or storage.nbytes() < self._stop:
+            if storage._cdata != self._origin.cdata or storage.nbytes() < self._stop:
                 storage = _new_storage(self._stop, self._device)
             for view in self._views:
                 if not view.looks_into(storage):
@@ -104,13 +105,16 @@ class StorageBytes:
             return
         current = _bytes_of(self._storage(), self._start, self._stop)
         # On the host, pages that nobody wrote stay clean: a memory-mapped checkpoint is not copied.
-        if self._device.type != "cpu" or not _same_bytes(current, self._host):
+        if self._device.type != "cpu" or not same_bytes(current, self._host):
             current.copy_(self._host)
 
     def _storage(self) -> torch.UntypedStorage:
-        """Returns the original storage while a tensor still looks into it, else that of the first tensor."""
-        storages = [view.tensor.data.untyped_storage() for view in self._views]
-        return next((storage for storage in storages if storage._cdata == self._origin), storages[0])
+        """Returns the original storage while anything looks into it, else that of the first tensor."""
+        first = self._views[0].tensor.data.untyped_storage()
+        if first._cdata == self._origin.cdata:
+            return first
+        alive: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self._origin.cdata)
+        return first if alive is None else alive
 
     def _moved(self) -> list[str]:
         """Returns the names of the tensors with another layout, or no longer in the storage of the others."""
@@ -160,11 +164,11 @@ def _bytes_of(storage: torch.UntypedStorage, start: int, stop: int) -> torch.Ten
     return empty.set_(storage, start, (stop - start,), (1,))
 
 
-def _same_bytes(current: torch.Tensor, host: torch.Tensor) -> bool:
+def same_bytes(current: torch.Tensor, host: torch.Tensor) -> bool:
     """Returns whether two uint8 tensors are equal; one on a device is fetched chunk by chunk."""
     if current.device.type != "cpu":
         parts = [slice(low, low + _CHUNK_BYTES) for low in range(0, current.numel(), _CHUNK_BYTES)]
-        return all(_same_bytes(current[part].cpu(), host[part]) for part in parts)
+        return all(same_bytes(current[part].cpu(), host[part]) for part in parts)
     if current.storage_offset() % 8 or host.storage_offset() % 8:
         return torch.equal(current, host)
     # Comparing as int64 is five times faster than as uint8.

@@ -1,0 +1,125 @@
+"""What the walk does with an object, by its class: followed, left alone, or named because it cannot be followed."""
+
+import io
+import sys
+import threading
+import types
+import weakref
+from argparse import Namespace
+from collections import UserDict, UserList
+from collections.abc import Iterator
+from functools import lru_cache, partial, partialmethod
+from types import MethodType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributions import Distribution
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from autofit.probing.guard.code import code_origin
+from autofit.probing.guard.digest import SIMPLE
+from autofit.probing.guard.origin import Origin, class_origin
+
+FAMILIES = (
+    *(nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler),
+    *(DataLoader, Sampler, Dataset, Distribution),
+)
+"""Classes of torch whose objects hold state of the user's."""
+IMMUTABLE = (
+    *SIMPLE,
+    *(types.ModuleType, types.CodeType, types.FrameType, types.TracebackType),
+    *(types.MappingProxyType, types.GenericAlias, types.UnionType, types.EllipsisType, types.NotImplementedType),
+    *(weakref.ref, weakref.ProxyType, weakref.CallableProxyType, property, staticmethod, classmethod, super),
+)
+"""Classes whose objects hold nothing that could change, or nothing of their own."""
+_HOLDERS = (
+    *(SimpleNamespace, Namespace, UserDict, UserList, partialmethod, threading.local),
+    *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet, BaseException),
+)
+"""Classes of Python's own library whose objects are followed like the user's."""
+_QUIET_STANDARD = frozenset({
+    *("abc", "ast", "builtins", "collections", "contextlib", "dataclasses", "datetime", "decimal", "enum"),
+    *("fractions", "functools", "importlib", "inspect", "ipaddress", "logging", "numbers", "operator", "pathlib", "re"),
+    *("string", "time", "types", "typing", "uuid", "warnings", "zoneinfo"),
+})  # fmt: skip
+"""Modules of Python's own library whose other objects are values, or none of the user's state (loggers)."""
+_QUIET_LIBRARIES = frozenset({
+    "numpy", "pandas", "PIL", "polars", "pyarrow", "sentencepiece", "tokenizers", "triton",
+})  # fmt: skip
+"""Libraries whose compiled objects are data and vocabularies, which a training step does not change."""
+_LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event, threading.Semaphore)
+_LOADING: Any = torch.utils.data.dataloader._BaseDataLoaderIter
+_MEMO = type(lru_cache(len))
+_RUNNING = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+
+
+def is_followed(found: object) -> bool:
+    """Returns whether the attributes of an object are followed."""
+    origin = class_origin(type(found))
+    if isinstance(found, FAMILIES):
+        return True
+    if origin in (Origin.TORCH, Origin.AUTOFIT):
+        return False
+    if origin is Origin.STANDARD:
+        return isinstance(found, _HOLDERS)
+    return hasattr(found, "__dict__") or has_slots(found)
+
+
+def is_users(function: types.FunctionType) -> bool:
+    """Returns whether a function is the user's own code."""
+    return code_origin(function) is Origin.USER
+
+
+def is_torchs(function: types.FunctionType) -> bool:
+    """Returns whether a function is torch's, Python's or autofit's: what it closes over is theirs, not state."""
+    return code_origin(function) in (Origin.TORCH, Origin.STANDARD, Origin.AUTOFIT)
+
+
+def has_slots(found: object) -> bool:
+    """Returns whether a class of the object declares slots."""
+    return any("__slots__" in vars(kind) for kind in type(found).__mro__)
+
+
+def nature(found: Any) -> str:
+    """Returns what an object that cannot be followed is, in words; "" for one that need not be."""
+    if isinstance(found, (io.StringIO, io.BytesIO, io.IOBase)):
+        return "" if _is_terminal(found) else "an open file"
+    if isinstance(found, _LOCKS):
+        return "a lock"
+    if isinstance(found, _RUNNING):
+        return "a generator in progress"
+    if isinstance(found, _LOADING):
+        return "an iterator in progress"
+    origin, package = class_origin(type(found)), str(type(found).__module__).partition(".")[0]
+    if origin is Origin.STANDARD and isinstance(found, Iterator):
+        return "an iterator in progress"
+    if origin in (Origin.TORCH, Origin.AUTOFIT) or is_followed(found):
+        return ""
+    if package in (_QUIET_STANDARD if origin is Origin.STANDARD else _QUIET_LIBRARIES):
+        return ""
+    return f"an object of type {type(found).__module__}.{type(found).__qualname__}"
+
+
+def unwrapped(found: object) -> list[tuple[str, object]]:
+    """Returns what a bound method, or a call with fixed arguments, is made of, with the ends of their names."""
+    if isinstance(found, MethodType):
+        return [("", found.__self__), ("", found.__func__)]
+    if isinstance(found, partial):
+        fixed = [(f" (argument {index})", value) for index, value in enumerate(found.args)]
+        return [("", found.func), *fixed, ("", found.keywords), ("", vars(found))]
+    if isinstance(found, _MEMO):
+        return [("", vars(found))]
+    if isinstance(found, types.BuiltinMethodType):  # `items.append`, held as a callable
+        return [("", found.__self__)]
+    return []
+
+
+def _is_terminal(found: Any) -> bool:
+    if found in (sys.stdout, sys.stderr, sys.stdin):
+        return True
+    try:
+        return found.fileno() in (0, 1, 2)
+    except (OSError, ValueError, AttributeError):
+        return False

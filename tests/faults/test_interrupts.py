@@ -1,0 +1,158 @@
+"""F27, defect 14: Ctrl-C at any line of entering or leaving loses no state and leaves nothing set in the process.
+
+Every line of the guard, of the bench's enter and exit, and of `tune` is hit at its first and at its last run: by an
+exception raised on the spot, as between two lines of Python, and by a real SIGINT.
+"""
+
+import gc
+import signal
+import sys
+from collections.abc import Callable
+from types import CodeType, FrameType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from autofit import api
+from autofit.probing import bench
+from autofit.probing.guard import bindings, guard, object_state, process_state, tensor_state, value_state
+from autofit.probing.guard.digest import fingerprint
+
+MODULES = (api, bench, guard, bindings, object_state, process_state, tensor_state, value_state)
+IN_BENCH = ("__init__", "__enter__", "__exit__", "_leave", "_freeze", "_unfreeze", "_put_back")
+IN_API = ("tune",)
+MOST = 400
+Point = tuple[CodeType, int, int]
+
+
+class World:
+    """A model in evaluation mode, whose statistics a first look changes, and an optimizer with state."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.calls = 0
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.loader = DataLoader(TensorDataset(torch.randn(16, 4), torch.arange(16) % 2), batch_size=4, shuffle=True)
+        F.cross_entropy(self.model(torch.randn(4, 4)), torch.arange(4) % 2).backward()
+        self.optimizer.step()
+        self.model.eval()
+        self.alias = self.model[0].weight.data  # as a flat buffer or an export holds one
+
+    def step(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        self.calls += 1
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    def state(self) -> str:
+        model = self.model
+        values: list[Any] = [self.calls, torch.get_rng_state(), [module.training for module in model.modules()]]
+        values += [model.state_dict(), [p.grad for p in model.parameters()], [p.data_ptr() for p in model.parameters()]]
+        return fingerprint([*values, [list(state.values()) for state in self.optimizer.state.values()]])
+
+    def search(self, briefing: Any, *_: Any) -> Any:
+        """Does the harm of a probe that ended in the middle."""
+        self.model.train()
+        self.calls += 10
+        self.model[0].weight.data = self.model[0].weight.data + 1
+        self.optimizer.zero_grad()
+        self.optimizer.state.clear()
+        torch.rand(1)
+        return SimpleNamespace(caveats=())
+
+    def tune(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(api, "search", self.search)
+        api.tune(
+            self.model, self.loader, step_fn=self.step, optimizer=self.optimizer, device="cpu", strategies=(),
+            memory_budget="64MiB", study=":memory:", progress=False,
+        )  # fmt: skip
+
+
+def is_looked_at(code: CodeType) -> bool:
+    """Returns whether code belongs to entering or leaving."""
+    for module in MODULES:
+        if code.co_filename == module.__file__:
+            wanted = {bench: IN_BENCH, api: IN_API}.get(module)
+            return wanted is None or code.co_name in wanted
+    return False
+
+
+def tracing(seen: Callable[[FrameType], None]) -> Any:
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        if not is_looked_at(frame.f_code):
+            return None
+        if event == "line":
+            seen(frame)
+        return trace
+
+    return trace
+
+
+def points(monkeypatch: pytest.MonkeyPatch) -> list[Point]:
+    """Returns the first and the last run of each line."""
+    counts: dict[tuple[CodeType, int], int] = {}
+
+    def seen(frame: FrameType) -> None:
+        key = (frame.f_code, frame.f_lineno)
+        counts[key] = counts.get(key, 0) + 1
+
+    world = World()
+    sys.settrace(tracing(seen))
+    try:
+        world.tune(monkeypatch)
+    finally:
+        sys.settrace(None)
+    return list(dict.fromkeys((*key, run) for key, count in counts.items() for run in (1, count)))
+
+
+def interrupt_at(point: Point, world: World, monkeypatch: pytest.MonkeyPatch, strike: Callable[[], object]) -> bool:
+    """Tunes with an interrupt at one point; returns whether it was reached and came out."""
+    left = [point[2]]
+
+    def seen(frame: FrameType) -> None:
+        if (frame.f_code, frame.f_lineno) == point[:2]:
+            left[0] -= 1
+            if left[0] == 0:
+                sys.settrace(None)
+                strike()
+
+    sys.settrace(tracing(seen))
+    try:
+        world.tune(monkeypatch)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def raise_on_the_spot() -> None:
+    raise KeyboardInterrupt
+
+
+def raise_the_signal() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("strike", [raise_on_the_spot, raise_the_signal])
+def test_f27_defect_14_an_interrupt_at_any_line_loses_nothing(
+    strike: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = points(monkeypatch)
+    names = {code.co_qualname for code, _, _ in found}
+    assert {"Guard.__exit__", "Backstop.__exit__", "Bench.__exit__", "Bench.__enter__", "Bench.__init__"} <= names
+    every = max(1, len(found) // MOST)
+    handler, came = signal.getsignal(signal.SIGINT), 0
+    for point in found[::every]:
+        world = World()
+        before = world.state()
+        came += interrupt_at(point, world, monkeypatch, strike)
+        where = f"{point[0].co_qualname}:{point[1]} (run {point[2]})"
+        assert world.state() == before, where
+        assert gc.get_freeze_count() == 0, where
+        assert signal.getsignal(signal.SIGINT) is handler, where
+        assert gc.isenabled(), where
+    assert came > 0.9 * len(found[::every])
