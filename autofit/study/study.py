@@ -122,7 +122,7 @@ class Study:
         return self._earlier
 
     def drop(self, reason: str) -> None:
-        """Has the comparable trials of earlier runs never be given again, to this run or a later one; they stay on disk.
+        """Has the comparable trials of earlier runs never be given again, also not to a later run; they stay on disk.
 
         Raises:
             StudyError: it cannot be written.

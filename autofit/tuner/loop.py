@@ -62,7 +62,8 @@ class Loop:
         """
         if plans := len({trial.plan.key for trial in self.earlier.known}):
             self.say("stage", f"{plans} plans are known from earlier runs; your own setting is measured anew")
-            self.earlier.measure_anew(self._own)
+            if self.time_left_s() > 0:
+                self.earlier.measure_anew(self._own)
         self.trials = [*self.earlier.trials, *self.trials]
         for trial in self.earlier.known:
             self._learn(trial)
