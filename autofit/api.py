@@ -8,11 +8,12 @@ import torch
 from pydantic import BaseModel, ValidationError
 from torch import nn
 
-from autofit import devices, estimating, planfile
+from autofit import devices, estimating, locks, planfile
 from autofit.core.briefing import Options
 from autofit.core.budget import Clock
 from autofit.core.errors import UsageError, WorkloadError
 from autofit.core.estimation import Estimation
+from autofit.core.event import Event
 from autofit.core.objective import Objective
 from autofit.core.units import parse_duration
 from autofit.devices.base import Device
@@ -99,6 +100,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         NothingFits: no plan runs inside the memory budget.
         UserCodeError: the model, loss or data raised an error of their own at every size.
         BudgetSpent: the time ended before any plan was measured.
+        Busy: another tuner uses the device or the study, and did so for half of the time budget (10 minutes without).
         DevicePoisoned: the device stopped answering; the study keeps all finished trials.
         RestoreError: something could not be put back.
     """
@@ -127,9 +129,14 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         planned_steps=planned_steps,
         seed=seed,
     )
-    bench = Bench(workload, chosen, options)
-    with bench.backstop, bench, Progress.of(progress, objective) as listen:
-        recommendation = search(bench.briefing, bench.evaluate, request, [listen], clock, bench.trace, bench.record)
+    about, wait_s = f"{chosen.name()} ({chosen.type})", locks.patience_s(request.time_s)
+    with (
+        Progress.of(progress, objective) as listen,
+        locks.held(chosen.lock_key, about, wait_s, lambda text: listen(Event("stage", text))),
+    ):
+        bench = Bench(workload, chosen, options)
+        with bench.backstop, bench:
+            recommendation = search(bench.briefing, bench.evaluate, request, [listen], clock, bench.trace, bench.record)
     if bench.changed:
         note = f"changed while tuning, and could not be put back: {', '.join(bench.changed)}"
         recommendation = recommendation.model_copy(update={"caveats": (*recommendation.caveats, note)})

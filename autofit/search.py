@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from autofit import estimators, searchers
+from autofit import estimators, locks, searchers
 from autofit.core.briefing import Briefing
 from autofit.core.budget import Budget, Clock
 from autofit.core.errors import UsageError
@@ -22,7 +22,7 @@ from autofit.core.space import SearchSpace
 from autofit.core.units import format_duration
 from autofit.estimators import Traced, Tracer
 from autofit.searchers.base import Searcher
-from autofit.study import Study, frames
+from autofit.study import Study, frames, writing
 from autofit.tuner import Evaluate, Findings, Tuning, run
 
 TRACING_RATIO, TRACING_S = 0.2, 120.0
@@ -94,25 +94,49 @@ def search(
         AutofitError: see `autofit.tuner.run` and `autofit.study.Study.open`.
     """
     clock = clock or Clock()
-    kind = _searcher(request.searcher)
     request = replace(request, objective=_planned(request, briefing))
+    location = DEFAULT_STUDY if request.study is None else request.study
+    name = f"{briefing.environment.workload}-{request.objective.unit}"
+    left_s = None if request.time_s is None else max(request.time_s - clock.elapsed_s, 0.0)
+    with writing(location, name, locks.patience_s(left_s), lambda text: _tell_all(listen, Event("stage", text))):
+        return _search(briefing, evaluate, request, listen, clock, _Opening(location, name, tracer, recorder))
+
+
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """Where trials are kept, and what looks at memory before anything runs; see `search`."""
+
+    location: str | Path
+    name: str
+    tracer: Tracer | None
+    recorder: Tracer | None
+
+
+def _search(
+    briefing: Briefing,
+    evaluate: Evaluate,
+    request: Request,
+    listen: Sequence[Listen],
+    clock: Clock,
+    opening: _Opening,
+) -> Recommendation:
     budget = briefing.budget.model_copy(update={"time_s": request.time_s, "max_trials": request.max_trials})
     study = Study.open(
-        DEFAULT_STUDY if request.study is None else request.study,
-        name=f"{briefing.environment.workload}-{request.objective.unit}",
+        opening.location,
+        name=opening.name,
         environment=briefing.environment,
         space=briefing.space,
         objective=request.objective,
         memory_bytes=budget.memory_bytes,
     )
-    traced = _traced(tracer, recorder, briefing, budget)
+    traced = _traced(opening.tracer, opening.recorder, briefing, budget)
     tuning = Tuning(
         space=SearchSpace(briefing.space),
         evaluate=evaluate,
         objective=request.objective,
         budget=budget,
         log=study,
-        searcher=kind,
+        searcher=_searcher(request.searcher),
         estimators=[*([traced] if traced else []), *(member() for member in estimators.MEMBERS)],
         clock=clock,
         listen=lambda event: _tell_all(listen, event),

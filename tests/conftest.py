@@ -1,6 +1,10 @@
 """What every test shares."""
 
+import atexit
+import os
+import shutil
 import signal
+import tempfile
 
 import pytest
 import torch
@@ -11,6 +15,10 @@ from tests.fakes import FakeTime
 
 # Two threads on a machine that also does other work wait for each other at every operator: one is faster and steadier.
 torch.set_num_threads(1)
+
+# Tests of several checkouts run side by side on one machine, and start tuners: these do not wait for each other.
+os.environ["AUTOFIT_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="autofit-tests-")
+atexit.register(shutil.rmtree, os.environ["AUTOFIT_RUNTIME_DIR"], ignore_errors=True)
 
 # A shell that starts the tests in the background has them, and the processes that they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)

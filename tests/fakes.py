@@ -54,6 +54,7 @@ class MemoryLog:
     running: dict[int, tuple[Plan, Purpose]] = field(default_factory=dict)
     finished: list[Trial] = field(default_factory=list)
     notes: dict[str, dict[str, object]] = field(default_factory=dict)
+    dropped: list[str] = field(default_factory=list)
 
     def begin(self, plan: Plan, purpose: Purpose) -> int:
         number = len(self.past) + len(self.finished) + len(self.running)
@@ -68,6 +69,10 @@ class MemoryLog:
 
     def earlier(self) -> Sequence[Trial]:
         return self.past
+
+    def drop(self, reason: str) -> None:
+        self.dropped.append(reason)
+        self.past = ()
 
     def note(self, name: str, value: dict[str, object]) -> None:
         self.notes[name] = value

@@ -74,7 +74,7 @@ def test_time_that_is_over_before_the_first_probe_is_said_and_the_users_own_sett
     own = bench.space.baseline
     assert bench.runs == [(own, Purpose.PROBE)]
     found = search(briefing_of(bench), bench.evaluate, Request(study=tmp_path / "study.db"))
-    assert bench.runs.count((own, Purpose.PROBE)) == 1
+    assert bench.runs.count((own, Purpose.PROBE)) == 2  # each run measures it anew
     assert found.gain is not None
 
 
@@ -106,8 +106,8 @@ def test_an_interrupted_search_goes_on_from_its_trials(tmp_path: Path, after: in
     assert len(first.probes()) == after
     second, told = small_bench(), list[Event]()
     result = found(second, request, [told.append])
-    assert not set(first.probes()) & set(second.probes())
-    assert f"{after} plans are known from earlier runs" in [event.text for event in told]
+    assert set(first.probes()) & set(second.probes()) <= {first.space.baseline}
+    assert any(event.text.startswith(f"{after} plans are known from earlier runs") for event in told)
     assert (result.plan, Purpose.PROOF) in second.runs  # a proof is never taken over
     assert second.regret(result.plan) < 0.03
     assert ((tmp_path / "study.db").stat().st_mode & 0o777) == 0o600
@@ -126,7 +126,7 @@ def test_a_trial_that_runs_when_the_user_stops_costs_one_trial(tmp_path: Path) -
         search(briefing_of(bench), evaluate, request, (), Clock(bench.time))
     again = small_bench()
     found(again, request)
-    assert not set(bench.probes()) & set(again.probes())
+    assert set(bench.probes()) & set(again.probes()) <= {bench.space.baseline}
 
 
 def test_trials_of_another_environment_are_not_used(tmp_path: Path) -> None:
@@ -281,7 +281,9 @@ def test_the_same_study_serves_another_planned_training(tmp_path: Path) -> None:
     for bench, planned_steps in ((long, 100_000), (short, 100)):
         request = Request(study=path, planned_steps=planned_steps)
         result = search(briefing_of(bench), starting(bench, slow_to_start), request, (), Clock(bench.time))
-    assert not set(long.probes()) & set(short.probes())  # what was measured is scored anew, not measured anew
+    assert set(long.probes()) & set(short.probes()) == {
+        long.space.baseline
+    }  # what was measured is scored anew, not measured anew
     assert result.plan.values["precision"] == "float32"
     assert result.proof.startup_s == 0.5
 

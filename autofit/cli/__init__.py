@@ -1,7 +1,8 @@
 """The command line: arguments in, exit code out. The only place that prints results.
 
 Exit codes, which are stable: 0 ok, 1 internal error, 2 usage, 3 nothing fits, 5 the user's code failed, 6 the device
-does not answer, 7 the time ended with no plan, 130 interrupted. A result goes to stdout, everything else to stderr.
+or the study is in use by another tuner, 7 the time ended with no plan, 8 the device does not answer, 130 interrupted.
+A result goes to stdout, everything else to stderr.
 """
 
 import argparse
@@ -41,8 +42,8 @@ def parser() -> argparse.ArgumentParser:
     top = _Parser(
         prog="autofit",
         description="Find, by short measured runs, the fastest way to train your PyTorch model within a memory budget.",
-        epilog="exit codes: 0 ok, 1 internal, 2 usage, 3 nothing fits, 5 your code failed, 6 device does not answer, "
-        "7 time ended with no plan, 130 interrupted",
+        epilog="exit codes: 0 ok, 1 internal, 2 usage, 3 nothing fits, 5 your code failed, 6 device busy, "
+        "7 time ended with no plan, 8 device does not answer, 130 interrupted",
     )
     top.add_argument("--version", action=_Version)
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)

@@ -4,11 +4,11 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from autofit import planfile
+from autofit import locks, planfile
 from autofit.cli import values
 from autofit.core.budget import Clock
 from autofit.core.errors import PlanFileError
@@ -25,7 +25,7 @@ def execute(given: argparse.Namespace) -> int:
     clock = Clock()
     target, request = _target(given), _request(given)
     _check_output(Path(given.output))
-    with _terminable(), RemoteBench(target) as bench:
+    with _terminable(), ExitStack() as held, RemoteBench(target, claim=_claiming(held, request)) as bench:
         if not given.quiet:
             _say_device(bench.briefing.environment.device_type, bench.briefing.environment.device_name)
         with Progress.of(not given.quiet, request.objective.unit) as listen:
@@ -38,6 +38,16 @@ def execute(given: argparse.Namespace) -> int:
         if not given.quiet:
             print(f"autofit: plan written to {given.output}; see `autofit show {given.output}`", file=sys.stderr)
     return 0
+
+
+def _claiming(held: ExitStack, request: Request) -> Callable[[str, str], None]:
+    """Returns what locks a device until `held` is closed; a lock that this process holds already is no obstacle."""
+
+    def claim(key: str, name: str) -> None:
+        wait_s = locks.patience_s(request.time_s)
+        held.enter_context(locks.held(key, name, wait_s, lambda text: print(f"autofit: {text}", file=sys.stderr)))
+
+    return claim
 
 
 def _target(given: argparse.Namespace) -> Target:

@@ -1,5 +1,6 @@
 """Which error a search ends with when it has nothing to recommend."""
 
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -16,11 +17,15 @@ from autofit.core.errors import (
 from autofit.core.estimate import Estimate
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
+from autofit.core.summary import printable
 from autofit.core.trial import Trial
 from autofit.core.units import format_bytes, format_duration
 
 _USERS_OWN = (Status.USER_ERROR, Status.DATA_ERROR)
-_SHOWN = 5
+_SHOWN, _WORDS = 5, 200
+_ERROR_LINE = re.compile(
+    r"(Fatal Python error: |terminate called |what\(\): |[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b)"
+)
 
 
 def users_fault(trials: Sequence[Trial], baseline: Plan) -> UserCodeError | None:
@@ -62,6 +67,9 @@ def nothing_measured(
         early: whether a limit on time or trials ended it.
         predicted: what was thought of the peak of each plan, by its key.
     """
+    crashed = _crashed_throughout(trials)
+    if crashed and (not early or all(t.outcome.status is Status.CRASHED for t in crashed)):
+        return _crash(crashed)
     if early:
         return BudgetSpent(
             f"the search ended before any plan was measured inside the budget: {stopped}. {_tried(trials)} "
@@ -126,6 +134,30 @@ def _user_code(trial: Trial, times: int) -> UserCodeError:
         "Run one training step of your own to see it, mend it, then tune again.",
         trial.outcome.traceback_text,
     )
+
+
+def _crashed_throughout(trials: Sequence[Trial]) -> list[Trial]:
+    """Returns the trials that crashed or hung where every one that ran did, and else none."""
+    ran = [t for t in trials if t.outcome.status is not Status.SKIPPED]
+    return ran if all(t.outcome.status.inconclusive for t in ran) else []
+
+
+def _crash(trials: Sequence[Trial]) -> UserCodeError:
+    """Returns the error for a workload whose process crashed or hung whatever the plan."""
+    first, plans = trials[0], len({t.plan.key for t in trials})
+    words = next((said for t in trials if (said := _last_words(t.outcome.traceback_text))), "")
+    heard = f" Its last words were: {words}." if words else ""
+    return UserCodeError(
+        f"the process that runs your code crashed or hung with each of the {plans} plans tried ({len(trials)} runs), "
+        f"first with {first.plan}: {first.outcome.reason}.{heard} Expected one plan at least to run: run a few "
+        "training steps of your own with `python -X faulthandler` to see where it ends, mend it, then tune again."
+    )
+
+
+def _last_words(text: str) -> str:
+    """Returns the last line that names an error, and no other: what user code prints may be a secret."""
+    lines = [line.strip() for line in printable(text).splitlines()]
+    return next((line[:_WORDS] for line in reversed(lines) if _ERROR_LINE.match(line)), "")
 
 
 def _note(budget: Budget) -> str:

@@ -10,8 +10,9 @@ AutofitError                 1   something inside autofit is broken
 ├── NothingFits              3   no plan runs inside the memory budget
 ├── UserCodeError            5   the user's own code failed; their error is shown
 │   └── NonFiniteLoss        5   the user's own setting already gives a loss that is not finite
-├── DevicePoisoned           6   the device answers every call with an error; only a new process helps
+├── Busy                     6   another tuner uses the device or the study
 ├── BudgetSpent              7   the time budget ended before any plan was measured
+├── DevicePoisoned           8   the device answers every call with an error; only a new process helps
 └── RestoreError             1   something the user passed in could not be put back bit-identically
 
 The number is the exit code of the command line. Expected events of a probe (an out-of-memory, a
@@ -96,8 +97,8 @@ class NonFiniteLoss(UserCodeError):
     """The user's own setting gives a loss that is not finite."""
 
 
-class DevicePoisoned(AutofitError):
-    """The device answers every call with an error; only a new process helps."""
+class Busy(AutofitError):
+    """Another tuner uses the device or the study."""
 
     exit_code = 6
 
@@ -106,6 +107,12 @@ class BudgetSpent(AutofitError):
     """The time budget ended before any plan was measured."""
 
     exit_code = 7
+
+
+class DevicePoisoned(AutofitError):
+    """The device answers every call with an error; only a new process helps."""
+
+    exit_code = 8
 
 
 class RestoreError(AutofitError):

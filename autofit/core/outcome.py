@@ -6,6 +6,9 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from autofit.core.measurement import Measurement
 
+DIED = "the process died while this plan ran"
+"""Reason of a trial that was running when the process of the search itself ended."""
+
 
 class Status(StrEnum):
     """What became of a plan. Only `MEASURED` can be recommended."""
@@ -33,6 +36,11 @@ class Status(StrEnum):
     def does_not_fit(self) -> bool:
         """Whether a smaller micro batch is the cure."""
         return self in (Status.OUT_OF_MEMORY, Status.OVER_BUDGET, Status.OUT_OF_HOST_MEMORY)
+
+    @property
+    def inconclusive(self) -> bool:
+        """Whether it says little by itself, because something else may be the cause: only two in a row count."""
+        return self in (Status.CRASHED, Status.TIMED_OUT)
 
     @property
     def at_any_size(self) -> bool:

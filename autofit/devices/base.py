@@ -116,6 +116,11 @@ class Device(ABC):
         """The device as torch names it."""
         return torch.device(self.type, self.index) if self.index is not None else torch.device(self.type)
 
+    @property
+    def lock_key(self) -> str:
+        """What names the device to all processes of this machine, whichever of its devices they see."""
+        return f"{self.type}-{self.index or 0}"
+
     @classmethod
     @abstractmethod
     def is_available(cls) -> bool:

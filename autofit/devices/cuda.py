@@ -57,6 +57,11 @@ class Cuda(Accelerator):
         """Returns the driver's name of the device."""
         return str(torch.cuda.get_device_name(self.torch_device))
 
+    @property
+    def lock_key(self) -> str:
+        """The card's own number, which is the same whatever CUDA_VISIBLE_DEVICES says."""
+        return f"{self.type}-{torch.cuda.get_device_properties(self.torch_device).uuid}"
+
     def ceilings(self) -> Ceilings | None:
         """Returns what is published of a card of this name."""
         return ceilings_of(self.name())

@@ -25,7 +25,7 @@ from autofit.probing.batch_store import BatchStore
 from autofit.probing.evidence import collect
 from autofit.probing.failures import Verdict, classify
 from autofit.probing.guard import Backstop, Guard
-from autofit.probing.identity import own_version, settings, signature
+from autofit.probing.identity import Reached, own_version, settings, signature
 from autofit.probing.leaks import LeakWatch
 from autofit.probing.probe import HOPELESS, Probe
 from autofit.probing.recording import ShortRun
@@ -74,6 +74,7 @@ class Bench:
             self._guard = Guard.of(workload)
         with self._guard.backstop, self._guard, self._users_code():
             workload.model.train(workload.training)
+            reached = Reached.of(workload)  # before anything of it runs
             self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
             self._store = BatchStore(self._source)
             self._loss = self._resolve()
@@ -84,7 +85,7 @@ class Bench:
             space = survey.run()
             self.briefing = Briefing(
                 space=space,
-                environment=self._environment(facts),
+                environment=self._environment(facts, reached),
                 budget=budget,
                 enforced=options.enforce,
                 account=device.account(),
@@ -302,7 +303,7 @@ class Bench:
         yield from self.device.caveats()
         yield from self._source.notes
 
-    def _environment(self, facts: Facts) -> Environment:
+    def _environment(self, facts: Facts, reached: Reached) -> Environment:
         source = self._source
         worst = describe([source.worst(2 if source.resizable else source.user_batch_size)])
         return Environment(
@@ -317,7 +318,7 @@ class Bench:
                 "autofit": own_version(),
                 **self.device.versions(),
             },
-            settings=settings(self.workload, facts.optimizer, self.device.type, worst),
+            settings=settings(self.workload, facts.optimizer, self.device.type, worst, reached),
         )
 
 

@@ -2,14 +2,15 @@
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from functools import partial
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from types import CodeType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
+from autofit.probing.reach import Facts, reach
 from autofit.workloads.workload import Workload
 
 
@@ -27,21 +28,57 @@ def model_signature(model: nn.Module) -> str:
     return digest(modules + [f"{n}:{tuple(p.shape)}:{p.dtype}:{p.requires_grad}" for n, p in model.named_parameters()])
 
 
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The code and the plain attributes that a workload reaches (see `autofit.probing.reach`).
+
+    Attributes:
+        step: from model, loss or step function, and optimizer recipe.
+        data: from the data set, what samples and what collates it, and the worst case.
+    """
+
+    step: Facts
+    data: Facts
+
+    @classmethod
+    def of(cls, workload: Workload) -> Self:
+        """Returns what a workload reaches now. Takes milliseconds, and changes nothing."""
+        recipe = workload.optimizer
+        made = {"optimizer": type(recipe) if isinstance(recipe, torch.optim.Optimizer) else recipe}
+        step = reach(model=workload.model, loss_fn=workload.loss_fn, step_fn=workload.step_fn, **made)
+        return cls(step, reach(**_data_of(workload.loader), worst_case=workload.worst_case))
+
+    def digests(self, before: Self) -> dict[str, str]:
+        """Returns digests of what was the same `before`: what steps in between have changed says nothing."""
+        step, data = self.step.stable(before.step), self.data.stable(before.data)
+        return {
+            "code": digest(step.lines("code")),
+            "attributes": digest(step.lines("attributes")),
+            "data": digest([*data.lines("code"), *data.lines("attributes")]),
+        }
+
+
 def settings(
-    workload: Workload, optimizer: torch.optim.Optimizer | None, device_type: str, worst: str
+    workload: Workload,
+    optimizer: torch.optim.Optimizer | None,
+    device_type: str,
+    worst: str,
+    before: Reached | None = None,
 ) -> dict[str, str]:
     """Returns what else changes what is measured, as names and short digests.
 
     Args:
-        workload: its code and its options count, its weights do not.
+        workload: the code and the plain attributes that it reaches, and its options count; its weights do not.
         optimizer: the optimizer of a step; its options count but for the learning rate.
         device_type: whose autocast state counts.
         worst: the shapes of the worst batch.
+        before: what the workload reached before any step of it ran; None: none has run.
     """
+    reached = Reached.of(workload)
     found = {
         "mode": workload.mode,
         "max_grad_norm": str(workload.max_grad_norm),
-        "code": digest(_code_of(workload)),
+        **reached.digests(before or reached),
         "worst_sample": digest([worst]),
         "flags": digest(_flags(device_type)),
     }
@@ -64,33 +101,21 @@ def digest(lines: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:8]
 
 
-def _code_of(workload: Workload) -> list[str]:
-    """Returns the code of the user's functions and of each module class's methods, as far as it can be had."""
-    classes = {type(module) for module in workload.model.modules()}
-    own = sorted((cls for cls in classes if not cls.__module__.startswith("torch.")), key=lambda cls: cls.__qualname__)
-    lines = [f"{cls.__qualname__}.{name}:{_code(item)}" for cls in own for name, item in sorted(vars(cls).items())]
-    return [*lines, _code(workload.loss_fn), _code(workload.step_fn)]
+def _data_of(loader: Any) -> dict[str, object]:
+    """Returns what makes batches: the parts of a `DataLoader`, or else the loader itself; and how long its data is."""
+    parts: dict[str, object] = {"dataset": loader}
+    if isinstance(loader, DataLoader):
+        names = ("dataset", "collate_fn", "sampler", "batch_sampler")
+        parts = {name: getattr(loader, name) for name in names}
+    data = parts["dataset"]
+    return parts | {"kind": type(data).__qualname__, "length": _length(data)}
 
 
-def _code(item: Any) -> str:
-    """Returns a text of a callable's code that is the same in each process; "" for what is no callable of Python."""
-    if isinstance(item, partial):
-        return f"{_code(item.func)}{sorted(item.keywords)}"
-    if isinstance(item, nn.Module):
-        return f"{type(item).__qualname__}{_code(type(item).forward)}"
-    code = getattr(item, "__code__", None)
-    return _text(code) if isinstance(code, CodeType) else ""
-
-
-def _text(code: CodeType) -> str:
-    return f"{code.co_code.hex()}{code.co_names}{[_constant(value) for value in code.co_consts]}"
-
-
-def _constant(value: object) -> str:
-    if isinstance(value, CodeType):
-        return _text(value)
-    # A set has no order of its own: it would differ from process to process.
-    return str(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
+def _length(data: Any) -> int | None:
+    try:
+        return len(data)
+    except Exception:  # noqa: BLE001  # the user's own method: without a length there is none to compare
+        return None
 
 
 def _options(optimizer: torch.optim.Optimizer) -> list[str]:

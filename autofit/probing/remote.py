@@ -75,6 +75,8 @@ class RemoteBench:
         deadlines: how long to wait for it.
         probes_per_child: a child is replaced after so many requests.
         beat: called with each phase of a probe as it begins.
+        claim: called with the lock key and the name of the device before a child uses it; returns when it may. None
+            where nothing is locked.
 
     Attributes:
         briefing: what is known before the first probe.
@@ -91,8 +93,9 @@ class RemoteBench:
         deadlines: Deadlines | None = None,
         probes_per_child: int = 50,
         beat: Callable[[str], None] = lambda phase: None,
+        claim: Callable[[str, str], None] | None = None,
     ) -> None:
-        self._target, self._beat = target, beat
+        self._target, self._beat, self._claim = target, beat, claim
         self._deadlines = deadlines or Deadlines()
         self._most, self._count, self._leaks = probes_per_child, 0, 0
         # The first child's budget holds for all: what is available changes from one moment to the next.
@@ -205,7 +208,11 @@ class RemoteBench:
         hiding = {} if self._target.stand_in is None else HIDING_ENVIRONMENT
         child = Child(self._deadlines, {**environment, **hiding})
         try:
-            reply = self._reply(child, self._target.request(enforce, self._memory_bytes), "briefing")
+            opening = self._target.request(enforce, self._memory_bytes) | {"claims": self._claim is not None}
+            reply = self._reply(child, opening, "briefing", "device")
+            if reply["kind"] == "device" and self._claim is not None:
+                self._claim(str(reply.get("key")), str(reply.get("name")))
+                reply = self._reply(child, {"do": "go"}, "briefing")
         except ChildEnded as ended:
             text = ended.outcome.traceback_text
             raise errors.UserCodeError(f"opening {self._target.name} failed: {ended.outcome.reason}", text) from None
@@ -232,10 +239,10 @@ class RemoteBench:
         finally:
             child.kill()
 
-    def _reply(self, child: Child, request: dict[str, Any], expected: str) -> dict[str, Any]:
-        """Returns the reply of the expected kind; raises again what the child reports as an error, its last word."""
+    def _reply(self, child: Child, request: dict[str, Any], *expected: str) -> dict[str, Any]:
+        """Returns the reply of an expected kind; raises again what the child reports as an error, its last word."""
         reply = child.ask(request, self._beat)
-        if reply["kind"] == expected:
+        if reply["kind"] in expected:
             return reply
         child.kill()
         kind = getattr(errors, str(reply.get("type")), None)

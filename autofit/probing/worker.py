@@ -5,8 +5,10 @@ their own, so that whatever the user's code prints cannot disturb them. Nothing 
 
 Requests: `{"do": "open", ...}`, `{"do": "evaluate", "plan": ..., "purpose": ...}`, `{"do": "trace", "plan": ...}`,
 `{"do": "record", "plan": ...}`, `{"do": "standing"}`, `{"do": "close"}`. Replies: `briefing`, `outcome`, `trace` to the
-next two, `standing`, `closed`, `error`; and `beat` at every phase, as a sign of life. Opened with a `"stand_in"`, it
-only traces, for the device described there; for the host it also records.
+next two, `standing`, `closed`, `error`; and `beat` at every phase, as a sign of life. To an `open` that `"claims"`
+comes `device` first, and `briefing` after the next line, `{"do": "go"}`, for which the parent waits until nobody else
+uses that device. Opened with a `"stand_in"`, it only traces, for the device described there; for the host it also
+records.
 """
 
 import argparse
@@ -102,7 +104,8 @@ class Worker:
         options = options_of(arguments, request["options"])
         described = request.get("stand_in")
         if described is None:
-            briefing = self._open_bench(workload, request["device"] or arguments.get("device"), options)
+            wanted = request["device"] or arguments.get("device")
+            briefing = self._open_bench(workload, wanted, options, bool(request.get("claims")))
         else:
             self._bench = StandInBench.of(workload, options, StandIn.model_validate(described), self._beat)
             briefing = self._bench.briefing
@@ -112,8 +115,12 @@ class Worker:
             briefing = briefing.model_copy(update={"caveats": (*briefing.caveats, note)})
         self._say("briefing", briefing=briefing.model_dump(mode="json"))
 
-    def _open_bench(self, workload: Workload, device_name: str | None, options: Options) -> Briefing:
+    def _open_bench(self, workload: Workload, device_name: str | None, options: Options, claims: bool) -> Briefing:
         device = devices.choose(device_name)
+        if claims:
+            self._say("device", key=device.lock_key, name=f"{device.name()} ({device.type})")
+            if not self._requests.readline():  # the parent waits until nobody else uses it
+                raise KeyboardInterrupt
         if not device.is_host:  # the parent cannot know; only a host's limit needs a process of its own
             options = options.model_copy(update={"enforce": True})
         self._bench = bench = Bench(workload, device, options, self._beat)

@@ -1,15 +1,17 @@
 """Book: one Optuna study, with the calls on its storage that a `Study` needs."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Self
 
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import TrialState, create_trial
+from pydantic import BaseModel, ConfigDict
 from sqlalchemy.orm import scoped_session, sessionmaker
 
 from autofit.core.environment import Environment
@@ -27,6 +29,7 @@ KNOWN_OPTUNA = "5.0."
 STUDY_SCHEMA = "autofit.study/1"
 
 _SCHEMA, _OBJECTIVE, _ENVIRONMENT = "autofit.schema", "autofit.objective", "autofit.environment."
+_DROPPED = "autofit.dropped"
 _REQUEST, _OUTCOME = "autofit.request", "autofit.outcome"
 
 
@@ -39,6 +42,22 @@ class Entry:
     request: Request
     environment: Environment
     outcome: Outcome | None
+
+
+class Drop(BaseModel):
+    """Trials that are never given again: a record in the storage.
+
+    Attributes:
+        trials: their numbers.
+        reason: what contradicted them.
+        when: UTC time in ISO 8601.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    trials: tuple[int, ...]
+    reason: str
+    when: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,6 +99,16 @@ class Book:
     def remember(self, context: Context) -> None:
         """Keeps the environment of this run, which its trials name by digest."""
         self.study.set_user_attr(_ENVIRONMENT + context.digest, context.environment.model_dump(mode="json"))
+
+    def drop(self, numbers: Sequence[int], reason: str) -> None:
+        """Keeps that these trials are never to be given again."""
+        drop = Drop(trials=tuple(numbers), reason=reason, when=datetime.now(UTC).isoformat(timespec="seconds"))
+        drops = [one.model_dump(mode="json") for one in (*self.drops(), drop)]
+        self.study.set_user_attr(_DROPPED, drops)
+
+    def drops(self) -> list[Drop]:
+        """Returns what was dropped so far."""
+        return [Drop.model_validate(found) for found in self.study.user_attrs.get(_DROPPED, [])]
 
     def add(self, request: Request) -> int:
         """Adds a running trial in one transaction and returns its number."""

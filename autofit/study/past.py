@@ -6,15 +6,16 @@ from dataclasses import dataclass, field, replace
 
 from optuna.exceptions import UpdateFinishedTrialError
 
-from autofit.core.outcome import Outcome, Status
-from autofit.core.trial import Trial
+from autofit.core.outcome import DIED, Outcome, Status
+from autofit.core.plan import Plan
+from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes
 from autofit.study.book import Book, Entry
 from autofit.study.request import Context
 
-DIED = "the process died while this plan ran"
-DEATHS_ALLOWED = 1
-"""A plan that was running when its process died is tried once more: the cause may have been another one."""
+IN_A_ROW = 2
+"""A plan that crashed, hung, or was running when its process died is tried once more: the cause may have been another
+one. So many in a row are taken as a fact about the plan."""
 
 _REUSED = (
     Status.MEASURED,
@@ -37,20 +38,21 @@ class Past:
     context: Context
     notes: list[str] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
+    comparable: list[Entry] = field(default_factory=list)
 
     def read(self, books: Sequence[Book]) -> None:
         """Reads the trials of `books`, oldest first, and settles those whose process is gone."""
-        entries = [entry for book in books for entry in book.entries()]
+        entries = [entry for book in books for entry in self._of(book)]
         self._tell_count(sum(entry is None for entry in entries), "without a readable record of autofit left out")
         finished = self._settled([entry for entry in entries if entry is not None])
-        comparable = self._comparable(finished)
-        deaths = Counter(entry.request.plan for entry in comparable if _died(entry.outcome))
+        comparable = self.comparable = self._comparable(finished)
+        failures = _in_a_row(comparable)
         again = 0
         for entry in comparable:
             told, request = entry.outcome, entry.request
             if told is None or told.status not in _REUSED:
                 continue
-            if _died(told) and deaths[request.plan] <= DEATHS_ALLOWED:
+            if told.status.inconclusive and len(failures[request.plan]) < IN_A_ROW:
                 continue
             outcome = _rejudged(told, request.memory_bytes, self.context.memory_bytes)
             again += outcome is None
@@ -60,9 +62,19 @@ class Past:
                     Trial(number=entry.number, plan=plan, outcome=outcome, purpose=purpose, earlier=True)
                 )
         self._tell_count(again, "left out that did not fit a smaller memory budget")
-        for plan, count in deaths.items():
-            if count > DEATHS_ALLOWED:
-                self.notes.append(f"not tried again, its process died {count} times: {plan}")
+        for plan, reasons in failures.items():
+            if len(reasons) >= IN_A_ROW:
+                died = all(reason == DIED for reason in reasons)
+                what = "its process died" if died else "it crashed or hung"
+                self.notes.append(f"not tried again, {what} {len(reasons)} times: {plan}")
+
+    def _of(self, book: Book) -> list[Entry | None]:
+        """Returns the entries of a book less those that were dropped, with a note why."""
+        entries, gone = list(book.entries()), set[int]()
+        for drop in book.drops():
+            gone.update(drop.trials)
+            self._tell_count(len(drop.trials), f"dropped on {drop.when}: {drop.reason}")
+        return [entry for entry in entries if entry is None or entry.number not in gone]
 
     def _settled(self, entries: Sequence[Entry]) -> list[Entry]:
         finished, orphans = [], 0
@@ -107,8 +119,16 @@ def _trials(count: int) -> str:
     return "1 trial" if count == 1 else f"{count} trials"
 
 
-def _died(outcome: Outcome | None) -> bool:
-    return outcome is not None and outcome.status is Status.CRASHED and outcome.reason == DIED
+def _in_a_row(entries: Sequence[Entry]) -> dict[Plan, list[str]]:
+    """Returns why the last runs of each plan crashed or hung; nothing once one of them came to another end."""
+    reasons: dict[Plan, list[str]] = {}
+    for entry in entries:
+        found, told = reasons.setdefault(entry.request.plan, []), entry.outcome
+        if told is not None and told.status.inconclusive:
+            found.append(told.reason)
+        elif told is not None and told.status in _REUSED and entry.request.purpose is not Purpose.BLOCK:
+            found.clear()
+    return reasons
 
 
 def _rejudged(outcome: Outcome, then_bytes: int, now_bytes: int) -> Outcome | None:

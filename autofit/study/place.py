@@ -17,6 +17,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
+from autofit import locks
 from autofit.core.errors import StudyError
 
 _LOCK_WAIT_S = 30.0
@@ -102,6 +103,21 @@ class Place:
             f"{found}; expected to write to it, alone with this trial. Look at its free space, permissions and other "
             "users, then run again: what was recorded before is kept."
         )
+
+
+@contextmanager
+def writing(location: str | Path | None, name: str, wait_s: float, say: locks.Say) -> Iterator[None]:
+    """Keeps other tuners of this machine out of the study `name` at `location`; nobody, where it is a database.
+
+    Raises:
+        Busy: another one still writes to it after `wait_s` seconds.
+    """
+    place = Place.of(location)
+    if place.path is None:
+        yield
+        return
+    with locks.held(f"study-{os.path.realpath(place.path)}-{name}", f"the study {place.shown}", wait_s, say):
+        yield
 
 
 def _redacted(url: str) -> str:

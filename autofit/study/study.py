@@ -36,12 +36,10 @@ class Study:
         notes: what a person should know on opening.
     """
 
-    def __init__(
-        self, place: Place, book: Book, context: Context, earlier: Sequence[Trial], notes: Sequence[str]
-    ) -> None:
+    def __init__(self, place: Place, book: Book, past: Past, earlier: Sequence[Trial], notes: Sequence[str]) -> None:
         self.location = place.shown
         self.notes = tuple(notes)
-        self._place, self._book, self._context = place, book, context
+        self._place, self._book, self._context, self._past = place, book, past.context, past
         self._earlier = tuple(earlier)
         self._running: dict[int, Request] = {}
 
@@ -83,7 +81,7 @@ class Study:
             past = Past(context, notes)
             past.read([*books, *([] if book in books else [book])])
         earlier, more = in_terms_of(space, past.trials)
-        return cls(place, replace(book, distributions=distributions_of(space)), context, earlier, [*past.notes, *more])
+        return cls(place, replace(book, distributions=distributions_of(space)), past, earlier, [*past.notes, *more])
 
     def begin(self, plan: Plan, purpose: Purpose) -> int:
         """Records that `plan` runs from now on, and returns the number of its trial.
@@ -122,6 +120,17 @@ class Study:
         left out once, so that it may be tried again; after a second death it is here as CRASHED.
         """
         return self._earlier
+
+    def drop(self, reason: str) -> None:
+        """Has the comparable trials of earlier runs never be given again, also not to a later run; they stay on disk.
+
+        Raises:
+            StudyError: it cannot be written.
+        """
+        with self._place.guarded("written"):
+            for book in {id(entry.book): entry.book for entry in self._past.comparable}.values():
+                book.drop([entry.number for entry in self._past.comparable if entry.book is book], reason)
+        self._earlier = ()
 
     def note(self, name: str, value: dict[str, object]) -> None:
         """Keeps a named remark on the whole study, as JSON.

@@ -1,5 +1,7 @@
 """The loop: ask, screen, probe, record, tell; then race and prove. Evaluation is a function, so no torch here."""
 
+from dataclasses import replace
+
 from autofit.tuner.final import Final
 from autofit.tuner.loop import Loop
 from autofit.tuner.tuning import Evaluate, Findings, TrialLog, Tuning
@@ -23,4 +25,5 @@ def run(tuning: Tuning) -> Findings:
     loop.recall()
     loop.search()
     loop.ensure_baseline()
-    return Final(loop).findings()
+    findings = Final(loop).findings()
+    return replace(findings, caveats=(*loop.earlier.caveats, *findings.caveats))

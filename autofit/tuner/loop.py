@@ -13,6 +13,7 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes, format_duration
 from autofit.searchers.base import Problem
+from autofit.tuner.earlier import Earlier
 from autofit.tuner.foresight import Foresight, loose
 from autofit.tuner.tuning import Tuning
 
@@ -36,6 +37,7 @@ class Loop:
         self.record: dict[str, Trial] = {}
         self.stopped = ""
         self.early = False
+        self.earlier = Earlier(tuning)
         self.predicted: dict[str, Estimate] = {}
         self._done = 0
         self._poisoned = 0
@@ -53,17 +55,19 @@ class Loop:
         )
 
     def recall(self) -> None:
-        """Learns the trials of earlier runs."""
-        for trial in self.tuning.log.earlier():
-            self.trials.append(trial)
-            # What made the loss not finite may have been mended, and there is no gain without the user's own setting.
-            mended = trial.plan == self.baseline and trial.outcome.status is Status.NUMERIC
-            # Of another global batch, or with a knob that is not in play now: right then, no answer now.
-            foreign = self.tuning.space.violation(trial.plan) is not None
-            if trial.purpose is not Purpose.BLOCK and not mended and not foreign:
-                self._learn(trial)
-        if self.record:
-            self.say("stage", f"{len(self.record)} plans are known from earlier runs")
+        """Learns the trials of earlier runs, once the user's own setting ran again and did not contradict them.
+
+        Raises:
+            UserCodeError: the user's own setting gives a loss that is not finite.
+        """
+        if plans := len({trial.plan.key for trial in self.earlier.known}):
+            self.say("stage", f"{plans} plans are known from earlier runs; your own setting is measured anew")
+            if self.time_left_s() > 0:
+                self.earlier.measure_anew(self._own)
+        self.trials = [*self.earlier.trials, *self.trials]
+        for trial in self.earlier.known:
+            self._learn(trial)
+        self._check()
 
     def search(self) -> None:
         """Asks and runs until the searcher has nothing left or a limit is reached."""
@@ -114,18 +118,20 @@ class Loop:
         elif late and self.record:
             trial = self._skip(self.baseline, "the time budget was spent before it was run")
         else:
-            self._look(self.baseline)
-            trial = self._screened(self.baseline)
+            trial = self._own()
         self._learn(trial)
         self._check()
         if late and len(self.record) == 1 and trial.outcome.measured:
             raise too_short(trial, self.stopped, self.probe_s())
 
     def attempt(self, plan: Plan, purpose: Purpose) -> Trial:
-        """Runs a plan and records it; an ambiguous failure is run once more."""
+        """Runs a plan and records it; a failure that is ambiguous or inconclusive is run once more."""
         trial = self._once(plan, purpose, lambda outcome: outcome)
-        if trial.outcome.status is Status.AMBIGUOUS:
+        again = trial.outcome.status.inconclusive and self.time_left_s() > 0
+        if again or trial.outcome.status is Status.AMBIGUOUS:
             trial = self._once(plan, purpose, lambda outcome: self._settled(plan, outcome))
+        if purpose is Purpose.PROOF:
+            self.earlier.hold(plan, purpose, trial.outcome)
         return trial
 
     def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
@@ -135,6 +141,10 @@ class Loop:
             KeyboardInterrupt: also for an outcome that says so.
         """
         outcome = self.tuning.evaluate(plan, purpose)
+        if purpose is Purpose.BLOCK and outcome.status.inconclusive and self.time_left_s() > 0:
+            outcome = self.tuning.evaluate(plan, purpose)
+        if purpose is Purpose.BLOCK:
+            self.earlier.hold(plan, purpose, outcome)
         self._poisoned = self._poisoned + 1 if outcome.status is Status.POISONED else 0
         return outcome
 
@@ -180,6 +190,10 @@ class Loop:
             )
         self.early = bool(self.stopped)
         return self.early
+
+    def _own(self) -> Trial:
+        self._look(self.baseline)
+        return self._screened(self.baseline)
 
     def _look(self, plan: Plan) -> None:
         if (estimate := self._foresight.look(plan)) is not None:

@@ -36,6 +36,10 @@ class TrialLog(Protocol):
         """Returns the comparable trials of earlier runs, in order."""
         ...
 
+    def drop(self, reason: str) -> None:
+        """Has the comparable trials of earlier runs never be given again, and keeps why."""
+        ...
+
     def note(self, name: str, value: dict[str, object]) -> None:
         """Keeps a value beside the trials."""
         ...

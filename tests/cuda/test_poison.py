@@ -141,7 +141,7 @@ def test_a_search_in_this_process_ends_and_says_what_to_do(step: int, phantom: P
     with pytest.raises(DevicePoisoned) as error:
         search(striking)
     phantom.reset()
-    assert error.value.exit_code == 6
+    assert error.value.exit_code == 8
     assert "start a new process" in str(error.value)
     assert "illegal memory access" in str(error.value)
     assert any("changed after tuning" in note for note in error.value.__notes__)
@@ -196,14 +196,14 @@ def test_a_worker_that_was_poisoned_is_replaced(tmp_path: Path) -> None:
 
 
 def test_the_command_survives_one_poisoned_worker_and_ends_after_two(tmp_path: Path) -> None:
-    """Exit code 6: the device does not answer, whatever process asks."""
+    """Exit code 8: the device does not answer, whatever process asks."""
     orders, pids = tmp_path / "orders", tmp_path / "pids"
     orders.write_text("strike always")
     words = [sys.executable, "-m", "autofit", "tune", TARGET, "--arg", f"orders={orders}", "--arg", f"pids={pids}"]
     words += ["--device", "cuda", "--memory", "4GiB", "--strategies", "batching", "-o", str(tmp_path / "plan.yaml")]
     words += ["--study", str(tmp_path / "study.db"), "--quiet"]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
-    assert ended.returncode == 6, ended.stderr
+    assert ended.returncode == 8, ended.stderr
     assert "the device answers every call with an error" in ended.stderr
     # One in which a short run was to show the sizes of allocations, and one for each of two probes.
     assert len(set(pids.read_text().split())) == 3

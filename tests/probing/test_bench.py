@@ -180,7 +180,8 @@ def test_the_briefing_survives_json(used: Workload) -> None:
     settings = bench.briefing.environment.settings
     expected = {"mode": "train", "max_grad_norm": "1.0", "optimizer": "AdamW"}
     assert expected.items() <= settings.items()
-    assert settings.keys() - expected.keys() == {"code", "worst_sample", "flags", "optimizer_options"}
+    digests = {"code", "attributes", "data", "worst_sample", "flags", "optimizer_options"}
+    assert settings.keys() - expected.keys() == digests
     assert bench.briefing.environment.versions.keys() >= {"python", "torch", "autofit"}
     assert bench.briefing.environment.threads == torch.get_num_threads()
     assert bench.briefing.budget.memory_bytes == 2**30

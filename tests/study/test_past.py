@@ -13,12 +13,11 @@ from optuna.trial import TrialState
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
-from autofit.core.outcome import Outcome, Status
+from autofit.core.outcome import DIED, Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.study import request
 from autofit.study.book import Book, Entry
-from autofit.study.past import DIED
 from tests.study.samples import MIB, PLAN, measured, reopen
 
 

@@ -1,0 +1,226 @@
+"""Locks: one tuner at a time on a device, and at a time in a study. Advisory, with the name of whoever holds them.
+
+A lock is `flock` on a file in a directory of this user's own, so that the kernel gives it back however its process
+ends. Processes that are given different directories by `AUTOFIT_RUNTIME_DIR` do not see each other's locks.
+"""
+
+import hashlib
+import json
+import os
+import re
+import stat
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from autofit.core.errors import Busy, UsageError
+from autofit.core.units import format_duration
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+DIRECTORY_VARIABLE = "AUTOFIT_RUNTIME_DIR"
+"""Where locks are kept instead, for those who have to run tuners side by side, such as tests."""
+PATIENCE_S = 600.0
+"""Waiting for another tuner where there is no time budget."""
+TIME_RATIO = 0.5
+"""At most this share of a time budget is waited: less is left for a search than it needs."""
+POLL_S = 0.1
+"""Between two tries. The kernel can wait too, but not with a limit."""
+
+Say = Callable[[str], None]
+_held = threading.local()
+_said_without: set[str] = set()
+
+
+def patience_s(time_s: float | None) -> float:
+    """Returns how long another tuner is waited for under a time budget."""
+    return PATIENCE_S if time_s is None else TIME_RATIO * time_s
+
+
+@contextmanager
+def held(key: str, what: str, wait_s: float, say: Say = lambda text: None) -> Iterator[None]:
+    """Holds the lock of `key` while the context is open.
+
+    Nested use in one thread, and use in a process that was started by one that holds it, is no second use.
+
+    Args:
+        key: the same for all that must not meet.
+        what: the thing that is locked, in words.
+        wait_s: seconds to wait for another process or thread.
+        say: told once whom this waits for, and once where there are no locks.
+
+    Raises:
+        Busy: somebody else still held it then.
+        UsageError: the directory of the locks is not to be trusted.
+    """
+    keys: set[str] = _held.__dict__.setdefault("keys", set())
+    descriptor = None if key in keys else _claim(key, what, wait_s, say)
+    if descriptor is None:
+        yield
+        return
+    keys.add(key)
+    try:
+        yield
+    finally:
+        keys.discard(key)
+        os.close(descriptor)
+
+
+def locked(descriptor: int, wait_s: float, waiting: Callable[[], None] = lambda: None) -> bool:
+    """Takes `flock` on an open file, and says whether that was possible in time.
+
+    Args:
+        descriptor: the lock is given back when all copies of it are closed.
+        wait_s: seconds to try.
+        waiting: called once, when the first try failed.
+
+    Raises:
+        OSError: the file system knows no such locks, or there are none here.
+    """
+    if fcntl is None:
+        raise OSError("no flock on this platform")
+    until, told = time.monotonic() + wait_s, False
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not told:
+                told = True
+                waiting()
+            if time.monotonic() >= until:
+                return False
+            time.sleep(POLL_S)
+        else:
+            return True
+
+
+def holder_of(path: Path) -> str:
+    """Returns who holds a lock on a file or directory, in words, as far as the kernel tells (Linux)."""
+    found = path.stat()
+    mark = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    try:
+        lines = [line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines()]
+    except OSError:
+        return "another process"
+    for fields in lines:
+        # 1: FLOCK ADVISORY WRITE 1234 fd:01:5678 0 EOF; "->" before the type of one that waits
+        if len(fields) > 5 and fields[5] == mark and int(fields[4]) not in (0, -1, os.getpid()):
+            return _process(int(fields[4]))
+    return "another process"
+
+
+def directory() -> Path:
+    """Returns the directory of this user's locks, made if need be.
+
+    Raises:
+        UsageError: somebody else could write there.
+    """
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    # Not what TMPDIR names where that differs from session to session.
+    common = Path("/tmp") if sys.platform == "linux" else Path(tempfile.gettempdir())
+    path = Path(os.environ.get(DIRECTORY_VARIABLE) or common / f"autofit-{user}")
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.lstat()
+    if stat.S_ISLNK(found.st_mode) or (os.name == "posix" and (found.st_uid != user or found.st_mode & 0o022)):
+        raise UsageError(
+            f"found {path}, where locks are kept, to be a link, another user's, or writable by others; expected a "
+            f"directory of your own with mode 700. Remove it, or set {DIRECTORY_VARIABLE} to one."
+        )
+    return path
+
+
+def _claim(key: str, what: str, wait_s: float, say: Say) -> int | None:
+    """Returns the descriptor that holds the lock; None where there is none to hold."""
+    name = f"{re.sub('[^A-Za-z0-9]+', '-', key)[:40]}-{hashlib.sha256(key.encode()).hexdigest()[:8]}.lock"
+    descriptor = os.open(directory() / name, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    began = time.monotonic()
+
+    def waiting() -> None:
+        say(f"waiting up to {format_duration(wait_s)} for {what}, in use by {_holder(descriptor)}")
+
+    nested = False
+    try:
+        nested = _by_ancestor(descriptor)
+        if not nested and not locked(descriptor, wait_s, waiting):
+            raise Busy(
+                f"{what} is in use: found {_holder(descriptor)}, after {format_duration(time.monotonic() - began)} of "
+                "waiting; expected one tuner at a time, since two disturb each other's timing and memory. Wait until "
+                "it ends, end it, or give more time."
+            )
+        if not nested:
+            _sign(descriptor)
+    except OSError as error:
+        if key not in _said_without:  # once
+            _said_without.add(key)
+            say(f"{what} cannot be locked here ({error}): do not run two tuners on it at once")
+        nested = True
+    except BaseException:
+        os.close(descriptor)
+        raise
+    if nested:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _sign(descriptor: int) -> None:
+    since = datetime.now().astimezone().isoformat(timespec="seconds")
+    text = json.dumps({"pid": os.getpid(), "command": _command(), "since": since})
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, text.encode(), 0)
+
+
+def _signed(descriptor: int) -> dict[str, object]:
+    try:
+        found = json.loads(os.pread(descriptor, 4096, 0))
+        return found if isinstance(found, dict) else {}
+    except ValueError:  # its holder has just begun to write
+        return {}
+
+
+def _holder(descriptor: int) -> str:
+    signed = _signed(descriptor)
+    if not signed:
+        return "another process"
+    return f"process {signed.get('pid')} ({signed.get('command')}) since {signed.get('since')}"
+
+
+def _by_ancestor(descriptor: int) -> bool:
+    """Says whether a process that started this one, or one before it, holds the lock."""
+    holder = _signed(descriptor).get("pid")
+    # Where it can be taken, the holder has let go since.
+    return isinstance(holder, int) and holder in _ancestors() and not locked(descriptor, 0.0)
+
+
+def _ancestors() -> Iterator[int]:
+    pid = os.getppid()
+    while pid > 1:
+        yield pid
+        try:
+            pid = int(
+                Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]
+            )
+        except (OSError, ValueError, IndexError):
+            return
+
+
+def _command() -> str:
+    """Returns how this process was called, less values of options, which may be secrets."""
+    words = [Path(sys.argv[0] or "python").name, *(word.partition("=")[0] for word in sys.argv[1:3])]
+    return " ".join(word for word in words if "://" not in word)
+
+
+def _process(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return f"process {pid}"
+    return f"process {pid} ({' '.join(Path(word).name for word in words[:2])})".replace(" )", ")")
