@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 
 from autofit.core.errors import AutofitError, UserCodeError
-from autofit.core.summary import printable
+from autofit.core.printable import printable
 
 INTERRUPTED = 130
 

@@ -3,14 +3,15 @@
 import argparse
 
 from autofit import planfile
-from autofit.core.summary import printable, summarize
+from autofit.core.printable import ascii_json, printable
+from autofit.core.summary import summarize
 
 
 def execute(given: argparse.Namespace) -> int:
     """Prints the plan file's recommendation."""
     recommendation = planfile.load(given.plan)
     if given.json:
-        print(recommendation.model_dump_json(by_alias=True, indent=2))
+        print(ascii_json(recommendation.model_dump_json(by_alias=True, indent=2)))
     else:
         print(printable(summarize(recommendation)))
     return 0

@@ -1,6 +1,5 @@
 """A Recommendation in words: what was chosen, the gain, the peak, why."""
 
-import re
 import textwrap
 
 from autofit.core.measurement import Measurement
@@ -12,7 +11,6 @@ from autofit.core.units import format_bytes, format_duration
 _SHOWN, _LIGHTER = 5, 3
 """So many alternatives are shown, and beside them so many that save more memory than they cost speed."""
 _WIDTH = 120
-_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def summarize(recommendation: Recommendation) -> str:
@@ -43,11 +41,6 @@ def describe_outcome(outcome: Outcome, unit: str = "samples") -> str:
     if outcome.measurement is None or not outcome.measured:
         return f"{outcome.status.value}: {outcome.reason}"
     return _speed(outcome.measurement, unit)
-
-
-def printable(text: str) -> str:
-    """Returns `text` without terminal control sequences: error texts and names come from other people's code."""
-    return _CONTROL.sub("", text)
 
 
 def _speed(measurement: Measurement, unit: str) -> str:

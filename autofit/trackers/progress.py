@@ -9,7 +9,8 @@ from tqdm import tqdm
 
 from autofit.core.event import Event
 from autofit.core.outcome import Status
-from autofit.core.summary import describe_outcome, printable
+from autofit.core.printable import one_line
+from autofit.core.summary import describe_outcome
 
 
 class Progress:
@@ -31,7 +32,7 @@ class Progress:
                 return
             proof = "proof of " if event.kind == "proof" else ""
             text = f"{proof}{event.trial.plan}: {describe_outcome(event.trial.outcome, self._unit)}"
-        text = " ".join(printable(text).split())  # reasons come from the user's code
+        text = one_line(text)  # reasons come from the user's code
         if self._bar is None:
             print(f"autofit: {text}", file=self._stream, flush=True)  # the one place that shows progress
             return

@@ -12,7 +12,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.core.space import Refusal
-from autofit.core.summary import describe_outcome, describe_plan, printable, summarize
+from autofit.core.summary import describe_outcome, describe_plan, summarize
 
 OWN = Plan(values={"micro_batch_size": 8, "accumulation_steps": 4, "precision": "fp32", "fuse": False})
 BEST = OWN.replace(micro_batch_size=32, accumulation_steps=1, precision="bf16")
@@ -181,7 +181,3 @@ def test_the_unit_is_the_objectives() -> None:
 def test_a_plan_is_its_batch_and_what_it_changes() -> None:
     assert describe_plan(OWN, OWN) == "micro batch 8 x 4 accumulation steps = 32"
     assert describe_plan(BEST, OWN) == "micro batch 32, precision=bf16"
-
-
-def test_printable_takes_out_what_commands_a_terminal() -> None:
-    assert printable("\x1b[31mred\x1b[0m\x07 \x9b2Jé\tline\nnext\r") == "red 2Jé\tline\nnext"
