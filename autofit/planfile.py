@@ -195,8 +195,9 @@ def _refused(found: str, expected: str, at: Any) -> yaml.constructor.Constructor
 
 
 def _whole(node: yaml.ScalarNode) -> int:
-    if len(node.value) > _MOST_DIGITS:
-        raise _refused(f"a number of {len(node.value)} digits", f"at most {_MOST_DIGITS}", node)
+    digits = len(node.value.lstrip("-"))
+    if digits > _MOST_DIGITS:
+        raise _refused(f"a number of {digits} digits", f"at most {_MOST_DIGITS}", node)
     return int(node.value)
 
 
