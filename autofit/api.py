@@ -23,6 +23,7 @@ from autofit.probing.remote import Target
 from autofit.probing.standin_bench import StandInBench
 from autofit.search import Listen, Request, search
 from autofit.trackers.progress import Progress
+from autofit.trackers.standing import Yardstick
 from autofit.workloads.workload import OptimizerRecipe, Workload
 
 _Record = TypeVar("_Record", bound=BaseModel)
@@ -83,7 +84,8 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         planned_steps: optimizer steps (in inference, batches) that your training will have, at your own global batch.
             Where a plan's first steps take longer than steady ones (a model that compiles, kernels to be tuned), that
             time is spread over as many samples, and the shortest whole training wins. None: steady steps alone count.
-        progress: True shows a bar on a terminal and lines elsewhere, False nothing; a callable gets each event.
+        progress: True shows finished trials above a live line on a terminal, plain lines elsewhere; False nothing; a
+            callable gets each event.
 
     Returns:
         The proven plan, with its proof, the baseline, the alternatives and the caveats.
@@ -120,8 +122,10 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         planned_steps=planned_steps,
         seed=seed,
     )
-    with Bench(workload, chosen, options) as bench, Progress.of(progress, objective) as listen:
-        recommendation = search(bench.briefing, bench.evaluate, request, [listen], clock, bench.trace, bench.record)
+    with Bench(workload, chosen, options) as bench:
+        against = Yardstick.of(bench.briefing, request.objective, request.time_s, clock)
+        with Progress.of(progress, against) as listen:
+            recommendation = search(bench.briefing, bench.evaluate, request, [listen], clock, bench.trace, bench.record)
     return Fit(recommendation, Terms(loss_fn, step_fn, optimizer))
 
 

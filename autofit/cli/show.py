@@ -1,8 +1,10 @@
 """`autofit show`: explains a plan file."""
 
 import argparse
+import sys
 
 from autofit import planfile
+from autofit.core.canvas import Canvas
 from autofit.core.printable import ascii_json, printable
 from autofit.core.summary import summarize
 
@@ -13,5 +15,5 @@ def execute(given: argparse.Namespace) -> int:
     if given.json:
         print(ascii_json(recommendation.model_dump_json(by_alias=True, indent=2)))
     else:
-        print(printable(summarize(recommendation)))
+        print(printable(summarize(recommendation, Canvas.of(sys.stdout).width)))
     return 0

@@ -12,6 +12,7 @@ from autofit import planfile
 from autofit.cli import values
 from autofit.cli.saving import save_plan
 from autofit.core.budget import Clock
+from autofit.core.canvas import Canvas
 from autofit.core.environment import Environment
 from autofit.core.errors import PlanFileError
 from autofit.core.objective import Objective
@@ -21,6 +22,7 @@ from autofit.core.units import parse_duration
 from autofit.probing.remote import RemoteBench, Target
 from autofit.search import Request, search
 from autofit.trackers.progress import Progress
+from autofit.trackers.standing import Yardstick
 
 
 def execute(given: argparse.Namespace) -> int:
@@ -31,13 +33,14 @@ def execute(given: argparse.Namespace) -> int:
     with _terminable(), RemoteBench(target) as bench:
         if not given.quiet:
             _say_device(bench.briefing.environment, given.device)
-        with Progress.of(not given.quiet, request.objective.unit) as listen:
+        against = Yardstick.of(bench.briefing, request.objective, request.time_s, clock)
+        with Progress.of(not given.quiet, against) as listen:
             recommendation = search(bench.briefing, bench.evaluate, request, [listen], clock, bench.trace, bench.record)
     unsaved = save_plan(recommendation, given.output, force=given.force)
     if given.json:
         print(ascii_json(recommendation.model_dump_json(by_alias=True, indent=2)))
     else:
-        print(printable(summarize(recommendation)))
+        print(printable(summarize(recommendation, Canvas.of(sys.stdout).width)))
     if unsaved:  # the result above is the one document on stdout
         print(f"autofit: {printable(unsaved)}", file=sys.stderr)
         return PlanFileError.exit_code
