@@ -30,6 +30,8 @@ def execute(given: argparse.Namespace) -> int:
     clock = Clock()
     target, request = _target(given), _request(given)
     _check_output(Path(given.output), force=given.force)
+    if not given.quiet:
+        print(f"autofit: looking at {printable(given.target)}", file=sys.stderr)
     with _terminable(), RemoteBench(target) as bench:
         if not given.quiet:
             _say_device(bench.briefing.environment, given.device)
@@ -45,8 +47,7 @@ def execute(given: argparse.Namespace) -> int:
         print(f"autofit: {printable(unsaved)}", file=sys.stderr)
         return PlanFileError.exit_code
     if not (given.json or given.quiet):
-        output = printable(given.output)
-        print(f"autofit: plan written to {output}; see `autofit show {output}`", file=sys.stderr)
+        print(f"autofit: plan written to {printable(given.output)}", file=sys.stderr)
     return 0
 
 

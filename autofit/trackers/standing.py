@@ -1,5 +1,6 @@
 """Standing: how far a search is, as lines of a given width."""
 
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -60,7 +61,7 @@ class Standing:
             self._phase = one_line(f"racing, {event.text}" if event.kind == "race" else event.text)
             line = f"autofit: {self._phase}"
             leaves = event.kind == "stage" and " " in self._phase  # a word alone is only the phase
-            return lambda width: [cut(line, width)] if leaves else []
+            return lambda width: textwrap.wrap(line, width, subsequent_indent=" " * 9) if leaves else []
         if event.trial is None or event.kind not in ("trial", "proof"):
             return lambda width: []
         trial, name = event.trial, "proof" if event.kind == "proof" else str(event.done)
@@ -73,10 +74,11 @@ class Standing:
     def live(self, width: int) -> str:
         """Returns the line that is drawn again and again: phase, trials, best so far, peak and budget, time left."""
         trials = "1 trial" if self._trials == 1 else f"{self._trials} trials"
-        rest = [part for part in (trials, self._best_so_far(), self._time()) if part]
-        told = "  ".join(rest)
-        phase = self._phase if len(self._phase) + 2 + len(told) <= width else _first_word(self._phase)
-        return cut(f"{phase}  {told}", width)
+        short = self._phase.partition(" ")[0].rstrip(",:")
+        rest = [part for part in (self._best_so_far(), self._time()) if part]
+        begins = ((self._phase, trials), (short, trials), (f"{short} {self._trials}",))
+        told = ["  ".join([*begin, *rest]) for begin in begins]
+        return next((line for line in told if len(line) <= width), cut(told[-1], width))
 
     def _learn(self, trial: Trial, kind: str) -> None:
         measurement = trial.outcome.measurement
@@ -131,11 +133,8 @@ def _brief(plan: Plan, baseline: Plan) -> str:
 def _of(part: int, whole: int) -> str:
     """Returns "53.7 of 72 MiB": the unit once, where it is the same."""
     (few, unit), (many, units) = (format_bytes(count).split() for count in (part, whole))
+    few, many = (f"{float(number):.4g}" if "." not in number else f"{float(number):.3g}" for number in (few, many))
     return f"{few} of {many} {units}" if unit == units else f"{few} {unit} of {many} {units}"
-
-
-def _first_word(text: str) -> str:
-    return text.partition(" ")[0].rstrip(",:")
 
 
 def _minutes(seconds: float) -> str:

@@ -2,15 +2,18 @@
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 import pytest
 import yaml
@@ -427,6 +430,54 @@ def test_defect_12_the_result_is_printed_where_the_plan_cannot_be_saved(
     code, out, _ = run(*words, "--json")
     assert code == 2
     assert json.loads(out)["schema"] == "autofit.plan/1"  # one document, and it is the result
+
+
+@contextmanager
+def terminal(width: int) -> Iterator[tuple[TextIO, list[bytes]]]:
+    """Gives a real terminal of a width as a stream, and what was written to it once it is closed."""
+    leader, follower = os.openpty()
+    pytest.importorskip("termios").tcsetwinsize(follower, (30, width))
+    written: list[bytes] = []
+
+    def read() -> None:
+        with suppress(OSError):  # the other end is closed
+            while data := os.read(leader, 2**16):
+                written.append(data)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with os.fdopen(follower, "w") as stream:
+        yield stream, written
+    reader.join()
+    os.close(leader)
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo terminal")
+@pytest.mark.parametrize("width", [60, 100, 200])
+def test_b18_on_a_terminal_all_lines_fit_and_trials_stay_above_the_live_line(
+    width: int, remote: type[FakeRemote], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    with terminal(width) as (stream, written), monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", stream)
+        patch.setattr(sys, "stdout", stream)
+        assert cli.main(["tune", "train.py", "--study", ":memory:", "--time", "10min"]) == 0
+    text = b"".join(written).decode()
+    assert "\x1b" not in text
+    drawn = [part for line in text.split("\r\n") for part in line.split("\r")]
+    assert max(map(len, drawn)) <= width
+    left = [line.split("\r")[-1].rstrip() for line in text.split("\r\n")]
+    probes = [plan for plan in remote.bench.probes()]
+    rows = [line for line in left if re.match(r" +\d+ +\d+\.\d\dx ", line)]
+    assert len(rows) == len(probes)  # each fits here, and is left above the line
+    assert any(re.match(r"proof +\d+\.\d\dx", line) for line in left)
+    live = [part.strip() for part in drawn if " left" in part and part.startswith("searching")]
+    assert any(
+        re.fullmatch(rf"searching  ?{len(probes)}(?: trials)?  best \d\.\d\dx at .* GiB  \d+:\d\d left", each)
+        for each in live
+    )
+    assert next(line for line in left if line.startswith(("Use ", "Keep ")))
 
 
 @pytest.mark.parametrize("command", [(), ("tune",), ("show",), ("export",)])

@@ -181,3 +181,24 @@ def test_the_unit_is_the_objectives() -> None:
 def test_a_plan_is_its_batch_and_what_it_changes() -> None:
     assert describe_plan(OWN, OWN) == "micro batch 8 x 4 accumulation steps = 32"
     assert describe_plan(BEST, OWN) == "micro batch 32, precision=bf16"
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+def test_b18_the_lines_fit_the_width(width: int) -> None:
+    long = " ".join(f"word{number}" for number in range(60))
+    others = tuple(
+        Candidate(plan=BEST.replace(micro_batch_size=size), outcome=measured(), note=f"{long} {size}")
+        for size in (1, 2)
+    )
+    text = summarize(record(caveats=(long,), alternatives=others, refused=(Refusal(name="a", reason=long),)), width)
+    assert width - 10 < max(map(len, text.splitlines())) <= width
+    assert " ".join(text.split()) == " ".join(summarize(record(
+        caveats=(long,), alternatives=others, refused=(Refusal(name="a", reason=long),)), 10**6).split())  # fmt: skip
+
+
+def test_b18_a_plan_of_the_same_memory_is_not_called_lighter() -> None:
+    proof = measurement(samples_per_s=100, peak_bytes=10 * 2**20)
+    for peak_bytes, called in ((10 * 2**20 - 4096, "also"), (round(9.8 * 2**20), "lighter")):
+        same = on_front(1, 100, 1).model_copy(update={"outcome": measured(samples_per_s=100, peak_bytes=peak_bytes)})
+        text = summarize(record(proof=proof, gain=None, alternatives=(same,)))
+        assert [line.split()[0] for line in text.splitlines() if "note 1" in line] == [called]

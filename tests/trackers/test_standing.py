@@ -69,7 +69,8 @@ def test_b18_finished_trials_are_rows_with_gain_speed_and_peak_before_the_plan()
     [
         (59, "searching  4 trials  best 1.32x at 54 of 72 MiB  0:47 left"),
         (99, "searching  4 trials  best 1.32x at 54 of 72 MiB  0:47 left"),
-        (40, "searching  4 trials  best 1.32x at 54 .."),
+        (52, "searching 4  best 1.32x at 54 of 72 MiB  0:47 left"),
+        (40, "searching 4  best 1.32x at 54 of 72 Mi.."),
     ],
 )
 def test_b18_the_live_line_tells_phase_trials_best_memory_and_time_left(width: int, line: str) -> None:
@@ -115,6 +116,24 @@ def test_without_the_users_own_setting_the_best_is_its_throughput() -> None:
     it, _ = standing()
     told(it, Event("trial", "", trial(BEST, 52384.7, 54), 1))
     assert it.live(80) == "starting  1 trial  best 52,380 samples/s at 54 of 72 MiB  2:00 left"
+
+
+@pytest.mark.parametrize(
+    ("peak_mib", "limit_mib", "said"),
+    [(1123, 1536, "1.1 of 1.5 GiB"), (53, 2048, "53 MiB of 2 GiB"), (1010, 1020, "1010 of 1020 MiB")],
+)
+def test_the_unit_is_told_once_and_figures_are_short(peak_mib: int, limit_mib: int, said: str) -> None:
+    it = Standing(Yardstick(Objective(), OWN, limit_mib * MIB, 120.0, Clock(Time())))
+    told(it, Event("trial", "", trial(OWN, 100.0, peak_mib), 1))
+    assert it.live(60) == f"starting  1 trial  best 1.00x at {said}  2:00 left"
+
+
+def test_a_stage_is_wrapped_and_not_cut() -> None:
+    ended = Event("stage", "search ended: the 1 min 29 s left of 3 min 0 s are kept for the race and the proof")
+    assert told(standing()[0], ended, width=59) == [
+        "autofit: search ended: the 1 min 29 s left of 3 min 0 s are",
+        "         kept for the race and the proof",
+    ]
 
 
 def test_a_proof_is_a_row_and_no_trial() -> None:
