@@ -6,7 +6,7 @@ import sys
 
 from autofit import exporters, planfile
 from autofit.cli.saving import save_export
-from autofit.core.printable import printable
+from autofit.core.printable import ascii_json, printable
 
 
 def execute(given: argparse.Namespace) -> int:
@@ -15,7 +15,8 @@ def execute(given: argparse.Namespace) -> int:
     if given.output is not None:
         save_export(export, given.output, force=given.force)
     if given.json:
-        print(json.dumps({"text": export.text, "filename": export.filename, "unmapped": export.unmapped}, indent=2))
+        told = {"text": export.text, "filename": export.filename, "unmapped": export.unmapped}
+        print(ascii_json(json.dumps(told, indent=2)))
     elif given.output is None:
         print(printable(export.text), end="")
     if export.unmapped and not given.quiet:
