@@ -1,6 +1,7 @@
 """The public calls: the user's objects become nouns, and the parts are wired together."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -24,6 +25,7 @@ from autofit.probing.remote import Target
 from autofit.probing.standin_bench import StandInBench
 from autofit.search import Listen, Request, search
 from autofit.trackers.progress import Progress
+from autofit.trackers.standing import Yardstick
 from autofit.workloads.workload import OptimizerRecipe, Workload
 
 _Record = TypeVar("_Record", bound=BaseModel)
@@ -90,7 +92,8 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         planned_steps: optimizer steps (in inference, batches) that your training will have, at your own global batch.
             Where a plan's first steps take longer than steady ones (a model that compiles, kernels to be tuned), that
             time is spread over as many samples, and the shortest whole training wins. None: steady steps alone count.
-        progress: True shows a bar on a terminal and lines elsewhere, False nothing; a callable gets each event.
+        progress: True shows finished trials above a live line on a terminal, plain lines elsewhere; False nothing; a
+            callable gets each event.
 
     Returns:
         The proven plan, with its proof, the baseline, the alternatives and the caveats.
@@ -130,13 +133,16 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         seed=seed,
     )
     about, wait_s = f"{chosen.name()} ({chosen.type})", locks.patience_s(request.time_s)
-    with (
-        Progress.of(progress, objective) as listen,
-        locks.held(chosen.lock_key, about, wait_s, lambda text: listen(Event("stage", text))),
-    ):
+    with ExitStack() as held:
+        with Progress.of(progress) as waiting:
+            held.enter_context(locks.held(chosen.lock_key, about, wait_s, lambda text: waiting(Event("stage", text))))
         bench = Bench(workload, chosen, options)
         with bench.backstop, bench:
-            recommendation = search(bench.briefing, bench.evaluate, request, [listen], clock, bench.trace, bench.record)
+            against = Yardstick.of(bench.briefing, request.objective, request.time_s, clock)
+            with Progress.of(progress, against) as listen:
+                recommendation = search(
+                    bench.briefing, bench.evaluate, request, [listen], clock, bench.trace, bench.record
+                )
     if bench.changed:
         note = f"changed while tuning, and could not be put back: {', '.join(bench.changed)}"
         recommendation = recommendation.model_copy(update={"caveats": (*recommendation.caveats, note)})

@@ -1,5 +1,6 @@
 """Fit: what `tune()` returns. A Recommendation that can prepare, save and export."""
 
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,9 +11,11 @@ import torch
 from torch import nn
 
 from autofit import devices, exporters, planfile
+from autofit.core.canvas import Canvas
 from autofit.core.errors import PlanFileError
 from autofit.core.measurement import Measurement
 from autofit.core.plan import Plan
+from autofit.core.printable import printable
 from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.core.summary import summarize
 from autofit.exporters.base import Export
@@ -83,7 +86,7 @@ class Fit:
         return self.recommendation.caveats
 
     def __str__(self) -> str:
-        return summarize(self.recommendation)
+        return printable(summarize(self.recommendation, Canvas.of(sys.stdout).width))
 
     def prepare(
         self,

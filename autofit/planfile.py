@@ -4,25 +4,29 @@ import json
 import os
 import re
 import reprlib
-import secrets
-from collections.abc import Hashable
-from contextlib import suppress
+from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 from pydantic import ValidationError
 
 from autofit.core.errors import PlanFileError
-from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
+from autofit.core.files import write_atomically
+from autofit.core.printable import one_line
 from autofit.core.recommendation import PLAN_SCHEMA, Recommendation
+from autofit.core.soundness import problems
 from autofit.core.summary import describe_outcome, describe_plan
 
 SCHEMA_FILE = Path(__file__).parent / "core" / "plan.schema.json"
 """The published JSON Schema, made by `schema_text`."""
 
 MAX_BYTES = 2**20
+MAX_NODES = 100_000
+"""Values of a file that is read, containers included: a record of `MAX_BYTES` has fewer. Each takes about 30 us."""
 _SHOWN_ERRORS = 3
+_SHOWN_LETTERS = 200
+_MOST_DIGITS = 19
 _SCHEMA_LINE = re.compile(rb"^schema: *['\"]?autofit\.plan/", re.MULTILINE)
 _AGAIN = "Make the file again with `autofit tune ... -o FILE`, or correct it."
 
@@ -35,8 +39,13 @@ def dumps(recommendation: Recommendation) -> str:
     return _comment(recommendation) + text
 
 
-def save(recommendation: Recommendation, path: str | Path) -> None:
-    """Writes the plan file, all of it or nothing; an earlier plan file at `path` is replaced.
+def save(recommendation: Recommendation, path: str | Path, *, force: bool = False) -> None:
+    """Writes the plan file, all of it or nothing; an earlier plan file at `path` is replaced and its mode is kept.
+
+    Args:
+        recommendation: what is written.
+        path: where to; links are followed.
+        force: whether any other file may be replaced too.
 
     Raises:
         PlanFileError: `path` holds something else, or cannot be written.
@@ -49,7 +58,7 @@ def save(recommendation: Recommendation, path: str | Path) -> None:
             "Save it with fewer alternatives."
         )
     try:
-        _replace(check_replaceable(path), data)
+        write_atomically(check_replaceable(path, force=force), data)
     except OSError as error:
         raise PlanFileError(
             f"{path} could not be written: found {error.strerror or error}; expected a directory that exists and has "
@@ -57,7 +66,7 @@ def save(recommendation: Recommendation, path: str | Path) -> None:
         ) from error
 
 
-def check_replaceable(path: str | Path) -> Path:
+def check_replaceable(path: str | Path, *, force: bool = False) -> Path:
     """Returns where `save` would write: links are followed, so that they are kept.
 
     Raises:
@@ -65,10 +74,11 @@ def check_replaceable(path: str | Path) -> Path:
         OSError: the file there cannot be read.
     """
     target = Path(os.path.realpath(path))
-    if target.exists() and not _may_replace(target):
+    if target.exists() and not (target.is_file() and (force or _is_earlier(target))):
+        instead = ", move that file away, or replace it with --force" if target.is_file() else ""
         raise PlanFileError(
-            f"{path} was not written: found a file there that is no autofit plan; expected none, or an earlier "
-            "plan. Choose another path, or move that file away."
+            f"{path} was not written: found {'a file' if instead else 'something'} there that is no autofit plan; "
+            f"expected none, or an earlier plan. Choose another path{instead}."
         )
     return target
 
@@ -87,7 +97,8 @@ def load(path: str | Path) -> Recommendation:
         recommendation = Recommendation.model_validate(data)
     except ValidationError as error:
         raise PlanFileError(f"{path} is no {PLAN_SCHEMA}: {_explained(error)}. {_AGAIN}") from error
-    _check_batches(recommendation, path)
+    for problem in problems(recommendation):
+        raise PlanFileError(f"{path}: {problem}. {_AGAIN}")
     return recommendation
 
 
@@ -110,12 +121,7 @@ def _comment(recommendation: Recommendation) -> str:
         f"{describe_plan(r.plan, r.baseline.plan)}{f': {r.gain}' if r.gain else ''}",
         f"instead of {describe_plan(r.baseline.plan, r.baseline.plan)}: {describe_outcome(r.baseline.outcome)}",
     ]
-    return "".join(f"# {_one_line(line)}\n" for line in lines)
-
-
-def _one_line(text: str) -> str:
-    """Returns `text` without line breaks and control characters, which would end a comment."""
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    return "".join(f"# {one_line(line)}\n" for line in lines)
 
 
 def _without_empty(full: Any, told: Any) -> Any:
@@ -152,30 +158,68 @@ _Dumper.add_representer(list, lambda dumper, data: dumper.represent_sequence("ta
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses what can make a small file large or say two things: aliases and duplicate keys."""
+    """Reads JSON's values and nothing more: no tags, dates, binary, sets, or numbers to the base 60.
+
+    Refuses what can make a small file large or say two things: aliases and duplicate keys.
+    """
+
+    yaml_implicit_resolvers = {}  # noqa: RUF012  # declared by the base class
+    yaml_constructors: ClassVar[dict[Any, Any]] = {}
+    nodes = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.constructor.ConstructorError(None, None, "found an alias; expected values written out", None)
+        self.nodes += 1
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]  # no types
+        tag = getattr(event, "tag", None)
+        if isinstance(event, yaml.AliasEvent):
+            raise _refused("an alias", "values written out", event)
+        if tag is not None:
+            raise _refused(f"the tag {reprlib.repr(tag)}", "plain values without tags", event)
+        if self.nodes > MAX_NODES:
+            raise _refused(f"more than {MAX_NODES} values", "a plan file, which has fewer", event)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"found the key {key.value!r} twice; expected it once", key.start_mark
-                    )
-                seen.add(key.value)
+            if not isinstance(key, yaml.ScalarNode):
+                raise _refused("a list or a mapping as a key", "a text", key)
+            if key.value in seen:
+                raise _refused(f"the key {reprlib.repr(key.value)} twice", "it once", key)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
-# Dates stay text: a record has none, and one that lost its quotes in an editor is still the same text.
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+def _refused(found: str, expected: str, at: Any) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, f"found {found}; expected {expected}", at.start_mark)
+
+
+def _whole(node: yaml.ScalarNode) -> int:
+    digits = len(node.value.lstrip("-"))
+    if digits > _MOST_DIGITS:
+        raise _refused(f"a number of {digits} digits", f"at most {_MOST_DIGITS}", node)
+    return int(node.value)
+
+
+_YAML = "tag:yaml.org,2002:"
+_Loader.add_implicit_resolver(f"{_YAML}null", re.compile(r"(?:null|Null|NULL|~|)\Z"), ["n", "N", "~", ""])
+_Loader.add_implicit_resolver(f"{_YAML}bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z"), list("tTfF"))
+_Loader.add_implicit_resolver(f"{_YAML}int", re.compile(r"-?(?:0|[1-9][0-9]*)\Z"), list("-0123456789"))
+_Loader.add_implicit_resolver(
+    f"{_YAML}float", re.compile(r"-?[0-9]+\.[0-9]*(?:[eE][-+][0-9]+)?\Z|-?\.inf\Z|\.nan\Z"), list("-.0123456789")
+)
+# Each is a part of what YAML 1.1 reads as that type, so that any YAML writer quotes the texts that look like one.
+_CONSTRUCTORS: dict[str, Callable[[Any, Any], Any]] = {
+    "null": lambda loader, node: None,
+    "bool": lambda loader, node: node.value.lower() == "true",
+    "int": lambda loader, node: _whole(node),
+    "float": lambda loader, node: float(node.value.replace(".inf", "inf").replace(".nan", "nan")),
+    "str": _Loader.construct_scalar,
+    "seq": _Loader.construct_yaml_seq,
+    "map": _Loader.construct_yaml_map,
 }
+for _tag, _construct in _CONSTRUCTORS.items():
+    _Loader.add_constructor(f"{_YAML}{_tag}", _construct)
 
 
 def _read(path: Path) -> str:
@@ -198,10 +242,10 @@ def _read(path: Path) -> str:
 def _parse(text: str, path: str | Path) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an escape above U+10FFFF
         where = getattr(error, "problem_mark", None)
         line = f" in line {where.line + 1}" if where is not None else ""
-        problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
+        problem = _short(getattr(error, "problem", None) or str(error).partition("\n")[0])
         raise PlanFileError(f"{path} is not readable as YAML{line}: {problem}. {_AGAIN}") from error
 
 
@@ -211,7 +255,7 @@ def _check_schema(data: dict[Any, Any], path: str | Path) -> None:
         return
     if found is None:
         raise PlanFileError(f"{path}: found no `schema`; expected `schema: {PLAN_SCHEMA}`. {_AGAIN}")
-    if re.fullmatch(r"autofit\.plan/[0-9]+", str(found)):
+    if isinstance(found, str) and re.fullmatch(r"autofit\.plan/[1-9][0-9]{0,5}", found):
         raise PlanFileError(
             f"{path}: found schema {found}, made by a newer autofit; expected {PLAN_SCHEMA}. Upgrade autofit, or make "
             "the file again with this version."
@@ -219,27 +263,15 @@ def _check_schema(data: dict[Any, Any], path: str | Path) -> None:
     raise PlanFileError(f"{path}: found schema {reprlib.repr(found)}; expected {PLAN_SCHEMA}. {_AGAIN}")
 
 
-def _check_batches(recommendation: Recommendation, path: str | Path) -> None:
-    """Checks what `Plan` computes with; other knobs are checked by the strategies that own them."""
-    r = recommendation
-    for plan in (r.plan, r.baseline.plan, *(other.plan for other in r.alternatives)):
-        for knob in (MICRO_BATCH_SIZE, ACCUMULATION_STEPS):
-            value = plan.values.get(knob, 1 if knob == ACCUMULATION_STEPS else None)
-            if type(value) is not int or value < 1:
-                raise PlanFileError(
-                    f"{path}: found {knob}: {reprlib.repr(value)}; expected a whole number of at least 1. {_AGAIN}"
-                )
-
-
 def _explained(error: ValidationError) -> str:
     """Returns the first problems as "place: found, expected"."""
     texts = []
-    problems = error.errors(include_url=False, include_context=False)
-    for problem in problems[:_SHOWN_ERRORS]:
-        place = ".".join(map(str, problem["loc"])) or "the file"
+    errors = error.errors(include_url=False, include_context=False)
+    for problem in errors[:_SHOWN_ERRORS]:
+        place = _short(".".join(map(str, problem["loc"]))) or "the file"
         found = "nothing" if problem["type"] == "missing" else reprlib.repr(problem["input"])
         texts.append(f"{place}: found {found}; expected: {problem['msg']}")
-    more = len(problems) - _SHOWN_ERRORS
+    more = len(errors) - _SHOWN_ERRORS
     return "; ".join(texts) + (f"; and {more} more" if more > 0 else "")
 
 
@@ -247,26 +279,12 @@ def _kind(data: object) -> str:
     return "nothing" if data is None else f"a {type(data).__name__}"
 
 
-def _may_replace(path: Path) -> bool:
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN_LETTERS else f"{text[:_SHOWN_LETTERS]} ..."
+
+
+def _is_earlier(path: Path) -> bool:
     """Says whether a file is an earlier plan, also a damaged one, or empty."""
-    if not path.is_file():
-        return False
     with path.open("rb") as file:
         head = file.read(2**16)
     return not head or _SCHEMA_LINE.search(head) is not None
-
-
-def _replace(target: Path, data: bytes) -> None:
-    """Replaces `target` in one step: whoever reads it sees the old file or the new one."""
-    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(target)
-    except BaseException:  # Ctrl-C too leaves no draft behind
-        with suppress(OSError):
-            draft.unlink()
-        raise

@@ -135,7 +135,7 @@ def test_a_loss_that_cannot_be_inferred_says_what_to_pass() -> None:
 
 
 def test_a_budget_below_the_model_itself_fits_nothing() -> None:
-    message = refused(NothingFits, targets.mlp(), targets.vectors(), memory_budget=1000)
+    message = refused(NothingFits, targets.mlp(), targets.vectors(), memory_budget="1000B")
     assert "1000 B" in message
     assert "stay between steps" in message
     assert "Give more memory" in message

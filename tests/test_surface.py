@@ -22,7 +22,7 @@ NAMES = [
 FLAGS = {
     "": ["--help", "--version", "-h", "COMMAND"],
     "tune": [
-        "--arg", "--device", "--global-batch", "--help", "--json", "--max-grad-norm", "--memory", "--mode",
+        "--arg", "--device", "--force", "--global-batch", "--help", "--json", "--max-grad-norm", "--memory", "--mode",
         "--numerics", "--objective", "--output", "--planned-steps", "--quiet", "--searcher", "--seed", "--strategies",
         "--study", "--time", "--trials", "-h", "-o", "-q", "TARGET",
     ],
@@ -31,7 +31,7 @@ FLAGS = {
         "--numerics", "--quiet", "--seed", "--strategies", "-h", "-q", "TARGET",
     ],
     "show": ["--help", "--json", "--quiet", "-h", "-q", "PLAN"],
-    "export": ["--help", "--json", "--output", "--quiet", "--to", "-h", "-o", "-q", "PLAN"],
+    "export": ["--force", "--help", "--json", "--output", "--quiet", "--to", "-h", "-o", "-q", "PLAN"],
 }  # fmt: skip
 
 

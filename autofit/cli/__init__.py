@@ -2,7 +2,8 @@
 
 Exit codes, which are stable: 0 ok, 1 internal error, 2 usage, 3 nothing fits, 5 the user's code failed, 6 the device
 or the study is in use by another tuner, 7 the time ended with no plan, 8 the device does not answer, 130 interrupted.
-A result goes to stdout, everything else to stderr.
+A result goes to stdout, everything else to stderr. Where the plan file cannot be written, `tune` prints the result all
+the same, and ends with 2.
 """
 
 import argparse
@@ -13,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
 from autofit.cli import arguments as _arguments
+from autofit.core.printable import printable
 
 _COMMANDS = {
     "tune": ("find the fastest plan for a workload within a memory budget", _arguments.tune),
@@ -61,6 +63,7 @@ class _Parser(argparse.ArgumentParser):
     as_json = False
 
     def error(self, message: str) -> NoReturn:
+        message = printable(message)
         if self.as_json:
             print(import_module("autofit.cli.outcome").failure(2, "UsageError", message))
         super().error(message)

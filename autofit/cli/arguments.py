@@ -12,6 +12,7 @@ def tune(parser: argparse.ArgumentParser) -> None:
         "own. The function returns an autofit.Workload, a pair (model, loader), or a dict of autofit.tune's arguments",
     )
     parser.add_argument("-o", "--output", metavar="FILE", default="autofit.yaml", help="plan file (%(default)s)")
+    _force(parser)
     parser.add_argument("--global-batch", type=int, metavar="N", help="samples per optimizer step, kept exactly")
     parser.add_argument("--memory", metavar="SIZE", help="memory budget: 20GiB, bytes, or a fraction such as 0.5")
     parser.add_argument("--time", metavar="TIME", help="time budget: 5min, 90s, 1h")
@@ -67,9 +68,14 @@ def export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", metavar="PLAN", nargs="?", default="autofit.yaml", help="plan file (%(default)s)")
     parser.add_argument("--to", metavar="NAME", default="python", help="framework to export to (%(default)s)")
     parser.add_argument("-o", "--output", metavar="FILE", help="file to write (default: stdout)")
+    _force(parser)
 
 
 # What several commands take.
+
+
+def _force(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--force", action="store_true", help="replace FILE also when autofit did not write it")
 
 
 def _training(parser: argparse.ArgumentParser) -> None:

@@ -10,6 +10,7 @@ from autofit.core.canvas import Canvas
 from autofit.core.errors import NothingFits
 from autofit.core.estimation import Estimation
 from autofit.core.estimation_text import draw
+from autofit.core.printable import ascii_json
 from autofit.estimating import described, estimate_target
 from autofit.probing.remote import Target
 
@@ -20,7 +21,7 @@ def execute(given: argparse.Namespace) -> int:
     """Estimates the target and prints the result; 3 where nothing fits."""
     estimation = _estimated(_target(given), quiet=given.quiet)
     if given.json:
-        print(estimation.model_dump_json(by_alias=True, indent=2))
+        print(ascii_json(estimation.model_dump_json(by_alias=True, indent=2)))
     else:
         print(draw(estimation, Canvas.of(sys.stdout)))
     return NothingFits.exit_code if estimation.shortfall else 0

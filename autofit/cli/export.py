@@ -3,23 +3,20 @@
 import argparse
 import json
 import sys
-from pathlib import Path
 
 from autofit import exporters, planfile
-from autofit.core.errors import UsageError
-from autofit.core.summary import printable
+from autofit.cli.saving import save_export
+from autofit.core.printable import ascii_json, printable
 
 
 def execute(given: argparse.Namespace) -> int:
     """Writes the export, and names the knobs that it cannot say."""
     export = exporters.by_name(given.to).export(planfile.load(given.plan))
     if given.output is not None:
-        try:
-            Path(given.output).write_text(export.text, encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"{given.output} cannot be written: {error.strerror}. Give another --output.") from None
+        save_export(export, given.output, force=given.force)
     if given.json:
-        print(json.dumps({"text": export.text, "filename": export.filename, "unmapped": export.unmapped}, indent=2))
+        told = {"text": export.text, "filename": export.filename, "unmapped": export.unmapped}
+        print(ascii_json(json.dumps(told, indent=2)))
     elif given.output is None:
         print(printable(export.text), end="")
     if export.unmapped and not given.quiet:

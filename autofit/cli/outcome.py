@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 
 from autofit.core.errors import AutofitError, UserCodeError
-from autofit.core.summary import printable
+from autofit.core.printable import ascii_json, printable
 
 INTERRUPTED = 130
 
@@ -43,4 +43,5 @@ def _fail(given: argparse.Namespace, code: int, kind: str, message: str, trace: 
 
 def failure(code: int, kind: str, message: str, trace: str = "") -> str:
     """Returns the JSON document that `--json` prints when a command fails."""
-    return json.dumps({"error": {"type": kind, "message": message, "traceback": trace, "exit_code": code}}, indent=2)
+    error = {"type": kind, "message": message, "traceback": trace, "exit_code": code}
+    return ascii_json(json.dumps({"error": error}, indent=2))

@@ -1,16 +1,19 @@
 """`autofit show`: explains a plan file."""
 
 import argparse
+import sys
 
 from autofit import planfile
-from autofit.core.summary import printable, summarize
+from autofit.core.canvas import Canvas
+from autofit.core.printable import ascii_json, printable
+from autofit.core.summary import summarize
 
 
 def execute(given: argparse.Namespace) -> int:
     """Prints the plan file's recommendation."""
     recommendation = planfile.load(given.plan)
     if given.json:
-        print(recommendation.model_dump_json(by_alias=True, indent=2))
+        print(ascii_json(recommendation.model_dump_json(by_alias=True, indent=2)))
     else:
-        print(printable(summarize(recommendation)))
+        print(printable(summarize(recommendation, Canvas.of(sys.stdout).width)))
     return 0

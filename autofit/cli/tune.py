@@ -10,33 +10,44 @@ from pathlib import Path
 
 from autofit import locks, planfile
 from autofit.cli import values
+from autofit.cli.saving import save_plan
 from autofit.core.budget import Clock
+from autofit.core.canvas import Canvas
+from autofit.core.environment import Environment
 from autofit.core.errors import PlanFileError
 from autofit.core.objective import Objective
-from autofit.core.summary import printable, summarize
+from autofit.core.printable import ascii_json, printable
+from autofit.core.summary import summarize
 from autofit.core.units import parse_duration
 from autofit.probing.remote import RemoteBench, Target
 from autofit.search import Request, search
 from autofit.trackers.progress import Progress
+from autofit.trackers.standing import Yardstick
 
 
 def execute(given: argparse.Namespace) -> int:
     """Tunes the target, writes the plan file, prints the recommendation."""
     clock = Clock()
     target, request = _target(given), _request(given)
-    _check_output(Path(given.output))
+    _check_output(Path(given.output), force=given.force)
+    if not given.quiet:
+        print(f"autofit: looking at {printable(given.target)}", file=sys.stderr)
     with _terminable(), ExitStack() as held, RemoteBench(target, claim=_claiming(held, request)) as bench:
         if not given.quiet:
-            _say_device(bench.briefing.environment.device_type, bench.briefing.environment.device_name)
-        with Progress.of(not given.quiet, request.objective.unit) as listen:
+            _say_device(bench.briefing.environment, given.device)
+        against = Yardstick.of(bench.briefing, request.objective, request.time_s, clock)
+        with Progress.of(not given.quiet, against) as listen:
             recommendation = search(bench.briefing, bench.evaluate, request, [listen], clock, bench.trace, bench.record)
-    planfile.save(recommendation, given.output)
+    unsaved = save_plan(recommendation, given.output, force=given.force)
     if given.json:
-        print(recommendation.model_dump_json(by_alias=True, indent=2))
+        print(ascii_json(recommendation.model_dump_json(by_alias=True, indent=2)))
     else:
-        print(printable(summarize(recommendation)))
-        if not given.quiet:
-            print(f"autofit: plan written to {given.output}; see `autofit show {given.output}`", file=sys.stderr)
+        print(printable(summarize(recommendation, Canvas.of(sys.stdout).width)))
+    if unsaved:  # the result above is the one document on stdout
+        print(f"autofit: {printable(unsaved)}", file=sys.stderr)
+        return PlanFileError.exit_code
+    if not (given.json or given.quiet):
+        print(f"autofit: plan written to {printable(given.output)}", file=sys.stderr)
     return 0
 
 
@@ -73,19 +84,22 @@ def _request(given: argparse.Namespace) -> Request:
     )
 
 
-def _check_output(path: Path) -> None:
+def _check_output(path: Path, *, force: bool) -> None:
     """Refuses, before minutes are spent, an output that cannot be written or is something else than a plan."""
     folder = path.resolve().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise PlanFileError(f"{path} cannot be written: {folder} is no writable directory. Give another --output.")
-    planfile.check_replaceable(path)
+    planfile.check_replaceable(path, force=force)
 
 
-def _say_device(kind: str, name: str) -> None:
-    if kind == "cpu":
-        print(f"autofit: no accelerator asked for or found: tuning for the CPU ({name})", file=sys.stderr)
+def _say_device(environment: Environment, asked: str | None) -> None:
+    """Names the device, and says that no accelerator was found where one could have been chosen."""
+    name = printable(environment.device_name)
+    if environment.device_type == "cpu":
+        found = "" if asked else "; no accelerator was found"
+        print(f"autofit: tuning for the CPU ({name}){found}", file=sys.stderr)
     else:
-        print(f"autofit: tuning on {name} ({kind})", file=sys.stderr)
+        print(f"autofit: tuning on {name} ({environment.device_type})", file=sys.stderr)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import yaml
 
 from autofit.core.briefing import Options
 from autofit.core.errors import UsageError
-from autofit.core.units import parse_bytes
+from autofit.core.units import parse_budget
 
 
 def memory(text: str | None) -> float | str | None:
@@ -25,7 +25,7 @@ def memory(text: str | None) -> float | str | None:
         value = 0.0
     if 0 < value <= 1:
         return value
-    parse_bytes(text)  # a text that cannot be read is refused before anything is started
+    parse_budget(text)  # a text that cannot be read is refused before anything is started
     return text
 
 
@@ -73,7 +73,7 @@ def _value(pair: str, text: str) -> Any:
     try:
         value = yaml.safe_load(text)
         json.dumps(value)
-    except (yaml.YAMLError, TypeError, ValueError) as error:
+    except (yaml.YAMLError, TypeError, ValueError, AttributeError, IndexError, KeyError, RecursionError) as error:
         problem = str(error).partition("\n")[0]
         raise UsageError(
             f"--arg {pair!r} has no value that can be read: {problem}. Expected a number, true, false, a text or a "

@@ -2,12 +2,36 @@
 
 import os
 import shutil
+import unicodedata
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self, TextIO
 
-LEAST, MOST = 72, 120
+LEAST, WIDTH, MOST = 60, 100, 120
+"""Characters of a line of text: at least, where there is no terminal, and at most, since longer ones read badly."""
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _COLOURS = {"bar": "36", "good": "32", "bad": "31", "faint": "2"}
+
+
+def columns(stream: TextIO) -> int:
+    """Returns the width of the terminal that a stream writes to, of which COLUMNS has the say; else 80."""
+    if "COLUMNS" not in os.environ:
+        with suppress(OSError, ValueError):  # a stream without a terminal, or without a descriptor
+            return os.get_terminal_size(stream.fileno()).columns or 80
+    return shutil.get_terminal_size().columns
+
+
+def cut(text: str, width: int) -> str:
+    """Returns the beginning of `text` that fits `width` cells of a terminal, with ".." where something is missing."""
+    cells = [
+        2 if unicodedata.east_asian_width(letter) in "WF" else not unicodedata.combining(letter) for letter in text
+    ]
+    if sum(cells) <= width:
+        return text
+    kept = 0
+    while kept < len(cells) and sum(cells[: kept + 1]) <= width - 2:
+        kept += 1
+    return f"{text[:kept]}.."[: max(width, 0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +44,7 @@ class Canvas:
         colour: whether colours may be used.
     """
 
-    width: int = 100
+    width: int = WIDTH
     blocks: bool = False
     colour: bool = False
 
@@ -28,7 +52,7 @@ class Canvas:
     def of(cls, stream: TextIO) -> Self:
         """Returns what can be drawn on a stream: as wide as its terminal, and coloured unless NO_COLOR is set."""
         terminal = stream.isatty()
-        width = shutil.get_terminal_size().columns if terminal else 100
+        width = columns(stream) if terminal else WIDTH
         encoding = (getattr(stream, "encoding", None) or "").lower().replace("-", "")
         return cls(
             width=min(max(width, LEAST), MOST),

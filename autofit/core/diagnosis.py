@@ -17,7 +17,7 @@ from autofit.core.errors import (
 from autofit.core.estimate import Estimate
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
-from autofit.core.summary import printable
+from autofit.core.printable import printable
 from autofit.core.trial import Trial
 from autofit.core.units import format_bytes, format_duration
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from autofit.core.canvas import Canvas
 from autofit.core.foreseen import OUTSIDE, Foreseen, Need, Part, Row
 from autofit.core.plan import Plan
-from autofit.core.summary import describe_plan, printable
+from autofit.core.printable import printable
+from autofit.core.summary import describe_plan
 from autofit.core.trace import Kind
 from autofit.core.units import format_bytes
 

@@ -1,8 +1,8 @@
 """A Recommendation in words: what was chosen, the gain, the peak, why."""
 
-import re
 import textwrap
 
+from autofit.core.canvas import WIDTH
 from autofit.core.measurement import Measurement
 from autofit.core.outcome import Outcome
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
@@ -11,22 +11,23 @@ from autofit.core.units import format_bytes, format_duration
 
 _SHOWN, _LIGHTER = 5, 3
 """So many alternatives are shown, and beside them so many that save more memory than they cost speed."""
-_WIDTH = 120
-_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_LIGHTER_RATIO = 0.01
+"""A plan that needs less memory by less than this is no lighter: readings of one plan differ by as much."""
 
 
-def summarize(recommendation: Recommendation) -> str:
-    """Returns the recommendation as plain text of about 20 lines, ending without a newline."""
+def summarize(recommendation: Recommendation, width: int = WIDTH) -> str:
+    """Returns the recommendation as plain text of about 20 paragraphs, ending without a newline.
+
+    Args:
+        recommendation: what is told.
+        width: characters of a line; only a path or a word that is longer goes beyond it.
+    """
     r = recommendation
-    sections = [
-        _wrapped(_headline(r), ""),
-        _table(r),
-        *_facts(r),
-        *(_wrapped(f"note      {caveat}") for caveat in r.caveats),
-    ]
+    paragraphs = [*_table(r), *_facts(r), *(f"note      {caveat}" for caveat in r.caveats)]
     if r.refused:
-        sections += [[""], *(_wrapped(f"left out  {refused.name}: {refused.reason}") for refused in r.refused)]
-    return "\n".join(line for section in sections for line in section)
+        paragraphs += ["", *(f"left out  {refused.name}: {refused.reason}" for refused in r.refused)]
+    lines = _wrapped(_headline(r), width, "")
+    return "\n".join([*lines, *(line for paragraph in paragraphs for line in _wrapped(paragraph, width))])
 
 
 def describe_plan(plan: Plan, baseline: Plan) -> str:
@@ -45,19 +46,16 @@ def describe_outcome(outcome: Outcome, unit: str = "samples") -> str:
     return _speed(outcome.measurement, unit)
 
 
-def printable(text: str) -> str:
-    """Returns `text` without terminal control sequences: error texts and names come from other people's code."""
-    return _CONTROL.sub("", text)
-
-
 def _speed(measurement: Measurement, unit: str) -> str:
     tokens = measurement.tokens_per_s if unit == "tokens" else None
-    rate = f"{_number(measurement.samples_per_s)} samples/s" if tokens is None else f"{_number(tokens)} tokens/s"
+    rate = (
+        f"{short_number(measurement.samples_per_s)} samples/s" if tokens is None else f"{short_number(tokens)} tokens/s"
+    )
     peak = measurement.memory.judged_bytes
     return f"{rate}, peak {format_bytes(peak)}" if peak else rate
 
 
-def _number(value: float) -> str:
+def short_number(value: float) -> str:
     """Returns four digits of `value`, without an exponent where a person would write none: 52,380 or 0.0312."""
     text = f"{value:.4g}"
     return f"{float(text):,.0f}" if float(text) >= 1000 else text
@@ -73,20 +71,19 @@ def _headline(recommendation: Recommendation) -> str:
 
 
 def _table(recommendation: Recommendation) -> list[str]:
+    """Returns the plan, what it was compared with and what else there is, a paragraph each."""
     r = recommendation
     own, unit = r.baseline.plan, r.objective.unit
     proven = f"proven by {r.proof.worst_steps} whole steps on the worst batch"
-    lines = ["", *_wrapped(f"plan      {_speed(r.proof, unit)}{_foretold(r)}; {proven}")]
-    lines += _wrapped(f"yours     {describe_plan(own, own)}: {describe_outcome(r.baseline.outcome, unit)}")
-    lines += _wrapped(_planned(r)) if r.objective.planned_samples is not None else []
+    told = ["", f"plan      {_speed(r.proof, unit)}{_foretold(r)}; {proven}"]
+    told.append(f"yours     {describe_plan(own, own)}: {describe_outcome(r.baseline.outcome, unit)}")
+    told += [_planned(r)] if r.objective.planned_samples is not None else []
     lighter = [c for c in r.alternatives if c.on_front and _is_worth_it(c, r)][:_LIGHTER]
     others = [c for c in r.alternatives if c not in lighter]
-    for candidate in others[:_SHOWN]:
-        lines += _wrapped(_alternative("also", candidate, own, unit))
-    for candidate in lighter:
-        lines += _wrapped(_alternative("lighter", candidate, own, unit))
+    told += [_alternative("also", candidate, own, unit) for candidate in others[:_SHOWN]]
+    told += [_alternative("lighter", candidate, own, unit) for candidate in lighter]
     more = len(others) - _SHOWN
-    return [*lines, f"          and {more} more, in the plan file"] if more > 0 else lines
+    return [*told, f"          and {more} more, in the plan file"] if more > 0 else told
 
 
 def _foretold(recommendation: Recommendation) -> str:
@@ -119,7 +116,8 @@ def _is_worth_it(candidate: Candidate, recommendation: Recommendation) -> bool:
         speed = ours.value / theirs.value
     else:
         speed = r.objective.score(measurement) / r.objective.score(r.proof)
-    return measurement.memory.judged_bytes < min(speed, 1.0) * r.proof.memory.judged_bytes
+    share = measurement.memory.judged_bytes / max(r.proof.memory.judged_bytes, 1)
+    return share < min(speed, 1.0) and share <= 1 - _LIGHTER_RATIO
 
 
 def _alternative(label: str, candidate: Candidate, own: Plan, unit: str) -> str:
@@ -127,26 +125,22 @@ def _alternative(label: str, candidate: Candidate, own: Plan, unit: str) -> str:
     return f"{told}; {candidate.note}" if candidate.note else told
 
 
-def _facts(recommendation: Recommendation) -> list[list[str]]:
+def _facts(recommendation: Recommendation) -> list[str]:
     """Returns the limits, the place and the cost of the search, a paragraph each."""
     r, environment = recommendation, recommendation.environment
     versions = ", ".join(f"{name} {version}" for name, version in environment.versions.items())
     trials = ", ".join(f"{count} {status}" for status, count in r.counts.items()) or "none"
     return [
-        ["", *_wrapped(f"budget    {r.budget.memory_note or format_bytes(r.budget.memory_bytes)}")],
-        _wrapped(f"device    {environment.device_name} ({environment.device_type}), {versions}"),
-        _wrapped(f"trials    {trials} in {format_duration(r.duration_s)}; study {r.study}"),
-        [""] if r.caveats else [],
+        "",
+        f"budget    {r.budget.memory_note or format_bytes(r.budget.memory_bytes)}",
+        f"device    {environment.device_name} ({environment.device_type}), {versions}",
+        f"trials    {trials} in {format_duration(r.duration_s)}; study {r.study}",
+        *([""] if r.caveats else []),
     ]
 
 
-def _wrapped(text: str, indent: str = " " * 10) -> list[str]:
-    """Returns `text` as lines of at most `_WIDTH` characters; a path or a word is never broken."""
-    flat = " ".join(text[len(indent) :].split())
-    return textwrap.wrap(
-        text[: len(indent)] + flat,
-        _WIDTH,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+def _wrapped(text: str, width: int, indent: str = " " * 10) -> list[str]:
+    """Returns `text` as lines, one that is empty for no text; a path or a word is never broken."""
+    flat = text[: len(indent)] + " ".join(text[len(indent) :].split())
+    lines = textwrap.wrap(flat, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return lines or [""]

@@ -9,6 +9,8 @@ _BYTES = {
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
+LEAST_BARE_BYTES = 100_000
+"""A memory budget below this is given with its unit: `20` was meant as 20 GiB."""
 _SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*")
 
@@ -28,6 +30,19 @@ def parse_bytes(text: str | int) -> int:
     if value <= 0:
         raise UsageError(f'memory must be more than zero bytes, found {text!r}. Give for example "20GiB".')
     return value
+
+
+def parse_budget(given: str | int) -> int:
+    """Returns the number of bytes of a memory budget, as `parse_bytes` does.
+
+    Raises:
+        UsageError: as there; or a number without a unit that is too small to be meant as bytes.
+    """
+    size = parse_bytes(given)
+    number = str(given).strip()
+    if size < LEAST_BARE_BYTES and number[-1].isdigit():
+        raise UsageError(f'found a memory budget of {number} bytes; did you mean "{number}GiB"? Give it with its unit.')
+    return size
 
 
 def parse_duration(text: str | float) -> float:

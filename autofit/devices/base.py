@@ -14,7 +14,7 @@ from autofit.core.account import Account
 from autofit.core.budget import Budget
 from autofit.core.errors import Untraceable, UsageError
 from autofit.core.measurement import Memory
-from autofit.core.units import format_bytes, parse_bytes
+from autofit.core.units import format_bytes, parse_budget
 from autofit.core.work import Ceilings
 
 T = TypeVar("T")
@@ -227,7 +227,7 @@ class Device(ABC):
             return Budget(memory_bytes=size, memory_note=f"{wanted:.0%} of the capacity {format_bytes(capacity)}")
         if isinstance(wanted, float) and not wanted.is_integer():
             raise UsageError(f'memory_budget is {wanted}; expected a fraction up to 1, bytes, or a text like "20GiB".')
-        size = parse_bytes(wanted if isinstance(wanted, str) else int(wanted))
+        size = parse_budget(wanted if isinstance(wanted, str) else int(wanted))
         if size > capacity:
             raise UsageError(
                 f"the memory budget {format_bytes(size)} is more than the {format_bytes(capacity)} of {self.name()}; "

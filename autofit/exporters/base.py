@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from autofit.core.plan import KnobValue, Plan
+from autofit.core.printable import one_line
 from autofit.core.recommendation import Recommendation
 from autofit.core.summary import describe_plan
 
@@ -80,14 +81,9 @@ class Exporter(ABC):
         ]
         if unmapped:
             lines.append(f"NOT in this file, {self.name} has no words for it; the measured speed and memory need it:")
-            lines += [f"  {knob}={r.plan.values[knob]}" for knob in unmapped]
-        return "".join(f"{self.comment}{_one_line(line)}\n" for line in lines)
+        knobs = [f"  {one_line(f'{knob}={r.plan.values[knob]}')}" for knob in unmapped]
+        return "".join(f"{self.comment}{line}\n" for line in [*map(one_line, lines), *knobs])
 
 
 def _same(value: KnobValue, other: KnobValue | None) -> bool:
     return type(value) is type(other) and value == other
-
-
-def _one_line(text: str) -> str:
-    """Returns `text` without line breaks and control characters, which would end a comment."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)

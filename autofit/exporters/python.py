@@ -63,11 +63,13 @@ class Python(Exporter):
         norm = _positive(environment.get("max_grad_norm", ""))
         if norm is not None and not predicts:
             settings = {**settings, "MAX_GRAD_NORM": norm}
-        parts = frozenset(_PARTS.get(key, key) for key in settings)
+        parts = frozenset(_PARTS.get(key, key) for key in settings) - (frozenset(_HELPERS) if predicts else frozenset())
         constants = "".join(f"{key} = {value}\n" for key, value in settings.items() if key.isupper())
         loop = _PREDICT if predicts else _TRAIN
         name = environment.get("optimizer", "")
-        text = (_IMPORTS + _CONSTANTS + loop + _HELPERS).replace("AdamW", name if name.isidentifier() else "AdamW")
+        helpers = [text for part, text in _HELPERS.items() if part in parts]
+        text = "".join([_IMPORTS, _CONSTANTS, loop, *helpers, _TO_DEVICE])
+        text = text.replace("AdamW", name if name.isidentifier() else "AdamW")
         return _select(text, parts).replace(_CONSTANTS, constants)
 
 
@@ -94,6 +96,7 @@ def _select(template: str, parts: frozenset[str]) -> str:
 
 
 _PARTS = {
+    "MICRO_BATCH_SIZE": "micro",
     "ACCUMULATION_STEPS": "accumulate",
     "AUTOCAST_DTYPE": "autocast",
     "CHECKPOINTED_BLOCKS": "blocks",
@@ -105,11 +108,13 @@ _PARTS = {
 _CONSTANTS = "# constants\n"
 
 _IMPORTS = """
+import copy
 from collections.abc import Mapping
 from functools import partial  #? blocks
 
 import torch
 from torch.utils.checkpoint import checkpoint  #? blocks
+from torch.utils.data import DataLoader  #? accumulate
 
 """
 
@@ -119,24 +124,24 @@ def train(model, loader, optimizer, compute_loss, epochs=1):  #? !blocks
 def train(model, loader, optimizer, compute_loss, epochs=1, blocks=None):  #? blocks
     """Trains `model`, which is on its device already, with the plan that was measured. Call it once.
 
-    loader = torch.utils.data.DataLoader(dataset, batch_size=MICRO_BATCH_SIZE, shuffle=True)
-    optimizer = AdamW(model.parameters())  #? !flags
-    optimizer = AdamW(model.parameters(), **OPTIMIZER_FLAGS)  #? flags
+    loader = torch.utils.data.DataLoader(dataset, batch_size=MICRO_BATCH_SIZE, shuffle=True)  #? micro
+    optimizer = AdamW(model.parameters())
     compute_loss(model, batch) returns the mean loss over the samples of a batch.
-    blocks: the repeated layers, first to last, such as model.layers. Without them a transformers model  #? blocks
-    checkpoints all of its layers. A BatchNorm inside a block counts each batch twice.  #? blocks
+    blocks: the repeated layers, first to last, such as model.layers. A transformers model knows its own.  #? blocks
+    A BatchNorm inside a block counts each batch twice.  #? blocks
     """
+    if getattr(loader, "batch_size", None) not in (None, MICRO_BATCH_SIZE):  #? micro
+        raise ValueError(f"found batches of {loader.batch_size}, the plan has batch_size={MICRO_BATCH_SIZE}")  #? micro
     device = next(model.parameters()).device
-    for flag, value in OPTIMIZER_FLAGS.items():  #? flags
-        if optimizer.defaults[flag] != value:  #? flags
-            raise ValueError(f"make the optimizer with {flag}={value}")  #? flags
     torch.backends.cuda.matmul.fp32_precision = "tf32"  #? tf32
     torch.backends.cudnn.conv.fp32_precision = "tf32"  #? tf32
     torch.backends.cudnn.rnn.fp32_precision = "tf32"  #? tf32
     model.to(memory_format=torch.channels_last)  #? channels_last
+    set_implementation(optimizer)  #? flags
     checkpoint_first(model, blocks)  #? blocks
     scaler = torch.amp.GradScaler(device.type)  #? scaler
     model.train()
+    optimizer.zero_grad(set_to_none=True)
     for _ in range(epochs):
         for batch in loader:  #? !accumulate
             with torch.autocast(device.type, dtype=AUTOCAST_DTYPE):  #? !accumulate autocast
@@ -145,12 +150,12 @@ def train(model, loader, optimizer, compute_loss, epochs=1, blocks=None):  #? bl
             scaler.scale(loss).backward()  #? !accumulate scaler
             loss.backward()  #? !accumulate !scaler
         for batches in steps(loader):  #? accumulate
-            samples = sum(size(batch) for batch in batches)  #? accumulate
-            for batch in batches:  #? accumulate
+            total = sum(samples for samples, _ in batches)  #? accumulate
+            for samples, batch in batches:  #? accumulate
                 with torch.autocast(device.type, dtype=AUTOCAST_DTYPE):  #? accumulate autocast
                     loss = compute_loss(model, to_device(batch, device))  #? accumulate autocast
                 loss = compute_loss(model, to_device(batch, device))  #? accumulate !autocast
-                loss = loss * (size(batch) / samples)  #? accumulate
+                loss = loss * (samples / total)  #? accumulate
                 scaler.scale(loss).backward()  #? accumulate scaler
                 loss.backward()  #? accumulate !scaler
             scaler.unscale_(optimizer)  #? clip scaler
@@ -159,36 +164,6 @@ def train(model, loader, optimizer, compute_loss, epochs=1, blocks=None):  #? bl
             scaler.update()  #? scaler
             optimizer.step()  #? !scaler
             optimizer.zero_grad(set_to_none=True)
-  #? blocks
-  #? blocks
-def checkpoint_first(model, blocks):  #? blocks
-    if blocks is None:  #? blocks
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  #? blocks
-        return  #? blocks
-    if len(blocks) < CHECKPOINTED_BLOCKS:  #? blocks
-        raise ValueError(f"found {len(blocks)} blocks, the plan checkpoints {CHECKPOINTED_BLOCKS}")  #? blocks
-    for block in list(blocks)[:CHECKPOINTED_BLOCKS]:  #? blocks
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)  #? blocks
-  #? accumulate
-  #? accumulate
-def steps(loader):  #? accumulate
-    """Yields the micro batches of one optimizer step after the other; the last step may have fewer."""  #? accumulate
-    batches = []  #? accumulate
-    for batch in loader:  #? accumulate
-        batches.append(batch)  #? accumulate
-        if len(batches) == ACCUMULATION_STEPS:  #? accumulate
-            yield batches  #? accumulate
-            batches = []  #? accumulate
-    if batches:  #? accumulate
-        yield batches  #? accumulate
-  #? accumulate
-  #? accumulate
-def size(batch):  #? accumulate
-    """Returns the number of samples."""  #? accumulate
-    if isinstance(batch, torch.Tensor):  #? accumulate
-        return len(batch)  #? accumulate
-    parts = batch.values() if isinstance(batch, Mapping) else batch  #? accumulate
-    return next(size(part) for part in parts if isinstance(part, (torch.Tensor, Mapping, list, tuple)))  #? accumulate
 '''
 
 _PREDICT = '''
@@ -196,7 +171,7 @@ _PREDICT = '''
 def predict(model, loader, forward):
     """Yields `forward(model, batch)` for each batch, with the plan that was measured.
 
-    loader = torch.utils.data.DataLoader(dataset, batch_size=MICRO_BATCH_SIZE)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=MICRO_BATCH_SIZE)  #? micro
     """
     device = next(model.parameters()).device
     torch.backends.cuda.matmul.fp32_precision = "tf32"  #? tf32
@@ -211,16 +186,113 @@ def predict(model, loader, forward):
         yield outputs
 '''
 
-_HELPERS = """
+_SET_IMPLEMENTATION = '''
+
+def set_implementation(optimizer):
+    """Switches how the update is computed, however the optimizer was made."""
+    for group in [optimizer.defaults, *optimizer.param_groups]:
+        group.update({flag: value for flag, value in OPTIMIZER_FLAGS.items() if flag in group})
+    fused = OPTIMIZER_FLAGS["fused"]
+    optimizer._step_supports_amp_scaling = optimizer._need_device_dtype_check_for_fused = fused
+    for parameter, state in optimizer.state.items():
+        if isinstance(state.get("step"), torch.Tensor):
+            state["step"] = state["step"].to(parameter.device if fused else "cpu", torch.float32)
+'''
+
+_CHECKPOINT_FIRST = """
+
+def checkpoint_first(model, blocks):
+    if blocks is None and hasattr(model, "gradient_checkpointing_enable"):
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        kinds = {module: [base.__name__ for base in type(module).__mro__] for module in model.modules()}
+        layers = [module for module, names in kinds.items() if "GradientCheckpointingLayer" in names]
+        for layer in layers[CHECKPOINTED_BLOCKS:]:
+            layer.gradient_checkpointing = False
+        return
+    found = 0 if blocks is None else len(blocks)
+    if found < CHECKPOINTED_BLOCKS:
+        raise ValueError(f"found {found} blocks, the plan checkpoints {CHECKPOINTED_BLOCKS}: pass blocks=")
+    for block in list(blocks)[:CHECKPOINTED_BLOCKS]:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+"""
+
+_STEPS = '''
+
+def steps(loader):
+    """Yields the micro batches of one optimizer step after the other, each with its number of samples."""
+    batches = []
+    for samples, batch in counted(loader):
+        batches.append((samples, batch))
+        if len(batches) == ACCUMULATION_STEPS:
+            yield batches
+            batches = []
+    if batches and not getattr(loader, "drop_last", False):
+        yield batches
+
+
+class Counting:
+    """Collates samples, and says how many there were."""
+
+    def __init__(self, collate):
+        self.collate = collate
+
+    def __call__(self, samples):
+        return len(samples), self.collate(samples)
+
+
+def counted(loader):
+    """Yields (number of samples, batch): as they are collated or, for batches that are ready, by their shapes."""
+    if getattr(type(loader), "__iter__", None) is not DataLoader.__iter__ or loader.batch_sampler is None:
+        yield from ((size(batch), batch) for batch in loader)
+        return
+    twin = copy.copy(loader)  # yours stays as it is
+    twin.collate_fn, twin._iterator = Counting(loader.collate_fn), None
+    yield from twin
+
+
+def size(batch):
+    """Returns the length of a list of samples, or the first dimension that most tensors share."""
+    held = list(batch.values()) if isinstance(batch, Mapping) else batch
+    sizes = [len(tensor) for tensor in tensors(batch) if tensor.dim()]
+    if isinstance(held, (list, tuple)):
+        if all(isinstance(part, Mapping) for part in held):
+            return len(held)
+        if len(set(sizes)) > 1 and all(isinstance(part, (list, tuple)) for part in held):
+            return len(held[0])  # as many images as targets
+    return max(sizes, key=sizes.count)
+
+
+def tensors(batch):
+    if isinstance(batch, torch.Tensor):
+        return [batch]
+    if isinstance(batch, Mapping):
+        parts = batch.values()
+    else:
+        parts = batch if isinstance(batch, (list, tuple)) else getattr(batch, "__dict__", {}).values()
+    return [tensor for part in parts for tensor in tensors(part)]
+'''
+
+_TO_DEVICE = """
 
 def to_device(batch, device):
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)  #? !channels_last
         layout = torch.channels_last if batch.dim() == 4 else torch.preserve_format  #? channels_last
         return batch.to(device, non_blocking=True, memory_format=layout)  #? channels_last
+    if callable(getattr(batch, "to", None)):
+        return batch.to(device)
     if isinstance(batch, Mapping):
         return {key: to_device(part, device) for key, part in batch.items()}
     if isinstance(batch, (list, tuple)):
-        return [to_device(part, device) for part in batch]
+        parts = [to_device(part, device) for part in batch]
+        return batch._make(parts) if hasattr(batch, "_make") else type(batch)(parts)
+    if hasattr(batch, "__dataclass_fields__"):
+        moved = copy.copy(batch)
+        for name in batch.__dataclass_fields__:
+            object.__setattr__(moved, name, to_device(getattr(batch, name), device))
+        return moved
     return batch
 """
+
+_HELPERS = {"flags": _SET_IMPLEMENTATION, "blocks": _CHECKPOINT_FIRST, "accumulate": _STEPS}
+"""What the loop of a part calls."""

@@ -297,7 +297,7 @@ class Bench:
         if self.workload.optimizer is None and self.workload.training:
             yield "no optimizer was given: measured with torch.optim.AdamW and its defaults"
         if self.device.is_host and devices.choose().is_host:
-            yield f"no accelerator was found: tuned for the CPU ({self.device.name()})"
+            yield f"tuned for the CPU ({self.device.name()}): its speeds say nothing of an accelerator's"
         if not self._options.may_move:  # else the objects are this process's own, and end with it
             yield from self._guard.caveats
         yield from self.device.caveats()

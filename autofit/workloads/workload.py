@@ -1,6 +1,7 @@
 """Workload: what is trained. Model, batches, loss or step function, optimizer recipe."""
 
-from collections.abc import Callable, Iterable, Sequence
+import reprlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -63,6 +64,9 @@ class Workload:
             raise WorkloadError(f"extras is a {type(self.extras).__name__}; expected a list of objects: extras=[...].")
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise WorkloadError(f"max_grad_norm is {self.max_grad_norm!r}; expected a number above 0, or None.")
+        optimizer = self.optimizer
+        if not (optimizer is None or isinstance(optimizer, torch.optim.Optimizer) or callable(optimizer)):
+            raise WorkloadError(_no_optimizer("optimizer is", optimizer))
 
     @property
     def training(self) -> bool:
@@ -89,10 +93,7 @@ class Workload:
         if not isinstance(optimizer, torch.optim.Optimizer):
             optimizer = optimizer(trainable)
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise WorkloadError(
-                f"the optimizer callable returned a {type(optimizer).__name__}; expected a torch.optim.Optimizer, "
-                "as from `lambda params: torch.optim.SGD(params, lr=0.1)`."
-            )
+            raise WorkloadError(_no_optimizer("the optimizer callable returned", optimizer))
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not any(id(p) in held for p in trainable):
             raise WorkloadError(
@@ -100,3 +101,29 @@ class Workload:
                 "parameters(), after the model was moved to its device."
             )
         return optimizer
+
+
+def _no_optimizer(where: str, found: object) -> str:
+    """Returns what is said of an optimizer that is none; `where` begins the sentence."""
+    count = sum(1 for _ in _optimizers_in(found))
+    if count > 1:
+        return (
+            f"{where} {count} optimizers; expected one, since several, as of a GAN, are not supported yet. Tune one "
+            "part at a time: its model, its loss and its optimizer."
+        )
+    if isinstance(found, str):
+        shown = f"the text {reprlib.repr(found)}"
+    else:
+        shown = "None" if found is None else f"a {type(found).__name__}" + (" that holds one" if count else "")
+    expected = "a torch.optim.Optimizer, or a callable that makes one from parameters"
+    do = "Give the optimizer itself" if count else "Give one, as in `lambda params: torch.optim.SGD(params, lr=0.1)`"
+    return f"{where} {shown}; expected {expected}. {do}."
+
+
+def _optimizers_in(found: object, depth: int = 3) -> Iterator[torch.optim.Optimizer]:
+    """Yields the optimizers in lists and dicts, such as Lightning's `configure_optimizers` returns."""
+    if isinstance(found, torch.optim.Optimizer):
+        yield found
+    elif depth and isinstance(found, Mapping | list | tuple):
+        for each in found.values() if isinstance(found, Mapping) else found:
+            yield from _optimizers_in(each, depth - 1)

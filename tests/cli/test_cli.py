@@ -2,15 +2,18 @@
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 import pytest
 import yaml
@@ -264,6 +267,7 @@ USAGE = [
     (("tune",), "TARGET"),
     (("tune", "t.py", "--numerics", "bold"), "bold"),
     (("tune", "t.py", "--memory", "much"), "20GiB"),
+    (("tune", "t.py", "--memory", "20"), 'did you mean "20GiB"?'),
     (("tune", "t.py", "--memory", "-1"), "more than zero|cannot read"),
     (("tune", "t.py", "--memory", "nan"), "cannot read"),
     (("tune", "t.py", "--time", "soon"), "5min"),
@@ -329,6 +333,155 @@ def test_control_sequences_of_a_plan_file_do_not_reach_the_terminal(remote: type
     assert not {"\x1b", "\x07", "\x9b"} & set(out + err)
 
 
+def test_defect_15_what_is_unseen_reaches_the_terminal_neither_as_json_nor_in_errors(
+    remote: type[FakeRemote], run: Run
+) -> None:
+    unseen = {"\x9b", "\u202e", "\u2066", "\x7f"}
+    run("tune", "t.py", "--study", ":memory:", "--trials", "3")
+    data = yaml.safe_load(Path("autofit.yaml").read_text())
+    data["caveats"] = ["\x9b2J\u202egone\u2066\x7f"]
+    Path("evil.yaml").write_text(yaml.safe_dump(data))
+    code, out, err = run("show", "evil.yaml", "--json")
+    assert code == 0
+    assert json.loads(out)["caveats"] == data["caveats"]
+    assert not unseen & set(out + err)
+    for words in (
+        ("show", "no\u202e\x9bne.yaml"),
+        ("tune", "t.py", "--searcher", "\u202e\x9bquick"),
+        ("tune", "t.py", "--numerics", "\u202e\x9bbold"),
+        ("\u202e\x9btune",),
+        ("tune", "t.py", "-o", "\u202e\x9b/a.yaml"),
+    ):
+        for more in ((), ("--json",)):
+            code, out, err = run(*words, *more)
+            assert code == 2
+            assert err
+            assert not unseen & set(out + err)
+    remote.fails = UserCodeError("your code failed: \u202eboom", "ValueError: \u202e\x9bboom")
+    _, out, err = run("tune", "t.py", "--json", "--study", ":memory:")
+    assert "boom" in err
+    assert not unseen & set(out + err)
+
+
+def test_defect_12_an_export_replaces_an_earlier_export_and_nothing_else(remote: type[FakeRemote], run: Run) -> None:
+    run("tune", "t.py", "--study", ":memory:", "--trials", "3")
+    Path("train.py").write_text("import torch\n")
+    code, out, err = run("export", "-o", "train.py")
+    assert (code, out) == (2, "")
+    assert "found a file there that is no export of autofit; expected" in err
+    assert "--force" in err
+    assert Path("train.py").read_text() == "import torch\n"
+    assert run("export", "-o", "train.py", "--force")[0] == 0
+    text = Path("train.py").read_text()
+    assert text.startswith("# autofit plan: ")
+    Path("train.py").chmod(0o600)
+    assert run("export", "-o", "train.py")[0] == 0
+    assert Path("train.py").read_text() == text
+    assert Path("train.py").stat().st_mode & 0o777 == 0o600
+    for path in (".", "missing/loop.py"):
+        code, _, err = run("export", "-o", path, "--force")
+        assert code == 2
+        assert "Choose another path" in err
+    assert sorted(path.name for path in Path().iterdir()) == ["autofit.yaml", "train.py"]
+
+
+def test_defect_12_tune_replaces_another_file_only_when_forced(remote: type[FakeRemote], run: Run) -> None:
+    Path("train.py").write_text("import torch\n")
+    code, _, err = run("tune", "t.py", "-o", "train.py", "--study", ":memory:")
+    assert code == 2
+    assert "--force" in err
+    assert Path("train.py").read_text() == "import torch\n"
+    assert run("tune", "t.py", "-o", "train.py", "--force", "--study", ":memory:", "--trials", "3")[0] == 0
+    assert planfile.load("train.py").plan
+
+
+def test_defect_12_a_private_plan_stays_private(remote: type[FakeRemote], run: Run) -> None:
+    for _ in range(2):
+        assert run("tune", "t.py", "--study", ":memory:", "--trials", "3")[0] == 0
+        assert Path("autofit.yaml").stat().st_mode & 0o077 in (0o044, 0)
+        Path("autofit.yaml").chmod(0o600)
+    assert run("tune", "t.py", "--study", ":memory:", "--trials", "3")[0] == 0
+    assert Path("autofit.yaml").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_defect_12_the_result_is_printed_where_the_plan_cannot_be_saved(
+    everywhere: bool, remote: type[FakeRemote], run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    save = planfile.save
+
+    def full(recommendation: Any, path: str | Path, *, force: bool = False) -> None:
+        if everywhere or str(path) == "autofit.yaml":
+            raise planfile.PlanFileError(f"{path} could not be written: found No space left on device; expected space.")
+        save(recommendation, path, force=force)
+
+    monkeypatch.setattr(planfile, "save", full)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    words = ("tune", "t.py", "--study", "s.db", "--trials", "3")
+    code, out, err = run(*words)
+    assert code == 2
+    assert out.startswith(("Use micro batch", "Keep your own"))
+    assert "No space left on device" in err
+    assert not Path("autofit.yaml").exists()
+    if everywhere:
+        assert "The trials are in the study" in err
+        assert "same command makes the plan again" in err
+    else:
+        path = err.rpartition("autofit show ")[2].partition("`")[0]
+        assert planfile.load(path).plan
+    code, out, _ = run(*words, "--json")
+    assert code == 2
+    assert json.loads(out)["schema"] == "autofit.plan/1"  # one document, and it is the result
+
+
+@contextmanager
+def terminal(width: int) -> Iterator[tuple[TextIO, list[bytes]]]:
+    """Gives a real terminal of a width as a stream, and what was written to it once it is closed."""
+    leader, follower = os.openpty()
+    pytest.importorskip("termios").tcsetwinsize(follower, (30, width))
+    written: list[bytes] = []
+
+    def read() -> None:
+        with suppress(OSError):  # the other end is closed
+            while data := os.read(leader, 2**16):
+                written.append(data)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with os.fdopen(follower, "w") as stream:
+        yield stream, written
+    reader.join()
+    os.close(leader)
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo terminal")
+@pytest.mark.parametrize("width", [60, 100, 200])
+def test_b18_on_a_terminal_all_lines_fit_and_trials_stay_above_the_live_line(
+    width: int, remote: type[FakeRemote], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    with terminal(width) as (stream, written), monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", stream)
+        patch.setattr(sys, "stdout", stream)
+        assert cli.main(["tune", "train.py", "--study", ":memory:", "--time", "10min"]) == 0
+    text = b"".join(written).decode()
+    assert "\x1b" not in text
+    drawn = [part for line in text.split("\r\n") for part in line.split("\r")]
+    assert max(map(len, drawn)) <= width
+    left = [line.split("\r")[-1].rstrip() for line in text.split("\r\n")]
+    probes = [plan for plan in remote.bench.probes()]
+    rows = [line for line in left if re.match(r" +\d+ +\d+\.\d\dx ", line)]
+    assert len(rows) == len(probes)  # each fits here, and is left above the line
+    assert any(re.match(r"proof +\d+\.\d\dx", line) for line in left)
+    live = [part.strip() for part in drawn if " left" in part and part.startswith("searching")]
+    assert any(
+        re.fullmatch(rf"searching  ?{len(probes)}(?: trials)?  best \d\.\d\dx at .* GiB  \d+:\d\d left", each)
+        for each in live
+    )
+    assert next(line for line in left if line.startswith(("Use ", "Keep ")))
+
+
 @pytest.mark.parametrize("command", [(), ("tune",), ("show",), ("export",)])
 def test_help_names_the_choices(command: tuple[str, ...], run: Run) -> None:
     code, out, err = run(*command, "--help")
@@ -375,7 +528,8 @@ def test_a_real_run_keeps_torch_and_the_users_code_out_of_the_parent(
     assert done.stdout.startswith(("Use micro batch", "Keep your own setting"))
     assert "noise of the user's file" not in done.stdout + done.stderr
     assert "\r" not in done.stderr  # no bar: stderr is no terminal
-    assert "autofit: no accelerator asked for or found" in done.stderr
+    assert "autofit: tuning for the CPU (" in done.stderr
+    assert "accelerator was found" not in done.stderr + done.stdout  # --device cpu was given
     assert "autofit: searching" in done.stderr
     assert (folder / ".autofit" / "study.db").stat().st_mode & 0o777 == 0o600
     fit = autofit.load(folder / "autofit.yaml")

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from autofit.core.canvas import Canvas
+from autofit.core.canvas import Canvas, columns, cut
 
 
 class Terminal(io.StringIO):
@@ -39,7 +39,7 @@ def test_a_terminal_gets_colour_and_a_pipe_does_not(monkeypatch: pytest.MonkeyPa
     assert not Canvas.of(Terminal(True)).colour
 
 
-@pytest.mark.parametrize(("columns", "width"), [("80", 80), ("20", 72), ("400", 120)])
+@pytest.mark.parametrize(("columns", "width"), [("80", 80), ("20", 60), ("400", 120)])
 def test_it_is_as_wide_as_the_terminal_within_reason(columns: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     assert os.environ["COLUMNS"] == columns
@@ -72,3 +72,23 @@ def test_what_is_not_nothing_is_visible_and_nothing_is_not(blocks: bool) -> None
 def test_colour_wraps_the_bar_and_not_its_padding() -> None:
     assert Canvas(colour=True).bar(0.5, 4) == "\x1b[36m##\x1b[0m  "
     assert Canvas().paint("fits", "good") == "fits"
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "kept"),
+    [("abcdef", 6, "abcdef"), ("abcdef", 5, "abc.."), ("abcdef", 2, ".."), ("abcdef", 0, ""), ("日本語", 6, "日本語"),
+     ("日本語", 5, "日.."), ("e\u0301e\u0301e\u0301", 3, "e\u0301e\u0301e\u0301")],
+)  # fmt: skip
+def test_what_is_cut_fits_the_cells(text: str, width: int, kept: str) -> None:
+    assert cut(text, width) == kept
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo terminal")
+def test_the_width_is_that_of_the_terminal_that_is_written_to() -> None:
+    """Not of the one that standard output is on, which may be a file."""
+    leader, follower = os.openpty()
+    pytest.importorskip("termios").tcsetwinsize(follower, (30, 77))
+    with os.fdopen(follower, "w") as stream:
+        assert columns(stream) == 77
+        assert Canvas.of(stream).width == 77
+    os.close(leader)

@@ -12,7 +12,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.core.space import Refusal
-from autofit.core.summary import describe_outcome, describe_plan, printable, summarize
+from autofit.core.summary import describe_outcome, describe_plan, summarize
 
 OWN = Plan(values={"micro_batch_size": 8, "accumulation_steps": 4, "precision": "fp32", "fuse": False})
 BEST = OWN.replace(micro_batch_size=32, accumulation_steps=1, precision="bf16")
@@ -183,5 +183,22 @@ def test_a_plan_is_its_batch_and_what_it_changes() -> None:
     assert describe_plan(BEST, OWN) == "micro batch 32, precision=bf16"
 
 
-def test_printable_takes_out_what_commands_a_terminal() -> None:
-    assert printable("\x1b[31mred\x1b[0m\x07 \x9b2Jé\tline\nnext\r") == "red 2Jé\tline\nnext"
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+def test_b18_the_lines_fit_the_width(width: int) -> None:
+    long = " ".join(f"word{number}" for number in range(60))
+    others = tuple(
+        Candidate(plan=BEST.replace(micro_batch_size=size), outcome=measured(), note=f"{long} {size}")
+        for size in (1, 2)
+    )
+    text = summarize(record(caveats=(long,), alternatives=others, refused=(Refusal(name="a", reason=long),)), width)
+    assert width - 10 < max(map(len, text.splitlines())) <= width
+    assert " ".join(text.split()) == " ".join(summarize(record(
+        caveats=(long,), alternatives=others, refused=(Refusal(name="a", reason=long),)), 10**6).split())  # fmt: skip
+
+
+def test_b18_a_plan_of_the_same_memory_is_not_called_lighter() -> None:
+    proof = measurement(samples_per_s=100, peak_bytes=10 * 2**20)
+    for peak_bytes, called in ((10 * 2**20 - 4096, "also"), (round(9.8 * 2**20), "lighter")):
+        same = on_front(1, 100, 1).model_copy(update={"outcome": measured(samples_per_s=100, peak_bytes=peak_bytes)})
+        text = summarize(record(proof=proof, gain=None, alternatives=(same,)))
+        assert [line.split()[0] for line in text.splitlines() if "note 1" in line] == [called]

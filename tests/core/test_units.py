@@ -1,7 +1,7 @@
 import pytest
 
 from autofit.core.errors import UsageError
-from autofit.core.units import format_bytes, format_duration, parse_bytes, parse_duration
+from autofit.core.units import format_bytes, format_duration, parse_budget, parse_bytes, parse_duration
 
 
 @pytest.mark.parametrize(
@@ -83,3 +83,19 @@ def test_durations_are_printed(seconds: float, text: str) -> None:
 @pytest.mark.parametrize("seconds", [0.99999, 59.97, 59.999])
 def test_a_duration_just_below_a_unit_is_not_printed_beyond_it(seconds: float) -> None:
     assert format_duration(seconds) not in ("1e+03 ms", "60 s")
+
+
+@pytest.mark.parametrize("given", ["20", 20, "512", 80, "80000"])
+def test_a_budget_of_a_few_bytes_was_meant_in_gib(given: str | int) -> None:
+    with pytest.raises(
+        UsageError, match=rf'found a memory budget of {given} bytes; did you mean "{given}GiB"\?'
+    ) as why:
+        parse_budget(given)
+    assert len(str(why.value)) < 120
+
+
+@pytest.mark.parametrize(
+    ("given", "count"), [("20B", 20), ("1 KiB", 1024), (2**20, 2**20), (100_000, 100_000), ("1073741824", 2**30)]
+)
+def test_a_budget_with_a_unit_or_of_many_bytes_is_taken_as_it_is(given: str | int, count: int) -> None:
+    assert parse_budget(given) == count

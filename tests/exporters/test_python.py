@@ -4,8 +4,9 @@ import copy
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -199,7 +200,7 @@ def test_a_model_with_its_own_checkpointing_is_asked_for_it() -> None:
 def test_too_few_blocks_are_refused() -> None:
     model = net()
     module = module_of(export(checkpointed_blocks=3).text)
-    with pytest.raises(ValueError, match="found 1 blocks, the plan checkpoints 3"):
+    with pytest.raises(ValueError, match="found 1 blocks, the plan checkpoints 3: pass blocks="):
         module["train"](model, loader(8), make_optimizer(model), compute_loss, blocks=model.blocks[:1])
 
 
@@ -210,10 +211,24 @@ def test_optimizer_flags_and_channels_last(value: str) -> None:
     assert all(exported.layouts)
     assert not any(expected.layouts)
     assert_same_weights(exported, expected, rtol=1e-4, atol=1e-5)
-    model = net()
-    wrong = make_optimizer(model, foreach=value != "foreach")
-    with pytest.raises(ValueError, match="make the optimizer with f"):
-        module_of(text)["train"](model, loader(8), wrong, compute_loss)
+
+
+@pytest.mark.parametrize("given", ["foreach", "fused"])
+@pytest.mark.parametrize("value", ["for-loop", "foreach", "fused"])
+def test_d8_the_implementation_is_switched_however_the_optimizer_was_made(value: str, given: str) -> None:
+    module, model = module_of(export(optimizer_implementation=value).text), net()
+    optimizer = make_optimizer(model, **{given: True})
+    optimizer.step()  # nothing has a gradient yet
+    module["train"](model, loader(8), optimizer, compute_loss)
+    flags = module["OPTIMIZER_FLAGS"]
+    assert {flag: optimizer.param_groups[0][flag] for flag in flags} == flags
+    assert all(state["step"].dtype is torch.float32 for state in optimizer.state.values())
+    module["train"](model, loader(8), optimizer, compute_loss)  # with a state, as after a checkpoint was loaded
+    other = net()
+    by_hand = make_optimizer(other)
+    for _ in range(2):
+        module_of(export().text)["train"](other, loader(8), by_hand, compute_loss)
+    assert_same_weights(model.eval(), other.eval(), rtol=1e-3, atol=1e-4)
 
 
 def test_tf32_is_switched_on(tmp_path: Path) -> None:
@@ -233,10 +248,96 @@ def test_tf32_is_switched_on(tmp_path: Path) -> None:
 def test_batches_of_any_structure() -> None:
     module = module_of(export(micro_batch_size=2, accumulation_steps=2).text)
     batch = {"ids": ["a", "b"], "nested": (torch.ones(2, 3), None), "count": 7}
-    assert module["size"](batch["nested"]) == 2
+    assert module["size"](batch) == 2
     moved = module["to_device"](batch, torch.device("meta"))
     assert moved["nested"][0].device.type == "meta"
     assert (moved["ids"], moved["nested"][1], moved["count"]) == (["a", "b"], None, 7)
+
+
+@dataclass(frozen=True)
+class Graphs:
+    nodes: torch.Tensor
+    graph: torch.Tensor
+    label: torch.Tensor
+
+
+class Pair(NamedTuple):
+    images: torch.Tensor
+    targets: torch.Tensor
+
+
+def images(count: int) -> torch.Tensor:
+    return torch.ones(count, 3, 8, 8)
+
+
+SIZES = [
+    ((images(5), torch.ones(5)), 5),  # found to be 3, the channels
+    (Pair(images(5), torch.ones(5)), 5),
+    ({"input": images(5), "weights": torch.ones(7), "target": torch.ones(5)}, 5),
+    ([{"image": torch.ones(3, n, 8)} for n in (4, 5)], 2),
+    ([{"image": torch.ones(3, 8, 8)} for _ in range(2)], 2),
+    (([torch.ones(3, n, 8) for n in (4, 5)], [{"boxes": torch.ones(n, 4)} for n in (1, 6)]), 2),
+    ([images(5), torch.ones(5)], 5),
+    (Graphs(torch.ones(4, 2), torch.ones(4), torch.ones(2)), 4),  # ready batches of graphs: what shapes tell
+]
+
+
+@pytest.mark.parametrize(("batch", "count"), SIZES)
+def test_d8_the_samples_of_a_ready_batch(batch: Any, count: int) -> None:
+    assert module_of(export(micro_batch_size=2, accumulation_steps=2).text)["size"](batch) == count
+
+
+def graphs(samples: list[int]) -> Graphs:
+    nodes = torch.cat([torch.full((count, 2), float(count)) for count in samples])
+    which = torch.cat([torch.full((count,), at) for at, count in enumerate(samples)])
+    return Graphs(nodes, which, torch.tensor(samples))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_d2_what_is_collated_is_counted_and_not_guessed_from_shapes(workers: int) -> None:
+    module = module_of(export(micro_batch_size=2, accumulation_steps=2).text)
+    batches = DataLoader(
+        [1, 2, 7, 1, 3],
+        batch_size=2,
+        collate_fn=graphs,
+        num_workers=workers,
+        persistent_workers=bool(workers),  # type: ignore[arg-type]  # a list is a data set
+    )
+    for _ in range(2):
+        told = [[(samples, len(batch.nodes)) for samples, batch in step] for step in module["steps"](batches)]
+        assert told == [[(2, 3), (2, 8)], [(1, 3)]]
+        assert [type(batch) for batch in batches] == [Graphs] * 3  # the loader itself is as it was
+    assert [[samples for samples, _ in step] for step in module["steps"](list(batches))] == [[3, 8], [3]]
+
+
+def test_an_incomplete_step_is_left_out_where_the_loader_drops_its_last_batch() -> None:
+    module = module_of(export(micro_batch_size=2, accumulation_steps=2).text)
+    for drop_last, steps in ((False, 3), (True, 2)):
+        assert len(list(module["steps"](DataLoader(list(range(10)), batch_size=2, drop_last=drop_last)))) == steps  # type: ignore[arg-type]  # a list is a data set
+
+
+def test_batches_are_moved_as_what_they_are() -> None:
+    move = module_of(export(micro_batch_size=2, accumulation_steps=2).text)["to_device"]
+    for batch, _ in SIZES:
+        moved = move(batch, torch.device("cpu"))
+        assert type(moved) is type(batch)
+    batch = Graphs(torch.ones(4, 2), torch.ones(4), torch.ones(2))
+    assert move(batch, torch.device("meta")).label.device.type == "meta"
+    assert batch.label.device.type == "cpu"
+
+    class Encoding(dict[str, torch.Tensor]):
+        def to(self, device: torch.device) -> "Encoding":
+            return Encoding({name: tensor.to(device) for name, tensor in self.items()})
+
+    moved = move(Encoding(ids=torch.ones(2)), torch.device("meta"))
+    assert type(moved) is Encoding
+    assert moved["ids"].device.type == "meta"
+
+
+def test_a_loader_of_another_batch_size_is_refused() -> None:
+    model = net()
+    with pytest.raises(ValueError, match="found batches of 4, the plan has batch_size=8"):
+        module_of(export().text)["train"](model, loader(4), make_optimizer(model), compute_loss)
 
 
 def test_inference_predicts_without_touching_the_weights() -> None:

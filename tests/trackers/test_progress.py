@@ -1,4 +1,4 @@
-"""Progress shows events: lines where there is no terminal, a bar where there is one, nothing when not wanted."""
+"""Progress shows events: lines where there is no terminal, a live line on one, nothing when not wanted."""
 
 import io
 
@@ -6,10 +6,12 @@ import pytest
 
 from autofit.core.event import Event
 from autofit.core.measurement import Measurement, Memory
+from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.trackers.progress import Progress
+from autofit.trackers.standing import Yardstick
 
 PLAN = Plan(values={"micro_batch_size": 16, "accumulation_steps": 2})
 
@@ -30,7 +32,7 @@ def measured(tokens: float | None = None) -> Outcome:
 
 
 def shown(stream: io.StringIO, *events: Event, unit: str = "samples") -> str:
-    progress = Progress(stream, unit)
+    progress = Progress(stream, Yardstick(Objective(unit=unit)))  # type: ignore[arg-type]  # a Literal
     for event in events:
         progress(event)
     progress.close()
@@ -64,28 +66,34 @@ def test_skipped_plans_are_no_lines() -> None:
     assert shown(io.StringIO(), Event("skipped", "", skipped)) == ""
 
 
-def test_a_terminal_gets_a_bar_that_counts_trials_and_is_taken_away() -> None:
+def test_a_terminal_gets_finished_trials_and_a_live_line_that_is_taken_away() -> None:
     text = shown(
         Terminal(),
+        Event("stage", "searching"),
         Event("trial", "", trial(measured()), 1),
         Event("skipped", "", trial(Outcome(status=Status.SKIPPED, reason="cannot fit")), 1),
         Event("trial", "", trial(measured()), 2),
         Event("proof", "", trial(measured(), Purpose.PROOF), 2),
     )
     assert "\r" in text
-    assert "2 trials [" in text
-    assert "3 trials [" not in text
-    assert "64 samples/s" in text
-    assert "\n" not in text
-    assert text.rstrip("\r").split("\r")[-1].strip() == ""
+    assert "searching  2 trials  best 64 samples/s" in text
+    assert "3 trials" not in text
+    assert "cannot fit" not in text
+    left = [line.split("\r")[-1].rstrip() for line in text.split("\n")]
+    assert left[1:4] == [
+        "    1                 64       3 MiB  16 x 2",
+        "    2                 64       3 MiB  16 x 2",
+        "proof                 64       3 MiB  16 x 2",
+    ]
+    assert left[4:] == [""]  # nothing is left of the live line
 
 
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
 def test_control_sequences_of_the_users_code_are_taken_out(stream: type[io.StringIO]) -> None:
-    outcome = Outcome(status=Status.USER_ERROR, reason="\x1b[2J\x07bad\nsecond\x9b line")
-    text = shown(stream(), Event("trial", "", trial(outcome), 1))
-    assert "user error: bad second line" in text
-    assert not {"\x07", "\x9b"} & set(text)
+    outcome = Outcome(status=Status.USER_ERROR, reason="\x1b[2J\x07bad\nsecond\x9b\u202e line")
+    text = shown(stream(), Event("trial", "", trial(outcome), 1), Event("stage", "proving \u202e\x9b\x1b[2J it"))
+    assert ": bad second line" in text
+    assert not {"\x07", "\x9b", "\u202e"} & set(text)
     assert "\x1b[2J" not in text
 
 

@@ -50,16 +50,38 @@ def test_a_frozen_model_cannot_be_trained_but_run() -> None:
     assert Workload(frozen, [], mode="inference").make_optimizer() is None
 
 
+def sgd() -> torch.optim.Optimizer:
+    return torch.optim.SGD(targets.mlp().parameters())
+
+
+NO_OPTIMIZERS = [
+    (lambda: [sgd(), sgd()], "2 optimizers; expected one, since several, as of a GAN, are not supported yet. Tune one"),
+    (lambda: {"generator": sgd(), "critic": sgd()}, "2 optimizers; expected one, since several"),
+    (lambda: ([sgd(), sgd()], []), "2 optimizers; expected one, since several"),
+    (lambda: [{"optimizer": sgd()}, {"optimizer": sgd()}, {"optimizer": sgd()}], "3 optimizers; expected one"),
+    (lambda: {"optimizer": sgd(), "lr_scheduler": 1}, "a dict that holds one; expected a torch.optim.Optimizer"),
+    (lambda: [sgd()], "a list that holds one; expected a torch.optim.Optimizer"),
+    (lambda: [], "a list; expected a torch.optim.Optimizer, or a callable that makes one from parameters. Give one"),
+    (lambda: "adamw", "the text 'adamw'; expected a torch.optim.Optimizer"),
+    (lambda: torch.optim.lr_scheduler.StepLR(sgd(), 1), "a StepLR; expected a torch.optim.Optimizer"),
+]
+
+
+@pytest.mark.parametrize(("made", "said"), NO_OPTIMIZERS)
+def test_d12_an_optimizer_that_is_none_is_named_with_what_to_do(made: Any, said: str) -> None:
+    assert f"optimizer is {said}" in refusal(optimizer=made())
+    assert f"the optimizer callable returned {said}" in refusal(optimizer=lambda parameters: made())
+
+
 def test_an_optimizer_over_other_parameters_is_refused() -> None:
     text = refusal(optimizer=torch.optim.SGD(targets.mlp().parameters()))
     assert "holds none of the model's trainable parameters" in text
     assert "after the model was moved" in text
 
 
-@pytest.mark.parametrize("made", [None, "SGD", [1]])
-def test_a_callable_that_makes_no_optimizer_is_refused(made: object) -> None:
-    text = refusal(optimizer=lambda parameters: made)
-    assert f"returned a {type(made).__name__}; expected a torch.optim.Optimizer" in text
+def test_a_callable_that_returns_nothing_is_refused() -> None:
+    text = refusal(optimizer=lambda parameters: None)
+    assert "returned None; expected a torch.optim.Optimizer" in text
     assert "lambda params: torch.optim.SGD(params, lr=0.1)" in text
 
 

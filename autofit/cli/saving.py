@@ -1,0 +1,61 @@
+"""Files that commands write: what is there and is not autofit's own is kept, and no result is lost."""
+
+import tempfile
+from pathlib import Path
+
+from autofit import planfile
+from autofit.core.errors import PlanFileError, UsageError
+from autofit.core.files import write_atomically
+from autofit.core.recommendation import Recommendation
+from autofit.exporters.base import Export
+
+
+def save_plan(recommendation: Recommendation, output: str, *, force: bool) -> str:
+    """Writes the plan file; returns "", or why it is not at `output` and where the plan is instead."""
+    try:
+        planfile.save(recommendation, output, force=force)
+    except PlanFileError as error:
+        return f"{error} {_kept_elsewhere(recommendation)}"
+    return ""
+
+
+def save_export(export: Export, output: str, *, force: bool) -> None:
+    """Writes an export, all of it or nothing; an earlier export at `output` is replaced.
+
+    Raises:
+        UsageError: `output` holds something else, or cannot be written.
+    """
+    path = Path(output)
+    try:
+        target = path.resolve()
+        if target.exists() and not (target.is_file() and (force or _is_earlier(target, export))):
+            force_it = ", move that file away, or replace it with --force" if target.is_file() else ""
+            raise UsageError(
+                f"{output} was not written: found {'a file' if force_it else 'something'} there that is no export of "
+                f"autofit; expected none, or an earlier export. Choose another path{force_it}."
+            )
+        write_atomically(target, export.text.encode())
+    except OSError as error:
+        raise UsageError(
+            f"{output} was not written: found {error.strerror or error}; expected a directory that exists and has "
+            "space. Choose another path."
+        ) from None
+
+
+def _is_earlier(path: Path, export: Export) -> bool:
+    """Says whether a file begins as `export` does, with the line that every export begins with, or is empty."""
+    with path.open("rb") as file:
+        head = file.read(2**12)
+    mark, colon, _ = export.text.partition("\n")[0].partition("autofit plan:")
+    return not head or (bool(colon) and head.startswith(f"{mark}{colon}".encode()))
+
+
+def _kept_elsewhere(recommendation: Recommendation) -> str:
+    """Saves the plan among the temporary files; says where, or how to get it again."""
+    try:
+        path = Path(tempfile.mkdtemp(prefix="autofit-")) / "autofit.yaml"
+        planfile.save(recommendation, path)
+    except (OSError, PlanFileError):
+        study = f"the study {recommendation.study}" if recommendation.study else "the study"
+        return f"The trials are in {study}: the same command makes the plan again from them."
+    return f"The plan was written to {path} instead: `autofit show {path}`."

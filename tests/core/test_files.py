@@ -1,0 +1,64 @@
+"""A file is written whole or not at all, and keeps its permissions."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from autofit.core.files import write_atomically
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("permissions", [0o600, 0o640, 0o664, 0o755])
+def test_a_file_that_is_replaced_keeps_its_permissions(permissions: int, tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text("old")
+    path.chmod(permissions)
+    write_atomically(path, b"new")
+    assert (path.read_bytes(), mode(path)) == (b"new", permissions)
+    assert [file.name for file in tmp_path.iterdir()] == ["plan.yaml"]
+
+
+def test_a_new_file_can_be_read_by_others_as_the_umask_allows(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_atomically(tmp_path / "plan.yaml", b"new")
+    finally:
+        os.umask(before)
+    assert mode(tmp_path / "plan.yaml") == 0o640
+
+
+def test_the_draft_of_a_private_file_is_private_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, seen = tmp_path / "plan.yaml", list[int]()
+    path.write_text("old")
+    path.chmod(0o600)
+    opened = os.fdopen
+
+    def spy(descriptor: int, how: str) -> object:
+        seen.append(stat.S_IMODE(os.fstat(descriptor).st_mode))
+        return opened(descriptor, how)
+
+    monkeypatch.setattr(os, "fdopen", spy)
+    write_atomically(path, b"new")
+    assert seen == [0o600]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_what_cannot_be_written_leaves_the_old_file_and_nothing_else(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text("old")
+
+    def full(descriptor: int) -> None:
+        raise error
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(type(error)):
+        write_atomically(path, b"new")
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["plan.yaml"]
