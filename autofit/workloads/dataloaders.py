@@ -5,6 +5,7 @@ iterator is never touched; without batching it gives ready batches.
 """
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
@@ -67,6 +68,7 @@ def _map_recipe(loader: DataLoader[Any], batch_sampler: Any, scan: int, *, liste
             return chosen
         return list(many(chosen)) if callable(many) else [dataset[key] for key in chosen]
 
+    @cache
     def lists(size: int) -> Iterable[list[Any]]:
         if plain:
             return BatchSampler(batch_sampler.sampler, size, drop_last)

@@ -6,19 +6,22 @@ nearly half padding. So what is measured are batches of the rebuilt loader, a fe
 
 import random
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from statistics import fmean
 from typing import Any
 
 import torch
+from torch.utils.data import BatchSampler, SequentialSampler
 
 from autofit.workloads.lengths import Lengths, extents, product, spaced
 from autofit.workloads.representative import alike
-from autofit.workloads.streams import read, undisturbed
+from autofit.workloads.streams import undisturbed
 
-MOST_LISTS = 256
-"""Lists among which a few are chosen."""
-MEASURED = 3
-"""Samples of a list that are looked at where its lengths were not scanned: in a list of a sampler that groups by length
-they are alike, and one that does not group makes lists that are alike."""
+MOST_LISTS = 4096
+"""Lists among which a few are chosen, where the lengths of all their samples were scanned."""
+LISTS, MEASURED = 128, 2
+"""Lists that are looked at where not all lengths were scanned, and samples of each: in a list of a sampler that groups
+by length they are alike, and one that does not group makes lists that are alike."""
 READ_KEYS = 200_000
 """Keys that are read at most of one pass."""
 
@@ -42,6 +45,7 @@ class Groups:
     ) -> None:
         self._lists, self._sample = lists, sample
         self._fields = list(lengths.sizes)
+        self._useful = [fmean(values) for values in lengths.sizes.values()]
         rows = zip(*lengths.sizes.values(), strict=True)
         self._known = {keys[at]: row for at, row in zip(lengths.positions, rows, strict=False)}
 
@@ -50,18 +54,22 @@ class Groups:
         found = [keys for keys in self._read(size, chance.random()) if len(keys) == size]
         if not found or not self._fields:
             return None
-        found = [found[at] for at in spaced(len(found), MOST_LISTS)]
+        known = all(key in self._known for keys in found for key in keys)
+        found = [found[at] for at in spaced(len(found), MOST_LISTS if known else LISTS)]
         if len(found) <= count:
             return [found[at % len(found)] for at in range(count)]
-        return [found[at] for at in alike([self._costs(keys) for keys in found], count, chance)]
+        costs = [self._costs(keys) for keys in found]
+        return [found[at] for at in alike(costs, count, chance, None if known else self._useful)]
 
     def _read(self, size: int, seed: float) -> list[list[Any]]:
         """Returns the lists of one pass, the same in every process if the sampler draws by a global generator."""
         lists = self._lists(size)
+        if type(lists) is BatchSampler and isinstance(lists.sampler, (SequentialSampler, range)):
+            return [list(range(at * size, at * size + size)) for at in spaced(len(lists.sampler) // size, MOST_LISTS)]
         with undisturbed(lists):
             random.seed(seed)
             torch.manual_seed(int(seed * 2**32))
-            return [list(keys) for keys in read(lists, max(READ_KEYS // size, 1), "batches of keys")[0]]
+            return [list(keys) for keys in islice(lists, max(READ_KEYS // size, 1))]
 
     def _costs(self, keys: Sequence[Any]) -> list[tuple[float, float]]:
         """Returns the useful and the padded elements of a sample of a batch, by field."""

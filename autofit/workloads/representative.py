@@ -43,15 +43,23 @@ def representative(lengths: Lengths, size: int, count: int, chance: random.Rando
     return [[lengths.positions[at] for at in batch] for batch in ordered]
 
 
-def alike(costs: Sequence[Sequence[tuple[float, float]]], count: int, chance: random.Random) -> list[int]:
+def alike(
+    costs: Sequence[Sequence[tuple[float, float]]],
+    count: int,
+    chance: random.Random,
+    useful: Sequence[float] | None = None,
+) -> list[int]:
     """Returns which `count` of given batches are together like all of them, in an order as of `representative`.
 
     Args:
         costs: useful and padded elements of a sample, by field, for each batch.
         count: how many, at most as many as there are.
         chance: draws.
+        useful: elements of a sample on average, by field, where the given batches are only some of those there are.
     """
     means = [tuple(map(fmean, zip(*field, strict=True))) for field in zip(*costs, strict=True)]
+    if useful is not None:  # as much padding to each useful element, of as many as there are on average
+        means = [(known, padded * known / max(found, 1)) for (found, padded), known in zip(means, useful, strict=True)]
 
     def off(batches: Sequence[int]) -> float:
         return sum(

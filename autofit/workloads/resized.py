@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from autofit.workloads.streams import read, undisturbed
+from autofit.workloads.streams import undisturbed
 
 CHECKED_KEYS = 200_000
 """Keys that are read at most of one pass over a sampler."""
@@ -135,8 +135,9 @@ def _is_size(name: str) -> bool:
 
 def _lists(sampler: Iterable[list[Any]], size: int) -> tuple[list[list[Any]], bool]:
     """Returns the lists of one pass, and whether these are all."""
-    found, ended, _ = read(sampler, max(CHECKED_KEYS // size, 1), "batches of keys")
-    return [list(keys) for keys in found], ended
+    most = max(CHECKED_KEYS // size, 1)
+    found = [list(keys) for keys in itertools.islice(sampler, most + 1)]
+    return found[:most], len(found) <= most
 
 
 def _follows(lists: Sequence[Sequence[Any]], own: Sequence[Sequence[Any]], size: int, *, compare: bool) -> bool:
