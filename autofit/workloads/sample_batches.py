@@ -16,7 +16,7 @@ from autofit.workloads.counted import Alike, Counted, Cuttable
 from autofit.workloads.groups import Groups
 from autofit.workloads.lengths import Lengths, elements, scan
 from autofit.workloads.representative import representative
-from autofit.workloads.tree import Batch, batch_size, describe, map_tensors, tensors
+from autofit.workloads.tree import Batch, batch_size, describe, leaves, map_tensors, tensors
 
 _STRUCTURE_SIZES = (2, 5)  # two sizes tell the batch dimension from a dimension that happens to be as long
 _SCANNED_WITH_WORST_CASE = 512  # samples measured where the user gives the worst case: what typical batches are like
@@ -205,4 +205,6 @@ class SampleBatches(BatchMaker):
 
 
 def _is_even(batch: Batch, size: int) -> bool:
-    return all(tensor.dim() and tensor.shape[0] == size for tensor in tensors(batch))
+    """Returns whether each tensor has one row per sample; not where a number says how many there are, as in graphs."""
+    rows = all(tensor.dim() and tensor.shape[0] == size for tensor in tensors(batch))
+    return rows and not any(type(leaf) is int and leaf == size for _, leaf, _ in leaves(batch, size))

@@ -116,3 +116,12 @@ def test_a_worst_case_function_of_ragged_batches_is_taken_at_its_word() -> None:
     data = case.data()
     source = BatchSource.of(case.loader(4), worst_case=lambda size: case.collate([data[0]] * size))
     assert source.worst(3).graphs == 3
+
+
+def test_a_batch_that_says_how_many_samples_it_has_is_collated_anew() -> None:
+    loader = DataLoader(
+        pairs(), batch_size=4, collate_fn=lambda rows: {"x": torch.stack([x for x, _ in rows]), "n": len(rows)}
+    )
+    source = BatchSource.of(loader)
+    assert not source.even
+    assert [part.batch["n"] for part in source.cuttable(5, 1)[0].cut([2, 3])] == [2, 3]
