@@ -50,16 +50,30 @@ class Groups:
         self._known = {keys[at]: row for at, row in zip(lengths.positions, rows, strict=False)}
 
     def typical(self, size: int, count: int, chance: random.Random) -> list[list[Any]] | None:
-        """Returns the keys of `count` batches of `size`, some twice where there are fewer; None where there is none."""
-        found = [keys for keys in self._read(size, chance.random()) if len(keys) == size]
-        if not found or not self._fields:
+        """Returns the keys of `count` batches of `size`, some twice where there are fewer; None where there is none.
+
+        Together they are like all batches of the loader, smaller ones too.
+        """
+        lists = self._read(size, chance.random())
+        known = all(key in self._known for keys in lists for key in keys)
+        lists = [lists[at] for at in spaced(len(lists), MOST_LISTS if known else LISTS)]
+        full = [keys for keys in lists if len(keys) == size]
+        if not full or not self._fields:
             return None
-        known = all(key in self._known for keys in found for key in keys)
-        found = [found[at] for at in spaced(len(found), MOST_LISTS if known else LISTS)]
-        if len(found) <= count:
-            return [found[at % len(found)] for at in range(count)]
-        costs = [self._costs(keys) for keys in found]
-        return [found[at] for at in alike(costs, count, chance, None if known else self._useful)]
+        if len(full) <= count:
+            return [full[at % len(full)] for at in range(count)]
+        wanted = self._wanted(lists, complete=known)
+        return [full[at] for at in alike([self._costs(keys) for keys in full], wanted, count, chance)]
+
+    def _wanted(self, lists: Sequence[Sequence[Any]], *, complete: bool) -> list[tuple[float, float]]:
+        """Returns what a sample has on average; where not all was scanned, with as much useful as the scan saw."""
+        fields = list(zip(*map(self._costs, lists), strict=True))
+        weights = list(map(len, lists))
+        means = [[fmean(side, weights) for side in zip(*field, strict=True)] for field in fields]
+        if complete:
+            return [(useful, padded) for useful, padded in means]
+        pairs = zip(means, self._useful, strict=True)
+        return [(seen, padded * seen / max(useful, 1)) for (useful, padded), seen in pairs]
 
     def _read(self, size: int, seed: float) -> list[list[Any]]:
         """Returns the lists of one pass, the same in every process if the sampler draws by a global generator."""

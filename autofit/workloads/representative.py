@@ -43,28 +43,24 @@ def representative(lengths: Lengths, size: int, count: int, chance: random.Rando
     return [[lengths.positions[at] for at in batch] for batch in ordered]
 
 
-def alike(
-    costs: Sequence[Sequence[tuple[float, float]]],
-    count: int,
-    chance: random.Random,
-    useful: Sequence[float] | None = None,
-) -> list[int]:
-    """Returns which `count` of given batches are together like all of them, in an order as of `representative`.
+Costs = Sequence[tuple[float, float]]
+"""Useful and padded elements of a sample, for each field."""
+
+
+def alike(costs: Sequence[Costs], wanted: Costs, count: int, chance: random.Random) -> list[int]:
+    """Returns which `count` of given batches have, on average, what is wanted, in an order as of `representative`.
 
     Args:
-        costs: useful and padded elements of a sample, by field, for each batch.
+        costs: what the samples of each batch have.
+        wanted: what those of the data have.
         count: how many, at most as many as there are.
         chance: draws.
-        useful: elements of a sample on average, by field, where the given batches are only some of those there are.
     """
-    means = [tuple(map(fmean, zip(*field, strict=True))) for field in zip(*costs, strict=True)]
-    if useful is not None:  # as much padding to each useful element, of as many as there are on average
-        means = [(known, padded * known / max(found, 1)) for (found, padded), known in zip(means, useful, strict=True)]
 
     def off(batches: Sequence[int]) -> float:
         return sum(
             _apart(fmean(costs[at][field][side] for at in batches), mean[side])
-            for field, mean in enumerate(means)
+            for field, mean in enumerate(wanted)
             for side in (0, 1)
         )
 
