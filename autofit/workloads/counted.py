@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from autofit.workloads.tree import Batch, batch_size, split
+from autofit.workloads.tree import Batch, batch_size, split, tensors
 
 
 class Counted(NamedTuple):
@@ -59,8 +59,9 @@ class Collating:
     def __call__(self, samples: list[Any]) -> Counted:
         """Returns the batch of the samples, with their number."""
         batch = self.collate(samples)
-        # A data set's own __getitems__ may give columns, not samples.
-        return Counted(batch, len(samples)) if isinstance(samples, (list, tuple)) else counted(batch)
+        if not isinstance(samples, (list, tuple)):  # a data set's own __getitems__ may give columns, not samples
+            return counted(batch)
+        return Counted(batch, min(len(samples), _rows(batch) or len(samples)))
 
 
 class KeyLists:
@@ -100,6 +101,12 @@ class Alike:
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]  # where the loader has none, this has none
+
+
+def _rows(batch: Batch) -> int | None:
+    """Returns the rows that all tensors of a batch have: fewer than samples where damaged ones are left out."""
+    found = {tensor.shape[:1] for tensor in tensors(batch)}
+    return found.pop().numel() if len(found) == 1 else None
 
 
 def _split(batch: Batch, sizes: Sequence[int]) -> list[Counted]:

@@ -72,16 +72,23 @@ class Copied:
 
 
 class Constructed:
-    """A user's batch sampler, constructed again with another batch size; follows what its owner sets on theirs."""
+    """A user's batch sampler, constructed again with another batch size.
+
+    It follows the numbers that are set on the user's own object later, and its `set_epoch`. What else changes there may
+    be made of batches of the other size.
+    """
 
     def __init__(self, sampler: Any, made: Any, size: int) -> None:
         self.sampler, self.made, self.batch_size = sampler, made, size
-        self._seen = dict(vars(sampler))
+        self._seen = _numbers(sampler)
 
     def __iter__(self) -> Iterator[list[Any]]:
-        now = vars(self.sampler)
-        vars(self.made).update({name: value for name, value in now.items() if value is not self._seen.get(name)})
-        self._seen = dict(now)
+        now = _numbers(self.sampler)
+        changed = {name: value for name, value in now.items() if value != self._seen.get(name)}
+        self._seen = now
+        if "epoch" in changed and callable(getattr(self.made, "set_epoch", None)):
+            self.made.set_epoch(changed.pop("epoch"))
+        vars(self.made).update(changed)
         return iter(self.made)
 
     def __len__(self) -> int:
@@ -127,6 +134,11 @@ def _constructed(sampler: Any, size: int, user_size: int) -> Constructed | None:
             return None
         given[parameter.name] = size if _is_size(parameter.name) else vars(sampler)[held[0]]
     return Constructed(sampler, type(sampler)(**given), size)
+
+
+def _numbers(sampler: Any) -> dict[str, Any]:
+    held = vars(sampler).items()
+    return {name: value for name, value in held if isinstance(value, (int, float)) and not _is_size(name)}
 
 
 def _is_size(name: str) -> bool:

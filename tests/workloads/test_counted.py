@@ -125,3 +125,11 @@ def test_a_batch_that_says_how_many_samples_it_has_is_collated_anew() -> None:
     source = BatchSource.of(loader)
     assert not source.even
     assert [part.batch["n"] for part in source.cuttable(5, 1)[0].cut([2, 3])] == [2, 3]
+
+
+def test_samples_that_a_collate_function_leaves_out_do_not_count() -> None:
+    def without_damaged(rows: list[Any]) -> torch.Tensor:
+        return torch.stack([x for x, label in rows if label % 3])
+
+    source = BatchSource.of(DataLoader(pairs(12), batch_size=4, collate_fn=without_damaged))
+    assert [batch.samples for batch in source.rebuild(6, counted=True)] == [4, 4]

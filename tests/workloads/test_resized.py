@@ -117,13 +117,19 @@ def test_a_constructed_sampler_gets_what_its_owner_sets_later() -> None:
     class Seeded(MadeBuckets):
         def __init__(self, lengths: list[int], batch_size: int) -> None:
             super().__init__(lengths, batch_size)
-            self.epoch = 0
+            self.epoch = self.turn = 0
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch, self.made = epoch, self.made[::-1]
 
         def __iter__(self) -> Iterator[list[int]]:
-            return iter(self.made[self.epoch :] + self.made[: self.epoch])
+            return iter(self.made[self.turn :] + self.made[: self.turn])
 
     sampler = Seeded(LENGTHS, 8)
     found = resized(sampler, 16, 8, drop_last=False)
     first = list(found)
-    sampler.epoch = 1
+    sampler.turn = 1
     assert list(found) == first[1:] + first[:1]
+    sampler.turn = 0
+    sampler.set_epoch(3)  # makes lists of 8 there
+    assert list(found) == list(found) == first[::-1]
