@@ -15,8 +15,9 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from autofit.core.plan import Plan
 from autofit.probing.batch_store import fresh
+from autofit.workloads.counted import Counted, Cuttable
 from autofit.workloads.step import StepBatch, TrainStep
-from autofit.workloads.tree import Batch, batch_size, split
+from autofit.workloads.tree import Batch
 
 ACCUMULATION_L2 = 1e-3
 ACCUMULATION_NORM = 1e-3
@@ -40,22 +41,23 @@ class Verdict:
 Build = Callable[[Plan], TrainStep]
 
 
-def accumulation(build: Build, batch: Batch, seed: int) -> Verdict:
+def accumulation(build: Build, batch: Batch | Cuttable, seed: int) -> Verdict:
     """Compares the gradient of `batch` with that of its samples one by one, accumulated as `TrainStep` does.
 
     A model that takes no single samples (batch normalisation of vectors) is shown halves instead.
 
     Args:
         build: makes a train step; its model's gradients are left as None.
-        batch: at least 2 samples.
+        batch: at least 2 samples; a plain one is cut along its first dimension.
         seed: for the random numbers that remain when dropout is off.
     """
-    size = batch_size(batch)
-    whole, reduced = _gradient(build, [batch], seed)
+    found = Cuttable.of(batch)
+    size = found.samples
+    whole, reduced = _gradient(build, [Counted(found.batch, size)], seed)
     try:
-        parts, _ = _gradient(build, split(batch, [1] * size), seed)
+        parts, _ = _gradient(build, found.cut([1] * size), seed)
     except ValueError:
-        parts, _ = _gradient(build, split(batch, [size // 2, size - size // 2]), seed)
+        parts, _ = _gradient(build, found.cut([size // 2, size - size // 2]), seed)
     norm = float(whole.norm())
     if norm == 0:
         return Verdict(False, "accumulation could not be checked: the gradient is zero on this batch")
@@ -82,7 +84,9 @@ def precision(build: Build, plan: Plan, batch: Batch, seed: int) -> Verdict:
     return Verdict(passed, numbers)
 
 
-def _gradient(build: Build, parts: Sequence[Batch], seed: int, plan: Plan | None = None) -> tuple[torch.Tensor, bool]:
+def _gradient(
+    build: Build, parts: Sequence[Batch | Counted], seed: int, plan: Plan | None = None
+) -> tuple[torch.Tensor, bool]:
     """Returns the gradient of one step, dropout off, nothing updated, and whether it was computed in 16 bits.
 
     The gradient is one float32 vector on the host, over every parameter that is trained. Where a scaler's first
@@ -100,7 +104,7 @@ def _gradient(build: Build, parts: Sequence[Batch], seed: int, plan: Plan | None
             scaler.update(scale / BACKOFF)
 
 
-def _backward(step: TrainStep, parts: Sequence[Batch], seed: int) -> None:
+def _backward(step: TrainStep, parts: Sequence[Batch | Counted], seed: int) -> None:
     device = step.draft.device
     step.draft.model.zero_grad(set_to_none=True)
     others = [] if device.type == "cpu" else [device]

@@ -11,7 +11,7 @@ from autofit.core.space import Refusal, SpaceFacts
 from autofit.probing import gates
 from autofit.strategies.base import Facts, Strategy
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.tree import Batch, batch_size, split
+from autofit.workloads.counted import Cuttable
 
 _GATE_SAMPLES = (8, 4, 2)
 _LOOKED_AT = 8
@@ -48,6 +48,7 @@ class Survey:
             SpaceError: no micro batch is usable, or there are too many combinations.
         """
         facts, knobs = self.facts, self._knobs()
+        self._note_own_batch()
         sizes = [facts.micro_batch_size]
         if MICRO_BATCH_SIZE in knobs:
             sizes = [int(size) for size in knobs.pop(MICRO_BATCH_SIZE).values]
@@ -69,6 +70,16 @@ class Survey:
             forbidden=self._forbidden(playing),
         )
 
+    def _note_own_batch(self) -> None:
+        """Says so where the user's own setting is not run in the batches of their loader."""
+        facts, size = self.facts, self.source.user_batch_size
+        if facts.global_batch_size is not None and facts.micro_batch_size != size:
+            self.caveats.append(
+                f"your loader makes batches of {size}, which do not make up the global batch of "
+                f"{facts.global_batch_size}: your setting is measured as {facts.accumulation_steps} micro "
+                f"batch{'es' * (facts.accumulation_steps > 1)} of {facts.micro_batch_size}"
+            )
+
     def _knobs(self) -> dict[str, Knob]:
         knobs: dict[str, Knob] = {}
         for strategy in self.strategies:
@@ -85,7 +96,7 @@ class Survey:
 
     def _keeps(self, name: str, value: KnobValue) -> bool:
         plan = Plan(values={name: value})
-        verdict = self._asked(lambda batch: gates.precision(self.build, plan, batch, self.seed))
+        verdict = self._asked(lambda found: gates.precision(self.build, plan, found.batch, self.seed))
         return self._decide(f"{name}={value}", verdict)
 
     def _accumulates(self, sizes: Iterable[int]) -> bool:
@@ -93,7 +104,7 @@ class Survey:
         return total is not None and any(total // size != self.facts.accumulation_steps for size in sizes)
 
     def _may_accumulate(self) -> bool:
-        verdict = self._asked(lambda batch: gates.accumulation(self.build, batch, self.seed))
+        verdict = self._asked(lambda found: gates.accumulation(self.build, found, self.seed))
         return self._decide("accumulation", verdict)
 
     def _decide(self, what: str, verdict: gates.Verdict) -> bool:
@@ -105,7 +116,7 @@ class Survey:
         self.refused.append(Refusal(name=what, reason=verdict.reason))
         return False
 
-    def _asked(self, gate: Callable[[Batch], gates.Verdict]) -> gates.Verdict:
+    def _asked(self, gate: Callable[[Cuttable], gates.Verdict]) -> gates.Verdict:
         """Returns a gate's verdict on a small batch; one that cannot be run has not been passed."""
         reason = "the user's batches cannot be cut"
         most = max(2, self.source.user_batch_size)
@@ -118,12 +129,13 @@ class Survey:
                 reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         return gates.Verdict(False, f"could not be checked: {reason}")
 
-    def _batch(self, size: int) -> Batch:
+    def _batch(self, size: int) -> Cuttable:
         """Returns a batch for a gate: where lengths vary, one that shows it."""
-        return max(self.source.typical(size, _LOOKED_AT if self.source.varies else 1), key=self._unevenness)
+        found = self.source.cuttable(size, _LOOKED_AT if self.source.varies else 1)
+        return max(found, key=self._unevenness) if len(found) > 1 else found[0]
 
-    def _unevenness(self, batch: Batch) -> int:
-        tokens = [self.source.tokens(sample) or 0 for sample in split(batch, [1] * batch_size(batch))]
+    def _unevenness(self, found: Cuttable) -> int:
+        tokens = [self.source.tokens(part.batch) or 0 for part in found.cut([1] * found.samples)]
         return max(tokens) - min(tokens)
 
     def _forbidden(self, knobs: Sequence[Knob]) -> dict[str, str]:
