@@ -70,7 +70,7 @@ class Guard:
         self._process = ProcessState()
         walk = Walk(model, optimizer, loader, extras, functions)
         self.caveats, self.changed = walk.unguarded.caveats, tuple[str, ...]()
-        self._left = True
+        self._left = False
         self._watched = walk.unguarded.pieces
         self._pieces, self._held = walk.pieces, {id(piece) for piece in walk.held}
         for piece in (*self._pieces, *self._watched):
