@@ -21,7 +21,8 @@ from autofit.core.plan import Plan
 from autofit.prepare import prepare
 from autofit.probing.bench import place
 from autofit.probing.tracing.results import laid_out
-from autofit.probing.tracing.temporaries import Chip, passing
+from autofit.probing.tracing.chip import Chip
+from autofit.probing.tracing.temporaries import passing
 from autofit.strategies import MEMBERS
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.factory import make

@@ -10,8 +10,8 @@ import torch
 from torch.nn.functional import pad
 
 from autofit.probing.tracing.autocast import HALF
+from autofit.probing.tracing.chip import Chip
 from autofit.probing.tracing.results import first
-from autofit.probing.tracing.temporaries import Chip
 
 aten = torch.ops.aten
 

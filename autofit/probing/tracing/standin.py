@@ -17,8 +17,8 @@ from torch.utils import backend_registration
 
 from autofit.probing.tracing.attention import attention
 from autofit.probing.tracing.autocast import HALF, register
+from autofit.probing.tracing.chip import Chip
 from autofit.probing.tracing.results import first
-from autofit.probing.tracing.temporaries import Chip
 
 NAME = "standin"
 

@@ -33,13 +33,14 @@ from autofit.core.work import StepWork, Work
 from autofit.prepare import prepare
 from autofit.probing.tracing.answers import Answers
 from autofit.probing.tracing.assembly import assembled
+from autofit.probing.tracing.chip import Chip
 from autofit.probing.tracing.host_temporaries import HostTemporaries
 from autofit.probing.tracing.likeness import as_plain, has_padding
 from autofit.probing.tracing.recorder import Recorder
 from autofit.probing.tracing.shadow import Shadow, fake_batch, fake_mode, shadow
 from autofit.probing.tracing.standin import attending
 from autofit.probing.tracing.tally import Tally
-from autofit.probing.tracing.temporaries import Chip, passing
+from autofit.probing.tracing.temporaries import passing
 from autofit.strategies import MEMBERS
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch, TrainStep, state_tensors
