@@ -56,8 +56,9 @@ def _sums_in_place(recorder: Recorder) -> tuple[set[int], dict[int, int]]:
 
 def _join_replaced(recorder: Recorder, dropped: set[int], same: dict[int, int]) -> None:
     """Adds to both what was written into its first operand: of its events only the last release happens."""
-    for later, first in recorder.replaced.items():
-        same[later] = same.get(first, first)
+    same |= recorder.replaced
+    for later in sorted(same):  # what an operand is itself written into is older
+        same[later] = same.get(same[later], same[later])
     heads = {same[later] for later in recorder.replaced}
     released: dict[int, int] = {}
     for place, event in enumerate(recorder.events):

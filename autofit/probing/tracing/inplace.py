@@ -18,10 +18,10 @@ SCATTERING = frozenset((
 ))  # fmt: skip
 """Operators that write into zeros which the code above has just made; into anything else it really writes a copy."""
 ZEROS = ("aten::zeros", "aten::zeros_like", "aten::new_zeros")
-CHAINED = frozenset((aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor))
-"""Arithmetic by which the gradient of `LOGITS` is made step by step."""
-LOGITS = "BinaryCrossEntropyWithLogitsBackward0"
-LINKS = ("aten::add.Tensor", "aten::add.Scalar", "aten::sub.Tensor", "aten::mul.Tensor", "aten::sigmoid")
+CHAINED = frozenset((aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.logical_and.default))
+"""Operators by which the gradients of `STEPWISE` are made step by step."""
+STEPWISE = ("BinaryCrossEntropyWithLogitsBackward0", "MaxBackward1", "MinBackward1")
+LINKS = ("aten::isnan", "aten::add.Tensor", "aten::add.Scalar", "aten::sub.Tensor", "aten::mul.Tensor", "aten::sigmoid")
 """What the first operand of such a step was made by, if that was a step too."""
 
 
@@ -38,5 +38,5 @@ def replaces(func: Any, args: tuple[Any, ...], maker: str) -> bool:
         return False  # the user's own code does what it says
     if func in SCATTERING:
         return maker in ZEROS
-    chained = func in CHAINED and maker in LINKS and node is not None and node.name() == LOGITS
+    chained = func in CHAINED and maker in LINKS and node is not None and node.name() in STEPWISE
     return chained and isinstance(args[1], torch.Tensor)

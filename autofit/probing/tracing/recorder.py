@@ -131,9 +131,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         return out
 
     def record(self, tensor: torch.Tensor, kind: Kind = Kind.TEMPORARY, *, standing: bool = False) -> None:
-        """Records the storage of a tensor, if it is on the device and new; a storage that has grown is a new one."""
-        if tensor.device.type != self._device_type or tensor.layout is not torch.strided:
+        """Records the storage of a tensor, if it is on the device and new; a storage that has grown is a new one.
+
+        Raises:
+            Untraceable: the tensor is sparse; how much it holds depends on data.
+        """
+        if tensor.device.type != self._device_type:
             return
+        if tensor.layout is not torch.strided:
+            raise Untraceable(
+                "sparse tensors, such as gradients with `sparse=True`, have no known size", self._operator
+            )
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         known = self._live.get(key)
@@ -242,7 +250,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         # A thread keeps one handle and one workspace of each: the forward pass's thread, and the autograd engine's.
         if func not in PRODUCTS or args[0].device.type != self._device_type:
             return
-        with_bias = func is aten.addmm.default and args[0].dim() == 1
+        # cuBLASLt adds a bias to more than one column only: `useLtInterface` in aten/src/ATen/native/cuda/Blas.cpp.
+        with_bias = func is aten.addmm.default and args[0].dim() == 1 and min(args[2].shape) > 1
         for biased, size in zip((False, True), self._workspaces, strict=True):
             key = (in_backward(), biased)
             if size and key not in self._with_workspace and with_bias >= biased:

@@ -26,6 +26,10 @@ def laid_out(func: Any, args: tuple[Any, ...], out: Any) -> Any:
         return (None if out[0] is None else _last(out[0]), *out[1:])
     if func in SHRUNK and (len(args) <= SHRUNK[func] or args[SHRUNK[func]] != UNREDUCED):
         return torch.empty(broadcast(*args[:2]), dtype=out.dtype, device=out.device).resize_(())
+    if (
+        func is aten.log_sigmoid_forward.default
+    ):  # its buffer is for the host alone (cuda/ActivationLogSigmoidKernel.cu)
+        return out[0], out[1].new_empty(0)
     if func is aten.col2im.default:  # made with the room of the columns first (cuda/Col2Im.cu)
         return torch.empty(args[0].shape, dtype=out.dtype, device=out.device).resize_(out.shape)
     return torch.empty(out.shape, dtype=out.dtype, device=out.device) if func in IN_ROWS else out

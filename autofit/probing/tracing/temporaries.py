@@ -32,6 +32,11 @@ def _softmax(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
     return within(*(() if args[0].is_contiguous() else (nbytes(args[0]),)))
 
 
+def _safe_softmax(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+    """Which elements are hidden, and whether all of a row are (aten/src/ATen/native/SoftMax.cpp)."""
+    return within(args[0].numel(), args[0].numel() // max(args[0].shape[args[1]], 1))
+
+
 def _softmax_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
     return within(*(nbytes(tensor) for tensor in args[:2] if not tensor.is_contiguous()))
 
@@ -48,7 +53,10 @@ def _flash_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
     batch, heads, queries, width = args[1].shape
     rows = batch * heads * up(queries, 128)
     copies = _copied_by_heads(args[0], args[4])
-    return around(*copies, inside=(4 * rows, 4 * rows * up(width, 32 if width <= 128 else 64)))
+    keys = args[2]
+    # Where several queries share a key, the gradients of keys and values are made for each query, then summed.
+    grouped = (nbytes(keys) // keys.shape[1] * heads,) * 2 if keys.shape[1] != heads else ()
+    return around(*copies, inside=(4 * rows, 4 * rows * up(width, 32 if width <= 128 else 64), *grouped))
 
 
 def _efficient_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
@@ -187,6 +195,7 @@ RULES: dict[Any, Rule] = {
     aten._to_copy.default: _copy,
     aten._softmax.default: _softmax,
     aten._log_softmax.default: _softmax,
+    aten._safe_softmax.default: _safe_softmax,
     aten._softmax_backward_data.default: _softmax_backward_product,
     aten._log_softmax_backward_data.default: _softmax_backward,
     aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
