@@ -46,8 +46,8 @@ def _pdist_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
 
 
 def _windows(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """A result with the shape of the images, before it is resized."""
-    return (nbytes(args[0]), None, ~0)
+    """A result with the shape of the images, before it is resized to a larger one."""
+    return (nbytes(args[0]), None, ~0) if nbytes(out) > nbytes(args[0]) else ()
 
 
 def _affine_grid(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:

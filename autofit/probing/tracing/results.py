@@ -30,7 +30,7 @@ def laid_out(func: Any, args: tuple[Any, ...], out: Any) -> Any:
         func is aten.log_sigmoid_forward.default
     ):  # its buffer is for the host alone (cuda/ActivationLogSigmoidKernel.cu)
         return out[0], out[1].new_empty(0)
-    if func is aten.col2im.default:  # made with the room of the columns first (cuda/Col2Im.cu)
+    if func in RESIZED and out.numel() < args[0].numel():
         return torch.empty(args[0].shape, dtype=out.dtype, device=out.device).resize_(out.shape)
     return torch.empty(out.shape, dtype=out.dtype, device=out.device) if func in IN_ROWS else out
 
@@ -152,6 +152,8 @@ SHRUNK = {
 """Losses whose result is made with room for each element, then shrunk to one number, but not its memory (Loss.cpp).
 
 With the place of their argument `reduction`."""
+RESIZED = (aten.im2col.default, aten.col2im.default)
+"""Operators whose result has room for the argument at first, and keeps it if smaller (cuda/Im2Col.cu, Col2Im.cu)."""
 IN_ROWS = (
     aten.roll.default,
     aten.mse_loss_backward.default,

@@ -59,6 +59,12 @@ def _flash_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
     return around(*copies, inside=(4 * rows, 4 * rows * up(width, 32 if width <= 128 else 64), *grouped))
 
 
+def _efficient(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+    """The result in float32 if it does not fit into registers: `kNeedsOutputAccumulatorBuffer` (kernel_forward.h)."""
+    width = args[2].shape[-1]
+    return within(*() if width <= 128 or args[0].element_size() > 2 else (4 * out[0].numel(),))
+
+
 def _efficient_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
     """Row sums, and the accumulators of `AttentionBackwardKernel::Params::workspace_size` (kernel_backward.h).
 
@@ -199,6 +205,7 @@ RULES: dict[Any, Rule] = {
     aten._softmax_backward_data.default: _softmax_backward_product,
     aten._log_softmax_backward_data.default: _softmax_backward,
     aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
+    aten._scaled_dot_product_efficient_attention.default: _efficient,
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
     aten.convolution_backward.default: _convolution_backward,
     aten.native_layer_norm.default: _copies,

@@ -31,6 +31,10 @@ def test_windows() -> None:
     assert made.untyped_storage().nbytes() == 301989888, "it is made with the room of the columns"
 
 
+def test_windows_that_do_not_overlap_need_no_room_but_their_own() -> None:
+    assert taken(aten.im2col.default, meta(32, 64, 64, 64), [2, 2], [1, 1], [0, 0], [2, 2]) == []
+
+
 def test_a_grid() -> None:
     assert taken(aten.affine_grid_generator.default, meta(32, 2, 3), [32, 64, 64, 64], False) == [1572864]
     assert taken(aten.affine_grid_generator.default, meta(8, 3, 4), [8, 3, 64, 64, 64], False) == [33554432]
