@@ -1,0 +1,128 @@
+"""Runs of `autofit.tune` in this process, each compared with the state before. Prints a JSON line for each.
+
+python -m chaos_runs.in_process SEED NUMBER [NUMBER ...]
+"""
+
+import contextlib
+import faulthandler
+import hashlib
+import io
+import json
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from chaos_runs.cases import Case, case
+from chaos_runs.workloads import Made, made
+from torch import nn
+
+import autofit
+from autofit.core.errors import AutofitError
+
+BUDGET_S, MEMORY = 4.0, "1GiB"
+LATE_S = 1.1 * BUDGET_S + 5.0
+"""The most that a run may take, as the time budget promises."""
+HUNG_S = 90.0
+INTENDED = {"interrupt": KeyboardInterrupt, "exit": SystemExit}
+"""What users' code raises that is none of its errors, and may come through."""
+
+
+def state_of(workload: Made) -> dict[str, str]:
+    """Returns digests of everything that belongs to a workload and of what a process shares, by name."""
+    found = dict(_named("", {**workload.arguments, **workload.beside}))
+    found["torch's random numbers"] = _digest(torch.get_rng_state().numpy().tobytes())
+    found["Python's random numbers"] = _digest(repr(random.getstate()).encode())
+    found["NumPy's random numbers"] = _digest(repr(np.random.get_state()).encode())  # the global ones
+    flags = (
+        torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads(), torch.is_autocast_enabled("cpu"),
+        torch.are_deterministic_algorithms_enabled(), torch.is_inference_mode_enabled(), sys.getrecursionlimit(),
+        torch._C._autograd._profiler_enabled(),
+    )  # fmt: skip
+    found["flags"] = repr(flags)
+    return found
+
+
+def _named(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, str]]:
+    if isinstance(value, torch.Tensor):
+        yield name, _tensor(value)
+    elif isinstance(value, nn.Module):
+        for each, tensor in (*value.named_parameters(remove_duplicate=False), *value.named_buffers()):
+            yield f"{name}.{each}", _tensor(tensor)
+        yield f"{name} modes", repr([module.training for module in value.modules()])
+        fault = getattr(value, "_fault", None)
+        if fault is not None:
+            yield f"{name} fault", f"{fault.at.visits} {len(fault.at.leaked)}"
+    elif isinstance(value, torch.optim.Optimizer):
+        yield from _named(f"{name} state", value.state_dict(), depth + 1)
+    elif isinstance(value, dict) and depth < 6:
+        for key, each in value.items():
+            yield from _named(f"{name}[{key}]", each, depth + 1)
+    elif isinstance(value, (list, tuple)) and depth < 6:
+        yield f"{name} length", str(len(value))
+        for number, each in enumerate(value):
+            yield from _named(f"{name}[{number}]", each, depth + 1)
+    elif isinstance(value, (int, float, str, bool, type(None))):
+        yield name, repr(value)
+
+
+def _tensor(tensor: torch.Tensor) -> str:
+    plain = tensor.detach().contiguous()
+    gradient = "" if tensor.grad is None else _digest(tensor.grad.contiguous().numpy().tobytes())
+    place = f"{tensor.data_ptr()} {tuple(tensor.stride())} {tensor.requires_grad}"
+    return f"{_digest(plain.numpy().tobytes())} {gradient} {place}"
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def run(one: Case) -> dict[str, Any]:
+    """Returns what became of a run: how it ended, how long it took, and what is wrong."""
+    workload = made(**one.arguments())
+    before, threads, descriptors = state_of(workload), threading.active_count(), len(os.listdir("/proc/self/fd"))
+    began, ended, wrong = time.perf_counter(), "answered", list[str]()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            autofit.tune(
+                **workload.arguments, memory_budget=MEMORY, time_budget=BUDGET_S, study=":memory:", progress=False
+            )
+    except AutofitError as error:
+        ended = type(error).__name__
+        if error.exit_code == 1:
+            wrong.append(f"an internal error: {ended}: {error}")
+    except INTENDED.get(one.fault, ()) as error:
+        ended = type(error).__name__
+    except BaseException as error:  # noqa: BLE001  # anything else is a finding
+        ended = type(error).__name__
+        wrong.append(f"raised {ended}: {error}")
+    took_s = time.perf_counter() - began
+    after = state_of(workload)
+    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    if changed:
+        wrong.append(f"changed: {', '.join(changed[:8])}")
+    if took_s > LATE_S:
+        wrong.append(f"took {took_s:.1f} s of {BUDGET_S:.0f} s")
+    if threading.active_count() > threads:
+        wrong.append(f"{threading.active_count() - threads} threads left")
+    if len(os.listdir("/proc/self/fd")) > descriptors + 4:  # libraries open some of their own, once
+        wrong.append("descriptors left open")
+    return {"number": one.number, "ended": ended, "took_s": round(took_s, 2), "wrong": wrong}
+
+
+def main() -> None:
+    """Runs the cases of the command line."""
+    seed, *numbers = map(int, sys.argv[1:])
+    for number in numbers:
+        faulthandler.dump_traceback_later(HUNG_S, exit=True)
+        print(json.dumps(run(case(seed, number))), flush=True)
+        faulthandler.cancel_dump_traceback_later()
+
+
+if __name__ == "__main__":
+    main()
