@@ -52,12 +52,7 @@ def _named(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, str]]:
     if isinstance(value, torch.Tensor):
         yield name, _tensor(value)
     elif isinstance(value, nn.Module):
-        for each, tensor in (*value.named_parameters(remove_duplicate=False), *value.named_buffers()):
-            yield f"{name}.{each}", _tensor(tensor)
-        yield f"{name} modes", repr([module.training for module in value.modules()])
-        fault = getattr(value, "_fault", None)
-        if fault is not None:
-            yield f"{name} fault", f"{fault.at.visits} {len(fault.at.leaked)}"
+        yield from _module(name, value)
     elif isinstance(value, torch.optim.Optimizer):
         yield from _named(f"{name} state", value.state_dict(), depth + 1)
     elif isinstance(value, dict) and depth < 6:
@@ -69,6 +64,15 @@ def _named(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, str]]:
             yield from _named(f"{name}[{number}]", each, depth + 1)
     elif isinstance(value, (int, float, str, bool, type(None))):
         yield name, repr(value)
+
+
+def _module(name: str, module: nn.Module) -> Iterator[tuple[str, str]]:
+    for each, tensor in (*module.named_parameters(remove_duplicate=False), *module.named_buffers()):
+        yield f"{name}.{each}", _tensor(tensor)
+    yield f"{name} modes", repr([each.training for each in module.modules()])
+    fault = getattr(module, "_fault", None)
+    if fault is not None:
+        yield f"{name} fault", f"{fault.at.visits} {len(fault.at.leaked)}"
 
 
 def _tensor(tensor: torch.Tensor) -> str:
