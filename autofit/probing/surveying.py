@@ -1,6 +1,6 @@
 """The survey before a search: which knobs are in play on this workload, and which values pass the gates."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -8,6 +8,7 @@ from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.space import Refusal, SpaceFacts
+from autofit.core.weighing import Weighing
 from autofit.probing import gates
 from autofit.strategies.base import Facts, Strategy
 from autofit.workloads.batches import BatchSource
@@ -17,6 +18,8 @@ _GATE_SAMPLES = (8, 4, 2)
 _LOOKED_AT = 8
 """Batches among which the gates take the one whose samples differ most in length."""
 _MOST_COMBINATIONS = 4096
+_NAMED = 3
+"""So many of the names of a step's own state are shown."""
 
 
 @dataclass(slots=True)
@@ -29,8 +32,10 @@ class Survey:
         build: makes a train step, for the gates.
         source: gives the gates' batches.
         seed: for the gates.
+        state: puts back what a step changes beside gradients, for the gates.
         refused: what was left out, with the reason; filled by `run`.
-        caveats: what a gate found and the user allowed all the same; filled by `run`.
+        caveats: what a gate found that a person should know; filled by `run`.
+        weighing: what micro batches are to be weighed by; None: their samples. Filled by `run`.
     """
 
     facts: Facts
@@ -38,8 +43,10 @@ class Survey:
     build: gates.Build
     source: BatchSource
     seed: int
+    state: gates.State = gates.STATELESS
     refused: list[Refusal] = field(default_factory=list)
     caveats: list[str] = field(default_factory=list)
+    weighing: Weighing | None = None
 
     def run(self) -> SpaceFacts:
         """Returns the search space.
@@ -85,7 +92,7 @@ class Survey:
 
     def _keeps(self, name: str, value: KnobValue) -> bool:
         plan = Plan(values={name: value})
-        verdict = self._asked(lambda batch: gates.precision(self.build, plan, batch, self.seed))
+        verdict = self._asked(lambda batch: gates.precision(self.build, plan, batch, self.seed, self.state))
         return self._decide(f"{name}={value}", verdict)
 
     def _accumulates(self, sizes: Iterable[int]) -> bool:
@@ -93,7 +100,9 @@ class Survey:
         return total is not None and any(total // size != self.facts.accumulation_steps for size in sizes)
 
     def _may_accumulate(self) -> bool:
-        verdict = self._asked(lambda batch: gates.accumulation(self.build, batch, self.seed))
+        verdict = self._asked(lambda batch: gates.accumulation(self.build, batch, self.seed, self.state))
+        self.weighing = verdict.weighing
+        self.caveats += _notes(verdict, self.facts.accumulation_steps)
         return self._decide("accumulation", verdict)
 
     def _decide(self, what: str, verdict: gates.Verdict) -> bool:
@@ -140,3 +149,20 @@ class Survey:
             if reasons:
                 found[plan.key] = reasons[0]
         return found
+
+
+def _notes(verdict: gates.Verdict, own_steps: int) -> Iterator[str]:
+    """Yields what a person should know of accumulation that passed its gate."""
+    if verdict.weighing is not None:
+        own = f"; your own setting of {own_steps} micro batches is measured so too" if own_steps > 1 else ""
+        yield (
+            f"the loss is a mean over {verdict.weighing}: micro batches are weighed by it, as only so the step equals "
+            f"that of the whole batch{own}. A loop that weighs them alike, or by samples, has another gradient"
+        )
+    if verdict.moves:
+        more = f" and {len(verdict.moves) - _NAMED} more" if len(verdict.moves) > _NAMED else ""
+        yield (
+            f"the step changes {', '.join(verdict.moves[:_NAMED])}{more} by itself, once for each micro batch: with "
+            "accumulation that is several times per optimizer step. Where that matters (a moving average), change it "
+            "after the optimizer's step instead"
+        )

@@ -16,8 +16,10 @@ import torch
 from torch import nn
 
 from autofit.core.plan import Plan
+from autofit.core.weighing import Weighing
 from autofit.workloads.loss import LossRule
 from autofit.workloads.tree import Batch, batch_size, map_tensors, tensors
+from autofit.workloads.weighing import shares
 
 
 class Scheduler(Protocol):
@@ -40,6 +42,9 @@ class Draft:
         scaler: gradient scaler for fp16, or the user's own.
         memory_format: layout that 4-d inputs are brought into, or None.
         max_grad_norm: gradients are clipped to this L2 norm before the update; None for no clipping.
+        scheduler: steps after each update.
+        weighing: what micro batches are weighed by where the loss is a mean over tokens or the like; None: by the
+            weights of the `StepBatch`, which are shares of the samples.
     """
 
     model: nn.Module
@@ -51,6 +56,7 @@ class Draft:
     memory_format: torch.memory_format | None = None
     max_grad_norm: float | None = None
     scheduler: Scheduler | None = None
+    weighing: Weighing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +156,10 @@ class TrainStep:
     def backward(self, batch: StepBatch) -> torch.Tensor:
         """Adds the gradients of one optimizer step to the parameters and returns the mean loss, detached."""
         draft, total = self.draft, None
-        for part, weight in zip(batch.parts, batch.weights, strict=True):
+        weights = batch.weights if draft.weighing is None else shares(draft.weighing, batch.parts)
+        for part, weight in zip(batch.parts, weights, strict=True):
+            if not weight:
+                continue  # nothing in it counts: its mean is 0 / 0
             loss = self._forward(part)
             if weight != 1.0:
                 loss = loss * weight
