@@ -15,6 +15,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import nn
 
+from autofit.core.errors import WorkloadError
 from autofit.core.plan import Plan
 from autofit.core.weighing import Weighing
 from autofit.workloads.loss import LossRule
@@ -164,7 +165,12 @@ class TrainStep:
             if weight != 1.0:
                 loss = loss * weight
             self._enter("backward")
-            torch.autograd.backward(loss if draft.scaler is None else draft.scaler.scale(loss))
+            try:
+                torch.autograd.backward(loss if draft.scaler is None else draft.scaler.scale(loss))
+            except RuntimeError as error:
+                if "backward through the graph a second time" not in str(error):
+                    raise
+                raise _used_graph(draft.loss.name) from error
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None, "a StepBatch has at least one part"
         return total
@@ -219,6 +225,14 @@ class TrainStep:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _used_graph(name: str) -> WorkloadError:
+    """Returns the error for a loss whose graph has been through a backward pass already."""
+    return WorkloadError(
+        f"found that the graph of the loss from {name} was used before: if {name} calls backward() or "
+        "optimizer.step() itself, leave them to autofit and return the loss; if it keeps a hidden state, .detach() it"
+    )
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:

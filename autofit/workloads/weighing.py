@@ -43,11 +43,8 @@ def count(weighing: Weighing, batch: Batch) -> torch.Tensor:
     """
     node = batch
     for step in weighing.steps:
-        try:
-            node = getattr(node, step[1:]) if step[0] == "." else node[_key(step)]
-        except (AttributeError, LookupError, TypeError):
-            node = None
-            break
+        key: str | int = int(step[1:-1]) if step[1].isdigit() else step[2:-2] if step[0] == "[" else step[1:]
+        node = (children(node) or {}).get(key)
     if not isinstance(node, torch.Tensor):
         raise WorkloadError(
             f"found a batch without {weighing}, by which the plan weighs micro batches; expected the batches that it "
@@ -112,8 +109,3 @@ def _tensors(node: Any, where: str) -> Iterator[tuple[str, torch.Tensor]]:
             continue
         if Weighing.parse(f"batch{where}{step}") is not None:
             yield from _tensors(child, where + step)
-
-
-def _key(step: str) -> str | int:
-    inside = step[1:-1]
-    return inside[1:-1] if inside[0] == "'" else int(inside)
