@@ -12,11 +12,15 @@ from autofit.core.weighing import Weighing
 from autofit.probing import gates
 from autofit.strategies.base import Facts, Strategy
 from autofit.workloads.batches import BatchSource
+from autofit.workloads.lengths import elements
 from autofit.workloads.tree import Batch, batch_size, split
+from autofit.workloads.weighing import may_differ, unevenness
 
 _GATE_SAMPLES = (8, 4, 2)
 _LOOKED_AT = 8
 """Batches among which the gates take the one whose samples differ most in length."""
+_MOST_ELEMENTS = 2**24
+"""A batch with more numbers than this is not looked at beside others for the sake of its labels."""
 _MOST_COMBINATIONS = 4096
 _NAMED = 3
 """So many of the names of a step's own state are shown."""
@@ -128,12 +132,15 @@ class Survey:
         return gates.Verdict(False, f"could not be checked: {reason}")
 
     def _batch(self, size: int) -> Batch:
-        """Returns a batch for a gate: where lengths vary, one that shows it."""
-        return max(self.source.typical(size, _LOOKED_AT if self.source.varies else 1), key=self._unevenness)
+        """Returns a batch for a gate: one whose samples differ in what a loss may be a mean over, if there is one."""
+        (first,) = self.source.typical(size, 1)
+        if not self.source.varies and (not may_differ(first) or elements(first) > _MOST_ELEMENTS):
+            return first
+        return max(self.source.typical(size, _LOOKED_AT), key=self._unevenness)
 
-    def _unevenness(self, batch: Batch) -> int:
+    def _unevenness(self, batch: Batch) -> float:
         tokens = [self.source.tokens(sample) or 0 for sample in split(batch, [1] * batch_size(batch))]
-        return max(tokens) - min(tokens)
+        return (max(tokens) - min(tokens)) / max(*tokens, 1) + unevenness(batch)
 
     def _forbidden(self, knobs: Sequence[Knob]) -> dict[str, str]:
         """Returns the combinations that a strategy says cannot be, by key, with the reason."""

@@ -75,6 +75,36 @@ def candidates(batch: Batch, ignore_index: int | None = None) -> list[Weighing]:
     return found
 
 
+def may_differ(batch: Batch) -> bool:
+    """Returns whether a batch has labels or masks of which each sample may have another number that count."""
+    return any(_counted(batch))
+
+
+def unevenness(batch: Batch) -> float:
+    """Returns how much the samples of a batch differ in what a loss may be a mean over; 0 where they are alike."""
+    found = 0.0
+    for tensor, values in _counted(batch):
+        for ignored in values:
+            counts = (tensor != ignored).flatten(1).float().mean(1)
+            found += float(counts.max() - counts.min())
+    return found
+
+
+def _counted(batch: Batch) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
+    """Yields masks and whole numbers with several entries per sample, each with the values that usually do not count."""
+    size = batch_size(batch)
+    for _, tensor in _tensors(batch, ""):
+        if tensor.dim() > 1 and tensor.shape[0] == size and tensor.numel():
+            if _is_mask(tensor):
+                yield tensor, (0,)
+            elif not tensor.is_floating_point() and not tensor.is_complex():
+                yield tensor, IGNORED
+
+
+def _is_mask(tensor: torch.Tensor) -> bool:
+    return bool(((tensor == 0) | (tensor == 1)).all())
+
+
 def ignore_index_of(loss_fn: Any) -> int | None:
     """Returns the `ignore_index` of a loss module, or of a `functools.partial` of a loss; None where there is none."""
     found = getattr(loss_fn, "ignore_index", getattr(loss_fn, "keywords", {}).get("ignore_index"))
@@ -83,7 +113,7 @@ def ignore_index_of(loss_fn: Any) -> int | None:
 
 def _ignored(tensor: torch.Tensor, ignore_index: int | None) -> list[int | None]:
     """Returns the values that may not count in a tensor; None among them where its values may be added up."""
-    if bool(((tensor == 0) | (tensor == 1)).all()):
+    if _is_mask(tensor):
         return [0, 1]
     lengths: list[int | None] = [None] if tensor.dim() <= _LENGTHS_DIM and bool((tensor >= 0).all()) else []
     if tensor.is_floating_point():

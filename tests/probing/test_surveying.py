@@ -165,6 +165,29 @@ def test_a_token_mean_is_weighed_by_tokens_also_when_few_samples_are_shorter(len
     assert "your own setting of 3 micro batches is measured so too" in caveat
 
 
+def test_labels_that_few_samples_lack_are_looked_for() -> None:
+    """Images of one size, of which one in twenty has pixels that do not count: the first batch does not show it."""
+
+    def pixel_mean(model: nn.Module, batch: Any) -> torch.Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1], ignore_index=255)
+
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 3, (64, 4, 4), generator=generator)
+    labels[::20, :3] = 255
+    data = TensorDataset(torch.randn(64, 1, 4, 4, generator=generator), labels)
+    survey = survey_of(
+        BATCHING,
+        model=nn.Conv2d(1, 3, 3, padding=1),
+        loader=DataLoader(data, batch_size=8),
+        loss=pixel_mean,
+        global_batch_size=24,
+        micro_batch_size=8,
+        accumulation_steps=3,
+    )
+    survey.run()
+    assert survey.weighing == Weighing("[1]", ignored=255)
+
+
 def test_a_mean_whose_count_is_not_in_the_batch_is_refused_with_a_cure() -> None:
     """D10: the message names what to do."""
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from autofit.core.errors import WorkloadError
 from autofit.core.weighing import Weighing
-from autofit.workloads.weighing import candidates, count, ignore_index_of, shares
+from autofit.workloads.weighing import candidates, count, ignore_index_of, shares, unevenness
 
 
 @dataclass
@@ -66,6 +66,15 @@ def test_padding_of_any_value_is_found_at_the_ends_of_rows() -> None:
 
 def test_images_and_other_numbers_count_for_nothing() -> None:
     assert candidates({"pixels": torch.randn(4, 3, 8, 8), "class_weights": torch.rand(7)}) == []
+
+
+def test_batches_differ_in_how_uneven_their_samples_are() -> None:
+    even = {"labels": torch.tensor([[1, 2, -100], [1, 2, -100]]), "x": torch.randn(2, 3)}
+    uneven = {"labels": torch.tensor([[1, 2, 3], [1, -100, -100]]), "x": torch.randn(2, 3)}
+    masked = {"mask": torch.tensor([[True, False], [True, True]])}
+    assert unevenness(even) == 0
+    assert unevenness(uneven) == pytest.approx(2 / 3)
+    assert unevenness(masked) == 0.5
 
 
 @pytest.mark.parametrize(
