@@ -18,7 +18,7 @@ from autofit.core.plan import Plan
 from autofit.core.printable import printable
 from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.core.summary import summarize
-from autofit.core.weighing import WEIGHING, Weighing
+from autofit.core.weighing import Weighing
 from autofit.exporters.base import Export
 from autofit.prepare import prepare
 from autofit.probing.guard import Guard
@@ -151,7 +151,7 @@ class Fit:
             scaler=scaler,
             scheduler=scheduler,
             max_grad_norm=workload.max_grad_norm,
-            weighing=self._weighing(),
+            weighing=Weighing.of(self.recommendation.environment.settings),
         )
         self._check_optimizer(draft.optimizer)
         rebuilt = source.rebuild(self.plan.micro_batch_size)
@@ -200,16 +200,6 @@ class Fit:
                 f"the plan's environment has max_grad_norm: {text!r}; expected a number or None. Correct the plan "
                 "file, or pass max_grad_norm=."
             ) from None
-
-    def _weighing(self) -> Weighing | None:
-        text = self._setting(WEIGHING)
-        found = None if text is None else Weighing.parse(text)
-        if text is not None and found is None:
-            raise PlanFileError(
-                f"the plan's environment has {WEIGHING}: {text!r}; expected the entries of a batch, such as "
-                "\"batch['labels'] != -100\". Correct the plan file, or tune again."
-            )
-        return found
 
     def _check_loss(self, loss: LossRule, found: str) -> None:
         if loss.inferred and found != self.recommendation.environment.workload:

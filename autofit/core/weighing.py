@@ -1,8 +1,11 @@
 """Weighing: what micro batches are weighed by, where the loss is a mean over something else than samples."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
+
+from autofit.core.errors import PlanFileError
 
 WEIGHING = "weighing"
 """Name of the setting of an `Environment` that says it; absent where micro batches are weighed by their samples."""
@@ -40,6 +43,22 @@ class Weighing:
             return None
         ignored = found["ignored"]
         return cls(found["where"], found["shifted"] is not None, None if ignored is None else int(ignored))
+
+    @classmethod
+    def of(cls, settings: Mapping[str, str]) -> Self | None:
+        """Returns the weighing of an environment's settings, or None for weights by samples.
+
+        Raises:
+            PlanFileError: the settings say something else.
+        """
+        text = settings.get(WEIGHING)
+        found = None if text is None else cls.parse(text)
+        if text is not None and found is None:
+            raise PlanFileError(
+                f"the plan's environment has {WEIGHING}: {text!r}; expected the entries of a batch, such as "
+                "\"batch['labels'] != -100\". Correct the plan file, or tune again."
+            )
+        return found
 
     @property
     def steps(self) -> tuple[str, ...]:

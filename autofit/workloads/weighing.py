@@ -91,7 +91,7 @@ def unevenness(batch: Batch) -> float:
 
 
 def _counted(batch: Batch) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
-    """Yields masks and whole numbers with several entries per sample, each with the values that usually do not count."""
+    """Yields masks and whole numbers with several entries per sample, with the values that usually do not count."""
     size = batch_size(batch)
     for _, tensor in _tensors(batch, ""):
         if tensor.dim() > 1 and tensor.shape[0] == size and tensor.numel():

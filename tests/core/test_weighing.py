@@ -2,6 +2,7 @@
 
 import pytest
 
+from autofit.core.errors import PlanFileError
 from autofit.core.weighing import Weighing
 
 SAID = [
@@ -34,6 +35,13 @@ def test_it_is_said_and_read_back(weighing: Weighing, text: str) -> None:
 )
 def test_nothing_else_is_read(text: str) -> None:
     assert Weighing.parse(text) is None
+
+
+def test_settings_that_say_something_else_are_refused() -> None:
+    assert Weighing.of({}) is None
+    assert Weighing.of({"weighing": "batch[1] != 255"}) == Weighing("[1]", ignored=255)
+    with pytest.raises(PlanFileError, match=r"weighing: 'exit\(\)'; expected the entries of a batch"):
+        Weighing.of({"weighing": "exit()"})
 
 
 def test_the_way_to_the_tensor_is_cut_at_each_container() -> None:
