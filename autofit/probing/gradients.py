@@ -114,12 +114,12 @@ class Gradients:
             seed: of random numbers. With the same seed a sample gets the same ones of torch in any micro batch.
             weights: of the micro batches; None: by their samples.
             plan: what is applied; None: nothing.
-            others: seed of Python's and NumPy's random numbers, which then differ from one micro batch to the next;
-                None: they are the same in each.
+            others: seed of Python's and NumPy's random numbers, which then differ from one micro batch to the next, and
+                state goes on from where it is, as generators of the user's own are part of it; None: all are the same.
         """
         whole = StepBatch.of(parts) if weights is None else StepBatch(parts, weights)
         run = _Run(self, plan or Plan(), seed, [batch_size(part) for part in parts], others)
-        if not self.moves:
+        if not self.moves or others is not None:
             return run.gradient(whole)
         vector, reduced = torch.zeros(()), False
         losses: list[float] = []
@@ -145,7 +145,7 @@ class _Run:
 
         Where a scaler's first scale makes it overflow, the scale is lowered as training would lower it.
         """
-        if self.owner.moves:
+        if self.owner.moves and self.others is None:
             self.owner.state.restore()
         with self.owner.build(self.plan) as step, _dropout_off(step.draft.model):
             model, scaler = step.draft.model, step.draft.scaler

@@ -180,7 +180,7 @@ def test_d3_a_change_of_the_objective_is_found_in_noise_too(model: Callable[[], 
 
 def in_numpy(strength: float, summed: bool) -> Step:
     """Noise that torch knows nothing of, so that no two runs can share it."""
-    source = np.random.default_rng()
+    source = np.random.default_rng(0)
 
     def step(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         noise = torch.from_numpy(source.standard_normal(batch.shape)).float()
@@ -190,10 +190,44 @@ def in_numpy(strength: float, summed: bool) -> Step:
     return step
 
 
+def holding(kind: str) -> Step:
+    """A step function that holds a moving teacher: in its closure, as the object that it is a method of, or its own."""
+    teacher = copy.deepcopy(Distilled().teacher)
+    for parameter in teacher.parameters():
+        torch.nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(1))
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.teacher, self.steps = teacher, 0
+
+        def step(self, model: Distilled, batch: torch.Tensor) -> torch.Tensor:
+            self.steps += 1
+            loss = F.mse_loss(model.student(batch), self.teacher(batch))
+            with torch.no_grad():
+                for slow, fast in zip(self.teacher.parameters(), model.student.parameters(), strict=True):
+                    slow.lerp_(fast, 0.1)
+            return loss
+
+    trainer = Trainer()
+
+    def step(model: Distilled, batch: torch.Tensor) -> torch.Tensor:
+        return trainer.step(model, batch)
+
+    return trainer.step if kind == "method" else step
+
+
+@pytest.mark.parametrize("kind", ["method", "closure"])
+def test_d3_a_teacher_that_the_step_function_holds_locks_nothing(kind: str) -> None:
+    bench = opened(Distilled(), images(), "batching", "precision", step_fn=holding(kind))
+    assert "accumulation" not in refused(bench)
+    assert "precision=bf16" not in refused(bench)
+    assert any("the step changes step_fn" in caveat for caveat in bench.briefing.caveats)
+
+
 @pytest.mark.parametrize("summed", [False, True], ids=["mean", "sum"])
 def test_d3_where_numbers_cannot_be_shared_means_of_many_draws_are_compared(summed: bool) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    bench = opened(model, images(), step_fn=in_numpy(0.3, summed))
+    bench = opened(model, images(), step_fn=in_numpy(0.1, summed))
     if summed:
         assert "over 8 draws of the step's own random numbers" in refused(bench)["accumulation"]
     else:
