@@ -154,7 +154,7 @@ class Fit:
             weighing=Weighing.of(self.recommendation.environment.settings),
         )
         self._check_optimizer(draft.optimizer)
-        rebuilt = source.rebuild(self.plan.micro_batch_size)
+        rebuilt = source.rebuild(self.plan.micro_batch_size, counted=self.plan.accumulation_steps > 1)
         groups = StepLoader(rebuilt, self.plan.accumulation_steps, bool(getattr(loader, "drop_last", False)))
         step = prepare(self.plan, draft, MEMBERS)
         step.loader = groups

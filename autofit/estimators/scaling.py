@@ -3,7 +3,8 @@
 The size of everything that lasts is a + c·b in the micro batch b, with whole numbers a and c
 (reference/memory_prediction.md 5): two traces give a and c, all others check them. What an operator takes for the
 moment may follow the device instead (a sum takes room for so many blocks of threads, then no more); where it is not
-affine it is drawn between the traced sizes, in straight pieces. Peaks are not scaled: the scaled trace is replayed.
+affine it is drawn between the traced sizes, in straight pieces. So is everything where the batches themselves are not
+affine: the largest graph has more nodes than the next. Peaks are not scaled: the scaled trace is replayed.
 """
 
 from bisect import bisect_left
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, gcd
 
-from autofit.core.trace import Tensors, Trace
+from autofit.core.trace import Kind, Tensors, Trace
 from autofit.estimators.alignment import Alignment, Refusal, aligned, described
 
 LEAST_TRACES = 3
@@ -109,7 +110,8 @@ def scaling(traces: Sequence[Trace], least: int = LEAST_TRACES, slack_ratio: flo
     pattern = _pattern(alignment, traces)
     uneven = {handle: tuple(sizes[handle] for sizes in alignment.sizes) for handle in bent}
     lasting = [handle for handle in bent if not alignment.momentary[handle]]
-    if not all(_is_straight(traced, uneven[handle], slack_ratio) for handle in lasting):
+    ragged = any(alignment.kinds[handle] is Kind.BATCH for handle in lasting)
+    if not ragged and not all(_is_straight(traced, uneven[handle], slack_ratio) for handle in lasting):
         return Refusal(_not_affine(pattern, alignment, traced, lasting))
     momentary = frozenset(handle for handle, brief in enumerate(alignment.momentary) if brief)
     return Scaling(pattern, traced, fixed, per_sample, uneven, frozenset(lasting), momentary)

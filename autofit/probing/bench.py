@@ -36,10 +36,11 @@ from autofit.probing.tracing import isolation, tracing
 from autofit.strategies import MEMBERS
 from autofit.strategies.base import Facts, Strategy
 from autofit.workloads.batches import BatchSource
+from autofit.workloads.counted import Counted
 from autofit.workloads.forward import resolve_forward
 from autofit.workloads.loss import LossRule, resolve_loss
 from autofit.workloads.step import Draft, TrainStep
-from autofit.workloads.tree import Batch, describe, map_tensors
+from autofit.workloads.tree import describe, map_tensors
 from autofit.workloads.workload import Workload
 
 
@@ -381,9 +382,10 @@ def facts_of(
     )
 
 
-def batch_to_trace(source: BatchSource, plan: Plan) -> Batch:
-    """Returns a worst batch for the trace of a plan: a small one where it can be resized, which a trace does."""
-    return source.worst(min(2, plan.micro_batch_size) if source.resizable else plan.micro_batch_size)
+def batch_to_trace(source: BatchSource, plan: Plan) -> Counted:
+    """Returns a worst batch for the trace of a plan: a small one where its shapes tell those of any size."""
+    size = min(2, plan.micro_batch_size) if source.resizable and source.even else plan.micro_batch_size
+    return Counted(source.worst(size), size)
 
 
 def own_batch(user_batch_size: int, global_batch_size: int | None, resizable: bool) -> tuple[int, int]:

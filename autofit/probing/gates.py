@@ -19,7 +19,8 @@ from autofit.core.plan import Plan
 from autofit.core.weighing import Weighing
 from autofit.probing.chance import compare
 from autofit.probing.gradients import STATELESS, Build, Gradient, Gradients, State, difference
-from autofit.workloads.tree import Batch, batch_size, split
+from autofit.workloads.counted import Counted, Cuttable
+from autofit.workloads.tree import Batch
 from autofit.workloads.weighing import candidates, shares
 
 __all__ = ["STATELESS", "Build", "State", "Verdict", "accumulation", "precision"]
@@ -52,7 +53,7 @@ class Verdict:
     moves: tuple[str, ...] = ()
 
 
-def accumulation(build: Build, batch: Batch, seed: int, state: State = STATELESS) -> Verdict:
+def accumulation(build: Build, batch: Batch | Cuttable, seed: int, state: State = STATELESS) -> Verdict:
     """Compares the gradient of `batch` with that of its samples one by one, accumulated as `TrainStep` does.
 
     A model that takes no single samples (batch normalisation of vectors) is shown halves instead. Where weights by
@@ -60,21 +61,22 @@ def accumulation(build: Build, batch: Batch, seed: int, state: State = STATELESS
 
     Args:
         build: makes a train step; its model's gradients are left as None.
-        batch: at least 2 samples.
+        batch: at least 2 samples; a plain one is cut along its first dimension.
         seed: for the random numbers that remain when dropout is off.
         state: puts back what a step changes beside gradients.
     """
-    size = batch_size(batch)
+    found = Cuttable.of(batch)
+    size, whole = found.samples, Counted(found.batch, found.samples)
     try:
-        return _Accumulation(build, batch, split(batch, [1] * size), seed, state).verdict()
+        return _Accumulation(build, whole, found.cut([1] * size), seed, state).verdict()
     except ValueError:
         if size == 2:
             raise
-        halves = split(batch, [size // 2, size - size // 2])
-        return _Accumulation(build, batch, halves, seed, state).verdict()
+        halves = found.cut([size // 2, size - size // 2])
+        return _Accumulation(build, whole, halves, seed, state).verdict()
 
 
-def precision(build: Build, plan: Plan, batch: Batch, seed: int, state: State = STATELESS) -> Verdict:
+def precision(build: Build, plan: Plan, batch: Batch | Counted, seed: int, state: State = STATELESS) -> Verdict:
     """Compares the gradient under `plan` with the one as the user has it, on the same batch and random numbers."""
     with Gradients(build, state) as gradients:
         reference = gradients.rehearse(batch, seed).vector
@@ -105,8 +107,8 @@ class _Accumulation:
     """One comparison of a whole batch with its parts."""
 
     build: Build
-    batch: Batch
-    parts: Sequence[Batch]
+    batch: Counted
+    parts: Sequence[Counted]
     seed: int
     state: State
 
@@ -143,8 +145,8 @@ class _Accumulation:
         with self.build(Plan()) as step:
             ignore_index = step.draft.loss.ignore_index
         found: dict[tuple[float, ...], Weighing] = {}
-        for weighing in candidates(self.batch, ignore_index):
-            found.setdefault(tuple(shares(weighing, self.parts)), weighing)
+        for weighing in candidates(*self.batch, ignore_index):
+            found.setdefault(tuple(shares(weighing, [part.batch for part in self.parts])), weighing)
         return [(weighing, weights) for weights, weighing in found.items()]
 
     def _by_chance(self, gradients: Gradients, whole: Gradient) -> Verdict | None:
@@ -164,7 +166,7 @@ class _Accumulation:
         return Verdict(False, f"accumulation {said}: {found.text}. {_CURE}")
 
 
-def _is_random(gradients: Gradients, batch: Batch, seed: int, found: torch.Tensor, most: float) -> bool:
+def _is_random(gradients: Gradients, batch: Batch | Counted, seed: int, found: torch.Tensor, most: float) -> bool:
     """Returns whether the gradient of a batch differs by chance, as two sides that are compared then do too."""
     shared = gradients.ledger.drawn and not gradients.ledger.apart
     again = gradients.of([batch], seed if shared else seed + 1, others=_MANY)

@@ -16,8 +16,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from autofit.core.plan import Plan
 from autofit.probing.batch_store import fresh
 from autofit.probing.shared_draws import Ledger, SharedDraws
+from autofit.workloads.counted import Counted, counted
 from autofit.workloads.step import StepBatch, TrainStep
-from autofit.workloads.tree import Batch, batch_size
+from autofit.workloads.tree import Batch
 
 BACKOFF = 16.0
 """Scale of a gradient scaler is lowered by this while the gradient overflows, down to about 1."""
@@ -80,7 +81,7 @@ class Gradients:
     moves: tuple[str, ...] = ()
     ledger: Ledger = field(default_factory=Ledger)
 
-    def rehearse(self, part: Batch, seed: int) -> Gradient:
+    def rehearse(self, part: Batch | Counted, seed: int) -> Gradient:
         """Returns the gradient of one micro batch, and sees what a step draws and changes. Comes first, once."""
         before = set(self.state.differences())
         found = self.of([part], seed)
@@ -100,7 +101,7 @@ class Gradients:
 
     def of(
         self,
-        parts: Sequence[Batch],
+        parts: Sequence[Batch | Counted],
         seed: int,
         *,
         weights: Sequence[float] | None = None,
@@ -117,13 +118,15 @@ class Gradients:
             others: seed of Python's and NumPy's random numbers, which then differ from one micro batch to the next, and
                 state goes on from where it is, as generators of the user's own are part of it; None: all are the same.
         """
-        whole = StepBatch.of(parts) if weights is None else StepBatch(parts, weights)
-        run = _Run(self, plan or Plan(), seed, [batch_size(part) for part in parts], others)
+        whole = StepBatch.of(parts)
+        if weights is not None:
+            whole = replace(whole, weights=weights)
+        run = _Run(self, plan or Plan(), seed, [counted(part).samples for part in parts], others)
         if not self.moves or others is not None:
             return run.gradient(whole)
         vector, reduced = torch.zeros(()), False
         losses: list[float] = []
-        for at, (part, weight) in enumerate(zip(parts, whole.weights, strict=True)):
+        for at, (part, weight) in enumerate(zip(whole.parts, whole.weights, strict=True)):
             if weight:
                 one = run.gradient(StepBatch([part], [weight]), at)
                 vector, reduced, losses = vector + one.vector, one.reduced, [*losses, *one.losses]

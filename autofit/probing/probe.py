@@ -230,7 +230,7 @@ class Probe:
 
     def _step_batch(self, parts: Sequence[Batch]) -> StepBatch:
         """Returns the batch of a step; a copy, where bringing it to the device does not make one."""
-        return StepBatch.of([fresh(part) if self._is_there(part) else part for part in parts])
+        return StepBatch.alike([fresh(part) if self._is_there(part) else part for part in parts])
 
     def _is_there(self, batch: Batch) -> bool:
         return any(tensor.device.type == self.device.type for tensor in tensors(batch))

@@ -135,7 +135,7 @@ class ShortRun:
         """Returns the batch of a step; as in a probe a copy, where bringing it to the device makes none."""
         count = min(self.plan.accumulation_steps, MOST_PARTS)
         is_there = any(tensor.device.type == self.device.type for tensor in tensors(worst))
-        return StepBatch.of([fresh(worst) if is_there else worst for _ in range(count)])
+        return StepBatch.alike([fresh(worst) if is_there else worst for _ in range(count)])
 
     def _limited(self, step: TrainStep) -> AbstractContextManager[None]:
         if not self.enforce or self.device.is_host:  # a host's limit wants a process of its own

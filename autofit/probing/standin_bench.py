@@ -38,10 +38,11 @@ from autofit.probing.tracing.temporaries import Chip
 from autofit.strategies import MEMBERS
 from autofit.strategies.base import Facts
 from autofit.workloads.batches import BatchSource
+from autofit.workloads.counted import Counted, Cuttable
 from autofit.workloads.forward import resolve_forward
 from autofit.workloads.loss import LossRule, resolve_loss
 from autofit.workloads.step import Draft, TrainStep
-from autofit.workloads.tree import Batch, batch_size, describe, map_tensors
+from autofit.workloads.tree import describe, map_tensors
 from autofit.workloads.workload import Workload
 
 CONTEXT_BYTES = 512 * 2**20
@@ -98,14 +99,15 @@ class StandInBench:
             # What is here to look at need not be all that will be trained on.
             facts = facts_of(workload, self._source, device, options, dataset_size=None)
             survey = _Ungated(facts, chosen(options.strategies), _nothing_runs, self._source, options.seed)
+            space = survey.run()
             self.briefing = Briefing(
-                space=survey.run(),
+                space=space,
                 environment=self._environment(facts),
                 budget=device.budget(options.memory_budget, self._source.varies),
                 enforced=False,
                 account=account,
                 ceilings=device.ceilings(),
-                caveats=tuple(self._notes()),
+                caveats=(*self._notes(), *survey.caveats),
             )
 
     @classmethod
@@ -167,12 +169,13 @@ class StandInBench:
 
     def _resolve(self) -> LossRule:
         workload, home = self.workload, self._device.torch_device
-        batch = self._source.typical(self._smallest(2), 1)[0]
+        size = self._smallest(2)
+        batch = self._source.typical(size, 1)[0]
         if not workload.training:
             return resolve_forward(batch, workload.step_fn)
         if self._alone:
             with suppress(Exception):  # the user's code may need real data; what is wrong with it shows on them
-                return _resolved_without_data(workload, batch)
+                return _resolved_without_data(workload, Counted(batch, size))
         batch = map_tensors(batch, lambda t: t.to(home))
         return resolve_loss(workload.model, batch, loss_fn=workload.loss_fn, step_fn=workload.step_fn)
 
@@ -267,15 +270,15 @@ class _Absent(Device):
 class _Ungated(Survey):
     """A survey for a device on which nothing can run: what a gate would have to pass is let in."""
 
-    def _asked(self, gate: Callable[[Batch], gates.Verdict]) -> gates.Verdict:
+    def _asked(self, gate: Callable[[Cuttable], gates.Verdict]) -> gates.Verdict:
         return gates.Verdict(True, "not checked: nothing runs on a device that is not here")
 
 
-def _resolved_without_data(workload: Workload, batch: Batch) -> LossRule:
+def _resolved_without_data(workload: Workload, found: Counted) -> LossRule:
     """Returns how the loss is computed, found on a fake copy: a real forward pass of a large model takes minutes."""
     unknown = LossRule("", lambda model, batch: torch.empty(()), inferred=False, about="")
     with fake_mode():
-        part = fake_batch(batch, batch_size(batch), torch.device("cpu"))
+        part = fake_batch(found, found.samples, torch.device("cpu"))
         copied = shadow(workload, unknown, part, torch.device("cpu"))
         if copied.loss is not unknown:
             return copied.loss

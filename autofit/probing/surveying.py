@@ -12,8 +12,8 @@ from autofit.core.weighing import Weighing
 from autofit.probing import gates
 from autofit.strategies.base import Facts, Strategy
 from autofit.workloads.batches import BatchSource
+from autofit.workloads.counted import Counted, Cuttable
 from autofit.workloads.lengths import elements
-from autofit.workloads.tree import Batch, batch_size, split
 from autofit.workloads.weighing import may_differ, unevenness
 
 _GATE_SAMPLES = (8, 4, 2)
@@ -59,6 +59,7 @@ class Survey:
             SpaceError: no micro batch is usable, or there are too many combinations.
         """
         facts, knobs = self.facts, self._knobs()
+        self._note_own_batch()
         sizes = [facts.micro_batch_size]
         if MICRO_BATCH_SIZE in knobs:
             sizes = [int(size) for size in knobs.pop(MICRO_BATCH_SIZE).values]
@@ -80,6 +81,16 @@ class Survey:
             forbidden=self._forbidden(playing),
         )
 
+    def _note_own_batch(self) -> None:
+        """Says so where the user's own setting is not run in the batches of their loader."""
+        facts, size = self.facts, self.source.user_batch_size
+        if facts.global_batch_size is not None and facts.micro_batch_size != size:
+            self.caveats.append(
+                f"your loader makes batches of {size}, which do not make up the global batch of "
+                f"{facts.global_batch_size}: your setting is measured as {facts.accumulation_steps} micro "
+                f"batch{'es' * (facts.accumulation_steps > 1)} of {facts.micro_batch_size}"
+            )
+
     def _knobs(self) -> dict[str, Knob]:
         knobs: dict[str, Knob] = {}
         for strategy in self.strategies:
@@ -96,7 +107,9 @@ class Survey:
 
     def _keeps(self, name: str, value: KnobValue) -> bool:
         plan = Plan(values={name: value})
-        verdict = self._asked(lambda batch: gates.precision(self.build, plan, batch, self.seed, self.state))
+        verdict = self._asked(
+            lambda found: gates.precision(self.build, plan, Counted(found.batch, found.samples), self.seed, self.state)
+        )
         return self._decide(f"{name}={value}", verdict)
 
     def _accumulates(self, sizes: Iterable[int]) -> bool:
@@ -104,7 +117,7 @@ class Survey:
         return total is not None and any(total // size != self.facts.accumulation_steps for size in sizes)
 
     def _may_accumulate(self) -> bool:
-        verdict = self._asked(lambda batch: gates.accumulation(self.build, batch, self.seed, self.state))
+        verdict = self._asked(lambda found: gates.accumulation(self.build, found, self.seed, self.state))
         self.weighing = verdict.weighing
         self.caveats += _notes(verdict, self.facts.accumulation_steps)
         return self._decide("accumulation", verdict)
@@ -118,7 +131,7 @@ class Survey:
         self.refused.append(Refusal(name=what, reason=verdict.reason))
         return False
 
-    def _asked(self, gate: Callable[[Batch], gates.Verdict]) -> gates.Verdict:
+    def _asked(self, gate: Callable[[Cuttable], gates.Verdict]) -> gates.Verdict:
         """Returns a gate's verdict on a small batch; one that cannot be run has not been passed."""
         reason = "the user's batches cannot be cut"
         most = max(2, self.source.user_batch_size)
@@ -131,16 +144,17 @@ class Survey:
                 reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         return gates.Verdict(False, f"could not be checked: {reason}")
 
-    def _batch(self, size: int) -> Batch:
+    def _batch(self, size: int) -> Cuttable:
         """Returns a batch for a gate: one whose samples differ in what a loss may be a mean over, if there is one."""
-        (first,) = self.source.typical(size, 1)
-        if not self.source.varies and (not may_differ(first) or elements(first) > _MOST_ELEMENTS):
+        (first,) = self.source.cuttable(size, 1)
+        differs = may_differ(first.batch, size) and elements(first.batch) <= _MOST_ELEMENTS
+        if not self.source.varies and not differs:
             return first
-        return max(self.source.typical(size, _LOOKED_AT), key=self._unevenness)
+        return max(self.source.cuttable(size, _LOOKED_AT), key=self._unevenness)
 
-    def _unevenness(self, batch: Batch) -> float:
-        tokens = [self.source.tokens(sample) or 0 for sample in split(batch, [1] * batch_size(batch))]
-        return (max(tokens) - min(tokens)) / max(*tokens, 1) + unevenness(batch)
+    def _unevenness(self, found: Cuttable) -> float:
+        tokens = [self.source.tokens(part.batch) or 0 for part in found.cut([1] * found.samples)]
+        return (max(tokens) - min(tokens)) / max(*tokens, 1) + unevenness(found.batch, found.samples)
 
     def _forbidden(self, knobs: Sequence[Knob]) -> dict[str, str]:
         """Returns the combinations that a strategy says cannot be, by key, with the reason."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autofit.core.errors import WorkloadError
+from autofit.workloads.counted import Counted, Cuttable
 from autofit.workloads.tree import Batch
 
 
@@ -35,6 +36,8 @@ class BatchMaker(ABC):
         varies: whether batches of one size differ in shape, because the lengths of samples vary.
         resizable: False only when no other batch size than the user's can be made.
         max_size: largest batch that can be made where only cutting is possible; None when any can.
+        even: whether each tensor of a batch has one row per sample, so that shapes tell the number of samples, and a
+            batch can be cut.
         notes: what a person should know about how the batches were made; the values are None.
     """
 
@@ -43,6 +46,7 @@ class BatchMaker(ABC):
     varies: bool
     resizable: bool = True
     max_size: int | None = None
+    even: bool
 
     def __init__(self, options: Options, notes: Iterable[str]) -> None:
         self._options = options
@@ -56,6 +60,10 @@ class BatchMaker(ABC):
         """Returns `count` batches of exactly `size` samples, the same ones in every call."""
 
     @abstractmethod
+    def cuttable(self, size: int, count: int) -> list[Cuttable]:
+        """Returns the batches of `typical`, which can be had in parts too."""
+
+    @abstractmethod
     def longest(self, size: int) -> Batch:
         """Returns a batch of the longest samples known."""
 
@@ -66,6 +74,14 @@ class BatchMaker(ABC):
     @abstractmethod
     def rebuild(self, size: int) -> Iterable[Batch]:
         """Returns the user's data in batches of `size`, which is not the user's own.
+
+        Raises:
+            WorkloadError: the size cannot be made.
+        """
+
+    @abstractmethod
+    def counted(self, size: int) -> Iterable[Batch | Counted]:
+        """Returns the user's data in batches of `size`, with their samples where these can be counted.
 
         Raises:
             WorkloadError: the size cannot be made.

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from autofit.core.errors import WorkloadError
 from autofit.workloads.batch_maker import BatchMaker, Options
+from autofit.workloads.counted import Counted, Cuttable
 from autofit.workloads.dataloaders import dataloader_maker
 from autofit.workloads.lengths import useful_tokens
 from autofit.workloads.ready_batches import ReadyBatches
@@ -59,6 +60,11 @@ class BatchSource:
         """What a person should know about how the batches were made."""
         return tuple(self._maker.notes)
 
+    @property
+    def even(self) -> bool:
+        """Whether each tensor of a batch has one row per sample; graphs, bags and lists have not."""
+        return self._maker.even
+
     def typical(self, size: int, count: int) -> list[Batch]:
         """Returns `count` batches of exactly `size` samples, the same ones in every call.
 
@@ -71,6 +77,15 @@ class BatchSource:
         if count < 1:
             raise WorkloadError(f"found a count of {count} batches; expected at least 1; ask for one or more")
         return [map_tensors(batch, torch.clone) for batch in self._maker.typical(size, count)]
+
+    def cuttable(self, size: int, count: int) -> list[Cuttable]:
+        """Returns batches as `typical` does, which can be had in parts too: of the same samples, collated anew.
+
+        Raises:
+            WorkloadError: as `typical`.
+        """
+        self._check(size)
+        return self._maker.cuttable(size, count)
 
     def choose(self, size: int, count: int) -> None:
         """Chooses the samples of `typical` beforehand, so that what it takes then is what making batches takes."""
@@ -89,7 +104,7 @@ class BatchSource:
         if not callable(worst_case):
             return map_tensors(self._maker.repeated(worst_case, size), torch.clone)
         batch = worst_case(size)
-        if batch_size(batch) != size and not _lists(batch, size):
+        if self.even and batch_size(batch) != size and not _lists(batch, size):
             raise WorkloadError(
                 f"worst_case({size}) returned {batch_size(batch)} samples: {describe([batch])}; expected a "
                 f"batch of {size}; build it for the size that is asked for, or pass one sample instead of a "
@@ -101,13 +116,18 @@ class BatchSource:
         """Returns the useful tokens of a batch, padding not counted; None for data that is no sequence."""
         return useful_tokens(batch)
 
-    def rebuild(self, size: int) -> Iterable[Batch]:
+    def rebuild(self, size: int, *, counted: bool = False) -> Iterable[Batch | Counted]:
         """Returns the user's data in batches of `size`, for training; the user's own loader for their own size.
+
+        With `counted` its batches come with their samples, as they were collated; those that come without one have
+        the samples that their shapes tell.
 
         Raises:
             WorkloadError: the size cannot be made.
         """
         self._check(size)
+        if counted:
+            return self._maker.counted(size)
         return self._loader if size == self.user_batch_size else self._maker.rebuild(size)
 
     def structure(self) -> str:

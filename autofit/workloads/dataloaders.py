@@ -4,16 +4,20 @@ A DataLoader makes batches from samples, so any batch is made from its data set 
 iterator is never touched; without batching it gives ready batches.
 """
 
+from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from autofit.workloads.batch_maker import BatchMaker, Options
+from autofit.workloads.counted import Collating, CollatingCounted, KeyLists
 from autofit.workloads.ready_batches import ReadyBatches
+from autofit.workloads.resized import Rechunked, resized
 from autofit.workloads.sample_batches import Recipe, SampleBatches
-from autofit.workloads.samplers import Rechunked, batch_sampler_keys, sampler_keys
+from autofit.workloads.samplers import batch_sampler_keys, draws_at_random, sampler_keys
 from autofit.workloads.streams import STREAM_BATCHES, known_length, read
-from autofit.workloads.tree import Batch, concat
+from autofit.workloads.tree import concat
 
 _STREAM_SAMPLES = 512  # samples read from a data set that can only be iterated
 _KEPT = (
@@ -59,22 +63,35 @@ def _map_recipe(loader: DataLoader[Any], batch_sampler: Any, scan: int, *, liste
         notes += more
     drop_last = bool(getattr(batch_sampler, "drop_last", False))
 
-    def make(chosen: list[Any]) -> Batch:
+    def fetch(chosen: list[Any]) -> list[Any]:
         if listed:
-            return collate(dataset[chosen])
-        return collate(many(chosen) if callable(many) else [dataset[key] for key in chosen])
+            return chosen
+        return list(many(chosen)) if callable(many) else [dataset[key] for key in chosen]
 
-    def rebuild(size: int) -> DataLoader[Any]:
-        if plain and not listed:
-            return _again(loader, batch_size=size, sampler=batch_sampler.sampler, drop_last=drop_last)
-        chunks = Rechunked(batch_sampler, size, user_size, drop_last)
-        return _again(loader, **({"batch_size": None, "sampler": chunks} if listed else {"batch_sampler": chunks}))
+    @cache
+    def lists(size: int) -> Iterable[list[Any]]:
+        if plain:
+            return BatchSampler(batch_sampler.sampler, size, drop_last)
+        return batch_sampler if size == user_size else resized(batch_sampler, size, user_size, drop_last)
 
-    def sample(key: Any) -> Any:
-        return dataset[[key]] if listed else dataset[key]
+    def rebuild(size: int, counted: bool) -> DataLoader[Any]:
+        return _again(loader, lists(size), listed=listed, counted=counted)
 
-    join = concat if listed else collate
-    return Recipe(keys, sample, make, join, rebuild, user_size, length, drop_last, notes)
+    return Recipe(
+        keys=keys,
+        sample=lambda key: dataset[[key]] if listed else dataset[key],
+        fetch=fetch,
+        join=(lambda chosen: collate(dataset[chosen])) if listed else collate,
+        collate=concat if listed else collate,
+        rebuild=rebuild,
+        lists=None if plain and draws_at_random(batch_sampler.sampler) else lists,
+        resizes=plain or not keys or type(lists(user_size // 2 or 2)) is not Rechunked,
+        user_batch_size=user_size,
+        length=length,
+        drop_last=drop_last,
+        own_way=_own_way(loader),
+        notes=notes,
+    )
 
 
 def _of_stream(loader: DataLoader[Any], options: Options) -> BatchMaker:
@@ -86,26 +103,63 @@ def _of_stream(loader: DataLoader[Any], options: Options) -> BatchMaker:
         return ReadyBatches(loader, range(len(ready)), ready.__getitem__, options, complete=ended, notes=notes)
     samples, ended, notes = read(dataset, min(options.scan, max(_STREAM_SAMPLES, user_size)), "samples")
     length = known_length(dataset)
+
+    def rebuild(size: int, counted: bool) -> DataLoader[Any]:
+        return _with(loader, _counting(loader, counted), batch_size=size, drop_last=loader.drop_last)
+
     recipe = Recipe(
         keys=range(len(samples)),
         sample=samples.__getitem__,
-        make=lambda chosen: collate([samples[at] for at in chosen]),
+        fetch=lambda chosen: [samples[at] for at in chosen],
+        join=collate,
         collate=collate,
-        rebuild=lambda size: _again(loader, batch_size=size, drop_last=loader.drop_last),
+        rebuild=rebuild,
+        lists=lambda size: BatchSampler(range(len(samples)), size, loader.drop_last),
+        resizes=True,
         user_batch_size=user_size,
         length=len(samples) if length is None and ended else length,
         drop_last=loader.drop_last,
+        own_way=_own_way(loader),
         notes=notes + _subclass_note(loader),
     )
     return SampleBatches(loader, recipe, options)
 
 
-def _again(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
-    """Returns a new DataLoader with everything the user set, but for `changes`."""
-    return DataLoader(loader.dataset, **{name: getattr(loader, name) for name in _KEPT}, **changes)
+def _again(loader: DataLoader[Any], lists: Any, *, listed: bool, counted: bool) -> DataLoader[Any]:
+    """Returns a new DataLoader over the same data that draws `lists` of keys, with everything else that the user set.
+
+    Args:
+        loader: the user's.
+        lists: a batch sampler.
+        listed: whether the data set takes lists of keys.
+        counted: whether its batches come as `Counted`.
+    """
+    if listed:
+        changes: dict[str, Any] = {"batch_size": None, "sampler": lists}
+        if counted:
+            changes |= {"dataset": KeyLists(loader.dataset), "collate_fn": CollatingCounted(loader.collate_fn)}
+        return _with(loader, changes)
+    if type(lists) is BatchSampler:
+        sized = {"batch_size": lists.batch_size, "sampler": lists.sampler, "drop_last": lists.drop_last}
+        return _with(loader, _counting(loader, counted), **sized)
+    return _with(loader, _counting(loader, counted), batch_sampler=lists)
+
+
+def _counting(loader: DataLoader[Any], counted: bool) -> dict[str, Any]:
+    return {"collate_fn": Collating(loader.collate_fn)} if counted else {}
+
+
+def _with(loader: DataLoader[Any], changes: dict[str, Any], **more: Any) -> DataLoader[Any]:
+    """Returns a new DataLoader with everything the user set, but for the changes."""
+    kept = {name: getattr(loader, name) for name in ("dataset", *_KEPT)}
+    return DataLoader(**{**kept, **changes, **more})
+
+
+def _own_way(loader: DataLoader[Any]) -> bool:
+    return type(loader).__iter__ is not DataLoader.__iter__
 
 
 def _subclass_note(loader: DataLoader[Any]) -> tuple[str, ...]:
-    if type(loader).__iter__ is DataLoader.__iter__:
+    if not _own_way(loader):
         return ()
     return (f"{type(loader).__name__} iterates in its own way: other batch sizes come from a plain DataLoader",)

@@ -5,6 +5,7 @@ samples are therefore measured before the first probe, and fit is proven on the 
 and lengths are kept, never the samples.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -77,7 +78,7 @@ def scan(sample: Callable[[int], Any], count: int, limit: int) -> Lengths:
     for path, shapes in table.items():
         seen = [shapes.get(row, ()) for row in range(len(positions))]
         if len(set(seen)) > 1:
-            sizes[path] = tuple(_product(shape) for shape in seen)
+            sizes[path] = tuple(product(shape) for shape in seen)
             for axis in range(max(len(shape) for shape in seen)):
                 column = tuple(shape[axis] if axis < len(shape) else 0 for shape in seen)
                 if len(set(column)) > 1:
@@ -107,7 +108,7 @@ def extents(sample: Any, path: str = "") -> dict[str, tuple[int, ...]]:
         return {path: (len(sample),)}
     if isinstance(sample, (list, tuple)) and len(sample) > _MAX_ENTRIES:
         inner = [shape for item in sample for shape in extents(item).values()]
-        return {path: (len(sample), sum(_product(shape) for shape in inner))}
+        return {path: (len(sample), sum(product(shape) for shape in inner))}
     found: dict[str, tuple[int, ...]] = {}
     for key, child in (children(sample) or {}).items():
         found |= extents(child, f"{path}.{key}")
@@ -150,8 +151,6 @@ def _shape(node: Any) -> tuple[int, ...] | None:
     return None
 
 
-def _product(shape: tuple[int, ...]) -> int:
-    product = 1 if shape else 0
-    for side in shape:
-        product *= side
-    return product
+def product(shape: tuple[int, ...]) -> int:
+    """Returns the number of elements of a shape; none for a single number, whose extent cannot vary."""
+    return math.prod(shape) if shape else 0

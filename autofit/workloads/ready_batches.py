@@ -11,9 +11,10 @@ import torch
 
 from autofit.core.errors import WorkloadError
 from autofit.workloads.batch_maker import BatchMaker, Options, no_batches
+from autofit.workloads.counted import Alike, Counted, Cuttable
 from autofit.workloads.lengths import elements, spaced
 from autofit.workloads.streams import STREAM_BATCHES
-from autofit.workloads.tree import Batch, batch_size, concat, describe, leaves, regroup, split, strays
+from autofit.workloads.tree import Batch, batch_size, concat, describe, leaves, map_tensors, regroup, split, strays
 
 
 class ReadyBatches(BatchMaker):
@@ -48,6 +49,12 @@ class ReadyBatches(BatchMaker):
         parts = [self.length] if self._join else self._rows.values()
         return _Regrouped(self._loader, size, self._join, sum(-(-part // size) for part in parts))
 
+    def counted(self, size: int) -> Iterable[Batch | Counted]:
+        """Returns the batches, whose shapes tell their samples; where they do not, each counts as any other."""
+        if not self.resizable:
+            return Alike(self._loader, size)
+        return self._loader if size == self.user_batch_size else self.rebuild(size)
+
     def structure(self) -> str:
         """Returns what the first eight batches that were looked at have in common."""
         first = itertools.islice(self._rows.items(), 8)
@@ -64,6 +71,10 @@ class ReadyBatches(BatchMaker):
         larger = [at for at, rows in self._rows.items() if rows > size]
         stream = self._shuffled(exact if not self.resizable else exact + larger)
         return [self._cut(batch, size) for batch in itertools.islice(stream, count)]
+
+    def cuttable(self, size: int, count: int) -> list[Cuttable]:
+        """Returns the same, which are cut along their first dimension."""
+        return [Cuttable.of(map_tensors(batch, torch.clone)) for batch in self.typical(size, count)]
 
     def longest(self, size: int) -> Batch:
         """Returns the batches with the most elements per sample: joined, or the first of them repeated."""
@@ -116,6 +127,7 @@ class ReadyBatches(BatchMaker):
             )
         # A tensor that is no batch of samples (class weights) is known to be shared only if it never changes.
         self.resizable = alike and (not first or len(self._rows) > 1)
+        self.even = alike and not first
         self._join = self.resizable and len(outlines) == 1
         self.varies = len(texts) > 1 or "*" in texts.pop()
 
@@ -123,7 +135,8 @@ class ReadyBatches(BatchMaker):
         """Says what cannot be done with these batches."""
         if not self.resizable:
             self._note(
-                f"batches stay at {self.user_batch_size} samples: they hold tensors that are not one row per sample"
+                f"batches stay at {self.user_batch_size} samples: they hold tensors that are not one row per sample; "
+                "in an accumulated step each counts the same"
             )
         elif not self._join:
             self.max_size = max(self._rows.values())

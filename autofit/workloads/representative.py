@@ -43,6 +43,33 @@ def representative(lengths: Lengths, size: int, count: int, chance: random.Rando
     return [[lengths.positions[at] for at in batch] for batch in ordered]
 
 
+Costs = Sequence[tuple[float, float]]
+"""Useful and padded elements of a sample, for each field."""
+
+
+def alike(costs: Sequence[Costs], wanted: Costs, count: int, chance: random.Random) -> list[int]:
+    """Returns which `count` of given batches have, on average, what is wanted, in an order as of `representative`.
+
+    Args:
+        costs: what the samples of each batch have.
+        wanted: what those of the data have.
+        count: how many, at most as many as there are.
+        chance: draws.
+    """
+
+    def off(batches: Sequence[int]) -> float:
+        return sum(
+            _apart(fmean(costs[at][field][side] for at in batches), mean[side])
+            for field, mean in enumerate(wanted)
+            for side in (0, 1)
+        )
+
+    draws = max(DRAWN // (8 * count), 1)
+    best = min((chance.sample(range(len(costs)), count) for _ in range(draws)), key=off)
+    order = _balanced([[at] for at in best], [sum(padded for _, padded in costs[at]) for at in best])
+    return [at for (at,) in order]
+
+
 def expected_largest(values: Sequence[int], size: int) -> float:
     """Returns the mean of the largest of `size` different ones of `values`, over all choices.
 

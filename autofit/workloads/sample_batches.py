@@ -3,15 +3,20 @@
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from autofit.core.errors import WorkloadError
 from autofit.workloads.batch_maker import BatchMaker, Options, no_batches
+from autofit.workloads.counted import Alike, Counted, Cuttable
+from autofit.workloads.groups import Groups
 from autofit.workloads.lengths import Lengths, elements, scan
 from autofit.workloads.representative import representative
-from autofit.workloads.tree import Batch, batch_size, describe
+from autofit.workloads.tree import Batch, batch_size, describe, leaves, map_tensors, tensors
 
 _STRUCTURE_SIZES = (2, 5)  # two sizes tell the batch dimension from a dimension that happens to be as long
 _SCANNED_WITH_WORST_CASE = 512  # samples measured where the user gives the worst case: what typical batches are like
@@ -23,13 +28,21 @@ class Recipe:
 
     keys: Sequence[Any]  # what names the samples
     sample: Callable[[Any], Any]  # key -> sample
-    make: Callable[[list[Any]], Batch]  # keys -> batch
+    fetch: Callable[[list[Any]], Any]  # keys -> what `join` takes: samples, or the keys where the data set takes lists
+    join: Callable[[Any], Batch]
     collate: Callable[[list[Any]], Batch]  # samples -> batch
-    rebuild: Callable[[int], Iterable[Batch]]
+    rebuild: Callable[[int, bool], Iterable[Batch | Counted]]  # size, whether counted -> a loader like the user's
+    lists: Callable[[int], Iterable[list[Any]]] | None  # size -> a rebuilt loader's keys; None: any may meet
+    resizes: bool  # whether those of another size keep the rule by which the user's loader groups samples
     user_batch_size: int
     length: int | None
     drop_last: bool
+    own_way: bool  # whether the user's loader does more than a DataLoader does
     notes: tuple[str, ...]
+
+    def make(self, keys: list[Any]) -> Batch:
+        """Returns the batch of the samples that are named."""
+        return self.join(self.fetch(keys))
 
 
 class SampleBatches(BatchMaker):
@@ -45,23 +58,44 @@ class SampleBatches(BatchMaker):
             )
         self._recipe = recipe
         self._worst_keys: dict[int, list[Any]] = {}
-        self._chosen: dict[tuple[int, int], list[list[int]] | None] = {}
+        self._chosen: dict[tuple[int, int], list[list[Any]] | None] = {}
+        self._loader = loader
         self._lengths = self._scan()
         self.varies = self._shapes_differ()
+        if self.varies and not recipe.resizes:
+            self._note(
+                f"{type(loader.batch_sampler).__name__} shows no way to make batches of another size: other sizes join "
+                "or cut its batches in order, and are measured with the padding that this gives"
+            )
+        self._groups = None if recipe.lists is None else Groups(recipe.lists, recipe.keys, recipe.sample, self._lengths)
+
+    @cached_property
+    def even(self) -> bool:  # type: ignore[override]  # known when it is first asked for: it takes a few batches
+        """Whether each tensor of a batch has one row per sample: so it is in batches of several sizes."""
+        return all(_is_even(self._recipe.make(self._drawn(size, 1)[0]), size) for size in _STRUCTURE_SIZES)
 
     def rebuild(self, size: int) -> Iterable[Batch]:
         """Returns a loader like the user's; fails where `drop_last` would leave no batch."""
+        return self._rebuilt(size, counted=False)
+
+    def counted(self, size: int) -> Iterable[Batch | Counted]:
+        """Returns the same, its samples counted as they are collated."""
+        if self._recipe.own_way and size == self.user_batch_size:
+            return self._loader if self.even else Alike(self._loader, size)
+        return self._rebuilt(size, counted=True)
+
+    def _rebuilt(self, size: int, *, counted: bool) -> Iterable[Batch | Counted]:
         if self._recipe.drop_last and self.length is not None and size > self.length:
             raise WorkloadError(
                 f"a batch of {size} was asked for, but the loader has {self.length} samples and "
                 f"drop_last=True, so it would give no batch; expected at most {self.length}; lower the size "
                 "or set drop_last=False"
             )
-        return self._recipe.rebuild(size)
+        return self._recipe.rebuild(size, counted)
 
     def structure(self) -> str:
         """Returns what batches of two sizes have in common, and those of the longest and the shortest samples."""
-        batches = [self.typical(size, 1)[0] for size in _STRUCTURE_SIZES]
+        batches = [self._recipe.make(self._drawn(size, 1)[0]) for size in _STRUCTURE_SIZES]
         sizes = list(_STRUCTURE_SIZES)
         if self._lengths.varies:
             for order in (*self._lengths.rankings(), self._lengths.shortest()):
@@ -72,22 +106,57 @@ class SampleBatches(BatchMaker):
     def typical(self, size: int, count: int) -> list[Batch]:
         """Returns batches of samples drawn by the seed, none of them twice while there are enough.
 
-        Where lengths vary, several are together like all batches of the size, as far as that was scanned.
+        Where lengths vary, several are together like all batches of the size, as far as that was scanned; they are
+        batches of the rebuilt loader where that has an order, so that they have its padding.
         """
-        self._note_repeats(size)
-        self.choose(size, count)
-        if (batches := self._chosen.get((size, count))) is not None:
-            return [self._at(batch, size) for batch in batches]
-        total = len(self._recipe.keys)
-        chosen = random.Random(self._options.seed).sample(range(total), min(size * count, total))
-        starts = range(0, size * count, size)
-        return [self._at([chosen[at % len(chosen)] for at in range(start, start + size)], size) for start in starts]
+        return [self._recipe.make(keys) for keys in self._keys(size, count)]
+
+    def cuttable(self, size: int, count: int) -> list[Cuttable]:
+        """Returns the same: cut along the first dimension where that is sound, else their samples collated anew."""
+        if self.even:
+            return [Cuttable.of(map_tensors(batch, torch.clone)) for batch in self.typical(size, count)]
+        return [self._collated(keys) for keys in self._keys(size, count)]
 
     def choose(self, size: int, count: int) -> None:
         """Draws the samples of several batches, where lengths vary; one batch is like all by chance only."""
-        if self.varies and count > 1 and (size, count) not in self._chosen:
-            chance = random.Random(self._options.seed)
-            self._chosen[size, count] = representative(self._lengths, size, count, chance)
+        if self.varies and (size, count) not in self._chosen:
+            self._chosen[size, count] = self._drawn_alike(size, count)
+
+    def _drawn_alike(self, size: int, count: int) -> list[list[Any]] | None:
+        """Returns keys of batches that are together like all; None where there is no telling, or no need to."""
+        chance = random.Random(self._options.seed)
+        if self._groups is not None:
+            return self._groups.typical(size, count, chance)
+        if count == 1:
+            return None
+        found = representative(self._lengths, size, count, chance)
+        return None if found is None else [self._keys_at(batch, size) for batch in found]
+
+    def _keys(self, size: int, count: int) -> list[list[Any]]:
+        self._note_repeats(size)
+        self.choose(size, count)
+        return self._chosen.get((size, count)) or self._drawn(size, count)
+
+    def _drawn(self, size: int, count: int) -> list[list[Any]]:
+        total = len(self._recipe.keys)
+        chosen = random.Random(self._options.seed).sample(range(total), min(size * count, total))
+        starts = range(0, size * count, size)
+        return [
+            self._keys_at([chosen[at % len(chosen)] for at in range(first, first + size)], size) for first in starts
+        ]
+
+    def _collated(self, keys: list[Any]) -> Cuttable:
+        """Returns a batch of samples that are fetched once: another look at the data may find them changed."""
+        held = self._recipe.fetch(keys)
+        sliced = isinstance(held, (list, tuple)) and len(held) == len(keys)
+
+        def cut(sizes: Sequence[int]) -> list[Counted]:
+            parts = [slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+            if not sliced:
+                return [Counted(self._recipe.make(keys[part]), len(keys[part])) for part in parts]
+            return [Counted(self._recipe.join(list(held[part])), len(held[part])) for part in parts]
+
+        return Cuttable(map_tensors(self._recipe.join(held), torch.clone), len(keys), cut)
 
     def longest(self, size: int) -> Batch:
         """Returns the largest of the batches made from the longest samples, by each way to rank them."""
@@ -133,3 +202,9 @@ class SampleBatches(BatchMaker):
             return False
         ends = [self._at(order, size) for order in (*self._lengths.rankings(), self._lengths.shortest())]
         return len({(elements(end), describe([end], [size])) for end in ends}) > 1
+
+
+def _is_even(batch: Batch, size: int) -> bool:
+    """Returns whether each tensor has one row per sample; not where a number says how many there are, as in graphs."""
+    rows = all(tensor.dim() and tensor.shape[0] == size for tensor in tensors(batch))
+    return rows and not any(type(leaf) is int and leaf == size for _, leaf, _ in leaves(batch, size))

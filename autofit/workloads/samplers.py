@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,22 +18,11 @@ from autofit.core.errors import WorkloadError
 from autofit.workloads.streams import known_length, read
 
 
-class Rechunked:
-    """The indices of a user's batch sampler, in its order, in lists of another size."""
-
-    def __init__(self, sampler: Any, size: int, user_size: int, drop_last: bool) -> None:
-        self.sampler, self.batch_size, self.user_size, self.drop_last = sampler, size, user_size, drop_last
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        indices = itertools.chain.from_iterable(self.sampler)
-        while chunk := list(itertools.islice(indices, self.batch_size)):
-            if len(chunk) == self.batch_size or not self.drop_last:
-                yield chunk
-
-    def __len__(self) -> int:
-        """Returns the number of lists; exact if each list of the user's sampler is full."""
-        total = len(self.sampler) * self.user_size
-        return total // self.batch_size if self.drop_last else -(-total // self.batch_size)
+def draws_at_random(sampler: Any) -> bool:
+    """Returns whether any samples may meet in a batch, so that the order of a sampler is of no use."""
+    if type(sampler) is DistributedSampler:
+        return bool(sampler.shuffle)
+    return type(sampler) in (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 def sampler_keys(sampler: Any, dataset: Any, limit: int) -> tuple[Sequence[Any], int | None]:
@@ -69,8 +58,8 @@ def batch_sampler_keys(
     # The last list of a pass is often short; one that is short before it comes from a rule of the sampler.
     if len(set(sizes[:-1])) > 1:
         notes = (
-            f"{type(batch_sampler).__name__} makes batches of {min(sizes)} to {max(sizes)} samples: batches "
-            "of one size do not keep its rule",
+            f"{type(batch_sampler).__name__} makes batches of {min(sizes)} to {max(sizes)} samples: its batches of "
+            f"{usual} are measured as your setting, and a step with a smaller one has fewer samples than the plan says",
         )
     return _all_keys(drawn, ended, dataset), len(drawn) if ended else known_length(dataset), usual, notes
 

@@ -18,8 +18,9 @@ from torch import nn
 from autofit.core.errors import WorkloadError
 from autofit.core.plan import Plan
 from autofit.core.weighing import Weighing
+from autofit.workloads.counted import Counted, counted
 from autofit.workloads.loss import LossRule
-from autofit.workloads.tree import Batch, batch_size, map_tensors, tensors
+from autofit.workloads.tree import Batch, map_tensors, tensors
 from autofit.workloads.weighing import shares
 
 
@@ -74,15 +75,21 @@ class StepBatch:
     weights: Sequence[float]
 
     @classmethod
-    def of(cls, parts: Sequence[Batch]) -> "StepBatch":
-        """Weighs `parts` by their number of samples."""
-        sizes = [batch_size(part) for part in parts]
-        return cls(parts, [size / sum(sizes) for size in sizes])
+    def of(cls, parts: Sequence[Batch | Counted]) -> "StepBatch":
+        """Weighs `parts` by their number of samples: as counted where they were made, else as their shapes tell."""
+        known = [counted(part) for part in parts]
+        total = sum(part.samples for part in known)
+        return cls([part.batch for part in known], [part.samples / total for part in known])
+
+    @classmethod
+    def alike(cls, parts: Sequence[Batch]) -> "StepBatch":
+        """Weighs `parts` the same: each has as many samples as any other."""
+        return cls(parts, [1 / len(parts)] * len(parts))
 
 
 @dataclass(slots=True)
 class StepLoader:
-    """Groups the micro batches of a loader into the batches of optimizer steps.
+    """Groups the micro batches of a loader, counted ones where that is possible, into the batches of optimizer steps.
 
     With one micro batch a step the loader's own batches come through unchanged. A last incomplete group makes a
     step of its own, as a last incomplete batch does in a `DataLoader`, unless `drop_last` leaves it out.

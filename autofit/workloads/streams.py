@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import sys
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -34,7 +35,7 @@ def read(source: Any, limit: int, what: str) -> tuple[list[Any], bool, tuple[str
     held: list[Any] = []
     size_bytes = 0
     ended = True
-    with _undisturbed(source):
+    with undisturbed(source):
         _refuse_one_shot(source, what)
         for item in iter(source):
             if len(held) == limit or (held and size_bytes > _STREAM_BYTES):
@@ -73,11 +74,11 @@ def _refuse_one_shot(source: Any, what: str) -> None:
 
 
 @contextmanager
-def _undisturbed(root: object) -> Iterator[None]:
-    """Puts back the random generators and the attributes of all objects that `root` holds."""
+def undisturbed(root: object) -> Iterator[None]:
+    """Puts back the random generators, the global ones too, and the attributes of all objects that `root` holds."""
     found = list(_held(root, 4, set()))
     attributes = [(vars(node), dict(vars(node))) for node in found if hasattr(node, "__dict__")]
-    rewind = [undo for undo in map(_rewinder, found) if undo is not None]
+    rewind = [undo for undo in map(_rewinder, found) if undo is not None] + _rewinders()
     try:
         yield
     finally:
@@ -87,6 +88,17 @@ def _undisturbed(root: object) -> Iterator[None]:
             if now.keys() != before.keys() or any(now[name] is not before[name] for name in before):
                 now.clear()
                 now.update(before)
+
+
+def _rewinders() -> list[Callable[[], Any]]:
+    """Returns what puts back the global generators of torch, Python and numpy, if that is in use."""
+    found: list[Callable[[], Any]] = [
+        partial(torch.random.set_rng_state, torch.random.get_rng_state()),
+        partial(random.setstate, random.getstate()),
+    ]
+    if (numpy := sys.modules.get("numpy")) is not None:
+        found.append(partial(numpy.random.set_state, numpy.random.get_state()))
+    return found
 
 
 def _rewinder(node: Any) -> Callable[[], Any] | None:

@@ -12,7 +12,7 @@ import torch
 
 from autofit.core.errors import WorkloadError
 from autofit.core.weighing import Weighing
-from autofit.workloads.tree import Batch, batch_size, children
+from autofit.workloads.tree import Batch, children
 
 IGNORED = (-100, -1, 255)
 """Usual values of labels that are left out: of torch and `transformers`, of many data sets, of segmentation masks."""
@@ -54,14 +54,14 @@ def count(weighing: Weighing, batch: Batch) -> torch.Tensor:
     return (entries if weighing.ignored is None else entries != weighing.ignored).sum(dtype=torch.float64)
 
 
-def candidates(batch: Batch, ignore_index: int | None = None) -> list[Weighing]:
+def candidates(batch: Batch, size: int, ignore_index: int | None = None) -> list[Weighing]:
     """Returns what the loss of a batch may be a mean over, the likelier first, samples not among them.
 
     Args:
         batch: several samples, which differ in what counts.
+        size: how many.
         ignore_index: of the user's loss function, where it has one.
     """
-    size = batch_size(batch)
     found = []
     for where, tensor in _tensors(batch, ""):
         if not tensor.dim() or tensor.shape[0] != size or tensor.is_complex():
@@ -75,24 +75,23 @@ def candidates(batch: Batch, ignore_index: int | None = None) -> list[Weighing]:
     return found
 
 
-def may_differ(batch: Batch) -> bool:
-    """Returns whether a batch has labels or masks of which each sample may have another number that count."""
-    return any(_counted(batch))
+def may_differ(batch: Batch, size: int) -> bool:
+    """Returns whether a batch of `size` samples has labels or masks of which not as many count in each sample."""
+    return any(True for _ in _counted(batch, size))
 
 
-def unevenness(batch: Batch) -> float:
+def unevenness(batch: Batch, size: int) -> float:
     """Returns how much the samples of a batch differ in what a loss may be a mean over; 0 where they are alike."""
     found = 0.0
-    for tensor, values in _counted(batch):
+    for tensor, values in _counted(batch, size):
         for ignored in values:
             counts = (tensor != ignored).flatten(1).float().mean(1)
             found += float(counts.max() - counts.min())
     return found
 
 
-def _counted(batch: Batch) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
+def _counted(batch: Batch, size: int) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
     """Yields masks and whole numbers with several entries per sample, with the values that usually do not count."""
-    size = batch_size(batch)
     for _, tensor in _tensors(batch, ""):
         if tensor.dim() > 1 and tensor.shape[0] == size and tensor.numel():
             if _is_mask(tensor):

@@ -223,3 +223,23 @@ def test_what_lasts_may_be_rounded_where_that_is_allowed_and_goes_on_from_the_fi
 
 def test_what_is_further_from_a_line_than_allowed_is_refused() -> None:
     assert isinstance(scaling([rounded(size, unit=400_000) for size in (2, 5, 8)], slack_ratio=0.02), Refusal)
+
+
+def ragged(size: int) -> Trace:
+    """A step on the largest graphs: each next one is smaller than the one before it."""
+    nodes = sum(40 - at // 2 for at in range(size))
+    script = Script(size)
+    script.take(WEIGHT, Kind.PARAMETER)
+    script.mark("step 1 forward")
+    batch = script.take(64 * nodes, Kind.BATCH)
+    script.give(script.take(1024 * nodes, Kind.ACTIVATION), batch)
+    return script.trace()
+
+
+def test_where_the_batches_are_not_affine_everything_is_drawn_between_the_traces() -> None:
+    found = law(ragged(4), ragged(8), ragged(32))
+    assert found.exact_at(8)
+    assert not found.exact_at(16)
+    for size in (4, 6, 8, 16, 32):
+        for drawn, true in zip(at(found, size).tensors.sizes, ragged(size).tensors.sizes, strict=True):
+            assert drawn == pytest.approx(true, rel=0.05)

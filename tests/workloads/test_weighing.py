@@ -36,7 +36,7 @@ LABELS = torch.tensor([[5, 6, -100, -100], [5, 6, 7, -100]])
 )
 def test_what_counts_is_counted(batch: Any, weighing: Weighing, number: int) -> None:
     assert float(count(weighing, batch)) == number
-    assert weighing in candidates(batch)
+    assert weighing in candidates(batch, 2)
 
 
 @pytest.mark.parametrize("batch", [{"input_ids": LABELS}, LABELS, (LABELS,), {"labels": [1, 2]}])
@@ -54,27 +54,27 @@ def test_shares_sum_to_one_and_a_part_without_any_has_none() -> None:
 
 
 def test_labels_and_what_torch_leaves_out_come_first() -> None:
-    found = candidates({"input_ids": LABELS.abs() % 100, "attention_mask": (LABELS > 0).long(), "labels": LABELS})
+    found = candidates({"input_ids": LABELS.abs() % 100, "attention_mask": (LABELS > 0).long(), "labels": LABELS}, 2)
     assert found[:2] == [Weighing("['labels']", shifted, -100) for shifted in (False, True)]
     assert Weighing("['attention_mask']", ignored=0) in found
 
 
 def test_padding_of_any_value_is_found_at_the_ends_of_rows() -> None:
     ids = torch.tensor([[31, 7, 8, 50256], [31, 50256, 50256, 50256]])
-    assert Weighing("['ids']", ignored=50256) in candidates({"ids": ids})
+    assert Weighing("['ids']", ignored=50256) in candidates({"ids": ids}, 2)
 
 
 def test_images_and_other_numbers_count_for_nothing() -> None:
-    assert candidates({"pixels": torch.randn(4, 3, 8, 8), "class_weights": torch.rand(7)}) == []
+    assert candidates({"pixels": torch.randn(4, 3, 8, 8), "class_weights": torch.rand(7)}, 4) == []
 
 
 def test_batches_differ_in_how_uneven_their_samples_are() -> None:
     even = {"labels": torch.tensor([[1, 2, -100], [1, 2, -100]]), "x": torch.randn(2, 3)}
     uneven = {"labels": torch.tensor([[1, 2, 3], [1, -100, -100]]), "x": torch.randn(2, 3)}
     masked = {"mask": torch.tensor([[True, False], [True, True]])}
-    assert unevenness(even) == 0
-    assert unevenness(uneven) == pytest.approx(2 / 3)
-    assert unevenness(masked) == 0.5
+    assert unevenness(even, 2) == 0
+    assert unevenness(uneven, 2) == pytest.approx(2 / 3)
+    assert unevenness(masked, 2) == 0.5
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autofit.core.errors import WorkloadError
+from autofit.workloads.counted import Counted, counted
 from autofit.workloads.loss import LossRule, resolve_loss
-from autofit.workloads.tree import Batch, batch_size, map_tensors
+from autofit.workloads.tree import Batch, map_tensors
 from autofit.workloads.workload import Workload
 
 
@@ -71,13 +72,13 @@ def shadow(workload: Workload, loss: LossRule, batch: Batch, device: torch.devic
     return Shadow(changed, loss)
 
 
-def fake_batch(batch: Batch, size: int, device: torch.device) -> Batch:
+def fake_batch(batch: Batch | Counted, size: int, device: torch.device) -> Batch:
     """Returns `batch` with fake tensors on `device` and `size` samples; call it under `FakeTensorMode`.
 
     Raises:
         WorkloadError: another size is wanted of a batch whose tensors are not all one entry per sample.
     """
-    own = batch_size(batch)
+    batch, own = counted(batch)
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
         shape = list(tensor.shape)

@@ -41,6 +41,7 @@ from autofit.probing.tracing.standin import attending
 from autofit.probing.tracing.tally import Tally
 from autofit.probing.tracing.temporaries import Chip, passing
 from autofit.strategies import MEMBERS
+from autofit.workloads.counted import Counted
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch, TrainStep, state_tensors
 from autofit.workloads.tree import Batch, map_tensors, tensors
@@ -56,7 +57,7 @@ def trace(
     workload: Workload,
     loss: LossRule,
     plan: Plan,
-    batch: Batch,
+    batch: Batch | Counted,
     device: torch.device,
     chip: Chip | None = None,
     limit_s: float = math.inf,
@@ -123,7 +124,7 @@ class _Run:
     plan: Plan
     device: torch.device
     chip: Chip | None
-    doing: str = "copying the model"
+    doing: str = "making the batch"
     answers: Answers = field(default_factory=Answers)
     marks: list[Mark] = field(default_factory=list)
     recorder: Recorder = field(init=False)
@@ -140,9 +141,10 @@ class _Run:
             HostTemporaries(devices.choose("cpu")) if self.device.type == "cpu" else None,
         )
 
-    def trace(self, workload: Workload, loss: LossRule, batch: Batch) -> Trace:
+    def trace(self, workload: Workload, loss: LossRule, batch: Batch | Counted) -> Trace:
         recorder, count = self.recorder, min(self.plan.accumulation_steps, MOST_PARTS)
         part = fake_batch(batch, self.plan.micro_batch_size, torch.device("cpu"))
+        self.doing = "copying the model"
         copied = shadow(workload, loss, part, self.device)
         copied.workload.model.train(workload.training)
         self._stand(copied)
@@ -196,7 +198,7 @@ class _Run:
             parts = [map_tensors(part, torch.clone) for _ in range(count)]
             for each in parts:
                 self.recorder.label(tensors(each), Kind.BATCH)
-        step(StepBatch.of(parts))
+        step(StepBatch.alike(parts))
         if step.optimizer is not None:
             self.recorder.label(state_tensors(step.optimizer), Kind.OPTIMIZER_STATE)
         self.recorder.modules.forget()

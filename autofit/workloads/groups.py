@@ -1,0 +1,99 @@
+"""Groups: the batches that a loader really makes at a size, where the order of its sampler decides which samples meet.
+
+A sampler that puts texts of like length together has little padding; batches drawn at random from the same data may be
+nearly half padding. So what is measured are batches of the rebuilt loader, a few that are together like all.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, SequentialSampler
+
+from autofit.workloads.lengths import Lengths, extents, product, spaced
+from autofit.workloads.representative import alike
+from autofit.workloads.streams import undisturbed
+
+MOST_LISTS = 4096
+"""Lists among which a few are chosen, where the lengths of all their samples were scanned."""
+LISTS, MEASURED = 128, 2
+"""Lists that are looked at where not all lengths were scanned, and samples of each: in a list of a sampler that groups
+by length they are alike, and one that does not group makes lists that are alike."""
+READ_KEYS = 200_000
+"""Keys that are read at most of one pass."""
+
+
+class Groups:
+    """Chooses batches among those that a loader makes.
+
+    Args:
+        lists: size -> the keys of each batch of the loader that is rebuilt with this size.
+        keys: what names the samples.
+        sample: key -> sample.
+        lengths: what the scan of the samples saw.
+    """
+
+    def __init__(
+        self,
+        lists: Callable[[int], Iterable[list[Any]]],
+        keys: Sequence[Any],
+        sample: Callable[[Any], Any],
+        lengths: Lengths,
+    ) -> None:
+        self._lists, self._sample = lists, sample
+        self._fields = list(lengths.sizes)
+        self._useful = [fmean(values) for values in lengths.sizes.values()]
+        rows = zip(*lengths.sizes.values(), strict=True)
+        self._known = {keys[at]: row for at, row in zip(lengths.positions, rows, strict=False)}
+
+    def typical(self, size: int, count: int, chance: random.Random) -> list[list[Any]] | None:
+        """Returns the keys of `count` batches of `size`, some twice where there are fewer; None where there is none.
+
+        Together they are like all batches of the loader, smaller ones too.
+        """
+        lists = self._read(size, chance.random())
+        known = all(key in self._known for keys in lists for key in keys)
+        lists = [lists[at] for at in spaced(len(lists), MOST_LISTS if known else LISTS)]
+        full = [keys for keys in lists if len(keys) == size]
+        if not full or not self._fields:
+            return None
+        if len(full) <= count:
+            return [full[at % len(full)] for at in range(count)]
+        wanted = self._wanted(lists, complete=known)
+        return [full[at] for at in alike([self._costs(keys) for keys in full], wanted, count, chance)]
+
+    def _wanted(self, lists: Sequence[Sequence[Any]], *, complete: bool) -> list[tuple[float, float]]:
+        """Returns what a sample has on average; where not all was scanned, with as much useful as the scan saw."""
+        fields = list(zip(*map(self._costs, lists), strict=True))
+        weights = list(map(len, lists))
+        means = [[fmean(side, weights) for side in zip(*field, strict=True)] for field in fields]
+        if complete:
+            return [(useful, padded) for useful, padded in means]
+        pairs = zip(means, self._useful, strict=True)
+        return [(seen, padded * seen / max(useful, 1)) for (useful, padded), seen in pairs]
+
+    def _read(self, size: int, seed: float) -> list[list[Any]]:
+        """Returns the lists of one pass, the same in every process if the sampler draws by a global generator."""
+        lists = self._lists(size)
+        if type(lists) is BatchSampler and isinstance(lists.sampler, (SequentialSampler, range)):
+            return [list(range(at * size, at * size + size)) for at in spaced(len(lists.sampler) // size, MOST_LISTS)]
+        with undisturbed(lists):
+            random.seed(seed)
+            torch.manual_seed(int(seed * 2**32))
+            return [list(keys) for keys in islice(lists, max(READ_KEYS // size, 1))]
+
+    def _costs(self, keys: Sequence[Any]) -> list[tuple[float, float]]:
+        """Returns the useful and the padded elements of a sample of a batch, by field."""
+        if not all(key in self._known for key in keys):
+            keys = [keys[at] for at in spaced(len(keys), MEASURED)]
+        columns = zip(*(self._row(key) for key in keys), strict=True)
+        return [(sum(column) / len(column), max(column)) for column in columns]
+
+    def _row(self, key: Any) -> tuple[int, ...]:
+        if key not in self._known:
+            found = extents(self._sample(key))
+            self._known[key] = tuple(product(found.get(field, ())) for field in self._fields)
+        return self._known[key]
