@@ -176,9 +176,9 @@ def _is_random(gradients: Gradients, batch: Batch | Counted, seed: int, found: t
 _MANY = 1000
 """Between the seeds of two draws; more than micro batches are compared."""
 _CURE = (
-    "If the loss is a mean over tokens or a mask, hand the model whole labels or a mask with one entry per token, or "
-    "average over samples; if samples of a batch meet (batch normalisation, contrastive loss), numerics='any' "
-    "allows it"
+    "If the loss is a mean over tokens or a mask, have the labels or the mask that it counts in the batch, so that "
+    "micro batches can be weighed by them, or average over samples. If samples of a batch meet (batch normalisation, "
+    "contrastive loss), no weights help; numerics='any' allows it all the same"
 )
 
 

@@ -198,7 +198,10 @@ def test_a_mean_whose_count_is_not_in_the_batch_is_refused_with_a_cure() -> None
 
     (refusal,) = global_batch(24, loss=long_ones).refused
     assert refusal.name == "accumulation"
-    assert "If the loss is a mean over tokens or a mask, hand the model" in refusal.reason
+    assert (
+        "If the loss is a mean over tokens or a mask, have the labels or the mask that it counts in the batch"
+        in refusal.reason
+    )
     assert "numerics='any'" in refusal.reason
 
 
