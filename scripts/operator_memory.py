@@ -1,16 +1,24 @@
 """Lists the operators of a workload that take other memory on this CUDA device than a trace thinks.
 
     python scripts/operator_memory.py train.py:make_workload [knob=value ...]
+    python scripts/operator_memory.py --sweep [--stand-in PYTHON] [--json FILE] [NAME ...]
+
+The second tries some 340 operators one by one, each between a cheap product and a mean, in float32 and under bfloat16
+autocast, and compares the traced peak of its step with the real allocator's: see `operator_sweep.py`. Exits with 1 when
+one is wrong that is not known to be.
 
 Each operator of one real training step is metered by itself: what it holds beyond its results at its peak, against the
 rule of `autofit.probing.tracing.temporaries`; and the strides of its results, against those of fake tensors. Run it for
 each new architecture: what it prints is what a trace gets wrong. Exits with 1 when one differs by more than 1 MiB.
 """
 
+import argparse
 import sys
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
+import operator_sweep
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,8 +28,9 @@ from autofit import devices
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
 from autofit.probing.bench import place
+from autofit.probing.tracing.chip import Chip
 from autofit.probing.tracing.results import laid_out
-from autofit.probing.tracing.temporaries import Chip, passing
+from autofit.probing.tracing.temporaries import passing
 from autofit.strategies import MEMBERS
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.factory import make
@@ -88,7 +97,18 @@ def most(steps: tuple[int | None, ...]) -> int:
     return peak
 
 
+def swept(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="operator_memory.py --sweep")
+    parser.add_argument("names", nargs="*", help="these operators alone")
+    parser.add_argument("--stand-in", metavar="PYTHON", default=sys.executable, help="what sees no device")
+    parser.add_argument("--json", metavar="FILE", type=Path, default=Path("operators.json"), help="where figures go")
+    given = parser.parse_args(arguments)
+    return int(operator_sweep.sweep(given.json, given.stand_in, given.names) > 0)
+
+
 def main() -> int:
+    if "--sweep" in sys.argv:
+        return swept([each for each in sys.argv[1:] if each != "--sweep"])
     device = devices.choose("cuda")
     workload = Workload(**{k: v for k, v in make(sys.argv[1]).items() if k in Workload.__dataclass_fields__})
     values = dict(pair.split("=", 1) for pair in sys.argv[2:])

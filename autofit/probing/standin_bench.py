@@ -32,9 +32,9 @@ from autofit.probing.identity import own_version, settings, signature
 from autofit.probing.recording import ShortRun
 from autofit.probing.surveying import Survey
 from autofit.probing.tracing import isolation, standin, tracing
+from autofit.probing.tracing.chip import Chip
 from autofit.probing.tracing.shadow import fake_batch, fake_mode, shadow
 from autofit.probing.tracing.standing import standing_parts
-from autofit.probing.tracing.temporaries import Chip
 from autofit.strategies import MEMBERS
 from autofit.strategies.base import Facts
 from autofit.workloads.batches import BatchSource

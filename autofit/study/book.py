@@ -1,11 +1,12 @@
 """Book: one Optuna study, with the calls on its storage that a `Study` needs."""
 
+import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import optuna
 from optuna.distributions import BaseDistribution
@@ -18,7 +19,7 @@ from autofit.core.environment import Environment
 from autofit.core.errors import StudyError
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
-from autofit.study.request import Context, Request
+from autofit.study.request import Context, Request, environment_of
 from autofit.study.wording import columns, holds, verdict
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ STUDY_SCHEMA = "autofit.study/1"
 
 _SCHEMA, _OBJECTIVE, _ENVIRONMENT = "autofit.schema", "autofit.objective", "autofit.environment."
 _DROPPED = "autofit.dropped"
-_REQUEST, _OUTCOME = "autofit.request", "autofit.outcome"
+_REQUEST, _OUTCOME, _SUM = "autofit.request", "autofit.outcome", ".sum"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,8 @@ class Book:
     def add(self, request: Request) -> int:
         """Adds a running trial in one transaction and returns its number."""
         values = {k: v for k, v in request.plan.values.items() if holds(self.distributions.get(k), v)}
-        about = {_REQUEST: request.model_dump_json(), "purpose": request.purpose.value}
+        text = request.model_dump_json()
+        about = {_REQUEST: text, _REQUEST + _SUM: checksum(text), "purpose": request.purpose.value}
         if self.rows is not None:
             return self.rows.add(values, self.distributions, about)
         template = create_trial(
@@ -128,7 +130,8 @@ class Book:
         """Writes what became of a running trial, all of it or nothing."""
         told = verdict(outcome, self.objective, memory_bytes)
         # Text, because NaN is not JSON and would break the dashboard's page; our own reader understands it.
-        about = {_OUTCOME: json.dumps(outcome.model_dump(mode="json")), **columns(outcome)}
+        text = json.dumps(outcome.model_dump(mode="json"))
+        about = {_OUTCOME: text, _OUTCOME + _SUM: checksum(text), **columns(outcome)}
         if self.rows is not None:
             self.rows.settle(number, told, about)
             return
@@ -147,14 +150,32 @@ class Book:
         states = (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
         for found in self.study.get_trials(deepcopy=False, states=states):
             try:
-                request = Request.model_validate_json(found.user_attrs[_REQUEST])
-                environment = Environment.model_validate(environments[_ENVIRONMENT + request.environment])
-                text = found.user_attrs[_OUTCOME] if found.state.is_finished() else None
+                request = Request.model_validate_json(_sound(found.user_attrs, _REQUEST))
+                environment = environment_of(environments[_ENVIRONMENT + request.environment], request.environment)
+                text = _sound(found.user_attrs, _OUTCOME) if found.state.is_finished() else None
                 outcome = None if text is None else Outcome.model_validate_json(text)
             except (LookupError, ValueError):  # pydantic's ValidationError is a ValueError
                 yield None
                 continue
             yield Entry(self, found.number, request, environment, outcome)
+
+
+def checksum(text: str) -> str:
+    """Returns what tells a text from one in which a byte has changed."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _sound(attributes: Mapping[str, Any], name: str) -> str:
+    """Returns a record as it was written; those of earlier versions have no checksum.
+
+    Raises:
+        LookupError: there is none.
+        ValueError: it has changed since.
+    """
+    text = str(attributes[name])
+    if attributes.get(name + _SUM, checksum(text)) != checksum(text):
+        raise ValueError(f"{name} is not as it was written")
+    return text
 
 
 def _rows(storage: BaseStorage, study_id: int) -> "Rows | None":

@@ -1,15 +1,13 @@
 """Where a study is kept: memory, an SQLite file of its own, or a database. And what people may see of that place."""
 
-import fcntl
 import os
 import sqlite3
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import optuna
 from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
@@ -19,18 +17,26 @@ from sqlalchemy.pool import NullPool
 
 from autofit import locks
 from autofit.core.errors import StudyError
+from autofit.core.units import format_duration
+from autofit.study import safety
 
-_LOCK_WAIT_S = 30.0
+LOCK_WAIT_S = 30.0
+"""How long another process may hold the study's file or directory."""
 
 _STORAGE_FAILURES = (
     optuna.exceptions.OptunaError,
     SQLAlchemyError,
     OSError,
     ImportError,  # the driver of a database URL is not installed
+    sqlite3.Error,  # a file that another process keeps locked
     RuntimeError,  # a database of another Optuna version
     ValueError,  # a damaged URL; a trial that somebody else has finished
     LookupError,  # a study or trial that somebody else has deleted
 )
+
+
+DAMAGED = (SQLAlchemyError, optuna.exceptions.StorageInternalError, ValueError, LookupError)
+"""What reading a study raises of which a byte has changed: it is no UTF-8, no JSON, or no state of a trial."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +84,24 @@ class Place:
         if self.path is None:
             yield
             return
-        _make_directories(self.path.parent)
+        safety.make_directory(self.path.parent)
         descriptor = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
+            free = True
             with suppress(OSError):  # some network file systems cannot; then two first runs at once may collide
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                free = locks.locked(descriptor, LOCK_WAIT_S)
+            if not free:
+                raise StudyError(self._locked(self.path.parent))
             yield
         finally:
             os.close(descriptor)
+
+    def _locked(self, path: Path) -> str:
+        return (
+            f"the study at {self.shown} is locked: found {path} held by {locks.holder_of(path)}; expected it to be "
+            f"free within {format_duration(LOCK_WAIT_S)}. Wait until that process ends, or end it, then run again: "
+            "what was recorded before is kept."
+        )
 
     def _message(self, error: BaseException, doing: str) -> str:
         while (inner := getattr(error, "orig", None) or error.__cause__) is not None:
@@ -93,6 +109,8 @@ class Place:
         text = (str(error).strip().splitlines() or [""])[0]
         for secret in self.secrets:
             text = text.replace(secret, "***")
+        if self.path is not None and "database is locked" in text:
+            return self._locked(self.path)
         found = f"the study at {self.shown} could not be {doing}: found {type(error).__name__}: {text}"
         if doing == "opened":
             return (
@@ -150,57 +168,8 @@ def connect(place: Place) -> BaseStorage:
         return RDBStorage(place.url, engine_kwargs={"pool_pre_ping": True})
     if place.path is None:
         return InMemoryStorage()
-    _make_file(place.path)
+    safety.make_file(place.path, LOCK_WAIT_S)
     url = URL.create("sqlite", database=str(place.path)).render_as_string(hide_password=False)
     # No pool: no connection outlives a call, so none is inherited by a forked loader worker or left open.
-    kwargs = {"poolclass": NullPool, "connect_args": {"timeout": _LOCK_WAIT_S}}
+    kwargs = {"poolclass": NullPool, "connect_args": {"timeout": LOCK_WAIT_S}}
     return RDBStorage(url.replace("{", "{{").replace("}", "}}"), engine_kwargs=kwargs)  # Optuna formats the URL
-
-
-def _make_directories(directory: Path) -> None:
-    missing = [step for step in (directory, *directory.parents) if not step.exists()]
-    for step in reversed(missing):
-        step.mkdir(mode=0o700, exist_ok=True)
-
-
-def _make_file(path: Path) -> None:
-    """Makes an empty file for its owner alone, or checks the one that is there; Optuna's own would be 0644."""
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
-    except FileExistsError:
-        found = _objection(path)
-        if found is not None:
-            raise StudyError(
-                f"no study can be kept at {path}: found {found}; expected no file, or a study that autofit made. "
-                "Choose another path."
-            ) from None
-
-
-def _objection(path: Path) -> str | None:
-    """Returns what is wrong with an existing file as a study, or None."""
-    mode = path.lstat().st_mode
-    if stat.S_ISLNK(mode):
-        return "a symbolic link"
-    if stat.S_ISDIR(mode):
-        return "a directory"
-    if not stat.S_ISREG(mode):
-        return "a special file"
-    if not os.access(path, os.R_OK | os.W_OK):
-        return "a file that this user may not read and write"
-    with path.open("rb") as file:
-        head = file.read(16)
-    if not head:
-        return None  # its maker was killed before Optuna wrote the tables
-    return "a file that is no SQLite database" if head != b"SQLite format 3\0" else _foreign_tables(path)
-
-
-def _foreign_tables(path: Path) -> str | None:
-    # Writable, so that SQLite can roll back what a killed process left half written.
-    connection = sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, timeout=_LOCK_WAIT_S)
-    try:
-        tables = {row[0] for row in connection.execute("select name from sqlite_master where type = 'table'")}
-    except sqlite3.DatabaseError as error:
-        return f"a damaged SQLite database ({error})"
-    finally:
-        connection.close()
-    return None if not tables or "studies" in tables else "an SQLite database of another program"

@@ -31,8 +31,22 @@ class Context:
     @classmethod
     def of(cls, environment: Environment, objective: Objective, memory_bytes: int) -> Self:
         """Returns the context of a run that measures in `environment`."""
-        text = json.dumps(environment.model_dump(mode="json"), sort_keys=True)
-        return cls(environment, hashlib.sha256(text.encode()).hexdigest()[:12], objective, memory_bytes)
+        return cls(environment, _digest(environment.model_dump(mode="json")), objective, memory_bytes)
+
+
+def environment_of(record: object, digest: str) -> Environment:
+    """Returns an environment as it was written.
+
+    Raises:
+        ValueError: the record is none, or has changed since.
+    """
+    if _digest(record) != digest:
+        raise ValueError(f"the environment {digest} is not as it was written")
+    return Environment.model_validate(record)
+
+
+def _digest(record: object) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:12]
 
 
 class Request(BaseModel):

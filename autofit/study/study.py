@@ -19,8 +19,9 @@ from autofit.core.plan import Plan
 from autofit.core.space import SpaceFacts
 from autofit.core.trial import Purpose, Trial
 from autofit.study.book import Book
+from autofit.study.healing import heal
 from autofit.study.past import Past
-from autofit.study.place import Place, connect
+from autofit.study.place import DAMAGED, LOCK_WAIT_S, Place, connect
 from autofit.study.present import in_terms_of
 from autofit.study.request import Context, Request
 from autofit.study.wording import distributions_of, domain
@@ -74,12 +75,14 @@ class Study:
         place = Place.of(location)
         context = Context.of(environment, objective, memory_bytes)
         with place.guarded("opened"), place.alone():
-            storage = connect(place)
-            books = [Book.load(storage, found, objective) for found in _family(storage, name)]
-            book, notes = _choose(storage, name, books, space, objective)
-            book.remember(context)
-            past = Past(context, notes)
-            past.read([*books, *([] if book in books else [book])])
+            try:
+                book, past = _read(place, name, context, space)
+            except DAMAGED as error:
+                lost = 0 if place.path is None else heal(place.path, LOCK_WAIT_S)
+                if not lost:
+                    raise error from None
+                book, past = _read(place, name, context, space)
+                past.notes.append(f"the study was damaged: {lost} of its values could not be read and were taken out")
         earlier, more = in_terms_of(space, past.trials)
         return cls(place, replace(book, distributions=distributions_of(space)), past, earlier, [*past.notes, *more])
 
@@ -140,6 +143,17 @@ class Study:
         """
         with self._place.guarded("written"):
             self._book.study.set_user_attr(name, value)
+
+
+def _read(place: Place, name: str, context: Context, space: SpaceFacts) -> tuple[Book, Past]:
+    """Returns where this run's trials go, and what earlier runs left."""
+    storage = connect(place)
+    books = [Book.load(storage, found, context.objective) for found in _family(storage, name)]
+    book, notes = _choose(storage, name, books, space, context.objective)
+    book.remember(context)
+    past = Past(context, notes)
+    past.read([*books, *([] if book in books else [book])])
+    return book, past
 
 
 def _choose(

@@ -542,7 +542,7 @@ def test_a_real_run_keeps_torch_and_the_users_code_out_of_the_parent(
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("make_mlp", "--memory", "1500", "--strategies", "batching"), 3, "no plan fits into"),
+        (("make_mlp", "--memory", "1500B", "--strategies", "batching"), 3, "no plan fits into"),
         (("make_failing", "--memory", "64MiB"), 5, "ValueError: expected nine columns"),
         (("make_not_finite", "--memory", "64MiB"), 5, "not finite"),
         (("make_mlp", "--memory", "64MiB", "--strategies", "magic"), 2, "unknown strategy 'magic'"),

@@ -17,6 +17,7 @@ from autofit.probing.bench import Bench
 from autofit.workloads.workload import Workload
 from tests.cuda import targets
 from tests.cuda.targets import BATCHING, MIB, Sized, outside_bytes, own_loss, rows, sized
+from tests.fakes import notes
 
 
 def searched(model: nn.Module, **changes: Any) -> Any:
@@ -105,7 +106,7 @@ def test_an_allocator_that_is_not_torchs(device: Device, monkeypatch: pytest.Mon
 
 
 def test_a_budget_over_the_capacity_ends_a_search_before_it_runs_anything() -> None:
-    calls: list[int] = []
+    calls = notes()
 
     def step(model: nn.Module, batch: Any) -> torch.Tensor:
         calls.append(1)

@@ -12,6 +12,7 @@ from autofit.core.trial import Purpose
 from autofit.devices.base import Device
 from autofit.probing.bench import Bench
 from tests.cuda.targets import BATCHING, MIB, adam, evaluate, outside_bytes, sized
+from tests.fakes import unguarded
 
 GIB = 2**30
 Cap = Callable[[int], None]
@@ -38,7 +39,7 @@ class Watching:
 @pytest.mark.parametrize("held", [100, 200, 400])
 def test_a_plan_over_the_budget_is_refused_by_the_allocator(held: int, device: Device) -> None:
     """8 samples of 100, 200, 400 MiB; the card has room for them, the budget of 600 MiB beside the context has not."""
-    budget, watching = outside_bytes() + 600 * MIB, Watching()
+    budget, watching = outside_bytes() + 600 * MIB, unguarded(Watching())
     assert torch.cuda.mem_get_info()[0] > 8 * held * MIB
     outcome = evaluate(sized(watching, held=held), device, budget_of(budget))
     assert outcome.status is Status.OUT_OF_MEMORY
@@ -90,7 +91,7 @@ def test_the_whole_card_may_be_asked_for(device: Device) -> None:
 
 
 def test_the_limit_is_on_only_while_steps_run(device: Device) -> None:
-    watching = Watching()
+    watching = unguarded(Watching())
     with Bench(sized(watching), device, budget_of("2GiB")) as bench:
         assert torch.cuda.get_per_process_memory_fraction() == pytest.approx(1.0)
         watching.fractions.clear()

@@ -9,6 +9,7 @@ from autofit.core.measurement import Memory
 from autofit.devices.base import Device
 from autofit.workloads.workload import Workload
 from tests.cuda.targets import BATCHING, MIB, evaluate, sized
+from tests.fakes import notes
 from tests.phantom.phantom import Phantom
 
 GIB = 2**30
@@ -125,7 +126,7 @@ def test_a_cublas_workspace_is_in_the_segments(device: Device) -> None:
 @pytest.mark.real_gpu
 @pytest.mark.parametrize("held", [20, 100])
 def test_it_agrees_with_what_the_driver_lost_meanwhile(held: int, device: Device) -> None:
-    seen: list[int] = []
+    seen = notes()
 
     def loss(model: nn.Module, batch: tuple[torch.Tensor]) -> torch.Tensor:
         result = model(batch[0])

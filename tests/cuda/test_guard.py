@@ -16,6 +16,7 @@ from autofit.probing.guard.object_state import ValuePiece
 from autofit.probing.guard.tensor_state import StorageBytes
 from autofit.workloads.workload import Workload
 from tests.cuda.targets import BATCHING, MIB, Sized, adam, own_loss, rows, sized
+from tests.fakes import notes
 
 # Bit patterns that comparing numbers would miss: signed zero, nans with a payload, infinities, a denormal.
 ODD_BITS = [-0.0, float("nan"), float("-inf"), 1e-42]
@@ -124,7 +125,7 @@ def test_the_devices_random_numbers_go_on_as_if_nothing_had_happened(device: Dev
     torch.cuda.manual_seed(1234)
     torch.nn.functional.dropout(torch.ones(64, device="cuda"))
     before = torch.cuda.get_rng_state()
-    seen: list[torch.Tensor] = []
+    seen = notes()
 
     def step(model: nn.Module, batch: Any) -> torch.Tensor:
         torch.cuda.manual_seed_all(99)
@@ -135,6 +136,7 @@ def test_the_devices_random_numbers_go_on_as_if_nothing_had_happened(device: Dev
     with Bench(sized(step), device, BATCHING) as bench:
         assert bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE).measured
         assert torch.equal(torch.cuda.get_rng_state(), before)
+    assert len(seen) > 0
     assert all(not torch.equal(state, before) for state in seen)
     assert torch.equal(torch.cuda.get_rng_state(), before)
 

@@ -15,6 +15,7 @@ from autofit.probing.bench import Bench
 from autofit.probing.guard import digest_of
 from autofit.workloads.workload import Workload
 from tests.cuda.targets import BATCHING, FREE, MIB, Sized, adam, outside_bytes, own_loss, rows, sized
+from tests.fakes import notes
 from tests.phantom.phantom import Phantom
 
 Cap = Callable[[int], None]
@@ -47,7 +48,7 @@ class Steps:
     """The user's step, which counts."""
 
     def __init__(self) -> None:
-        self.sizes: list[int] = []
+        self.sizes = notes()
 
     def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
         self.sizes.append(len(batch[0]))
@@ -150,7 +151,7 @@ class Keeping:
     """A step that holds on to the exception, and so to its frames."""
 
     def __init__(self) -> None:
-        self.errors: list[BaseException] = []
+        self.errors = notes()
 
     def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
         hidden = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")

@@ -17,6 +17,7 @@ from autofit.probing.bench import Bench
 from autofit.probing.guard import digest_of
 from autofit.workloads.workload import Workload
 from tests.cuda.targets import BATCHING, FREE, MIB, evaluate, sized
+from tests.fakes import notes, unguarded
 
 pytestmark = pytest.mark.real_gpu
 
@@ -96,8 +97,8 @@ class Counted:
 
 
 @pytest.fixture
-def updates() -> list[int]:
-    return []
+def updates() -> Any:
+    return notes()
 
 
 def recipe(updates: list[int]) -> Any:
@@ -111,7 +112,7 @@ def recipe(updates: list[int]) -> Any:
 
 def test_steps_that_overflow_in_fp16_do_not_count(device: Device, updates: list[int]) -> None:
     """A gradient of 4 at the outputs times the first scale of 65536 is above the largest number of fp16, 65504."""
-    loss = Counted(factor=4.0)
+    loss = unguarded(Counted(factor=4.0))
     workload = Workload(mlp(), vectors(), step_fn=loss, optimizer=recipe(updates))
     with Bench(workload, device, FREE) as bench:
         updates.clear()
@@ -190,8 +191,7 @@ def test_a_whole_search_leaves_no_trace_and_keeps_to_its_budget(device: Device) 
 
 
 def test_a_search_goes_on_from_its_study(device: Device, tmp_path: Path) -> None:
-    first: list[int] = []
-    second: list[int] = []
+    first, second = notes(), notes()
     search(mlp(), tmp_path / "study.db", first, strategies=("batching",))
     search(mlp(), tmp_path / "study.db", second, strategies=("batching",))
     assert 0 < len(second) < len(first)

@@ -108,7 +108,7 @@ def test_a_trial_that_was_cut_off_while_it_was_written_is_as_before(db: Path) ->
     os.close(reader)
     (found,) = optuna.load_study(study_name="net", storage=f"sqlite:///{db}").trials
     assert (found.state, found.constraints) == (TrialState.RUNNING, {})
-    assert set(found.user_attrs) == {"autofit.request", "purpose"}
+    assert set(found.user_attrs) == {"autofit.request", "autofit.request.sum", "purpose"}
     assert reopen(db).notes == ("1 trial was running when its process died: told as failed",)
 
 

@@ -19,10 +19,19 @@ from torch import nn
 from autofit.core.errors import DevicePoisoned, RestoreError
 from autofit.probing.guard.bindings import BindingPiece, NamesPiece
 from autofit.probing.guard.digest import feed
-from autofit.probing.guard.object_state import MappingPiece, Piece, SequencePiece, SetPiece
+from autofit.probing.guard.object_state import (
+    ClassPiece,
+    MappingPiece,
+    Piece,
+    SequencePiece,
+    SetPiece,
+    TensorPiece,
+    ValuePiece,
+)
 from autofit.probing.guard.process_state import ProcessState, global_rngs
 from autofit.probing.guard.state_walk import Walk
-from autofit.probing.guard.tensor_state import keep
+from autofit.probing.guard.tensor_state import OpaqueTensor, StorageBytes, keep
+from autofit.probing.guard.value_state import ArrayPiece
 from autofit.workloads.workload import Workload
 
 _CONTAINERS = (MappingPiece, SequencePiece, SetPiece, BindingPiece, NamesPiece)
@@ -61,7 +70,7 @@ class Guard:
         self._process = ProcessState()
         walk = Walk(model, optimizer, loader, extras, functions)
         self.caveats, self.changed = walk.unguarded.caveats, tuple[str, ...]()
-        self._left = True
+        self._left = False
         self._watched = walk.unguarded.pieces
         self._pieces, self._held = walk.pieces, {id(piece) for piece in walk.held}
         for piece in (*self._pieces, *self._watched):
@@ -110,7 +119,10 @@ class Guard:
 
     def differences(self) -> list[str]:
         """Returns the names of all that is not bit-identical to the snapshot, such as "model.0.weight"."""
-        names = [name for kept in self._bytes for name in kept.differences()]
+        return self._differences(self._bytes)
+
+    def _differences(self, stored: Sequence[StorageBytes | OpaqueTensor]) -> list[str]:
+        names = [name for kept in stored for name in kept.differences()]
         names += [name for piece in self._pieces for name in piece.differences()]
         return list(dict.fromkeys([*names, *self._process.differences()]))
 
@@ -163,7 +175,7 @@ class Guard:
     def _restore_and_verify(self, error: BaseException | None) -> None:
         with _interrupt_deferred():
             failures = self._put_back(self._pieces)
-            left = self.differences()
+            left = self._differences([kept for kept in self._bytes if not kept.untouched])
             self.changed = tuple(name for piece in self._watched for name in piece.differences())
             self._left = True
         if self.changed and error is not None:
@@ -175,13 +187,15 @@ class Guard:
     def _put_back(self, pieces: Sequence[Piece]) -> list[tuple[str, Exception]]:
         """Writes the pieces, all bytes and the process, and returns the parts that failed with their errors.
 
-        Order: the containers give the tensors back, the tensors get their bytes, then comes what hangs on a
-        tensor's layout; last the process, whose random generators the former may have used.
+        Order: the containers give the tensors back; then come the values, some of which the user's own code writes;
+        the tensors get their bytes; then comes what hangs on a tensor's layout; last the process, whose random
+        generators the former may have used.
         """
         parts: list[tuple[str, Callable[[], object]]] = [
             *((piece.name, piece.restore) for piece in pieces if isinstance(piece, _CONTAINERS)),
+            *((piece.name, piece.restore) for piece in pieces if isinstance(piece, (ValuePiece, ArrayPiece))),
             *((kept.name, kept.restore) for kept in self._bytes),
-            *((piece.name, piece.restore) for piece in pieces if not isinstance(piece, _CONTAINERS)),
+            *((piece.name, piece.restore) for piece in pieces if isinstance(piece, (TensorPiece, ClassPiece))),
             # Casts of a probe's weights would otherwise serve the user's open autocast block.
             ("autocast cache", torch.clear_autocast_cache),
             *self._process.parts(),

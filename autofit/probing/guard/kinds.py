@@ -51,20 +51,31 @@ _QUIET_LIBRARIES = frozenset({
 """Libraries whose compiled objects are data and vocabularies, which a training step does not change."""
 _LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event, threading.Semaphore)
 _LOADING: Any = torch.utils.data.dataloader._BaseDataLoaderIter
+_FILE, _LOCK, _GENERATOR, _ITERATOR = "an open file", "a lock", "a generator in progress", "an iterator in progress"
+_WORDS = (_FILE, _LOCK, _GENERATOR, _ITERATOR)
 _MEMO = type(lru_cache(len))
 _RUNNING = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 
 
 def is_followed(found: object) -> bool:
     """Returns whether the attributes of an object are followed."""
-    origin = class_origin(type(found))
-    if isinstance(found, FAMILIES):
+    if _is_followed(type(found)):  # type: ignore[arg-type]  # a class can be hashed
+        return (
+            class_origin(type(found)) in (Origin.TORCH, Origin.STANDARD)
+            or hasattr(found, "__dict__")
+            or _slotted(found)
+        )
+    return False
+
+
+@lru_cache(maxsize=4096)
+def _is_followed(kind: type) -> bool:
+    if issubclass(kind, FAMILIES):
         return True
-    if origin in (Origin.TORCH, Origin.AUTOFIT):
-        return False
+    origin = class_origin(kind)
     if origin is Origin.STANDARD:
-        return isinstance(found, _HOLDERS)
-    return hasattr(found, "__dict__") or has_slots(found)
+        return issubclass(kind, _HOLDERS)
+    return origin not in (Origin.TORCH, Origin.AUTOFIT)
 
 
 def is_users(function: types.FunctionType) -> bool:
@@ -77,29 +88,31 @@ def is_torchs(function: types.FunctionType) -> bool:
     return code_origin(function) in (Origin.TORCH, Origin.STANDARD, Origin.AUTOFIT)
 
 
-def has_slots(found: object) -> bool:
-    """Returns whether a class of the object declares slots."""
+def _slotted(found: object) -> bool:
     return any("__slots__" in vars(kind) for kind in type(found).__mro__)
 
 
 def nature(found: Any) -> str:
     """Returns what an object that cannot be followed is, in words; "" for one that need not be."""
-    if isinstance(found, (io.StringIO, io.BytesIO, io.IOBase)):
-        return "" if _is_terminal(found) else "an open file"
-    if isinstance(found, _LOCKS):
-        return "a lock"
-    if isinstance(found, _RUNNING):
-        return "a generator in progress"
-    if isinstance(found, _LOADING):
-        return "an iterator in progress"
-    origin, package = class_origin(type(found)), str(type(found).__module__).partition(".")[0]
-    if origin is Origin.STANDARD and isinstance(found, Iterator):
-        return "an iterator in progress"
-    if origin in (Origin.TORCH, Origin.AUTOFIT) or is_followed(found):
+    what = _nature(type(found))  # type: ignore[arg-type]  # a class can be hashed
+    if (what == _FILE and _is_terminal(found)) or (what and is_followed(found) and what not in _WORDS):
+        return ""
+    return what
+
+
+@lru_cache(maxsize=4096)
+def _nature(kind: type) -> str:
+    for classes, word in ((io.IOBase, _FILE), (_LOCKS, _LOCK), (_RUNNING, _GENERATOR), (_LOADING, _ITERATOR)):
+        if issubclass(kind, classes):
+            return word
+    origin, package = class_origin(kind), str(kind.__module__).partition(".")[0]
+    if origin is Origin.STANDARD and issubclass(kind, Iterator):
+        return _ITERATOR
+    if origin in (Origin.TORCH, Origin.AUTOFIT):
         return ""
     if package in (_QUIET_STANDARD if origin is Origin.STANDARD else _QUIET_LIBRARIES):
         return ""
-    return f"an object of type {type(found).__module__}.{type(found).__qualname__}"
+    return f"an object of type {kind.__module__}.{kind.__qualname__}"
 
 
 def unwrapped(found: object) -> list[tuple[str, object]]:

@@ -176,7 +176,7 @@ class Walk:
             place = replace(place, data=False, held=False)
         below = replace(
             place,
-            own=family or origin is Origin.USER,
+            own=family or origin is Origin.USER or (origin is Origin.STANDARD and place.own),
             data=place.data or isinstance(found, Dataset),
             held=place.held or not family,
         )
@@ -261,6 +261,8 @@ class Walk:
         if not self.unguarded.may_copy_tensor(name, tensor, place.data):
             return
         self._add(TensorPiece(name, tensor), place)
+        if place.data and type(tensor) is torch.Tensor and tensor.is_leaf and not tensor.requires_grad:
+            return  # one of many samples: nothing hangs on it
         self._add(ClassPiece(name, tensor), place)
         if is_traceable_wrapper_subclass(tensor):
             for attribute in tensor.__tensor_flatten__()[0]:

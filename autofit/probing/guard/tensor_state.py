@@ -59,7 +59,11 @@ class _View(NamedTuple):
 
 
 class StorageBytes:
-    """The bytes of one storage, as seen by the named tensors that share it."""
+    """The bytes of one storage, as seen by the named tensors that share it.
+
+    Attributes:
+        untouched: whether the last `restore` found everything as it was, so that it need not be compared once more.
+    """
 
     def __init__(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Copies the bytes that the tensors span to host memory; without data, only the layout is kept."""
@@ -73,6 +77,7 @@ class StorageBytes:
         self._origin = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # torch has no types here
         self._device = storage.device
         self._host: torch.Tensor | None = None
+        self.untouched = False
         # Sharded training frees a storage between uses: the tensor keeps its shape and has no bytes.
         if self._device.type != "meta" and self._start < self._stop <= storage.nbytes():
             self._host = _bytes_of(storage, self._start, self._stop).to("cpu", copy=True)
@@ -94,7 +99,9 @@ class StorageBytes:
 
     def restore(self) -> None:
         """Puts the bytes back, and the original layout and sharing where a tensor's data was exchanged."""
-        if self._moved():
+        moved = bool(self._moved())
+        self.untouched = False
+        if moved:
             storage = self._storage()
             if storage._cdata != self._origin.cdata or storage.nbytes() < self._stop:
                 storage = _new_storage(self._stop, self._device)
@@ -107,6 +114,8 @@ class StorageBytes:
         # On the host, pages that nobody wrote stay clean: a memory-mapped checkpoint is not copied.
         if self._device.type != "cpu" or not same_bytes(current, self._host):
             current.copy_(self._host)
+        else:
+            self.untouched = not moved
 
     def _storage(self) -> torch.UntypedStorage:
         """Returns the original storage while anything looks into it, else that of the first tensor."""
@@ -125,6 +134,8 @@ class StorageBytes:
 
 class OpaqueTensor:
     """A tensor without strides (sparse, mkldnn), kept and put back as a whole."""
+
+    untouched = False
 
     def __init__(self, name: str, tensor: torch.Tensor) -> None:
         self.name, self._tensor = name, tensor

@@ -6,7 +6,10 @@ forked process (apart.py). Elsewhere, where that is not sound, only functions th
 afterwards no fake tensor may be left.
 """
 
+import enum
 import gc
+import logging
+import re
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,9 +25,12 @@ from autofit.workloads.workload import Workload
 
 SAFE_GLOBALS = (
     types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type, str, int, float, bool, tuple, frozenset,
-    type(None), torch.dtype, torch.device,
+    type(None), torch.dtype, torch.device, torch.Size, bytes, complex, range, slice, enum.Enum, re.Pattern,
+    logging.Logger, logging.LoggerAdapter,
 )  # fmt: skip
 """What a function may look up in its module and keep nothing in."""
+MOST_ENTRIES = 10_000
+"""Of a container that is copied before a trace."""
 OWN = ("torch", "autofit", "transformers")
 """Packages whose functions and modules keep nothing of what they are given."""
 
@@ -47,21 +53,31 @@ def isolated(work: Callable[[], Trace], workload: Workload, on_host: bool) -> Tr
     """
     if on_host and apart.POSSIBLE:
         return apart.traced_apart(work, 2 * LIMIT_S)
-    check_self_contained(workload)
-    found = work()
+    containers = check_self_contained(workload)
+    before = [each.copy() for each in containers]
+    try:
+        found = work()
+    finally:
+        for each, entries in zip(containers, before, strict=True):
+            _put_back(each, entries)
     check_nothing_left()
     return found
 
 
-def check_self_contained(workload: Workload) -> None:
-    """Raises when the workload's functions hold something that a trace could change.
+def check_self_contained(workload: Workload) -> list[Any]:
+    """Raises when the workload's functions hold something that a trace could change, and that cannot be put back.
+
+    Returns:
+        The lists, dicts and sets of plain values, such as tables of names, that they look up in their modules.
 
     Raises:
         Untraceable: which function, and what it holds.
     """
+    containers: dict[int, Any] = {}
     for what, function in _functions(workload):
-        if (held := _held(function)) is not None:
+        if (held := _held(function, containers)) is not None:
             raise Untraceable(f"{what} holds {held}, in which a trace could leave something", f"in {what}")
+    return list(containers.values())
 
 
 def check_nothing_left() -> None:
@@ -95,8 +111,8 @@ def _functions(workload: Workload) -> Iterator[tuple[str, Any]]:
             yield "a forward of the model's own", vars(module)["forward"]
 
 
-def _held(function: Any) -> str | None:
-    """Returns what a function holds that is not a plain value; None for nothing."""
+def _held(function: Any, containers: dict[int, Any]) -> str | None:
+    """Returns what a function holds that is not a plain value, None for nothing; adds plain containers to the dict."""
     function = getattr(function, "__wrapped__", function)
     if (getattr(function, "__module__", None) or "").partition(".")[0] in OWN:
         return None
@@ -108,6 +124,25 @@ def _held(function: Any) -> str | None:
         return f"{', '.join(function.__code__.co_freevars)} of the function around it"
     for name in function.__code__.co_names:
         value = function.__globals__.get(name)
-        if not isinstance(value, SAFE_GLOBALS):
+        if type(value) in (list, dict, set) and _plain(value):
+            containers[id(value)] = value
+        elif not isinstance(value, SAFE_GLOBALS):
             return f"{name}, an object of type {type(value).__name__}"
     return None
+
+
+def _plain(container: Any) -> bool:
+    """Says whether a container holds plain values alone, which need no copies of their own."""
+    entries = (*container, *container.values()) if isinstance(container, dict) else tuple(container)
+    return len(entries) <= MOST_ENTRIES and all(isinstance(each, SAFE_GLOBALS) for each in entries)
+
+
+def _put_back(container: Any, entries: Any) -> None:
+    """Gives a container the entries that it had, where they have changed."""
+    if container == entries:
+        return
+    container.clear()
+    if isinstance(container, list):
+        container.extend(entries)
+    else:
+        container.update(entries)

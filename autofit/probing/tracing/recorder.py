@@ -20,10 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autofit.core.errors import Untraceable
 from autofit.core.trace import Kind
+from autofit.probing.tracing.chip import Passing
 from autofit.probing.tracing.host_temporaries import HostTemporaries
+from autofit.probing.tracing.inplace import CHAINED, SCATTERING, replaces
 from autofit.probing.tracing.results import laid_out, results
 from autofit.probing.tracing.tally import Tally
-from autofit.probing.tracing.temporaries import Passing
 
 Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 Temporaries = Callable[[Any, tuple[Any, ...], Any], Passing]
@@ -31,8 +32,11 @@ Temporaries = Callable[[Any, tuple[Any, ...], Any], Passing]
 aten = torch.ops.aten
 PRODUCTS = frozenset(
     packet.default
-    for packet in (aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.mv, aten.addmv, aten.dot, aten._scaled_mm)
-)
+    for packet in (
+        aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.addbmm, aten.mv, aten.addmv, aten.dot, aten._scaled_mm,
+        aten._trilinear, aten.affine_grid_generator,
+    )
+)  # fmt: skip
 """Operators that take a cuBLAS handle, and with it a workspace that stays."""
 COMPOSITE = "CompositeImplicitAutograd"
 DEVICE = torch.ops.prim.device.default
@@ -66,6 +70,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         tally: counts what the operators do.
         deadline: value of `perf_counter` from which on no operator is run.
         added: allocations of such sums, and of those of two gradients, with the handle of the sum's first operand.
+        replaced: allocations that are none where tensors are plain, with the handle of what the result is written into.
     """
 
     def __init__(
@@ -83,6 +88,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self.events: list[int] = []
         self.standing: list[int] = []
         self.added: dict[int, int] = {}
+        self.replaced: dict[int, int] = {}
         self.in_place = False
         self.operators: list[str] = []
         self.modules = ModuleStack()
@@ -125,9 +131,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         return out
 
     def record(self, tensor: torch.Tensor, kind: Kind = Kind.TEMPORARY, *, standing: bool = False) -> None:
-        """Records the storage of a tensor, if it is on the device and new; a storage that has grown is a new one."""
-        if tensor.device.type != self._device_type or tensor.layout is not torch.strided:
+        """Records the storage of a tensor, if it is on the device and new; a storage that has grown is a new one.
+
+        Raises:
+            Untraceable: the tensor is sparse; how much it holds depends on data.
+        """
+        if tensor.device.type != self._device_type:
             return
+        if tensor.layout is not torch.strided:
+            raise Untraceable(
+                "sparse tensors, such as gradients with `sparse=True`, have no known size", self._operator
+            )
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         known = self._live.get(key)
@@ -162,8 +176,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self.kinds += [self.kinds[handle] for handle in taken]
         self.origins += [self.origins[handle] for handle in taken]
         self.operators += [self.operators[handle] for handle in taken]
-        sums = {numbers[each]: numbers.get(first, first) for each, first in self.added.items() if each in numbers}
-        self.added |= sums
+        for known in (self.added, self.replaced):
+            known |= {numbers[each]: numbers.get(first, first) for each, first in known.items() if each in numbers}
         self.events += [numbers[event] if event >= 0 else ~numbers[~event] for event in events]
         return True
 
@@ -186,7 +200,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
 
     def _record_call(self, func: Any, args: Any, out: Any, steps: Passing) -> None:
         """Records what an operator takes, its results among it, and gives back."""
-        first, before = self._summed(func, args), len(self.sizes)
+        first, before = self._first(func, args), len(self.sizes)
         leaves = self._results(func, args, out)
         steps, taken = steps if None in steps else (None, *steps), list[int]()
         left = steps.count(None)
@@ -201,8 +215,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
             if step >= 0:
                 taken.append(self._add(step, Kind.TEMPORARY))
             self.events.append(taken[-1] if step >= 0 else ~taken[~step])
-        if first is not None and len(self.sizes) == before + 1 and self.sizes[before] == self.sizes[first]:
-            self.added[before] = first
+        if first is not None and len(self.sizes) > before and self.sizes[before] == self.sizes[first]:
+            if func in CHAINED | SCATTERING and replaces(func, args, self.operators[first]):
+                self.replaced[before] = first
+            elif func is aten.add.Tensor and len(self.sizes) == before + 1:
+                self.added[before] = first
 
     def _results(self, func: Any, args: Any, out: Any) -> Sequence[Any]:
         if isinstance(out, torch.Tensor):
@@ -233,19 +250,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         # A thread keeps one handle and one workspace of each: the forward pass's thread, and the autograd engine's.
         if func not in PRODUCTS or args[0].device.type != self._device_type:
             return
-        with_bias = func is aten.addmm.default and args[0].dim() == 1
+        # cuBLASLt adds a bias to more than one column only: `useLtInterface` in aten/src/ATen/native/cuda/Blas.cpp.
+        with_bias = func is aten.addmm.default and args[0].dim() == 1 and min(args[2].shape) > 1
         for biased, size in zip((False, True), self._workspaces, strict=True):
             key = (in_backward(), biased)
             if size and key not in self._with_workspace and with_bias >= biased:
                 self._with_workspace.add(key)
                 self.events.append(self._add(size, Kind.WORKSPACE))
 
-    def _summed(self, func: Any, args: Any) -> int | None:
-        """Returns the handle of the first operand of a sum that torch makes in place where tensors are plain."""
-        if func is not aten.add.Tensor or not isinstance(args[0], torch.Tensor):
+    def _first(self, func: Any, args: Any) -> int | None:
+        """Returns the handle of the first operand where torch may write the result into it if tensors are plain."""
+        if func not in CHAINED | SCATTERING or not isinstance(args[0], torch.Tensor):
             return None
         # A forward pass that runs again inside the backward pass has gradients enabled; a view shares its memory.
-        if not self.in_place and (torch.is_grad_enabled() or not in_backward() or args[0]._is_view()):
+        backward = in_backward() and not torch.is_grad_enabled() and not args[0]._is_view()
+        if not backward and not (self.in_place and func is aten.add.Tensor):
             return None
         if args[0].layout is not torch.strided:
             return None

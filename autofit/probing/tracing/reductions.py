@@ -40,7 +40,9 @@ class Axes:
         return cls(_merged([(size, stride, 0) for stride, size in reduced]), _merged(kept))
 
 
-def staging_bytes(axes: Axes, partial_bytes: int, multiprocessors: int, threads: int) -> tuple[int, int]:
+def staging_bytes(
+    axes: Axes, partial_bytes: int, multiprocessors: int, threads: int, vectorised: bool = True
+) -> tuple[int, int]:
     """Returns the buffers that a reduction takes while it runs: the partial results and a counter per output block.
 
     Both are 0 where one block does it all.
@@ -50,6 +52,7 @@ def staging_bytes(axes: Axes, partial_bytes: int, multiprocessors: int, threads:
         partial_bytes: of what is summed in.
         multiprocessors: of the device.
         threads: that one multiprocessor holds.
+        vectorised: whether a thread may read several elements at once, as all but moments do.
     """
     inputs, outputs = _count(axes.reduced), _count(axes.kept)
     if inputs * outputs > LARGEST_INDEXED or not inputs * outputs:
@@ -57,7 +60,8 @@ def staging_bytes(axes: Axes, partial_bytes: int, multiprocessors: int, threads:
     along_inputs = not axes.kept or (bool(axes.reduced) and axes.reduced[0][1] < axes.kept[0][1])
     width, height = (inputs, outputs) if along_inputs else (outputs, inputs)
     vector = 1
-    if along_inputs and width > 128 and len(axes.reduced) == 1 and not axes.kept and axes.reduced[0][1] == 1:
+    flat = len(axes.reduced) == 1 and not axes.kept and axes.reduced[0][1] == 1
+    if along_inputs and width > 128 and flat and vectorised:
         width //= VECTOR
     elif not along_inputs and axes.kept[0][1] == 1:
         vector = _output_vector(axes)

@@ -24,8 +24,14 @@ def laid_out(func: Any, args: tuple[Any, ...], out: Any) -> Any:
         return (*(None if each is None else _last(each) for each in out[:2]), out[2])
     if func is aten.native_batch_norm_backward.default and is_channels_last(args[1]):
         return (None if out[0] is None else _last(out[0]), *out[1:])
-    if func in SHRUNK and (len(args) < 3 or args[2] != UNREDUCED):
+    if func in SHRUNK and (len(args) <= SHRUNK[func] or args[SHRUNK[func]] != UNREDUCED):
         return torch.empty(broadcast(*args[:2]), dtype=out.dtype, device=out.device).resize_(())
+    if (
+        func is aten.log_sigmoid_forward.default
+    ):  # its buffer is for the host alone (cuda/ActivationLogSigmoidKernel.cu)
+        return out[0], out[1].new_empty(0)
+    if func in RESIZED and out.numel() < args[0].numel():
+        return torch.empty(args[0].shape, dtype=out.dtype, device=out.device).resize_(out.shape)
     return torch.empty(out.shape, dtype=out.dtype, device=out.device) if func in IN_ROWS else out
 
 
@@ -65,13 +71,13 @@ def broadcast(one: torch.Tensor, other: torch.Tensor) -> torch.Size:
 def convolved_in(inputs: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
     """Returns the layout that a convolution brings its arguments into."""
     last = is_channels_last(inputs) or is_channels_last(weight)
-    return torch.channels_last if last else torch.contiguous_format
+    return CHANNELS_LAST.get(inputs.dim(), torch.contiguous_format) if last else torch.contiguous_format
 
 
 def _last(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.dim() != 4 or is_channels_last(tensor):
+    if tensor.dim() not in CHANNELS_LAST or is_channels_last(tensor):
         return tensor
-    return torch.empty_like(tensor, memory_format=torch.channels_last)
+    return torch.empty_like(tensor, memory_format=CHANNELS_LAST[tensor.dim()])
 
 
 def results(func: Any, args: tuple[Any, ...], out: Sequence[Any]) -> Sequence[Any]:
@@ -116,14 +122,14 @@ def normed_by_cudnn(images: torch.Tensor, weight: torch.Tensor | None) -> bool:
 
 
 def is_channels_last(tensor: torch.Tensor) -> bool:
-    """Says whether torch takes a layout for channels last: `is_channels_last_strides_2d` in c10/core/MemoryFormat.h.
+    """Says whether torch takes a layout for channels last: `is_channels_last_strides_2d`, `_3d` (c10 MemoryFormat.h).
 
     It asks the strides alone, so that a 1x1 kernel, which can be read both ways, is what it was made as.
     """
-    if tensor.dim() != 4 or tensor.stride(1) == 0:
+    if tensor.dim() not in CHANNELS_LAST or tensor.stride(1) == 0:
         return False
     least = 0
-    for dim in (1, 3, 2, 0):
+    for dim in (1, *reversed(range(2, tensor.dim())), 0):
         stride, size = tensor.stride(dim), tensor.shape[dim]
         if size == 0 or stride < least or (dim == 0 and least == tensor.stride(1)):
             return False
@@ -131,16 +137,34 @@ def is_channels_last(tensor: torch.Tensor) -> bool:
     return True
 
 
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""The layout of images and of volumes, by their dimensions."""
 DIRECT: dict[Any, Callable[..., Any]] = {
     aten.native_batch_norm.default: _batch_norm,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
 }
-SHRUNK = (aten.mse_loss.default, aten.smooth_l1_loss.default)
-"""Losses whose result is made with room for each element, then shrunk to one number, but not its memory (Loss.cpp)."""
-IN_ROWS = (aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default, aten.huber_loss_backward.default)
+SHRUNK = {
+    aten.mse_loss.default: 2,
+    aten.smooth_l1_loss.default: 2,
+    aten.soft_margin_loss.default: 2,
+    aten.binary_cross_entropy.default: 3,
+}
+"""Losses whose result is made with room for each element, then shrunk to one number, but not its memory (Loss.cpp).
+
+With the place of their argument `reduction`."""
+RESIZED = (aten.im2col.default, aten.col2im.default)
+"""Operators whose result has room for the argument at first, and keeps it if smaller (cuda/Im2Col.cu, Col2Im.cu)."""
+IN_ROWS = (
+    aten.roll.default,
+    aten.mse_loss_backward.default,
+    aten.smooth_l1_loss_backward.default,
+    aten.huber_loss_backward.default,
+)
 """Operators whose result lies in rows whatever their arguments do (Loss.cpp: LEGACY_CONTIGUOUS_MEMORY_FORMAT)."""
 ORDERS: dict[Any, tuple[int, ...]] = {
     aten.native_dropout.default: (1, 0),
+    aten._embedding_bag.default: (2, 1, 0, 3),
+    aten._embedding_bag_forward_only.default: (2, 1, 0, 3),
     aten.nll_loss2d_forward.default: (1, 0),
     aten._scaled_dot_product_efficient_attention.default: (0, 1),  # the state of the random numbers is on the host
 }

@@ -17,12 +17,12 @@ from torch.utils import backend_registration
 
 from autofit.probing.tracing.attention import attention
 from autofit.probing.tracing.autocast import HALF, register
-from autofit.probing.tracing.results import first
-from autofit.probing.tracing.temporaries import Chip
+from autofit.probing.tracing.chip import Chip
+from autofit.probing.tracing.results import first, is_channels_last
 
 NAME = "standin"
 
-WHOLE = ("silu_backward", "mish_backward")
+WHOLE = ("silu_backward", "mish_backward", "_fused_rms_norm", "_fused_rms_norm_backward")
 """Operators with kernels for CPU and CUDA that fall apart into simpler ones on any other device."""
 
 
@@ -88,6 +88,7 @@ def _register() -> None:
         library.impl(name, _without_data, "PrivateUse1")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         library.impl("group_norm", _group_norm, key)
+        library.impl("rms_norm", _rms_norm, key)
 
 
 def _group_norm(  # torch's own arguments
@@ -103,6 +104,17 @@ def _group_norm(  # torch's own arguments
     pixels = images.numel() // max(size * channels, 1)
     run = torch.ops.aten.native_group_norm
     return first(list(run(images.contiguous(), weight, bias, size, channels, pixels, groups, eps)))
+
+
+def _rms_norm(
+    x: torch.Tensor, shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None
+) -> torch.Tensor:
+    """Returns the norm by the kernel that CUDA has, where it can be: `rms_norm_symint` in native/layer_norm.cpp."""
+    run = torch.ops.aten._fused_rms_norm
+    if x.is_complex() or is_channels_last(x) or (weight is not None and weight.dtype is not x.dtype):
+        composite = torch._C.DispatchKey.CompositeImplicitAutograd
+        return first(list(run.default._op_dk(composite, x, shape, weight, eps)))
+    return first(list(run(x, shape, weight, eps)))
 
 
 def _without_data(*args: Any, **kwargs: Any) -> Any:

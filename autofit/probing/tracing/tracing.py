@@ -13,7 +13,7 @@ import math
 import os
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,13 +33,15 @@ from autofit.core.work import StepWork, Work
 from autofit.prepare import prepare
 from autofit.probing.tracing.answers import Answers
 from autofit.probing.tracing.assembly import assembled
+from autofit.probing.tracing.chip import Chip
+from autofit.probing.tracing.disguise import disguised
 from autofit.probing.tracing.host_temporaries import HostTemporaries
 from autofit.probing.tracing.likeness import as_plain, has_padding
 from autofit.probing.tracing.recorder import Recorder
 from autofit.probing.tracing.shadow import Shadow, fake_batch, fake_mode, shadow
-from autofit.probing.tracing.standin import attending
+from autofit.probing.tracing.standin import NAME, attending
 from autofit.probing.tracing.tally import Tally
-from autofit.probing.tracing.temporaries import Chip, passing
+from autofit.probing.tracing.temporaries import passing
 from autofit.strategies import MEMBERS
 from autofit.workloads.counted import Counted
 from autofit.workloads.loss import LossRule
@@ -86,7 +88,8 @@ def trace(
     run.recorder.users_own = {t.untyped_storage()._cdata for t in _strided(workload)}
     run.recorder.deadline = perf_counter() + limit_s
     padded = has_padding(batch)
-    with _undisturbed(), fake_mode(), as_plain(run.recorder, padded), attending(chip or Chip()):
+    disguise = disguised(device) if device.type == NAME else nullcontext()
+    with _undisturbed(), fake_mode(), as_plain(run.recorder, padded), attending(chip or Chip()), disguise:
         try:
             return run.trace(workload, loss, batch)
         except (SpaceError, Untraceable):

@@ -585,13 +585,32 @@ def test_a_snapshot_changes_nothing_and_reads_no_data() -> None:
     assert world.witness() == witness
 
 
-def test_a_large_model_is_restored_in_well_under_a_second() -> None:
-    model = nn.ParameterList([nn.Parameter(torch.empty(1 << 20)) for _ in range(32)])
-    guard = Guard(model)
-    for parameter in model:
-        parameter.data.zero_()
-    # Processor time: other processes on the machine do not count.
-    start = time.process_time()
-    guard.restore()
-    assert guard.differences() == []
-    assert time.process_time() - start < 1.0
+def cost_s(make: Callable[[], nn.Module]) -> float:
+    """Returns the processor's seconds of a snapshot, and of putting everything back and verifying it; least of three.
+
+    Other processes on the machine do not count.
+    """
+    times = []
+    for _ in range(3):
+        model = make()
+        began = time.process_time()
+        guard = Guard(model)
+        taken = time.process_time() - began
+        for parameter in model.parameters():
+            parameter.data.add_(1)
+        began = time.process_time()
+        with guard:
+            pass
+        times.append(taken + time.process_time() - began)
+    return min(times)
+
+
+def test_the_guard_costs_at_most_a_second_per_gigabyte() -> None:
+    """The limit is doubled, for a processor whose memory others use at the same time."""
+    state_bytes = 64 * 2**22
+    seconds = cost_s(lambda: nn.ParameterList([nn.Parameter(torch.ones(1 << 20)) for _ in range(64)]))
+    assert seconds < 2.0 * state_bytes / 1e9 + 0.1
+
+
+def test_the_guard_of_a_small_model_takes_no_time() -> None:
+    assert cost_s(Net) < 0.2

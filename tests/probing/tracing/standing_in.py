@@ -2,17 +2,20 @@
 
 import json
 import sys
+from functools import partial
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from autofit.core.plan import Plan
 from autofit.core.trace import Kind
-from autofit.probing.tracing import standin
+from autofit.probing.tracing import disguise, standin
 from autofit.probing.tracing.recorder import Recorder
 from autofit.probing.tracing.temporaries import Chip
+from autofit.probing.tracing.temporaries import passing as steps_of
 from autofit.probing.tracing.tracing import trace
 from tests.probing.tracing.test_tracing import peaks
 from tests.probing.tracing.tiny import Cnn, Gpt, images, words, workload
@@ -119,6 +122,60 @@ def released() -> list[int]:
     return found
 
 
+def disguised_as_cuda() -> dict[str, object]:
+    """Returns what the user's code is told, and which operators run, on a device that passes for CUDA's."""
+    stand_in, ran = standin.install(), list[str]()
+
+    def run(func, args, kwargs):
+        ran.append(func.name())
+        return func(*args, **kwargs)
+
+    user = {"F": F, "torch": torch, "SDPBackend": SDPBackend, "sdpa_kernel": sdpa_kernel}
+    exec(compile(USERS_CODE, "/users/train.py", "exec"), user)
+    with (
+        FakeTensorMode(),
+        Recorder("standin", run, partial(steps_of, Chip())),
+        standin.attending(Chip()),
+        disguise.disguised(stand_in),
+    ):
+        x = torch.empty(2, 4, 32, 64, device=stand_in, requires_grad=True)
+        told = user["told"](x)
+        ran.clear()
+        user["normed"](x)
+        told["norm"] = [name for name in ran if "norm" in name]
+        ran.clear()
+        user["forced"](x)
+        told["forced"] = [name for name in ran if "attention" in name]
+        told["buffer"] = torch.ops.aten.log_sigmoid_forward(x)[1].numel()
+    told["after"] = [x.device.type, x.is_cuda]
+    return told
+
+
+USERS_CODE = """
+def told(x):
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        low = (x @ x.transpose(2, 3)).dtype
+        enabled = torch.is_autocast_enabled("cuda")
+        with torch.autocast("cuda", enabled=False):
+            full = (x @ x.transpose(2, 3)).dtype
+    made = torch.zeros(3, device=x.device) + torch.zeros(3, device="cuda") + torch.zeros(3).to("cuda") + x.new_zeros(3)
+    return {
+        "is_cuda": x.is_cuda, "type": x.device.type, "same": x.to(x.device) is x and x.cuda() is x,
+        "low": str(low), "enabled": enabled, "full": str(full), "made": made.device.type,
+        "host": [torch.zeros(1).is_cuda, torch.zeros(1).device.type],
+    }
+
+def normed(x):
+    F.rms_norm(x, (64,))
+    F.rms_norm(x, (64,), torch.ones(64, device=x.device, dtype=torch.bfloat16))
+
+def forced(x):
+    with sdpa_kernel(SDPBackend.MATH):
+        F.scaled_dot_product_attention(x, x, x)
+"""
+
+
 if __name__ == "__main__":
     jobs = {"peaks": peaks_of, "kernels": kernels, "casts": casts, "lists": lists, "released": released}
+    jobs["disguised"] = disguised_as_cuda
     sys.stdout.write(json.dumps([jobs[name](*arguments) for name, arguments in json.loads(sys.argv[1])]))  # type: ignore[operator]

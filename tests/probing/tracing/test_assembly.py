@@ -1,5 +1,7 @@
 from collections.abc import Callable
+from typing import Any
 
+import pytest
 import torch
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 from torch.nn import functional as F
@@ -91,6 +93,64 @@ def test_a_users_sum_is_left_alone() -> None:
         x = x + 1
 
     assert traced(work)[0] == real(work)
+
+
+X = (16, 8)
+
+
+def places(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda x: x.gather(0, places(*X)),
+        lambda x: x.max(0)[0],
+        lambda x: x.sort(0)[0],
+        lambda x: x.topk(4, 0)[0],
+        lambda x: x.cummax(0)[0],
+        lambda x: x.index_select(0, places(12)),
+        lambda x: x.take(places(*X)),
+        lambda x: F.binary_cross_entropy_with_logits(x, torch.ones(X), pos_weight=torch.ones(8)),
+    ],
+    ids=["gather", "max", "sort", "topk", "cummax", "index_select", "take", "bce-logits-pw"],
+)
+def test_what_torch_writes_into_its_own_zeros_is_no_copy(work: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Rows `gather`, `sort`, `index_select`, `bce-logits-pw`, ... of the sweep: one tensor more than there was."""
+
+    def backward() -> None:
+        out = work(torch.ones(X, requires_grad=True) * 2)
+        out.backward(torch.ones_like(out))
+
+    def live(events: list[int]) -> int:
+        now = most = 0
+        for size in events:
+            now += size
+            most = max(most, now)
+        return most
+
+    found, recorder = traced(backward)
+    assert recorder.replaced, "without the correction the trace differs"
+    assert live(found) == live(real(backward))
+
+
+def test_what_a_users_own_backward_scatters_is_left_alone() -> None:
+    class Scattered(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return torch.zeros(X).scatter_add(0, places(*X), gradient)
+
+    def work() -> None:
+        Scattered.apply(torch.ones(X, requires_grad=True)).sum().backward()
+
+    found, recorder = traced(work)
+    assert not recorder.replaced
+    assert found == real(work)
 
 
 def test_marks_and_kinds_follow() -> None:

@@ -1,5 +1,6 @@
 """A trace leaves nothing behind in the user's objects, and cannot hang (promises 4 and 5)."""
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -19,6 +20,11 @@ from tests.estimators.traces import Script
 from tests.probing import targets
 
 TABLE: dict[int, torch.Tensor] = {}
+KEPT = [torch.ones(3)]
+NAMES = ["q_proj", "v_proj"]
+COUNTS = {"steps": 0}
+SEEN = {"gelu"}
+logger = logging.getLogger(__name__)
 
 
 def small() -> Trace:
@@ -116,16 +122,49 @@ def test_functions_that_hold_something_are_not() -> None:
         def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
             return outputs.mean()
 
+    def filled(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return stateless(model, batch) + KEPT[0].sum()
+
     hooked = workload(step_fn=stateless)
     hooked.model.register_forward_hook(lambda module, given, found: seen.append(found))
     for unsafe, what in (
         (workload(step_fn=closing), "step_fn holds seen"),
-        (workload(step_fn=keeping), "step_fn holds TABLE, an object of type dict"),
+        (workload(step_fn=filled), "step_fn holds KEPT, an object of type list"),
         (workload(loss_fn=Bound().loss), "loss_fn holds an object of type method"),
         (hooked, "a hook of the model holds seen"),
     ):
         with pytest.raises(Untraceable, match=what):
             isolation.check_self_contained(unsafe)
+
+
+def logging_step(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    logger.debug("targets %s", NAMES)
+    COUNTS["steps"] += 1
+    SEEN.add("relu")
+    NAMES.append("k_proj")
+    return stateless(model, batch)
+
+
+def test_a_logger_and_tables_of_names_do_not_forbid_a_trace_in_process() -> None:
+    """B 17: diffusers' loggers and peft's lists; what a trace does to such a table is put back."""
+
+    def work() -> Trace:
+        logging_step(targets.mlp(), (torch.ones(2, 8), torch.zeros(2, dtype=torch.int64)))
+        return small()
+
+    assert isolation.isolated(work, workload(step_fn=logging_step), on_host=False) == small()
+    assert (["q_proj", "v_proj"], {"steps": 0}, {"gelu"}) == (NAMES, COUNTS, SEEN)
+    assert isolation.check_self_contained(workload(step_fn=keeping)) == [TABLE]
+
+
+def test_tables_are_put_back_where_a_trace_fails() -> None:
+    def work() -> Trace:
+        NAMES.clear()
+        raise Untraceable("no", "train.py:7")
+
+    with pytest.raises(Untraceable):
+        isolation.isolated(work, workload(step_fn=logging_step), on_host=False)
+    assert NAMES == ["q_proj", "v_proj"]
 
 
 def test_a_fake_tensor_that_stays_is_noticed() -> None:

@@ -48,7 +48,7 @@ def found() -> dict[str, Any]:
     """What one child process found: peaks by name, kernels, casts."""
     jobs = [("peaks", (kind, values)) for kind, values, _ in PEAKS.values()]
     command = [sys.executable, "-m", "tests.probing.tracing.standing_in"]
-    others = ("kernels", "casts", "lists", "released")
+    others = ("kernels", "casts", "lists", "released", "disguised")
     command.append(json.dumps([*jobs, *((name, ()) for name in others)]))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
@@ -112,3 +112,21 @@ def test_results_that_nobody_keeps_are_released_in_order_as_by_cpp(found: dict[s
 
 def test_autocast_converts_an_attention_mask_of_numbers_too(found: dict[str, Any]) -> None:
     assert found["casts"]["masks"] == ["torch.float16"]
+
+
+def test_the_users_code_is_told_that_it_is_on_cuda(found: dict[str, Any]) -> None:
+    """Rows `is_cuda-branch`, `devtype-branch`, `autocast-on-cuda`, `autocast-off-cuda` of the sweep."""
+    told = found["disguised"]
+    assert (told["is_cuda"], told["type"], told["made"]) == (True, "cuda", "cuda")
+    assert told["same"], "bringing a tensor to its own device makes no copy"
+    assert (told["low"], told["enabled"], told["full"]) == ("torch.bfloat16", True, "torch.float32")
+    assert told["host"] == [False, "cpu"]
+    assert told["after"] == ["standin", False]
+
+
+def test_operators_with_a_kernel_of_their_own_on_cuda_are_one(found: dict[str, Any]) -> None:
+    """Rows `rms_norm`, `sdpa-forced-math`, `logsigmoid`."""
+    told = found["disguised"]
+    assert told["norm"] == ["aten::_fused_rms_norm"], "the second, of mixed types, is made of others"
+    assert told["forced"] == []
+    assert told["buffer"] == 0

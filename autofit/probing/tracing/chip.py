@@ -1,0 +1,97 @@
+"""A CUDA device as a trace knows it, and how rules write down what an operator takes from its allocator."""
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.torch_version import TorchVersion
+
+KIB, MIB = 2**10, 2**20
+
+
+SHARED_SINCE = "2.13"
+"""cuBLASLt uses cuBLAS's workspace from this torch on (measured: 2.11 does not)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """What a trace needs to know of a CUDA device.
+
+    Attributes:
+        capability: compute capability; it decides which attention kernel runs.
+        multiprocessors: their number.
+        threads: that one multiprocessor holds at most.
+    """
+
+    capability: tuple[int, int] = (8, 0)
+    multiprocessors: int = 108
+    threads: int = 2048
+
+    @classmethod
+    def of(cls, device: torch.device) -> "Chip":
+        """Returns that of a device that is present."""
+        found = torch.get_device_module(device).get_device_properties(device)
+        return cls(
+            capability=(found.major, found.minor),
+            multiprocessors=found.multi_processor_count,
+            threads=found.max_threads_per_multi_processor,
+        )
+
+    @property
+    def workspaces(self) -> tuple[int, int]:
+        """Bytes that cuBLAS gets for each thread and stream, and cuBLASLt beside it (0: it shares cuBLAS's)."""
+        return _blas_workspace(self.capability), 0 if TorchVersion(
+            torch.__version__
+        ) >= SHARED_SINCE else _lt_workspace()
+
+
+def _blas_workspace(capability: tuple[int, int]) -> int:
+    """Returns the sum of CUBLAS_WORKSPACE_CONFIG (":KiB:count" pairs), or torch's default."""
+    pairs = [int(number) for number in re.findall(r"\d+", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))]
+    if pairs and len(pairs) % 2 == 0:
+        return sum(size * count for size, count in zip(pairs[::2], pairs[1::2], strict=True)) * KIB
+    return 32 * MIB if capability >= (9, 0) else 8320 * KIB
+
+
+def _lt_workspace() -> int:
+    return int(os.environ.get("CUBLASLT_WORKSPACE_SIZE") or 1024) * KIB
+
+
+Passing = tuple[int | None, ...]
+"""What an operator does with the allocator, step by step: a size is taken, `~i` gives the i-th of them back, and None
+stands for the results, which come first where it is missing; of several, each stands for one result and the last for
+all that are left. What is not taken at this batch but may be at another has size 0, so that the steps do not depend on
+the batch."""
+
+
+Rule = Callable[[Chip, tuple[Any, ...], Any], Passing]
+"""Returns the steps of an operator on a chip, from its arguments and its result."""
+
+
+def within(*sizes: int) -> Passing:
+    """Returns the steps of taking sizes after the results and giving them back, the last first."""
+    return (*sizes, *(~place for place in reversed(range(len(sizes)))))
+
+
+def around(*sizes: int, inside: tuple[int, ...] = ()) -> Passing:
+    """Returns the steps of holding `sizes` from before the results on, and taking `inside` after them."""
+    both = (*sizes, *inside)
+    return (*sizes, None, *inside, *(~place for place in reversed(range(len(both)))))
+
+
+def nbytes(tensor: torch.Tensor) -> int:
+    """Returns the bytes of all elements, however they lie."""
+    return tensor.numel() * tensor.element_size()
+
+
+def up(number: int, step: int) -> int:
+    """Returns a number rounded up to a multiple of `step`."""
+    return -(-number // step) * step
+
+
+def power(number: int) -> int:
+    """Returns the largest power of two that is not above a number, at least 1."""
+    return 1 << max(number.bit_length() - 1, 0)

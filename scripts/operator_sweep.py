@@ -1,0 +1,141 @@
+"""The sweep of `operator_memory.py --sweep`: what a trace says of each operator's step, against torch's real allocator.
+
+Each role has a process of its own: "here" runs real steps and traces with the device's own fake tensors, "stand-in"
+traces with a Python that sees no device. A process that ends at an operator goes on behind it in a new one.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from operator_cases import CASES
+from operator_rig import PRECISIONS, Peaks, Subject
+
+from autofit.core.errors import AutofitError
+from autofit.probing.tracing import standin
+from autofit.probing.tracing.chip import Chip
+
+ROLES = ("here", "stand-in")
+NAMES = tuple(f"{name} {precision}" for name in CASES for precision in PRECISIONS)
+MIB = 2**20
+LIMITS = ((0.01, 2 * MIB), (0.03, 4 * MIB))
+"""How far off allocated and reserved peaks may be: a share, and bytes; only what is beyond both is wrong."""
+ON_DATA = "sizes depend on values, which a phantom does not have; a trace takes the largest"
+KNOWN = {
+    "mask-select": ON_DATA,
+    "masked_select": ON_DATA,
+    "nonzero": ON_DATA,
+    "unique": ON_DATA,
+    "masked_scatter": ON_DATA,
+}
+"""Operators whose error is no defect, and why."""
+CONVERTED_SINCE_2_13 = ("rms_norm", "rms_norm-w")
+"""Converted by autocast from torch 2.13 on: a stand-in of another torch is right about another device."""
+ENDED = "its process ended"
+
+
+def measure(path: Path, role: str) -> None:
+    """Adds to the figures in `path` what this process, in its role, finds of the operators that have none yet."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    device = torch.device("cuda", 0) if role == "here" else standin.install()
+    chip = Chip.of(device) if role == "here" else Chip(*rows["chip"])
+    rows["chip"] = [chip.capability, chip.multiprocessors, chip.threads]
+    rows.setdefault("torch", {})[role] = torch.__version__
+    for name, row in rows["operators"].items():
+        if role not in row:
+            row[role] = ENDED
+            path.write_text(json.dumps(rows), encoding="utf-8")
+            row.update(_tried(name, role, device, chip))
+    path.write_text(json.dumps(rows), encoding="utf-8")
+
+
+def _tried(name: str, role: str, device: torch.device, chip: Chip) -> dict[str, Any]:
+    """Returns the figures of an operator: peaks, or in one line why there are none."""
+    case, precision = name.rsplit(" ", 1)
+    found: dict[str, Any] = {}
+    try:
+        subject = Subject.of(CASES[case], precision, device)
+        if role == "here":
+            found["truth"] = subject.run()
+    except Exception as error:  # noqa: BLE001  # what torch refuses, or a phantom does not imitate
+        return {role: f"does not run: {_line(error)}"}
+    try:
+        return {**found, role: subject.trace(None if role == "here" else chip)}
+    except AutofitError as error:
+        return {**found, role: _line(error)}
+
+
+def _line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def sweep(path: Path, stand_in: str, only: list[str]) -> int:
+    """Measures all operators, or some, prints those that are off, writes all figures; returns how many are wrong."""
+    names = [name for name in NAMES if not only or name.rsplit(" ", 1)[0] in only]
+    path.write_text(json.dumps({"operators": {name: {} for name in names}}), encoding="utf-8")
+    for role, python in zip(ROLES, (sys.executable, stand_in), strict=True):
+        command = [python, __file__, role, str(path)]
+        left = len(names)
+        while (
+            left and subprocess.run(command, env=environment(role), stderr=subprocess.DEVNULL, check=False).returncode
+        ):
+            left -= 1  # each time one operator more has ended its process
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    wrong = [name for name, row in rows["operators"].items() if judged(name, row, rows["torch"])]
+    path.write_text(json.dumps({**rows, "wrong": wrong}, indent=1) + "\n", encoding="utf-8")
+    print(table(rows))
+    print(f"{len(names)} operators tried, {len(wrong)} wrong; figures in {path}")
+    return len(wrong)
+
+
+def environment(role: str) -> dict[str, str]:
+    """Returns the environment of a process: for the stand-in one that sees neither a phantom nor a real device."""
+    hidden = {"LD_PRELOAD", "LD_LIBRARY_PATH"} if role == "stand-in" else set()
+    kept = {name: value for name, value in os.environ.items() if name not in hidden}
+    root = str(Path(__file__).parents[1])
+    return {**kept, "PYTHONPATH": root, **({"CUDA_VISIBLE_DEVICES": ""} if role == "stand-in" else {})}
+
+
+def judged(name: str, row: dict[str, Any], versions: dict[str, str]) -> list[str]:
+    """Returns the roles whose trace of an operator is off by more than it may be, and not known to be."""
+    case = name.rsplit(" ", 1)[0]
+    other = len({version.split("+")[0] for version in versions.values()}) > 1 and case in CONVERTED_SINCE_2_13
+    asked = ROLES[:1] if other else ROLES
+    return [] if case in KNOWN or "truth" not in row else [role for role in asked if off(row[role], row["truth"])]
+
+
+def off(said: Peaks | str, truth: Peaks) -> bool:
+    """Says whether peaks are beyond `LIMITS`; what cannot be traced is not wrong, only not known."""
+    if isinstance(said, str):
+        return False
+    errors = (abs(a - b) for a, b in zip(said, truth, strict=True))
+    sides = zip(errors, truth, LIMITS, strict=True)
+    return any(error > share * real and error > least for error, real, (share, least) in sides)
+
+
+def table(rows: dict[str, Any]) -> str:
+    """Returns the operators that are off or not traced, one a line, with errors of allocated and reserved in %."""
+    lines = [f"{'operator':30}{'here':>18}{'stand-in':>18}"]
+    for name, row in rows["operators"].items():
+        truth = row.get("truth")
+        said = [row.get(role, "") for role in ROLES]
+        if truth is None or any(isinstance(each, str) or off(each, truth) for each in said):
+            cells = [each if isinstance(each, str) else _errors(each, truth) for each in said]
+            reasons = KNOWN.get(name.rsplit(" ", 1)[0], "")
+            lines.append(f"{name:30}" + "".join(f"{cell[:60]:>18}" for cell in cells) + f"  {reasons}".rstrip())
+    return "\n".join(lines)
+
+
+def _errors(said: Peaks, truth: Peaks) -> str:
+    return " / ".join(f"{100 * (a / b - 1):+.1f}" for a, b in zip(said, truth, strict=True))
+
+
+if __name__ == "__main__":
+    measure(Path(sys.argv[2]), sys.argv[1])
