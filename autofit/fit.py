@@ -18,6 +18,7 @@ from autofit.core.plan import Plan
 from autofit.core.printable import printable
 from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.core.summary import summarize
+from autofit.core.weighing import Weighing
 from autofit.exporters.base import Export
 from autofit.prepare import prepare
 from autofit.probing.guard import Guard
@@ -150,6 +151,7 @@ class Fit:
             scaler=scaler,
             scheduler=scheduler,
             max_grad_norm=workload.max_grad_norm,
+            weighing=Weighing.of(self.recommendation.environment.settings),
         )
         self._check_optimizer(draft.optimizer)
         rebuilt = source.rebuild(self.plan.micro_batch_size, counted=self.plan.accumulation_steps > 1)

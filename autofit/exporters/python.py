@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.recommendation import Recommendation
+from autofit.core.weighing import Weighing
 from autofit.exporters.base import Exporter, Settings
 
 _PRECISIONS: dict[KnobValue, Settings] = {
@@ -64,13 +65,16 @@ class Python(Exporter):
         if norm is not None and not predicts:
             settings = {**settings, "MAX_GRAD_NORM": norm}
         parts = frozenset(_PARTS.get(key, key) for key in settings) - (frozenset(_HELPERS) if predicts else frozenset())
+        weighing = Weighing.of(environment)
+        if "accumulate" in parts:
+            parts |= {"by_samples" if weighing is None else "weighed"}
         constants = "".join(f"{key} = {value}\n" for key, value in settings.items() if key.isupper())
         loop = _PREDICT if predicts else _TRAIN
         name = environment.get("optimizer", "")
         helpers = [text for part, text in _HELPERS.items() if part in parts]
         text = "".join([_IMPORTS, _CONSTANTS, loop, *helpers, _TO_DEVICE])
         text = text.replace("AdamW", name if name.isidentifier() else "AdamW")
-        return _select(text, parts).replace(_CONSTANTS, constants)
+        return _select(text, parts).replace(_CONSTANTS, constants).replace(_COUNTED, str(weighing))
 
 
 def _positive(text: str) -> float | None:
@@ -105,7 +109,7 @@ _PARTS = {
 }
 """What the constants are called in the templates below."""
 
-_CONSTANTS = "# constants\n"
+_CONSTANTS, _COUNTED = "# constants\n", "entries that count"
 
 _IMPORTS = """
 import copy
@@ -114,7 +118,7 @@ from functools import partial  #? blocks
 
 import torch
 from torch.utils.checkpoint import checkpoint  #? blocks
-from torch.utils.data import DataLoader  #? accumulate
+from torch.utils.data import DataLoader  #? by_samples
 
 """
 
@@ -126,7 +130,8 @@ def train(model, loader, optimizer, compute_loss, epochs=1, blocks=None):  #? bl
 
     loader = torch.utils.data.DataLoader(dataset, batch_size=MICRO_BATCH_SIZE, shuffle=True)  #? micro
     optimizer = AdamW(model.parameters())
-    compute_loss(model, batch) returns the mean loss over the samples of a batch.
+    compute_loss(model, batch) returns the mean loss over the samples of a batch.  #? !weighed
+    compute_loss(model, batch) returns the mean loss over what `size` counts in a batch.  #? weighed
     blocks: the repeated layers, first to last, such as model.layers. A transformers model knows its own.  #? blocks
     A BatchNorm inside a block counts each batch twice.  #? blocks
     """
@@ -152,6 +157,8 @@ def train(model, loader, optimizer, compute_loss, epochs=1, blocks=None):  #? bl
         for batches in steps(loader):  #? accumulate
             total = sum(samples for samples, _ in batches)  #? accumulate
             for samples, batch in batches:  #? accumulate
+                if not samples:  #? weighed
+                    continue  #? weighed
                 with torch.autocast(device.type, dtype=AUTOCAST_DTYPE):  #? accumulate autocast
                     loss = compute_loss(model, to_device(batch, device))  #? accumulate autocast
                 loss = compute_loss(model, to_device(batch, device))  #? accumulate !autocast
@@ -219,16 +226,21 @@ def checkpoint_first(model, blocks):
 _STEPS = '''
 
 def steps(loader):
-    """Yields the micro batches of one optimizer step after the other, each with its number of samples."""
+    """Yields the micro batches of one optimizer step after the other, each with its number of samples."""  #? !weighed
+    """Yields the micro batches of one optimizer step after the other, each with what counts in it."""  #? weighed
     batches = []
-    for samples, batch in counted(loader):
-        batches.append((samples, batch))
+    for samples, batch in counted(loader):  #? !weighed
+        batches.append((samples, batch))  #? !weighed
+    for batch in loader:  #? weighed
+        batches.append((size(batch), batch))  #? weighed
         if len(batches) == ACCUMULATION_STEPS:
             yield batches
             batches = []
     if batches and not getattr(loader, "drop_last", False):
         yield batches
+'''
 
+_BY_SAMPLES = '''
 
 class Counting:
     """Collates samples, and says how many there were."""
@@ -272,6 +284,13 @@ def tensors(batch):
     return [tensor for part in parts for tensor in tensors(part)]
 '''
 
+_WEIGHED = '''
+
+def size(batch):
+    """Returns how many entries the loss of a batch is a mean over."""
+    return int((entries that count).sum())
+'''
+
 _TO_DEVICE = """
 
 def to_device(batch, device):
@@ -294,5 +313,11 @@ def to_device(batch, device):
     return batch
 """
 
-_HELPERS = {"flags": _SET_IMPLEMENTATION, "blocks": _CHECKPOINT_FIRST, "accumulate": _STEPS}
+_HELPERS = {
+    "flags": _SET_IMPLEMENTATION,
+    "blocks": _CHECKPOINT_FIRST,
+    "accumulate": _STEPS,
+    "by_samples": _BY_SAMPLES,
+    "weighed": _WEIGHED,
+}
 """What the loop of a part calls."""

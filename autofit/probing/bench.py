@@ -19,11 +19,13 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trace import Trace
 from autofit.core.trial import Purpose
+from autofit.core.weighing import WEIGHING, Weighing
 from autofit.devices.base import Device
 from autofit.prepare import prepare
 from autofit.probing.batch_store import BatchStore
 from autofit.probing.evidence import collect
 from autofit.probing.failures import Verdict, classify
+from autofit.probing.gradients import State
 from autofit.probing.guard import Backstop, Guard
 from autofit.probing.identity import Reached, own_version, settings, signature
 from autofit.probing.leaks import LeakWatch
@@ -69,6 +71,7 @@ class Bench:
         self, workload: Workload, device: Device, options: Options, beat: Callable[[str], None] = lambda phase: None
     ) -> None:
         self.workload, self.device, self._options, self._beat = workload, device, options, beat
+        self._weighing: Weighing | None = None
         strategies = chosen(options.strategies)
         with self._users_code():
             place(workload, device, options.may_move)
@@ -82,8 +85,10 @@ class Bench:
             budget = device.budget(options.memory_budget, self._source.varies)
             most = _least(self._source.length, self._source.max_size)
             facts = facts_of(workload, self._source, device, options, dataset_size=most)
-            survey = Survey(facts, strategies, self._build, self._source, options.seed)
+            state = State(self._reset, self._guard.differences)
+            survey = Survey(facts, strategies, self._build, self._source, options.seed, state)
             space = survey.run()
+            self._weighing = survey.weighing
             self.briefing = Briefing(
                 space=space,
                 environment=self._environment(facts, reached),
@@ -195,6 +200,10 @@ class Bench:
         """A second context to hold around the `with` block of the bench: see `guard.Backstop`."""
         return Backstop(self._leave)
 
+    def _reset(self) -> None:
+        self._guard.restore()
+        self._make_ready()
+
     def _put_back(self) -> None:
         self._guard.restore()
         self.device.release()
@@ -281,6 +290,7 @@ class Bench:
             optimizer=self.workload.make_optimizer(),
             device=self.device.torch_device,
             max_grad_norm=self.workload.max_grad_norm,
+            weighing=self._weighing,
         )
         return prepare(plan, draft, MEMBERS)
 
@@ -319,7 +329,8 @@ class Bench:
                 "autofit": own_version(),
                 **self.device.versions(),
             },
-            settings=settings(self.workload, facts.optimizer, self.device.type, worst, reached),
+            settings=settings(self.workload, facts.optimizer, self.device.type, worst, reached)
+            | ({} if self._weighing is None else {WEIGHING: str(self._weighing)}),
         )
 
 

@@ -3,21 +3,27 @@
 Thresholds and their measured background: reference/reliability.md sections 7 and 8 (accumulation: 1e-7 where splitting
 is harmless, 0.26 and more where it is not; bf16 autocast: relative L2 about 1e-2, cosine 0.9999). The precision gate
 is a smoke test on one batch: it says nothing about convergence.
+
+Both sides of a comparison draw the same random numbers for the same samples (`shared_draws`) and start from the same
+state. Where a step draws numbers that cannot be shared, the sides are drawn many times and their means are compared
+(`chance`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from autofit.core.plan import Plan
-from autofit.probing.batch_store import fresh
+from autofit.core.weighing import Weighing
+from autofit.probing.chance import compare
+from autofit.probing.gradients import STATELESS, Build, Gradient, Gradients, State, difference
 from autofit.workloads.counted import Counted, Cuttable
-from autofit.workloads.step import StepBatch, TrainStep
 from autofit.workloads.tree import Batch
+from autofit.workloads.weighing import candidates, shares
+
+__all__ = ["STATELESS", "Build", "State", "Verdict", "accumulation", "precision"]
 
 ACCUMULATION_L2 = 1e-3
 ACCUMULATION_NORM = 1e-3
@@ -26,114 +32,159 @@ REDUCED_L2 = 0.05
 objective was never below 0.26."""
 PRECISION_COSINE = 0.999
 PRECISION_L2 = 0.05
-BACKOFF = 16.0
-"""Scale of a gradient scaler is lowered by this while the gradient overflows, down to about 1."""
+LOSS_RATIO = 1e-3
+"""A weighing with which the losses of the parts do not add up to that of the whole by this is not tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a technique keeps the gradient, and the numbers in words."""
+    """Whether a technique keeps the gradient, and the numbers in words.
+
+    Attributes:
+        passed: whether it does.
+        reason: what was compared, found and allowed; where it failed, what to do.
+        weighing: what micro batches have to be weighed by for that; None: their samples.
+        moves: names of state that the step itself changes in each micro batch.
+    """
 
     passed: bool
     reason: str
+    weighing: Weighing | None = None
+    moves: tuple[str, ...] = ()
 
 
-Build = Callable[[Plan], TrainStep]
-
-
-def accumulation(build: Build, batch: Batch | Cuttable, seed: int) -> Verdict:
+def accumulation(build: Build, batch: Batch | Cuttable, seed: int, state: State = STATELESS) -> Verdict:
     """Compares the gradient of `batch` with that of its samples one by one, accumulated as `TrainStep` does.
 
-    A model that takes no single samples (batch normalisation of vectors) is shown halves instead.
+    A model that takes no single samples (batch normalisation of vectors) is shown halves instead. Where weights by
+    samples do not keep the gradient, weights by what the loss may be a mean over are tried.
 
     Args:
         build: makes a train step; its model's gradients are left as None.
         batch: at least 2 samples; a plain one is cut along its first dimension.
         seed: for the random numbers that remain when dropout is off.
+        state: puts back what a step changes beside gradients.
     """
     found = Cuttable.of(batch)
-    size = found.samples
-    whole, reduced = _gradient(build, [Counted(found.batch, size)], seed)
+    size, whole = found.samples, Counted(found.batch, found.samples)
     try:
-        parts, _ = _gradient(build, found.cut([1] * size), seed)
+        return _Accumulation(build, whole, found.cut([1] * size), seed, state).verdict()
     except ValueError:
-        parts, _ = _gradient(build, found.cut([size // 2, size - size // 2]), seed)
-    norm = float(whole.norm())
-    if norm == 0:
-        return Verdict(False, "accumulation could not be checked: the gradient is zero on this batch")
-    error, ratio = float((parts - whole).norm()) / norm, float(parts.norm()) / norm
-    most, most_norm = (REDUCED_L2, REDUCED_L2) if reduced else (ACCUMULATION_L2, ACCUMULATION_NORM)
-    passed = error <= most and abs(ratio - 1) <= most_norm
-    why = "accumulation gives the same gradient" if passed else "accumulation changes the gradient of this model"
-    return Verdict(passed, f"{why}: relative L2 of the gradient {error:.1e} (at most {most:g}), norm ratio {ratio:.4f}")
+        if size == 2:
+            raise
+        halves = found.cut([size // 2, size - size // 2])
+        return _Accumulation(build, whole, halves, seed, state).verdict()
 
 
-def precision(build: Build, plan: Plan, batch: Batch, seed: int) -> Verdict:
+def precision(build: Build, plan: Plan, batch: Batch | Counted, seed: int, state: State = STATELESS) -> Verdict:
     """Compares the gradient under `plan` with the one as the user has it, on the same batch and random numbers."""
-    reference, _ = _gradient(build, [batch], seed)
-    reduced, _ = _gradient(build, [batch], seed, plan)
-    if not bool(torch.isfinite(reduced).all()):
-        return Verdict(False, "the gradient is not finite")
-    cosine = float(nn.functional.cosine_similarity(reduced, reference, dim=0))
-    error = float((reduced - reference).norm() / reference.norm())
-    numbers = (
-        f"cosine of the gradient {cosine:.5f} (at least {PRECISION_COSINE}), relative L2 {error:.1e} "
-        f"(at most {PRECISION_L2})"
-    )
-    passed = cosine >= PRECISION_COSINE and error <= PRECISION_L2
-    return Verdict(passed, numbers)
+    with Gradients(build, state) as gradients:
+        reference = gradients.rehearse(batch, seed).vector
+        reduced = gradients.of([batch], seed, plan=plan).vector
+        if not bool(torch.isfinite(reduced).all()):
+            return Verdict(False, "the gradient is not finite")
+        cosine = float(nn.functional.cosine_similarity(reduced, reference, dim=0))
+        error = difference(reduced, reference)
+        numbers = (
+            f"cosine of the gradient {cosine:.5f} (at least {PRECISION_COSINE}), relative L2 {error:.1e} "
+            f"(at most {PRECISION_L2})"
+        )
+        if cosine >= PRECISION_COSINE and error <= PRECISION_L2:
+            return Verdict(True, numbers)
+        if not _is_random(gradients, batch, seed, reference, PRECISION_L2):
+            return Verdict(False, numbers)
+        found = compare(
+            lambda draw: (
+                gradients.of([batch], seed + draw, plan=plan, others=_MANY * draw).vector,
+                gradients.of([batch], seed + draw, others=_MANY * draw).vector,
+            )
+        )
+        return Verdict(found.alike, found.text)
 
 
-def _gradient(
-    build: Build, parts: Sequence[Batch | Counted], seed: int, plan: Plan | None = None
-) -> tuple[torch.Tensor, bool]:
-    """Returns the gradient of one step, dropout off, nothing updated, and whether it was computed in 16 bits.
+@dataclass(slots=True)
+class _Accumulation:
+    """One comparison of a whole batch with its parts."""
 
-    The gradient is one float32 vector on the host, over every parameter that is trained. Where a scaler's first
-    scale makes it overflow, the scale is lowered as training would lower it.
-    """
-    with build(plan or Plan()) as step, _dropout_off(step.draft.model):
-        model, scaler = step.draft.model, step.draft.scaler
-        while True:
-            _backward(step, parts, seed)
-            scale = 1.0 if scaler is None else scaler.get_scale()
-            found = torch.cat([_flat(p) for p in model.parameters() if p.requires_grad]) / scale
-            if scaler is None or scale <= 1 or bool(torch.isfinite(found).all()):
-                model.zero_grad(set_to_none=True)
-                return found, _is_reduced(step)
-            scaler.update(scale / BACKOFF)
+    build: Build
+    batch: Counted
+    parts: Sequence[Counted]
+    seed: int
+    state: State
+
+    def verdict(self) -> Verdict:
+        with Gradients(self.build, self.state) as gradients:
+            gradients.rehearse(self.parts[0], self.seed)
+            whole = gradients.of([self.batch], self.seed)
+            if not float(whole.vector.norm()):
+                return Verdict(False, "accumulation could not be checked: the gradient is zero on this batch")
+            parts = gradients.of(self.parts, self.seed)
+            passed, numbers = _judge(whole, parts)
+            if passed:
+                return Verdict(True, f"accumulation gives the same gradient: {numbers}", moves=gradients.moves)
+            return (
+                self._weighed(gradients, whole, parts, numbers)
+                or self._by_chance(gradients, whole)
+                or Verdict(False, f"accumulation changes the gradient of this model: {numbers}. {_CURE}")
+            )
+
+    def _weighed(self, gradients: Gradients, whole: Gradient, parts: Gradient, before: str) -> Verdict | None:
+        """Returns a verdict that passes with micro batches weighed by something else than samples, if one does."""
+        for weighing, weights in self._weights():
+            sums = sum(loss * weight for loss, weight in zip(parts.losses, weights, strict=True) if weight)
+            if abs(sums - whole.losses[0]) > LOSS_RATIO * abs(whole.losses[0]):
+                continue
+            passed, numbers = _judge(whole, gradients.of(self.parts, self.seed, weights=weights))
+            if passed:
+                reason = f"accumulation gives the same gradient with micro batches weighed by {weighing}: {numbers}"
+                return Verdict(True, f"{reason}; by their samples: {before}", weighing, gradients.moves)
+        return None
+
+    def _weights(self) -> list[tuple[Weighing, Sequence[float]]]:
+        """Returns what the loss may be a mean over with the weights that follow; the same weights once."""
+        with self.build(Plan()) as step:
+            ignore_index = step.draft.loss.ignore_index
+        found: dict[tuple[float, ...], Weighing] = {}
+        for weighing in candidates(*self.batch, ignore_index):
+            found.setdefault(tuple(shares(weighing, [part.batch for part in self.parts])), weighing)
+        return [(weighing, weights) for weights, weighing in found.items()]
+
+    def _by_chance(self, gradients: Gradients, whole: Gradient) -> Verdict | None:
+        """Returns a verdict on the means of many draws, where one draw differs from the next; else None."""
+        most = REDUCED_L2 if whole.reduced else ACCUMULATION_L2
+        if not _is_random(gradients, self.batch, self.seed, whole.vector, most):
+            return None
+        found = compare(
+            lambda draw: (
+                gradients.of(self.parts, self.seed + draw, others=_MANY * draw).vector,
+                gradients.of([self.batch], self.seed + draw, others=_MANY * draw).vector,
+            )
+        )
+        if found.alike:
+            return Verdict(True, f"accumulation gives the same gradient: {found.text}", moves=gradients.moves)
+        said = "changes the gradient of this model" if found.sure else "could not be checked"
+        return Verdict(False, f"accumulation {said}: {found.text}. {_CURE}")
 
 
-def _backward(step: TrainStep, parts: Sequence[Batch | Counted], seed: int) -> None:
-    device = step.draft.device
-    step.draft.model.zero_grad(set_to_none=True)
-    others = [] if device.type == "cpu" else [device]
-    with torch.random.fork_rng(others, device_type="cuda" if device.type == "cpu" else device.type):
-        torch.manual_seed(seed)
-        step.backward(StepBatch.of([fresh(part) for part in parts]))
+def _is_random(gradients: Gradients, batch: Batch | Counted, seed: int, found: torch.Tensor, most: float) -> bool:
+    """Returns whether the gradient of a batch differs by chance, as two sides that are compared then do too."""
+    shared = gradients.ledger.drawn and not gradients.ledger.apart
+    again = gradients.of([batch], seed if shared else seed + 1, others=_MANY)
+    return difference(again.vector, found) > most
 
 
-def _flat(parameter: torch.Tensor) -> torch.Tensor:
-    """Returns a parameter's gradient as a vector; zeros where the batch did not reach it."""
-    if parameter.grad is None:
-        return torch.zeros(parameter.numel())
-    gradient = parameter.grad.detach()
-    return (gradient if gradient.layout is torch.strided else gradient.to_dense()).float().flatten().cpu()
+_MANY = 1000
+"""Between the seeds of two draws; more than micro batches are compared."""
+_CURE = (
+    "If the loss is a mean over tokens or a mask, have the labels or the mask that it counts in the batch, so that "
+    "micro batches can be weighed by them, or average over samples. If samples of a batch meet (batch normalisation, "
+    "contrastive loss), no weights help; numerics='any' allows it all the same"
+)
 
 
-def _is_reduced(step: TrainStep) -> bool:
-    small = any(p.is_floating_point() and p.dtype.itemsize < 4 for p in step.draft.model.parameters())
-    return small or torch.is_autocast_enabled(step.draft.device.type)
-
-
-@contextmanager
-def _dropout_off(model: nn.Module) -> Iterator[None]:
-    """Puts every module in evaluation mode except batch normalisation, whose training mode is what is asked about."""
-    modes = {module: module.training for module in model.modules()}
-    try:
-        for module, training in modes.items():
-            module.training = training and isinstance(module, _NormBase)
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
+def _judge(whole: Gradient, parts: Gradient) -> tuple[bool, str]:
+    error = difference(parts.vector, whole.vector)
+    ratio = float(parts.vector.norm()) / float(whole.vector.norm())
+    most, most_norm = (REDUCED_L2, REDUCED_L2) if whole.reduced else (ACCUMULATION_L2, ACCUMULATION_NORM)
+    numbers = f"relative L2 of the gradient {error:.1e} (at most {most:g}), norm ratio {ratio:.4f}"
+    return error <= most and abs(ratio - 1) <= most_norm, numbers

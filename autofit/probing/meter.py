@@ -58,6 +58,11 @@ class Ran:
     updated: bool
     loss: float | None
 
+    @property
+    def ruined(self) -> bool:
+        """Whether the loss is not finite."""
+        return self.loss is not None and not math.isfinite(self.loss)
+
 
 @dataclass(slots=True)
 class Lap:
@@ -71,6 +76,7 @@ class Lap:
         skipped: steps whose update the scaler skipped; they are in neither list of times.
         skipped_s: seconds that these took.
         loss: loss of the last step.
+        ruined: number of the first step whose loss was not finite, from 1 on; None when there was none.
         phases_s: seconds by phase, from steps of their own.
     """
 
@@ -81,6 +87,7 @@ class Lap:
     skipped: int = 0
     skipped_s: float = 0.0
     loss: float | None = None
+    ruined: int | None = None
     phases_s: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -131,6 +138,8 @@ def time_steps(
     def run_into(times: list[float]) -> bool:
         ran = run_step(step, batch_of(len(times)), device)
         lap.loss = ran.loss
+        if ran.ruined and lap.ruined is None:
+            lap.ruined = len(lap.warmup_s) + len(lap.steps_s) + lap.skipped + 1
         if ran.updated:
             times.append(ran.seconds)
         else:

@@ -138,7 +138,7 @@ class Probe:
                 self._grow(step, typical, worst)
                 before = replace(before, retries=self.device.counters().retries)
             lap = (
-                Lap(steps_s=peak.steps_s, loss=peak.loss)
+                Lap(steps_s=peak.steps_s, loss=peak.loss, ruined=peak.ruined)
                 if peak and self._really_limited
                 else self._time(step, typical)
             )
@@ -180,6 +180,8 @@ class Probe:
             while len(peak.steps_s) < steps and peak.skipped < MOST_SKIPPED:
                 ran = self._follow(step, [worst] * parts)
                 peak.loss = ran.loss
+                if ran.ruined and peak.ruined is None:
+                    peak.ruined = len(peak.steps_s) + peak.skipped + 1
                 if ran.updated:
                     peak.steps_s.append(ran.seconds)
                 else:
@@ -282,7 +284,7 @@ class Probe:
         if not lap.steps_s:
             return _overflows(lap.skipped)
         if lap.loss is not None and not math.isfinite(lap.loss):
-            return Outcome(status=Status.NUMERIC, reason=f"the loss is {lap.loss} after {len(lap.steps_s)} steps")
+            return Outcome(status=Status.NUMERIC, reason=_ruined(lap, peak))
         measurement = self._measurement(lap, peak, typical)
         if events.retries or events.ooms:
             return Outcome(
@@ -331,6 +333,7 @@ class _Peak:
         skipped: steps whose update the scaler skipped.
         skipped_s: seconds that these took.
         loss: of the last of them.
+        ruined: number of the first of them whose loss was not finite, from 1 on; None when there was none.
         memory: the peak over all of them.
     """
 
@@ -341,6 +344,7 @@ class _Peak:
     skipped: int = 0
     skipped_s: float = 0.0
     loss: float | None = None
+    ruined: int | None = None
     memory: Memory | None = None
 
     @property
@@ -383,6 +387,13 @@ def _plus(memory: Memory, held: int) -> Memory:
     """Returns a reading with bytes that are live beside what was metered."""
     more = {"allocated_bytes": memory.allocated_bytes + held, "judged_bytes": memory.judged_bytes + held}
     return memory.model_copy(update=more)
+
+
+def _ruined(lap: Lap, peak: _Peak | None) -> str:
+    """Returns what to say of a loss that is not finite: which step was the first."""
+    if peak is not None and peak.ruined is not None:
+        return f"the loss is {lap.loss}, from step {peak.ruined} on, on the worst batch"
+    return f"the loss is {lap.loss}, from step {(0 if peak is None else peak.wanted) + (lap.ruined or 1)} on"
 
 
 def _overflows(skipped: int) -> Outcome:

@@ -1,6 +1,6 @@
 """The survey before a search: which knobs are in play on this workload, and which values pass the gates."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -8,15 +8,22 @@ from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.space import Refusal, SpaceFacts
+from autofit.core.weighing import Weighing
 from autofit.probing import gates
 from autofit.strategies.base import Facts, Strategy
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.counted import Cuttable
+from autofit.workloads.counted import Counted, Cuttable
+from autofit.workloads.lengths import elements
+from autofit.workloads.weighing import may_differ, unevenness
 
 _GATE_SAMPLES = (8, 4, 2)
 _LOOKED_AT = 8
 """Batches among which the gates take the one whose samples differ most in length."""
+_MOST_ELEMENTS = 2**24
+"""A batch with more numbers than this is not looked at beside others for the sake of its labels."""
 _MOST_COMBINATIONS = 4096
+_NAMED = 3
+"""So many of the names of a step's own state are shown."""
 
 
 @dataclass(slots=True)
@@ -29,8 +36,10 @@ class Survey:
         build: makes a train step, for the gates.
         source: gives the gates' batches.
         seed: for the gates.
+        state: puts back what a step changes beside gradients, for the gates.
         refused: what was left out, with the reason; filled by `run`.
-        caveats: what a gate found and the user allowed all the same; filled by `run`.
+        caveats: what a gate found that a person should know; filled by `run`.
+        weighing: what micro batches are to be weighed by; None: their samples. Filled by `run`.
     """
 
     facts: Facts
@@ -38,8 +47,10 @@ class Survey:
     build: gates.Build
     source: BatchSource
     seed: int
+    state: gates.State = gates.STATELESS
     refused: list[Refusal] = field(default_factory=list)
     caveats: list[str] = field(default_factory=list)
+    weighing: Weighing | None = None
 
     def run(self) -> SpaceFacts:
         """Returns the search space.
@@ -96,7 +107,9 @@ class Survey:
 
     def _keeps(self, name: str, value: KnobValue) -> bool:
         plan = Plan(values={name: value})
-        verdict = self._asked(lambda found: gates.precision(self.build, plan, found.batch, self.seed))
+        verdict = self._asked(
+            lambda found: gates.precision(self.build, plan, Counted(found.batch, found.samples), self.seed, self.state)
+        )
         return self._decide(f"{name}={value}", verdict)
 
     def _accumulates(self, sizes: Iterable[int]) -> bool:
@@ -104,7 +117,9 @@ class Survey:
         return total is not None and any(total // size != self.facts.accumulation_steps for size in sizes)
 
     def _may_accumulate(self) -> bool:
-        verdict = self._asked(lambda found: gates.accumulation(self.build, found, self.seed))
+        verdict = self._asked(lambda found: gates.accumulation(self.build, found, self.seed, self.state))
+        self.weighing = verdict.weighing
+        self.caveats += _notes(verdict, self.facts.accumulation_steps)
         return self._decide("accumulation", verdict)
 
     def _decide(self, what: str, verdict: gates.Verdict) -> bool:
@@ -130,13 +145,16 @@ class Survey:
         return gates.Verdict(False, f"could not be checked: {reason}")
 
     def _batch(self, size: int) -> Cuttable:
-        """Returns a batch for a gate: where lengths vary, one that shows it."""
-        found = self.source.cuttable(size, _LOOKED_AT if self.source.varies else 1)
-        return max(found, key=self._unevenness) if len(found) > 1 else found[0]
+        """Returns a batch for a gate: one whose samples differ in what a loss may be a mean over, if there is one."""
+        (first,) = self.source.cuttable(size, 1)
+        differs = may_differ(first.batch, size) and elements(first.batch) <= _MOST_ELEMENTS
+        if not self.source.varies and not differs:
+            return first
+        return max(self.source.cuttable(size, _LOOKED_AT), key=self._unevenness)
 
-    def _unevenness(self, found: Cuttable) -> int:
+    def _unevenness(self, found: Cuttable) -> float:
         tokens = [self.source.tokens(part.batch) or 0 for part in found.cut([1] * found.samples)]
-        return max(tokens) - min(tokens)
+        return (max(tokens) - min(tokens)) / max(*tokens, 1) + unevenness(found.batch, found.samples)
 
     def _forbidden(self, knobs: Sequence[Knob]) -> dict[str, str]:
         """Returns the combinations that a strategy says cannot be, by key, with the reason."""
@@ -152,3 +170,20 @@ class Survey:
             if reasons:
                 found[plan.key] = reasons[0]
         return found
+
+
+def _notes(verdict: gates.Verdict, own_steps: int) -> Iterator[str]:
+    """Yields what a person should know of accumulation that passed its gate."""
+    if verdict.weighing is not None:
+        own = f"; your own setting of {own_steps} micro batches is measured so too" if own_steps > 1 else ""
+        yield (
+            f"the loss is a mean over {verdict.weighing}: micro batches are weighed by it, as only so the step equals "
+            f"that of the whole batch{own}. A loop that weighs them alike, or by samples, has another gradient"
+        )
+    if verdict.moves:
+        more = f" and {len(verdict.moves) - _NAMED} more" if len(verdict.moves) > _NAMED else ""
+        yield (
+            f"the step changes {', '.join(verdict.moves[:_NAMED])}{more} by itself, once for each micro batch: with "
+            "accumulation that is several times per optimizer step. Where that matters (a moving average), change it "
+            "after the optimizer's step instead"
+        )

@@ -27,6 +27,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from autofit.core.errors import WorkloadError
 from autofit.workloads.tree import Batch, batch_size, describe, map_tensors, split, strays, tensors
+from autofit.workloads.weighing import ignore_index_of
 
 Compute = Callable[[nn.Module, Batch], torch.Tensor]
 Call = Callable[[nn.Module, Any], Any]
@@ -45,12 +46,14 @@ class LossRule:
             Raises `WorkloadError` when the user's function or model returns something else.
         inferred: whether autofit chose the rule; the user did otherwise.
         about: one line for a person.
+        ignore_index: the target that the user's loss function says it leaves out, or None.
     """
 
     name: str
     compute: Compute
     inferred: bool
     about: str
+    ignore_index: int | None = None
 
 
 def resolve_loss(
@@ -101,7 +104,7 @@ def _from_loss_fn(model: nn.Module, batch: Batch, loss_fn: Callable[..., Any]) -
             return loss_fn(_logits(output), batch[target])
 
         about = f"loss_fn(output, batch[{target!r}]); the other entries are the model's keywords"
-        return LossRule("loss_fn", _checked(of_mapping, "loss_fn"), False, about)
+        return LossRule("loss_fn", _checked(of_mapping, "loss_fn"), False, about, ignore_index_of(loss_fn))
     if not _is_pair(batch):
         raise WorkloadError(
             f"found a batch ({_shown(batch)}); expected (inputs, targets), or a mapping with a key "
@@ -112,7 +115,8 @@ def _from_loss_fn(model: nn.Module, batch: Batch, loss_fn: Callable[..., Any]) -
     def of_pair(model: nn.Module, batch: Any) -> Any:
         return loss_fn(call(model, batch[0]), batch[1])
 
-    return LossRule("loss_fn", _checked(of_pair, "loss_fn"), False, f"loss_fn({text}, targets)")
+    about = f"loss_fn({text}, targets)"
+    return LossRule("loss_fn", _checked(of_pair, "loss_fn"), False, about, ignore_index_of(loss_fn))
 
 
 def _inferred(model: nn.Module, batch: Batch) -> LossRule:

@@ -15,10 +15,13 @@ from typing import Any, Protocol, Self
 import torch
 from torch import nn
 
+from autofit.core.errors import WorkloadError
 from autofit.core.plan import Plan
+from autofit.core.weighing import Weighing
 from autofit.workloads.counted import Counted, counted
 from autofit.workloads.loss import LossRule
 from autofit.workloads.tree import Batch, map_tensors, tensors
+from autofit.workloads.weighing import shares
 
 
 class Scheduler(Protocol):
@@ -41,6 +44,9 @@ class Draft:
         scaler: gradient scaler for fp16, or the user's own.
         memory_format: layout that 4-d inputs are brought into, or None.
         max_grad_norm: gradients are clipped to this L2 norm before the update; None for no clipping.
+        scheduler: steps after each update.
+        weighing: what micro batches are weighed by where the loss is a mean over tokens or the like; None: by the
+            weights of the `StepBatch`, which are shares of the samples.
     """
 
     model: nn.Module
@@ -52,6 +58,7 @@ class Draft:
     memory_format: torch.memory_format | None = None
     max_grad_norm: float | None = None
     scheduler: Scheduler | None = None
+    weighing: Weighing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +164,20 @@ class TrainStep:
     def backward(self, batch: StepBatch) -> torch.Tensor:
         """Adds the gradients of one optimizer step to the parameters and returns the mean loss, detached."""
         draft, total = self.draft, None
-        for part, weight in zip(batch.parts, batch.weights, strict=True):
+        weights = batch.weights if draft.weighing is None else shares(draft.weighing, batch.parts)
+        for part, weight in zip(batch.parts, weights, strict=True):
+            if not weight:
+                continue  # nothing in it counts: its mean is 0 / 0
             loss = self._forward(part)
             if weight != 1.0:
                 loss = loss * weight
             self._enter("backward")
-            torch.autograd.backward(loss if draft.scaler is None else draft.scaler.scale(loss))
+            try:
+                torch.autograd.backward(loss if draft.scaler is None else draft.scaler.scale(loss))
+            except RuntimeError as error:
+                if "backward through the graph a second time" not in str(error):
+                    raise
+                raise _used_graph(draft.loss.name) from error
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None, "a StepBatch has at least one part"
         return total
@@ -217,6 +232,14 @@ class TrainStep:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _used_graph(name: str) -> WorkloadError:
+    """Returns the error for a loss whose graph has been through a backward pass already."""
+    return WorkloadError(
+        f"found that the graph of the loss from {name} was used before: if {name} calls backward() or "
+        "optimizer.step() itself, leave them to autofit and return the loss; if it keeps a hidden state, .detach() it"
+    )
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from autofit.core.errors import PlanFileError
 from autofit.core.plan import KnobValue
 from autofit.exporters import by_name
 from autofit.exporters.base import Export
@@ -359,3 +361,25 @@ def test_values_without_words_are_unmapped() -> None:
     assert exported.unmapped == ("precision", "checkpointed_blocks", "compile")
     assert "#   precision=fp8\n" in exported.text
     module_of(exported.text)
+
+
+def test_micro_batches_are_weighed_by_what_the_loss_is_a_mean_over() -> None:
+    """D10: as `TrainStep` does; a micro batch in which nothing counts is left out."""
+    images, targets = next(iter(loader(16)))
+    targets[[0, 1, 2, 5, 8, 9, 10]] = -100
+    data = TensorDataset(images, targets)
+    settings = {"weighing": "batch[1] != -100"}
+    module = module_of(export(settings, micro_batch_size=2, accumulation_steps=8).text)
+    exported = nn.Sequential(nn.Flatten(), nn.Linear(40, 3))
+    expected = copy.deepcopy(exported)
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    module["train"](exported, DataLoader(data, batch_size=2), sgd(exported.parameters()), compute_loss)
+    optimizer = sgd(expected.parameters())
+    compute_loss(expected, (images, targets)).backward()
+    optimizer.step()
+    assert torch.allclose(exported[1].weight, expected[1].weight, rtol=1e-4, atol=1e-6)
+
+
+def test_a_weighing_of_a_plan_file_is_never_written_as_code_unread() -> None:
+    with pytest.raises(PlanFileError, match="expected the entries of a batch"):
+        export({"weighing": "__import__('os').system('true')"}, micro_batch_size=2, accumulation_steps=8)

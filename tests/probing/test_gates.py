@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from autofit.core.plan import Plan
+from autofit.core.weighing import Weighing
 from autofit.prepare import prepare
 from autofit.probing import gates
 from autofit.strategies import MEMBERS
@@ -101,12 +102,19 @@ def tokens(lengths: tuple[int, ...]) -> dict[str, torch.Tensor]:
     return targets.pad([torch.arange(1, length + 1) % 31 + 1 for length in lengths])
 
 
-@pytest.mark.parametrize("lengths", [(3, 24), (3, 24, 24, 3), (24, 3, 3, 24, 3, 24, 24, 3)])
-def test_a_mean_over_tokens_of_uneven_samples_is_refused(lengths: tuple[int, ...]) -> None:
-    """Also where both halves of the batch have as many tokens."""
+UNEVEN = [(3, 24), (3, 24, 24, 3), (24, 3, 3, 24, 3, 24, 24, 3)]
+
+
+@pytest.mark.parametrize("lengths", UNEVEN)
+def test_a_mean_over_tokens_of_uneven_samples_is_kept_by_weighing_tokens(lengths: tuple[int, ...]) -> None:
+    """D10, also where both halves of the batch have as many tokens; weights by samples are off by more than half."""
     verdict = gates.accumulation(build(targets.Transformer(), targets.token_mean), tokens(lengths), seed=0)
-    assert not verdict.passed
-    assert gates.accumulation(build(targets.Transformer(), targets.sample_mean), tokens(lengths), seed=0).passed
+    assert verdict.passed, verdict.reason
+    assert verdict.weighing == Weighing("['labels']", ignored=-100)
+    assert "micro batches weighed by batch['labels'] != -100: relative L2" in verdict.reason
+    found = gates.accumulation(build(targets.Transformer(), targets.sample_mean), tokens(lengths), seed=0)
+    assert found.passed
+    assert found.weighing is None
 
 
 def test_a_mean_over_tokens_of_even_samples_passes() -> None:

@@ -233,7 +233,7 @@ def moody() -> Workload:
 @pytest.mark.parametrize(
     ("mood", "status", "reason"),
     [
-        ("nan", Status.NUMERIC, "the loss is nan after"),
+        ("nan", Status.NUMERIC, "the loss is nan, from step 1 on, on the worst batch"),
         ("wrong", Status.USER_ERROR, "found 3 labels"),
         ("exit", Status.USER_ERROR, "SystemExit"),
         ("vector", Status.USER_ERROR, "step_fn gave a tensor of shape [8, 4]"),
@@ -255,6 +255,32 @@ def test_what_the_users_step_does_wrong_is_told(mood: str, status: Status, reaso
             assert outcome.phase == "forward"
             assert "in users_step" in outcome.traceback_text
             assert "/autofit/" not in outcome.traceback_text
+
+
+def test_the_step_at_which_the_loss_was_first_not_finite_is_told() -> None:
+    calls = []
+
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        calls.append(batch)
+        return model(batch[0]).mean() * (float("nan") if len(calls) > 3 else 1.0)
+
+    with Bench(Workload(targets.mlp(), targets.vectors(), step_fn=step), CPU(), PLENTY) as bench:
+        calls.clear()
+        outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
+    assert outcome.status is Status.NUMERIC
+    assert outcome.reason == "the loss is nan, from step 4 on"
+
+
+def test_a_step_function_that_calls_backward_itself_is_told_so() -> None:
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        loss = model(batch[0]).mean()
+        loss.backward()
+        return loss
+
+    outcome = evaluate(Workload(targets.mlp(), targets.vectors(), step_fn=step))
+    assert outcome.status is Status.USER_ERROR
+    assert "if step_fn calls backward() or optimizer.step() itself, leave them to autofit" in outcome.reason
+    assert ".detach() it" in outcome.reason
 
 
 def test_an_interrupt_passes_through_and_everything_is_back() -> None:

@@ -14,6 +14,7 @@ from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal, SpaceFacts
+from autofit.core.weighing import Weighing
 from autofit.prepare import prepare
 from autofit.probing.surveying import Survey
 from autofit.strategies import MEMBERS
@@ -145,10 +146,63 @@ def token_loader(lengths: tuple[int, ...]) -> DataLoader:
 
 
 @pytest.mark.parametrize("lengths", [(3, 24), (24,) * 11 + (3,)])
-def test_a_token_mean_is_refused_also_when_few_samples_are_shorter(lengths: tuple[int, ...]) -> None:
-    space = global_batch(24, model=targets.Transformer(), loader=token_loader(lengths), loss=targets.token_mean)
-    assert space.sizes == (8,)
-    assert [refusal.name for refusal in space.refused] == ["accumulation"]
+def test_a_token_mean_is_weighed_by_tokens_also_when_few_samples_are_shorter(lengths: tuple[int, ...]) -> None:
+    """D10: a padded language model is searched over its batch."""
+    survey = survey_of(
+        BATCHING,
+        model=targets.Transformer(),
+        loader=token_loader(lengths),
+        loss=targets.token_mean,
+        global_batch_size=24,
+        micro_batch_size=8,
+        accumulation_steps=3,
+    )
+    assert survey.run().sizes == (1, 2, 3, 4, 6, 8, 12, 24)
+    assert survey.refused == []
+    assert survey.weighing == Weighing("['labels']", ignored=-100)
+    (caveat,) = survey.caveats
+    assert caveat.startswith("the loss is a mean over batch['labels'] != -100: micro batches are weighed by it")
+    assert "your own setting of 3 micro batches is measured so too" in caveat
+
+
+def test_labels_that_few_samples_lack_are_looked_for() -> None:
+    """Images of one size, of which one in twenty has pixels that do not count: the first batch does not show it."""
+
+    def pixel_mean(model: nn.Module, batch: Any) -> torch.Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1], ignore_index=255)
+
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 3, (64, 4, 4), generator=generator)
+    labels[::20, :3] = 255
+    data = TensorDataset(torch.randn(64, 1, 4, 4, generator=generator), labels)
+    survey = survey_of(
+        BATCHING,
+        model=nn.Conv2d(1, 3, 3, padding=1),
+        loader=DataLoader(data, batch_size=8),
+        loss=pixel_mean,
+        global_batch_size=24,
+        micro_batch_size=8,
+        accumulation_steps=3,
+    )
+    survey.run()
+    assert survey.weighing == Weighing("[1]", ignored=255)
+
+
+def test_a_mean_whose_count_is_not_in_the_batch_is_refused_with_a_cure() -> None:
+    """D10: the message names what to do."""
+
+    def long_ones(model: nn.Module, batch: Any) -> torch.Tensor:
+        losses = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+        weights = 1 + batch[0][:, 0].exp()
+        return (losses * weights).sum() / weights.sum()
+
+    (refusal,) = global_batch(24, loss=long_ones).refused
+    assert refusal.name == "accumulation"
+    assert (
+        "If the loss is a mean over tokens or a mask, have the labels or the mask that it counts in the batch"
+        in refusal.reason
+    )
+    assert "numerics='any'" in refusal.reason
 
 
 def test_a_token_mean_over_equal_lengths_passes() -> None:
@@ -191,7 +245,7 @@ class Sizes:
 def test_a_gate_that_fails_is_asked_again_with_less() -> None:
     loss = Sizes(most=4, error=torch.OutOfMemoryError)
     assert 24 in global_batch(24, loss=loss).sizes
-    assert loss.seen == [8, 4, 1, 1, 1, 1]
+    assert loss.seen == [1, 8, 1, 4, 1, 1, 1, 1]  # one sample first, to see what the step draws
 
 
 @pytest.mark.parametrize("error", [KeyError, RuntimeError, AttributeError])

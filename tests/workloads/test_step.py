@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from autofit.core.errors import WorkloadError
 from autofit.core.plan import Plan
+from autofit.core.weighing import Weighing
 from autofit.prepare import prepare
 from autofit.strategies.base import Phase, Strategy
 from autofit.workloads.forward import resolve_forward
@@ -336,3 +338,50 @@ def test_close_takes_the_strategies_off_and_keeps_the_trained_weights() -> None:
     with prepare(Plan(values={"mark": True}), draft, [Marking()]):
         assert model.marked
     assert not hasattr(model, "marked")
+
+
+def labelled(counts: tuple[int, ...]) -> Batches:
+    """Micro batches of one sample with so many labels that count."""
+    inputs = torch.randn(len(counts), 6, 8, generator=torch.Generator().manual_seed(1))
+    labels = torch.full((len(counts), 6), -100)
+    for at, count in enumerate(counts):
+        labels[at, :count] = 1
+    return [(inputs[at : at + 1], labels[at : at + 1]) for at in range(len(counts))]
+
+
+def token_mean(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+
+
+@pytest.mark.parametrize("counts", [(1, 5, 2, 4), (3, 0, 6), (0, 0, 1)])
+def test_a_step_weighed_by_labels_is_that_of_the_whole_batch(counts: tuple[int, ...]) -> None:
+    """D10; a micro batch without any label, whose mean is 0 / 0, is left out."""
+    parts = labelled(counts)
+    whole = tuple(torch.cat(column) for column in zip(*parts, strict=True))
+    gradients, losses = [], []
+    for batch in (StepBatch((whole,), (1.0,)), StepBatch.of(parts)):
+        model = targets.mlp()
+        rule = LossRule("loss", token_mean, inferred=False, about="")
+        step = make_step(model, None, loss=rule, weighing=Weighing("[1]", ignored=-100))
+        losses.append(step.backward(batch))
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert torch.allclose(gradients[1], gradients[0], rtol=1e-5, atol=1e-7)
+    assert losses[1] == pytest.approx(float(losses[0]))
+
+
+def test_a_step_in_which_nothing_counts_is_what_the_user_has() -> None:
+    rule = LossRule("loss", token_mean, inferred=False, about="")
+    step = make_step(targets.mlp(), None, loss=rule, weighing=Weighing("[1]", ignored=-100))
+    assert step.backward(StepBatch.of(labelled((0, 0)))).isnan()
+
+
+def test_a_graph_that_was_used_before_is_explained() -> None:
+    def twice(model: nn.Module, batch: Any) -> torch.Tensor:
+        loss = cross_entropy(model, batch)
+        loss.backward()
+        return loss
+
+    model = targets.mlp()
+    step = make_step(model, torch.optim.SGD(model.parameters()), loss=LossRule("step_fn", twice, False, ""))
+    with pytest.raises(WorkloadError, match=r"if step_fn calls backward\(\) or optimizer.step\(\) itself"):
+        step(batches(1)[0])

@@ -1,0 +1,96 @@
+"""Are two random gradients the same in the mean? A test for steps whose random numbers cannot be shared.
+
+With d the difference of both sides in one draw and w one side, the mean of d_r . d_s over all pairs of draws r != s
+estimates the squared length of the mean difference without bias, however large the noise; likewise w_r . w_s for the
+length of the gradient (the two-sample statistic of Chen and Qin, Annals of Statistics 38, 2010). The jackknife gives
+its standard deviation. The sides are alike when the upper bound of the difference is below what any change of the
+objective was seen to make, and differ when the lower bound is above zero; until then, more is drawn.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+
+MOST_L2 = 0.2
+"""The mildest change of an objective known, batch normalisation in halves, is 0.26 (reference/reliability.md)."""
+LOOKS = (8, 16, 32, 64)
+"""Draws after which the question is asked."""
+PATIENCE_S = 20.0
+"""Nothing more is drawn after this time."""
+DEVIATIONS = 3.0
+"""Of the bounds, in standard deviations: so that of 200 comparisons none was wrong, with noise of 0.3 to 1.5 times the
+gradient and differences of 0, 0.26 and 0.6; at 1.5, three of four of the closer ones stay undecided."""
+_WIDTH = 2**16
+
+Draw = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a comparison found.
+
+    Attributes:
+        alike: whether the means are the same, as far as they matter.
+        sure: whether that was decided; False when the noise was too large for it.
+        text: the numbers, in words.
+    """
+
+    alike: bool
+    sure: bool
+    text: str
+
+
+def compare(draw: Draw) -> Found:
+    """Compares the means of two random gradients.
+
+    Args:
+        draw: returns both sides of a draw by its number, from 1 on; draws are independent of each other.
+    """
+    differences: list[torch.Tensor] = []
+    sides: list[torch.Tensor] = []
+    began, numbers = perf_counter(), ""
+    for most in LOOKS:
+        while len(sides) < most and not (numbers and perf_counter() - began > PATIENCE_S):
+            one, other = (_sketch(side) for side in draw(len(sides) + 1))
+            differences.append(one - other)
+            sides.append(other)
+        length = _pairs(torch.stack(sides))[0]
+        squared, deviation = _pairs(torch.stack(differences))
+        scale = max(length, 1e-30)
+        low, high = (squared - DEVIATIONS * deviation) / scale, (squared + DEVIATIONS * deviation) / scale
+        error = math.sqrt(max(squared, 0.0) / scale)
+        numbers = (
+            f"over {len(sides)} draws of the step's own random numbers the mean gradients differ by relative L2 "
+            f"{error:.1e}, at most {math.sqrt(max(high, 0.0)):.1e} (at most {MOST_L2:g} is allowed)"
+        )
+        if low > 0:
+            return Found(False, True, numbers)
+        if length > 0 and high <= MOST_L2**2:
+            return Found(True, True, numbers)
+    return Found(False, False, f"{numbers}: the step's random numbers say too little")
+
+
+def _pairs(rows: torch.Tensor) -> tuple[float, float]:
+    """Returns the mean of the products of all pairs of different rows, and its standard deviation by the jackknife."""
+    count = len(rows)
+    products = rows @ rows.T
+    products.fill_diagonal_(0)
+    total, own = float(products.sum()), products.sum(1)
+    mean = total / (count * (count - 1))
+    without = (total - 2 * own) / ((count - 1) * (count - 2))
+    deviation = math.sqrt((count - 1) / count * float((without - without.mean()).square().sum()))
+    return mean, deviation
+
+
+def _sketch(vector: torch.Tensor) -> torch.Tensor:
+    """Returns a vector folded to a width, with random signs: products are kept up to 1 / sqrt(width) of the lengths."""
+    if len(vector) <= _WIDTH:
+        return vector.double()
+    generator, folded = torch.Generator().manual_seed(0), torch.zeros(_WIDTH, dtype=torch.float64)
+    for piece in torch.split(vector, _WIDTH):
+        signs = torch.randint(0, 2, (len(piece),), generator=generator) * 2 - 1
+        folded[: len(piece)] += piece * signs
+    return folded

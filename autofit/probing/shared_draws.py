@@ -1,0 +1,215 @@
+"""Random numbers that belong to samples: a sample gets the same ones in a whole batch and in a micro batch.
+
+Whether a gradient is kept can then be asked of a step that draws random numbers itself (the noise of a diffusion
+model, dropout by hand, stochastic depth): both sides of the comparison draw alike, and what still differs is no chance.
+
+A random operator is known by torch's tag `nondeterministic_seeded`, and a draw by the state of its generator, which
+each draw here moves on by one step whatever its shape. A draw whose shape grows with the batch along one dimension is
+made sample by sample, each from a seed of its own; one whose shape does not grow (a coin for the whole step) is the
+same in each micro batch. Numbers of 16 bits are drawn in 32, since kernels draw differently for each type.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_REDUCED = (torch.bfloat16, torch.float16)
+_Shape = tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What is known of the draws of a step, from one run of it to the next.
+
+    Attributes:
+        shapes: shape and samples of a draw where it was first met.
+        axes: dimension along which a draw has its samples; None where its shape is the same for any batch.
+        generators: generators of the user's own that were met, with the state they were found in.
+        learning: whether draws are met for the first time; afterwards a new one is one side's alone.
+        drawn: whether anything was drawn.
+        apart: whether something was drawn that cannot be shared, so that sides differ by chance.
+    """
+
+    shapes: dict[int, tuple[_Shape, int]] = field(default_factory=dict)
+    axes: dict[int, int | None] = field(default_factory=dict)
+    generators: dict[int, tuple[torch.Generator, torch.Tensor]] = field(default_factory=dict)
+    learning: bool = True
+    drawn: bool = False
+    apart: bool = False
+
+    def rewind(self) -> None:
+        """Puts the user's own generators back into the state that they were found in."""
+        for generator, state in self.generators.values():
+            generator.set_state(state)
+
+    def axis(self, key: int, shape: _Shape, size: int) -> int | None:
+        """Returns along which dimension a draw of `size` samples has them; None for none.
+
+        That needs two sizes of batch: what was first met as one sample is then known when all come together.
+        """
+        if key not in self.shapes:
+            self.apart |= not self.learning
+            self.shapes[key] = shape, size
+        known, samples = self.shapes[key]
+        if samples != size and key not in self.axes:
+            self.axes[key] = self._grown(known, samples, shape, size)
+        elif samples == size and shape != known:
+            self.apart = True
+        return self.axes.get(key)
+
+    def _grown(self, known: _Shape, samples: int, shape: _Shape, size: int) -> int | None:
+        if shape == known:
+            return None
+        grown = [at for at, (mine, theirs) in enumerate(zip(shape, known, strict=False)) if mine != theirs]
+        at = grown[0] if len(grown) == 1 and len(shape) == len(known) else None
+        if at is None or shape[at] * samples != known[at] * size or shape[at] % size:
+            self.apart = True
+            return None
+        self.apart |= shape[at] != size  # several rows a sample: they may lie together, or one of each sample first
+        return at
+
+
+class SharedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
+    """While it is active, random operators draw for the samples `first` to `first + size` of the step."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._ledger, self.first, self.size = ledger, 0, 1
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Runs an operator, a random one so that each sample gets numbers of its own."""
+        kwargs = dict(kwargs or {})
+        if torch.Tag.nondeterministic_seeded not in func.tags or _is_idle(func, args, kwargs):
+            return func(*args, **kwargs)
+        self._ledger.drawn = True
+        generator, shape = self._generator(args, kwargs), _shape(args)
+        if generator is None or shape is None or "out" in kwargs or _drops_inside(func):
+            self._ledger.apart = True
+            return func(*args, **kwargs)
+        key = _moved_on(generator)
+        axis = self._ledger.axis(key, shape, self.size)
+
+        def drawn(sample: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            after = generator.get_state()
+            generator.manual_seed((key + sample * _GOLDEN) % 2**63)
+            try:
+                return _in_32_bits(func, args, kwargs)
+            finally:
+                generator.set_state(after)
+
+        if axis is None:
+            return drawn(0, args, kwargs)
+        return self._by_sample(drawn, func, args, kwargs, shape, axis)
+
+    def _by_sample(
+        self,
+        drawn: Callable[[int, Sequence[Any], Mapping[str, Any]], Any],
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        shape: _Shape,
+        axis: int,
+    ) -> Any:
+        rows = shape[axis] // self.size
+        pieces = []
+        for at in range(self.size):
+
+            def cut(tensor: torch.Tensor, at: int = at) -> torch.Tensor:
+                alike = tensor.dim() == len(shape) and tensor.shape[axis] == shape[axis]
+                return tensor.narrow(axis, at * rows, rows) if alike else tensor
+
+            part = [_resized(arg, shape, axis, rows) for arg in tree_map_only(torch.Tensor, cut, list(args))]
+            pieces.append(drawn(self.first + at, part, tree_map_only(torch.Tensor, cut, dict(kwargs))))
+        if _in_place(func):
+            return args[0]
+        if isinstance(pieces[0], torch.Tensor):
+            return torch.cat(pieces, axis)
+        return tuple(torch.cat(column, axis) for column in zip(*pieces, strict=True))
+
+    def _generator(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Generator | None:
+        """Returns the generator of a draw: one of the user's own, or its device's; None where that is not known."""
+        own = kwargs.get("generator")
+        if own is not None:
+            self._ledger.generators.setdefault(id(own), (own, own.get_state()))
+            return own  # type: ignore[no-any-return]  # of the operator's arguments
+        tensor = next((arg for arg in args if isinstance(arg, torch.Tensor)), None)
+        device = torch.device(kwargs.get("device") or "cpu") if tensor is None else tensor.device
+        if device.type == "cpu":
+            return torch.default_generator
+        module = torch.get_device_module(device.type)
+        index = module.current_device() if device.index is None else device.index
+        generators = getattr(module, "default_generators", ())
+        return generators[index] if index < len(generators) else None
+
+
+def _is_idle(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Returns whether an operator that may drop something (attention, recurrent layers) is told to drop nothing."""
+    chances = [at for at, argument in enumerate(func._schema.arguments) if "dropout" in argument.name]
+    if not chances:
+        return False
+    argument = func._schema.arguments[chances[0]]
+    chance = args[chances[0]] if chances[0] < len(args) else kwargs.get(argument.name, argument.default_value)
+    return bool(chance == 0)
+
+
+def _drops_inside(func: Any) -> bool:
+    return any("dropout" in argument.name for argument in func._schema.arguments)
+
+
+def _in_place(func: Any) -> bool:
+    first = func._schema.arguments[0].alias_info
+    return first is not None and bool(first.is_write)
+
+
+def _shape(args: Sequence[Any]) -> _Shape | None:
+    """Returns the shape that a random operator fills: that of its first tensor, or the list that it is given."""
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            return tuple(arg.shape)
+        if isinstance(arg, (list, tuple)):
+            return tuple(int(side) for side in arg)
+    return None
+
+
+def _resized(arg: Any, shape: _Shape, axis: int, rows: int) -> Any:
+    if isinstance(arg, (list, tuple)) and tuple(arg) == shape:
+        return [*shape[:axis], rows, *shape[axis + 1 :]]
+    return arg
+
+
+def _moved_on(generator: torch.Generator) -> int:
+    """Returns a number for the state of a generator, which it then leaves."""
+    key = hashlib.sha256(generator.get_state().numpy().tobytes()).digest()[:7]
+    torch.rand(1, generator=generator, device=generator.device)
+    return int.from_bytes(key)
+
+
+def _in_32_bits(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Runs a random operator; numbers of 16 bits are drawn in 32 and rounded."""
+    first = next((arg for arg in args if isinstance(arg, torch.Tensor)), None)
+    wanted = kwargs.get("dtype") or (None if first is None else first.dtype)
+    if wanted not in _REDUCED:
+        return func(*args, **kwargs)
+
+    def widened(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.float() if tensor.dtype in _REDUCED else tensor
+
+    wide = {**tree_map_only(torch.Tensor, widened, dict(kwargs))}
+    if kwargs.get("dtype") in _REDUCED:
+        wide["dtype"] = torch.float32
+    found = func(*tree_map_only(torch.Tensor, widened, list(args)), **wide)
+    if _in_place(func):
+        return args[0].copy_(found)
+
+    def narrowed(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(wanted) if tensor.dtype == torch.float32 else tensor
+
+    return tree_map_only(torch.Tensor, narrowed, found)

@@ -1,0 +1,140 @@
+"""Counts of useful targets: what they are in a batch, and the shares of a step's micro batches by them.
+
+A loss that is a mean over tokens is kept by accumulation when each micro batch weighs as much as it has tokens. Over
+which entries a loss is a mean cannot be read from it; `candidates` lists what it may be, and the accumulation gate
+finds the one, if any, with which the parts add up to the whole.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from autofit.core.errors import WorkloadError
+from autofit.core.weighing import Weighing
+from autofit.workloads.tree import Batch, children
+
+IGNORED = (-100, -1, 255)
+"""Usual values of labels that are left out: of torch and `transformers`, of many data sets, of segmentation masks."""
+_TARGETS = ("label", "target", "['y']")
+_MOST_VALUES, _LENGTHS_DIM = 8, 2
+
+
+def shares(weighing: Weighing, parts: Sequence[Batch]) -> list[float]:
+    """Returns each part's share of what counts; they sum to 1. A part without any has 0: its mean would be 0 / 0.
+
+    Where nothing counts in the whole step, its loss is 0 / 0 as the user has it, and the parts weigh the same.
+
+    Raises:
+        WorkloadError: the batch lacks the tensor.
+    """
+    if len(parts) == 1:
+        return [1.0]
+    counts = torch.stack([count(weighing, part) for part in parts]).tolist()  # one synchronisation on a device
+    total = sum(counts)
+    return [number / total if total else 1 / len(parts) for number in counts]
+
+
+def count(weighing: Weighing, batch: Batch) -> torch.Tensor:
+    """Returns what counts in a batch, as a float64 scalar where its tensor is.
+
+    Raises:
+        WorkloadError: the batch lacks the tensor.
+    """
+    node = batch
+    for step in weighing.steps:
+        key: str | int = int(step[1:-1]) if step[1].isdigit() else step[2:-2] if step[0] == "[" else step[1:]
+        node = (children(node) or {}).get(key)
+    if not isinstance(node, torch.Tensor):
+        raise WorkloadError(
+            f"found a batch without {weighing}, by which the plan weighs micro batches; expected the batches that it "
+            "was tuned with. Use the tuned loader, or tune again with this one."
+        )
+    entries = node[..., 1:] if weighing.shifted else node
+    return (entries if weighing.ignored is None else entries != weighing.ignored).sum(dtype=torch.float64)
+
+
+def candidates(batch: Batch, size: int, ignore_index: int | None = None) -> list[Weighing]:
+    """Returns what the loss of a batch may be a mean over, the likelier first, samples not among them.
+
+    Args:
+        batch: several samples, which differ in what counts.
+        size: how many.
+        ignore_index: of the user's loss function, where it has one.
+    """
+    found = []
+    for where, tensor in _tensors(batch, ""):
+        if not tensor.dim() or tensor.shape[0] != size or tensor.is_complex():
+            continue
+        for ignored in _ignored(tensor, ignore_index):
+            found += [
+                Weighing(where, shifted, ignored) for shifted in ((False, True) if tensor.dim() > 1 else (False,))
+            ]
+    first = ignore_index, *IGNORED
+    found.sort(key=lambda it: (not any(name in it.where for name in _TARGETS), it.ignored not in first))
+    return found
+
+
+def may_differ(batch: Batch, size: int) -> bool:
+    """Returns whether a batch of `size` samples has labels or masks of which not as many count in each sample."""
+    return any(True for _ in _counted(batch, size))
+
+
+def unevenness(batch: Batch, size: int) -> float:
+    """Returns how much the samples of a batch differ in what a loss may be a mean over; 0 where they are alike."""
+    found = 0.0
+    for tensor, values in _counted(batch, size):
+        for ignored in values:
+            counts = (tensor != ignored).flatten(1).float().mean(1)
+            found += float(counts.max() - counts.min())
+    return found
+
+
+def _counted(batch: Batch, size: int) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
+    """Yields masks and whole numbers with several entries per sample, with the values that usually do not count."""
+    for _, tensor in _tensors(batch, ""):
+        if tensor.dim() > 1 and tensor.shape[0] == size and tensor.numel():
+            if _is_mask(tensor):
+                yield tensor, (0,)
+            elif not tensor.is_floating_point() and not tensor.is_complex():
+                yield tensor, IGNORED
+
+
+def _is_mask(tensor: torch.Tensor) -> bool:
+    return bool(((tensor == 0) | (tensor == 1)).all())
+
+
+def ignore_index_of(loss_fn: Any) -> int | None:
+    """Returns the `ignore_index` of a loss module, or of a `functools.partial` of a loss; None where there is none."""
+    found = getattr(loss_fn, "ignore_index", getattr(loss_fn, "keywords", {}).get("ignore_index"))
+    return found if isinstance(found, int) else None
+
+
+def _ignored(tensor: torch.Tensor, ignore_index: int | None) -> list[int | None]:
+    """Returns the values that may not count in a tensor; None among them where its values may be added up."""
+    if _is_mask(tensor):
+        return [0, 1]
+    lengths: list[int | None] = [None] if tensor.dim() <= _LENGTHS_DIM and bool((tensor >= 0).all()) else []
+    if tensor.is_floating_point():
+        return lengths
+    edges = tensor[..., (0, -1)] if tensor.dim() > 1 else tensor[:0]  # padding is at one end, whatever it is called
+    usual = [value for value in (ignore_index, *IGNORED, 0, 1) if value is not None and bool((tensor == value).any())]
+    return [
+        *dict.fromkeys([*usual, *torch.unique(edges).tolist()[:_MOST_VALUES]]),
+        *(lengths if tensor.dim() == 1 else []),
+    ]
+
+
+def _tensors(node: Any, where: str) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(node, torch.Tensor):
+        yield where, node
+        return
+    for key, child in (children(node) or {}).items():
+        if isinstance(key, int):
+            step = f"[{key}]"
+        elif isinstance(key, str):
+            step = f"['{key}']" if hasattr(node, "keys") else f".{key}"
+        else:
+            continue
+        if Weighing.parse(f"batch{where}{step}") is not None:
+            yield from _tensors(child, where + step)

@@ -1,0 +1,87 @@
+"""Row D3 on a CUDA device: what a step draws there is shared by both sides of a gate, whatever the batch.
+
+A phantom's kernels compute nothing, so there the structure is looked at: every draw is known by its sample, and the
+generators are as they were. On a real GPU the gates have to pass, and to refuse.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from autofit.core.plan import Plan
+from autofit.prepare import prepare
+from autofit.probing import gates
+from autofit.probing.gradients import Gradients
+from autofit.strategies import MEMBERS
+from autofit.workloads.loss import LossRule
+from autofit.workloads.step import Draft, TrainStep
+from autofit.workloads.tree import split
+
+SAMPLES = 8
+
+
+def noisy(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    """Draws in every way that a diffusion model with stochastic depth does, on the device and on the host."""
+    steps = torch.randint(0, 1000, (len(batch),), device=batch.device)
+    noise = torch.randn_like(batch) + torch.randn(len(batch), 1).to(batch.device)
+    kept = torch.rand(1, device=batch.device)
+    path = batch.new_empty(len(batch), 1).bernoulli_(0.8)
+    output = model(batch + noise * steps[:, None] / 1000) * kept
+    output = F.dropout(output, 0.1, training=True)  # in 16 bits under autocast
+    return (output * path).float().square().mean()
+
+
+def build(model: nn.Module, loss: Any) -> gates.Build:
+    def make(plan: Plan) -> TrainStep:
+        rule = LossRule("loss", loss, inferred=False, about="")
+        return prepare(plan, Draft(model, rule, torch.optim.SGD(model.parameters()), torch.device("cuda")), MEMBERS)
+
+    return make
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(SAMPLES, 16, generator=torch.Generator().manual_seed(0))
+
+
+def mlp(norm: nn.Module | None = None) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 32), norm or nn.LayerNorm(32), nn.ReLU(), nn.Linear(32, 4)).cuda()
+
+
+def test_every_draw_on_the_device_is_known_by_its_sample() -> None:
+    gradients = Gradients(build(mlp(), noisy))
+    parts = split(batch(), [1] * SAMPLES)
+    before = torch.get_rng_state(), torch.cuda.get_rng_state()
+    gradients.rehearse(parts[0], 0)
+    gradients.of([batch()], 0)
+    gradients.of(parts, 0)
+    ledger = gradients.ledger
+    assert ledger.drawn
+    assert not ledger.apart
+    assert [ledger.axes[key] for key in ledger.shapes] == [0, 0, 0, None, 0, 0]
+    assert [shape for shape, _ in ledger.shapes.values()] == [(1,), (1, 16), (1, 1), (1,), (1, 1), (1, 4)]
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert torch.equal(torch.cuda.get_rng_state(), before[1])
+
+
+def test_draws_in_16_bits_are_the_same_draws() -> None:
+    gradients = Gradients(build(mlp(), noisy))
+    gradients.rehearse(batch(), 0)
+    gradients.of([batch()], 0, plan=Plan(values={"precision": "bf16"}))
+    assert not gradients.ledger.apart
+    assert len(gradients.ledger.shapes) == 6
+
+
+@pytest.mark.real_gpu
+def test_gates_pass_where_only_chance_differs() -> None:
+    made = build(mlp(), noisy)
+    assert gates.accumulation(made, batch(), 0).passed
+    assert gates.precision(made, Plan(values={"precision": "bf16"}), batch(), 0).passed
+
+
+@pytest.mark.real_gpu
+def test_batch_norm_is_refused_in_noise_too() -> None:
+    assert not gates.accumulation(build(mlp(nn.BatchNorm1d(32)), noisy), batch(), 0).passed
