@@ -44,8 +44,8 @@ def parser() -> argparse.ArgumentParser:
     top = _Parser(
         prog="autofit",
         description="Find, by short measured runs, the fastest way to train your PyTorch model within a memory budget.",
-        epilog="exit codes: 0 ok, 1 internal, 2 usage, 3 nothing fits, 5 your code failed, 6 device busy, "
-        "7 time ended with no plan, 8 device does not answer, 130 interrupted",
+        epilog="exit codes: 0 ok, 1 internal, 2 usage or the plan could not be saved, 3 nothing fits, "
+        "5 your code failed, 6 device busy, 7 time ended with no plan, 8 device does not answer, 130 interrupted",
     )
     top.add_argument("--version", action=_Version)
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
