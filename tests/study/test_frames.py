@@ -26,7 +26,7 @@ assert model() is None, "the model outlives the function that tuned it"
 
 
 def test_the_model_of_the_first_caller_is_freed_when_its_function_ends(tmp_path: Path) -> None:
-    for budget in ("1GiB", 1):
+    for budget in ("1GiB", "1B"):
         script = SCRIPT.format(budget=budget)
         run = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert run.returncode == 0, run.stderr
