@@ -170,7 +170,7 @@ def test_without_a_study_the_default_place_is_used(tmp_path: Path, monkeypatch: 
 
 def test_a_study_that_cannot_be_kept_is_refused_before_a_probe(tmp_path: Path) -> None:
     bench = small_bench()
-    with pytest.raises(StudyError, match=r"a directory.*Choose another path"):
+    with pytest.raises(StudyError, match=r"found a directory.*choose another path"):
         found(bench, Request(study=tmp_path))
     assert bench.runs == []
 
