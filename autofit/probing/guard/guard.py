@@ -31,10 +31,11 @@ from autofit.probing.guard.object_state import (
 from autofit.probing.guard.process_state import ProcessState, global_rngs
 from autofit.probing.guard.state_walk import Walk
 from autofit.probing.guard.tensor_state import OpaqueTensor, StorageBytes, keep
-from autofit.probing.guard.value_state import ArrayPiece
+from autofit.probing.guard.value_state import ArrayPiece, SamplesPiece
 from autofit.workloads.workload import Workload
 
 _CONTAINERS = (MappingPiece, SequencePiece, SetPiece, BindingPiece, NamesPiece)
+_VALUES = (ValuePiece, ArrayPiece, SamplesPiece)
 
 
 class Guard:
@@ -193,7 +194,7 @@ class Guard:
         """
         parts: list[tuple[str, Callable[[], object]]] = [
             *((piece.name, piece.restore) for piece in pieces if isinstance(piece, _CONTAINERS)),
-            *((piece.name, piece.restore) for piece in pieces if isinstance(piece, (ValuePiece, ArrayPiece))),
+            *((piece.name, piece.restore) for piece in pieces if isinstance(piece, _VALUES)),
             *((kept.name, kept.restore) for kept in self._bytes),
             *((piece.name, piece.restore) for piece in pieces if isinstance(piece, (TensorPiece, ClassPiece))),
             # Casts of a probe's weights would otherwise serve the user's open autocast block.

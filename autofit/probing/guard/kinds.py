@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.distributions import Distribution
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from autofit.probing.guard.code import code_origin
@@ -113,6 +114,12 @@ def _nature(kind: type) -> str:
     if package in (_QUIET_STANDARD if origin is Origin.STANDARD else _QUIET_LIBRARIES):
         return ""
     return f"an object of type {kind.__module__}.{kind.__qualname__}"
+
+
+def has_no_storage(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor is a nested one, or one inside a function transform: its bytes cannot be reached."""
+    nested = tensor.is_nested and not is_traceable_wrapper_subclass(tensor)
+    return nested or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def unwrapped(found: object) -> list[tuple[str, object]]:

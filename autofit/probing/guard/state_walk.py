@@ -11,7 +11,7 @@ its objects are followed. What is beyond that is watched, and named in the cavea
 import copy
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
@@ -24,6 +24,7 @@ from autofit.probing.guard import kinds
 from autofit.probing.guard.bindings import UNBOUND, NamesPiece, cell, methods, own_attributes, slots
 from autofit.probing.guard.code import namespaces
 from autofit.probing.guard.digest import SIMPLE
+from autofit.probing.guard.labels import Labels, Place
 from autofit.probing.guard.object_state import (
     ClassPiece,
     MappingPiece,
@@ -34,26 +35,11 @@ from autofit.probing.guard.object_state import (
     ValuePiece,
 )
 from autofit.probing.guard.origin import Origin, class_origin
-from autofit.probing.guard.unguarded import Unguarded
-from autofit.probing.guard.value_state import is_array, value_piece
+from autofit.probing.guard.unguarded import Unguarded, many_samples
+from autofit.probing.guard.value_state import SamplesPiece, is_array, value_piece
 
 DATA_KEYS = ("dataset", "data_source")
 """Where loaders and samplers have their data."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where an object was found.
-
-    Attributes:
-        own: whether the user's own code or object holds it: only then is it named if it cannot be followed.
-        data: whether it is below a data set, where limits hold.
-        held: whether it was reached through a function or a plain object, and is no part of model, optimizer or loader.
-    """
-
-    own: bool = True
-    data: bool = False
-    held: bool = False
 
 
 class Walk:
@@ -87,7 +73,7 @@ class Walk:
         self.unguarded = Unguarded()
         # Holding the objects keeps their ids from being given to others during the walk.
         self._seen: dict[int, object] = {}
-        self._position: dict[int, int] = {}
+        self._labels = Labels()
         self._names: dict[int, NamesPiece] = {}
         self._todo: deque[tuple[str, object, Place]] = deque()
         self._look("model", model, Place())
@@ -107,7 +93,12 @@ class Walk:
         """Finds everything below one root, breadth first: the shortest way to an object names it."""
         self._todo.append((name, root, place))
         while self._todo:
-            self._visit(*self._todo.popleft())
+            each, found, where = self._todo.popleft()
+            try:
+                self._visit(each, found, where)
+            except Exception as error:  # noqa: BLE001  # an object that raises when it is looked at stops no search
+                what = f"an object of type {type(found).__qualname__}, looking at which raised {type(error).__name__}"
+                self.unguarded.cannot_follow(each, found, what, own=True)
 
     def _look_at_extra(self, name: str, root: object) -> None:
         if hasattr(root, "state_dict") and not isinstance(root, (*kinds.FAMILIES, torch.Generator)):
@@ -168,7 +159,7 @@ class Walk:
         """Records all attributes of an object, and its class, and notes what they hold."""
         family, origin = isinstance(found, kinds.FAMILIES), class_origin(type(found))
         if isinstance(found, torch.optim.Optimizer):
-            self._number_parameters(found)
+            self._labels.number(found)
         if isinstance(found, nn.Module):
             self._add(ClassPiece(name, found), place)
         module = isinstance(found, (nn.Module, torch.optim.Optimizer))
@@ -183,17 +174,25 @@ class Walk:
         for kind in type(found).__mro__:
             if class_origin(kind) is Origin.USER:
                 self._todo.append((kind.__qualname__, kind, replace(below, held=True)))
+        if isinstance(found, torch.jit.ScriptModule):
+            self._note_compiled(name, found, below)
         for piece in slots(name, found):
             self._add(piece, place)
             self._todo.append((piece.name, piece.value(), below))
         attributes = getattr(found, "__dict__", None)
         if isinstance(attributes, dict):
-            self._add(MappingPiece(name, attributes, self._label), place)
+            self._add(MappingPiece(name, attributes, self._labels.of), place)
             for key, value in list(attributes.items()):
                 self._note_attribute(name, key, value, found, below)
 
+    def _note_compiled(self, name: str, found: Any, place: Place) -> None:
+        """Notes what a compiled module keeps in C++, out of its `__dict__`."""
+        self._add(ValuePiece(f"{name}.training", lambda: found.training, found.train), place)
+        own = (found.named_parameters(recurse=False), found.named_buffers(recurse=False), found.named_children())
+        self._push_all([(f"{name}.{key}", value) for each in own for key, value in each], place)
+
     def _note_attribute(self, name: str, key: str, value: Any, owner: object, place: Place) -> None:
-        label = self._label(name, key)
+        label = self._labels.of(name, key)
         if key.startswith("_") and class_origin(type(owner)) is not Origin.USER:
             place = replace(place, own=False)
         if isinstance(owner, nn.Module) and key in ("_parameters", "_buffers", "_modules"):
@@ -208,7 +207,7 @@ class Walk:
     def _visit_function(self, name: str, found: FunctionType, place: Place) -> None:
         """Records the closure, defaults, attributes and named globals of a function."""
         place = replace(place, own=True) if kinds.is_users(found) else replace(place, own=False)
-        self._add(MappingPiece(name, found.__dict__, self._label), place)
+        self._add(MappingPiece(name, found.__dict__, self._labels.of), place)
         self._push_all([(f"{name}.{key}", value) for key, value in found.__dict__.items()], place)
         if kinds.is_torchs(found):
             return
@@ -246,18 +245,25 @@ class Walk:
     def _visit_container(self, name: str, found: Any, place: Place) -> None:
         """Records a container, and notes its values or items."""
         if isinstance(found, dict):
-            self._add(MappingPiece(name, found, self._label), place)
+            self._add(MappingPiece(name, found, self._labels.of), place)
         elif isinstance(found, (list, deque)):
             self._add(SequencePiece(name, found), place)
         elif isinstance(found, set):
             self._add(SetPiece(name, found), place)
+        if place.data and (samples := many_samples(found)):
+            if self.unguarded.may_copy_samples(name, samples):
+                self._add(SamplesPiece(name, samples), place)
+            return
         if not self.unguarded.may_enter(name, found, place.data, place.own):
             return
         items = dict.items(found) if isinstance(found, dict) else enumerate(found)
-        self._push_all([(self._label(name, key), value) for key, value in items], place)
+        self._push_all([(self._labels.of(name, key), value) for key, value in items], place)
 
     def _visit_tensor(self, name: str, tensor: torch.Tensor, place: Place) -> None:
         """Records a tensor, its gradient, its hooks and the attributes set on it."""
+        if kinds.has_no_storage(tensor):
+            self.unguarded.cannot_follow(name, tensor, "a tensor without memory of its own", place.own)
+            return
         if not self.unguarded.may_copy_tensor(name, tensor, place.data):
             return
         self._add(TensorPiece(name, tensor), place)
@@ -271,8 +277,8 @@ class Walk:
             self._todo.append((f"{name}.{attribute}", getattr(tensor, attribute, None), place))
         if tensor.is_leaf or tensor.retains_grad:
             self._todo.append((f"{name}.grad", tensor.grad, place))
-        self._add(MappingPiece(name, vars(tensor), self._label), place)
-        self._push_all([(self._label(name, key), value) for key, value in vars(tensor).items()], place)
+        self._add(MappingPiece(name, vars(tensor), self._labels.of), place)
+        self._push_all([(self._labels.of(name, key), value) for key, value in vars(tensor).items()], place)
 
     def _push_all(self, found: list[tuple[str, object]], place: Place) -> None:
         self._todo.extend((name, value, place) for name, value in found)
@@ -289,16 +295,3 @@ class Walk:
 
     def _watch(self, name: str, read: Callable[[], object]) -> None:
         self._add(ValuePiece(name, read, None), Place())
-
-    def _number_parameters(self, optimizer: torch.optim.Optimizer) -> None:
-        """Numbers the parameters as the optimizer's own `state_dict` does, to name its state entries."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self._position.update({id(p): index for index, p in enumerate(parameters)})
-
-    def _label(self, name: str, key: object) -> str:
-        """Names an entry: by attribute, by index, or by a parameter's number in its optimizer."""
-        if isinstance(key, str):
-            return f"{name}.{key}"
-        if isinstance(key, torch.Tensor):
-            return f"{name}[{self._position.get(id(key), '?')}]"
-        return f"{name}[{key!r}]" if isinstance(key, SIMPLE) else f"{name}[{type(key).__qualname__}]"

@@ -3,7 +3,7 @@
 It is named before the search. A change that is seen all the same is named after it.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import chain, islice
 from types import MemberDescriptorType
 from typing import Any
@@ -27,6 +27,8 @@ DATA_OBJECTS = 20_000
 """So many objects are followed below a data set, and in what libraries hold: about 0.3 s."""
 LONG = 10_000
 """A container with more entries is recorded, but its entries are followed only where they are not plain values."""
+MANY = 256
+"""From so many tensors of a data set in one container on, they are handled together."""
 _NAMED = 5
 _HAND_OVER = "Hand over by extras=[...] an object whose state_dict() and load_state_dict() cover it, if that matters."
 
@@ -101,6 +103,13 @@ class Unguarded:
             self._large[name] = f"{len(found):,} entries"
         return False
 
+    def may_copy_samples(self, name: str, samples: Sequence[torch.Tensor]) -> bool:
+        """Returns whether the many tensors of a data set are copied."""
+        if self._take(name, sum(tensor.nbytes for tensor in samples)):
+            return True
+        self.pieces.append(watched_tensors(name, samples))
+        return False
+
     def may_copy_tensor(self, name: str, tensor: torch.Tensor, data: bool) -> bool:
         """Returns whether a tensor is copied; a large one of a data set is only watched."""
         if not data or tensor.layout is not torch.strided:
@@ -128,6 +137,26 @@ class Unguarded:
             return True
         self._large[name] = f"{format_bytes(size_bytes)}; {format_bytes(DATA_BYTES)} of a data set are copied"
         return False
+
+
+def many_samples(found: Collection[Any]) -> list[torch.Tensor]:
+    """Returns the tensors of a container of many plain tensors, or of tuples of them; none of any other container."""
+    if len(found) < MANY or not isinstance(found, (list, tuple)):
+        return []
+    flat: list[Any] = []
+    for item in found:
+        flat.extend(item) if type(item) is tuple else flat.append(item)
+    tensors = [value for value in flat if type(value) is torch.Tensor]
+    others = {type(value) for value in flat} - {torch.Tensor}
+    simple = all(issubclass(kind, kinds.IMMUTABLE) for kind in others)
+    return tensors if simple and all(map(_is_plain, tensors)) else []
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor is values and nothing else: no graph, hooks, transform or layout of its own."""
+    if tensor.requires_grad or not tensor.is_leaf or tensor.is_inference() or tensor.is_nested:
+        return False
+    return tensor.layout is torch.strided and tensor.device.type == "cpu" and not vars(tensor)
 
 
 def _listed(names: list[str]) -> str:

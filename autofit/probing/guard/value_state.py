@@ -61,6 +61,37 @@ class ArrayPiece:
         return same_bytes(left, right)
 
 
+class SamplesPiece:
+    """The values of many tensors of a data set, compared by what counts torch's writes to them: 1 us for each."""
+
+    def __init__(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
+        self.name, self._tensors = name, tensors
+        self._kept: list[tuple[int, torch.Tensor]] = []
+
+    def save(self) -> None:
+        """Copies the values."""
+        self._kept = [(tensor._version, tensor.detach().clone()) for tensor in self._tensors]
+
+    def restore(self) -> None:
+        """Writes the values back into tensors that were written to, and their counts of writes."""
+        for tensor, version, values in self._written():
+            tensor.data.copy_(values)
+            torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+    def differences(self) -> Iterator[str]:
+        """Yields the name when a tensor was written to."""
+        if self._written():
+            yield self.name
+
+    def content(self) -> object:
+        """Returns the tensors."""
+        return list(self._tensors)
+
+    def _written(self) -> list[tuple[torch.Tensor, int, torch.Tensor]]:
+        pairs = zip(self._tensors, self._kept, strict=True)
+        return [(tensor, version, values) for tensor, (version, values) in pairs if tensor._version != version]
+
+
 class WatchPiece(ValuePiece):
     """What can be looked at but not put back. It was named before the search; a change is named after it."""
 

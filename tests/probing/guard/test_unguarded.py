@@ -5,6 +5,7 @@ import itertools
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -221,9 +222,63 @@ def test_f26_a_memory_map_is_not_copied(tmp_path: Path) -> None:
         assert not any(piece.name == "loader.dataset.x" for piece in found._pieces)
 
 
-def test_a_data_set_of_very_many_tensors_is_watched_by_their_versions() -> None:
-    data: Any = SimpleNamespace(rows=[torch.zeros(1) for _ in range(unguarded.LONG + 1)])
+@pytest.mark.parametrize("pairs", [False, True])
+def test_a_data_set_of_very_many_tensors_is_put_back_by_their_versions(pairs: bool) -> None:
+    rows: list[Any] = [torch.zeros(1) for _ in range(unguarded.LONG + 1)]
+    data: Any = SimpleNamespace(rows=[(row, 1) for row in rows] if pairs else rows)
+    began = time.process_time()
     with Guard(nn.Linear(1, 1), loader=DataLoader(data, sampler=range(4))) as found:
-        assert "loader.dataset.rows (10,001 entries)" in found.caveats[0]
+        assert found.caveats == ()
+        rows[77].add_(1)
+        version = rows[78]._version
+        assert found.differences() == ["loader.dataset.rows"]
+    assert float(rows[77]) == 0.0
+    assert rows[77]._version == version
+    assert time.process_time() - began < 0.5
+
+
+@pytest.mark.usefixtures("small_limit")
+def test_f26_very_many_tensors_that_are_large_are_watched() -> None:
+    data: Any = SimpleNamespace(rows=[torch.zeros(8) for _ in range(unguarded.MANY)])
+    with Guard(nn.Linear(1, 1), loader=DataLoader(data, sampler=range(4))) as found:
+        assert "loader.dataset.rows (8 KiB; 1 KiB of a data set are copied)" in found.caveats[0]
         data.rows[77].add_(1)
     assert found.changed == ("loader.dataset.rows",)
+
+
+def test_very_many_objects_are_named() -> None:
+    data: Any = SimpleNamespace(rows=[{"x": torch.zeros(1)} for _ in range(unguarded.LONG + 1)])
+    found = Guard(nn.Linear(1, 1), loader=DataLoader(data, sampler=range(4)))
+    assert "loader.dataset.rows (10,001 entries)" in found.caveats[0]
+
+
+class Odd:
+    """Raises when it is looked at."""
+
+    @property
+    def __dict__(self) -> Any:
+        raise RuntimeError("no")
+
+
+def test_what_cannot_be_looked_at_stops_no_search() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    with guard(holding([Odd(), nested, jagged])) as found:
+        assert "step_fn.thing[0] (an object of type Odd, looking at which raised RuntimeError)" in found.caveats[0]
+        assert "step_fn.thing[1] (a tensor without memory of its own)" in found.caveats[0]
+        jagged.values().add_(1)
+    assert jagged.values().tolist() == [1.0] * 5
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_models_of_other_kinds_have_no_caveats() -> None:
+    plain = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    compiled = torch.compile(plain, backend="eager")
+    compiled(torch.ones(1, 2))
+    for model in (torch.jit.script(plain), torch.jit.trace(plain, torch.ones(1, 2)), compiled, nn.DataParallel(plain)):
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        with Guard(model) as found:
+            assert found.caveats == ()
+            for parameter in model.parameters():
+                parameter.data.add_(1)
+        assert all(torch.equal(now, kept) for now, kept in zip(model.parameters(), before, strict=True))
