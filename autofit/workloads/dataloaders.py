@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from autofit.workloads.batch_maker import BatchMaker, Options
 from autofit.workloads.counted import Collating, CollatingCounted, KeyLists
 from autofit.workloads.ready_batches import ReadyBatches
-from autofit.workloads.resized import Rechunked, resized
+from autofit.workloads.resized import Pass, Rechunked, one_pass, resized
 from autofit.workloads.sample_batches import Recipe, SampleBatches
 from autofit.workloads.samplers import batch_sampler_keys, draws_at_random, sampler_keys
 from autofit.workloads.streams import STREAM_BATCHES, known_length, read
@@ -69,10 +69,14 @@ def _map_recipe(loader: DataLoader[Any], batch_sampler: Any, scan: int, *, liste
         return list(many(chosen)) if callable(many) else [dataset[key] for key in chosen]
 
     @cache
+    def own() -> Pass:
+        return one_pass(batch_sampler, user_size)
+
+    @cache
     def lists(size: int) -> Iterable[list[Any]]:
         if plain:
             return BatchSampler(batch_sampler.sampler, size, drop_last)
-        return batch_sampler if size == user_size else resized(batch_sampler, size, user_size, drop_last)
+        return batch_sampler if size == user_size else resized(batch_sampler, size, user_size, drop_last, own)
 
     def rebuild(size: int, counted: bool) -> DataLoader[Any]:
         return _again(loader, lists(size), listed=listed, counted=counted)

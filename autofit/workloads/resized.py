@@ -21,6 +21,7 @@ FULL_RATIO = 0.75
 its groups are too small for batches of this size, and what is measured of full ones would not hold."""
 SAME_RATIO = 0.5
 """At least this share of the keys must be the user's own; some samplers draw other keys in each pass."""
+Pass = tuple[list[list[Any]], bool]
 _NAMES = ("batch_size", "batchsize", "bsz")
 
 
@@ -95,7 +96,9 @@ class Constructed:
         return len(self.made)
 
 
-def resized(sampler: Any, size: int, user_size: int, drop_last: bool) -> Iterable[list[Any]]:
+def resized(
+    sampler: Any, size: int, user_size: int, drop_last: bool, own: Callable[[], Pass] | None = None
+) -> Iterable[list[Any]]:
     """Returns the lists of a user's batch sampler at another size, by the first way that gives lists of that size.
 
     Args:
@@ -103,16 +106,17 @@ def resized(sampler: Any, size: int, user_size: int, drop_last: bool) -> Iterabl
         size: samples of a list.
         user_size: samples of most of the user's lists.
         drop_last: whether an incomplete last list is left out where lists are joined or cut.
+        own: gives one pass over the user's lists, which may take long; None: it is made here.
     """
     ways: tuple[Callable[[Any, int, int], Any], ...] = (_copied, _constructed)
     with undisturbed(sampler):
-        own, all_own = _lists(sampler, user_size)
+        own_lists, all_own = one_pass(sampler, user_size) if own is None else own()
         for way in ways:
             with suppress(Exception):  # the user's code, called as its author may not have meant
                 if (found := way(sampler, size, user_size)) is None:
                     continue
-                lists, all_found = _lists(found, size)
-                if _follows(lists, own, size, compare=all_own and all_found):
+                lists, all_found = one_pass(found, size)
+                if _follows(lists, own_lists, size, compare=all_own and all_found):
                     return found  # type: ignore[no-any-return]
     return Rechunked(sampler, size, user_size, drop_last)
 
@@ -145,8 +149,8 @@ def _is_size(name: str) -> bool:
     return name.strip("_").lower() in _NAMES
 
 
-def _lists(sampler: Iterable[list[Any]], size: int) -> tuple[list[list[Any]], bool]:
-    """Returns the lists of one pass, and whether these are all."""
+def one_pass(sampler: Iterable[list[Any]], size: int) -> Pass:
+    """Returns the lists of one pass, as far as they are looked at, and whether these are all."""
     most = max(CHECKED_KEYS // size, 1)
     found = [list(keys) for keys in itertools.islice(sampler, most + 1)]
     return found[:most], len(found) <= most

@@ -1,5 +1,6 @@
 """What can only be iterated is read from a second iterator, and everything is put back."""
 
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from autofit.core.errors import WorkloadError
 from autofit.workloads.batches import BatchSource
+from autofit.workloads.streams import undisturbed
 from tests.workloads.loaders import Batches, SizedStream, Stream, labels, shuffling, use_all
 
 
@@ -97,3 +99,17 @@ def test_batches_of_numpy_random_state_are_put_back() -> None:
     used = Random()
     BatchSource.of(used)
     assert [batch.tolist() for batch in used] == [batch.tolist() for batch in Random()]
+
+
+def test_looking_at_a_source_puts_the_global_random_numbers_back() -> None:
+    numpy = pytest.importorskip("numpy")
+
+    def drawn() -> list[float]:
+        return [torch.rand(1).item(), random.random(), numpy.random.rand()]
+
+    torch.manual_seed(1)
+    random.seed(1)
+    numpy.random.seed(1)
+    with undisturbed(object()):
+        first = drawn()
+    assert drawn() == first
