@@ -17,7 +17,7 @@ from autofit.core.budget import Budget, Clock
 from autofit.core.errors import UsageError
 from autofit.core.event import Event
 from autofit.core.objective import Objective
-from autofit.core.recommendation import Recommendation
+from autofit.core.recommendation import Candidate, Recommendation
 from autofit.core.space import SearchSpace
 from autofit.core.units import format_duration
 from autofit.estimators import Traced, Tracer
@@ -78,6 +78,7 @@ def search(
     clock: Clock | None = None,
     tracer: Tracer | None = None,
     recorder: Tracer | None = None,
+    closing_s: float = 0.0,
 ) -> Recommendation:
     """Searches the space of `briefing` and returns the proven recommendation.
 
@@ -89,6 +90,7 @@ def search(
         clock: running since the call began; time spent on opening the bench counts.
         tracer: traces a plan; `Bench.trace` or `RemoteBench.trace`. None: memory is learned from probes alone.
         recorder: runs a few steps of what cannot be traced; `Bench.record` or `RemoteBench.record`.
+        closing_s: seconds that a proof takes before it begins; `RemoteBench.proof_start_s`.
 
     Raises:
         AutofitError: see `autofit.tuner.run` and `autofit.study.Study.open`.
@@ -142,6 +144,7 @@ def _search(
         listen=lambda event: _tell_all(listen, event),
         seed=request.seed,
         isolated=request.isolated,
+        closing_s=closing_s,
         cautious=not briefing.enforced and briefing.environment.device_type == "cpu",
     )
     findings = run(tuning)
@@ -191,7 +194,7 @@ def _recommendation(
         "plan": findings.plan,
         "proof": findings.proof,
         "predicted": findings.predicted,
-        "baseline": findings.baseline,
+        "baseline": _without_traceback(findings.baseline),
         "gain": findings.gain,
         "alternatives": findings.alternatives,
         "caveats": tuple(dict.fromkeys([*caveats, *_data_bound(findings)])),
@@ -205,6 +208,11 @@ def _recommendation(
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     return Recommendation(**fields)
+
+
+def _without_traceback(candidate: Candidate) -> Candidate:
+    """Returns a candidate for a plan file, which is shared: the user's source lines stay in their study."""
+    return candidate.model_copy(update={"outcome": candidate.outcome.model_copy(update={"traceback_text": ""})})
 
 
 def _learning_rate(findings: Findings, briefing: Briefing) -> list[str]:
