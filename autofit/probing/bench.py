@@ -38,6 +38,7 @@ from autofit.probing.gradients import State
 from autofit.probing.guard import Backstop, Guard
 from autofit.probing.identity import Reached, own_version, settings, signature
 from autofit.probing.leaks import LeakWatch
+from autofit.probing.meter import shapes_of_a_training
 from autofit.probing.opening import SURVEY
 from autofit.probing.probe import HOPELESS, Probe
 from autofit.probing.recording import ShortRun
@@ -165,7 +166,8 @@ class Bench:
 
     def _run(self, probe: Probe) -> Outcome:
         try:
-            return self._watch.allowed(probe.run, SHARES[probe.purpose])
+            with shapes_of_a_training(vary=self._source.varies):
+                return self._watch.allowed(probe.run, SHARES[probe.purpose])
         except Overdue as error:
             return Outcome(status=Status.TIMED_OUT, reason=str(error))
 
