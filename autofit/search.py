@@ -27,6 +27,8 @@ from autofit.tuner import Evaluate, Findings, Tuning, run
 
 TRACING_RATIO, TRACING_S = 0.2, 120.0
 """Share of the time budget, and seconds, that may go into predicting memory."""
+CLOSING_RATIO = 0.25
+"""Share of the time budget, at most, that is kept for the start of a proof."""
 DEFAULT_STUDY = Path(".autofit") / "study.db"
 
 Listen = Callable[[Event], None]
@@ -100,18 +102,21 @@ def search(
     location = DEFAULT_STUDY if request.study is None else request.study
     name = f"{briefing.environment.workload}-{request.objective.unit}"
     left_s = None if request.time_s is None else max(request.time_s - clock.elapsed_s, 0.0)
+    closing_s = closing_s if request.time_s is None else min(closing_s, CLOSING_RATIO * request.time_s)
+    opening = _Opening(location, name, tracer, recorder, closing_s)
     with writing(location, name, locks.patience_s(left_s), lambda text: _tell_all(listen, Event("stage", text))):
-        return _search(briefing, evaluate, request, listen, clock, _Opening(location, name, tracer, recorder))
+        return _search(briefing, evaluate, request, listen, clock, opening)
 
 
 @dataclass(frozen=True, slots=True)
 class _Opening:
-    """Where trials are kept, and what looks at memory before anything runs; see `search`."""
+    """Where trials are kept, what looks at memory before anything runs, and what closing takes; see `search`."""
 
     location: str | Path
     name: str
     tracer: Tracer | None
     recorder: Tracer | None
+    closing_s: float
 
 
 def _search(
@@ -144,7 +149,7 @@ def _search(
         listen=lambda event: _tell_all(listen, event),
         seed=request.seed,
         isolated=request.isolated,
-        closing_s=closing_s,
+        closing_s=opening.closing_s,
         cautious=not briefing.enforced and briefing.environment.device_type == "cpu",
     )
     findings = run(tuning)
