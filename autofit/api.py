@@ -12,7 +12,7 @@ from torch import nn
 from autofit import devices, estimating, locks, planfile
 from autofit.core.briefing import Options
 from autofit.core.budget import Clock
-from autofit.core.errors import UsageError, WorkloadError
+from autofit.core.errors import BudgetSpent, UsageError, WorkloadError
 from autofit.core.estimation import Estimation
 from autofit.core.event import Event
 from autofit.core.objective import Objective
@@ -23,6 +23,7 @@ from autofit.probing.bench import Bench
 from autofit.probing.guard import Guard
 from autofit.probing.remote import Target
 from autofit.probing.standin_bench import StandInBench
+from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.search import Listen, Request, search
 from autofit.trackers.progress import Progress
 from autofit.trackers.standing import Yardstick
@@ -93,7 +94,8 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
             Where a plan's first steps take longer than steady ones (a model that compiles, kernels to be tuned), that
             time is spread over as many samples, and the shortest whole training wins. None: steady steps alone count.
         progress: True shows finished trials above a live line on a terminal, plain lines elsewhere; False nothing; a
-            callable gets each event.
+            callable gets each event. What gives no sign of life for long is told from another thread, by an event of
+            kind "waiting".
 
     Returns:
         The proven plan, with its proof, the baseline, the alternatives and the caveats.
@@ -102,12 +104,13 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         WorkloadError, SpaceError, StudyError, UsageError: what was given cannot be used; the message says why.
         NothingFits: no plan runs inside the memory budget.
         UserCodeError: the model, loss or data raised an error of their own at every size.
-        BudgetSpent: the time ended before any plan was measured.
+        BudgetSpent: the time ended before any plan was measured, or proven. What hangs is ended for that, unless it
+            is one call into a library that does not return.
         Busy: another tuner uses the device or the study, and did so for half of the time budget (10 minutes without).
         DevicePoisoned: the device stopped answering; the study keeps all finished trials.
         RestoreError: something could not be put back.
     """
-    clock = Clock()
+    clock = Clock(limit_s=None if time_budget is None else parse_duration(time_budget))
     workload = Workload(
         model=model,
         loader=loader,
@@ -125,7 +128,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         memory_budget, numerics, strategies, seed, enforce=not chosen.is_host, cold=planned_steps is not None
     )
     request = Request(
-        time_s=None if time_budget is None else parse_duration(time_budget),
+        time_s=clock.limit_s,
         study=study,
         searcher=searcher,
         objective=_record(Objective, unit=objective),
@@ -136,12 +139,14 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
     with ExitStack() as held:
         with Progress.of(progress) as waiting:
             held.enter_context(locks.held(chosen.lock_key, about, wait_s, lambda text: waiting(Event("stage", text))))
-        bench = Bench(workload, chosen, options)
+        watch = held.enter_context(Watchdog(clock))
+        bench = _opened(workload, chosen, options, watch)
         with bench.backstop, bench:
             against = Yardstick.of(bench.briefing, request.objective, request.time_s, clock)
-            with Progress.of(progress, against) as listen:
+            with Progress.of(progress, against) as listen, watch.telling(lambda text: listen(Event("waiting", text))):
+                listeners = [listen, lambda event: watch.beat("choosing the next plan")]
                 recommendation = search(
-                    bench.briefing, bench.evaluate, request, [listen], clock, bench.trace, bench.record
+                    bench.briefing, bench.evaluate, request, listeners, clock, bench.trace, bench.record
                 )
     if bench.changed:
         note = f"changed while tuning, and could not be put back: {', '.join(bench.changed)}"
@@ -232,6 +237,18 @@ def load(path: str | Path) -> Fit:
         PlanFileError: the file is missing, damaged, or of another schema.
     """
     return Fit(planfile.load(path))
+
+
+def _opened(workload: Workload, device: Device, options: Options, watch: Watchdog) -> Bench:
+    """Returns a bench, as long as opening it does not use up the time.
+
+    Raises:
+        BudgetSpent: it did.
+    """
+    try:
+        return watch.allowed(lambda: Bench(workload, device, options, watch.beat, watch=watch))
+    except Overdue as error:
+        raise BudgetSpent(f"{error}. Nothing was measured yet: give more time, or look for what hangs there.") from None
 
 
 def _options(

@@ -17,7 +17,7 @@ from autofit.core.budget import Budget, Clock
 from autofit.core.errors import UsageError
 from autofit.core.event import Event
 from autofit.core.objective import Objective
-from autofit.core.recommendation import Recommendation
+from autofit.core.recommendation import Candidate, Recommendation
 from autofit.core.space import SearchSpace
 from autofit.core.units import format_duration
 from autofit.estimators import Traced, Tracer
@@ -27,6 +27,8 @@ from autofit.tuner import Evaluate, Findings, Tuning, run
 
 TRACING_RATIO, TRACING_S = 0.2, 120.0
 """Share of the time budget, and seconds, that may go into predicting memory."""
+CLOSING_RATIO = 0.25
+"""Share of the time budget, at most, that is kept for the start of a proof."""
 DEFAULT_STUDY = Path(".autofit") / "study.db"
 
 Listen = Callable[[Event], None]
@@ -78,6 +80,7 @@ def search(
     clock: Clock | None = None,
     tracer: Tracer | None = None,
     recorder: Tracer | None = None,
+    closing_s: float = 0.0,
 ) -> Recommendation:
     """Searches the space of `briefing` and returns the proven recommendation.
 
@@ -89,6 +92,7 @@ def search(
         clock: running since the call began; time spent on opening the bench counts.
         tracer: traces a plan; `Bench.trace` or `RemoteBench.trace`. None: memory is learned from probes alone.
         recorder: runs a few steps of what cannot be traced; `Bench.record` or `RemoteBench.record`.
+        closing_s: seconds that a proof takes before it begins; `RemoteBench.proof_start_s`.
 
     Raises:
         AutofitError: see `autofit.tuner.run` and `autofit.study.Study.open`.
@@ -98,18 +102,21 @@ def search(
     location = DEFAULT_STUDY if request.study is None else request.study
     name = f"{briefing.environment.workload}-{request.objective.unit}"
     left_s = None if request.time_s is None else max(request.time_s - clock.elapsed_s, 0.0)
+    closing_s = closing_s if request.time_s is None else min(closing_s, CLOSING_RATIO * request.time_s)
+    opening = _Opening(location, name, tracer, recorder, closing_s)
     with writing(location, name, locks.patience_s(left_s), lambda text: _tell_all(listen, Event("stage", text))):
-        return _search(briefing, evaluate, request, listen, clock, _Opening(location, name, tracer, recorder))
+        return _search(briefing, evaluate, request, listen, clock, opening)
 
 
 @dataclass(frozen=True, slots=True)
 class _Opening:
-    """Where trials are kept, and what looks at memory before anything runs; see `search`."""
+    """Where trials are kept, what looks at memory before anything runs, and what closing takes; see `search`."""
 
     location: str | Path
     name: str
     tracer: Tracer | None
     recorder: Tracer | None
+    closing_s: float
 
 
 def _search(
@@ -142,6 +149,7 @@ def _search(
         listen=lambda event: _tell_all(listen, event),
         seed=request.seed,
         isolated=request.isolated,
+        closing_s=opening.closing_s,
         cautious=not briefing.enforced and briefing.environment.device_type == "cpu",
     )
     findings = run(tuning)
@@ -191,7 +199,7 @@ def _recommendation(
         "plan": findings.plan,
         "proof": findings.proof,
         "predicted": findings.predicted,
-        "baseline": findings.baseline,
+        "baseline": _without_traceback(findings.baseline),
         "gain": findings.gain,
         "alternatives": findings.alternatives,
         "caveats": tuple(dict.fromkeys([*caveats, *_data_bound(findings)])),
@@ -205,6 +213,11 @@ def _recommendation(
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     return Recommendation(**fields)
+
+
+def _without_traceback(candidate: Candidate) -> Candidate:
+    """Returns a candidate for a plan file, which is shared: the user's source lines stay in their study."""
+    return candidate.model_copy(update={"outcome": candidate.outcome.model_copy(update={"traceback_text": ""})})
 
 
 def _learning_rate(findings: Findings, briefing: Briefing) -> list[str]:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from time import monotonic
 from typing import NoReturn
 
 from autofit.cli import arguments as _arguments
@@ -30,9 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the command line without the program's name; None for the process's own.
     """
+    began_s = monotonic()
     words = sys.argv[1:] if arguments is None else list(arguments)
     _Parser.as_json = "--json" in words
-    given = parser().parse_args(words)
+    given = parser().parse_args(words, argparse.Namespace(began_s=began_s))
     outcome = import_module("autofit.cli.outcome")
     # The command is loaded inside, so that a Ctrl-C meanwhile is an interrupt like any other.
     code: int = outcome.run(lambda given: import_module(f"autofit.cli.{given.command}").execute(given), given)

@@ -15,29 +15,50 @@ from autofit.core.budget import Clock
 from autofit.core.canvas import Canvas
 from autofit.core.environment import Environment
 from autofit.core.errors import PlanFileError
+from autofit.core.event import Event
 from autofit.core.objective import Objective
 from autofit.core.printable import ascii_json, printable
 from autofit.core.summary import summarize
 from autofit.core.units import parse_duration
 from autofit.probing.remote import RemoteBench, Target
-from autofit.search import Request, search
+from autofit.probing.watchdog import Watchdog
+from autofit.search import DEFAULT_STUDY, Request, search
 from autofit.trackers.progress import Progress
 from autofit.trackers.standing import Yardstick
 
 
 def execute(given: argparse.Namespace) -> int:
     """Tunes the target, writes the plan file, prints the recommendation."""
-    clock = Clock()
     target, request = _target(given), _request(given)
+    clock = Clock(limit_s=request.time_s, start=given.began_s)
     _check_output(Path(given.output), force=given.force)
     if not given.quiet:
         print(f"autofit: looking at {printable(given.target)}", file=sys.stderr)
-    with _terminable(), ExitStack() as held, RemoteBench(target, claim=_claiming(held, request)) as bench:
+    with (
+        _terminable(),
+        ExitStack() as held,
+        Watchdog(clock, _saying(given.quiet)) as watch,
+        RemoteBench(
+            target, beat=watch.beat, claim=_claiming(held, request), clock=clock, log=_log(request.study)
+        ) as bench,
+    ):
         if not given.quiet:
             _say_device(bench.briefing.environment, given.device)
         against = Yardstick.of(bench.briefing, request.objective, request.time_s, clock)
-        with Progress.of(not given.quiet, against) as listen:
-            recommendation = search(bench.briefing, bench.evaluate, request, [listen], clock, bench.trace, bench.record)
+        with (
+            Progress.of(not given.quiet, against) as listen,
+            watch.telling(lambda text: listen(Event("waiting", text))),
+        ):
+            recommendation = search(
+                bench.briefing,
+                bench.evaluate,
+                request,
+                [listen, lambda event: watch.beat("choosing the next plan")],
+                clock,
+                bench.trace,
+                bench.record,
+                bench.proof_start_s,
+            )
     unsaved = save_plan(recommendation, given.output, force=given.force)
     if given.json:
         print(ascii_json(recommendation.model_dump_json(by_alias=True, indent=2)))
@@ -82,6 +103,18 @@ def _request(given: argparse.Namespace) -> Request:
         seed=given.seed or 0,
         isolated=True,
     )
+
+
+def _saying(quiet: bool) -> Callable[[str], None]:
+    return lambda text: None if quiet else print(f"autofit: {printable(text)}", file=sys.stderr, flush=True)
+
+
+def _log(study: str | Path | None) -> Path | None:
+    """Returns the file beside the study for what the user's code prints; None for a study that is no file."""
+    text = str(DEFAULT_STUDY if study is None else study)
+    if "://" in text or text == ":memory:":
+        return None
+    return Path(text).expanduser().absolute().with_suffix(".log")
 
 
 def _check_output(path: Path, *, force: bool) -> None:

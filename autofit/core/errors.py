@@ -6,6 +6,7 @@ AutofitError                 1   something inside autofit is broken
 │   ├── SpaceError           2   no plan satisfies what was asked for (unknown strategy, no divisor)
 │   ├── PlanFileError        2   a plan file that is damaged, of another schema, or of another model
 │   ├── StudyError           2   a study that cannot be opened, written or compared
+│   ├── ClockError           2   a clock that stands still or gives no number
 │   └── Untraceable          2   a workload whose memory cannot be traced; a search finds it by probes instead
 ├── NothingFits              3   no plan runs inside the memory budget
 ├── UserCodeError            5   the user's own code failed; their error is shown
@@ -53,6 +54,10 @@ class PlanFileError(UsageError):
 
 class StudyError(UsageError):
     """A study that cannot be opened, written or compared."""
+
+
+class ClockError(UsageError):
+    """A clock that stands still, goes backwards, or gives no number: nothing can be timed."""
 
 
 class Untraceable(UsageError):

@@ -10,7 +10,8 @@ class Event:
     """Something that happened in a search.
 
     Attributes:
-        kind: "trial", "skipped", "stage", "race" or "proof".
+        kind: "trial", "skipped", "stage", "race" or "proof"; "waiting" for what has gone on for long, which comes from
+            another thread, while a run goes on.
         text: one line for a person.
         trial: the trial, for "trial", "skipped" and "proof".
         done: trials run so far.

@@ -13,8 +13,17 @@ from torch import nn
 
 from autofit import devices
 from autofit.core.briefing import Briefing, Options
+from autofit.core.budget import SHARES, TRACE_SHARE
 from autofit.core.environment import Environment
-from autofit.core.errors import AutofitError, DevicePoisoned, NothingFits, SpaceError, UserCodeError, WorkloadError
+from autofit.core.errors import (
+    AutofitError,
+    DevicePoisoned,
+    NothingFits,
+    SpaceError,
+    Untraceable,
+    UserCodeError,
+    WorkloadError,
+)
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trace import Trace
@@ -29,10 +38,13 @@ from autofit.probing.gradients import State
 from autofit.probing.guard import Backstop, Guard
 from autofit.probing.identity import Reached, own_version, settings, signature
 from autofit.probing.leaks import LeakWatch
+from autofit.probing.meter import shapes_of_a_training
+from autofit.probing.opening import SURVEY
 from autofit.probing.probe import HOPELESS, Probe
 from autofit.probing.recording import ShortRun
 from autofit.probing.surveying import Survey
 from autofit.probing.tracing import isolation, tracing
+from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.strategies import MEMBERS
 from autofit.strategies.base import Facts, Strategy
 from autofit.workloads.batches import BatchSource
@@ -54,6 +66,8 @@ class Bench:
         device: where to probe.
         options: what is asked of the search.
         beat: called at every phase of a probe, as a sign of life.
+        watch: knows what is left of the time budget, and ends what runs when its part of it is used up.
+        known: what an earlier bench of this workload found, so that it is not surveyed again; None surveys it.
 
     Attributes:
         briefing: what is known before the first probe.
@@ -68,10 +82,18 @@ class Bench:
     """
 
     def __init__(
-        self, workload: Workload, device: Device, options: Options, beat: Callable[[str], None] = lambda phase: None
+        self,
+        workload: Workload,
+        device: Device,
+        options: Options,
+        beat: Callable[[str], None] = lambda phase: None,
+        *,
+        watch: Watchdog | None = None,
+        known: Briefing | None = None,
     ) -> None:
         self.workload, self.device, self._options, self._beat = workload, device, options, beat
         self._weighing: Weighing | None = None
+        self._watch = watch or Watchdog()
         strategies = chosen(options.strategies)
         with self._users_code():
             place(workload, device, options.may_move)
@@ -87,8 +109,12 @@ class Bench:
             facts = facts_of(workload, self._source, device, options, dataset_size=most)
             state = State(self._reset, self._guard.differences)
             survey = Survey(facts, strategies, self._build, self._source, options.seed, state)
-            space = survey.run()
-            self._weighing = survey.weighing
+            if known is None:
+                beat(SURVEY)
+                space, self._weighing = survey.run(), survey.weighing
+                beat("open")
+            else:
+                space, self._weighing = known.space, Weighing.of(known.environment.settings)
             self.briefing = Briefing(
                 space=space,
                 environment=self._environment(facts, reached),
@@ -126,7 +152,7 @@ class Bench:
                 hopeless_s=HOPELESS * self._fastest_s,
                 beat=self._beat,
             )
-            outcome = probe.run()
+            outcome = self._run(probe)
             if outcome.measured and probe.worst_s is not None:
                 self._fastest_s = min(self._fastest_s, probe.worst_s)
             poisoned = outcome.status is Status.POISONED
@@ -138,23 +164,43 @@ class Bench:
                 self._put_back()
         return outcome.model_copy(update={"leaked": leaked})
 
-    def trace(self, plan: Plan) -> Trace:
+    def _run(self, probe: Probe) -> Outcome:
+        try:
+            with shapes_of_a_training(vary=self._source.varies):
+                return self._watch.allowed(probe.run, SHARES[probe.purpose])
+        except Overdue as error:
+            return Outcome(status=Status.TIMED_OUT, reason=str(error))
+
+    def trace(self, plan: Plan, limit_s: float = math.inf) -> Trace:
         """Returns the allocations of the plan's training steps, without running them.
 
+        Args:
+            plan: what to trace.
+            limit_s: seconds after which it is given up, where `isolation.LIMIT_S` or the time budget is not sooner.
+
         Raises:
-            Untraceable: something in the step cannot run without data.
+            Untraceable: something in the step cannot run without data, or it took too long.
             SpaceError: the plan cannot be applied to this workload.
         """
         self._beat("trace")
-        with self._users_code():
-            batch = batch_to_trace(self._source, plan)
+        limit_s = min(limit_s, isolation.LIMIT_S, self._watch.clock.patience_s(TRACE_SHARE) / 2)
 
-        def work() -> Trace:
-            return tracing.trace(
-                self.workload, self._loss, plan, batch, self.device.torch_device, limit_s=isolation.LIMIT_S
-            )
+        def traced() -> Trace:
+            with self._users_code():
+                batch = batch_to_trace(self._source, plan)
 
-        return isolation.isolated(work, self.workload, self.device.is_host)
+            def work() -> Trace:
+                return tracing.trace(self.workload, self._loss, plan, batch, self.device.torch_device, limit_s=limit_s)
+
+            return isolation.isolated(work, self.workload, self.device.is_host, limit_s)
+
+        return self._in_time(traced)
+
+    def _in_time(self, work: Callable[[], Trace]) -> Trace:
+        try:
+            return self._watch.allowed(work, TRACE_SHARE)
+        except Overdue as error:
+            raise Untraceable(str(error), "in tracing it") from None
 
     def record(self, plan: Plan) -> Trace:
         """Runs a few steps of `plan` and returns the allocations that they made; everything is put back afterwards.
@@ -169,7 +215,7 @@ class Bench:
         poisoned = False
         try:
             self._make_ready()
-            return ShortRun(
+            short = ShortRun(
                 plan=plan,
                 build=self._build,
                 source=self._source,
@@ -177,7 +223,8 @@ class Bench:
                 budget_bytes=self.briefing.budget.memory_bytes,
                 enforce=self._options.enforce,
                 beat=self._beat,
-            ).run()
+            )
+            return self._in_time(short.run)
         except DevicePoisoned:
             poisoned = True
             raise

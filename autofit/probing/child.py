@@ -1,6 +1,7 @@
 """Child: one worker process, asked over its own pipes, with two clocks and a kill that leaves nothing behind."""
 
 import json
+import math
 import os
 import selectors
 import signal
@@ -10,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
@@ -17,9 +19,12 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.units import format_duration
 from autofit.probing.evidence import Evidence
 from autofit.probing.failures import classify
+from autofit.probing.output import KEPT_BYTES, OutputLog, last_exception
 
-_LOG_BYTES = 2**16
+_KEEPER = Path(__file__).with_name("keeper.py")
 _LINE_BYTES = 16 * 2**20
+_LOOK_S = 0.1
+"""So often it is seen whether the process still lives: a helper of its own may hold its pipe open after its death."""
 _GROUP_S = 1.0  # for processes that were killed to be gone
 
 
@@ -51,19 +56,27 @@ class ChildEnded(Exception):
 
 
 class Child:
-    """One worker process in a session of its own, with its two pipes and its captured output.
+    """One worker process under a keeper (keeper.py), in a session of its own, with its two pipes and what it prints.
 
-    Not thread-safe. `kill` leaves no process of its group behind.
+    Not thread-safe. `kill` leaves no process behind: the keeper ends all that the worker started, also when this
+    process dies first.
+
+    Args:
+        deadlines: how long to wait for it.
+        environment: variables beside those of this process.
+        log: where what it prints is kept.
     """
 
-    def __init__(self, deadlines: Deadlines, environment: Mapping[str, str]) -> None:
+    def __init__(self, deadlines: Deadlines, environment: Mapping[str, str], log: OutputLog) -> None:
         self.deadlines = deadlines
         self._stepped = self._ended = False
-        self._buffer = self._log = b""
-        requests_read, requests_write = os.pipe()
-        replies_read, replies_write = os.pipe()
-        command = [sys.executable, "-m", "autofit.probing.worker"]
-        command += ["--read", str(requests_read), "--write", str(replies_write)]
+        self._phase = ""
+        self._buffer = self._tail = b""
+        self._log = log
+        (life_read, self._life), (requests_read, self._out), (self._in, replies_write) = (os.pipe() for _ in range(3))
+        theirs = {"--life": life_read, "--read": requests_read, "--write": replies_write}
+        # -P: a file in the working directory must not stand in for a module of the standard library.
+        command = [sys.executable, "-P", str(_KEEPER), *(str(part) for pair in theirs.items() for part in pair)]
         try:
             self.process = subprocess.Popen(
                 command,
@@ -71,34 +84,47 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **environment, "PYTHONUNBUFFERED": "1"},
-                pass_fds=(requests_read, replies_write),
+                pass_fds=tuple(theirs.values()),
                 start_new_session=True,
             )
         except BaseException:
-            os.close(requests_write)
-            os.close(replies_read)
+            for descriptor in (self._life, self._out, self._in):
+                os.close(descriptor)
             raise
         finally:
-            os.close(requests_read)
-            os.close(replies_write)
-        self._out, self._in = requests_write, replies_read
+            for descriptor in theirs.values():
+                os.close(descriptor)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._in, selectors.EVENT_READ)
         self._drain = threading.Thread(target=self._keep_log, name="autofit-worker-log", daemon=True)
         self._drain.start()
 
-    def ask(self, request: dict[str, Any], beat: Callable[[str], None] = lambda phase: None) -> dict[str, Any]:
+    def ask(
+        self,
+        request: dict[str, Any],
+        beat: Callable[[str], None] = lambda phase: None,
+        patience_s: float = math.inf,
+    ) -> dict[str, Any]:
         """Sends a request and returns the reply to it, passing signs of life on to `beat`.
+
+        Args:
+            request: what to do.
+            beat: called with each phase that the child enters.
+            patience_s: what the time budget leaves for this request; the deadlines hold beside it.
 
         Raises:
             ChildEnded: the child died, hung or sent what is no reply; it is gone when this is raised.
         """
+        self._phase = ""
         try:
             os.write(self._out, (json.dumps(request) + "\n").encode())
         except BrokenPipeError:
             raise ChildEnded(self._died()) from None
         last = monotonic()
-        end, too_long = last + self.deadlines.total_s, f"not done in {format_duration(self.deadlines.total_s)}"
+        end = last + min(self.deadlines.total_s, patience_s)
+        too_long = f"not done in {format_duration(min(self.deadlines.total_s, patience_s))}"
+        if patience_s < self.deadlines.total_s:
+            too_long += ", the most that the time budget leaves for it"
         while True:
             silence = self.deadlines.progress_s if self._stepped else self.deadlines.first_s
             until, why = min((last + silence, f"no sign of life for {format_duration(silence)}"), (end, too_long))
@@ -111,38 +137,52 @@ class Child:
                 return reply
             if last >= end:
                 raise ChildEnded(self._hung(too_long))
-            self._stepped = self._stepped or reply.get("phase") == "step"
-            beat(str(reply.get("phase", "")))
+            self._phase = str(reply.get("phase", ""))
+            self._stepped = self._stepped or self._phase == "step"
+            beat(self._phase)
 
     def kill(self) -> None:
-        """Ends the whole process group: a polite signal, a grace, then the last one; reaps the child."""
+        """Ends the child and all that it started: a polite signal, a grace, then the last one; reaps it.
+
+        A second Ctrl-C ends the grace, and nothing else.
+        """
         if self._ended:
             return
-        for sign, patience in ((signal.SIGTERM, self.deadlines.grace_s), (signal.SIGKILL, self.deadlines.exit_s)):
-            try:
-                os.killpg(self.process.pid, sign)
-            except (ProcessLookupError, PermissionError):  # the latter is how macOS says that all are gone
-                break
-            try:
-                self.process.wait(patience)
-            except subprocess.TimeoutExpired:
-                continue
-        self.close()
+        try:
+            with suppress(ProcessLookupError, PermissionError):  # the latter is how macOS says that all are gone
+                os.killpg(self.process.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(self.deadlines.grace_s)
+        finally:
+            self._finish()
 
     def close(self) -> None:
-        """Releases the pipes and reaps a child that has ended; kills what its group left behind."""
+        """Releases a child that ends by itself; one that does not in its grace is ended, as is all that it started."""
+        if self._ended:
+            return
+        try:
+            with suppress(subprocess.TimeoutExpired):  # a thread of the user's may never end
+                self.process.wait(self.deadlines.grace_s)
+        finally:
+            self._finish()
+
+    def _finish(self) -> None:
+        """Has the keeper kill what is left, waits for it, and releases the pipes."""
         if self._ended:  # its number may be another process's by now
             return
         self._ended = True
-        with suppress(subprocess.TimeoutExpired):  # in uninterruptible sleep: the kernel reaps it when it can
-            self.process.wait(self.deadlines.exit_s)
-        self._end_group()
-        self._selector.close()
-        os.close(self._in)
-        os.close(self._out)
-        self._drain.join(1.0)
-        if not self._drain.is_alive() and self.process.stdout is not None:
-            self.process.stdout.close()
+        os.close(self._life)  # from here on the keeper does it, whatever becomes of this process
+        try:
+            with suppress(subprocess.TimeoutExpired):  # in uninterruptible sleep: the kernel reaps it when it can
+                self.process.wait(self.deadlines.exit_s)
+        finally:
+            self._end_group()
+            self._selector.close()
+            os.close(self._in)
+            os.close(self._out)
+            self._drain.join(1.0)
+            if not self._drain.is_alive() and self.process.stdout is not None:
+                self.process.stdout.close()
 
     def _end_group(self) -> None:
         """Kills what the child started and waits until it is gone, or is left as a zombie that nobody reaps."""
@@ -154,13 +194,13 @@ class Child:
 
     @property
     def ended(self) -> bool:
-        """Whether the process is gone, and cannot be asked any more."""
-        return self._ended
+        """Whether the process is gone, and cannot be asked any more; it may have died since it was last asked."""
+        return self._ended or self.process.poll() is not None
 
     @property
     def log(self) -> str:
-        """The last of what the child printed."""
-        return self._log.decode(errors="replace")
+        """The last of what the child printed: for its owner, and nobody else."""
+        return self._tail.decode(errors="replace")
 
     def _line(self, until: float) -> bytes | None:
         """Returns the next line, or None when none came until then.
@@ -170,8 +210,14 @@ class Child:
         while b"\n" not in self._buffer:
             if len(self._buffer) > _LINE_BYTES:
                 return self._buffer
-            in_time = self._selector.select(max(until - monotonic(), 0))
+            dead = self.process.poll() is not None  # before the look at the pipe: what it said last comes first
+            wait_s = 0.0 if dead else min(max(until - monotonic(), 0.0), _LOOK_S)
+            in_time = self._selector.select(wait_s)
             if not in_time and not self._selector.select(0):  # a stop during the first wait ends it without a look
+                if dead:
+                    raise ChildEnded(self._died())
+                if monotonic() < until:
+                    continue
                 return None
             chunk = os.read(self._in, 65536)
             if not chunk:
@@ -199,15 +245,23 @@ class Child:
         self.kill()
         signal_number = -code if code is not None and code < 0 else None
         verdict = classify(Evidence(chain=(), exit_signal=signal_number, exit_code=code))
-        return Outcome(status=verdict.status, reason=verdict.reason, traceback_text=self.log[-4000:])
+        said = last_exception(self.log)
+        return Outcome(
+            status=verdict.status, reason=self._told(verdict.reason, f"its last line was {said!r}" if said else "")
+        )
 
     def _hung(self, why: str) -> Outcome:
         self.kill()
-        reason = f"{why}; its process was killed"
-        return Outcome(status=Status.TIMED_OUT, reason=reason, traceback_text=self.log[-4000:])
+        doing = f" (it was in {self._phase!r})" if self._phase else ""
+        return Outcome(status=Status.TIMED_OUT, reason=self._told(f"{why}{doing}; its process was killed"))
+
+    def _told(self, *parts: str) -> str:
+        """Returns a reason with the place of what the child printed; the child is gone, so that all of it is there."""
+        return "; ".join(part for part in (*parts, self._log.told() if self._tail else "") if part)
 
     def _keep_log(self) -> None:
         output = self.process.stdout
         assert output is not None, "stdout is a pipe"
-        while chunk := os.read(output.fileno(), _LOG_BYTES):
-            self._log = (self._log + chunk)[-_LOG_BYTES:]
+        while chunk := os.read(output.fileno(), KEPT_BYTES):
+            self._tail = (self._tail + chunk)[-KEPT_BYTES:]
+            self._log.write(chunk, self._tail)

@@ -11,6 +11,8 @@ from inspect import currentframe
 from types import FrameType, TracebackType
 from typing import Any
 
+from autofit.core.redaction import redacted
+
 TEXT_LIMIT = 4000  # characters of one exception's text; the end is kept too, wrappers put the cause there
 _TRACEBACK_LIMIT = 16000
 _CHAIN_LIMIT = 64
@@ -158,7 +160,7 @@ def _qualified(cls: type) -> str:
 
 def _message(error: BaseException) -> str:
     try:
-        return plain(str(error), TEXT_LIMIT)
+        return redacted(plain(str(error), TEXT_LIMIT))
     except BaseException as broken:  # noqa: BLE001 user code: an unprintable error must not hide the failure
         return f"<no text: its __str__ raised {type(broken).__name__}>"
 
@@ -171,7 +173,7 @@ def _traceback_block(error: BaseException, link: ErrorLink) -> str:
     user = user or [each for each in frames if not _inside(each[0], ("autofit",))]
     if not frames:
         return ""
-    lines = "".join(traceback.StackSummary.extract(user).format())
+    lines = redacted("".join(traceback.StackSummary.extract(user).format()))
     return f"Traceback (most recent call last):\n{lines}{link.type_name}: {link.text}\n"
 
 

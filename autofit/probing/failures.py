@@ -41,6 +41,7 @@ _ADVICE = {
 }
 _TYPES = {
     "KeyboardInterrupt": Status.INTERRUPTED,
+    "autofit.probing.watchdog.Overdue": Status.TIMED_OUT,
     "torch.OutOfMemoryError": Status.OUT_OF_MEMORY,
     "torch.cuda.OutOfMemoryError": Status.OUT_OF_MEMORY,
     "cupy.cuda.memory.OutOfMemoryError": Status.OUT_OF_MEMORY,

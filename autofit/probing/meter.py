@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -17,6 +18,8 @@ SETTLED_RATIO = 0.10
 that steps are no measure of each other, when each has run once."""
 PHASE_STEPS = 3
 """Steps of their own by which phases are timed, or those of a cycle."""
+MOST_COMPILED = 256
+"""Of each plan torch.compile keeps what it made: more plans than this are not tried."""
 MOST_SKIPPED = 20
 """A gradient scaler that starts at 2**16 and halves its scale at each overflow is below 1 after 17 steps: when it still
 skips then, scaling is not what is wrong."""
@@ -105,6 +108,20 @@ def start_cold() -> None:
     dynamo = sys.modules.get("torch._dynamo.utils")  # looked up, since both this import and a reset may take seconds
     if dynamo is not None and dynamo.counters.get("frames"):
         torch.compiler.reset()
+
+
+def shapes_of_a_training(vary: bool) -> AbstractContextManager[object]:
+    """Returns a context in which torch.compile treats each plan's batch as a training does, which has one size only.
+
+    Otherwise the second size gets kernels for any size, and from the ninth on a model may run uncompiled without a
+    word: plans that were run later would look slower. Where shapes vary within a training too, that is left as it is.
+    """
+    config = sys.modules.get("torch._dynamo.config")  # nobody has compiled anything where it is not loaded
+    if vary or config is None:
+        return nullcontext()
+    settings = {"automatic_dynamic_shapes": False, "recompile_limit": MOST_COMPILED}
+    patched: AbstractContextManager[object] = config.patch(settings)
+    return patched
 
 
 def run_step(step: TrainStep, batch: StepBatch, device: Device) -> Ran:

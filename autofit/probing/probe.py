@@ -5,11 +5,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from statistics import median
 from time import perf_counter
 
 import torch
 
-from autofit.core.errors import SpaceError
+from autofit.core.errors import ClockError, SpaceError
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
@@ -89,7 +90,7 @@ class Probe:
         evidence: Evidence
         try:
             return self._run()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, ClockError):
             raise
         except SpaceError as error:
             return Outcome(status=Status.REJECTED, reason=str(error), phase=self._phase)
@@ -283,6 +284,7 @@ class Probe:
     def _judge(self, lap: Lap, peak: "_Peak | None", typical: Typical, events: Counters) -> Outcome:
         if not lap.steps_s:
             return _overflows(lap.skipped)
+        check_times(lap.steps_s)
         if lap.loss is not None and not math.isfinite(lap.loss):
             return Outcome(status=Status.NUMERIC, reason=_ruined(lap, peak))
         measurement = self._measurement(lap, peak, typical)
@@ -381,6 +383,19 @@ def _observed(step: TrainStep, react: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         step.observe = None
+
+
+def check_times(steps_s: Sequence[float]) -> None:
+    """Raises when these are no times of steps.
+
+    Raises:
+        ClockError: the clock stood still, or gave no number.
+    """
+    if not all(map(math.isfinite, steps_s)) or median(steps_s) <= 0:
+        raise ClockError(
+            f"the clock is broken: steps took {', '.join(f'{s:g}' for s in steps_s[:3])} s; expected more than 0. "
+            "Something has replaced time.perf_counter (a mock, freezegun) or it is faulty: tune without it."
+        )
 
 
 def _plus(memory: Memory, held: int) -> Memory:

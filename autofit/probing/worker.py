@@ -1,4 +1,4 @@
-"""The child process that probes: `python -m autofit.probing.worker --read FD --write FD`.
+"""The worker: the process that probes, started by keeper.py.
 
 It alone imports the user's code. Requests come in and replies go out as one JSON object a line over two descriptors of
 their own, so that whatever the user's code prints cannot disturb them. Nothing is unpickled on either side.
@@ -11,16 +11,15 @@ uses that device. Opened with a `"stand_in"`, it only traces, for the device des
 records.
 """
 
-import argparse
-import ctypes
 import json
 import os
 import signal
-import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, TextIO
 
 from pydantic import ValidationError
@@ -29,15 +28,17 @@ from autofit import devices
 from autofit.core.briefing import Briefing, Options
 from autofit.core.catalogue import StandIn
 from autofit.core.errors import AutofitError, SpaceError, Untraceable, UserCodeError, WorkloadError
+from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.redaction import redacted
 from autofit.core.trace import Trace
 from autofit.core.trial import Purpose
 from autofit.probing.bench import Bench
+from autofit.probing.evidence import collect, scrub
 from autofit.probing.standin_bench import StandInBench
 from autofit.workloads import factory
 from autofit.workloads.workload import Workload
 
-_PR_SET_PDEATHSIG = 1
 _OF_THE_CALLER = ("time_budget", "study", "searcher", "objective", "planned_steps", "progress")
 """Arguments of `autofit.tune` that this process has no use for."""
 
@@ -55,8 +56,6 @@ class Worker:
             request = json.loads(line)
             try:
                 done = self._answer(request)
-            except KeyboardInterrupt:
-                return
             except AutofitError as error:
                 self._say("error", **describe_error(error))
                 return
@@ -65,14 +64,16 @@ class Worker:
 
     def _answer(self, request: dict[str, Any]) -> bool:
         if request["do"] == "open":
-            self._open(request)
+            with _leaving("while it was looked at"):
+                self._open(request)
         elif request["do"] == "evaluate":
             assert isinstance(self._bench, Bench), "open comes first, and not with a stand-in"
-            outcome = self._bench.evaluate(Plan.model_validate(request["plan"]), Purpose(request["purpose"]))
+            outcome = self._evaluated(self._bench, Plan.model_validate(request["plan"]), Purpose(request["purpose"]))
             self._say("outcome", outcome=outcome.model_dump(mode="json"))
         elif request["do"] == "trace":
             assert self._bench is not None, "open comes first"
-            self._trace(self._bench.trace, Plan.model_validate(request["plan"]))
+            limit = {} if request.get("limit_s") is None else {"limit_s": request["limit_s"]}
+            self._trace(partial(self._bench.trace, **limit), Plan.model_validate(request["plan"]))
         elif request["do"] == "record":
             assert self._bench is not None, "open comes first"
             self._trace(self._bench.record, Plan.model_validate(request["plan"]))
@@ -86,10 +87,21 @@ class Worker:
             return True
         return False
 
+    def _evaluated(self, bench: Bench, plan: Plan, purpose: Purpose) -> Outcome:
+        try:
+            with _leaving(f"with {plan}"):
+                return bench.evaluate(plan, purpose)
+        except UserCodeError as error:
+            return Outcome(status=Status.USER_ERROR, reason=str(error), traceback_text=error.traceback_text)
+
     def _trace(self, tracer: Callable[[Plan], Trace], plan: Plan) -> None:
         """Replies with the trace of a plan, or with why there is none: no end of this process."""
         try:
-            self._say("trace", trace=tracer(plan).model_dump(mode="json"))
+            with _leaving("while it was traced"):
+                trace = tracer(plan)
+            self._say("trace", trace=trace.model_dump(mode="json"))
+        except UserCodeError as error:
+            self._say("trace", reason=str(error), where="in your code")
         except Untraceable as error:
             self._say("trace", reason=error.reason, where=error.where)
         except SpaceError as error:
@@ -104,8 +116,9 @@ class Worker:
         options = options_of(arguments, request["options"])
         described = request.get("stand_in")
         if described is None:
-            wanted = request["device"] or arguments.get("device")
-            briefing = self._open_bench(workload, wanted, options, bool(request.get("claims")))
+            wanted, claims = request["device"] or arguments.get("device"), bool(request.get("claims"))
+            known = None if request.get("known") is None else Briefing.model_validate(request["known"])
+            briefing = self._open_bench(workload, wanted, options, claims, known)
         else:
             self._bench = StandInBench.of(workload, options, StandIn.model_validate(described), self._beat)
             briefing = self._bench.briefing
@@ -115,15 +128,17 @@ class Worker:
             briefing = briefing.model_copy(update={"caveats": (*briefing.caveats, note)})
         self._say("briefing", briefing=briefing.model_dump(mode="json"))
 
-    def _open_bench(self, workload: Workload, device_name: str | None, options: Options, claims: bool) -> Briefing:
+    def _open_bench(
+        self, workload: Workload, device_name: str | None, options: Options, claims: bool, known: Briefing | None
+    ) -> Briefing:
         device = devices.choose(device_name)
         if claims:
             self._say("device", key=device.lock_key, name=f"{device.name()} ({device.type})")
             if not self._requests.readline():  # the parent waits until nobody else uses it
-                raise KeyboardInterrupt
+                raise BrokenPipeError
         if not device.is_host:  # the parent cannot know; only a host's limit needs a process of its own
             options = options.model_copy(update={"enforce": True})
-        self._bench = bench = Bench(workload, device, options, self._beat)
+        self._bench = bench = Bench(workload, device, options, self._beat, known=known)
         bench.__enter__()
         return bench.briefing
 
@@ -133,6 +148,21 @@ class Worker:
     def _say(self, kind: str, **content: object) -> None:
         self._replies.write(json.dumps({"kind": kind, **content}) + "\n")
         self._replies.flush()
+
+
+@contextmanager
+def _leaving(when: str) -> Iterator[None]:
+    """Shows a KeyboardInterrupt or SystemExit of the user's code, which would end this process, as an error of theirs.
+
+    Raises:
+        UserCodeError: one was raised.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as error:
+        told, evidence = f"your code raised {type(error).__name__} {when}", collect(error)
+        scrub(error)
+        raise UserCodeError(told, evidence.traceback_text) from None
 
 
 def workload_of(arguments: dict[str, Any], overrides: dict[str, Any]) -> Workload:
@@ -178,26 +208,15 @@ def describe_error(error: AutofitError) -> dict[str, str]:
     }
 
 
-def die_with_parent() -> None:
-    """Asks the kernel to kill this process when its parent dies (Linux; elsewhere the closed pipe ends it)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def main() -> None:
-    """Opens the two descriptors and serves."""
-    parser = argparse.ArgumentParser(prog="autofit.probing.worker", description=__doc__)
-    parser.add_argument("--read", type=int, required=True, help="descriptor to read requests from")
-    parser.add_argument("--write", type=int, required=True, help="descriptor to write replies to")
-    arguments = parser.parse_args()
-    die_with_parent()
-    os.set_inheritable(arguments.read, False)
-    os.set_inheritable(arguments.write, False)
-    with (
-        os.fdopen(arguments.read, encoding="utf-8") as requests,
-        os.fdopen(arguments.write, "w", encoding="utf-8") as out,
-    ):
-        worker = Worker(requests, out)
+def serve(read: int, write: int) -> None:
+    """Serves the requests that come in over one descriptor, and replies over another."""
+    # A Ctrl-C is for the parent. One that comes here all the same ends this process by its signal; what is raised as a
+    # KeyboardInterrupt is then the user's code's own doing.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.set_inheritable(read, False)
+    os.set_inheritable(write, False)
+    with os.fdopen(read, encoding="utf-8") as requests, os.fdopen(write, "w", encoding="utf-8") as replies:
+        worker = Worker(requests, replies)
         _guarded(worker.serve, worker)
 
 
@@ -205,12 +224,9 @@ def _guarded(serve: Callable[[], None], worker: Worker) -> None:
     """Serves; what is raised outside the user's code is an error of autofit's own, and the parent is told so."""
     try:
         serve()
-    except (BrokenPipeError, KeyboardInterrupt):
+    except BrokenPipeError:
         return
     except BaseException:
-        worker._say("error", type="AutofitError", message=f"the probing process failed.\n{traceback.format_exc()}")
+        trace = redacted(traceback.format_exc())
+        worker._say("error", type="AutofitError", message=f"the probing process failed.\n{trace}")
         raise
-
-
-if __name__ == "__main__":
-    main()

@@ -161,9 +161,9 @@ class Loop:
             raise for_good(outcome.reason)
 
     def time_left_s(self) -> float:
-        """Returns the seconds left of the time budget; infinity without one."""
+        """Returns the seconds left of the time budget, but for what closing takes; infinity without one."""
         limit = self.tuning.budget.time_s
-        return float("inf") if limit is None else limit - self.tuning.clock.elapsed_s
+        return float("inf") if limit is None else limit - self.tuning.closing_s - self.tuning.clock.elapsed_s
 
     def probe_s(self) -> float:
         """Returns the seconds that a probe takes, from those that ran; 0 before the first."""

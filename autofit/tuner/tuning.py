@@ -62,6 +62,7 @@ class Tuning:
         seed: makes the search repeatable.
         cautious: never run a plan whose estimated value is above the budget (where exceeding it harms the machine);
             half as much again is allowed to an estimate that is loose, see `autofit.tuner.loop`.
+        closing_s: what a proof takes before it begins, beside the probe that it is: kept of the time budget.
         isolated: whether `evaluate` starts a fresh process after a poisoned one, so that one such trial is survived.
     """
 
@@ -77,6 +78,7 @@ class Tuning:
     seed: int = 0
     cautious: bool = False
     isolated: bool = False
+    closing_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

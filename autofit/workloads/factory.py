@@ -6,6 +6,7 @@ This executes the user's file. It happens only in the process that probes.
 import importlib
 import importlib.util
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from typing import Any
 from torch import nn
 
 from autofit.core.errors import UsageError, UserCodeError, WorkloadError
+from autofit.core.redaction import redacted
 from autofit.workloads.workload import Workload
 
 DEFAULT_NAME = "make_workload"
@@ -75,8 +77,7 @@ def _split(target: str) -> tuple[str, str]:
 def _load(where: str) -> ModuleType:
     if where.endswith(".py") or "/" in where or "\\" in where:
         return _load_file(Path(where))
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    _look_in(Path.cwd())
     parents = [where.rsplit(".", count)[0] for count in range(where.count(".") + 1)]
     with _users_code(f"importing {where}", absent=parents):
         return importlib.import_module(where)
@@ -88,7 +89,7 @@ def _load_file(path: Path) -> ModuleType:
         near = get_close_matches(path.name, [each.name for each in path.parent.glob("*.py")], n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise UsageError(f"there is no file {path}; expected a Python file, as in train.py:make_workload.{hint}")
-    sys.path.insert(0, str(path.parent))
+    _look_in(path.parent)
     spec = importlib.util.spec_from_file_location(_LOADED, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"{path} cannot be loaded as Python; expected a file that ends in .py.")
@@ -99,12 +100,25 @@ def _load_file(path: Path) -> ModuleType:
     return module
 
 
+def _look_in(folder: Path) -> None:
+    """Lets modules be found in the user's folder: after the standard library, before what is installed.
+
+    A file of theirs that is called `statistics.py` must not stand in for the library's, which others import.
+    """
+    if str(folder) in sys.path or (folder == Path.cwd() and "" in sys.path):
+        return
+    roots = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
+    installed = ("site-packages", "dist-packages")
+    own = [i for i, each in enumerate(sys.path) if each.startswith(roots) and not each.endswith(installed)]
+    sys.path.insert(own[-1] + 1 if own else len(sys.path), str(folder))
+
+
 @contextmanager
 def _users_code(what: str, absent: Sequence[str] = ()) -> Iterator[None]:
     """Shows whatever is raised inside as the user's own error; a missing module of `absent` is a usage error."""
     try:
         yield
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever it is, it is the user's, and theirs to see
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001  # it is the user's, and theirs to see
         if isinstance(error, ModuleNotFoundError) and error.name in absent:
             raise UsageError(
                 f"there is no module {error.name!r} here; expected a module on the import path, "
@@ -114,7 +128,7 @@ def _users_code(what: str, absent: Sequence[str] = ()) -> Iterator[None]:
 
 
 def _line(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+    return redacted("".join(traceback.format_exception_only(error)).strip().splitlines()[-1])
 
 
 def _users_traceback(error: BaseException) -> str:
@@ -123,4 +137,4 @@ def _users_traceback(error: BaseException) -> str:
     own = [i for i, frame in enumerate(frames) if frame.filename != __file__ and "importlib" not in frame.filename]
     shown = frames[own[0] :] if own else []  # none of theirs: their file could not be parsed
     lines = ["Traceback (most recent call last):\n", *traceback.format_list(shown)]
-    return "".join([*lines, *traceback.format_exception_only(error)])
+    return redacted("".join([*lines, *traceback.format_exception_only(error)]))

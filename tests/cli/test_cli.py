@@ -52,7 +52,9 @@ class FakeRemote:
     interrupt_after: int | None
     closed: bool
 
-    def __init__(self, target: Target, claim: Callable[[str, str], None]) -> None:
+    proof_start_s = 0.0
+
+    def __init__(self, target: Target, claim: Callable[[str, str], None], **given: object) -> None:
         kind = type(self)
         kind.target, kind.closed = target, False
         if kind.fails is not None:

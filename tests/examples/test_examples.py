@@ -53,7 +53,7 @@ def a_second_per_run() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Bench, "evaluate", timed)
-        patch.setattr(api, "Clock", lambda: Clock(time))
+        patch.setattr(api, "Clock", lambda limit_s: Clock(time, limit_s))
         yield
 
 

@@ -1,4 +1,4 @@
-"""A worker without torch: it starts in no time and does what a test tells it to."""
+"""A worker without torch, under the real keeper: it starts in no time and does what a test tells it to."""
 
 import os
 import stat
@@ -12,9 +12,11 @@ PYTHON = sys.executable
 _SCRIPT = """\
 #!{python}
 import json, os, signal, subprocess, sys, time
+from autofit.probing import keeper
 environment = dict(os.environ)
-requests = os.fdopen(int(sys.argv[sys.argv.index("--read") + 1]))
-write = int(sys.argv[sys.argv.index("--write") + 1])
+life, read, write = (int(sys.argv[sys.argv.index(name) + 1]) for name in ("--life", "--read", "--write"))
+keeper.keep(life, read, write)
+requests = os.fdopen(read)
 
 def say(kind, **content):
     os.write(write, (json.dumps(dict(kind=kind, **content)) + "\\n").encode())

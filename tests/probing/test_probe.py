@@ -790,6 +790,8 @@ def test_the_limit_is_on_while_steps_run(is_host: bool, monkeypatch: pytest.Monk
 def test_signs_of_life_come_with_every_step() -> None:
     beats: list[str] = []
     with Bench(targets.make_mlp(), CPU(), PLENTY, beats.append) as bench:
+        assert beats == ["survey", "open"]
+        beats.clear()
         outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
     assert outcome.measurement is not None
     steps = len(outcome.measurement.warmup_times_s) + len(outcome.measurement.step_times_s)

@@ -8,6 +8,7 @@ been opened and nothing is computed in the child, as with data loader workers: o
 """
 
 import gc
+import logging
 import os
 import select
 import signal
@@ -19,10 +20,12 @@ from time import monotonic
 
 from autofit.core.errors import SpaceError, Untraceable
 from autofit.core.trace import Trace
+from autofit.probing.keeper import die_with
 
 POSSIBLE = sys.platform == "linux"
 _TRACE, _UNTRACEABLE, _SPACE = b"T", b"U", b"S"
 _PIECE = 2**20
+_LOOK_S = 0.1
 
 
 def traced_apart(work: Callable[[], Trace], limit_s: float) -> Trace:
@@ -32,27 +35,37 @@ def traced_apart(work: Callable[[], Trace], limit_s: float) -> Trace:
         Untraceable: it raised that, or anything unexpected; it took longer than `limit_s`; its process died.
         SpaceError: it raised that.
     """
-    read, write = os.pipe()
+    me, (read, write) = os.getpid(), os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of threads; the child starts none and ends
         child = os.fork()
     if child == 0:
         os.close(read)
-        _answer(work, write)
+        _answer(work, write, me)
     os.close(write)
     try:
-        reply = _read(read, limit_s)
+        reply = _read(read, child, limit_s)
     finally:
+        _end(child)
         os.close(read)
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
     return _understood(reply, limit_s)
 
 
-def _answer(work: Callable[[], Trace], write: int) -> None:
+def _end(child: int) -> None:
+    """Kills a process that traces, with the group that it leads, and reaps it; a second Ctrl-C does not prevent it."""
+    for end in (os.killpg, os.kill):  # it may not have made its group yet
+        with suppress(ProcessLookupError, PermissionError):
+            end(child, signal.SIGKILL)
+    with suppress(ChildProcessError):
+        os.waitpid(child, 0)
+
+
+def _answer(work: Callable[[], Trace], write: int, parent: int) -> None:
     """Does the work and ends this process, without anything that Python does at the end of one."""
     try:
+        die_with(parent)
+        os.setpgid(0, 0)  # a Ctrl-C at the terminal is for the parent, which then ends this group
+        logging.disable(logging.CRITICAL)  # torch logs thirty lines about what a fake tensor cannot do
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         gc.freeze()  # collecting what is the parent's would only copy its pages
         with suppress(BrokenPipeError):
@@ -74,12 +87,21 @@ def _reply(work: Callable[[], Trace]) -> bytes:
         return _UNTRACEABLE + f"{type(error).__name__}: {error}\0in the process that traces".encode()
 
 
-def _read(descriptor: int, limit_s: float) -> bytes | None:
-    """Returns all that comes; None when the time is over."""
+def _read(descriptor: int, child: int, limit_s: float) -> bytes | None:
+    """Returns all that comes until the child ends; None when the time is over.
+
+    The child, and not the pipe, is looked at for that: a process that it started may hold the pipe open.
+    """
     found, deadline = bytearray(), monotonic() + limit_s
     while True:
-        ready, _, _ = select.select([descriptor], [], [], max(deadline - monotonic(), 0))
+        ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        wait_s = 0.0 if ended else min(max(deadline - monotonic(), 0.0), _LOOK_S)
+        ready, _, _ = select.select([descriptor], [], [], wait_s)
         if not ready:
+            if ended:
+                return bytes(found)
+            if monotonic() < deadline:
+                continue
             return None
         piece = os.read(descriptor, _PIECE)
         if not piece:

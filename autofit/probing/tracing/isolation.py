@@ -12,6 +12,7 @@ import logging
 import re
 import types
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -39,29 +40,46 @@ LIMIT_S = 30.0
 """A trace takes 0.2 to 3 s; one that takes longer than this is one of a step that loops over samples, or for ever."""
 
 
-def isolated(work: Callable[[], Trace], workload: Workload, on_host: bool) -> Trace:
+FORKED_RATIO = 1.5
+"""A process that traces is killed after so many times the limit: it may hang where the trace cannot end it."""
+
+
+def isolated(work: Callable[[], Trace], workload: Workload, on_host: bool, limit_s: float = LIMIT_S) -> Trace:
     """Returns what `work`, a trace of `workload`, returns.
 
     Args:
-        work: traces; ends by itself after `LIMIT_S`.
+        work: traces; ends by itself after `limit_s`, unless it hangs.
         workload: the user's objects.
         on_host: whether no device but the host is involved, so that a process may be forked.
+        limit_s: seconds that the trace may take.
 
     Raises:
         Untraceable: as `work`; or the workload holds what a trace could change, or something was left behind.
         SpaceError: as `work`.
     """
     if on_host and apart.POSSIBLE:
-        return apart.traced_apart(work, 2 * LIMIT_S)
+        return apart.traced_apart(work, FORKED_RATIO * limit_s)
     containers = check_self_contained(workload)
     before = [each.copy() for each in containers]
     try:
-        found = work()
+        with _quiet():
+            found = work()
     finally:
         for each, entries in zip(containers, before, strict=True):
             _put_back(each, entries)
     check_nothing_left()
     return found
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps logging quiet: torch logs thirty lines about what a fake tensor cannot do, which is no failure here."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def check_self_contained(workload: Workload) -> list[Any]:
