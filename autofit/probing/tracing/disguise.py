@@ -16,6 +16,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
+from autofit.probing.tracing.chip import Chip
+
 CUDA = torch.device("cuda", 0)
 INSIDE = (f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[2]}/")
 """Code that is told the truth."""
@@ -24,8 +26,8 @@ ASKED = ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "s
 
 
 @contextmanager
-def disguised(stand_in: torch.device) -> Iterator[None]:
-    """Lets tensors on `stand_in` pass for CUDA's while the context is open."""
+def disguised(stand_in: torch.device, chip: Chip) -> Iterator[None]:
+    """Lets tensors on `stand_in` pass for those of a CUDA device that is a `chip` while the context is open."""
     with ExitStack() as undo:
 
         def put(owner: Any, name: str, value: Any) -> None:
@@ -40,6 +42,7 @@ def disguised(stand_in: torch.device) -> Iterator[None]:
         put(autocast, "__init__", _renamed(autocast.__init__, stand_in.type, place=1))
         for name in ASKED:
             put(torch, name, _renamed(getattr(torch, name), stand_in.type, place=0))
+        put(torch.get_device_module("cuda"), "get_device_capability", lambda device=None: chip.capability)
         undo.enter_context(_Meant(stand_in))
         yield
 

@@ -34,7 +34,7 @@ PRODUCTS = frozenset(
     packet.default
     for packet in (
         aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.addbmm, aten.mv, aten.addmv, aten.dot, aten._scaled_mm,
-        aten._trilinear, aten.affine_grid_generator,
+        aten._trilinear, aten.affine_grid_generator, aten._grouped_mm,
     )
 )  # fmt: skip
 """Operators that take a cuBLAS handle, and with it a workspace that stays."""

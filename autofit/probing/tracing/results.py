@@ -62,6 +62,23 @@ def _batch_norm_backward(  # torch's own arguments
     return torch.empty_like(images), torch.empty_like(weight), torch.empty_like(weight)
 
 
+def _grouped_product(left: torch.Tensor, right: torch.Tensor, offsets: Any = None, *others: Any) -> torch.Tensor | None:
+    """CUDA's takes other types than bfloat16 too, by a product for each group; the code for fake tensors does not."""
+    if left.dtype is torch.bfloat16 or offsets is None:
+        return None
+    shape: tuple[int, ...]
+    if right.dim() == 3:
+        shape = (left.shape[-2], right.shape[2])
+    elif left.dim() == 3:
+        shape = (left.shape[1], right.shape[1])
+    else:
+        shape = (offsets.shape[0], left.shape[0], right.shape[1])
+    lanes = 16 // left.element_size()
+    # As `create_grouped_gemm_output_tensor` in GroupedMMUtils.h lays it out.
+    room = left.new_empty(*shape[:-1], -(-shape[-1] // lanes) * lanes)
+    return room[..., : shape[-1]]
+
+
 def broadcast(one: torch.Tensor, other: torch.Tensor) -> torch.Size:
     """Returns the shape of what an operator makes of each pair of elements."""
     found: torch.Size = torch.broadcast_shapes(one.shape, other.shape)  # type: ignore[no-untyped-call]  # torch has none
@@ -142,6 +159,7 @@ CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 DIRECT: dict[Any, Callable[..., Any]] = {
     aten.native_batch_norm.default: _batch_norm,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
+    aten._grouped_mm.default: _grouped_product,
 }
 SHRUNK = {
     aten.mse_loss.default: 2,

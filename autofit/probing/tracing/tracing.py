@@ -88,7 +88,7 @@ def trace(
     run.recorder.users_own = {t.untyped_storage()._cdata for t in _strided(workload)}
     run.recorder.deadline = perf_counter() + limit_s
     padded = has_padding(batch)
-    disguise = disguised(device) if device.type == NAME else nullcontext()
+    disguise = disguised(device, chip or Chip()) if device.type == NAME else nullcontext()
     with _undisturbed(), fake_mode(), as_plain(run.recorder, padded), attending(chip or Chip()), disguise:
         try:
             return run.trace(workload, loss, batch)

@@ -136,7 +136,7 @@ def disguised_as_cuda() -> dict[str, object]:
         FakeTensorMode(),
         Recorder("standin", run, partial(steps_of, Chip())),
         standin.attending(Chip()),
-        disguise.disguised(stand_in),
+        disguise.disguised(stand_in, Chip()),
     ):
         x = torch.empty(2, 4, 32, 64, device=stand_in, requires_grad=True)
         told = user["told"](x)
@@ -160,6 +160,7 @@ def told(x):
             full = (x @ x.transpose(2, 3)).dtype
     made = torch.zeros(3, device=x.device) + torch.zeros(3, device="cuda") + torch.zeros(3).to("cuda") + x.new_zeros(3)
     return {
+        "capability": torch.cuda.get_device_capability(x.device),
         "is_cuda": x.is_cuda, "type": x.device.type, "same": x.to(x.device) is x and x.cuda() is x,
         "low": str(low), "enabled": enabled, "full": str(full), "made": made.device.type,
         "host": [torch.zeros(1).is_cuda, torch.zeros(1).device.type],

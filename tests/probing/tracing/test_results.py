@@ -1,3 +1,4 @@
+import math
 from typing import Any
 
 import pytest
@@ -58,3 +59,27 @@ def test_all_but_the_first_are_released_from_the_front() -> None:
     results: Any = [Result("a"), Result("b"), Result("c")]  # anything with a lifetime
     kept: Any = first(results)
     assert (kept.name, released) == ("a", ["b", "c"])
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "shape"),
+    [
+        ((256, 128), (4, 128, 512), (256, 512)),
+        ((128, 256), (256, 512), (4, 128, 512)),
+        ((4, 128, 64), (64, 256), (128, 256)),
+        ((256, 128), (4, 128, 30), (256, 30)),
+    ],
+)
+def test_a_product_by_groups_in_float32(left: tuple[int, ...], right: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    """B 17: Mixtral of transformers, which could not be traced for "Expected inputs of BF16 type"."""
+    offsets = torch.empty(4, dtype=torch.int32, device="meta")
+    found = known(
+        aten._grouped_mm.default, (torch.empty(left, device="meta"), torch.empty(right, device="meta"), offsets)
+    )
+    assert found.shape == shape
+    rows = math.prod(shape[:-1])
+    assert found.untyped_storage().nbytes() == rows * (-(-shape[-1] // 4) * 4) * 4, (
+        "rows begin at multiples of 16 bytes"
+    )
+    half = torch.empty(left, device="meta", dtype=torch.bfloat16)
+    assert known(aten._grouped_mm.default, (half, half, offsets)) is None

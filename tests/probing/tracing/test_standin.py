@@ -120,6 +120,7 @@ def test_the_users_code_is_told_that_it_is_on_cuda(found: dict[str, Any]) -> Non
     assert (told["is_cuda"], told["type"], told["made"]) == (True, "cuda", "cuda")
     assert told["same"], "bringing a tensor to its own device makes no copy"
     assert (told["low"], told["enabled"], told["full"]) == ("torch.bfloat16", True, "torch.float32")
+    assert told["capability"] == [8, 0]
     assert told["host"] == [False, "cpu"]
     assert told["after"] == ["standin", False]
 
