@@ -201,6 +201,8 @@ def _recommendation(
         "predicted": findings.predicted,
         "baseline": _without_traceback(findings.baseline),
         "gain": findings.gain,
+        "rate_per_s": findings.rate_per_s,
+        "untried": findings.untried,
         "alternatives": findings.alternatives,
         "caveats": tuple(dict.fromkeys([*caveats, *_data_bound(findings)])),
         "refused": briefing.space.refused,
