@@ -230,7 +230,7 @@ def _learning_rate(findings: Findings, briefing: Briefing) -> list[str]:
     return [
         f"the global batch was free and changed from {own} to {new}: the learning rate and the number of steps want "
         "another look (common rules scale the rate with the batch, or with its square root). "
-        "Give global_batch_size to keep it exactly"
+        "Give global_batch_size to keep it exactly, or max_global_batch_size to bound it"
     ]
 
 
