@@ -23,9 +23,8 @@ FLAGS = {
     "": ["--help", "--version", "-h", "COMMAND"],
     "tune": [
         "--arg", "--device", "--force", "--global-batch", "--help", "--json", "--max-global-batch", "--max-grad-norm",
-        "--memory", "--mode",
-        "--numerics", "--objective", "--output", "--planned-steps", "--quiet", "--searcher", "--seed", "--strategies",
-        "--study", "--time", "--trials", "-h", "-o", "-q", "TARGET",
+        "--memory", "--mode", "--numerics", "--objective", "--output", "--planned-steps", "--quiet", "--searcher",
+        "--seed", "--strategies", "--study", "--time", "--trials", "-h", "-o", "-q", "TARGET",
     ],
     "estimate": [
         "--arg", "--device", "--global-batch", "--help", "--json", "--max-grad-norm", "--memory", "--mode",
