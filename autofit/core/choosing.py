@@ -160,11 +160,11 @@ def lighter(ours_bytes: int, theirs_bytes: int) -> bool:
 def _as_good(
     leader: Trial, other: Trial, baseline: Plan, objective: Objective, ratio: Callable[[Trial, Trial], Ratio]
 ) -> bool:
-    """Says whether a plan is as good as the leader: a tie, or with a better batch within the tie margin of it."""
+    """Says whether a plan is as good as the leader: a tie, or with a better batch not worse than a tie may be."""
     ahead = ratio(leader, other)
     better = keeps_batch(other.plan, baseline) or other.plan.global_batch_size < leader.plan.global_batch_size
     changed = not keeps_batch(leader.plan, baseline)
-    within = ahead.expected_gain < math.log1p(objective.tie_ratio)
+    within = ahead.expected_gain < TIE_LOSS * math.log1p(objective.tie_ratio)
     return ties(ahead, objective.tie_ratio) or (changed and better and within)
 
 
