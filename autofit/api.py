@@ -40,6 +40,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
     step_fn: Callable[..., torch.Tensor] | None = None,
     optimizer: OptimizerRecipe = None,
     global_batch_size: int | None = None,
+    max_global_batch_size: int | None = None,
     memory_budget: int | float | str | None = None,
     time_budget: float | str | None = None,
     numerics: Literal["exact", "mixed", "any"] = "mixed",
@@ -72,7 +73,10 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
             error for targets of the output's shape; the choice is named in the caveats.
         step_fn: `step_fn(model, batch) -> scalar tensor`, for everything else.
         optimizer: an optimizer over the model's parameters, or a callable that makes one; None: AdamW.
-        global_batch_size: samples per optimizer step, kept exactly. None leaves the batch free.
+        global_batch_size: samples per optimizer step, kept exactly. None leaves the batch free: the smallest batch is
+            taken of those that are fastest within the tie margin, and yours unless another is faster beyond the noise.
+        max_global_batch_size: samples per optimizer step at most where the batch is free. None: a fiftieth of the data
+            set, so that an epoch keeps 50 steps; your own batch is always possible.
         memory_budget: bytes, "20GiB", or a fraction of the capacity. None: what is available less the headroom.
         time_budget: seconds, or "5min", for the whole search. None: until nothing left can win.
         numerics: "exact" keeps the arithmetic; "mixed" also tries tf32, bf16 and fp16 autocast, each behind a
@@ -118,6 +122,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         step_fn=step_fn,
         optimizer=optimizer,
         global_batch_size=global_batch_size,
+        max_global_batch_size=max_global_batch_size,
         worst_case=worst_case,
         mode=mode,
         max_grad_norm=max_grad_norm,

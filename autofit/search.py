@@ -25,8 +25,9 @@ from autofit.searchers.base import Searcher
 from autofit.study import Study, frames, writing
 from autofit.tuner import Evaluate, Findings, Tuning, run
 
-TRACING_RATIO, TRACING_S = 0.2, 120.0
-"""Share of the time budget, and seconds, that may go into predicting memory."""
+PREPARING_RATIO, TRACING_RATIO, TRACING_S = 0.25, 0.2, 120.0
+"""Shares of the time budget: of all that comes before the first probe, gates included, and of predicting memory; and
+the most seconds for the latter."""
 CLOSING_RATIO = 0.25
 """Share of the time budget, at most, that is kept for the start of a proof."""
 DEFAULT_STUDY = Path(".autofit") / "study.db"
@@ -136,7 +137,7 @@ def _search(
         objective=request.objective,
         memory_bytes=budget.memory_bytes,
     )
-    traced = _traced(opening.tracer, opening.recorder, briefing, budget)
+    traced = _traced(opening.tracer, opening.recorder, briefing, budget, clock.elapsed_s)
     tuning = Tuning(
         space=SearchSpace(briefing.space),
         evaluate=evaluate,
@@ -167,10 +168,22 @@ def _planned(request: Request, briefing: Briefing) -> Objective:
     return request.objective.model_copy(update={"planned_samples": samples})
 
 
-def _traced(tracer: Tracer | None, recorder: Tracer | None, briefing: Briefing, budget: Budget) -> Traced | None:
+def tracing_s(time_s: float | None, spent_s: float) -> float:
+    """Returns the seconds that may go into predicting memory, of a time budget of which some is spent already.
+
+    With nothing left of the share that comes before the first probe, the user's own plan alone is traced.
+    """
+    if time_s is None:
+        return TRACING_S
+    return max(min(PREPARING_RATIO * time_s - spent_s, TRACING_RATIO * time_s, TRACING_S), 0.0)
+
+
+def _traced(
+    tracer: Tracer | None, recorder: Tracer | None, briefing: Briefing, budget: Budget, spent_s: float
+) -> Traced | None:
     if tracer is None or briefing.account is None:
         return None
-    allowance_s = TRACING_S if budget.time_s is None else min(TRACING_RATIO * budget.time_s, TRACING_S)
+    allowance_s = tracing_s(budget.time_s, spent_s)
     with suppress(UsageError):  # allocator options that are newer than this: torch takes them, a prediction cannot
         return Traced(tracer, briefing.account, budget.memory_bytes, allowance_s, recorder)
     return None
@@ -201,6 +214,8 @@ def _recommendation(
         "predicted": findings.predicted,
         "baseline": _without_traceback(findings.baseline),
         "gain": findings.gain,
+        "rate_per_s": findings.rate_per_s,
+        "untried": findings.untried,
         "alternatives": findings.alternatives,
         "caveats": tuple(dict.fromkeys([*caveats, *_data_bound(findings)])),
         "refused": briefing.space.refused,
@@ -228,7 +243,7 @@ def _learning_rate(findings: Findings, briefing: Briefing) -> list[str]:
     return [
         f"the global batch was free and changed from {own} to {new}: the learning rate and the number of steps want "
         "another look (common rules scale the rate with the batch, or with its square root). "
-        "Give global_batch_size to keep it exactly"
+        "Give global_batch_size to keep it exactly, or max_global_batch_size to bound it"
     ]
 
 

@@ -4,8 +4,9 @@
 
 What to look at:
   * No loss is given: float targets of the output's shape mean F.mse_loss, and the choice is named ("note: ...").
-  * No global batch is given, so the batch itself is searched. It grows until larger ones no longer pay or no longer
-    fit, and a note says that the learning rate wants another look. Give `global_batch_size` to keep the batch.
+  * No global batch is given, so the batch itself is searched, here up to 2,048 rows; without `max_global_batch_size`
+    up to a fiftieth of the table. It grows until larger ones no longer pay or no longer fit, and a note says that the
+    learning rate wants another look. Give `global_batch_size` to keep the batch.
   * MEMORY forbids the largest batches. What cannot fit is predicted from what ran, and not run.
 """
 
@@ -51,7 +52,8 @@ def make_workload() -> autofit.Workload:
     torch.manual_seed(0)
     table = make_table()
     model = make_model(columns=table.tensors[0].shape[1])
-    return autofit.Workload(model, DataLoader(table, batch_size=32, shuffle=True))
+    loader = DataLoader(table, batch_size=32, shuffle=True)
+    return autofit.Workload(model, loader, max_global_batch_size=2048)
 
 
 def main() -> None:
@@ -60,6 +62,7 @@ def main() -> None:
     fit = autofit.tune(
         w.model,
         w.loader,
+        max_global_batch_size=w.max_global_batch_size,
         memory_budget=MEMORY,
         time_budget="25s",
         device="cpu",  # to tune for an accelerator leave this out, and move the model there first

@@ -22,9 +22,9 @@ NAMES = [
 FLAGS = {
     "": ["--help", "--version", "-h", "COMMAND"],
     "tune": [
-        "--arg", "--device", "--force", "--global-batch", "--help", "--json", "--max-grad-norm", "--memory", "--mode",
-        "--numerics", "--objective", "--output", "--planned-steps", "--quiet", "--searcher", "--seed", "--strategies",
-        "--study", "--time", "--trials", "-h", "-o", "-q", "TARGET",
+        "--arg", "--device", "--force", "--global-batch", "--help", "--json", "--max-global-batch", "--max-grad-norm",
+        "--memory", "--mode", "--numerics", "--objective", "--output", "--planned-steps", "--quiet", "--searcher",
+        "--seed", "--strategies", "--study", "--time", "--trials", "-h", "-o", "-q", "TARGET",
     ],
     "estimate": [
         "--arg", "--device", "--global-batch", "--help", "--json", "--max-grad-norm", "--memory", "--mode",

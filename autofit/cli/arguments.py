@@ -14,6 +14,12 @@ def tune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", default="autofit.yaml", help="plan file (%(default)s)")
     _force(parser)
     parser.add_argument("--global-batch", type=int, metavar="N", help="samples per optimizer step, kept exactly")
+    parser.add_argument(
+        "--max-global-batch",
+        type=int,
+        metavar="N",
+        help="samples per optimizer step at most where the batch is free (a fiftieth of the data set)",
+    )
     parser.add_argument("--memory", metavar="SIZE", help="memory budget: 20GiB, bytes, or a fraction such as 0.5")
     parser.add_argument("--time", metavar="TIME", help="time budget: 5min, 90s, 1h")
     parser.add_argument("--trials", type=int, metavar="N", help="probes at most")

@@ -45,7 +45,10 @@ def options(given: argparse.Namespace) -> Options:
 
 def overrides(given: argparse.Namespace) -> dict[str, Any]:
     """Returns the fields of the workload that win over what the function gives, where they were asked for."""
-    return {"global_batch_size": given.global_batch, "mode": given.mode, "max_grad_norm": given.max_grad_norm}
+    found = {"global_batch_size": given.global_batch, "mode": given.mode, "max_grad_norm": given.max_grad_norm}
+    if "max_global_batch" in given:  # `estimate` looks at any size
+        found["max_global_batch_size"] = given.max_global_batch
+    return found
 
 
 def names(text: str | None) -> tuple[str, ...] | None:

@@ -98,10 +98,11 @@ class Race:
     """The state of a race.
 
     Attributes:
-        names: who started.
+        names: who started, and who joined later.
         pinned: never leaves, so that everyone has a ratio to it (the user's own setting); None for nobody.
         tie_ratio: relative difference that is not worth separating.
-        logs: log throughput of each block by name, in rounds.
+        logs: log throughput of each block by name, in rounds, from the round in which the name joined.
+        joined: the round in which a name joined; those that are not in it began the race.
         left: why a plan no longer runs, by name.
     """
 
@@ -109,6 +110,7 @@ class Race:
     pinned: str | None = None
     tie_ratio: float = TIE_RATIO
     logs: dict[str, list[float]] = field(init=False)
+    joined: dict[str, int] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
     rounds: int = 0
     _settled: bool = False
@@ -121,6 +123,17 @@ class Race:
         """The names that still run."""
         return [name for name in self.names if name not in self.left]
 
+    @property
+    def ripe(self) -> bool:
+        """Whether each that still runs has run the rounds that a decision needs."""
+        return all(self._ripe(name) for name in self.running)
+
+    def join(self, name: str) -> None:
+        """Lets another plan run from the next round on."""
+        self.names = (*self.names, name)
+        self.logs[name], self.joined[name] = [], self.rounds
+        self._settled = False
+
     def order(self) -> list[str]:
         """Returns who runs in the next round: forward and backward in turn (A B, B A), so that drift cancels."""
         return self.running[::-1] if self.rounds % 2 else self.running
@@ -132,12 +145,14 @@ class Race:
     def leader(self) -> str:
         """Returns the fastest of those that still run, by pairs: what all share in a round tells nothing.
 
+        Who joined a moment ago does not lead yet.
+
         Raises:
             ValueError: fewer than two rounds, or nobody runs.
         """
-        first, *others = self.running
+        first, *others = [name for name in self.running if self._ripe(name)] or self.running
         for name in others:
-            if pair(self.logs[name], self.logs[first]).log_ratio > 0:
+            if pair(*self._common(name, first)).log_ratio > 0:
                 first = name
         return first
 
@@ -149,7 +164,7 @@ class Race:
         if self.rounds < MIN_ROUNDS or len(self.running) < 2:
             return
         leader = self.leader()
-        decided = {name: self._decided(leader, name) for name in self.running if name != leader}
+        decided = {n: self._decided(leader, n) if self._ripe(n) else None for n in self.running if n != leader}
         self._settled = all(reason is not None for reason in decided.values())
         self.left |= {name: why for name, why in decided.items() if why is not None and name != self.pinned}
 
@@ -164,28 +179,63 @@ class Race:
         return self._settled or len(self.running) < 2
 
     def _decided(self, leader: str, name: str) -> str | None:
-        pairing = pair(self.logs[leader], self.logs[name])
+        pairing = pair(*self._common(leader, name))
         if pairing.surely_above:
             return "slower in the race"
-        if self.rounds >= TIE_ROUNDS and pairing.most < math.log1p(2 * self.tie_ratio):
+        if pairing.pairs >= TIE_ROUNDS and pairing.most < math.log1p(2 * self.tie_ratio):
             return "tied in the race"
         return None
 
     def pairing(self, ours: str, theirs: str) -> Pairing | None:
-        """Returns the comparison over the rounds that both ran, or None when they are too few to decide anything."""
-        common = min(len(self.logs.get(ours, ())), len(self.logs.get(theirs, ())))
-        return pair(self.logs[ours], self.logs[theirs]) if common >= MIN_ROUNDS else None
+        """Returns the comparison over the rounds that both ran, or None when they are too few to decide anything.
+
+        Of two that did not run together, since one left before the other joined, it is what an opponent of both says:
+        the one that says it most exactly.
+        """
+        if (direct := self._direct(ours, theirs)) is not None:
+            return direct
+        found = []
+        for opponent in self.names:
+            first, second = self._direct(ours, opponent), self._direct(opponent, theirs)
+            if first is not None and second is not None:
+                log_ratio, error = first.log_ratio + second.log_ratio, math.hypot(first.error, second.error)
+                found.append(Pairing(log_ratio, error, min(first.pairs, second.pairs)))
+        return min(found, key=lambda pairing: pairing.error, default=None)
+
+    def _direct(self, ours: str, theirs: str) -> Pairing | None:
+        common = self._common(ours, theirs)
+        return pair(*common) if len(common[0]) >= MIN_ROUNDS else None
+
+    def _common(self, ours: str, theirs: str) -> tuple[list[float], list[float]]:
+        """Returns the logs of the rounds that both ran."""
+        began = max(self.joined.get(ours, 0), self.joined.get(theirs, 0))
+        first, second = (self.logs.get(name, [])[began - self.joined.get(name, 0) :] for name in (ours, theirs))
+        count = min(len(first), len(second))
+        return first[:count], second[:count]
+
+    def _ripe(self, name: str) -> bool:
+        return len(self.logs[name]) >= MIN_ROUNDS
 
 
-def run_race(race: Race, block: Callable[[str], float | str], enough: Callable[[], bool]) -> None:
+def run_race(
+    race: Race,
+    block: Callable[[str], float | str],
+    enough: Callable[[], bool],
+    joining: Callable[[], Sequence[str]] = tuple,
+) -> None:
     """Runs rounds until the race is over or `enough()` says that time is.
 
     Args:
         race: changed in place.
         block: runs one block of the plan of this name; returns its throughput, or why it failed.
         enough: asked before every round.
+        joining: asked before that: who joins.
     """
-    while not race.over and not enough():
+    while True:
+        for name in joining():
+            race.join(name)
+        if race.over or enough():
+            return
         scores: dict[str, float] = {}
         for name in race.order():
             result = block(name)

@@ -1,7 +1,7 @@
 """Recommendation: the chosen plan with its proof, the baseline, the alternatives and the caveats."""
 
 import math
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -44,6 +44,11 @@ class Ratio(BaseModel):
         """
         return expected_gain(math.log(self.value), math.log(self.high / self.low) / (2 * DEVIATIONS_95))
 
+    def widened(self, times: float) -> Self:
+        """Returns the ratio with an interval so many times as wide, as a logarithm."""
+        low, high = (self.value * (end / self.value) ** times for end in (self.low, self.high))
+        return self.model_copy(update={"low": low, "high": high})
+
     def __str__(self) -> str:
         return f"{self.value:.2f}x ({self.low:.2f} to {self.high:.2f})"
 
@@ -55,6 +60,8 @@ class Candidate(BaseModel):
         plan: the plan.
         outcome: its latest probe.
         gain: throughput over the user's own setting, paired where the two raced.
+        rate_per_s: throughput in the objective's unit, on one scale with all others of this search: as the race has it,
+            and else the probes. None where that is not known.
         note: why it was not chosen, or "".
         on_front: whether no measured plan is as fast with less memory, see `autofit.core.pareto`.
     """
@@ -64,6 +71,7 @@ class Candidate(BaseModel):
     plan: Plan
     outcome: Outcome
     gain: Ratio | None = None
+    rate_per_s: float | None = None
     note: str = ""
     on_front: bool = False
 
@@ -78,8 +86,11 @@ class Recommendation(BaseModel):
         predicted: what was thought of the plan's peak before it first ran; None where nothing was.
         baseline: the user's own setting and what became of it.
         gain: throughput of `plan` over the baseline, or None when the baseline does not run.
+        rate_per_s: of `plan`, as that of a `Candidate`.
         alternatives: other plans that were measured, best first. Those that are `on_front` and `plan` are the Pareto
             front of throughput against memory, and so is the baseline where it says so.
+        untried: why nothing else than the user's own setting could be measured, and what would help, as a sentence
+            without its full stop; "" where something was.
         caveats: what a person should know before using the plan.
         refused: strategies and knob values left out of the search, with the reason.
         budget: the limits that were kept.
@@ -99,7 +110,9 @@ class Recommendation(BaseModel):
     predicted: Estimate | None = None
     baseline: Candidate
     gain: Ratio | None = None
+    rate_per_s: float | None = None
     alternatives: tuple[Candidate, ...] = ()
+    untried: str = ""
     caveats: tuple[str, ...] = ()
     refused: tuple[Refusal, ...] = ()
     budget: Budget

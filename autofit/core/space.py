@@ -11,7 +11,6 @@ from autofit.core.knob import Knob
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 
 LADDER = (1, 2, 4)
-LADDER_STEP = 8
 
 
 class Refusal(BaseModel):
@@ -137,5 +136,14 @@ def divisors(number: int) -> tuple[int, ...]:
 
 
 def ladder(most: int) -> tuple[int, ...]:
-    """Returns 1, 2, 4 and the multiples of 8 up to `most`; `most` itself is not added."""
-    return tuple(s for s in LADDER if s <= most) + tuple(range(LADDER_STEP, most + 1, LADDER_STEP))
+    """Returns the batches up to `most` that a person would choose, ascending; `most` itself is not added.
+
+    These are 1, 2, 4, multiples of 8 up to 64, of 32 up to 256, and from there four to each doubling. Where memory ends
+    between two of them the smaller is at most a fifth below what would fit, and of a batch that large a step costs
+    little beside its samples.
+    """
+    sizes, step = [*LADDER, *range(8, 65, 8), *range(96, 257, 32)], 64
+    while sizes[-1] + step <= most:
+        sizes += [sizes[-1] + step * count for count in range(1, 5)]
+        step *= 2
+    return tuple(size for size in sizes if size <= most)

@@ -1,8 +1,10 @@
 """A Recommendation in words: what was chosen, the gain, the peak, why."""
 
 import textwrap
+from collections.abc import Sequence
 
 from autofit.core.canvas import WIDTH
+from autofit.core.choosing import lighter
 from autofit.core.measurement import Measurement
 from autofit.core.outcome import Outcome
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
@@ -11,8 +13,8 @@ from autofit.core.units import format_bytes, format_duration
 
 _SHOWN, _LIGHTER = 5, 3
 """So many alternatives are shown, and beside them so many that save more memory than they cost speed."""
-_LIGHTER_RATIO = 0.01
-"""A plan that needs less memory by less than this is no lighter: readings of one plan differ by as much."""
+_NEAR_RATIO = 1.25
+"""Of two plans that differ in the micro batch alone, and by less than this, one is shown."""
 
 
 def summarize(recommendation: Recommendation, width: int = WIDTH) -> str:
@@ -39,18 +41,23 @@ def describe_plan(plan: Plan, baseline: Plan) -> str:
     return ", ".join([batch, *others])
 
 
-def describe_outcome(outcome: Outcome, unit: str = "samples") -> str:
-    """Returns throughput and peak of a measured outcome, or why there is none."""
+def describe_outcome(outcome: Outcome, unit: str = "samples", rate_per_s: float | None = None) -> str:
+    """Returns throughput and peak of a measured outcome, or why there is none.
+
+    Args:
+        outcome: what became of a plan.
+        unit: what the throughput counts.
+        rate_per_s: the throughput on the scale of other plans that are shown; None for what the outcome has.
+    """
     if outcome.measurement is None or not outcome.measured:
         return f"{outcome.status.value}: {outcome.reason}"
-    return _speed(outcome.measurement, unit)
+    return _speed(outcome.measurement, unit, rate_per_s)
 
 
-def _speed(measurement: Measurement, unit: str) -> str:
+def _speed(measurement: Measurement, unit: str, rate_per_s: float | None) -> str:
     tokens = measurement.tokens_per_s if unit == "tokens" else None
-    rate = (
-        f"{short_number(measurement.samples_per_s)} samples/s" if tokens is None else f"{short_number(tokens)} tokens/s"
-    )
+    own, counted = (measurement.samples_per_s, "samples") if tokens is None else (tokens, "tokens")
+    rate = f"{short_number(own if rate_per_s is None else rate_per_s)} {counted}/s"
     peak = measurement.memory.judged_bytes
     return f"{rate}, peak {format_bytes(peak)}" if peak else rate
 
@@ -65,9 +72,17 @@ def _headline(recommendation: Recommendation) -> str:
     r = recommendation
     plan = describe_plan(r.plan, r.baseline.plan)
     if r.plan == r.baseline.plan:
-        return f"Keep your own setting: {plan}. Nothing that was tried is faster."
+        return f"Keep your own setting: {plan}. {r.untried or 'Nothing that was tried is faster'}."
     gain = "your own setting does not run here" if r.gain is None else f"{r.gain} of your own setting's throughput"
-    return f"Use {plan}: {gain}."
+    return f"Use {plan}: {gain}{_batch_change(r)}."
+
+
+def _batch_change(recommendation: Recommendation) -> str:
+    """Returns in words how the samples of an optimizer step change."""
+    own, new = (plan.global_batch_size for plan in (recommendation.baseline.plan, recommendation.plan))
+    if own == new:
+        return ""
+    return f"; the batch {'grows' if new > own else 'shrinks'} from {own:,} to {new:,}"
 
 
 def _table(recommendation: Recommendation) -> list[str]:
@@ -75,14 +90,16 @@ def _table(recommendation: Recommendation) -> list[str]:
     r = recommendation
     own, unit = r.baseline.plan, r.objective.unit
     proven = f"proven by {r.proof.worst_steps} whole steps on the worst batch"
-    told = ["", f"plan      {_speed(r.proof, unit)}{_foretold(r)}; {proven}"]
-    told.append(f"yours     {describe_plan(own, own)}: {describe_outcome(r.baseline.outcome, unit)}")
+    told = ["", f"plan      {_speed(r.proof, unit, r.rate_per_s)}{_foretold(r)}; {proven}"]
+    yours = describe_outcome(r.baseline.outcome, unit, r.baseline.rate_per_s)
+    told.append(f"yours     {describe_plan(own, own)}: {yours}")
     told += [_planned(r)] if r.objective.planned_samples is not None else []
-    lighter = [c for c in r.alternatives if c.on_front and _is_worth_it(c, r)][:_LIGHTER]
-    others = [c for c in r.alternatives if c not in lighter]
-    told += [_alternative("also", candidate, own, unit) for candidate in others[:_SHOWN]]
-    told += [_alternative("lighter", candidate, own, unit) for candidate in lighter]
-    more = len(others) - _SHOWN
+    worth = _distinct([c for c in r.alternatives if c.on_front and _is_worth_it(c, r)], [r.plan])[:_LIGHTER]
+    others = [c for c in r.alternatives if c not in worth]
+    shown = _distinct(others, [r.plan, *(c.plan for c in worth)])[:_SHOWN]
+    told += [_alternative("also", candidate, own, unit) for candidate in shown]
+    told += [_alternative("lighter", candidate, own, unit) for candidate in worth]
+    more = len(others) - len(shown)
     return [*told, f"          and {more} more, in the plan file"] if more > 0 else told
 
 
@@ -111,17 +128,31 @@ def _is_worth_it(candidate: Candidate, recommendation: Recommendation) -> bool:
     r, measurement = recommendation, candidate.outcome.measurement
     if measurement is None:
         return False
-    ours, theirs = candidate.gain, r.gain
-    if ours is not None and theirs is not None and ours.pairs and theirs.pairs:  # both ran in the race
-        speed = ours.value / theirs.value
-    else:
-        speed = r.objective.score(measurement) / r.objective.score(r.proof)
-    share = measurement.memory.judged_bytes / max(r.proof.memory.judged_bytes, 1)
-    return share < min(speed, 1.0) and share <= 1 - _LIGHTER_RATIO
+    ours, theirs = candidate.rate_per_s, r.rate_per_s
+    if ours is None or theirs is None:
+        ours, theirs = r.objective.score(measurement), r.objective.score(r.proof)
+    peak, proven = measurement.memory.judged_bytes, r.proof.memory.judged_bytes
+    return lighter(peak, proven) and peak < min(ours / theirs, 1.0) * proven
+
+
+def _distinct(candidates: Sequence[Candidate], shown: Sequence[Plan]) -> list[Candidate]:
+    """Returns the candidates without those that are nearly equal to one before them or to a plan that is shown."""
+    seen, found = list(shown), []
+    for candidate in candidates:
+        if not any(_nearly_equal(candidate.plan, plan) for plan in seen):
+            found.append(candidate)
+            seen.append(candidate.plan)
+    return found
+
+
+def _nearly_equal(one: Plan, other: Plan) -> bool:
+    small, large = sorted((one.micro_batch_size, other.micro_batch_size))
+    return one.combination == other.combination and large < _NEAR_RATIO * small
 
 
 def _alternative(label: str, candidate: Candidate, own: Plan, unit: str) -> str:
-    told = f"{label:10}{describe_plan(candidate.plan, own)}: {describe_outcome(candidate.outcome, unit)}"
+    speed = describe_outcome(candidate.outcome, unit, candidate.rate_per_s)
+    told = f"{label:10}{describe_plan(candidate.plan, own)}: {speed}"
     return f"{told}; {candidate.note}" if candidate.note else told
 
 

@@ -424,6 +424,7 @@ def facts_of(
         micro_batch_size=micro,
         accumulation_steps=steps,
         global_batch_size=total,
+        max_global_batch_size=workload.max_global_batch_size,
         dataset_size=dataset_size,
         resizable=source.resizable,
     )

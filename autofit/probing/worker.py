@@ -39,6 +39,7 @@ from autofit.probing.standin_bench import StandInBench
 from autofit.workloads import factory
 from autofit.workloads.workload import Workload
 
+_GLOBAL_BATCH = frozenset({"global_batch_size", "max_global_batch_size"})
 _OF_THE_CALLER = ("time_budget", "study", "searcher", "objective", "planned_steps", "progress")
 """Arguments of `autofit.tune` that this process has no use for."""
 
@@ -166,10 +167,15 @@ def _leaving(when: str) -> Iterator[None]:
 
 
 def workload_of(arguments: dict[str, Any], overrides: dict[str, Any]) -> Workload:
-    """Returns the workload of a factory's `arguments`; values of `overrides` that are not None win."""
+    """Returns the workload of a factory's `arguments`; values of `overrides` that are not None win.
+
+    One on the global batch takes the place of what the factory says of it, be that a size to keep or the most.
+    """
     names = {field.name for field in fields(Workload)}
-    chosen = {k: v for k, v in arguments.items() if k in names}
-    return Workload(**chosen | {k: v for k, v in overrides.items() if v is not None})
+    asked = {k: v for k, v in overrides.items() if v is not None}
+    replaced = _GLOBAL_BATCH if _GLOBAL_BATCH & asked.keys() else frozenset()
+    chosen = {k: v for k, v in arguments.items() if k in names and k not in replaced}
+    return Workload(**chosen | asked)
 
 
 def options_of(arguments: dict[str, Any], asked: dict[str, Any]) -> Options:

@@ -11,7 +11,7 @@ from autofit.core.plan import Plan
 from autofit.core.racing import clipped
 from autofit.core.table import Entry, Table
 from autofit.core.trial import Purpose
-from autofit.replay.noise import Drift, Runs
+from autofit.replay.noise import Bursts, Drift, Runs
 
 PROOF_STEPS = 5
 """Steps that a proof times at least."""
@@ -44,6 +44,7 @@ class TableBench:
     Args:
         table: has an entry for each plan of its grid.
         seed: decides what is drawn, and at which moment of the recorded drift the search begins.
+        block_ratio: a block costs this share of its plan's probe beside its steps: building the step takes time too.
 
     Attributes:
         time: advanced by what each run costs.
@@ -52,7 +53,7 @@ class TableBench:
         UsageError: the table is not complete: what a search asks next cannot be known.
     """
 
-    def __init__(self, table: Table, seed: int = 0) -> None:
+    def __init__(self, table: Table, seed: int = 0, block_ratio: float = 0.0) -> None:
         if missing := table.missing():
             raise UsageError(
                 f"the table {table.name!r} lacks {len(missing)} of {len(table.plans)} plans, {missing[0]} among them; "
@@ -62,11 +63,18 @@ class TableBench:
         self._entries = {entry.plan.key: entry for entry in table.entries}
         self._drift = Drift(table)
         self._runs: dict[str, Runs] = {}
+        self._held_up_s, self._block_ratio = 0.0, block_ratio
         self.rewind(seed)
 
-    def rewind(self, seed: int) -> None:
-        """Begins anew with another seed, at second 0: cheaper than another bench of the same table."""
+    def rewind(self, seed: int, bursts: Bursts | None = None) -> None:
+        """Begins anew with another seed, at second 0: cheaper than another bench of the same table.
+
+        Args:
+            seed: as of the bench.
+            bursts: slow what runs, beside the recorded noise; None for a machine that nobody else uses.
+        """
         self.time.seconds = 0.0
+        self._bursts = bursts
         self._chance = random.Random(seed)
         self._began_s = self._chance.uniform(0, 2 * self._drift.length_s)
 
@@ -108,14 +116,16 @@ class TableBench:
         if purpose is Purpose.PROOF:
             steps = max(steps, -(-PROOF_STEPS // cycle) * cycle)
         outcome = self._drawn(entry, steps, may_fail=False)
-        self.time.advance(entry.outcome.duration_s)
+        self.time.advance(entry.outcome.duration_s + self._held_up_s)
         return outcome
 
     def _block(self, entry: Entry) -> Outcome:
         steps = max((len(block.step_times_s) for block in entry.blocks), default=0) or PROOF_STEPS - DROPPED_STEPS
         outcome = self._drawn(entry, steps, may_fail=True)
         measurement = outcome.measurement
-        spent = 0.0 if measurement is None else sum(measurement.step_times_s) * (steps + DROPPED_STEPS) / steps
+        spent = self._block_ratio * entry.outcome.duration_s
+        if measurement is not None:
+            spent += sum(measurement.step_times_s) * (steps + DROPPED_STEPS) / steps
         self.time.advance(spent)
         return outcome.model_copy(update={"duration_s": spent})
 
@@ -131,7 +141,9 @@ class TableBench:
         if block.reason:
             return _failure(block.reason)
         now = self._drift(self._drift.moment(self._began_s + self.time.seconds))
-        times = runs.step_times_s(block, steps, now - self._drift(block.at_s), self._chance)
+        alone = runs.step_times_s(block, steps, now - self._drift(block.at_s), self._chance)
+        times = alone if self._bursts is None else self._bursts.slowed(alone, self.time.seconds)
+        self._held_up_s = sum(times) - sum(alone)
         changes = {"step_times_s": times, "tokens_per_step": block.tokens_per_step, "cycle": block.cycle}
         assert entry.outcome.measurement is not None, "only a measured entry is drawn from"
         return entry.outcome.model_copy(update={"measurement": entry.outcome.measurement.model_copy(update=changes)})

@@ -2,9 +2,9 @@
 
 import math
 import random
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean, median
@@ -64,6 +64,43 @@ class Drift:
     def length_s(self) -> float:
         """Seconds from the first block to the last."""
         return self._times_s[-1] - self._times_s[0] if self._times_s else 0.0
+
+
+class Bursts:
+    """A machine that others use from time to time: calm, then slowed by so much for a while, and calm again.
+
+    What runs inside a burst is slowed all alike, so neighbouring blocks of a race mostly share it and separate probes
+    do not. Lengths are exponential and a burst's strength is uniform, all drawn from the seed alone.
+
+    Args:
+        seed: decides when bursts come and how strong they are.
+        calm_s: mean seconds between two of them.
+        burst_s: mean seconds that one lasts.
+        most_log: the strongest slows by the exponential of this.
+    """
+
+    def __init__(self, seed: int, calm_s: float, burst_s: float, most_log: float) -> None:
+        self._chance = random.Random(seed)
+        self._means_s = (calm_s, burst_s)
+        self._most_log = most_log
+        self._ends_s: list[float] = []
+        self._logs: list[float] = []
+
+    def __call__(self, at_s: float) -> float:
+        """Returns the log of how much slower the machine is at a moment of the search, 0 where it is calm."""
+        while not self._ends_s or self._ends_s[-1] <= at_s:
+            before_s, bursts = (self._ends_s[-1] if self._ends_s else 0.0), len(self._ends_s) % 2
+            self._ends_s.append(before_s + self._chance.expovariate(1 / self._means_s[bursts]))
+            self._logs.append(self._chance.uniform(0, self._most_log) if bursts else 0.0)
+        return self._logs[bisect_right(self._ends_s, at_s)]
+
+    def slowed(self, times_s: Sequence[float], began_s: float) -> tuple[float, ...]:
+        """Returns the times of steps that run one after the other from a moment on, each slowed as it begins."""
+        found: list[float] = []
+        for time_s in times_s:
+            found.append(time_s * math.exp(self(began_s)))
+            began_s += found[-1]
+        return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,8 @@ class Facts:
         micro_batch_size: the user's own.
         accumulation_steps: the user's own.
         global_batch_size: samples per step to keep exactly; None when the batch is free.
+        max_global_batch_size: samples per step at most where the batch is free, as the user says; None: a share of the
+            data set.
         dataset_size: samples in the data set; None when unknown.
         resizable: whether batches of other sizes than the user's can be made.
     """
@@ -59,6 +61,7 @@ class Facts:
     micro_batch_size: int
     accumulation_steps: int = 1
     global_batch_size: int | None = None
+    max_global_batch_size: int | None = None
     dataset_size: int | None = None
     resizable: bool = True
 

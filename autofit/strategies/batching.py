@@ -13,6 +13,9 @@ from autofit.workloads.step import Draft
 MOST_TIMES_LARGER = 64
 """A free batch is tried up to this many times the user's own; beyond, the training would be another one."""
 
+FREE_SHARE = 1 / 50
+"""A free batch of a training is at most this share of the data set, so that an epoch keeps 50 steps."""
+
 ABOUT = {
     MICRO_BATCH_SIZE: "samples per forward and backward pass",
     ACCUMULATION_STEPS: "forward and backward passes per optimizer step",
@@ -92,7 +95,22 @@ def _free(facts: Facts) -> tuple[int, ...]:
     most = MOST_TIMES_LARGER * own
     if facts.dataset_size is not None:
         most = min(most, facts.dataset_size)
+    if facts.training:
+        most = min(most, _most_per_step(facts) // facts.accumulation_steps)
     return tuple(sorted({*ladder(most), own}))
+
+
+def _most_per_step(facts: Facts) -> int:
+    """Returns the samples of an optimizer step at most: as the user says, or a share of the data set.
+
+    A batch that is no larger than the user's own is never too large.
+    """
+    own = facts.micro_batch_size * facts.accumulation_steps
+    if facts.max_global_batch_size is not None:
+        return facts.max_global_batch_size
+    if facts.dataset_size is None:
+        return MOST_TIMES_LARGER * own
+    return max(int(facts.dataset_size * FREE_SHARE), own)
 
 
 def _fixed(facts: Facts) -> Refusal:

@@ -3,21 +3,24 @@
 from collections import Counter
 from collections.abc import Set
 
-from autofit.core.choosing import choose, finalists, from_cold, measurement_of, quotient, ranked, ties
+from autofit.core.choosing import choose, finalists, from_cold, keeps_batch, lighter, measurement_of, ranked, ties
 from autofit.core.diagnosis import nothing_measured, nothing_proven
 from autofit.core.measurement import Measurement
+from autofit.core.outcome import Status
 from autofit.core.pareto import Point, front
 from autofit.core.plan import Plan
 from autofit.core.racing import MIN_ROUNDS, Race, run_race
 from autofit.core.recommendation import Candidate, Ratio
 from autofit.core.trial import Purpose, Trial
-from autofit.tuner.loop import Loop, summary
+from autofit.core.units import format_duration
+from autofit.tuner.entrants import Entrants
+from autofit.tuner.loop import PROOF_PROBES, Loop, summary
+from autofit.tuner.standing import Standing
 from autofit.tuner.tuning import Findings
 
+NOT_RUN = (Status.SKIPPED, Status.INTERRUPTED)
 MAX_PROOFS = 5
 """So many plans that ran as probes and fail as proofs say that it is not the plan."""
-PROOF_PROBES = 1.5
-"""A proof is taken to last as long as this many probes."""
 RACE_RATIO, RACE_S = 1.0, 10.0
 """An undecided race ends when it took this share of the search before it, and so many seconds, once the least number of
 rounds is run: where steps are short, a few of them tell little and more cost nothing."""
@@ -39,17 +42,18 @@ class Final:
         self._measured = ranked(self._record.values(), self._objective)
         if not self._measured:
             raise nothing_measured(loop.trials, loop.tuning.budget, loop.stopped, loop.early, loop.predicted)
-        self._finalists = finalists(self._measured, loop.baseline, self._objective)
         self._baseline = self._record[loop.baseline.key]
-        self._race: Race | None = None
+        self._standing = Standing(self._objective, self._measured)
+        self._ratio = self._standing.ratio
+        self._entrants = Entrants(loop, self._measured, self._standing)
+        self._searched_s = loop.tuning.clock.elapsed_s
         self._unproven: dict[str, str] = {}
         self._failed: list[Trial] = []
         self._caveats: list[str] = []
 
     def findings(self) -> Findings:
         """Races, proves, and returns what was found."""
-        if len(self._finalists) > 1:
-            self._run_race()
+        self._race(self._measured)
         winner, proof = self._prove()
         trials = tuple(self._loop.trials)
         self._remarks(winner)
@@ -59,6 +63,8 @@ class Final:
             proof=proof,
             baseline=self._candidate(self._baseline, "", keys),
             gain=self._gain(winner),
+            rate_per_s=self._standing.rate_per_s(winner),
+            untried=self._untried(winner),
             alternatives=tuple(
                 self._candidate(t, self._why_not(t, winner), keys)
                 for t in self._measured
@@ -71,15 +77,24 @@ class Final:
             predicted=self._loop.predicted.get(winner.plan.key),
         )
 
-    def _run_race(self) -> None:
-        plans = {t.plan.key: t.plan for t in self._affordable()}
-        own = self._loop.baseline.key
-        if len(plans) == 1:
-            return  # there is no time for a race
-        race = self._race = Race(tuple(plans), own if own in plans else None, self._objective.tie_ratio)
-        self._loop.say("stage", f"racing {len(plans)} plans in interleaved blocks")
-        searched_s = began = self._tuning.clock.elapsed_s
-        round_s = 0.0
+    def _race(self, left: list[Trial]) -> None:
+        """Races the finalists among these plans, or goes on with the race that was where they did not run in it."""
+        pool, race = finalists(left, self._loop.baseline, self._objective), self._standing.race
+        self._entrants.admit(pool)
+        if race is None:
+            names = tuple(t.plan.key for t in self._entrants.first())
+            if len(names) < 2:
+                return
+            own = self._loop.baseline.key
+            race = self._standing.race = Race(names, own if own in names else None, self._objective.tie_ratio)
+        elif all(t.plan.key in race.names for t in pool):
+            return
+        self._loop.say("stage", f"racing {len(pool)} plans in interleaved blocks")
+        self._run_race(race)
+
+    def _run_race(self, race: Race) -> None:
+        plans = {t.plan.key: t.plan for t in self._measured}
+        began, round_s = self._tuning.clock.elapsed_s, 0.0
 
         def enough() -> bool:
             nonlocal round_s, began
@@ -87,32 +102,40 @@ class Final:
             round_s, began = max(round_s, now - began), now
             if race.rounds:
                 self._loop.say("race", f"round {race.rounds}: {len(race.running)} plans left")
-            long = race.rounds >= MIN_ROUNDS and now - searched_s > max(self._race_ratio(race) * searched_s, RACE_S)
-            return long or self._loop.time_left_s() <= round_s + PROOF_PROBES * self._loop.probe_s()
+            long = race.ripe and now - self._searched_s > max(self._race_ratio(race) * self._searched_s, RACE_S)
+            rest_s = max(MIN_ROUNDS - race.rounds, 1) * round_s  # too few rounds would tell nothing
+            return long or self._loop.time_left_s() <= rest_s + PROOF_PROBES * self._loop.probe_s()
 
-        run_race(race, lambda key: self._block(plans[key]), enough)
-        if not race.decided:
-            rounds = "1 round" if race.rounds == 1 else f"{race.rounds} rounds"
-            close = len(race.running)
-            self._caveats.append(f"the race ended after {rounds}, undecided among {close} plans: they are close")
-        self._tuning.log.note("race", {"rounds": race.rounds, "log_throughput": race.logs, "left": race.left})
+        def block(key: str) -> float | str:
+            before_s = self._tuning.clock.elapsed_s
+            result = self._block(plans[key])
+            self._entrants.ran(self._tuning.clock.elapsed_s - before_s)
+            return result
+
+        run_race(race, block, enough, lambda: [t.plan.key for t in self._entrants.joining()])
+        note = {"rounds": race.rounds, "log_throughput": race.logs, "joined": race.joined, "left": race.left}
+        self._tuning.log.note("race", note)
 
     def _race_ratio(self, race: Race) -> float:
         """Returns how long an undecided race may last, as a share of the search."""
-        sound = [t for t in self._finalists if not self._failed_in_race(t)]
+        sound = self._pool([t for t in self._measured if not self._failed_in_race(t)])
         chosen = choose(sound, self._loop.baseline, self._objective, self._ratio)
         rivals = [t for t in sound if t.plan.key in race.running and t is not chosen]
         loss = max((self._ratio(t, chosen).expected_gain for t in rivals), default=0.0)
         return LONG_RACE_RATIO if loss > RACE_LOSS else RACE_RATIO
 
-    def _affordable(self) -> list[Trial]:
-        """Returns the finalists that the time left lets run enough rounds; the best and the baseline always."""
-        own = [t for t in self._finalists if t is self._baseline]
-        rivals = [t for t in self._finalists if t is not self._baseline]
-        probe_s = self._loop.probe_s()
-        left = self._loop.time_left_s() - PROOF_PROBES * probe_s
-        most = len(rivals) if probe_s == 0 or left == float("inf") else int(left / (MIN_ROUNDS * probe_s)) - len(own)
-        return rivals[: max(most, 1)] + own
+    def _pool(self, left: list[Trial]) -> list[Trial]:
+        """Returns who may be chosen: those of `left` that raced; where there are none, the finalists by their probes.
+
+        What a probe says is of another kind than what a race says, and the race may have contradicted it.
+        """
+        pool = finalists(left, self._loop.baseline, self._objective)
+        raced = [t for t in left if self._standing.raced(t)]
+        if not raced:
+            return pool
+        if all(t is self._baseline for t in raced):  # the proofs of all others that raced failed
+            raced += [t for t in pool if t is not self._baseline and self._ratio(t, self._baseline).low > 1]
+        return raced
 
     def _block(self, plan: Plan) -> float | str:
         outcome = self._loop.evaluate(plan, Purpose.BLOCK)
@@ -135,9 +158,7 @@ class Final:
         """Proves the winner, or the next one, up to `MAX_PROOFS` times."""
         left = [t for t in self._measured if not self._failed_in_race(t)]
         while (left or (left := self._smaller())) and len(self._unproven) < MAX_PROOFS:
-            # Anew each time: with the fastest gone, plans that it kept out of the final may be next.
-            pool = finalists(left, self._loop.baseline, self._objective)
-            chosen = choose(pool, self._loop.baseline, self._objective, self._ratio)
+            chosen = choose(self._pool(left), self._loop.baseline, self._objective, self._ratio)
             self._loop.say("stage", f"proving {chosen.plan}")
             trial = self._loop.attempt(chosen.plan, Purpose.PROOF)
             outcome = trial.outcome
@@ -148,6 +169,7 @@ class Final:
             self._unproven[chosen.plan.key] = f"{outcome.status.value}: {outcome.reason}"
             self._caveats.append(f"{chosen.plan} was to be recommended, but its proof failed ({outcome.reason})")
             left = [t for t in left if t is not chosen]
+            self._race(left)  # with the fastest gone, plans that it kept out of the final may be next
         raise nothing_proven(self._failed, len(self._measured), self._tuning.budget)
 
     def _smaller(self) -> list[Trial]:
@@ -160,21 +182,19 @@ class Final:
         trial = self._loop.consider(plan)
         return [trial] if trial.outcome.measured else []
 
-    def _ratio(self, ours: Trial, theirs: Trial) -> Ratio:
-        """Returns the throughput ratio: from the race, or else from the two probes."""
-        if ours.plan == theirs.plan:
-            return Ratio(value=1.0, low=1.0, high=1.0, pairs=self._race.rounds if self._race else 0)
-        pairing = self._race.pairing(ours.plan.key, theirs.plan.key) if self._race else None
-        if pairing is not None:
-            return pairing.ratio()
-        return quotient(measurement_of(ours), measurement_of(theirs), self._objective)
-
     def _gain(self, trial: Trial) -> Ratio | None:
-        return self._ratio(trial, self._baseline) if self._baseline.outcome.measured else None
+        return self._standing.claim(trial, self._baseline) if self._baseline.outcome.measured else None
 
     def _candidate(self, trial: Trial, note: str, keys: Set[str]) -> Candidate:
         gain = self._gain(trial) if trial.outcome.measured else None
-        return Candidate(plan=trial.plan, outcome=trial.outcome, gain=gain, note=note, on_front=trial.plan.key in keys)
+        return Candidate(
+            plan=trial.plan,
+            outcome=trial.outcome,
+            gain=gain,
+            rate_per_s=self._standing.rate_per_s(trial) if trial.outcome.measured else None,
+            note=note,
+            on_front=trial.plan.key in keys,
+        )
 
     def _front(self, winner: Trial, proof: Measurement) -> Set[str]:
         """Returns the keys of the plans on the Pareto front; a plan that failed after its probe is not among them."""
@@ -185,22 +205,66 @@ class Final:
         return {point.key for point in front([own, *points], self._objective.tie_ratio)}
 
     def _failed_in_race(self, trial: Trial) -> str:
-        reason = self._race.left.get(trial.plan.key, "") if self._race else ""
+        race = self._standing.race
+        reason = race.left.get(trial.plan.key, "") if race is not None else ""
         return reason if reason.startswith("failed") else ""
 
     def _why_not(self, trial: Trial, winner: Trial) -> str:
         failed = self._failed_in_race(trial)
         if failed or trial.plan.key in self._unproven:
             return failed or f"its proof failed ({self._unproven[trial.plan.key]})"
-        ratio = self._ratio(trial, winner)
-        where = f"in {ratio.pairs} paired blocks" if ratio.pairs else "by separate probes"
-        speed = f"{ratio} of the recommended plan's throughput, {where}"
-        if ties(self._ratio(winner, trial), self._objective.tie_ratio):
-            return f"a tie, decided by memory and number of changes: {speed}"
-        return speed
+        ratio, standing = self._standing.claim(trial, winner), self._standing
+        speed = f"{ratio} of the recommended plan's throughput"
+        if ratio.pairs:
+            speed = f"{speed}, in {ratio.pairs} paired blocks"
+        elif standing.decided_by_race:
+            return f"not raced; by its probe {speed}"
+        else:
+            speed = f"{speed}, by separate probes"
+        if keeps_batch(winner.plan, self._baseline.plan) and not keeps_batch(trial.plan, self._baseline.plan):
+            return f"not surely faster, and changes the batch: {speed}" if ratio.value > 1 else speed
+        tied = ties(self._ratio(winner, trial), self._objective.tie_ratio)
+        return f"a tie, decided by {self._decider(trial, winner)}: {speed}" if tied else speed
+
+    def _decider(self, trial: Trial, winner: Trial) -> str:
+        """Returns what decided between two plans that tie, see `autofit.core.choosing.lightest`."""
+        ours, theirs = (measurement_of(t).memory.judged_bytes for t in (winner, trial))
+        if trial.plan.global_batch_size != winner.plan.global_batch_size:
+            return "the batch"
+        return "memory" if lighter(ours, theirs) else "the number of changes"
+
+    def _untried(self, winner: Trial) -> str:
+        """Returns why the user's own setting alone was measured, and what more would need; "" if something else was."""
+        if winner is not self._baseline or len(self._measured) > 1:
+            return ""
+        ran = [t for t in self._loop.trials if t.plan != winner.plan and t.outcome.status not in NOT_RUN]
+        if ran:
+            told = "No other plan" if len(ran) > 1 else f"{ran[0].plan} was tried and"
+            return f"{told} ran: {ran[-1].outcome.status.value}, {ran[-1].outcome.reason}".rstrip(".")
+        if not self._loop.early:
+            return "There was nothing else to try that may fit and be faster"
+        wanted, probe_s = self._loop.wanted, self._loop.probe_s()
+        needed_s = self._searched_s + (2 + 2 * MIN_ROUNDS + PROOF_PROBES) * probe_s
+        next_one = "" if wanted is None else f"; {wanted} was next"
+        return (
+            f"Nothing else was tried: {self._loop.stopped}{next_one}. A probe takes {format_duration(probe_s)} here: "
+            f"give at least {format_duration(needed_s)}"
+        )
+
+    def _remark_on_race(self) -> None:
+        race = self._standing.race
+        if race is None or race.decided or not race.rounds:
+            return
+        if self._standing.decided_by_race:
+            told = f"the race ended after {race.rounds} rounds, undecided among {len(race.running)} plans"
+            self._caveats.append(f"{told}: they are close")
+        else:
+            told = f"there was time for {race.rounds} of the {MIN_ROUNDS} rounds that a race needs at least"
+            self._caveats.append(f"{told}: all figures are those of separate probes")
 
     def _remarks(self, winner: Trial) -> None:
-        """Adds the caveats that do not stem from the race or the proof."""
+        """Adds the caveats that do not stem from the proof."""
+        self._remark_on_race()
         own, gain = self._baseline, self._gain(winner)
         if gain is None:
             self._caveats.append(
@@ -210,8 +274,13 @@ class Final:
         elif failed := self._failed_in_race(own):
             self._caveats.append(f"your own setting {failed}; the gain is to its blocks or probe before that")
         elif winner is not own and gain.pairs == 0:
+            why = (
+                "no plan that raced could be proven"
+                if self._standing.decided_by_race
+                else "there was no time for a race"
+            )
             within = " and is within their noise" if gain.low <= 1 else ""
-            self._caveats.append(f"there was no time for a race: the gain rests on two separate probes{within}")
+            self._caveats.append(f"{why}: the gain rests on two separate probes{within}")
         elif gain.low <= 1 < gain.value:
             self._caveats.append(f"the gain over your own setting, {gain}, is the best guess, but within the noise")
         leaks = [t.outcome.leaked for t in self._loop.trials if t.outcome.leaked and not t.earlier]

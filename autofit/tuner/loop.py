@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from statistics import median
 
+from autofit.core.choosing import finalists
 from autofit.core.diagnosis import for_good, too_short, users_fault
 from autofit.core.errors import DevicePoisoned
 from autofit.core.estimate import Estimate
@@ -21,8 +22,10 @@ REPEATS = 100
 """A searcher that asks this often in a row for what is known has nothing new to ask."""
 RESERVE_PROBES = 12
 """The race and the proof are taken to last as long as this many probes: 4 rounds of 3 short blocks, and the proof."""
+PROOF_PROBES = 1.5
+"""A proof is taken to last as long as this many probes."""
 RESERVE_RATIO = 0.5
-"""At most this share of the time budget is kept for them."""
+"""At most this share of the time budget is kept for them, once a second plan may win: without one there is no race."""
 GUESS_RATIO = 1.5
 """Under `cautious`, an estimate that is loose keeps a plan from running only from this multiple of the budget on."""
 
@@ -39,6 +42,7 @@ class Loop:
         self.early = False
         self.earlier = Earlier(tuning)
         self.predicted: dict[str, Estimate] = {}
+        self.wanted: Plan | None = None
         self._done = 0
         self._poisoned = 0
         self._durations_s: list[float] = []
@@ -90,6 +94,8 @@ class Loop:
                     self._run(plan)
                 else:
                     declined.add(plan.key)
+        if self.early and len(self.record) == 1:  # what a person is told who gave too little time
+            self.wanted = self._searcher.ask()
         self.say("stage", f"search ended: {self.stopped}")
         left_out = [omission.model_dump(mode="json") for omission in self._searcher.omissions()]
         self.tuning.log.note("left_out", {"combinations": left_out})
@@ -176,9 +182,7 @@ class Loop:
     def _spent(self) -> bool:
         """Says whether a limit ends the search, and why in `stopped`."""
         budget, left = self.tuning.budget, self.time_left_s()
-        reserve = 0.0
-        if budget.time_s is not None and any(t.outcome.measured for t in self.record.values()):
-            reserve = min(RESERVE_PROBES * self.probe_s(), RESERVE_RATIO * budget.time_s)
+        reserve = self._reserve_s()
         if budget.max_trials is not None and self._done >= budget.max_trials:
             self.stopped = f"{budget.max_trials} trials were allowed and run"
         elif left <= 0:
@@ -194,6 +198,15 @@ class Loop:
     def _own(self) -> Trial:
         self._look(self.baseline)
         return self._screened(self.baseline)
+
+    def _reserve_s(self) -> float:
+        """Returns the seconds to keep: for the proof and the next probe, and for a race once two may win it."""
+        time_s, measured = self.tuning.budget.time_s, [t for t in self.record.values() if t.outcome.measured]
+        if time_s is None or not measured:
+            return 0.0
+        if len(finalists(measured, self.baseline, self.tuning.objective)) < 2:
+            return (1 + PROOF_PROBES) * self.probe_s()
+        return min(RESERVE_PROBES * self.probe_s(), RESERVE_RATIO * time_s)
 
     def _look(self, plan: Plan) -> None:
         if (estimate := self._foresight.look(plan)) is not None:

@@ -108,3 +108,5 @@ class Findings:
     counts: dict[str, int]
     stopped: str
     predicted: Estimate | None = None
+    rate_per_s: float | None = None
+    untried: str = ""

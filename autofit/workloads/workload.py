@@ -25,6 +25,8 @@ class Workload:
         optimizer: an optimizer over the model's parameters, a callable that makes one from parameters, or None
             for `torch.optim.AdamW` with its defaults.
         global_batch_size: samples per optimizer step, kept exactly; None leaves the batch free.
+        max_global_batch_size: samples per optimizer step at most where the batch is free; None: a fiftieth of the data
+            set, and the loader's own batch in any case.
         worst_case: a sample, or a callable `size -> batch`, that needs the most memory; None: the loader's data
             set is scanned for the longest samples.
         mode: "train", or "inference" for the forward pass alone.
@@ -40,6 +42,7 @@ class Workload:
     step_fn: Callable[..., torch.Tensor] | None = None
     optimizer: OptimizerRecipe = None
     global_batch_size: int | None = None
+    max_global_batch_size: int | None = None
     worst_case: Any = None
     mode: Literal["train", "inference"] = "train"
     max_grad_norm: float | None = None
@@ -57,9 +60,7 @@ class Workload:
             )
         if self.mode not in ("train", "inference"):
             raise WorkloadError(f'mode is {self.mode!r}; expected "train" or "inference".')
-        size = self.global_batch_size
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise WorkloadError(f"global_batch_size is {size!r}; expected a whole number of at least 1, or None.")
+        self._check_global_batch()
         if not isinstance(self.extras, (list, tuple)):
             raise WorkloadError(f"extras is a {type(self.extras).__name__}; expected a list of objects: extras=[...].")
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
@@ -67,6 +68,18 @@ class Workload:
         optimizer = self.optimizer
         if not (optimizer is None or isinstance(optimizer, torch.optim.Optimizer) or callable(optimizer)):
             raise WorkloadError(_no_optimizer("optimizer is", optimizer))
+
+    def _check_global_batch(self) -> None:
+        for name in ("global_batch_size", "max_global_batch_size"):
+            size = getattr(self, name)
+            if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+                raise WorkloadError(f"{name} is {size!r}; expected a whole number of at least 1, or None.")
+        if self.global_batch_size is not None and self.max_global_batch_size is not None:
+            raise WorkloadError(
+                f"found global_batch_size={self.global_batch_size} and max_global_batch_size="
+                f"{self.max_global_batch_size}; expected one of them: the first is kept exactly, the second bounds a "
+                "free batch."
+            )
 
     @property
     def training(self) -> bool:

@@ -162,10 +162,11 @@ def rehearse(case: Case, bench: TableBench, searcher: str, estimator: str, seed:
         bench: of the table; rewound.
         searcher: its name. estimator: the name of what predicts memory.
         seed: decides the noise, the bias and the searcher's own choices.
-        given: replaces fields of the tuning; and `now`, the clock that takes the loop's own time.
+        given: replaces fields of the tuning; and `now`, the clock that takes the loop's own time; and `bursts`, which
+            slow the machine.
     """
     ran = Ran(now=given.pop("now", process_time))
-    bench.rewind(seed)
+    bench.rewind(seed, given.pop("bursts", None))
 
     def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
         began = ran.now()

@@ -40,7 +40,8 @@ def test_finalists_are_those_the_noise_may_excuse_and_the_baseline() -> None:
 def test_finalists_are_at_most_four_and_the_baseline() -> None:
     trials = [measured(200 + n, micro_batch_size=16 + n) for n in range(8)]
     chosen = finalists([*trials, measured(50)], OWN, OBJECTIVE)
-    assert [OBJECTIVE.score(measurement_of(t)) for t in chosen] == pytest.approx([207, 206, 205, 204, 50])
+    # The last of them is the one with the smallest batch among those within the tie margin of the fastest.
+    assert [OBJECTIVE.score(measurement_of(t)) for t in chosen] == pytest.approx([207, 206, 205, 203, 50])
 
 
 def test_a_noisy_probe_stays_in_the_final() -> None:

@@ -99,7 +99,7 @@ def on_front(size: int, speed: float, peak: int, gain: float | None = None) -> C
 def test_plans_that_save_more_memory_than_they_cost_speed_are_shown_as_lighter() -> None:
     proof = measurement(samples_per_s=100, peak_bytes=10 * 2**20)
     worth, dear, heavy = on_front(1, 90, 8), on_front(2, 40, 5), on_front(4, 120, 20)
-    beside = [Candidate(plan=BEST.replace(micro_batch_size=64 + n), outcome=measured()) for n in range(6)]
+    beside = [Candidate(plan=BEST.replace(micro_batch_size=64 << n), outcome=measured()) for n in range(6)]
     lines = summarize(record(proof=proof, gain=None, alternatives=(heavy, *beside, worth, dear))).splitlines()
     assert [line for line in lines if line.startswith("lighter")] == [
         "lighter   micro batch 1, precision=bf16: 90 samples/s, peak 8 MiB; note 1"
@@ -111,11 +111,10 @@ def test_plans_that_save_more_memory_than_they_cost_speed_are_shown_as_lighter()
 def test_what_a_lighter_plan_costs_is_by_the_race_where_there_was_one() -> None:
     proof = measurement(samples_per_s=100, peak_bytes=10 * 2**20)
     # By its probe it is half as fast, and too dear; raced it was nine tenths.
-    raced = on_front(1, 50, 8, gain=1.8)
-    gain = Ratio(value=2.0, low=1.9, high=2.1, pairs=8)
-    assert "lighter   micro batch 1" in summarize(record(proof=proof, gain=gain, alternatives=(raced,)))
-    apart = gain.model_copy(update={"pairs": 0})
-    assert "also      micro batch 1" in summarize(record(proof=proof, gain=apart, alternatives=(raced,)))
+    probed = on_front(1, 50, 8, gain=1.8)
+    raced = probed.model_copy(update={"rate_per_s": 180.0})
+    assert "lighter   micro batch 1" in summarize(record(proof=proof, rate_per_s=200.0, alternatives=(raced,)))
+    assert "also      micro batch 1" in summarize(record(proof=proof, alternatives=(probed,)))
 
 
 def test_at_most_three_lighter_plans_are_shown() -> None:

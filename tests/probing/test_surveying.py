@@ -127,7 +127,7 @@ def test_where_accumulation_changes_the_gradient_only_the_users_own_size_is_left
 def test_a_free_batch_needs_no_accumulation_and_no_gate() -> None:
     space = survey_of(BATCHING, model=batch_norm()).run()
     assert space.refused == ()
-    assert space.sizes == (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
+    assert space.sizes == (1, 2, 4, 8)  # a fiftieth of the data set is less than the user's own
 
 
 def test_the_user_may_allow_what_changes_the_gradient() -> None:

@@ -69,7 +69,8 @@ def test_free_batch_climbs_the_ladder_to_64_times_the_own() -> None:
 
 
 def test_free_batch_ends_at_the_data_set() -> None:
-    assert sizes(replace(FREE, dataset_size=20)) == (1, 2, 4, 8, 16)
+    assert sizes(replace(FREE, dataset_size=20, max_global_batch_size=100)) == (1, 2, 4, 8, 16)
+    assert sizes(replace(FREE, dataset_size=20, training=False)) == (1, 2, 4, 8, 16)
 
 
 def test_free_batch_keeps_the_own_accumulation() -> None:

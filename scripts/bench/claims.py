@@ -1,0 +1,163 @@
+"""Scores what a search claims on a disturbed machine: how often the true gain lies in the interval it gives.
+
+Whole searches are replayed on the tables of `scripts/bench/search.py`, on a machine that others use in bursts, with
+little time, more and enough. The truth of a plan is what many runs of the replay average to, without bursts. Only
+searches that recommend a change make a claim. Beside the coverage stand the regret, how many claims rest on a race,
+and how wide the intervals are: one that says nothing would cover anything.
+
+Required: at least 93 % of the claims hold. Exit code 1 where they do not.
+"""
+
+import argparse
+import math
+import zlib
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from statistics import fmean, median
+from typing import Any
+
+import _report
+from search_runs import Case, cases, names, rehearse
+
+from autofit.core.budget import Budget
+from autofit.replay import Bursts, TableBench
+
+LEAST_HELD = 0.93
+TIMES: tuple[float | None, ...] = (8.0, 12.0, 18.0, 30.0, None)
+"""Time budgets, as multiples of the median probe; None for no limit."""
+CALM_PROBES, BURST_PROBES, MOST_LOG = 4.0, 4.0, 1.1
+"""Probes between two bursts and probes that one lasts, in the mean; the strongest makes steps three times as long."""
+BLOCK_RATIO = 0.4
+"""What a block costs beside its steps, as a share of a probe: the step is built and everything put back each time."""
+ALLOWANCE_RATIO = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one search said, and what is true.
+
+    Attributes:
+        table: its case. time_ratio: its time budget as a multiple of the median probe.
+        gain: what was claimed; 1 where the user's own setting was kept.
+        true: the same ratio of the plan, as many runs average to.
+        pairs: blocks that the claim rests on; 0 for separate probes.
+        claimed: whether a change was recommended, with a gain.
+        regret: how much slower the plan is than the best that fits.
+    """
+
+    table: str
+    time_ratio: float | None
+    claimed: bool
+    gain: float = 1.0
+    low: float = 1.0
+    high: float = 1.0
+    true: float = 1.0
+    pairs: int = 0
+    regret: float = 1.0
+
+    @property
+    def held(self) -> bool:
+        """Whether the truth is in the interval."""
+        return self.low * (1 - ALLOWANCE_RATIO) <= self.true <= self.high * (1 + ALLOWANCE_RATIO)
+
+
+def replayed(case: Case, bench: TableBench, seed: int, time_ratio: float | None, disturbed: bool = True) -> Claim:
+    """Returns the claim of one search with traced memory."""
+    probe_s = median(entry.outcome.duration_s for entry in case.table.entries)
+    chance = zlib.crc32(f"{case.name} {seed} {time_ratio}".encode())
+    bursts = Bursts(chance, CALM_PROBES * probe_s, BURST_PROBES * probe_s, MOST_LOG) if disturbed else None
+    time_s = None if time_ratio is None else time_ratio * probe_s
+    budget = Budget(memory_bytes=case.table.budget.memory_bytes, time_s=time_s)
+    found = rehearse(case, bench, "guided", "traced", seed, budget=budget, bursts=bursts).findings
+    if found is None:
+        return Claim(case.name, time_ratio, claimed=False)
+    score, own = case.scores[found.plan.key], case.table.space.baseline
+    regret = 1 - score / case.best
+    if found.plan == own or found.gain is None:
+        return Claim(case.name, time_ratio, claimed=False, regret=regret)
+    gain = found.gain
+    true = score / case.scores[own.key]
+    return Claim(case.name, time_ratio, True, gain.value, gain.low, gain.high, true, gain.pairs, regret)
+
+
+def play(name: str, given: argparse.Namespace) -> list[Claim]:
+    """Returns the claims of all searches on one table."""
+    found = []
+    for case in cases(name):
+        bench = TableBench(case.table, block_ratio=BLOCK_RATIO)
+        for seed in range(given.seeds):
+            found += [replayed(case, bench, seed, ratio, not given.calm) for ratio in TIMES]
+    return found
+
+
+def summarised(claims: Sequence[Claim]) -> dict[str, Any]:
+    """Returns the figures of some searches."""
+    made = [claim for claim in claims if claim.claimed]
+    raced = [claim for claim in made if claim.pairs]
+    widths = [math.log(claim.high / claim.low) / 2 for claim in made]
+    regrets = sorted(claim.regret for claim in claims)
+    return {
+        "replays": len(claims),
+        "claims": len(made),
+        "held": fmean(claim.held for claim in made) if made else 1.0,
+        "raced": len(raced),
+        "raced_held": fmean(claim.held for claim in raced) if raced else 1.0,
+        "half_width": median(widths) if widths else 0.0,
+        "bias_log": fmean(math.log(claim.gain / claim.true) for claim in made) if made else 0.0,
+        "regret": fmean(regrets),
+        "regret_95": regrets[max(math.ceil(0.95 * len(regrets)) - 1, 0)],
+    }
+
+
+def in_words(title: str, got: dict[str, Any]) -> str:
+    """Returns figures in a line."""
+    return (
+        f"{title}: {got['held']:.1%} of {got['claims']} claims hold ({got['raced']} raced, {got['raced_held']:.1%} of "
+        f"them); half as wide as {got['half_width']:.1%}, {got['bias_log']:+.1%} off in the mean; regret "
+        f"{got['regret']:.2%}, 95th {got['regret_95']:.2%} of {got['replays']} replays"
+    )
+
+
+def parse() -> argparse.Namespace:
+    parser = _report.parser(__doc__ or "")
+    parser.add_argument("--seeds", type=int, default=4, help="searches with each time budget on each table")
+    parser.add_argument("--only", metavar="TABLE", action="append", help="this table; may be given again")
+    parser.add_argument("--calm", action="store_true", help="no bursts: the recorded noise alone")
+    parser.add_argument("--missed", action="store_true", help="print each claim that does not hold")
+    parser.add_argument("--jobs", type=int, default=1, help="tables at a time")
+    given = parser.parse_args()
+    given.only = given.only or names()
+    if unknown := sorted(set(given.only) - set(names())):
+        _report.fail(f"claims: {', '.join(unknown)} is not known; expected {', '.join(names())}", 2)
+    return given
+
+
+def played(given: argparse.Namespace) -> Iterable[list[Claim]]:
+    """Yields the claims on each table."""
+    if given.jobs == 1:
+        yield from map(partial(play, given=given), given.only)
+        return
+    with ProcessPoolExecutor(given.jobs) as pool:
+        yield from pool.map(partial(play, given=given), given.only)
+
+
+def main() -> None:
+    given = parse()
+    claims = [claim for found in played(given) for claim in found]
+    for claim in claims if given.missed else ():
+        if claim.claimed and not claim.held:
+            print(claim)
+    for ratio in TIMES:
+        label = "no limit of time" if ratio is None else f"time for {ratio:g} probes"
+        print(in_words(label, summarised([claim for claim in claims if claim.time_ratio == ratio])))
+    whole = summarised(claims)
+    passed = whole["held"] >= LEAST_HELD
+    figures = {"seeds": given.seeds, "all": whole, "claims": [asdict(claim) for claim in claims]}
+    line = in_words("claims on a calm machine" if given.calm else "claims on a machine that is used in bursts", whole)
+    _report.finish(f"{line}: {'ok' if passed else 'MISSED'}", figures, given.json, passed, device="cpu")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""D6: with little time something is tried, and nothing is kept for a race that cannot be."""
+
+import pytest
+
+from autofit.core.budget import Budget
+from autofit.core.plan import Plan
+from autofit.core.recommendation import Candidate
+from autofit.core.summary import summarize
+from autofit.core.trial import Purpose
+from autofit.search import PREPARING_RATIO, TRACING_S, tracing_s
+from autofit.tuner import Findings, run
+from tests.core.test_summary import OWN, measured, record
+from tests.fakes import OPTIMIZER, PRECISION, FakeBench, small_bench, space_of, tuning_of
+
+
+def hurried(probes: float, before: float = 0.0) -> tuple[FakeBench, Findings]:
+    """A search with time for so many probes of the user's own setting, after what took as long as others `before`."""
+
+    def bench() -> FakeBench:
+        return small_bench(space=space_of((PRECISION, OPTIMIZER), (4, 8, 16, 32), 8), prepare_s=5.0)
+
+    probe_s = bench().evaluate(bench().space.baseline, Purpose.PROBE).duration_s
+    found = bench()
+    budget = Budget(memory_bytes=found.budget_bytes, time_s=(before + probes) * probe_s)
+    tuning = tuning_of(found, budget=budget)
+    found.time.advance(before * probe_s)
+    return found, run(tuning)
+
+
+@pytest.mark.parametrize("before", [0.0, 4.0, 12.0])
+def test_d6_no_time_is_kept_for_a_race_without_a_second_runner(before: float) -> None:
+    bench, findings = hurried(3.8, before)
+    assert len(bench.probes()) >= 2
+    assert findings.untried == ""
+
+
+def test_d6_the_first_probe_after_the_users_own_promises_most() -> None:
+    bench, _ = hurried(3.8)
+    own, first = bench.probes()[:2]
+    assert own == bench.space.baseline
+    assert bench.samples_per_s(first) > 1.3 * bench.samples_per_s(own)
+
+
+def test_d6_what_was_not_tried_is_named_with_the_time_it_would_need() -> None:
+    bench, findings = hurried(1.5)
+    assert [plan for plan, purpose in bench.runs if purpose is Purpose.PROBE] == [bench.space.baseline]
+    assert findings.plan == bench.space.baseline
+    assert findings.untried.startswith("Nothing else was tried: ")
+    assert " was next. A probe takes " in findings.untried
+    assert "give at least " in findings.untried
+
+
+def test_d6_nothing_is_faster_is_only_said_of_what_was_tried() -> None:
+    kept = record(plan=OWN, gain=None)
+    tried = kept.model_copy(update={"alternatives": (Candidate(plan=OWN.replace(fuse=True), outcome=measured()),)})
+    assert "Nothing that was tried is faster." in " ".join(summarize(tried).split())
+    untried = kept.model_copy(update={"untried": "Nothing else was tried: give at least 2 min"})
+    text = " ".join(summarize(untried).split())
+    assert "Nothing else was tried: give at least 2 min." in text
+    assert "Nothing that was tried is faster" not in text
+
+
+def test_d6_a_space_of_one_plan_says_that_there_is_nothing_else() -> None:
+    bench = small_bench(space=space_of((), (8,), 8, global_batch_size=8))
+    findings = run(tuning_of(bench))
+    assert findings.plan == Plan(values={"micro_batch_size": 8, "accumulation_steps": 1})
+    assert findings.untried == "There was nothing else to try that may fit and be faster"
+
+
+@pytest.mark.parametrize(
+    ("time_s", "spent_s", "left_s"),
+    [(60.0, 0.0, 12.0), (60.0, 10.0, 5.0), (60.0, 20.0, 0.0), (6000.0, 10.0, TRACING_S), (None, 500.0, TRACING_S)],
+)
+def test_d6_what_precedes_the_first_probe_takes_a_quarter_at_most(
+    time_s: float | None, spent_s: float, left_s: float
+) -> None:
+    assert tracing_s(time_s, spent_s) == pytest.approx(left_s)
+    if time_s is not None and spent_s < PREPARING_RATIO * time_s:
+        assert spent_s + tracing_s(time_s, spent_s) <= PREPARING_RATIO * time_s
