@@ -16,6 +16,7 @@ from autofit.core.units import format_bytes, format_duration
 from autofit.searchers.base import Problem
 from autofit.tuner.earlier import Earlier
 from autofit.tuner.foresight import Foresight, loose
+from autofit.tuner.sizes import refused_below, settled
 from autofit.tuner.tuning import Tuning
 
 REPEATS = 100
@@ -118,7 +119,7 @@ class Loop:
         """
         if self.baseline.key in self.record:
             return
-        refused, late = self._refused_below(self.baseline), self.time_left_s() <= 0
+        refused, late = refused_below(self.record.values(), self.baseline), self.time_left_s() <= 0
         if refused is not None:
             trial = self._skip(self.baseline, f"the same combination did not fit at micro batch {refused}")
         elif late and self.record:
@@ -135,7 +136,7 @@ class Loop:
         trial = self._once(plan, purpose, lambda outcome: outcome)
         again = trial.outcome.status.inconclusive and self.time_left_s() > 0
         if again or trial.outcome.status is Status.AMBIGUOUS:
-            trial = self._once(plan, purpose, lambda outcome: self._settled(plan, outcome))
+            trial = self._once(plan, purpose, lambda outcome: settled(self.record.values(), plan, outcome))
         if purpose is Purpose.PROOF:
             self.earlier.hold(plan, purpose, trial.outcome)
         return trial
@@ -234,7 +235,7 @@ class Loop:
         violation = self.tuning.space.violation(plan)
         if violation is not None:
             return f"not in the search space: {violation}"
-        refused = self._refused_below(plan) if self.tuning.cautious else None
+        refused = refused_below(self.record.values(), plan) if self.tuning.cautious else None
         if refused is not None:
             return f"the same combination did not fit at micro batch {refused}"
         estimate = self._foresight.estimate(plan)
@@ -250,14 +251,6 @@ class Loop:
             how = "predicted" if estimate.is_bounded else "guessed"
             return f"is {how} to need {format_bytes(estimate.value_bytes)}, above {against}"
         return None
-
-    def _refused_below(self, plan: Plan) -> int | None:
-        """Returns the smallest size below the plan's at which its combination did not fit, or None."""
-        sizes = [
-            t.plan.micro_batch_size for t in self.record.values()
-            if t.outcome.status.does_not_fit and t.plan.combination == plan.combination
-        ]  # fmt: skip
-        return min((s for s in sizes if s < plan.micro_batch_size), default=None)
 
     def _skip(self, plan: Plan, reason: str) -> Trial:
         number = self.tuning.log.begin(plan, Purpose.PROBE)
@@ -288,18 +281,6 @@ class Loop:
         trial = self.tuning.log.finish(number, outcome)
         self.trials.append(trial)
         return trial
-
-    def _settled(self, plan: Plan, outcome: Outcome) -> Outcome:
-        """Takes a failure that stays ambiguous as one of memory when the combination ran at a smaller size."""
-        ran = any(
-            t.outcome.measured and t.plan.combination == plan.combination
-            and t.plan.micro_batch_size < plan.micro_batch_size
-            for t in self.record.values()
-        )  # fmt: skip
-        if outcome.status is not Status.AMBIGUOUS or not ran:
-            return outcome
-        reason = f"failed twice where a smaller micro batch ran, so taken as too large: {outcome.reason}"
-        return outcome.model_copy(update={"status": Status.OUT_OF_MEMORY, "reason": reason})
 
     def _learn(self, trial: Trial) -> None:
         self.record[trial.plan.key] = trial

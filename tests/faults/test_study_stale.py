@@ -54,7 +54,7 @@ def tuned(study: Path, model: nn.Module, helper: Callable[[torch.Tensor], torch.
 
 def test_defect_02_an_attribute_of_the_model_makes_it_another_workload(tmp_path: Path) -> None:
     once = tuned(tmp_path / "s.db", Repeated(1))
-    many = tuned(tmp_path / "s.db", Repeated(300))
+    many = tuned(tmp_path / "s.db", Repeated(30))
     assert once.recommendation.environment.differences(many.recommendation.environment)
     assert any("of another environment left out: attributes" in caveat for caveat in many.caveats)
 
