@@ -36,8 +36,9 @@ SHARES = {Purpose.PROBE: 0.5, Purpose.BLOCK: 0.5, Purpose.PROOF: 1.0}
 """Shares of the time left that one run may take: what takes more than half of it cannot be proven in the rest."""
 TRACE_SHARE = 0.25
 """The same for a trace."""
-LEAST_PATIENCE_S = 5.0
-"""What is given a share of the time left has at least this, unless it would end beyond the overtime."""
+LEAST_PATIENCE_S, MOST_SHARE, FLOOR_S = 5.0, 0.8, 2.0
+"""What is given a share of the time left has at least so many seconds, where that is not more than this share of it;
+and at the very end so many, unless it would end beyond the overtime."""
 
 
 @dataclass(slots=True)
@@ -87,5 +88,6 @@ class Clock:
         if self.limit_s is None:
             return math.inf
         most = self.left_s + OVERTIME_RATIO * self.limit_s + OVERTIME_S
-        wanted = most if share >= 1 else max(share * self.left_s, LEAST_PATIENCE_S)
+        least = max(min(LEAST_PATIENCE_S, MOST_SHARE * self.left_s), FLOOR_S)
+        wanted = most if share >= 1 else max(share * self.left_s, least)
         return max(min(wanted, most), 0.0)

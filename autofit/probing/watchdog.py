@@ -16,7 +16,7 @@ import math
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
 
@@ -111,7 +111,8 @@ class Watchdog:
                 known, word_s = doing, first_s
             if now - doing[1] >= word_s:
                 word_s *= 2
-                self._say(f"no sign of life for {format_duration(now - doing[1])}: {doing[0]!r} goes on")
+                with suppress(Exception):  # the user's listener; nobody could hear it here, and looking on goes on
+                    self._say(f"no sign of life for {format_duration(now - doing[1])}: {doing[0]!r} goes on")
             if self._interrupts and now >= self._until and _SIGNAL is not None and not self._ended.is_set():
                 signal.pthread_kill(self._worker, _SIGNAL)
 

@@ -97,7 +97,7 @@ def tune(step_fn: Callable[[nn.Module, Any], torch.Tensor], budget_s: float, **m
             model,
             DataLoader(more.pop("data", Hanging()), batch_size=8),
             step_fn=step_fn,
-            global_batch_size=8,
+            global_batch_size=more.pop("global_batch_size", 8),
             memory_budget="1GiB",
             time_budget=budget_s,
             study=":memory:",
@@ -143,19 +143,18 @@ def test_defect_04_a_data_set_that_hangs_before_the_first_probe_ends_with_the_bu
         tune(good, 3.0, data=data, progress=False)
 
 
-def test_defect_04_a_plan_that_hangs_costs_itself_and_the_rest_is_proven() -> None:
+def test_defect_04_a_plan_that_hangs_costs_itself_and_the_rest_is_proven(tmp_path: Path) -> None:
     def hangs(model: nn.Module, batch: Any) -> torch.Tensor:
-        if torch.is_autocast_enabled("cpu") and torch.is_grad_enabled() and hanging:
+        if len(batch[0]) == 16 and not isinstance(batch[0], FakeTensor) and gates_passed.exists():
             time.sleep(600)
         return good(model, batch)
 
-    hanging: list[bool] = []
+    gates_passed = tmp_path / "passed"  # a file, since what a step function holds is put back
 
     def listen(event: Event) -> None:
-        if event.kind == "stage":  # after the gates
-            hanging.append(True)
+        gates_passed.touch()
 
-    fit = tune(hangs, 20.0, strategies=("precision",), progress=listen)
+    fit = tune(hangs, 30.0, strategies=("batching",), progress=listen, global_batch_size=16)
     assert fit.proof.worst_steps == 3
     assert fit.recommendation.counts.get("timed out", 0) >= 1
 
@@ -198,14 +197,19 @@ def _overdue(watch: Watchdog, work: Callable[[], str]) -> str:
 def test_in_another_thread_it_only_speaks() -> None:
     said: list[str] = []
 
+    def listen(text: str) -> None:
+        said.append(text)
+        raise RuntimeError("a listener that fails")
+
     def work() -> None:
-        with Watchdog(Clock(limit_s=0.4), said.append) as watch:
+        with Watchdog(Clock(limit_s=0.4), listen) as watch:
             watch.allowed(lambda: time.sleep(1.5))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert any("no sign of life" in text for text in said)
+    assert len(said) > 1
+    assert all("no sign of life" in text for text in said)
 
 
 def test_what_is_left_is_shared_and_never_goes_beyond_the_overtime() -> None:
@@ -214,7 +218,7 @@ def test_what_is_left_is_shared_and_never_goes_beyond_the_overtime() -> None:
     end = 100.0 * (1 + OVERTIME_RATIO) + OVERTIME_S
     assert (clock.patience_s(), clock.patience_s(0.5)) == (end, 50.0)
     time_s.advance(96.0)
-    assert (clock.left_s, clock.patience_s(0.5)) == (4.0, 5.0)
+    assert (clock.left_s, clock.patience_s(0.5)) == (4.0, pytest.approx(3.2))
     time_s.advance(10.0)
     assert clock.patience_s(0.5) == clock.patience_s() == pytest.approx(1.0)
     time_s.advance(10.0)
