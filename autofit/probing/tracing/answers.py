@@ -7,12 +7,17 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 
+from autofit.core.errors import Untraceable
 from autofit.probing.tracing.results import known
 
 aten = torch.ops.aten
 INDEXED = frozenset((aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default))
 NUMBER = aten._local_scalar_dense.default
 """What `.item()` and a condition run."""
+UNLIKE = {
+    aten.cumprod.default: "the gradient of a cumulative product is computed in another way for real tensors than here",
+}
+"""Operators whose backward code takes another way for tensor subclasses (`cumprod_backward` in FunctionsManual.cpp)."""
 MOST_ANSWERS = 5000
 """A loop that waits for a condition to become false never ends where each is answered as true."""
 
@@ -36,7 +41,10 @@ class Answers:
         Raises:
             DataDependentOutputException: it depends on data and has no sound answer.
             DynamicOutputShapeException: its size depends on data and has no known bound.
+            Untraceable: its gradient would be traced wrongly.
         """
+        if func in UNLIKE and torch.is_grad_enabled() and args[0].requires_grad:
+            raise Untraceable(UNLIKE[func], func.name())
         if func is NUMBER and isinstance(args[0], FakeTensor) and args[0].constant is None:
             # It cannot be told from these; asking them first takes much longer.
             found = self._answer(func, args, kwargs)
