@@ -45,7 +45,7 @@ def measure(path: Path, role: str) -> None:
     torch.set_num_threads(1)
     rows = json.loads(path.read_text(encoding="utf-8"))
     device = torch.device("cuda", 0) if role == "here" else standin.install()
-    chip = Chip.of(device) if role == "here" else Chip(*rows["chip"])
+    chip = Chip.of(device) if role == "here" else Chip(tuple(rows["chip"][0]), *rows["chip"][1:])
     rows["chip"] = [chip.capability, chip.multiprocessors, chip.threads]
     rows.setdefault("torch", {})[role] = torch.__version__
     for name, row in rows["operators"].items():
