@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from autofit.core.errors import (
         AutofitError,
         BudgetSpent,
+        Busy,
+        ClockError,
         DevicePoisoned,
         NonFiniteLoss,
         NothingFits,
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 __all__ = [
     "AutofitError",
     "BudgetSpent",
+    "Busy",
+    "ClockError",
     "DevicePoisoned",
     "Estimation",
     "Fit",

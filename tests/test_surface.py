@@ -14,8 +14,8 @@ from autofit.core import errors
 ROOT = Path(__file__).parents[1]
 
 NAMES = [
-    "AutofitError", "BudgetSpent", "DevicePoisoned", "Estimation", "Fit", "NonFiniteLoss", "NothingFits", "Plan",
-    "PlanFileError", "Recommendation", "RestoreError", "SpaceError", "StudyError", "TrainStep", "Untraceable",
+    "AutofitError", "BudgetSpent", "Busy", "ClockError", "DevicePoisoned", "Estimation", "Fit", "NonFiniteLoss",
+    "NothingFits", "Plan", "PlanFileError", "Recommendation", "RestoreError", "SpaceError", "StudyError", "TrainStep", "Untraceable",
     "UsageError", "UserCodeError", "Workload", "WorkloadError", "estimate", "load", "tune",
 ]  # fmt: skip
 

@@ -93,7 +93,11 @@ def quotient(
 
 
 def choose(
-    candidates: Sequence[Trial], baseline: Plan, objective: Objective, ratio: Callable[[Trial, Trial], Ratio]
+    candidates: Sequence[Trial],
+    baseline: Plan,
+    objective: Objective,
+    ratio: Callable[[Trial, Trial], Ratio],
+    claim: Callable[[Trial, Trial], Ratio] | None = None,
 ) -> Trial:
     """Returns the winner: the fastest, or of those that tie with it the one that a person would choose.
 
@@ -107,7 +111,10 @@ def choose(
         baseline: the user's own setting.
         objective: what is maximised, and what is a tie.
         ratio: throughput of the first over the second, with its interval.
+        claim: the same with the interval that a person is told, which a change of the global batch has to pass; None:
+            that of `ratio`.
     """
+    claim = claim or ratio
     own = next((c for c in candidates if c.plan == baseline), None)
     yardstick = own or candidates[0]
 
@@ -116,7 +123,7 @@ def choose(
 
     if same := [c for c in candidates if keeps_batch(c.plan, baseline)]:
         first = fastest(same)
-        candidates = [c for c in candidates if c in same or ratio(c, first).low > 1]
+        candidates = [c for c in candidates if c in same or claim(c, first).low > 1]
     leader = fastest(candidates)
     tied = [c for c in candidates if c is leader or _as_good(leader, c, baseline, objective, ratio)]
     if own is not None:

@@ -119,10 +119,13 @@ class Final:
     def _race_ratio(self, race: Race) -> float:
         """Returns how long an undecided race may last, as a share of the search."""
         sound = self._pool([t for t in self._measured if not self._failed_in_race(t)])
-        chosen = choose(sound, self._loop.baseline, self._objective, self._ratio)
+        chosen = self._choose(sound)
         rivals = [t for t in sound if t.plan.key in race.running and t is not chosen]
         loss = max((self._ratio(t, chosen).expected_gain for t in rivals), default=0.0)
         return LONG_RACE_RATIO if loss > RACE_LOSS else RACE_RATIO
+
+    def _choose(self, pool: list[Trial]) -> Trial:
+        return choose(pool, self._loop.baseline, self._objective, self._ratio, self._standing.claim)
 
     def _pool(self, left: list[Trial]) -> list[Trial]:
         """Returns who may be chosen: those of `left` that raced; where there are none, the finalists by their probes.
@@ -158,7 +161,7 @@ class Final:
         """Proves the winner, or the next one, up to `MAX_PROOFS` times."""
         left = [t for t in self._measured if not self._failed_in_race(t)]
         while (left or (left := self._smaller())) and len(self._unproven) < MAX_PROOFS:
-            chosen = choose(self._pool(left), self._loop.baseline, self._objective, self._ratio)
+            chosen = self._choose(self._pool(left))
             self._loop.say("stage", f"proving {chosen.plan}")
             trial = self._loop.attempt(chosen.plan, Purpose.PROOF)
             outcome = trial.outcome

@@ -1,6 +1,7 @@
 """D9: a free batch is one that a person would choose."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -93,6 +94,21 @@ def test_d9_of_batches_within_the_tie_margin_of_the_fastest_the_smallest_wins() 
 def test_d9_a_gain_within_the_noise_does_not_change_the_batch(speed: float, noise: float, changes: bool) -> None:
     own, larger = trial(128, 1000), trial(256, speed, 900)
     assert chosen([own, larger], noise) is (larger if changes else own)
+
+
+def test_d9_the_gain_that_changes_the_batch_is_the_one_that_is_told() -> None:
+    """Before, a batch grew for a gain of "1.24x (0.98 to 1.58)": the narrower interval of the race had decided."""
+    trials = [trial(128, 100.0), trial(192, 124.0)]
+
+    def within(noise: float) -> Callable[[Trial, Trial], Ratio]:
+        def ratio(ours: Trial, theirs: Trial) -> Ratio:
+            value = (124 / 100) ** (ours.plan.micro_batch_size / 64 - theirs.plan.micro_batch_size / 64)
+            return Ratio(value=value, low=value * math.exp(-noise), high=value * math.exp(noise), pairs=12)
+
+        return ratio
+
+    assert choose(trials, OWN, OBJECTIVE, within(0.2), within(0.21)).plan.micro_batch_size == 192
+    assert choose(trials, OWN, OBJECTIVE, within(0.2), within(0.24)).plan.micro_batch_size == 128
 
 
 def test_d9_the_users_batch_is_kept_where_another_knob_gives_as_much() -> None:
