@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[1]
 
 NAMES = [
     "AutofitError", "BudgetSpent", "Busy", "ClockError", "DevicePoisoned", "Estimation", "Fit", "NonFiniteLoss",
-    "NothingFits", "Plan", "PlanFileError", "Recommendation", "RestoreError", "SpaceError", "StudyError", "TrainStep", "Untraceable",
-    "UsageError", "UserCodeError", "Workload", "WorkloadError", "estimate", "load", "tune",
+    "NothingFits", "Plan", "PlanFileError", "Recommendation", "RestoreError", "SpaceError", "StudyError", "TrainStep",
+    "Untraceable", "UsageError", "UserCodeError", "Workload", "WorkloadError", "estimate", "load", "tune",
 ]  # fmt: skip
 
 FLAGS = {

@@ -81,7 +81,7 @@ def trace(
     """
     if any(type(module).__name__ == "OptimizedModule" for module in workload.model.modules()):
         raise Untraceable("torch.compile decides by itself what is kept in memory", "the model is compiled")
-    check_recurrent(workload.model)
+    check_layers(workload.model)
     if chip is None and device.type == "cuda":
         chip = Chip.of(device)
     run = _Run(plan, device, chip)
@@ -100,8 +100,8 @@ def trace(
             run.recorder.stop()
 
 
-def check_recurrent(model: nn.Module) -> None:
-    """Raises where the model has layers that a library runs whole, in memory of its own making.
+def check_layers(model: nn.Module) -> None:
+    """Raises where the model has layers that a library runs whole, in memory of its own making, or sparse gradients.
 
     Raises:
         Untraceable: it has.
@@ -112,6 +112,8 @@ def check_recurrent(model: nn.Module) -> None:
             raise Untraceable(
                 f"a library runs an {kind} as a whole and keeps what no trace shows", f"the module {name!r}"
             )
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+            raise Untraceable("sparse gradients hold as many rows as the data asks for", f"the module {name!r}")
 
 
 def _strided(workload: Workload) -> Iterator[torch.Tensor]:
