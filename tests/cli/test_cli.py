@@ -251,7 +251,8 @@ def test_arguments_reach_the_target_and_the_request(remote: type[FakeRemote], ru
     assert code == 0
     target = remote.target
     assert target.arguments == {"depth": 12, "name": "small", "wide": True, "sizes": [1, 2]}
-    assert target.overrides == {"global_batch_size": 64, "mode": "train", "max_grad_norm": 1.5}
+    overrides = {"global_batch_size": 64, "max_global_batch_size": None, "mode": "train", "max_grad_norm": 1.5}
+    assert target.overrides == overrides
     assert (target.device, target.options.seed, target.options.numerics) == ("cpu", 7, "exact")
     assert target.options.memory_budget == "20GiB"
     assert target.options.strategies == ("batching", "precision")

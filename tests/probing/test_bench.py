@@ -338,7 +338,7 @@ def test_an_odd_global_batch_has_its_divisors_only() -> None:
 
 
 def test_a_free_batch_is_not_accumulated() -> None:
-    space = bench_of(targets.make_mlp()).briefing.space
+    space = bench_of(targets.make_mlp(max_global_batch_size=64)).briefing.space
     assert space.global_batch_size is None
     assert space.sizes == (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
     assert space.baseline.global_batch_size == 8

@@ -195,9 +195,9 @@ def test_over_the_budget_is_an_outcome_with_the_measurement() -> None:
     assert outcome.measurement.memory.judged_bytes > 2048
     assert "above the budget 2 KiB" in outcome.reason
     fits = outcome.measurement.memory.judged_bytes
-    at_the_limit = PLENTY.model_copy(update={"memory_budget": fits})
+    at_the_limit = PLENTY.model_copy(update={"memory_budget": f"{fits}B"})
     assert evaluate(targets.make_mlp(), options=at_the_limit).measured
-    below = PLENTY.model_copy(update={"memory_budget": fits - 1})
+    below = PLENTY.model_copy(update={"memory_budget": f"{fits - 1}B"})
     assert evaluate(targets.make_mlp(), options=below).status is Status.OVER_BUDGET
 
 
