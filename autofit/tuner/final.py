@@ -57,6 +57,8 @@ class Final:
         winner, proof = self._prove()
         trials = tuple(self._loop.trials)
         self._remarks(winner)
+        if doubt := self._standing.doubt_of_proof(winner, proof):
+            self._caveats.append(doubt)
         keys = self._front(winner, proof)
         return Findings(
             plan=winner.plan,

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 
 from autofit.core.choosing import PROBE_NOISE_RATIO, measurement_of, quotient
+from autofit.core.contradiction import SPEED_RATIO
+from autofit.core.measurement import Measurement
 from autofit.core.normal import DEVIATIONS_95, expected_gain
 from autofit.core.objective import Objective
 from autofit.core.racing import MIN_ROUNDS, Race, clipped
@@ -76,6 +78,16 @@ class Standing:
     def rate_per_s(self, trial: Trial) -> float:
         """Returns the throughput of a plan on the common scale, in the objective's unit."""
         return math.exp(self._log(trial))
+
+    def doubt_of_proof(self, trial: Trial, proof: Measurement) -> str:
+        """Returns how the proof of a plan contradicts the throughput that is shown for it; "" where it does not."""
+        shown, proven, unit = self.rate_per_s(trial), self._objective.score(proof), self._objective.unit
+        if max(shown, proven) <= SPEED_RATIO * min(shown, proven):
+            return ""
+        return (
+            f"the proof ran at {proven:.4g} {unit}/s, where {shown:.4g} are shown: something else used this machine "
+            "meanwhile, and the gain may be off by as much. Tune again when it is quiet"
+        )
 
     def promise(self, trial: Trial, leader: Trial) -> float:
         """Returns the log throughput that a plan which did not race is expected to gain over one that did.
