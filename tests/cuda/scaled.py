@@ -83,7 +83,10 @@ def tabular(gib: float, global_batch_size: int | None = None) -> autofit.Workloa
         model = module.make_model(columns=2, width=512, depth=2)
     tables = torch.zeros(1, rows, 2).expand(512, -1, -1), torch.zeros(1, rows, 1).expand(512, -1, -1)
     return autofit.Workload(
-        model, DataLoader(TensorDataset(*tables), batch_size=8, shuffle=True), global_batch_size=global_batch_size
+        model,
+        DataLoader(TensorDataset(*tables), batch_size=8, shuffle=True),
+        global_batch_size=global_batch_size,
+        max_global_batch_size=512 if global_batch_size is None else None,
     )
 
 

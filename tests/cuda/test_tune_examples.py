@@ -83,7 +83,7 @@ def test_the_budget_decides_and_not_the_card(card: Card) -> None:
 def test_a_larger_budget_is_never_slower() -> None:
     # Beside a context of 500 MiB and 45 of weights and optimizer state.
     budgets = ("570MiB", "640MiB", "1GiB")
-    found = [tune(tabular(0.05), memory_budget=budget, strategies=FEW).recommendation for budget in budgets]
+    found = [tune(tabular(0.05, 512), memory_budget=budget, strategies=FEW).recommendation for budget in budgets]
     speeds = [each.proof.samples_per_s for each in found]
     assert speeds == sorted(speeds)
     assert speeds[0] < 0.9 * speeds[-1]
