@@ -7,6 +7,7 @@ four samples on what it takes is affine in their number; fewer may be computed i
 """
 
 import math
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -37,6 +38,10 @@ BATCHED: dict[Any, tuple[int, ...]] = {
 """Operators that are run, with the arguments whose first dimension counts samples."""
 PRODUCTS = frozenset((aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default))
 """Operators that oneDNN computes in 16 bits; in 32 bits they take nothing."""
+PATIENCE_S = 2.0
+"""A call that takes longer hangs; no further one is made."""
+_IMPORTED_IN = os.getpid()
+"""In a fork of this process oneDNN waits for ever in 16 bits: there such calls take nothing that is known."""
 MOST_FLOP = 2e8
 """A larger product is not run: what it takes beside its result is small against its operands."""
 MIXED = frozenset((aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor))
@@ -53,6 +58,7 @@ class HostTemporaries:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._known: dict[Any, int] = {}
+        self._stuck = False
 
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int | None:
         """Returns the bytes that a call takes beside its results at most; None for operators that take nothing."""
@@ -97,10 +103,13 @@ class HostTemporaries:
             assert reading.memory is not None, "the meter has filled its reading"
             found = reading.memory.allocated_bytes - sum(kept.values())
 
-        thread = threading.Thread(target=_quietly, args=(run,))
+        if self._stuck or (os.getpid() != _IMPORTED_IN and _in_half(args)):
+            return 0
+        thread = threading.Thread(target=_quietly, args=(run,), daemon=True)
         thread.start()
-        thread.join()
-        return max(found, 0)
+        thread.join(PATIENCE_S)
+        self._stuck = thread.is_alive()
+        return 0 if self._stuck else max(found, 0)
 
 
 def _samples(func: Any, args: tuple[Any, ...], samples: int) -> tuple[int, int]:
@@ -108,6 +117,10 @@ def _samples(func: Any, args: tuple[Any, ...], samples: int) -> tuple[int, int]:
     weight = {aten.convolution.default: 1, aten.convolution_backward.default: 2}.get(func)
     pointwise = weight is not None and all(side == 1 for side in args[weight].shape[2:])
     return MANY if pointwise and samples >= MANY[0] and torch.get_num_threads() == 1 else FEW
+
+
+def _in_half(args: tuple[Any, ...]) -> bool:
+    return any(isinstance(each, torch.Tensor) and each.dtype in HALF for each in args)
 
 
 def _quietly(run: Callable[[], None]) -> None:
