@@ -21,6 +21,7 @@ from time import monotonic
 from autofit.core.errors import SpaceError, Untraceable
 from autofit.core.trace import Trace
 from autofit.probing.keeper import die_with
+from autofit.probing.tracing import host_temporaries
 
 POSSIBLE = sys.platform == "linux"
 _TRACE, _UNTRACEABLE, _SPACE = b"T", b"U", b"S"
@@ -67,6 +68,7 @@ def _answer(work: Callable[[], Trace], write: int, parent: int) -> None:
         os.setpgid(0, 0)  # a Ctrl-C at the terminal is for the parent, which then ends this group
         logging.disable(logging.CRITICAL)  # torch logs thirty lines about what a fake tensor cannot do
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        host_temporaries.alone_in_fork()
         gc.freeze()  # collecting what is the parent's would only copy its pages
         with suppress(BrokenPipeError):
             reply = _reply(work)

@@ -7,7 +7,6 @@ four samples on what it takes is affine in their number; fewer may be computed i
 """
 
 import math
-import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -40,12 +39,26 @@ PRODUCTS = frozenset((aten.mm.default, aten.addmm.default, aten.bmm.default, ate
 """Operators that oneDNN computes in 16 bits; in 32 bits they take nothing."""
 PATIENCE_S = 2.0
 """A call that takes longer hangs; no further one is made."""
-_IMPORTED_IN = os.getpid()
-"""In a fork of this process oneDNN waits for ever in 16 bits: there such calls take nothing that is known."""
 MOST_FLOP = 2e8
 """A larger product is not run: what it takes beside its result is small against its operands."""
 MIXED = frozenset((aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor))
 """Operators that bring operands of another type to the result's type before they begin (TensorIterator.cpp)."""
+
+
+_threads_before_fork: list[int] = []
+
+
+def alone_in_fork() -> None:
+    """Makes torch compute in one thread, to be called in a forked process: OpenMP's other threads are gone there.
+
+    Operators without a fake kernel, such as fused SGD, are computed on zeros, and would wait for those for ever.
+    """
+    _threads_before_fork[:] = [torch.get_num_threads()]
+    torch.set_num_threads(1)
+
+
+def _threads() -> int:
+    return (_threads_before_fork or [torch.get_num_threads()])[0]
 
 
 class HostTemporaries:
@@ -95,6 +108,8 @@ class HostTemporaries:
 
         def run() -> None:
             nonlocal found
+            if _threads_before_fork:  # a new thread has OpenMP threads of its own
+                torch.set_num_threads(_threads())
             leaves, spec = tree_flatten((args, kwargs))
             real_args, real_kwargs = tree_unflatten([_real(leaf) for leaf in leaves], spec)
             with torch.no_grad(), self._device.meter(lambda: 0) as reading:
@@ -103,7 +118,7 @@ class HostTemporaries:
             assert reading.memory is not None, "the meter has filled its reading"
             found = reading.memory.allocated_bytes - sum(kept.values())
 
-        if self._stuck or (os.getpid() != _IMPORTED_IN and _in_half(args)):
+        if self._stuck:
             return 0
         thread = threading.Thread(target=_quietly, args=(run,), daemon=True)
         thread.start()
@@ -116,11 +131,7 @@ def _samples(func: Any, args: tuple[Any, ...], samples: int) -> tuple[int, int]:
     """Returns the numbers of samples with which a call on so many is run."""
     weight = {aten.convolution.default: 1, aten.convolution_backward.default: 2}.get(func)
     pointwise = weight is not None and all(side == 1 for side in args[weight].shape[2:])
-    return MANY if pointwise and samples >= MANY[0] and torch.get_num_threads() == 1 else FEW
-
-
-def _in_half(args: tuple[Any, ...]) -> bool:
-    return any(isinstance(each, torch.Tensor) and each.dtype in HALF for each in args)
+    return MANY if pointwise and samples >= MANY[0] and _threads() == 1 else FEW
 
 
 def _quietly(run: Callable[[], None]) -> None:
