@@ -184,13 +184,14 @@ class Bench:
         """
         self._beat("trace")
         limit_s = min(limit_s, isolation.LIMIT_S, self._watch.clock.patience_s(TRACE_SHARE) / 2)
+        target, threads = self.device.torch_device, torch.get_num_threads()
 
         def traced() -> Trace:
             with self._users_code():
                 batch = batch_to_trace(self._source, plan)
 
             def work() -> Trace:
-                return tracing.trace(self.workload, self._loss, plan, batch, self.device.torch_device, limit_s=limit_s)
+                return tracing.trace(self.workload, self._loss, plan, batch, target, limit_s=limit_s, threads=threads)
 
             return isolation.isolated(work, self.workload, self.device.is_host, limit_s)
 

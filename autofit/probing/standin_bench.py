@@ -128,10 +128,11 @@ class StandInBench:
         self._beat("trace")
         with _users_code():
             batch = batch_to_trace(self._source, plan)
+        threads = torch.get_num_threads()
 
         def work() -> Trace:
             return tracing.trace(
-                self.workload, self._loss, plan, batch, self._on, self._chip, limit_s=isolation.LIMIT_S
+                self.workload, self._loss, plan, batch, self._on, self._chip, isolation.LIMIT_S, threads
             )
 
         if self._alone:

@@ -4,7 +4,9 @@ A step function, a closure or a module of the user's may keep what it is given: 
 Only what the trace copies (model, optimizer, loss module) is safe from that in the user's own process.
 
 Forked, and not started afresh, because the user's objects are here and nowhere else. That is sound where no device has
-been opened and nothing is computed in the child, as with data loader workers: on a host, on Linux.
+been opened, as with data loader workers: on a host, on Linux. The child computes in one thread: the other OpenMP threads
+are not forked, and an operator that torch computes on zeros for want of a fake kernel, such as a fused optimizer's, would
+wait for them for ever.
 """
 
 import gc
@@ -18,10 +20,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
 
+import torch
+
 from autofit.core.errors import SpaceError, Untraceable
 from autofit.core.trace import Trace
 from autofit.probing.keeper import die_with
-from autofit.probing.tracing import host_temporaries
 
 POSSIBLE = sys.platform == "linux"
 _TRACE, _UNTRACEABLE, _SPACE = b"T", b"U", b"S"
@@ -68,7 +71,7 @@ def _answer(work: Callable[[], Trace], write: int, parent: int) -> None:
         os.setpgid(0, 0)  # a Ctrl-C at the terminal is for the parent, which then ends this group
         logging.disable(logging.CRITICAL)  # torch logs thirty lines about what a fake tensor cannot do
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        host_temporaries.alone_in_fork()
+        torch.set_num_threads(1)
         gc.freeze()  # collecting what is the parent's would only copy its pages
         with suppress(BrokenPipeError):
             reply = _reply(work)

@@ -37,28 +37,10 @@ BATCHED: dict[Any, tuple[int, ...]] = {
 """Operators that are run, with the arguments whose first dimension counts samples."""
 PRODUCTS = frozenset((aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default))
 """Operators that oneDNN computes in 16 bits; in 32 bits they take nothing."""
-PATIENCE_S = 2.0
-"""A call that takes longer hangs; no further one is made."""
 MOST_FLOP = 2e8
 """A larger product is not run: what it takes beside its result is small against its operands."""
 MIXED = frozenset((aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor))
 """Operators that bring operands of another type to the result's type before they begin (TensorIterator.cpp)."""
-
-
-_threads_before_fork: list[int] = []
-
-
-def alone_in_fork() -> None:
-    """Makes torch compute in one thread, to be called in a forked process: OpenMP's other threads are gone there.
-
-    Operators without a fake kernel, such as fused SGD, are computed on zeros, and would wait for those for ever.
-    """
-    _threads_before_fork[:] = [torch.get_num_threads()]
-    torch.set_num_threads(1)
-
-
-def _threads() -> int:
-    return (_threads_before_fork or [torch.get_num_threads()])[0]
 
 
 class HostTemporaries:
@@ -66,12 +48,12 @@ class HostTemporaries:
 
     Args:
         device: the host, which meters.
+        threads: with how many threads training computes; a forked process that traces has one.
     """
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    def __init__(self, device: Device, threads: int) -> None:
+        self._device, self._threads = device, threads
         self._known: dict[Any, int] = {}
-        self._stuck = False
 
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int | None:
         """Returns the bytes that a call takes beside its results at most; None for operators that take nothing."""
@@ -86,7 +68,7 @@ class HostTemporaries:
         if batched is None:
             return None
         samples = args[0].shape[0] if args[0].dim() else 0
-        small, large = _samples(func, args, samples)
+        small, large = self._samples(func, args, samples)
         if samples < large:
             return self._of(func, args, kwargs)
         low, high = (self._of(func, _cut(args, batched, size), kwargs) for size in (small, large))
@@ -108,8 +90,8 @@ class HostTemporaries:
 
         def run() -> None:
             nonlocal found
-            if _threads_before_fork:  # a new thread has OpenMP threads of its own
-                torch.set_num_threads(_threads())
+            if torch.get_num_threads() != self._threads:  # in a fork, where a new thread has OpenMP threads of its own
+                torch.set_num_threads(self._threads)
             leaves, spec = tree_flatten((args, kwargs))
             real_args, real_kwargs = tree_unflatten([_real(leaf) for leaf in leaves], spec)
             with torch.no_grad(), self._device.meter(lambda: 0) as reading:
@@ -118,20 +100,16 @@ class HostTemporaries:
             assert reading.memory is not None, "the meter has filled its reading"
             found = reading.memory.allocated_bytes - sum(kept.values())
 
-        if self._stuck:
-            return 0
-        thread = threading.Thread(target=_quietly, args=(run,), daemon=True)
+        thread = threading.Thread(target=_quietly, args=(run,))
         thread.start()
-        thread.join(PATIENCE_S)
-        self._stuck = thread.is_alive()
-        return 0 if self._stuck else max(found, 0)
+        thread.join()
+        return max(found, 0)
 
-
-def _samples(func: Any, args: tuple[Any, ...], samples: int) -> tuple[int, int]:
-    """Returns the numbers of samples with which a call on so many is run."""
-    weight = {aten.convolution.default: 1, aten.convolution_backward.default: 2}.get(func)
-    pointwise = weight is not None and all(side == 1 for side in args[weight].shape[2:])
-    return MANY if pointwise and samples >= MANY[0] and _threads() == 1 else FEW
+    def _samples(self, func: Any, args: tuple[Any, ...], samples: int) -> tuple[int, int]:
+        """Returns the numbers of samples with which a call on so many is run."""
+        weight = {aten.convolution.default: 1, aten.convolution_backward.default: 2}.get(func)
+        pointwise = weight is not None and all(side == 1 for side in args[weight].shape[2:])
+        return MANY if pointwise and samples >= MANY[0] and self._threads == 1 else FEW
 
 
 def _quietly(run: Callable[[], None]) -> None:

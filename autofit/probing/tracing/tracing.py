@@ -63,6 +63,7 @@ def trace(
     device: torch.device,
     chip: Chip | None = None,
     limit_s: float = math.inf,
+    threads: int | None = None,
 ) -> Trace:
     """Returns the allocations of `STEPS` optimizer steps of a plan.
 
@@ -74,6 +75,7 @@ def trace(
         device: where the step runs: its type is the model's, or the stand-in's.
         chip: of a CUDA device; None reads it from the one that is present.
         limit_s: seconds after which it is given up.
+        threads: with how many threads training computes on the host; None: as many as this process now does.
 
     Raises:
         Untraceable: something in the step cannot run without data, or fails on fake tensors.
@@ -84,7 +86,7 @@ def trace(
     check_layers(workload.model)
     if chip is None and device.type == "cuda":
         chip = Chip.of(device)
-    run = _Run(plan, device, chip)
+    run = _Run(plan, device, chip, threads or torch.get_num_threads())
     run.recorder.users_own = {t.untyped_storage()._cdata for t in _strided(workload)}
     run.recorder.deadline = perf_counter() + limit_s
     padded = has_padding(batch)
@@ -129,6 +131,7 @@ class _Run:
     plan: Plan
     device: torch.device
     chip: Chip | None
+    threads: int
     doing: str = "making the batch"
     answers: Answers = field(default_factory=Answers)
     marks: list[Mark] = field(default_factory=list)
@@ -143,7 +146,7 @@ class _Run:
             self.answers,
             None if self.chip is None else partial(passing, self.chip),
             (0, 0) if self.chip is None else self.chip.workspaces,
-            HostTemporaries(devices.choose("cpu")) if self.device.type == "cpu" else None,
+            HostTemporaries(devices.choose("cpu"), self.threads) if self.device.type == "cpu" else None,
         )
 
     def trace(self, workload: Workload, loss: LossRule, batch: Batch | Counted) -> Trace:

@@ -47,13 +47,13 @@ def test_what_a_convolution_takes_is_scaled_from_few_samples(
     made: Callable[..., Any], channels: int, kernel: int, stride: int
 ) -> None:
     func, args = made(channels, kernel, stride, torch.float32)
-    found = HostTemporaries(CPU)(func, args, {}, func(*args))
+    found = HostTemporaries(CPU, torch.get_num_threads())(func, args, {}, func(*args))
     assert found == pytest.approx(really_taken(func, args), rel=0.02, abs=4096)
 
 
 def test_a_call_of_the_same_kind_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     func, args = convolution(3, 3, 1, torch.float32)
-    temporaries, runs = HostTemporaries(CPU), list[Any]()
+    temporaries, runs = HostTemporaries(CPU, torch.get_num_threads()), list[Any]()
     monkeypatch.setattr(temporaries, "_run", lambda *call: runs.append(call) or 100)
     assert [temporaries(func, args, {}, None) for _ in range(3)] == [100] * 3
     assert len(runs) == 2  # with few and with more samples
@@ -61,20 +61,20 @@ def test_a_call_of_the_same_kind_is_run_once(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_operands_of_another_type_are_converted_first() -> None:
     half, single = torch.randn(100, 50).bfloat16(), torch.randn(100, 50)
-    found = HostTemporaries(CPU)(aten.add.Tensor, (half, single), {}, half + single)
+    found = HostTemporaries(CPU, torch.get_num_threads())(aten.add.Tensor, (half, single), {}, half + single)
     assert found == half.numel() * 4 == really_taken(aten.add.Tensor, (half, single))
-    assert HostTemporaries(CPU)(aten.add.Tensor, (single, single), {}, single) is None
+    assert HostTemporaries(CPU, torch.get_num_threads())(aten.add.Tensor, (single, single), {}, single) is None
 
 
 def test_an_operator_without_temporaries_has_none() -> None:
     single = torch.randn(8, 8)
-    assert HostTemporaries(CPU)(aten.relu.default, (single,), {}, single) is None
-    assert HostTemporaries(CPU)(aten.mm.default, (single, single), {}, single) is None
+    assert HostTemporaries(CPU, torch.get_num_threads())(aten.relu.default, (single,), {}, single) is None
+    assert HostTemporaries(CPU, torch.get_num_threads())(aten.mm.default, (single, single), {}, single) is None
 
 
 def test_a_call_that_cannot_be_made_up_takes_nothing_known() -> None:
     func, (images, weight, *rest) = convolution(3, 3, 1, torch.float32)
-    assert HostTemporaries(CPU)(func, (images[:2], weight[:, :2], *rest), {}, None) == 0
+    assert HostTemporaries(CPU, torch.get_num_threads())(func, (images[:2], weight[:, :2], *rest), {}, None) == 0
 
 
 class Images(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
