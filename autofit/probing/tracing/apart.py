@@ -4,9 +4,9 @@ A step function, a closure or a module of the user's may keep what it is given: 
 Only what the trace copies (model, optimizer, loss module) is safe from that in the user's own process.
 
 Forked, and not started afresh, because the user's objects are here and nowhere else. That is sound where no device has
-been opened, as with data loader workers: on a host, on Linux. The child computes in one thread: the other OpenMP threads
-are not forked, and an operator that torch computes on zeros for want of a fake kernel, such as a fused optimizer's, would
-wait for them for ever.
+been opened, as with data loader workers: on a host, on Linux. The child computes in one thread: OpenMP's other threads
+are not forked, and an operator that torch computes for want of a fake kernel, such as a fused optimizer's, would wait
+for them for ever.
 """
 
 import gc
