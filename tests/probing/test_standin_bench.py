@@ -185,6 +185,7 @@ def test_a_plan_that_the_stand_in_cannot_apply_has_its_reason(h200: RemoteBench)
 @pytest.mark.slow
 def test_without_a_card_only_the_memory_bounds_and_a_note_says_which_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # this file imports others of the tests
     options = Options(memory_budget="3GiB")
     with RemoteBench(Target(f"{__file__}:make_recurrent", options=options, stand_in=StandIn())) as bench:
         assert bench.briefing.budget.memory_bytes == 3 * 2**30
