@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +23,22 @@ atexit.register(shutil.rmtree, os.environ["AUTOFIT_RUNTIME_DIR"], ignore_errors=
 
 # A shell that starts the tests in the background has them, and the processes that they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def empty_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study without trials; making the tables takes Optuna most of a second."""
+    from tests.study.samples import reopen  # noqa: PLC0415  # Optuna, for tests that need it
+
+    path = tmp_path_factory.mktemp("study") / "empty.db"
+    reopen(path)
+    return path
+
+
+@pytest.fixture
+def db(empty_study: Path, tmp_path: Path) -> Path:
+    """A study of the test's own, without trials."""
+    return shutil.copy(empty_study, tmp_path / "s.db")
 
 
 @pytest.fixture

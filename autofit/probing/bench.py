@@ -35,7 +35,7 @@ from autofit.probing.batch_store import BatchStore
 from autofit.probing.evidence import collect
 from autofit.probing.failures import Verdict, classify
 from autofit.probing.gradients import State
-from autofit.probing.guard import Backstop, Guard
+from autofit.probing.guard import Backstop, Guard, leave_surely
 from autofit.probing.identity import Reached, own_version, settings, signature
 from autofit.probing.leaks import LeakWatch
 from autofit.probing.meter import shapes_of_a_training
@@ -265,11 +265,7 @@ class Bench:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            self._leave(error)
-        except KeyboardInterrupt:
-            self._leave(error)
-            raise
+        leave_surely(self._leave, error)
 
     def _leave(self, error: BaseException | None) -> None:
         """Puts everything back and verifies it, unless that was done."""
@@ -332,14 +328,7 @@ class Bench:
         return None
 
     def _build(self, plan: Plan) -> TrainStep:
-        draft = Draft(
-            model=self.workload.model,
-            loss=self._loss,
-            optimizer=self.workload.make_optimizer(),
-            device=self.device.torch_device,
-            max_grad_norm=self.workload.max_grad_norm,
-            weighing=self._weighing,
-        )
+        draft = Draft.of(self.workload, self._loss, self.device.torch_device, self._weighing)
         return prepare(plan, draft, MEMBERS)
 
     def _resolve(self) -> LossRule:

@@ -159,14 +159,7 @@ class StandInBench:
         return standing_parts(self.workload)
 
     def _build(self, plan: Plan) -> TrainStep:
-        draft = Draft(
-            model=self.workload.model,
-            loss=self._loss,
-            optimizer=self.workload.make_optimizer(),
-            device=self._device.torch_device,
-            max_grad_norm=self.workload.max_grad_norm,
-        )
-        return prepare(plan, draft, MEMBERS)
+        return prepare(plan, Draft.of(self.workload, self._loss, self._device.torch_device), MEMBERS)
 
     def _resolve(self) -> LossRule:
         workload, home = self.workload, self._device.torch_device

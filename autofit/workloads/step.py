@@ -22,6 +22,7 @@ from autofit.workloads.counted import Counted, counted
 from autofit.workloads.loss import LossRule
 from autofit.workloads.tree import Batch, map_tensors, tensors
 from autofit.workloads.weighing import shares
+from autofit.workloads.workload import Workload
 
 
 class Scheduler(Protocol):
@@ -59,6 +60,18 @@ class Draft:
     max_grad_norm: float | None = None
     scheduler: Scheduler | None = None
     weighing: Weighing | None = None
+
+    @classmethod
+    def of(cls, workload: Workload, loss: LossRule, device: torch.device, weighing: Weighing | None = None) -> "Draft":
+        """Returns the draft of a workload's step as the user has it, before any strategy; makes its optimizer."""
+        return cls(
+            model=workload.model,
+            loss=loss,
+            optimizer=workload.make_optimizer(),
+            device=device,
+            max_grad_norm=workload.max_grad_norm,
+            weighing=weighing,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,12 @@
-"""What every benchmark shares: its figures as JSON with device and versions, and a one-line summary last."""
+"""What every benchmark shares: figures as JSON with device and versions, a percentile, a one-line summary last."""
 
 import argparse
 import json
+import math
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -63,3 +65,8 @@ def fail(message: str, code: int) -> NoReturn:
     """Says in one line what is wrong, as the last line, and exits."""
     print(message, file=sys.stderr, flush=True)
     sys.exit(code)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Returns the smallest value that at least this share of all do not exceed."""
+    return sorted(values)[max(math.ceil(share * len(values)) - 1, 0)]

@@ -11,15 +11,14 @@ Required: at least 93 % of the claims hold. Exit code 1 where they do not.
 import argparse
 import math
 import zlib
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import fmean, median
 from typing import Any
 
 import _report
-from search_runs import Case, cases, names, rehearse
+from search_runs import Case, cases, names, over_tables, rehearse
 
 from autofit.core.budget import Budget
 from autofit.replay import Bursts, TableBench
@@ -97,7 +96,7 @@ def summarised(claims: Sequence[Claim]) -> dict[str, Any]:
     made = [claim for claim in claims if claim.claimed]
     raced = [claim for claim in made if claim.pairs]
     widths = [math.log(claim.high / claim.low) / 2 for claim in made]
-    regrets = sorted(claim.regret for claim in claims)
+    regrets = [claim.regret for claim in claims]
     return {
         "replays": len(claims),
         "claims": len(made),
@@ -107,7 +106,7 @@ def summarised(claims: Sequence[Claim]) -> dict[str, Any]:
         "half_width": median(widths) if widths else 0.0,
         "bias_log": fmean(math.log(claim.gain / claim.true) for claim in made) if made else 0.0,
         "regret": fmean(regrets),
-        "regret_95": regrets[max(math.ceil(0.95 * len(regrets)) - 1, 0)],
+        "regret_95": _report.percentile(regrets, 0.95),
     }
 
 
@@ -134,18 +133,9 @@ def parse() -> argparse.Namespace:
     return given
 
 
-def played(given: argparse.Namespace) -> Iterable[list[Claim]]:
-    """Yields the claims on each table."""
-    if given.jobs == 1:
-        yield from map(partial(play, given=given), given.only)
-        return
-    with ProcessPoolExecutor(given.jobs) as pool:
-        yield from pool.map(partial(play, given=given), given.only)
-
-
 def main() -> None:
     given = parse()
-    claims = [claim for found in played(given) for claim in found]
+    claims = [claim for found in over_tables(partial(play, given=given), given.only, given.jobs) for claim in found]
     for claim in claims if given.missed else ():
         if claim.claimed and not claim.held:
             print(claim)

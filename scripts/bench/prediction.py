@@ -21,9 +21,10 @@ from typing import Any
 
 import _files
 import _report
+from _report import percentile
 from prediction_held_back import HELD_BACK
 from prediction_models import LOOSE
-from prediction_part import errors, percentile
+from prediction_part import errors
 
 WAYS = ("here", "stand-in")
 GROUPS = {"development": LOOSE, "held back": HELD_BACK}

@@ -7,7 +7,6 @@ The second reads from FILE which sizes the first has measured, and adds its own 
 """
 
 import json
-import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,11 +139,6 @@ def main() -> None:
 def errors(peaks: list[Peaks], truth: list[Peaks], which: int) -> list[float]:
     """Returns the relative errors of allocated (0) or reserved (1) peaks."""
     return [said[which] / real[which] - 1 for said, real in zip(peaks, truth, strict=True)]
-
-
-def percentile(values: list[float], share: float) -> float:
-    """Returns the smallest value that at least `share` of all do not exceed."""
-    return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
 if __name__ == "__main__":

@@ -12,11 +12,9 @@ mean; no promise broken; 20 ms per trial. Exit code 1 where it misses.
 """
 
 import argparse
-import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -27,7 +25,8 @@ from time import perf_counter
 from typing import Any
 
 import _report
-from search_runs import ESTIMATORS, SEARCHERS, Case, Ran, Result, cases, names, rehearse, scored
+from _report import percentile
+from search_runs import ESTIMATORS, SEARCHERS, Case, Ran, Result, cases, names, over_tables, rehearse, scored
 
 from autofit.core.budget import Budget
 from autofit.replay import TableBench
@@ -101,11 +100,6 @@ def traced(case: Case, ran: Ran) -> str:
 
 
 # What the results of many seeds say together.
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Returns the smallest value that at least this share of all do not exceed."""
-    return sorted(values)[max(math.ceil(share * len(values)) - 1, 0)]
 
 
 def interval(groups: Sequence[Sequence[float]], statistic: Callable[[Sequence[float]], float]) -> tuple[float, float]:
@@ -211,20 +205,11 @@ def parse() -> argparse.Namespace:
     return given
 
 
-def played(given: argparse.Namespace) -> Iterable[Scores]:
-    """Yields the results of each table."""
-    if given.jobs == 1:
-        yield from map(partial(play, given=given), given.only)
-        return
-    with ProcessPoolExecutor(given.jobs) as pool:
-        yield from pool.map(partial(play, given=given), given.only)
-
-
 def main() -> None:
     given = parse()
     groups: dict[tuple[str, str], dict[str, list[Result]]] = defaultdict(dict)
     tables: list[dict[str, Any]] = []
-    for scores in played(given):
+    for scores in over_tables(partial(play, given=given), given.only, given.jobs):
         for (searcher, estimator, table), results in scores.items():
             groups[searcher, estimator][table] = results
             got = summarised([results], estimator != "missing")

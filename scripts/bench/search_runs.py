@@ -2,7 +2,8 @@
 
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import process_time
@@ -28,6 +29,8 @@ from autofit.searchers.base import Searcher  # noqa: E402
 from autofit.tuner import Findings, Tuning, run  # noqa: E402
 from tests.fakes import MemoryLog  # noqa: E402
 from tests.tables import TRAPS, synthetic  # noqa: E402
+
+Answer = TypeVar("Answer")
 
 RECORDED = ROOT / "tests" / "data" / "tables"
 SEARCHERS = {member.name: member for member in searchers.MEMBERS}
@@ -154,6 +157,15 @@ def names() -> list[str]:
     return [*sorted(path.stem for path in RECORDED.glob("*.json")), *TRAPS]
 
 
+def over_tables(play: Callable[[str], Answer], chosen: Sequence[str], jobs: int) -> Iterator[Answer]:
+    """Yields what `play` makes of each table, as many at a time as there are jobs."""
+    if jobs == 1:
+        yield from map(play, chosen)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        yield from pool.map(play, chosen)
+
+
 def rehearse(case: Case, bench: TableBench, searcher: str, estimator: str, seed: int, **given: Any) -> Ran:
     """Runs the whole of a search on a table: the searcher, the screening, the race and the proof.
 
@@ -234,9 +246,6 @@ def _broken(case: Case, ran: Ran, plan: Plan | None) -> tuple[str, ...]:
     if plan.key not in case.scores or case.peaks[plan.key] > case.table.budget.memory_bytes:
         found.append("not inside the budget")
     return tuple(found)
-
-
-Answer = TypeVar("Answer")
 
 
 class _Timed(Searcher):

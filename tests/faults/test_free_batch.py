@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-import torch
 from torch import nn
 
 from autofit.core.choosing import choose, finalists
@@ -24,19 +23,11 @@ from autofit.tuner import run
 from autofit.workloads.workload import Workload
 from tests.core.test_summary import record
 from tests.fakes import OPTIMIZER, PRECISION, small_bench, space_of, tuning_of
+from tests.strategies import test_batching as batching
 
 OWN = Plan(values={"micro_batch_size": 128, "accumulation_steps": 1, "precision": "fp32"})
 OBJECTIVE = Objective()
-FREE = Facts(
-    model=nn.Linear(2, 2),
-    batch=torch.zeros(4, 2),
-    optimizer=None,
-    device_type="cpu",
-    capabilities=frozenset(),
-    numerics="mixed",
-    training=True,
-    micro_batch_size=128,
-)
+FREE = replace(batching.FREE, micro_batch_size=128)
 
 
 def offered(facts: Facts) -> tuple[int, ...]:

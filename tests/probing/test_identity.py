@@ -1,7 +1,4 @@
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +9,7 @@ from torch.nn import functional as F
 from autofit.probing.identity import settings
 from autofit.workloads.workload import Workload
 from tests.probing import targets
+from tests.processes import printed_by_two_processes
 
 ADAM: dict[str, Any] = {"lr": 1e-3}
 
@@ -82,15 +80,5 @@ def test_every_process_finds_the_same() -> None:
         "from tests.probing import targets; from autofit.probing.identity import settings; "
         "print(settings(targets.make_mlp(), None, 'cpu', 'x'))"
     )
-    found = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            check=True,
-            capture_output=True,
-            text=True,
-            cwd=Path(__file__).parents[2],
-            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
-        ).stdout
-        for seed in ("1", "2")
-    }
+    found = printed_by_two_processes(code)
     assert len(found) == 1

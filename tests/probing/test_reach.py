@@ -1,12 +1,9 @@
 """What counts as the same workload: code and plain attributes that are reached, and nothing that training changes."""
 
 import functools
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -16,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from autofit.probing.reach import MOST_OBJECTS, Facts, reach
+from tests.processes import printed_by_two_processes
 
 COUNT = 0
 
@@ -232,17 +230,7 @@ def test_every_process_finds_the_same() -> None:
         "print(t.lines(model=t.Net(names={'a', 'b', 'c'}, run=t.doubled), step_fn=t.by_module(t.doubled), "
         "f=t.Wrapper(t.F.relu)))"
     )
-    found = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            check=True,
-            capture_output=True,
-            text=True,
-            cwd=Path(__file__).parents[2],
-            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
-        ).stdout
-        for seed in ("1", "2")
-    }
+    found = printed_by_two_processes(code)
     assert len(found) == 1
     assert "0x" not in found.pop()
 

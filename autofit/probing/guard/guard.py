@@ -147,12 +147,7 @@ class Guard:
         Raises:
             RestoreError: something still differs; chained to the exception in flight, if there is one.
         """
-        try:
-            self._leave(error)
-        except KeyboardInterrupt:
-            # It may have come before interrupts were deferred; nothing else would put the state back.
-            self._leave(error)
-            raise
+        leave_surely(self._leave, error)
 
     def _leave(self, error: BaseException | None) -> None:
         """Does what leaving takes, unless that was done since the guard was entered."""
@@ -210,6 +205,22 @@ class Guard:
         return failures
 
 
+def leave_surely(leave: Callable[[BaseException | None], object], error: BaseException | None) -> None:
+    """Calls `leave` with the exception in flight, and once more where a Ctrl-C cut it short.
+
+    The interrupt may come before `leave` defers interrupts, and nothing else would put the state back. Calling it again
+    does nothing where it was done.
+
+    Raises:
+        KeyboardInterrupt: as it came.
+    """
+    try:
+        leave(error)
+    except KeyboardInterrupt:
+        leave(error)
+        raise
+
+
 class Backstop:
     """Makes good what an interrupt keeps an inner context from doing on exit.
 
@@ -227,11 +238,7 @@ class Backstop:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
-            self._do_leave(error)
-        except KeyboardInterrupt:
-            self._do_leave(error)
-            raise
+        leave_surely(self._do_leave, error)
 
 
 def digest_of(

@@ -157,13 +157,7 @@ class _Run:
         copied.workload.model.train(workload.training)
         self._stand(copied)
         self.doing = "preparing the plan"
-        draft = Draft(
-            model=copied.workload.model,
-            loss=copied.loss,
-            optimizer=copied.workload.make_optimizer(),
-            device=self.device,
-            max_grad_norm=workload.max_grad_norm,
-        )
+        draft = Draft.of(copied.workload, copied.loss, self.device)
         if draft.optimizer is not None:
             for tensor in state_tensors(draft.optimizer):
                 recorder.record(tensor, Kind.OPTIMIZER_STATE, standing=True)

@@ -114,13 +114,7 @@ class Rig:
         return reading.memory.judged_bytes
 
     def _step(self, workload: Workload, size: int) -> TrainStep:
-        draft = Draft(
-            model=workload.model,
-            loss=self.loss(workload),
-            optimizer=workload.make_optimizer(),
-            device=self.device.torch_device,
-            max_grad_norm=workload.max_grad_norm,
-        )
+        draft = Draft.of(workload, self.loss(workload), self.device.torch_device)
         return prepare(Plan(values={"micro_batch_size": size}), draft, MEMBERS)
 
 
