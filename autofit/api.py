@@ -26,7 +26,7 @@ from autofit.probing.standin_bench import StandInBench
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.search import Listen, Request, search
 from autofit.trackers.progress import Progress
-from autofit.trackers.standing import Yardstick
+from autofit.trackers.search_state import Yardstick
 from autofit.workloads.workload import OptimizerRecipe, Workload
 
 _Record = TypeVar("_Record", bound=BaseModel)

@@ -24,7 +24,7 @@ from autofit.probing.remote import RemoteBench, Target
 from autofit.probing.watchdog import Watchdog
 from autofit.search import DEFAULT_STUDY, Request, search
 from autofit.trackers.progress import Progress
-from autofit.trackers.standing import Yardstick
+from autofit.trackers.search_state import Yardstick
 
 
 def execute(given: argparse.Namespace) -> int:
@@ -39,7 +39,11 @@ def execute(given: argparse.Namespace) -> int:
         ExitStack() as held,
         Watchdog(clock, _saying(given.quiet)) as watch,
         RemoteBench(
-            target, beat=watch.beat, claim=_claiming(held, request), clock=clock, log=_log(request.study)
+            target,
+            beat=watch.beat,
+            claim=_claiming(held, request, _saying(given.quiet)),
+            clock=clock,
+            log=_log(request.study),
         ) as bench,
     ):
         if not given.quiet:
@@ -72,12 +76,12 @@ def execute(given: argparse.Namespace) -> int:
     return 0
 
 
-def _claiming(held: ExitStack, request: Request) -> Callable[[str, str], None]:
+def _claiming(held: ExitStack, request: Request, say: Callable[[str], None]) -> Callable[[str, str], None]:
     """Returns what locks a device until `held` is closed; a lock that this process holds already is no obstacle."""
 
     def claim(key: str, name: str) -> None:
         wait_s = locks.patience_s(request.time_s)
-        held.enter_context(locks.held(key, name, wait_s, lambda text: print(f"autofit: {text}", file=sys.stderr)))
+        held.enter_context(locks.held(key, name, wait_s, say))
 
     return claim
 

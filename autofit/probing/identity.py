@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from autofit.probing.reach import Facts, reach
+from autofit.probing.reach import ReachedFacts, reach
 from autofit.workloads.workload import Workload
 
 
@@ -37,8 +37,8 @@ class Reached:
         data: from the data set, what samples and what collates it, and the worst case.
     """
 
-    step: Facts
-    data: Facts
+    step: ReachedFacts
+    data: ReachedFacts
 
     @classmethod
     def of(cls, workload: Workload) -> Self:

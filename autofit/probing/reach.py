@@ -9,7 +9,8 @@ What counts, and what does not:
   the model, for objects of the user's classes, and for configuration objects of any class.
 * What changes because a training goes on does not count: an attribute or global that the code of a step assigns, found
   in the bytecode that is reachable from `forward`, `__call__`, `__getitem__`, hooks and the functions given. A counter
-  in a container (`self.seen["n"] += 1`) cannot be told so; `Facts.stable` leaves it out where steps have changed it.
+  in a container (`self.seen["n"] += 1`) cannot be told so; `ReachedFacts.stable` leaves it out where steps have
+  changed it.
 * Values of parameters, buffers and other tensors never count, nor does more of a long container than its length.
 
 Nothing here depends on addresses, on the order of sets, or on how far a search has come.
@@ -64,28 +65,28 @@ class Fact(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ReachedFacts:
     """What was found, by its path from the objects that were given."""
 
     found: Mapping[str, Fact]
 
-    def stable(self, before: "Facts") -> "Facts":
+    def stable(self, before: "ReachedFacts") -> "ReachedFacts":
         """Returns those that were the same before."""
-        return Facts({path: fact for path, fact in self.found.items() if before.found.get(path) == fact})
+        return ReachedFacts({path: fact for path, fact in self.found.items() if before.found.get(path) == fact})
 
     def lines(self, kind: str) -> list[str]:
         """Returns those of a kind, one a line."""
         return [f"{path}={fact.text}" for path, fact in sorted(self.found.items()) if fact.kind == kind]
 
 
-def reach(**given: object) -> Facts:
+def reach(**given: object) -> ReachedFacts:
     """Returns what can be reached from the objects that were given, by their names."""
     walk = _Walk()
     for name, value in given.items():
         walk.visit(name, value)
     changing = walk.changing()
     kept = {p: fact for p, fact in walk.facts.items() if fact.kind == "code" or changing.isdisjoint(fact.through)}
-    return Facts(kept)
+    return ReachedFacts(kept)
 
 
 class _Walk:

@@ -10,7 +10,7 @@ from autofit.core.outcome import Status
 from autofit.core.printable import one_line
 from autofit.core.summary import describe_outcome
 from autofit.trackers.live import LiveLine
-from autofit.trackers.standing import Standing, Yardstick
+from autofit.trackers.search_state import SearchState, Yardstick
 
 
 class Progress:
@@ -19,13 +19,13 @@ class Progress:
     def __init__(self, stream: TextIO, against: Yardstick | None = None) -> None:
         against = against or Yardstick()
         self._stream, self._unit = stream, against.objective.unit
-        self._standing = Standing(against)
-        self._live = LiveLine(stream, self._standing.live) if stream.isatty() else None
+        self._state = SearchState(against)
+        self._live = LiveLine(stream, self._state.live) if stream.isatty() else None
 
     def __call__(self, event: Event) -> None:
         """Shows one event."""
         if self._live is not None:
-            self._live.scroll(self._standing.tell(event))
+            self._live.scroll(self._state.tell(event))
         elif event.trial is None or event.trial.outcome.status is not Status.SKIPPED:
             # Reasons come from the user's code.
             print(f"autofit: {one_line(self._plain(event))}", file=self._stream, flush=True)

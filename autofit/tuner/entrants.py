@@ -7,8 +7,8 @@ from autofit.core.choosing import measurement_of, quotient
 from autofit.core.objective import Objective
 from autofit.core.racing import MAX_ROUNDS, MIN_ROUNDS, Race
 from autofit.core.trial import Trial
+from autofit.tuner.common_scale import CommonScale
 from autofit.tuner.loop import PROOF_PROBES, Loop
-from autofit.tuner.standing import Standing
 
 LATE_WORTH = 0.02
 """A plan joins a race that runs when it is expected to gain this over the leader, as a log ratio: the leader's probe
@@ -23,11 +23,11 @@ class Entrants:
     Args:
         loop: what was searched; knows the time.
         measured: all plans that were measured.
-        standing: what is known of their throughput.
+        scale: what is known of their throughput.
     """
 
-    def __init__(self, loop: Loop, measured: Sequence[Trial], standing: Standing) -> None:
-        self._loop, self._measured, self._standing = loop, measured, standing
+    def __init__(self, loop: Loop, measured: Sequence[Trial], scale: CommonScale) -> None:
+        self._loop, self._measured, self._scale = loop, measured, scale
         self._own: list[Trial] = []
         self._rivals: list[Trial] = []
         self._blocks_s: list[float] = []
@@ -53,7 +53,7 @@ class Entrants:
 
     def joining(self) -> list[Trial]:
         """Returns who joins the race now: finalists that there seemed no time for, then those that may yet win."""
-        race = self._standing.race
+        race = self._scale.race
         if race is None or not race.rounds or not self._room_for_one_more(race):
             return []
         if waiting := [t for t in self._rivals if t.plan.key not in race.names]:
@@ -68,7 +68,7 @@ class Entrants:
         leading = race.leader()
         leader = next(t for t in self._measured if t.plan.key == leading)
         left = [t for t in self._measured if t.plan.key not in race.names]
-        promises = [(self._standing.promise(t, leader), -place, t) for place, t in enumerate(left)]
+        promises = [(self._scale.promise(t, leader), -place, t) for place, t in enumerate(left)]
         worth, _, trial = max(promises, default=(0.0, 0, leader))
         return [trial] if worth > LATE_WORTH else []
 

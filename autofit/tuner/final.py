@@ -13,9 +13,9 @@ from autofit.core.racing import MIN_ROUNDS, Race, run_race
 from autofit.core.recommendation import Candidate, Ratio
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_duration
+from autofit.tuner.common_scale import CommonScale
 from autofit.tuner.entrants import Entrants
 from autofit.tuner.loop import PROOF_PROBES, Loop, summary
-from autofit.tuner.standing import Standing
 from autofit.tuner.tuning import Findings
 
 NOT_RUN = (Status.SKIPPED, Status.INTERRUPTED)
@@ -43,9 +43,9 @@ class Final:
         if not self._measured:
             raise nothing_measured(loop.trials, loop.tuning.budget, loop.stopped, loop.early, loop.predicted)
         self._baseline = self._record[loop.baseline.key]
-        self._standing = Standing(self._objective, self._measured)
-        self._ratio = self._standing.ratio
-        self._entrants = Entrants(loop, self._measured, self._standing)
+        self._scale = CommonScale(self._objective, self._measured)
+        self._ratio = self._scale.ratio
+        self._entrants = Entrants(loop, self._measured, self._scale)
         self._searched_s = loop.tuning.clock.elapsed_s
         self._unproven: dict[str, str] = {}
         self._failed: list[Trial] = []
@@ -57,7 +57,7 @@ class Final:
         winner, proof = self._prove()
         trials = tuple(self._loop.trials)
         self._remarks(winner)
-        if doubt := self._standing.doubt_of_proof(winner, proof):
+        if doubt := self._scale.doubt_of_proof(winner, proof):
             self._caveats.append(doubt)
         keys = self._front(winner, proof)
         return Findings(
@@ -65,7 +65,7 @@ class Final:
             proof=proof,
             baseline=self._candidate(self._baseline, "", keys),
             gain=self._gain(winner),
-            rate_per_s=self._standing.rate_per_s(winner),
+            rate_per_s=self._scale.rate_per_s(winner),
             untried=self._untried(winner),
             alternatives=tuple(
                 self._candidate(t, self._why_not(t, winner), keys)
@@ -81,14 +81,14 @@ class Final:
 
     def _race(self, left: list[Trial]) -> None:
         """Races the finalists among these plans, or goes on with the race that was where they did not run in it."""
-        pool, race = finalists(left, self._loop.baseline, self._objective), self._standing.race
+        pool, race = finalists(left, self._loop.baseline, self._objective), self._scale.race
         self._entrants.admit(pool)
         if race is None:
             names = tuple(t.plan.key for t in self._entrants.first())
             if len(names) < 2:
                 return
             own = self._loop.baseline.key
-            race = self._standing.race = Race(names, own if own in names else None, self._objective.tie_ratio)
+            race = self._scale.race = Race(names, own if own in names else None, self._objective.tie_ratio)
         elif all(t.plan.key in race.names for t in pool):
             return
         self._loop.say("stage", f"racing {len(pool)} plans in interleaved blocks")
@@ -127,7 +127,7 @@ class Final:
         return LONG_RACE_RATIO if loss > RACE_LOSS else RACE_RATIO
 
     def _choose(self, pool: list[Trial]) -> Trial:
-        return choose(pool, self._loop.baseline, self._objective, self._ratio, self._standing.claim)
+        return choose(pool, self._loop.baseline, self._objective, self._ratio, self._scale.claim)
 
     def _pool(self, left: list[Trial]) -> list[Trial]:
         """Returns who may be chosen: those of `left` that raced; where there are none, the finalists by their probes.
@@ -135,7 +135,7 @@ class Final:
         What a probe says is of another kind than what a race says, and the race may have contradicted it.
         """
         pool = finalists(left, self._loop.baseline, self._objective)
-        raced = [t for t in left if self._standing.raced(t)]
+        raced = [t for t in left if self._scale.raced(t)]
         if not raced:
             return pool
         if all(t is self._baseline for t in raced):  # the proofs of all others that raced failed
@@ -188,7 +188,7 @@ class Final:
         return [trial] if trial.outcome.measured else []
 
     def _gain(self, trial: Trial) -> Ratio | None:
-        return self._standing.claim(trial, self._baseline) if self._baseline.outcome.measured else None
+        return self._scale.claim(trial, self._baseline) if self._baseline.outcome.measured else None
 
     def _candidate(self, trial: Trial, note: str, keys: Set[str]) -> Candidate:
         gain = self._gain(trial) if trial.outcome.measured else None
@@ -196,7 +196,7 @@ class Final:
             plan=trial.plan,
             outcome=trial.outcome,
             gain=gain,
-            rate_per_s=self._standing.rate_per_s(trial) if trial.outcome.measured else None,
+            rate_per_s=self._scale.rate_per_s(trial) if trial.outcome.measured else None,
             note=note,
             on_front=trial.plan.key in keys,
         )
@@ -210,7 +210,7 @@ class Final:
         return {point.key for point in front([own, *points], self._objective.tie_ratio)}
 
     def _failed_in_race(self, trial: Trial) -> str:
-        race = self._standing.race
+        race = self._scale.race
         reason = race.left.get(trial.plan.key, "") if race is not None else ""
         return reason if reason.startswith("failed") else ""
 
@@ -218,11 +218,11 @@ class Final:
         failed = self._failed_in_race(trial)
         if failed or trial.plan.key in self._unproven:
             return failed or f"its proof failed ({self._unproven[trial.plan.key]})"
-        ratio, standing = self._standing.claim(trial, winner), self._standing
+        ratio, scale = self._scale.claim(trial, winner), self._scale
         speed = f"{ratio} of the recommended plan's throughput"
         if ratio.pairs:
             speed = f"{speed}, in {ratio.pairs} paired blocks"
-        elif standing.decided_by_race:
+        elif scale.decided_by_race:
             return f"not raced; by its probe {speed}"
         else:
             speed = f"{speed}, by separate probes"
@@ -257,10 +257,10 @@ class Final:
         )
 
     def _remark_on_race(self) -> None:
-        race = self._standing.race
+        race = self._scale.race
         if race is None or race.decided or not race.rounds:
             return
-        if self._standing.decided_by_race:
+        if self._scale.decided_by_race:
             told = f"the race ended after {race.rounds} rounds, undecided among {len(race.running)} plans"
             self._caveats.append(f"{told}: they are close")
         else:
@@ -280,9 +280,7 @@ class Final:
             self._caveats.append(f"your own setting {failed}; the gain is to its blocks or probe before that")
         elif winner is not own and gain.pairs == 0:
             why = (
-                "no plan that raced could be proven"
-                if self._standing.decided_by_race
-                else "there was no time for a race"
+                "no plan that raced could be proven" if self._scale.decided_by_race else "there was no time for a race"
             )
             within = " and is within their noise" if gain.low <= 1 else ""
             self._caveats.append(f"{why}: the gain rests on two separate probes{within}")

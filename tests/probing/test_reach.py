@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from autofit.probing.reach import MOST_OBJECTS, Facts, reach
+from autofit.probing.reach import MOST_OBJECTS, ReachedFacts, reach
 from tests.processes import printed_by_two_processes
 
 COUNT = 0
@@ -183,7 +183,7 @@ def test_f57_what_steps_have_changed_is_left_out() -> None:
     after = reach(model=model)
     assert after != before  # the counter in a container
     assert {path for path in before.found if path not in after.stable(before).found} == {"model.seen"}
-    assert isinstance(after.stable(before), Facts)
+    assert isinstance(after.stable(before), ReachedFacts)
 
 
 def test_weights_modes_and_hook_numbers_do_not_count() -> None:

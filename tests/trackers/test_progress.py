@@ -11,7 +11,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.trackers.progress import Progress
-from autofit.trackers.standing import Yardstick
+from autofit.trackers.search_state import Yardstick
 
 PLAN = Plan(values={"micro_batch_size": 16, "accumulation_steps": 2})
 

@@ -8,7 +8,7 @@ from autofit.probing.guard.digest import SIMPLE
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Whereabouts:
     """Where an object was found.
 
     Attributes:

@@ -24,7 +24,7 @@ from autofit.probing.guard import kinds
 from autofit.probing.guard.bindings import UNBOUND, NamesPiece, cell, methods, own_attributes, slots
 from autofit.probing.guard.code import namespaces
 from autofit.probing.guard.digest import SIMPLE
-from autofit.probing.guard.labels import Labels, Place
+from autofit.probing.guard.labels import Labels, Whereabouts
 from autofit.probing.guard.object_state import (
     ClassPiece,
     MappingPiece,
@@ -75,21 +75,21 @@ class Walk:
         self._seen: dict[int, object] = {}
         self._labels = Labels()
         self._names: dict[int, NamesPiece] = {}
-        self._todo: deque[tuple[str, object, Place]] = deque()
-        self._look("model", model, Place())
-        self._look("optimizer", optimizer, Place())
+        self._todo: deque[tuple[str, object, Whereabouts]] = deque()
+        self._look("model", model, Whereabouts())
+        self._look("optimizer", optimizer, Whereabouts())
         for name, extra in (extras or {}).items():
             self._look_at_extra(name, extra)
         self._look_at_loader(loader)
         for name, function in (functions or {}).items():
-            self._look(name, function, Place(held=True))
+            self._look(name, function, Whereabouts(held=True))
 
     def tensors(self) -> list[tuple[str, torch.Tensor]]:
         """Returns the tensors that have bytes of their own, with their names."""
         found = [(piece.name, piece.tensor) for piece in self.pieces if isinstance(piece, TensorPiece)]
         return [(name, tensor) for name, tensor in found if not is_traceable_wrapper_subclass(tensor)]
 
-    def _look(self, name: str, root: object, place: Place) -> None:
+    def _look(self, name: str, root: object, place: Whereabouts) -> None:
         """Finds everything below one root, breadth first: the shortest way to an object names it."""
         self._todo.append((name, root, place))
         while self._todo:
@@ -104,10 +104,12 @@ class Walk:
         if hasattr(root, "state_dict") and not isinstance(root, (*kinds.FAMILIES, torch.Generator)):
             load = getattr(root, "load_state_dict", None)
             write = None if load is None else (lambda kept: load(copy.deepcopy(kept)))
-            self._add(ValuePiece(f"{name}.state_dict()", lambda: copy.deepcopy(root.state_dict()), write), Place())
+            self._add(
+                ValuePiece(f"{name}.state_dict()", lambda: copy.deepcopy(root.state_dict()), write), Whereabouts()
+            )
             if load is not None:
                 self.unguarded.vouched_for_by(root)
-        self._look(name, root, Place())
+        self._look(name, root, Whereabouts())
 
     def _look_at_loader(self, loader: Any) -> None:
         """Finds what a loader holds. Its position can only be watched.
@@ -116,7 +118,7 @@ class Walk:
         running iterator some start one to answer `state_dict`, which draws from the generators.
         """
         batches = isinstance(loader, (list, tuple))
-        self._look("loader", loader, Place(data=batches))
+        self._look("loader", loader, Whereabouts(data=batches))
         if hasattr(loader, "_num_yielded"):
             self._watch_iterator("loader", loader)
         if hasattr(loader, "state_dict"):
@@ -125,7 +127,7 @@ class Walk:
                 lambda: None if getattr(loader, "_iterator", loader) is None else loader.state_dict(),
             )
 
-    def _visit(self, name: str, found: Any, place: Place) -> None:
+    def _visit(self, name: str, found: Any, place: Whereabouts) -> None:
         """Records one object, unless it is immutable or was seen before, and notes what it holds for later."""
         if isinstance(found, kinds.IMMUTABLE) or id(found) in self._seen:
             return
@@ -145,7 +147,7 @@ class Walk:
         else:
             self._visit_object(name, found, place)
 
-    def _visit_object(self, name: str, found: Any, place: Place) -> None:
+    def _visit_object(self, name: str, found: Any, place: Whereabouts) -> None:
         """Records a container, an object with attributes, or both; anything else may have to be named."""
         container = isinstance(found, (dict, list, deque, set, tuple, frozenset))
         if container:
@@ -155,7 +157,7 @@ class Walk:
         elif kinds.is_followed(found) and self.unguarded.may_follow(name, place.data or not place.own):
             self._follow(name, found, place)
 
-    def _follow(self, name: str, found: Any, place: Place) -> None:
+    def _follow(self, name: str, found: Any, place: Whereabouts) -> None:
         """Records all attributes of an object, and its class, and notes what they hold."""
         family, origin = isinstance(found, kinds.FAMILIES), class_origin(type(found))
         if isinstance(found, torch.optim.Optimizer):
@@ -185,13 +187,13 @@ class Walk:
             for key, value in list(attributes.items()):
                 self._note_attribute(name, key, value, found, below)
 
-    def _note_compiled(self, name: str, found: Any, place: Place) -> None:
+    def _note_compiled(self, name: str, found: Any, place: Whereabouts) -> None:
         """Notes what a compiled module keeps in C++, out of its `__dict__`."""
         self._add(ValuePiece(f"{name}.training", lambda: found.training, found.train), place)
         own = (found.named_parameters(recurse=False), found.named_buffers(recurse=False), found.named_children())
         self._push_all([(f"{name}.{key}", value) for each in own for key, value in each], place)
 
-    def _note_attribute(self, name: str, key: str, value: Any, owner: object, place: Place) -> None:
+    def _note_attribute(self, name: str, key: str, value: Any, owner: object, place: Whereabouts) -> None:
         label = self._labels.of(name, key)
         if key.startswith("_") and class_origin(type(owner)) is not Origin.USER:
             place = replace(place, own=False)
@@ -204,7 +206,7 @@ class Walk:
             place = replace(place, data=True)
         self._todo.append((label, value, place))
 
-    def _visit_function(self, name: str, found: FunctionType, place: Place) -> None:
+    def _visit_function(self, name: str, found: FunctionType, place: Whereabouts) -> None:
         """Records the closure, defaults, attributes and named globals of a function."""
         place = replace(place, own=True) if kinds.is_users(found) else replace(place, own=False)
         self._add(MappingPiece(name, found.__dict__, self._labels.of), place)
@@ -220,7 +222,7 @@ class Walk:
         for module, namespace, names in namespaces(found):
             self._visit_names(module, namespace, names, None, place)
 
-    def _visit_class(self, found: type, place: Place) -> None:
+    def _visit_class(self, found: type, place: Whereabouts) -> None:
         """Records the attributes of a class of the user's, and what its methods hold."""
         if class_origin(found) is not Origin.USER or issubclass(found, SIMPLE):
             return
@@ -228,7 +230,9 @@ class Walk:
         self._visit_names(found.__qualname__, vars(found), tuple(own_attributes(found)), found, place)
         self._push_all([(f"{found.__qualname__}.{method.__name__}", method) for method in methods(found)], place)
 
-    def _visit_names(self, name: str, namespace: Any, names: tuple[str, ...], owner: type | None, place: Place) -> None:
+    def _visit_names(
+        self, name: str, namespace: Any, names: tuple[str, ...], owner: type | None, place: Whereabouts
+    ) -> None:
         """Records names of a module or class, and notes what they are bound to."""
         key = id(namespace) if owner is None else id(owner)
         piece = self._names.get(key)
@@ -242,7 +246,7 @@ class Walk:
                 if (value := namespace.get(each, UNBOUND)) is not UNBOUND:
                     self._todo.append((f"{name}.{each}", value, place))
 
-    def _visit_container(self, name: str, found: Any, place: Place) -> None:
+    def _visit_container(self, name: str, found: Any, place: Whereabouts) -> None:
         """Records a container, and notes its values or items."""
         if isinstance(found, dict):
             self._add(MappingPiece(name, found, self._labels.of), place)
@@ -259,7 +263,7 @@ class Walk:
         items = dict.items(found) if isinstance(found, dict) else enumerate(found)
         self._push_all([(self._labels.of(name, key), value) for key, value in items], place)
 
-    def _visit_tensor(self, name: str, tensor: torch.Tensor, place: Place) -> None:
+    def _visit_tensor(self, name: str, tensor: torch.Tensor, place: Whereabouts) -> None:
         """Records a tensor, its gradient, its hooks and the attributes set on it."""
         if kinds.has_no_storage(tensor):
             self.unguarded.cannot_follow(name, tensor, "a tensor without memory of its own", place.own)
@@ -280,10 +284,10 @@ class Walk:
         self._add(MappingPiece(name, vars(tensor), self._labels.of), place)
         self._push_all([(self._labels.of(name, key), value) for key, value in vars(tensor).items()], place)
 
-    def _push_all(self, found: list[tuple[str, object]], place: Place) -> None:
+    def _push_all(self, found: list[tuple[str, object]], place: Whereabouts) -> None:
         self._todo.extend((name, value, place) for name, value in found)
 
-    def _add(self, piece: Piece, place: Place) -> None:
+    def _add(self, piece: Piece, place: Whereabouts) -> None:
         self.pieces.append(piece)
         if place.held:
             self.held.append(piece)
@@ -294,4 +298,4 @@ class Walk:
             self._watch(name, lambda: getattr(iterator, "_num_yielded", None))
 
     def _watch(self, name: str, read: Callable[[], object]) -> None:
-        self._add(ValuePiece(name, read, None), Place())
+        self._add(ValuePiece(name, read, None), Whereabouts())

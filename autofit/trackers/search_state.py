@@ -1,4 +1,4 @@
-"""Standing: how far a search is, as lines of a given width."""
+"""Search state: how far a search is, as lines of a given width."""
 
 import textwrap
 from collections.abc import Callable
@@ -43,7 +43,7 @@ class Yardstick:
         return cls(objective, briefing.space.baseline, briefing.budget.memory_bytes, time_s, clock)
 
 
-class Standing:
+class SearchState:
     """What is known so far; one object per search."""
 
     def __init__(self, against: Yardstick) -> None:

@@ -7,7 +7,7 @@ from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Trial
-from autofit.tuner.standing import Standing
+from autofit.tuner.common_scale import CommonScale
 
 
 def measured(samples_per_s: float) -> Measurement:
@@ -20,7 +20,7 @@ def test_a_proof_that_contradicts_the_figure_shown_is_reported(proven: float, do
     """Seen on a shared machine: a plan was shown with 2,666 samples/s whose proof ran at 787, without a word."""
     plan = Plan(values={"micro_batch_size": 40, "accumulation_steps": 1})
     trial = Trial(number=0, plan=plan, outcome=Outcome(status=Status.MEASURED, measurement=measured(2666.0)))
-    doubt = Standing(Objective(), [trial]).doubt_of_proof(trial, measured(proven))
+    doubt = CommonScale(Objective(), [trial]).doubt_of_proof(trial, measured(proven))
     assert bool(doubt) is doubted
     if doubted:
         assert f"{proven:.4g} samples/s, where 2666 are shown" in doubt

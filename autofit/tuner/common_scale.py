@@ -1,4 +1,4 @@
-"""Standing: the throughput of every measured plan on one scale, so that two figures are never of two kinds.
+"""Common scale: the throughput of every measured plan on one scale, so that two figures are never of two kinds.
 
 Where there was a race that is its scale. What a plan's own probe said is then put on it by what the probes of those
 that raced said of them: a probe is as much too fast or too slow as theirs were in the mean, give or take as much as
@@ -30,7 +30,7 @@ race ends when it seems decided, and the best of several is what is reported. Sc
 it 90 % of the claims hold where time has no limit."""
 
 
-class Standing:
+class CommonScale:
     """What probes and race say together.
 
     Args:
