@@ -27,6 +27,7 @@ from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
 from autofit.searchers.base import Problem, Searcher
 from autofit.tuner import Tuning, run
+from autofit.tuner.loop import Loop
 from tests.fakes import (
     MIB,
     OPTIMIZER,
@@ -471,6 +472,40 @@ def test_a_failed_proof_leads_to_the_next_finalist() -> None:
     assert any("peak above the budget" in c for c in findings.caveats)
     noted = next(c for c in findings.alternatives if c.plan == best)
     assert "proof failed" in noted.note
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_after_a_proof_that_the_end_of_the_time_cut_off_no_other_is_begun(late: bool) -> None:
+    bench = calm()
+    best = at(bench, 32, precision="bf16")
+
+    def hangs(purpose: Purpose) -> Outcome | None:
+        if purpose is not Purpose.PROOF:
+            return None
+        bench.time.advance(1000.0 if late else 1.0)
+        return Outcome(status=Status.TIMED_OUT, reason="hung in the proof")
+
+    bench.faults[best.key] = hangs
+    tuning = only(bench, bench.space.baseline, best, budget=Budget(memory_bytes=bench.budget_bytes, time_s=500.0))
+    if not late:
+        assert run(tuning).plan == bench.space.baseline
+        return
+    with pytest.raises(BudgetSpent, match="the time was over before one was proven"):
+        run(tuning)
+    assert bench.probes(Purpose.PROOF) == [best]
+
+
+@pytest.mark.parametrize("step_s", [0.1, 4.0])
+def test_the_time_kept_for_a_proof_grows_with_the_steps(step_s: float) -> None:
+    """A probe of slow steps is cut short, so that it tells little of how long a proof is."""
+    bench = calm(slower=lambda plan: step_s / 0.1)
+    bench.prepare_s = 0.01
+    loop = Loop(only(bench, bench.space.baseline, at(bench, 32)))
+    assert loop.proof_s() == 0.0
+    for plan in (bench.space.baseline, at(bench, 32)):
+        loop.consider(plan)
+    slowest_s = bench.step_time_s(at(bench, 32))
+    assert loop.proof_s() >= 9 * slowest_s
 
 
 def test_no_proof_at_all_is_nothing_fits() -> None:

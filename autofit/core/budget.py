@@ -36,6 +36,8 @@ SHARES = {Purpose.PROBE: 0.5, Purpose.BLOCK: 0.5, Purpose.PROOF: 1.0}
 """Shares of the time left that one run may take: what takes more than half of it cannot be proven in the rest."""
 TRACE_SHARE = 0.25
 """The same for a trace."""
+GATES_SHARE = 0.15
+"""The same for all gates together, so that with the traces they leave most of the time to the probes."""
 LEAST_PATIENCE_S, MOST_SHARE, FLOOR_S = 5.0, 0.8, 2.0
 """What is given a share of the time left has at least so many seconds, where that is not more than this share of it;
 and at the very end so many, unless it would end beyond the overtime."""

@@ -77,6 +77,11 @@ class Measurement(BaseModel):
         return steady(self.step_times_s, self.cycle)
 
     @property
+    def of_worst_batch(self) -> bool:
+        """Whether the times are those of the steps on the worst batch, because none were timed after them."""
+        return not self.warmup_times_s
+
+    @property
     def samples_per_s(self) -> float:
         """Samples per second of steady steps."""
         return self.samples_per_step / self.step_time_s

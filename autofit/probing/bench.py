@@ -108,7 +108,7 @@ class Bench:
             most = _least(self._source.length, self._source.max_size)
             facts = facts_of(workload, self._source, device, options, dataset_size=most)
             state = State(self._reset, self._guard.differences)
-            survey = Survey(facts, strategies, self._build, self._source, options.seed, state)
+            survey = Survey(facts, strategies, self._build, self._source, options.seed, state, self._watch)
             if known is None:
                 beat(SURVEY)
                 space, self._weighing = survey.run(), survey.weighing
@@ -150,6 +150,7 @@ class Bench:
                 enforce=self._options.enforce,
                 cold=self._options.cold,
                 hopeless_s=HOPELESS * self._fastest_s,
+                clock=self._watch.clock,
                 beat=self._beat,
             )
             outcome = self._run(probe)

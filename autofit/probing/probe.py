@@ -10,6 +10,7 @@ from time import perf_counter
 
 import torch
 
+from autofit.core.budget import Clock
 from autofit.core.errors import ClockError, SpaceError
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.outcome import Outcome, Status
@@ -20,7 +21,18 @@ from autofit.devices.base import Counters, Device, Reading
 from autofit.probing.batch_store import BatchStore, Typical, fresh
 from autofit.probing.evidence import Evidence, collect, scrub
 from autofit.probing.failures import classify
-from autofit.probing.meter import MOST_SKIPPED, Lap, Pace, Ran, beyond, run_step, start_cold, time_phases, time_steps
+from autofit.probing.meter import (
+    MOST_SKIPPED,
+    PHASE_STEPS,
+    Lap,
+    Pace,
+    Ran,
+    beyond,
+    run_step,
+    start_cold,
+    time_phases,
+    time_steps,
+)
 from autofit.workloads.step import StepBatch, TrainStep, state_tensors
 from autofit.workloads.tree import Batch, tensors
 
@@ -33,6 +45,8 @@ PACES = {
     Purpose.BLOCK: Pace(warmup_least=1, warmup_most=1, steps_least=4, steps_most=4, seconds=0.0, patience_s=10.0),
     Purpose.PROOF: Pace(warmup_least=1, warmup_most=4, steps_least=5, steps_most=10, seconds=1.0),
 }
+PATIENCE_SHARE = 0.25
+"""Where time is short, warming up and timing in a proof take this share each of what is left, or a step."""
 HOPELESS = 4.0
 """A probe ends early when it is this many times slower, on the worst batch, than the fastest so far."""
 QUICK_S = 0.05
@@ -54,6 +68,7 @@ class Probe:
         budget_bytes: the plan's peak may not be above this.
         enforce: whether the device limits this process to the budget while steps run.
         cold: whether what torch.compile has made is forgotten first; a block of a race always runs warm.
+        clock: the time that is left, by which a proof that comes late does only the steps that it cannot do without.
         beat: called as a sign of life: with "fetch" and "prepare" as these begin, with "step" when steps are done.
     """
 
@@ -66,6 +81,7 @@ class Probe:
     enforce: bool
     cold: bool = False
     hopeless_s: float = math.inf
+    clock: Clock = field(default_factory=Clock)
     beat: Callable[[str], None] = field(default=lambda phase: None)
     worst_s: float | None = None
     _phase: str = "prepare"
@@ -219,11 +235,18 @@ class Probe:
             self.beat("fetch")
             return self._step_batch(typical.of_step(number))
 
+        pace = PACES[self.purpose]
+        if self.purpose is Purpose.PROOF:
+            pace = replace(pace, patience_s=PATIENCE_SHARE * self.clock.left_s)
         with self._reported(step):
-            lap = time_steps(step, batch_of, self.device, PACES[self.purpose], typical.cycle)
-            if self.purpose is Purpose.PROOF and lap.steps_s:
+            lap = time_steps(step, batch_of, self.device, pace, typical.cycle)
+            if self.purpose is Purpose.PROOF and lap.steps_s and self._has_time_for_phases(lap):
                 lap.phases_s = time_phases(step, batch_of, self.device, typical.cycle)
         return lap
+
+    def _has_time_for_phases(self, lap: Lap) -> bool:
+        steps = max(PHASE_STEPS, lap.cycle)
+        return steps * max(lap.steps_s) < self.clock.left_s
 
     def _follow(self, step: TrainStep, parts: Sequence[Batch]) -> Ran:
         with self._reported(step):
@@ -266,7 +289,10 @@ class Probe:
             yield
 
     def _objection(self, peak: "_Peak") -> Outcome | None:
-        """Returns the outcome of a plan that is not worth timing: its peak is over the budget, or it never updates."""
+        """Returns the outcome of a plan that is not timed.
+
+        Its peak is over the budget, it never updates, it is hopelessly slow, or there is no time left.
+        """
         if len(peak.steps_s) < peak.wanted:
             return _overflows(peak.skipped)
         memory = peak.memory
@@ -275,6 +301,9 @@ class Probe:
             found, budget = format_bytes(memory.judged_bytes), format_bytes(self.budget_bytes)
             reason = f"its peak {found} is above the budget {budget}"
             return Outcome(status=Status.OVER_BUDGET, reason=reason, measurement=peak.measurement(memory))
+        if self.purpose is Purpose.PROOF and self.clock.left_s <= 0 and peak.is_sound and not self._grows:
+            late = "not timed: the time budget was over"
+            return Outcome(status=Status.MEASURED, measurement=peak.measurement(memory, late))
         slowness = 0.0 if self.worst_s is None else HOPELESS * self.worst_s / self.hopeless_s
         if self.purpose is Purpose.PROBE and slowness > HOPELESS and peak.is_sound and min(peak.steps_s) > QUICK_S:
             slow = f"not timed further: {slowness:.1f} times slower than the fastest"

@@ -224,6 +224,8 @@ class RemoteBench:
         try:
             request = self._target.request(enforce, self._memory_bytes, self._known)
             request |= {"claims": self._claim is not None}
+            if self._clock.limit_s is not None:
+                request["time_budget"] = {"limit_s": self._clock.limit_s, "elapsed_s": self._clock.elapsed_s}
             reply = self._reply(child, request, ("briefing", "device"), patience_s, beat)
             if reply["kind"] == "device" and self._claim is not None:
                 asked_s = self._clock.elapsed_s

@@ -1,19 +1,23 @@
 """The survey before a search: which knobs are in play on this workload, and which values pass the gates."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
+from autofit.core.budget import GATES_SHARE
 from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.space import Refusal, SpaceFacts
 from autofit.core.weighing import Weighing
 from autofit.probing import gates
+from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.strategies.base import Facts, Strategy
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted import Counted, Cuttable
 from autofit.workloads.lengths import elements
+from autofit.workloads.step import TrainStep
 from autofit.workloads.weighing import may_differ, unevenness
 
 _GATE_SAMPLES = (8, 4, 2)
@@ -37,6 +41,7 @@ class Survey:
         source: gives the gates' batches.
         seed: for the gates.
         state: puts back what a step changes beside gradients, for the gates.
+        watch: ends gates that take more than their share of the time budget.
         refused: what was left out, with the reason; filled by `run`.
         caveats: what a gate found that a person should know; filled by `run`.
         weighing: what micro batches are to be weighed by; None: their samples. Filled by `run`.
@@ -48,9 +53,11 @@ class Survey:
     source: BatchSource
     seed: int
     state: gates.State = gates.STATELESS
+    watch: Watchdog = field(default_factory=Watchdog)
     refused: list[Refusal] = field(default_factory=list)
     caveats: list[str] = field(default_factory=list)
     weighing: Weighing | None = None
+    _gates_end_s: float = math.inf
 
     def run(self) -> SpaceFacts:
         """Returns the search space.
@@ -58,6 +65,7 @@ class Survey:
         Raises:
             SpaceError: no micro batch is usable, or there are too many combinations.
         """
+        self._gates_end_s = self.watch.clock.elapsed_s + self.watch.clock.patience_s(GATES_SHARE)
         facts, knobs = self.facts, self._knobs()
         self._note_own_batch()
         sizes = [facts.micro_batch_size]
@@ -108,7 +116,7 @@ class Survey:
     def _keeps(self, name: str, value: KnobValue) -> bool:
         plan = Plan(values={name: value})
         verdict = self._asked(
-            lambda found: gates.precision(self.build, plan, Counted(found.batch, found.samples), self.seed, self.state)
+            lambda found: gates.precision(self._build, plan, Counted(found.batch, found.samples), self.seed, self.state)
         )
         return self._decide(f"{name}={value}", verdict)
 
@@ -117,7 +125,7 @@ class Survey:
         return total is not None and any(total // size != self.facts.accumulation_steps for size in sizes)
 
     def _may_accumulate(self) -> bool:
-        verdict = self._asked(lambda found: gates.accumulation(self.build, found, self.seed, self.state))
+        verdict = self._asked(lambda found: gates.accumulation(self._build, found, self.seed, self.state))
         self.weighing = verdict.weighing
         self.caveats += _notes(verdict, self.facts.accumulation_steps)
         return self._decide("accumulation", verdict)
@@ -132,17 +140,30 @@ class Survey:
         return False
 
     def _asked(self, gate: Callable[[Cuttable], gates.Verdict]) -> gates.Verdict:
-        """Returns a gate's verdict on a small batch; one that cannot be run has not been passed."""
+        """Returns a gate's verdict on a small batch; one that cannot be run has not been passed.
+
+        Each attempt may take half of the time that is left for gates: a smaller batch may do where one was too slow.
+        """
         reason = "the user's batches cannot be cut"
         most = max(2, self.source.user_batch_size)
         most = most if self.source.max_size is None else min(most, self.source.max_size)
         for size in _GATE_SAMPLES if self.source.resizable else ():
             try:
                 if size <= most:
-                    return gate(self._batch(size))
+                    return self._in_time(gate, size)
+            except Overdue as overdue:
+                reason = f"{overdue}; give more time to have it checked"
             except Exception as error:  # noqa: BLE001  # the user's code; a probe shows what is wrong with it
                 reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         return gates.Verdict(False, f"could not be checked: {reason}")
+
+    def _in_time(self, gate: Callable[[Cuttable], gates.Verdict], size: int) -> gates.Verdict:
+        left_s = self._gates_end_s - self.watch.clock.elapsed_s
+        return self.watch.allowed(lambda: gate(self._batch(size)), most_s=left_s / 2)
+
+    def _build(self, plan: Plan) -> TrainStep:
+        self.watch.check()
+        return self.build(plan)
 
     def _batch(self, size: int) -> Cuttable:
         """Returns a batch for a gate: one whose samples differ in what a loss may be a mean over, if there is one."""

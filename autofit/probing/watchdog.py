@@ -6,7 +6,8 @@ does not
 
 * interrupt the guard, which puts the user's objects back (`PROTECTED`), nor anything outside `Watchdog.allowed`;
 * interrupt one call into a library that does not return: Python gets no turn. Then it only says so, and so it does
-  where `tune` runs in another thread than the main one, or on Windows, where Python has no such signals;
+  where `tune` runs in another thread than the main one, or on Windows, where Python has no such signals; what asks
+  (`Watchdog.check`) ends there too;
 * say anything while such a call holds Python's global lock.
 
 The command line probes in a process of its own, which can be killed whatever it does (child.py).
@@ -62,17 +63,34 @@ class Watchdog:
         """Notes that a phase begins: a sign of life."""
         self._doing = (phase, self.clock.elapsed_s)
 
-    def allowed(self, work: Callable[[], _Result], share: float = 1.0) -> _Result:
+    def allowed(self, work: Callable[[], _Result], share: float = 1.0, most_s: float = math.inf) -> _Result:
         """Returns what `work` returns, which may take its share of the time that is left.
+
+        Args:
+            work: what to do; it may have a part of itself allowed less.
+            share: of the time that is left, see `Clock.patience_s`.
+            most_s: seconds that it may take at most.
 
         Raises:
             Overdue: it took longer.
         """
-        patience_s = self.clock.patience_s(share)
+        patience_s = min(self.clock.patience_s(share), most_s)
         if patience_s <= 0:
             raise Overdue(f"{self._over()} before it began")
-        self._until = self.clock.elapsed_s + patience_s
-        return work()
+        before, self._until = self._until, self.clock.elapsed_s + patience_s
+        try:
+            return work()
+        finally:
+            self._until = before
+
+    def check(self) -> None:
+        """Ends what is allowed and overdue where no signal can: asked from time to time in what may take long.
+
+        Raises:
+            Overdue: it took longer than it may.
+        """
+        if self.clock.elapsed_s >= self._until:
+            raise Overdue(self._over())
 
     @contextmanager
     def telling(self, say: Callable[[str], None]) -> Iterator[None]:

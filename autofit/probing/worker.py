@@ -7,8 +7,8 @@ Requests: `{"do": "open", ...}`, `{"do": "evaluate", "plan": ..., "purpose": ...
 `{"do": "record", "plan": ...}`, `{"do": "standing"}`, `{"do": "close"}`. Replies: `briefing`, `outcome`, `trace` to the
 next two, `standing`, `closed`, `error`; and `beat` at every phase, as a sign of life. To an `open` that `"claims"`
 comes `device` first, and `briefing` after the next line, `{"do": "go"}`, for which the parent waits until nobody else
-uses that device. Opened with a `"stand_in"`, it only traces, for the device described there; for the host it also
-records.
+uses that device. With a `"time_budget"`, its seconds and how many have passed, the gates end with their share of it.
+Opened with a `"stand_in"`, it only traces, for the device described there; for the host it also records.
 """
 
 import json
@@ -20,12 +20,14 @@ from contextlib import contextmanager
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import partial
+from time import monotonic
 from typing import Any, TextIO
 
 from pydantic import ValidationError
 
 from autofit import devices
 from autofit.core.briefing import Briefing, Options
+from autofit.core.budget import Clock
 from autofit.core.catalogue import StandIn
 from autofit.core.errors import AutofitError, SpaceError, Untraceable, UserCodeError, WorkloadError
 from autofit.core.outcome import Outcome, Status
@@ -36,6 +38,7 @@ from autofit.core.trial import Purpose
 from autofit.probing.bench import Bench
 from autofit.probing.evidence import collect, scrub
 from autofit.probing.standin_bench import StandInBench
+from autofit.probing.watchdog import Watchdog
 from autofit.workloads import factory
 from autofit.workloads.workload import Workload
 
@@ -119,7 +122,8 @@ class Worker:
         if described is None:
             wanted, claims = request["device"] or arguments.get("device"), bool(request.get("claims"))
             known = None if request.get("known") is None else Briefing.model_validate(request["known"])
-            briefing = self._open_bench(workload, wanted, options, claims, known)
+            with Watchdog(_clock(request.get("time_budget"))) as watch:
+                briefing = self._open_bench(workload, wanted, options, claims, known, watch)
         else:
             self._bench = StandInBench.of(workload, options, StandIn.model_validate(described), self._beat)
             briefing = self._bench.briefing
@@ -130,7 +134,13 @@ class Worker:
         self._say("briefing", briefing=briefing.model_dump(mode="json"))
 
     def _open_bench(
-        self, workload: Workload, device_name: str | None, options: Options, claims: bool, known: Briefing | None
+        self,
+        workload: Workload,
+        device_name: str | None,
+        options: Options,
+        claims: bool,
+        known: Briefing | None,
+        watch: Watchdog,
     ) -> Briefing:
         device = devices.choose(device_name)
         if claims:
@@ -139,7 +149,7 @@ class Worker:
                 raise BrokenPipeError
         if not device.is_host:  # the parent cannot know; only a host's limit needs a process of its own
             options = options.model_copy(update={"enforce": True})
-        self._bench = bench = Bench(workload, device, options, self._beat, known=known)
+        self._bench = bench = Bench(workload, device, options, self._beat, watch=watch, known=known)
         bench.__enter__()
         return bench.briefing
 
@@ -164,6 +174,13 @@ def _leaving(when: str) -> Iterator[None]:
         told, evidence = f"your code raised {type(error).__name__} {when}", collect(error)
         scrub(error)
         raise UserCodeError(told, evidence.traceback_text) from None
+
+
+def _clock(time_budget: dict[str, float] | None) -> Clock:
+    """Returns the parent's clock."""
+    if time_budget is None:
+        return Clock()
+    return Clock(limit_s=time_budget["limit_s"], start=monotonic() - time_budget["elapsed_s"])
 
 
 def workload_of(arguments: dict[str, Any], overrides: dict[str, Any]) -> Workload:

@@ -8,7 +8,7 @@ from autofit.core.objective import Objective
 from autofit.core.racing import MAX_ROUNDS, MIN_ROUNDS, Race
 from autofit.core.trial import Trial
 from autofit.tuner.common_scale import CommonScale
-from autofit.tuner.loop import PROOF_PROBES, Loop
+from autofit.tuner.loop import Loop
 
 LATE_WORTH = 0.02
 """A plan joins a race that runs when it is expected to gain this over the leader, as a log ratio: the leader's probe
@@ -77,7 +77,7 @@ class Entrants:
         return race.rounds + MIN_ROUNDS <= MAX_ROUNDS and needed_s <= self._room_s()
 
     def _room_s(self) -> float:
-        return self._loop.time_left_s() - PROOF_PROBES * self._loop.probe_s()
+        return self._loop.time_left_s() - self._loop.proof_s()
 
 
 def by_promise(rivals: Sequence[Trial], objective: Objective) -> list[Trial]:

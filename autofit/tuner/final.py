@@ -15,7 +15,7 @@ from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_duration
 from autofit.tuner.common_scale import CommonScale
 from autofit.tuner.entrants import Entrants
-from autofit.tuner.loop import PROOF_PROBES, Loop, summary
+from autofit.tuner.loop import Loop, summary
 from autofit.tuner.tuning import Findings
 
 NOT_RUN = (Status.SKIPPED, Status.INTERRUPTED)
@@ -106,7 +106,7 @@ class Final:
                 self._loop.say("race", f"round {race.rounds}: {len(race.running)} plans left")
             long = race.ripe and now - self._searched_s > max(self._race_ratio(race) * self._searched_s, RACE_S)
             rest_s = max(MIN_ROUNDS - race.rounds, 1) * round_s  # too few rounds would tell nothing
-            return long or self._loop.time_left_s() <= rest_s + PROOF_PROBES * self._loop.probe_s()
+            return long or self._loop.time_left_s() <= rest_s + self._loop.proof_s()
 
         def block(key: str) -> float | str:
             before_s = self._tuning.clock.elapsed_s
@@ -162,7 +162,7 @@ class Final:
     def _prove(self) -> tuple[Trial, Measurement]:
         """Proves the winner, or the next one, up to `MAX_PROOFS` times."""
         left = [t for t in self._measured if not self._failed_in_race(t)]
-        while (left or (left := self._smaller())) and len(self._unproven) < MAX_PROOFS:
+        while (left or (left := self._smaller())) and len(self._unproven) < MAX_PROOFS and not self._late():
             chosen = self._choose(self._pool(left))
             self._loop.say("stage", f"proving {chosen.plan}")
             trial = self._loop.attempt(chosen.plan, Purpose.PROOF)
@@ -176,6 +176,11 @@ class Final:
             left = [t for t in left if t is not chosen]
             self._race(left)  # with the fastest gone, plans that it kept out of the final may be next
         raise nothing_proven(self._failed, len(self._measured), self._tuning.budget)
+
+    def _late(self) -> bool:
+        """Whether a proof was cut off by the end of the time: none of another plan would come further."""
+        cut = bool(self._failed) and self._failed[-1].outcome.status in (Status.TIMED_OUT, Status.SKIPPED)
+        return cut and bool(self._unproven) and self._loop.time_left_s() <= 0
 
     def _smaller(self) -> list[Trial]:
         """Returns the last plan that was too large, at half its micro batch or less, if that runs as a probe."""
@@ -249,7 +254,7 @@ class Final:
         if not self._loop.early:
             return "There was nothing else to try that may fit and be faster"
         wanted, probe_s = self._loop.wanted, self._loop.probe_s()
-        needed_s = self._searched_s + (2 + 2 * MIN_ROUNDS + PROOF_PROBES) * probe_s
+        needed_s = self._searched_s + (2 + 2 * MIN_ROUNDS) * probe_s + self._loop.proof_s()
         next_one = "" if wanted is None else f"; {wanted} was next"
         return (
             f"Nothing else was tried: {self._loop.stopped}{next_one}. A probe takes {format_duration(probe_s)} here: "

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from statistics import median
 
-from autofit.core.choosing import finalists
+from autofit.core.choosing import finalists, measurement_of
 from autofit.core.diagnosis import for_good, too_short, users_fault
 from autofit.core.errors import DevicePoisoned
 from autofit.core.estimate import Estimate
@@ -23,8 +23,9 @@ REPEATS = 100
 """A searcher that asks this often in a row for what is known has nothing new to ask."""
 RESERVE_PROBES = 12
 """The race and the proof are taken to last as long as this many probes: 4 rounds of 3 short blocks, and the proof."""
-PROOF_PROBES = 1.5
-"""A proof is taken to last as long as this many probes."""
+PROOF_PROBES, PROOF_STEPS = 1.5, 10
+"""A proof is taken to last as long as this many probes, or steps: where steps are slow it is cut to 5, and 4 more in a
+process with limited memory, and one of another plan may be slower."""
 RESERVE_RATIO = 0.5
 """At most this share of the time budget is kept for them, once a second plan may win: without one there is no race."""
 GUESS_RATIO = 1.5
@@ -176,6 +177,14 @@ class Loop:
         """Returns the seconds that a probe takes, from those that ran; 0 before the first."""
         return median(self._durations_s) if self._durations_s else 0.0
 
+    def proof_s(self) -> float:
+        """Returns the seconds that a proof takes, whichever of the plans that may win it is of; 0 before any ran."""
+        measured = [t for t in self.record.values() if t.outcome.measured]
+        able = finalists(measured, self.baseline, self.tuning.objective)
+        rivals = [t for t in able if t.plan != self.baseline] or able
+        step_s = max((measurement_of(t).step_time_s for t in rivals), default=0.0)
+        return max(PROOF_PROBES * self.probe_s(), PROOF_STEPS * step_s)
+
     def say(self, kind: str, text: str, trial: Trial | None = None) -> None:
         """Tells the listener."""
         self.tuning.listen(Event(kind, text, trial, self._done))
@@ -206,7 +215,7 @@ class Loop:
         if time_s is None or not measured:
             return 0.0
         if len(finalists(measured, self.baseline, self.tuning.objective)) < 2:
-            return (1 + PROOF_PROBES) * self.probe_s()
+            return self.probe_s() + self.proof_s()
         return min(RESERVE_PROBES * self.probe_s(), RESERVE_RATIO * time_s)
 
     def _look(self, plan: Plan) -> None:

@@ -2,6 +2,7 @@
 
 import gc
 import random
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from autofit import devices
 from autofit.core.briefing import Options
+from autofit.core.budget import Clock
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
@@ -24,6 +26,7 @@ from autofit.devices.base import Counters, Device, Reading
 from autofit.probing.bench import Bench
 from autofit.probing.guard import digest_of
 from autofit.probing.probe import static_bytes
+from autofit.probing.watchdog import Watchdog
 from autofit.workloads.representative import expected_largest
 from autofit.workloads.workload import Workload
 from tests.fakes import FakeTime, notes, unguarded
@@ -569,6 +572,26 @@ class Scaled(nn.Module):
         if output.requires_grad:
             output.register_hook(lambda gradient: torch.where(gradient.abs() > self.limit, torch.inf, gradient))
         return output
+
+
+@pytest.mark.parametrize(("left_s", "timed", "phases"), [(0.0, 0, False), (0.02, 1, False), (60.0, 5, True)])
+def test_a_proof_with_little_time_left_runs_the_steps_that_it_needs(left_s: float, timed: int, phases: bool) -> None:
+    def slow(model: nn.Module, batch: Any) -> torch.Tensor:
+        time.sleep(0.02)
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    watch = Watchdog(Clock(lambda: 100.0 - left_s, limit_s=100.0, start=0.0))
+    workload = Workload(targets.mlp(), targets.vectors(), step_fn=slow, optimizer=torch.optim.SGD)
+    with Bench(workload, CPU(), PLENTY, watch=watch) as bench:
+        outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROOF)
+    assert outcome.measured, outcome.reason
+    found = outcome.measurement
+    assert found is not None
+    assert found.worst_steps == 3
+    assert found.memory.judged_bytes > 0
+    assert found.of_worst_batch is (timed == 0)
+    assert timed <= len(found.step_times_s) <= (timed or 3) + 5 * phases
+    assert bool(found.phases_s) is phases
 
 
 def test_steps_that_the_scaler_skips_do_not_prove_anything() -> None:

@@ -1,5 +1,6 @@
 """The survey puts knobs and sizes in play, asks the gates, and gives a reason for whatever it leaves out."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from autofit.core.budget import Clock
 from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
@@ -17,6 +19,7 @@ from autofit.core.space import Refusal, SpaceFacts
 from autofit.core.weighing import Weighing
 from autofit.prepare import prepare
 from autofit.probing.surveying import Survey
+from autofit.probing.watchdog import _LOOK_S, Watchdog
 from autofit.strategies import MEMBERS
 from autofit.strategies.base import Facts, Offer, Phase, Strategy
 from autofit.workloads.batches import BatchSource
@@ -78,6 +81,26 @@ def survey_of(
         **given,
     )
     return Survey(known, strategies, build, source, seed=0)
+
+
+def test_gates_end_with_their_share_of_the_time_budget_and_try_fewer_samples_before() -> None:
+    sizes: list[int] = []
+
+    def slow(model: nn.Module, batch: Any) -> torch.Tensor:
+        sizes.append(len(batch[0]))
+        time.sleep(0.5 * len(batch[0]))
+        return cross_entropy(model, batch)
+
+    survey = survey_of(BATCHING, loss=slow, global_batch_size=24, accumulation_steps=3)
+    with Watchdog(Clock(limit_s=30.0)) as survey.watch:
+        began = time.monotonic()
+        space = survey.run()
+        took_s = time.monotonic() - began
+    assert space.sizes == (8,)
+    (refused,) = survey.refused
+    assert refused.reason.startswith("could not be checked: not done in its part of the time budget of 30 s")
+    assert {8, 4, 2} <= set(sizes)
+    assert took_s <= 5.0 + 2 * _LOOK_S
 
 
 def test_knobs_with_a_choice_are_in_play_and_refusals_are_kept() -> None:

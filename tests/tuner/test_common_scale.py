@@ -10,9 +10,9 @@ from autofit.core.trial import Trial
 from autofit.tuner.common_scale import CommonScale
 
 
-def measured(samples_per_s: float) -> Measurement:
-    memory = Memory(allocated_bytes=1000, judged_bytes=1000, judged_by="test")
-    return Measurement(step_times_s=(40 / samples_per_s,) * 3, samples_per_step=40, memory=memory)
+def measured(samples_per_s: float, warmup_steps: int = 1) -> Measurement:
+    memory, times_s = Memory(allocated_bytes=1000, judged_bytes=1000, judged_by="test"), (40 / samples_per_s,) * 3
+    return Measurement(step_times_s=times_s, warmup_times_s=times_s[:warmup_steps], samples_per_step=40, memory=memory)
 
 
 @pytest.mark.parametrize(("proven", "doubted"), [(787.0, True), (1900.0, False), (2666.0, False), (4100.0, True)])
@@ -25,3 +25,5 @@ def test_a_proof_that_contradicts_the_figure_shown_is_reported(proven: float, do
     if doubted:
         assert f"{proven:.4g} samples/s, where 2666 are shown" in doubt
         assert "Tune again" in doubt
+    on_worst_batch = measured(proven, warmup_steps=0)  # metered, and no other steps had time
+    assert not CommonScale(Objective(), [trial]).doubt_of_proof(trial, on_worst_batch)
