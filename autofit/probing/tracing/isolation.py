@@ -11,7 +11,7 @@ import gc
 import logging
 import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -60,14 +60,14 @@ def isolated(work: Callable[[], Trace], workload: Workload, on_host: bool, limit
     if on_host and apart.POSSIBLE:
         return apart.traced_apart(work, FORKED_RATIO * limit_s)
     containers = check_self_contained(workload)
-    before = [each.copy() for each in containers]
+    before, there = [each.copy() for each in containers], fake_tensors()
     try:
         with _quiet():
             found = work()
     finally:
         for each, entries in zip(containers, before, strict=True):
             _put_back(each, entries)
-    check_nothing_left()
+    check_nothing_left(there)
     return found
 
 
@@ -98,17 +98,27 @@ def check_self_contained(workload: Workload) -> list[Any]:
     return list(containers.values())
 
 
-def check_nothing_left() -> None:
-    """Raises when a fake tensor is still there after a trace.
+def fake_tensors() -> list[FakeTensor]:
+    """Returns the fake tensors that are alive: torch.compile keeps some of what it has compiled."""
+    return [each for each in gc.get_objects() if issubclass(type(each), FakeTensor)]
+
+
+def check_nothing_left(there: Sequence[FakeTensor] = ()) -> None:
+    """Raises when a fake tensor of a trace is still there after it.
+
+    Args:
+        there: those that were alive before.
 
     Raises:
         Untraceable: one is.
     """
-    if any(issubclass(type(each), FakeTensor) for each in gc.get_objects()):
-        gc.collect()
-        left = [each for each in gc.get_objects() if issubclass(type(each), FakeTensor)]
-        if left:
-            raise Untraceable(f"{len(left)} fake tensors are kept by something outside the model", "after the trace")
+    known = {id(each) for each in there}
+    if all(id(each) in known for each in fake_tensors()):
+        return
+    gc.collect()
+    left = [each for each in fake_tensors() if id(each) not in known]
+    if left:
+        raise Untraceable(f"{len(left)} fake tensors are kept by something outside the model", "after the trace")
 
 
 def _functions(workload: Workload) -> Iterator[tuple[str, Any]]:

@@ -4,9 +4,11 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -178,6 +180,27 @@ def test_a_fake_tensor_that_stays_is_noticed() -> None:
     finally:
         TABLE.clear()
     isolation.check_nothing_left()
+
+
+def test_a_fake_tensor_that_was_there_before_a_trace_is_not_what_it_left() -> None:
+    """What torch.compile keeps refused every trace in the process of a device after the first compiled plan."""
+    with fake_mode():
+        kept = torch.empty(3)
+    assert isinstance(kept, FakeTensor)
+    assert isolation.isolated(small, workload(step_fn=plain), on_host=False) == small()
+    with pytest.raises(Untraceable, match="1 fake tensors are kept"):
+        isolation.isolated(leaving, workload(step_fn=plain), on_host=False)
+    TABLE.clear()
+
+
+def leaving() -> Trace:
+    with fake_mode():
+        TABLE[0] = torch.empty(3)
+    return small()
+
+
+def plain(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
 
 
 @forked
