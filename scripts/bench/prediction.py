@@ -1,6 +1,7 @@
 """How well traces predict the memory of a training step, against torch's real allocator on a real or phantom GPU.
 
-    <python of a CUDA build> scripts/bench/prediction.py --stand-in PYTHON [--held-back] [--only NAME] [--json FILE]
+    <python of a CUDA build> scripts/bench/prediction.py --stand-in PYTHON [--held-back] [--trials] [--only NAME]
+                                                         [--json FILE]
 
 Each configuration of each architecture is traced at four sizes, scaled, and replayed at ten; where the law would draw
 a size between traced ones it is traced itself, as a search does. Three real steps at each of the ten, from an empty
@@ -25,9 +26,10 @@ from _report import percentile
 from prediction_held_back import HELD_BACK
 from prediction_models import LOOSE
 from prediction_part import errors
+from prediction_trials import TRIALS
 
 WAYS = ("here", "stand-in")
-GROUPS = {"development": LOOSE, "held back": HELD_BACK}
+GROUPS = {"development": LOOSE, "held back": HELD_BACK, "trials": TRIALS}
 LIMITS = {"allocated": (1.0, 1.0, 0.01), "reserved": (0.003, 0.015, 0.04)}
 """The most that mean, 95th percentile and worst error may be."""
 NEAR, RIGHT, SHARE = 0.01, 0.95, 0.97
@@ -158,12 +160,13 @@ def parse() -> argparse.Namespace:
     parser = _report.parser(__doc__ or "")
     parser.add_argument("--only", metavar="NAME", action="append", help="this architecture; may be given again")
     parser.add_argument("--held-back", action="store_true", help="the held-back architectures too")
+    parser.add_argument("--trials", action="store_true", help="those that were off when others tried them too")
     parser.add_argument("--stand-in", metavar="PYTHON", default=sys.executable, help="what sees no device")
     parser.add_argument("--quick", action="store_true", help="one configuration of each, four sizes")
     parser.add_argument("--keep", metavar="DIR", type=Path, help="keep each architecture's figures here, and go on")
     parser.add_argument("--jobs", type=int, default=2, help="architectures at a time")
     given = parser.parse_args()
-    known = [*LOOSE, *HELD_BACK]
+    known = [*LOOSE, *HELD_BACK, *TRIALS]
     if unknown := sorted(set(given.only or ()) - set(known)):
         _report.fail(f"prediction: {', '.join(unknown)} is not known; expected {', '.join(known)}", 2)
     return given
@@ -171,7 +174,8 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     given = parse()
-    names = given.only or [*LOOSE, *(HELD_BACK if given.held_back else ())]
+    more = [*(HELD_BACK if given.held_back else ()), *(TRIALS if given.trials else ())]
+    names = given.only or [*LOOSE, *more]
     with tempfile.TemporaryDirectory() as passing:
         folder: Path = given.keep or Path(passing)
         folder.mkdir(parents=True, exist_ok=True)

@@ -17,11 +17,12 @@ import torch
 from prediction_held_back import HELD_BACK
 from prediction_models import LOOSE, Architecture, Configuration
 from prediction_rig import Peaks, Predictor, Subject, largest, sizes, traced
+from prediction_trials import TRIALS
 
 from autofit.probing.tracing import standin
 from autofit.probing.tracing.temporaries import Chip
 
-ALL = LOOSE | HELD_BACK
+ALL = LOOSE | HELD_BACK | TRIALS
 BUDGETS = (0.3, 0.75)
 """Of the way from the smallest to the largest size's reserved peak."""
 MARGIN = 0.01
