@@ -28,8 +28,8 @@ from autofit.tuner import Evaluate, Findings, Tuning, run
 PREPARING_RATIO, TRACING_RATIO, TRACING_S = 0.25, 0.2, 120.0
 """Shares of the time budget: of all that comes before the first probe, gates included, and of predicting memory; and
 the most seconds for the latter."""
-CLOSING_RATIO = 0.25
-"""Share of the time budget, at most, that is kept for the start of a proof."""
+CLOSING_RATIO = 0.6
+"""Share of the time left, at most, that is kept for the start of a proof: it takes as long as the opening took."""
 DEFAULT_STUDY = Path(".autofit") / "study.db"
 
 Listen = Callable[[Event], None]
@@ -103,7 +103,7 @@ def search(
     location = DEFAULT_STUDY if request.study is None else request.study
     name = f"{briefing.environment.workload}-{request.objective.unit}"
     left_s = None if request.time_s is None else max(request.time_s - clock.elapsed_s, 0.0)
-    closing_s = closing_s if request.time_s is None else min(closing_s, CLOSING_RATIO * request.time_s)
+    closing_s = closing_s if left_s is None else min(closing_s, CLOSING_RATIO * left_s)
     opening = _Opening(location, name, tracer, recorder, closing_s)
     with writing(location, name, locks.patience_s(left_s), lambda text: _tell_all(listen, Event("stage", text))):
         return _search(briefing, evaluate, request, listen, clock, opening)

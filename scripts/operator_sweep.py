@@ -127,10 +127,16 @@ def table(rows: dict[str, Any]) -> str:
         truth = row.get("truth")
         said = [row.get(role, "") for role in ROLES]
         if truth is None or any(isinstance(each, str) or off(each, truth) for each in said):
-            cells = [each if isinstance(each, str) else _errors(each, truth) for each in said]
+            cells = [_cell(each, truth) for each in said]
             reasons = KNOWN.get(name.rsplit(" ", 1)[0], "")
             lines.append(f"{name:30}" + "".join(f"{cell[:60]:>18}" for cell in cells) + f"  {reasons}".rstrip())
     return "\n".join(lines)
+
+
+def _cell(said: Peaks | str, truth: Peaks | None) -> str:
+    if isinstance(said, str):
+        return said
+    return "traced" if truth is None else _errors(said, truth)
 
 
 def _errors(said: Peaks, truth: Peaks) -> str:

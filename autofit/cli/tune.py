@@ -114,11 +114,15 @@ def _saying(quiet: bool) -> Callable[[str], None]:
 
 
 def _log(study: str | Path | None) -> Path | None:
-    """Returns the file beside the study for what the user's code prints; None for a study that is no file."""
+    """Returns the file beside the study for what the user's code prints; None for a study that is no file.
+
+    The study's whole name is part of it: `train.log` beside a study `train.db` may be the user's own.
+    """
     text = str(DEFAULT_STUDY if study is None else study)
-    if "://" in text or text == ":memory:":
+    path = Path(os.path.expanduser(text)).absolute()  # that of pathlib raises for an unknown user
+    if "://" in text or text == ":memory:" or not path.name:
         return None
-    return Path(text).expanduser().absolute().with_suffix(".log")
+    return path.with_name(f"{path.name}.log")
 
 
 def _check_output(path: Path, *, force: bool) -> None:

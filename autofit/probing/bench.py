@@ -403,7 +403,8 @@ def facts_of(
     """
     # A pass without updates has no global batch to keep.
     total = workload.global_batch_size if workload.training else None
-    micro, steps = own_batch(source.user_batch_size, total, source.resizable)
+    joinable = source.resizable and source.max_size is None
+    micro, steps = own_batch(source.user_batch_size, total, source.resizable, joinable)
     return Facts(
         model=workload.model,
         batch=source.typical(1 if source.resizable else source.user_batch_size, 1)[0],
@@ -418,6 +419,7 @@ def facts_of(
         max_global_batch_size=workload.max_global_batch_size,
         dataset_size=dataset_size,
         resizable=source.resizable,
+        cut_from=source.user_batch_size if source.resizable and not joinable else None,
     )
 
 
@@ -427,10 +429,13 @@ def batch_to_trace(source: BatchSource, plan: Plan) -> Counted:
     return Counted(source.worst(size), size)
 
 
-def own_batch(user_batch_size: int, global_batch_size: int | None, resizable: bool) -> tuple[int, int]:
+def own_batch(
+    user_batch_size: int, global_batch_size: int | None, resizable: bool, joinable: bool = True
+) -> tuple[int, int]:
     """Returns micro batch and accumulation steps of the user's own setting.
 
-    Under a global batch that is the largest divisor of it that the user's loader batch reaches.
+    Under a global batch that is the largest divisor of it that the user's loader batch reaches, and divides where
+    batches are cut and never joined.
 
     Raises:
         SpaceError: only the loader's own batches can be run, and they do not make up the global batch.
@@ -443,7 +448,10 @@ def own_batch(user_batch_size: int, global_batch_size: int | None, resizable: bo
             "neither cut nor joined; expected a multiple of the loader's batch. Change one of the two, or give a "
             "DataLoader over samples with a collate_fn."
         )
-    micro = max(d for d in range(1, min(user_batch_size, global_batch_size) + 1) if global_batch_size % d == 0)
+    if not joinable:
+        micro = math.gcd(user_batch_size, global_batch_size)
+    else:
+        micro = max(d for d in range(1, min(user_batch_size, global_batch_size) + 1) if global_batch_size % d == 0)
     return micro, global_batch_size // micro
 
 

@@ -20,6 +20,8 @@ MOST_BYTES = 2**20
 """A log beyond this is cut to the last that was printed."""
 KEPT_BYTES = 2**16
 _LINE_LIMIT = 240
+_HEAD, _CUT = b"--- printed by your code from ", b"[what was printed before is not kept]\n"
+"""What a log begins with; a file that begins otherwise is somebody else's."""
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt)(?::\s.*)?$")
 
 
@@ -48,7 +50,7 @@ class OutputLog:
                 return
             if os.fstat(self._file).st_size + len(chunk) > MOST_BYTES:
                 os.ftruncate(self._file, 0)
-                chunk = b"[what was printed before is not kept]\n" + tail
+                chunk = _CUT + tail
             while chunk:
                 chunk = chunk[os.write(self._file, chunk) :]
 
@@ -73,7 +75,7 @@ class OutputLog:
             self._file = self._descriptor()
             os.fchmod(self._file, 0o600)
             when = datetime.now(UTC).isoformat(timespec="seconds")
-            os.write(self._file, f"--- printed by your code from {when} on\n".encode())
+            os.write(self._file, _HEAD + f"{when} on\n".encode())
         except OSError as error:
             self._failure = error.strerror or str(error)
 
@@ -85,12 +87,16 @@ class OutputLog:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._path.parent.is_symlink() or not _mine(self._path.parent.lstat()):
             raise PermissionError(0, "the study's directory is a link, or another user's")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
         descriptor = os.open(self._path, flags, 0o600)
         found = os.fstat(descriptor)
         if not (stat.S_ISREG(found.st_mode) and _mine(found) and found.st_nlink == 1):
             os.close(descriptor)
             raise PermissionError(0, "its file is not a plain one of this user")
+        begins = os.pread(descriptor, max(len(_HEAD), len(_CUT)), 0)
+        if begins and not begins.startswith((_HEAD, _CUT)):
+            os.close(descriptor)
+            raise PermissionError(0, f"{self._path.name} is there already and holds something else")
         return descriptor
 
 

@@ -49,6 +49,8 @@ class Facts:
             data set.
         dataset_size: samples in the data set; None when unknown.
         resizable: whether batches of other sizes than the user's can be made.
+        cut_from: size of the batches that others are cut from and never joined from: a size that does not divide it
+            leaves smaller pieces behind; None where batches of any size can be made.
     """
 
     model: nn.Module
@@ -64,6 +66,7 @@ class Facts:
     max_global_batch_size: int | None = None
     dataset_size: int | None = None
     resizable: bool = True
+    cut_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

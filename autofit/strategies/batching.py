@@ -84,7 +84,7 @@ def _dividing(facts: Facts, total: int) -> tuple[int, ...]:
         return (own,)
     most = total if facts.dataset_size is None else facts.dataset_size
     # The user's own setting is always in the space, also with a sampler that repeats the samples.
-    return tuple(size for size in divisors(total) if size <= most or size == own)
+    return tuple(size for size in divisors(total) if (size <= most and _whole(size, facts)) or size == own)
 
 
 def _free(facts: Facts) -> tuple[int, ...]:
@@ -97,7 +97,12 @@ def _free(facts: Facts) -> tuple[int, ...]:
         most = min(most, facts.dataset_size)
     if facts.training:
         most = min(most, _most_per_step(facts) // facts.accumulation_steps)
-    return tuple(sorted({*ladder(most), own}))
+    return tuple(sorted({*(size for size in ladder(most) if _whole(size, facts)), own}))
+
+
+def _whole(size: int, facts: Facts) -> bool:
+    """Whether batches of a size can be made without smaller pieces between them."""
+    return facts.cut_from is None or facts.cut_from % size == 0
 
 
 def _most_per_step(facts: Facts) -> int:

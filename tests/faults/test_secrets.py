@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from autofit.cli.tune import _log
 from autofit.core.redaction import redacted
 from autofit.probing.output import MOST_BYTES, OutputLog, last_exception
 from tests.probing.fake_worker import PYTHON
@@ -47,7 +48,7 @@ def test_defect_07_what_the_users_code_prints_is_in_no_plan_study_json_or_termin
     assert done.returncode != 1, done.stderr
     assert CANARY not in done.stdout + done.stderr
     kept = [path for path in tmp_path.rglob("*") if path.is_file() and CANARY.encode() in path.read_bytes()]
-    log = tmp_path / ".autofit" / "study.log"
+    log = tmp_path / ".autofit" / "study.db.log"
     assert kept == [log]
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
     if order not in ("good", "raise"):
@@ -70,6 +71,25 @@ def test_defect_07_the_log_is_its_owners_is_bounded_and_is_kept_only_where_it_be
     refused.write(b"secret", b"")
     assert refused.told().startswith("what it printed could not be kept")
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_the_log_is_no_file_that_the_user_has_already(tmp_path: Path) -> None:
+    """`--study train.db` emptied a `train.log` beside it."""
+    assert _log(tmp_path / "train.db") == tmp_path / "train.db.log"
+    assert _log("/") is None
+    path = tmp_path / "train.db.log"
+    path.write_bytes(b"epoch 1: loss 0.3\n" * 10**5)
+    before = path.read_bytes()
+    log = OutputLog(path)
+    log.write(b"x" * 2**16, b"the last")
+    assert "train.db.log is there already and holds something else" in log.told()
+    assert path.read_bytes() == before
+    path.unlink()
+    for text in (b"first", b"second"):  # one of its own is gone on with
+        again = OutputLog(path)
+        again.write(text, text)
+        again.close()
+    assert path.read_bytes().count(b"--- printed by your code from ") == 2
 
 
 def test_defect_07_a_temporary_log_goes_unless_somebody_was_told_of_it() -> None:

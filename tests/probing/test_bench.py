@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -28,6 +29,7 @@ from autofit.devices.base import Device
 from autofit.probing.bench import Bench, own_batch, signature
 from autofit.probing.guard import digest_of
 from autofit.probing.guard.tensor_state import StorageBytes
+from autofit.workloads.batches import BatchSource
 from autofit.workloads.workload import Workload
 from tests.fakes import notes
 from tests.probing import targets
@@ -328,6 +330,19 @@ def test_the_users_own_setting_keeps_the_global_batch(
     loader_batch: int, total: int | None, expected: tuple[int, int]
 ) -> None:
     assert own_batch(loader_batch, total, resizable=True) == expected
+
+
+def test_batches_that_are_only_cut_keep_the_global_batch_exactly() -> None:
+    ready = [(torch.randn(12, 3 + length, 8), torch.randint(4, (12, 3 + length))) for length in range(8)]
+    workload = Workload(targets.mlp(), ready, step_fn=of_tokens, global_batch_size=20)
+    bench = bench_of(workload)
+    assert (bench.briefing.space.baseline.micro_batch_size, bench.briefing.space.sizes) == (4, (1, 2, 4))
+    draw = BatchSource.of(ready).rebuild(4)
+    assert [len(part[0]) for part, _ in zip(draw, range(24), strict=False)] == [4] * 24
+
+
+def of_tokens(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
 
 
 def test_an_odd_global_batch_has_its_divisors_only() -> None:

@@ -78,6 +78,13 @@ def test_free_batch_keeps_the_own_accumulation() -> None:
     assert (knob.values, knob.default) == ((5,), 5)
 
 
+def test_batches_that_are_only_cut_are_cut_into_equal_pieces() -> None:
+    """Cut at 8, batches of 12 gave 8, 4, 8, 4: optimizer steps of 20 and 16 samples instead of 24."""
+    facts = replace(FREE, micro_batch_size=12, accumulation_steps=2, global_batch_size=24, cut_from=12)
+    assert sizes(facts) == (1, 2, 3, 4, 6, 12)
+    assert sizes(replace(FREE, micro_batch_size=12, cut_from=12)) == (1, 2, 4, 12)
+
+
 def test_fixed_loader_offers_only_its_own_size_and_says_why() -> None:
     for facts in (
         replace(FREE, resizable=False),
