@@ -113,12 +113,13 @@ def nothing_proven(failed: Sequence[Trial], measured: int, budget: Budget) -> Au
     users = [t for t in failed if t.outcome.status in _USERS_OWN]
     if users:
         return _user_code(users[0], len(users))
+    plans = "one plan" if measured == 1 else f"{measured} plans"
     if all(t.outcome.status in (Status.TIMED_OUT, Status.SKIPPED) for t in failed):
         return BudgetSpent(
-            f"{measured} plans ran as short probes, and the time was over before one was proven. {_tried(failed)} "
+            f"{plans} ran as short probes, and the time was over before one was proven. {_tried(failed)} "
             "Give more time: the study keeps what was measured, and the search goes on from there."
         )
-    what = f"{measured} plans ran as short probes, none as a proof inside {format_bytes(budget.memory_bytes)}"
+    what = f"{plans} ran as short probes, none as a proof inside {format_bytes(budget.memory_bytes)}"
     if all(t.outcome.status.does_not_fit for t in failed):
         return NothingFits(f"{what}. {_tried(failed)} Give more memory or headroom.")
     return WorkloadError(f"{what}, and memory was not the only reason. {_tried(failed)}")

@@ -17,7 +17,7 @@ from transformers import MixtralConfig, MixtralForCausalLM, SwinConfig, SwinForI
 
 def swin() -> nn.Module:
     config = SwinConfig(
-        image_size=224, embed_dim=48, depths=[2, 2, 4, 2], num_heads=[2, 4, 8, 16], window_size=7, num_labels=CLASSES,
+        image_size=224, embed_dim=96, depths=[2, 2, 6, 2], num_heads=[3, 6, 12, 24], window_size=7, num_labels=CLASSES,
         drop_path_rate=0.1,
     )  # fmt: skip
     return SwinForImageClassification(config)
@@ -127,9 +127,9 @@ def mixtral() -> nn.Module:
 TRIALS = {
     "swin": Architecture("swin", "shifted windows of transformers", swin, pixels, (
         c(224, 12),
-        c(224, 24, precision="bf16", optimizer_implementation="fused"),
-        c(224, 8, precision="fp16", checkpointed_blocks="all"),
-        c(224, 16, "sgd", precision="bf16", checkpointed_blocks="half", accumulation_steps=2),
+        c(224, 16, precision="bf16", optimizer_implementation="fused"),
+        c(224, 4, precision="fp16", checkpointed_blocks="all"),
+        c(224, 8, "sgd", precision="bf16", checkpointed_blocks="half", accumulation_steps=2),
     )),
     "volumes": Architecture("volumes", "3-D U-Net", VolumeUNet, volumes, (
         c(64, 16),
