@@ -100,7 +100,7 @@ class Bench:
             self._guard = Guard.of(workload)
         with self._guard.backstop, self._guard, self._users_code():
             workload.model.train(workload.training)
-            reached = Reached.of(workload)  # before anything of it runs
+            self._looks = [Reached.of(workload)]  # before anything of it runs
             self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
             self._store = BatchStore(self._source)
             self._loss = self._resolve()
@@ -117,7 +117,7 @@ class Bench:
                 space, self._weighing = known.space, Weighing.of(known.environment.settings)
             self.briefing = Briefing(
                 space=space,
-                environment=self._environment(facts, reached),
+                environment=self._environment(facts),
                 budget=budget,
                 enforced=options.enforce,
                 account=device.account(),
@@ -250,6 +250,8 @@ class Bench:
         return Backstop(self._leave)
 
     def _reset(self) -> None:
+        if len(self._looks) == 1:  # the first steps have run, and what they have changed is about to be put back
+            self._looks.append(Reached.of(self.workload))
         self._guard.restore()
         self._make_ready()
 
@@ -352,7 +354,7 @@ class Bench:
         yield from self.device.caveats()
         yield from self._source.notes
 
-    def _environment(self, facts: Facts, reached: Reached) -> Environment:
+    def _environment(self, facts: Facts) -> Environment:
         source = self._source
         worst = describe([source.worst(2 if source.resizable else source.user_batch_size)])
         return Environment(
@@ -367,7 +369,7 @@ class Bench:
                 "autofit": own_version(),
                 **self.device.versions(),
             },
-            settings=settings(self.workload, facts.optimizer, self.device.type, worst, reached)
+            settings=settings(self.workload, facts.optimizer, self.device.type, worst, self._looks)
             | ({} if self._weighing is None else {WEIGHING: str(self._weighing)}),
         )
 

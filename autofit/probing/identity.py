@@ -1,7 +1,7 @@
 """Identity: what makes two measurements comparable. Digests of a workload's structure, code, options and flags."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Self
@@ -10,7 +10,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from autofit.probing.reach import ReachedFacts, reach
+from autofit.probing.reach import reach
+from autofit.probing.reached_facts import ReachedFacts
+from autofit.probing.stable_text import plain
 from autofit.workloads.workload import Workload
 
 
@@ -48,9 +50,11 @@ class Reached:
         step = reach(model=workload.model, loss_fn=workload.loss_fn, step_fn=workload.step_fn, **made)
         return cls(step, reach(**_data_of(workload.loader), worst_case=workload.worst_case))
 
-    def digests(self, before: Self) -> dict[str, str]:
-        """Returns digests of what was the same `before`: what steps in between have changed says nothing."""
-        step, data = self.step.stable(before.step), self.data.stable(before.data)
+    def digests(self, others: Sequence[Self]) -> dict[str, str]:
+        """Returns digests of what was the same in other looks: what steps in between have changed says nothing."""
+        step, data = self.step, self.data
+        for other in others:
+            step, data = step.stable(other.step), data.stable(other.data)
         return {
             "code": digest(step.lines("code")),
             "attributes": digest(step.lines("attributes")),
@@ -63,7 +67,7 @@ def settings(
     optimizer: torch.optim.Optimizer | None,
     device_type: str,
     worst: str,
-    before: Reached | None = None,
+    others: Sequence[Reached] = (),
 ) -> dict[str, str]:
     """Returns what else changes what is measured, as names and short digests.
 
@@ -72,13 +76,12 @@ def settings(
         optimizer: the optimizer of a step; its options count but for the learning rate.
         device_type: whose autocast state counts.
         worst: the shapes of the worst batch.
-        before: what the workload reached before any step of it ran; None: none has run.
+        others: what the workload reached before any step of it ran, and when some had run, if any has.
     """
-    reached = Reached.of(workload)
     found = {
         "mode": workload.mode,
         "max_grad_norm": str(workload.max_grad_norm),
-        **reached.digests(before or reached),
+        **Reached.of(workload).digests(others),
         "worst_sample": digest([worst]),
         "flags": digest(_flags(device_type)),
     }
@@ -98,7 +101,7 @@ def own_version() -> str:
 
 def digest(lines: Sequence[str]) -> str:
     """Returns 8 hexadecimal digits that change with any of `lines`."""
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:8]
+    return hashlib.sha256("\n".join(lines).encode(errors="backslashreplace")).hexdigest()[:8]
 
 
 def _data_of(loader: Any) -> dict[str, object]:
@@ -120,12 +123,17 @@ def _length(data: Any) -> int | None:
 
 def _options(optimizer: torch.optim.Optimizer) -> list[str]:
     """Returns the options of each group, less those that a schedule changes and that no measurement depends on."""
-    varying = ("params", "lr", "initial_lr")
     groups: Iterable[dict[str, Any]] = optimizer.param_groups
-    return [
-        f"{len(group['params'])}:" + ",".join(f"{k}={v}" for k, v in sorted(group.items()) if k not in varying)
-        for group in groups
-    ]
+    return [f"{len(group['params'])}:" + ",".join(_options_of(group)) for group in groups]
+
+
+def _options_of(group: dict[str, Any]) -> Iterator[str]:
+    varying = {"params", "lr", "initial_lr"}
+    if {"base_momentum", "max_momentum"} & group.keys():  # of a cyclic schedule
+        varying |= {"momentum", "betas"}
+    for name, value in sorted(group.items()):
+        if name not in varying:
+            yield f"{name}={plain(value) or type(value).__qualname__}"
 
 
 def _flags(device_type: str) -> list[str]:

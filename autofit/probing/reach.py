@@ -8,9 +8,9 @@ What counts, and what does not:
 * Plain attributes (numbers, texts, flags, containers of these, shapes of tensors and arrays) count for every module of
   the model, for objects of the user's classes, and for configuration objects of any class.
 * What changes because a training goes on does not count: an attribute or global that the code of a step assigns, found
-  in the bytecode that is reachable from `forward`, `__call__`, `__getitem__`, hooks and the functions given. A counter
-  in a container (`self.seen["n"] += 1`) cannot be told so; `ReachedFacts.stable` leaves it out where steps have
-  changed it.
+  in the bytecode that is reachable from `forward`, `__call__`, `__getitem__`, hooks and the functions given. What a
+  method assigns is taken to be of its class, or of a module. A counter in a container (`self.seen["n"] += 1`) cannot be
+  told so; `ReachedFacts.stable` leaves it out where steps have changed it.
 * Values of parameters, buffers and other tensors never count, nor does more of a long container than its length.
 
 Nothing here depends on addresses, on the order of sets, or on how far a search has come.
@@ -22,15 +22,18 @@ import sys
 import sysconfig
 from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import Dataset, Sampler
 
-from autofit.probing.stable_text import DEEPEST, SEQUENCES, SETS, assigned_by, names_of, plain, text_of
+from autofit.probing.reached_facts import Changing, Fact, Name, ReachedFacts
+from autofit.probing.stable_text import DEEPEST, MOST_ITEMS, SEQUENCES, SETS, assigned_by, names_of, plain, text_of
 
 MOST_OBJECTS = 50_000
 """Nothing more is followed then. The count is the same in every process, which seconds would not be."""
@@ -41,6 +44,8 @@ _OF_A_CLASS = frozenset({
     "__annotations_cache__", "__firstlineno__", "__static_attributes__", "__parameters__", "__orig_bases__",
     "__dataclass_fields__", "__dataclass_params__", "__match_args__", "__abstractmethods__", "_abc_impl", "__slots__",
 })  # fmt: skip
+_COMPILED = "_torchdynamo"
+"""What torch.compile puts on functions and modules: numbers of objects, and what it has compiled."""
 _DEFINED = (FunctionType, MethodType, type, staticmethod, classmethod, property)
 _STEPPING = frozenset({"forward", "__call__", "__getitem__", "__iter__", "__next__"})
 _MAKING = frozenset({"__init__", "__new__", "__post_init__", "__setstate__", "__init_subclass__"})
@@ -50,42 +55,13 @@ _INSTALLED = tuple(
 )
 
 
-class Fact(NamedTuple):
-    """One thing that is known.
-
-    Attributes:
-        kind: "code" or "attributes".
-        text: what counts.
-        through: names of the attributes and globals that led to it.
-    """
-
-    kind: str
-    text: str
-    through: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ReachedFacts:
-    """What was found, by its path from the objects that were given."""
-
-    found: Mapping[str, Fact]
-
-    def stable(self, before: "ReachedFacts") -> "ReachedFacts":
-        """Returns those that were the same before."""
-        return ReachedFacts({path: fact for path, fact in self.found.items() if before.found.get(path) == fact})
-
-    def lines(self, kind: str) -> list[str]:
-        """Returns those of a kind, one a line."""
-        return [f"{path}={fact.text}" for path, fact in sorted(self.found.items()) if fact.kind == kind]
-
-
 def reach(**given: object) -> ReachedFacts:
     """Returns what can be reached from the objects that were given, by their names."""
     walk = _Walk()
     for name, value in given.items():
         walk.visit(name, value)
     changing = walk.changing()
-    kept = {p: fact for p, fact in walk.facts.items() if fact.kind == "code" or changing.isdisjoint(fact.through)}
+    kept = {p: fact for p, fact in walk.facts.items() if fact.kind == "code" or not changing.covers(fact.through)}
     return ReachedFacts(kept)
 
 
@@ -96,27 +72,46 @@ class _Walk:
         self.facts: dict[str, Fact] = {}
         self._seen: dict[int, str] = {}
         self._kept: list[object] = []  # what is made on the way keeps its id
-        self._through: tuple[str, ...] = ()
+        self._through: tuple[Name, ...] = ()
         self._codes: dict[CodeType, bool] = {}  # whether it is known to run in a step
+        self._owners: dict[CodeType, type] = {}  # of methods
 
     def visit(self, path: str, value: object, depth: int = 0) -> None:
-        """Records `value`, and what can be reached from it."""
+        """Records `value`, and what can be reached from it; of what cannot be looked at, its class."""
+        through = self._through
+        try:
+            self._visit(path, value, depth)
+        except Exception:  # noqa: BLE001  # objects of the user's do what they like when they are looked at
+            self._through = through
+            self._note("attributes", path, type(value).__qualname__)
+
+    def _visit(self, path: str, value: object, depth: int) -> None:
         text = plain(value)
         if text is None and depth <= DEEPEST and len(self._kept) < MOST_OBJECTS:
             text = self._met(path, value)
             if text is None:
                 self._follow(path, value, depth + 1)
         if text is not None:
-            self._note("code" if isinstance(value, _DEFINED) else "attributes", path, text)
+            self._note("code" if issubclass(type(value), _DEFINED) else "attributes", path, text)
 
-    def changing(self) -> frozenset[str]:
-        """Returns the names of the attributes and globals that the code of a step assigns."""
+    def changing(self) -> Changing:
+        """Returns the attributes and globals that the code of a step assigns."""
         running = {code for code, steps in self._codes.items() if steps or code.co_name in _STEPPING}
         called = {name for code in running for name in names_of(code)}
         while more := {code for code in self._codes if code not in running and code.co_name in called - _MAKING}:
             running |= more
             called |= {name for code in more for name in names_of(code)}
-        return frozenset(name for code in running for name in assigned_by(code))
+        anywhere: set[str] = set()
+        owned: dict[str, tuple[type, ...]] = {}
+        for code in running:
+            attributes, names = assigned_by(code)
+            anywhere |= names
+            if (owner := self._owners.get(code)) is None:
+                anywhere |= attributes
+                continue
+            for name in attributes:
+                owned[name] = (*owned.get(name, ()), owner)
+        return Changing(frozenset(anywhere), owned)
 
     def _met(self, path: str, value: object) -> str | None:
         if id(value) in self._seen:
@@ -179,13 +174,16 @@ class _Walk:
         above = [named(base.__module__, base.__qualname__) for base in bases if base is not object]
         self._note("code", path, ", ".join(above))
         for base in own:
-            items = {k: v for k, v in sorted(vars(base).items()) if k not in _OF_A_CLASS}
-            self._each(f"{path}.{base.__qualname__}", items, depth)
+            items = {k: v for k, v in sorted(vars(base).items()) if _counts(k, v)}
+            self._owners.update({code: base for value in items.values() for code in _codes_of(value)})
+            self._each(f"{path}.{base.__qualname__}", items, depth, base)
         if own and issubclass(kind, nn.Module):
             return
         for base in bases:  # what an installed module's step assigns changes too
             if issubclass(base, nn.Module) and base is not nn.Module:
-                self._codes.update({f.__code__: False for f in vars(base).values() if isinstance(f, FunctionType)})
+                codes = [code for value in vars(base).values() for code in _codes_of(value)]
+                self._codes.update(dict.fromkeys(codes, False))
+                self._owners.update(dict.fromkeys(codes, base))
 
     def _container(self, path: str, value: Any, depth: int) -> None:
         if isinstance(value, dict):
@@ -209,9 +207,14 @@ class _Walk:
             self.visit(f"{path}.class", kind, depth)
         elif not _of_package(kind.__module__) or _is_configuration(value):
             self.visit(f"{path}.class", kind, depth)
-            self._each(path, attributes_of(value), depth)
+            self._each(path, attributes_of(value), depth, kind)
+        elif isinstance(value, (Dataset, Sampler)):  # of torch's own, such as a subset: what it is made of
+            self.visit(f"{path}.class", kind, depth)
+            self._each(path, {k: v for k, v in attributes_of(value).items() if not _is_draw(v)}, depth, kind)
         elif isinstance(value, BuiltinFunctionType):
             self._note("code", path, named(value.__module__, value.__qualname__))
+        elif isinstance(value, (np.ufunc, torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+            self._note("code", path, f"{named(kind.__module__, kind.__qualname__)}{value}")
         else:
             self._note("code", path, named(kind.__module__, kind.__qualname__))
             if (inner := _wrapped(value)) is not None:
@@ -220,22 +223,24 @@ class _Walk:
     def _module(self, path: str, module: nn.Module, depth: int) -> None:
         self.visit(f"{path}.class", type(module), depth)
         inner = vars(module)
-        self._each(path, {k: v for k, v in inner.items() if k not in _OF_A_MODULE}, depth)
+        self._each(path, {k: v for k, v in inner.items() if k not in _OF_A_MODULE}, depth, type(module))
+        if isinstance(module, torch.jit.ScriptModule):
+            self._note("code", f"{path}.code", str(module.code))
         for name in _HOOKS:
             for place, hook in enumerate(inner.get(name, {}).values()):
                 self.visit(f"{path}.hook[{name}, {place}]", hook, depth)
         for name, child in inner.get("_modules", {}).items():
             self.visit(f"{path}.{name}", child, depth)
 
-    def _each(self, path: str, values: Mapping[str, object], depth: int) -> None:
+    def _each(self, path: str, values: Mapping[str, object], depth: int, owner: type | None = None) -> None:
         for name, value in values.items():
-            if value is not None:
-                self._named(f"{path}.{name}", name, value, depth)
+            if value is not None and (not name.startswith(_COMPILED) or name.endswith("_orig_callable")):
+                self._named(f"{path}.{name}", name, value, depth, owner)
 
-    def _named(self, path: str, name: str, value: object, depth: int) -> None:
+    def _named(self, path: str, name: str, value: object, depth: int, owner: type | None = None) -> None:
         """Follows a value that has a name; functions and classes are no state that a step could change."""
         before = self._through
-        self._through = before if isinstance(value, _DEFINED) else (*before, name)
+        self._through = before if issubclass(type(value), _DEFINED) else (*before, Name(owner, name))
         self.visit(path, value, depth)
         self._through = before
 
@@ -268,9 +273,28 @@ def attributes_of(value: object) -> dict[str, object]:
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else tuple(slots):
-            if hasattr(kind, name) and name not in ("__dict__", "__weakref__"):
-                found[name] = getattr(value, name, None)
+            private = name.startswith("__") and not name.endswith("__")
+            own = f"_{kind.__name__.lstrip('_')}{name}" if private else name
+            if hasattr(kind, own) and name not in ("__dict__", "__weakref__"):
+                found[name] = getattr(value, own, None)
     return found
+
+
+def _counts(name: str, value: object) -> bool:
+    """Whether an attribute of a class counts: what a library keeps under names of its own does not."""
+    special = name.startswith("__") and name.endswith("__")
+    return name not in _OF_A_CLASS and (not special or isinstance(value, _DEFINED))
+
+
+def _codes_of(value: object) -> list[CodeType]:
+    """Returns the code of a method, plain or decorated in one of Python's own ways."""
+    inner = [getattr(value, name, None) for name in ("__func__", "func", "fget", "fset")]
+    return [each.__code__ for each in (value, *inner) if isinstance(each, FunctionType)]
+
+
+def _is_draw(value: object) -> bool:
+    """Whether a value is a list of positions in a data set, which another run may draw anew."""
+    return isinstance(value, (list, tuple, range)) and all(isinstance(each, int) for each in value[:MOST_ITEMS])
 
 
 def _is_configuration(value: object) -> bool:
@@ -280,7 +304,13 @@ def _is_configuration(value: object) -> bool:
 
 
 def _wrapped(value: object) -> object:
-    return getattr(value, "__wrapped__", None) if type(value).__module__ in ("functools", "builtins") else None
+    """Returns the function inside an object of a library that is known to hold one."""
+    module = type(value).__module__
+    if module in ("functools", "builtins"):
+        return getattr(value, "__wrapped__", None)
+    if isinstance(value, np.vectorize):
+        return value.pyfunc
+    return getattr(value, "_init_fn", None) if module.startswith("torch._library") else None
 
 
 def _content(cell: Any) -> object:

@@ -332,6 +332,26 @@ def test_the_users_own_setting_keeps_the_global_batch(
     assert own_batch(loader_batch, total, resizable=True) == expected
 
 
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.stats = nn.Linear(8, 4), {"calls": 0}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.stats["calls"] += 1
+        found: torch.Tensor = self.layer(x)
+        return found
+
+
+def test_a_counter_in_a_container_makes_no_other_workload() -> None:
+    """The gates put it back before the second look, so that a study was never used again after a training."""
+    model = Counting()
+    settings = [bench_of(Workload(model, targets.vectors(), global_batch_size=16)).briefing.environment.settings]
+    model.stats["calls"] = 1000
+    settings.append(bench_of(Workload(model, targets.vectors(), global_batch_size=16)).briefing.environment.settings)
+    assert settings[0] == settings[1]
+
+
 def test_batches_that_are_only_cut_keep_the_global_batch_exactly() -> None:
     ready = [(torch.randn(12, 3 + length, 8), torch.randint(4, (12, 3 + length))) for length in range(8)]
     workload = Workload(targets.mlp(), ready, step_fn=of_tokens, global_batch_size=20)

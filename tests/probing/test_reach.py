@@ -1,21 +1,194 @@
 """What counts as the same workload: code and plain attributes that are reached, and nothing that training changes."""
 
 import functools
+import re
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from pydantic import BaseModel
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import ConcatDataset, Dataset, Subset, random_split
 
-from autofit.probing.reach import MOST_OBJECTS, ReachedFacts, reach
+from autofit.probing.identity import digest
+from autofit.probing.reach import MOST_OBJECTS, reach
+from autofit.probing.reached_facts import ReachedFacts
 from tests.processes import printed_by_two_processes
 
 COUNT = 0
+
+
+class Rows(Dataset[torch.Tensor]):
+    def __init__(self, work: int = 1) -> None:
+        self.work = work
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, at: int) -> torch.Tensor:
+        return torch.full((self.work,), float(at))
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda rows: rows,
+        lambda rows: Subset(rows, [0, 1, 2]),
+        lambda rows: ConcatDataset([rows, rows]),
+        lambda rows: random_split(rows, [4, 4])[0],
+    ],
+)
+def test_a_data_set_inside_one_of_torch_counts_and_the_positions_drawn_do_not(around: Callable[[Rows], Any]) -> None:
+    assert lines(dataset=around(Rows(1))) == lines(dataset=around(Rows(1)))
+    assert lines(dataset=around(Rows(1))) != lines(dataset=around(Rows(500)))
+
+
+class Monitor(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        return x
+
+
+class Solver(nn.Module):
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.steps, self.monitor = steps, Monitor()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.steps):
+            x = self.monitor(x)
+        return x
+
+
+def test_what_a_method_counts_is_of_its_class_and_of_no_other() -> None:
+    """A monitor's `self.steps += 1` made solvers of 2 and of 200 steps the same workload."""
+    assert lines(model=Solver(2)) != lines(model=Solver(200))
+    counted = Solver(2)
+    counted(torch.ones(2))
+    assert lines(model=counted) == lines(model=Solver(2))
+
+
+class Slotted:
+    __slots__ = ("__size",)
+
+    def __init__(self, size: int) -> None:
+        self.__size = size
+
+
+class Doubling(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+class Tripling(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda: torch.ops.aten.relu, lambda: torch.ops.aten.sigmoid),
+        (lambda: torch.ops.aten.relu.default, lambda: torch.ops.aten.sigmoid.default),
+        (lambda: np.sin, lambda: np.cos),
+        (lambda: np.vectorize(doubled), lambda: np.vectorize(tripled)),
+        (lambda: Slotted(1), lambda: Slotted(2)),
+        (lambda: torch.jit.script(Doubling()), lambda: torch.jit.script(Tripling())),
+        (lambda: "a" * 5000, lambda: "a" * 4999 + "b"),
+    ],
+)
+def test_what_computes_something_else_is_told_apart(one: Callable[[], object], other: Callable[[], object]) -> None:
+    def told(thing: object) -> list[str]:
+        return lines(holder=SimpleNamespace(thing=thing))
+
+    assert told(one()) == told(one())
+    assert told(one()) != told(other())
+
+
+class Settings(BaseModel):
+    rate: float = 0.1
+
+
+def test_classes_of_pydantic_and_what_torch_compile_adds_are_the_same_in_every_process() -> None:
+    model = torch.compile(nn.Linear(2, 2), backend="eager")
+    told = "\n".join(lines(thing=Settings(), kind=Settings, model=model, loss=torch.compile(doubled, backend="eager")))
+    assert "__pydantic_core_schema__" not in told
+    assert "_wrapper_id" not in told
+    assert lines(thing=Settings(rate=0.1)) != lines(thing=Settings(rate=0.2))
+    assert lines(loss=torch.compile(doubled, backend="eager")) != lines(loss=torch.compile(tripled, backend="eager"))
+
+
+def test_a_docstring_does_not_count() -> None:
+    sources = [
+        f'def step(x):\n    """{text}"""\n    return x * {by}'
+        for text, by in (("Doubles.", 2), ("Twice.", 2), ("D.", 3))
+    ]
+    first, reworded, other = (lines(step=module_of(source).step) for source in sources)
+    assert first == reworded
+    assert first != other
+
+
+def tree_with_parents() -> dict[str, Any]:
+    root: dict[str, Any] = {"name": "root", "parent": None, "children": []}
+    for name in "abcdefgh":
+        root["children"].append({"name": name, "parent": root, "children": []})
+    return root
+
+
+def shared_lists() -> list[Any]:
+    found: list[Any] = [1]
+    for _ in range(60):
+        found = [found, found]
+    return found
+
+
+@pytest.mark.parametrize("make", [tree_with_parents, shared_lists])
+def test_containers_that_hold_each_other_are_looked_at_once(make: Callable[[], object]) -> None:
+    """A tree of four nodes with parents was not done after ten seconds."""
+    began = time.monotonic()
+    assert lines(thing=SimpleNamespace(tree=make())) == lines(thing=SimpleNamespace(tree=make()))
+    assert time.monotonic() - began < 1.0
+
+
+class Raising(list[int]):
+    def __len__(self) -> int:
+        raise RuntimeError("not now")
+
+    def __iter__(self) -> Any:
+        raise RuntimeError("not now")
+
+
+def dead_proxy() -> object:
+    return weakref.proxy(set())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: 1 << 60_000,
+        lambda: Path("caf\udce9"),
+        lambda: re.compile("[\ud800-\udfff]"),
+        lambda: [nn.UninitializedParameter()],
+        dead_proxy,
+        Raising,
+    ],
+)
+def test_objects_that_do_not_bear_being_looked_at_stop_nothing(make: Callable[[], object]) -> None:
+    told = lines(thing=SimpleNamespace(inside=make(), size=3))
+    assert any("size" in line for line in told)
+    assert digest(told)
 
 
 def lines(**given: object) -> list[str]:
