@@ -16,6 +16,7 @@ from autofit.workloads.counted import Alike, Counted, Cuttable, has_rows
 from autofit.workloads.groups import Groups
 from autofit.workloads.lengths import Lengths, elements, scan
 from autofit.workloads.representative import representative
+from autofit.workloads.streams import undisturbed
 from autofit.workloads.tree import Batch, batch_size, describe, leaves, map_tensors, tensors
 
 _STRUCTURE_SIZES = (2, 5)  # two sizes tell the batch dimension from a dimension that happens to be as long
@@ -90,7 +91,9 @@ class SampleBatches(BatchMaker):
         if self._recipe.own_way and size == self.user_batch_size:
             return self._loader if self.even else Alike(self._loader, size)
         self._check_dropped(size)
-        return self._recipe.count(size, has_rows(self._of_sizes()))
+        with undisturbed(self._loader):
+            by_rows = has_rows(self._of_sizes())
+        return self._recipe.count(size, by_rows)
 
     def _check_dropped(self, size: int) -> None:
         if self._recipe.drop_last and self.length is not None and size > self.length:
