@@ -11,10 +11,10 @@ from typing import Protocol, Self
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from autofit.core.plan import Plan
 from autofit.probing.batch_store import fresh
+from autofit.probing.modes import dropout_off, evaluating
 from autofit.probing.shared_draws import Ledger, SharedDraws
 from autofit.workloads.counted import Counted, counted
 from autofit.workloads.step import StepBatch, TrainStep
@@ -64,7 +64,7 @@ class Gradient:
 
 @dataclass(slots=True)
 class Gradients:
-    """Takes the gradients of one workload, dropout off, nothing updated.
+    """Takes the gradients of one workload, torch's own dropout off, nothing updated.
 
     A step that changes state of its own (a moving average of the weights, a counter) finds the same state in each of
     its micro batches: what is asked is what the gradient is, not what becomes of the state.
@@ -72,12 +72,14 @@ class Gradients:
     Attributes:
         build: makes a train step; its model's gradients are left as None.
         state: puts back what a step changes beside gradients.
+        training: whether modules keep their mode; else only batch normalisation does.
         moves: names of what the step was seen to change; filled by `rehearse`.
         ledger: what is known of the step's random draws.
     """
 
     build: Build
     state: State = STATELESS
+    training: bool = False
     moves: tuple[str, ...] = ()
     ledger: Ledger = field(default_factory=Ledger)
 
@@ -150,7 +152,8 @@ class _Run:
         """
         if self.owner.moves and self.others is None:
             self.owner.state.restore()
-        with self.owner.build(self.plan) as step, _dropout_off(step.draft.model):
+        quiet = dropout_off if self.owner.training else evaluating
+        with self.owner.build(self.plan) as step, quiet(step.draft.model):
             model, scaler = step.draft.model, step.draft.scaler
             step.draft.weighing = None
             while True:
@@ -229,16 +232,3 @@ def _flat(parameter: torch.Tensor) -> torch.Tensor:
 def _is_reduced(step: TrainStep) -> bool:
     small = any(p.is_floating_point() and p.dtype.itemsize < 4 for p in step.draft.model.parameters())
     return small or torch.is_autocast_enabled(step.draft.device.type)
-
-
-@contextmanager
-def _dropout_off(model: nn.Module) -> Iterator[None]:
-    """Puts every module in evaluation mode except batch normalisation, whose training mode is what is asked about."""
-    modes = {module: module.training for module in model.modules()}
-    try:
-        for module, training in modes.items():
-            module.training = training and isinstance(module, _NormBase)
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training

@@ -6,7 +6,8 @@ model, dropout by hand, stochastic depth): both sides of the comparison draw ali
 A random operator is known by torch's tag `nondeterministic_seeded`, and a draw by the state of its generator, which
 each draw here moves on by one step whatever its shape. A draw whose shape grows with the batch along one dimension is
 made sample by sample, each from a seed of its own; one whose shape does not grow (a coin for the whole step) is the
-same in each micro batch. Numbers of 16 bits are drawn in 32, since kernels draw differently for each type.
+same in each micro batch. A draw from one distribution of classes (`multinomial`) has its samples among those that it
+picks. Numbers of 16 bits are drawn in 32, since kernels draw differently for each type.
 """
 
 import hashlib
@@ -29,6 +30,7 @@ class Ledger:
 
     Attributes:
         shapes: shape and samples of a draw where it was first met.
+        results: shape and samples of what a draw without them gave first.
         axes: dimension along which a draw has its samples; None where its shape is the same for any batch.
         generators: generators of the user's own that were met, with the state they were found in.
         learning: whether draws are met for the first time; afterwards a new one is one side's alone.
@@ -37,6 +39,7 @@ class Ledger:
     """
 
     shapes: dict[int, tuple[_Shape, int]] = field(default_factory=dict)
+    results: dict[int, tuple[_Shape, int]] = field(default_factory=dict)
     axes: dict[int, int | None] = field(default_factory=dict)
     generators: dict[int, tuple[torch.Generator, torch.Tensor]] = field(default_factory=dict)
     learning: bool = True
@@ -62,6 +65,12 @@ class Ledger:
         elif samples == size and shape != known:
             self.apart = True
         return self.axes.get(key)
+
+    def check(self, key: int, found: Any, size: int) -> None:
+        """Sees whether what a draw gave grows with the batch, though what it was told does not."""
+        if isinstance(found, torch.Tensor):
+            known, samples = self.results.setdefault(key, (tuple(found.shape), size))
+            self.apart |= samples != size and known != found.shape
 
     def _grown(self, known: _Shape, samples: int, shape: _Shape, size: int) -> int | None:
         if shape == known:
@@ -90,7 +99,7 @@ class SharedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         if torch.Tag.nondeterministic_seeded not in func.tags or _is_idle(func, args, kwargs):
             return func(*args, **kwargs)
         self._ledger.drawn = True
-        generator, shape = self._generator(args, kwargs), _shape(args)
+        generator, shape = self._generator(args, kwargs), _shape(func, args)
         if generator is None or shape is None or "out" in kwargs or _drops_inside(func):
             self._ledger.apart = True
             return func(*args, **kwargs)
@@ -106,7 +115,9 @@ class SharedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
                 generator.set_state(after)
 
         if axis is None:
-            return drawn(0, args, kwargs)
+            found = drawn(0, args, kwargs)
+            self._ledger.check(key, found, self.size)
+            return found
         return self._by_sample(drawn, func, args, kwargs, shape, axis)
 
     def _by_sample(
@@ -120,13 +131,17 @@ class SharedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     ) -> Any:
         rows = shape[axis] // self.size
         pieces = []
+        picks = func is _PICK and axis == len(shape) - 1  # all samples pick from the same
+        self._ledger.apart |= picks and not _replaces(args, kwargs)
         for at in range(self.size):
 
             def cut(tensor: torch.Tensor, at: int = at) -> torch.Tensor:
-                alike = tensor.dim() == len(shape) and tensor.shape[axis] == shape[axis]
+                alike = not picks and tensor.dim() == len(shape) and tensor.shape[axis] == shape[axis]
                 return tensor.narrow(axis, at * rows, rows) if alike else tensor
 
             part = [_resized(arg, shape, axis, rows) for arg in tree_map_only(torch.Tensor, cut, list(args))]
+            if picks:
+                part[1] = rows
             pieces.append(drawn(self.first + at, part, tree_map_only(torch.Tensor, cut, dict(kwargs))))
         if _in_place(func):
             return args[0]
@@ -169,8 +184,17 @@ def _in_place(func: Any) -> bool:
     return first is not None and bool(first.is_write)
 
 
-def _shape(args: Sequence[Any]) -> _Shape | None:
+_PICK = torch.ops.aten.multinomial.default
+
+
+def _replaces(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    return bool(args[2] if len(args) > 2 else kwargs.get("replacement", False))  # its place
+
+
+def _shape(func: Any, args: Sequence[Any]) -> _Shape | None:
     """Returns the shape that a random operator fills: that of its first tensor, or the list that it is given."""
+    if func is _PICK:
+        return (*args[0].shape[:-1], int(args[1]))
     for arg in args:
         if isinstance(arg, torch.Tensor):
             return tuple(arg.shape)

@@ -208,3 +208,9 @@ def _notes(verdict: gates.Verdict, own_steps: int) -> Iterator[str]:
             "accumulation that is several times per optimizer step. Where that matters (a moving average), change it "
             "after the optimizer's step instead"
         )
+    if verdict.passed and verdict.evaluated:
+        yield (
+            "accumulation was checked in evaluation mode, since the step draws random numbers in training that a batch "
+            "and its micro batches cannot share: what the model does in training alone was not compared. If samples "
+            "of a batch meet there (batch normalisation of your own, a balance term), keep your own micro batches"
+        )

@@ -51,17 +51,23 @@ class Cuttable:
 
 
 class Collating:
-    """A collate function that counts its samples; runs in a loader's workers."""
+    """A collate function that counts its samples; runs in a loader's workers.
 
-    def __init__(self, collate: Callable[[list[Any]], Batch]) -> None:
-        self.collate = collate
+    Args:
+        collate: the user's.
+        by_rows: whether the tensors of a batch have a row per sample: fewer where damaged samples are left out.
+    """
+
+    def __init__(self, collate: Callable[[list[Any]], Batch], by_rows: bool) -> None:
+        self.collate, self.by_rows = collate, by_rows
 
     def __call__(self, samples: list[Any]) -> Counted:
         """Returns the batch of the samples, with their number."""
         batch = self.collate(samples)
         if not isinstance(samples, (list, tuple)):  # a data set's own __getitems__ may give columns, not samples
             return counted(batch)
-        return Counted(batch, min(len(samples), _rows(batch) or len(samples)))
+        rows = _rows(batch) if self.by_rows else None
+        return Counted(batch, min(len(samples), rows or len(samples)))
 
 
 class KeyLists:
@@ -103,8 +109,24 @@ class Alike:
         return len(self.loader)  # type: ignore[arg-type]  # where the loader has none, this has none
 
 
+def has_rows(batches: Iterable[tuple[Batch, int]]) -> bool:
+    """Returns whether the tensors of batches have a row per sample, or fewer; not where samples lie along another axis.
+
+    Args:
+        batches: of several sizes, with the samples that each was collated from.
+    """
+    along: set[int] | None = None
+    for batch, size in batches:
+        rows = _rows(batch)
+        if rows is None or rows > size:
+            return False
+        sized = {axis for tensor in tensors(batch) for axis in range(1, tensor.dim()) if tensor.shape[axis] == size}
+        along = sized if along is None else along & sized
+    return not along
+
+
 def _rows(batch: Batch) -> int | None:
-    """Returns the rows that all tensors of a batch have: fewer than samples where damaged ones are left out."""
+    """Returns the rows that all tensors of a batch have."""
     found = {tensor.shape[:1] for tensor in tensors(batch)}
     return found.pop().numel() if len(found) == 1 else None
 

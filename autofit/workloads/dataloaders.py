@@ -4,7 +4,7 @@ A DataLoader makes batches from samples, so any batch is made from its data set 
 iterator is never touched; without batching it gives ready batches.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -78,8 +78,11 @@ def _map_recipe(loader: DataLoader[Any], batch_sampler: Any, scan: int, *, liste
             return BatchSampler(batch_sampler.sampler, size, drop_last)
         return batch_sampler if size == user_size else resized(batch_sampler, size, user_size, drop_last, own)
 
-    def rebuild(size: int, counted: bool) -> DataLoader[Any]:
-        return _again(loader, lists(size), listed=listed, counted=counted)
+    def count(size: int, by_rows: bool) -> DataLoader[Any]:
+        if not listed:
+            return _again(loader, lists(size), listed=False, changes=_counting(loader, by_rows))
+        changes = {"dataset": KeyLists(loader.dataset), "collate_fn": CollatingCounted(loader.collate_fn)}
+        return _again(loader, lists(size), listed=True, changes=changes)
 
     return Recipe(
         keys=keys,
@@ -87,7 +90,8 @@ def _map_recipe(loader: DataLoader[Any], batch_sampler: Any, scan: int, *, liste
         fetch=fetch,
         join=(lambda chosen: collate(dataset[chosen])) if listed else collate,
         collate=concat if listed else collate,
-        rebuild=rebuild,
+        rebuild=lambda size: _again(loader, lists(size), listed=listed, changes={}),
+        count=count,
         lists=None if plain and draws_at_random(batch_sampler.sampler) else lists,
         resizes=plain or not keys or type(lists(user_size // 2 or 2)) is not Rechunked,
         user_batch_size=user_size,
@@ -108,8 +112,8 @@ def _of_stream(loader: DataLoader[Any], options: Options) -> BatchMaker:
     samples, ended, notes = read(dataset, min(options.scan, max(_STREAM_SAMPLES, user_size)), "samples")
     length = known_length(dataset)
 
-    def rebuild(size: int, counted: bool) -> DataLoader[Any]:
-        return _with(loader, _counting(loader, counted), batch_size=size, drop_last=loader.drop_last)
+    def rebuild(size: int, changes: Mapping[str, Any]) -> DataLoader[Any]:
+        return _with(loader, changes, batch_size=size, drop_last=loader.drop_last)
 
     recipe = Recipe(
         keys=range(len(samples)),
@@ -117,7 +121,8 @@ def _of_stream(loader: DataLoader[Any], options: Options) -> BatchMaker:
         fetch=lambda chosen: [samples[at] for at in chosen],
         join=collate,
         collate=collate,
-        rebuild=rebuild,
+        rebuild=lambda size: rebuild(size, {}),
+        count=lambda size, by_rows: rebuild(size, _counting(loader, by_rows)),
         lists=lambda size: BatchSampler(range(len(samples)), size, loader.drop_last),
         resizes=True,
         user_batch_size=user_size,
@@ -129,31 +134,27 @@ def _of_stream(loader: DataLoader[Any], options: Options) -> BatchMaker:
     return SampleBatches(loader, recipe, options)
 
 
-def _again(loader: DataLoader[Any], lists: Any, *, listed: bool, counted: bool) -> DataLoader[Any]:
+def _again(loader: DataLoader[Any], lists: Any, *, listed: bool, changes: Mapping[str, Any]) -> DataLoader[Any]:
     """Returns a new DataLoader over the same data that draws `lists` of keys, with everything else that the user set.
 
     Args:
         loader: the user's.
         lists: a batch sampler.
         listed: whether the data set takes lists of keys.
-        counted: whether its batches come as `Counted`.
+        changes: what is not as the user set it.
     """
     if listed:
-        changes: dict[str, Any] = {"batch_size": None, "sampler": lists}
-        if counted:
-            changes |= {"dataset": KeyLists(loader.dataset), "collate_fn": CollatingCounted(loader.collate_fn)}
-        return _with(loader, changes)
+        return _with(loader, changes, batch_size=None, sampler=lists)
     if type(lists) is BatchSampler:
-        sized = {"batch_size": lists.batch_size, "sampler": lists.sampler, "drop_last": lists.drop_last}
-        return _with(loader, _counting(loader, counted), **sized)
-    return _with(loader, _counting(loader, counted), batch_sampler=lists)
+        return _with(loader, changes, batch_size=lists.batch_size, sampler=lists.sampler, drop_last=lists.drop_last)
+    return _with(loader, changes, batch_sampler=lists)
 
 
-def _counting(loader: DataLoader[Any], counted: bool) -> dict[str, Any]:
-    return {"collate_fn": Collating(loader.collate_fn)} if counted else {}
+def _counting(loader: DataLoader[Any], by_rows: bool) -> dict[str, Any]:
+    return {"collate_fn": Collating(loader.collate_fn, by_rows)}
 
 
-def _with(loader: DataLoader[Any], changes: dict[str, Any], **more: Any) -> DataLoader[Any]:
+def _with(loader: DataLoader[Any], changes: Mapping[str, Any], **more: Any) -> DataLoader[Any]:
     """Returns a new DataLoader with everything the user set, but for the changes."""
     kept = {name: getattr(loader, name) for name in ("dataset", *_KEPT)}
     return DataLoader(**{**kept, **changes, **more})

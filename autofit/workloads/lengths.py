@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autofit.workloads.tree import Batch, children, leaves, tensors
+from autofit.workloads.tree import Batch, asked, children, leaves, tensors
 
 _MAX_ENTRIES = 8  # a list with more entries than this is measured as a whole, not entry by entry
 _MAX_COLUMNS = 6  # rankings tried one by one when the worst batch is chosen
@@ -143,10 +143,10 @@ def useful_tokens(batch: Batch) -> int | None:
 
 def _shape(node: Any) -> tuple[int, ...] | None:
     """Returns the shape of a tensor, an array or an image; None for anything else."""
-    shape = getattr(node, "shape", None)
+    shape = asked(node, "shape")
     if isinstance(shape, tuple):
         return tuple(int(side) for side in shape)
-    if hasattr(node, "mode") and isinstance(getattr(node, "size", None), tuple):
+    if isinstance(asked(node, "mode"), str) and isinstance(asked(node, "size"), tuple):
         return tuple(node.size)  # images in the manner of PIL: (width, height)
     return None
 

@@ -1,7 +1,7 @@
 """SampleBatches: batches that are collated from the samples of a data set."""
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -12,10 +12,11 @@ from torch.utils.data import DataLoader
 
 from autofit.core.errors import WorkloadError
 from autofit.workloads.batch_maker import BatchMaker, Options, no_batches
-from autofit.workloads.counted import Alike, Counted, Cuttable
+from autofit.workloads.counted import Alike, Counted, Cuttable, has_rows
 from autofit.workloads.groups import Groups
 from autofit.workloads.lengths import Lengths, elements, scan
 from autofit.workloads.representative import representative
+from autofit.workloads.streams import undisturbed
 from autofit.workloads.tree import Batch, batch_size, describe, leaves, map_tensors, tensors
 
 _STRUCTURE_SIZES = (2, 5)  # two sizes tell the batch dimension from a dimension that happens to be as long
@@ -31,7 +32,8 @@ class Recipe:
     fetch: Callable[[list[Any]], Any]  # keys -> what `join` takes: samples, or the keys where the data set takes lists
     join: Callable[[Any], Batch]
     collate: Callable[[list[Any]], Batch]  # samples -> batch
-    rebuild: Callable[[int, bool], Iterable[Batch | Counted]]  # size, whether counted -> a loader like the user's
+    rebuild: Callable[[int], Iterable[Batch]]  # size -> a loader like the user's
+    count: Callable[[int, bool], Iterable[Batch | Counted]]  # size, whether by rows -> the same, its samples counted
     lists: Callable[[int], Iterable[list[Any]]] | None  # size -> a rebuilt loader's keys; None: any may meet
     resizes: bool  # whether those of another size keep the rule by which the user's loader groups samples
     user_batch_size: int
@@ -72,31 +74,38 @@ class SampleBatches(BatchMaker):
     @cached_property
     def even(self) -> bool:  # type: ignore[override]  # known when it is first asked for: it takes a few batches
         """Whether each tensor of a batch has one row per sample: so it is in batches of several sizes."""
-        return all(_is_even(self._recipe.make(self._drawn(size, 1)[0]), size) for size in _STRUCTURE_SIZES)
+        return all(_is_even(batch, size) for batch, size in self._of_sizes())
+
+    def _of_sizes(self) -> Iterator[tuple[Batch, int]]:
+        """Yields batches of a few sizes, which tell the batch dimension."""
+        for size in _STRUCTURE_SIZES:
+            yield self._recipe.make(self._drawn(size, 1)[0]), size
 
     def rebuild(self, size: int) -> Iterable[Batch]:
         """Returns a loader like the user's; fails where `drop_last` would leave no batch."""
-        return self._rebuilt(size, counted=False)
+        self._check_dropped(size)
+        return self._recipe.rebuild(size)
 
     def counted(self, size: int) -> Iterable[Batch | Counted]:
         """Returns the same, its samples counted as they are collated."""
         if self._recipe.own_way and size == self.user_batch_size:
             return self._loader if self.even else Alike(self._loader, size)
-        return self._rebuilt(size, counted=True)
+        self._check_dropped(size)
+        with undisturbed(self._loader):
+            by_rows = has_rows(self._of_sizes())
+        return self._recipe.count(size, by_rows)
 
-    def _rebuilt(self, size: int, *, counted: bool) -> Iterable[Batch | Counted]:
+    def _check_dropped(self, size: int) -> None:
         if self._recipe.drop_last and self.length is not None and size > self.length:
             raise WorkloadError(
                 f"a batch of {size} was asked for, but the loader has {self.length} samples and "
                 f"drop_last=True, so it would give no batch; expected at most {self.length}; lower the size "
                 "or set drop_last=False"
             )
-        return self._recipe.rebuild(size, counted)
 
     def structure(self) -> str:
         """Returns what batches of two sizes have in common, and those of the longest and the shortest samples."""
-        batches = [self._recipe.make(self._drawn(size, 1)[0]) for size in _STRUCTURE_SIZES]
-        sizes = list(_STRUCTURE_SIZES)
+        batches, sizes = map(list, zip(*self._of_sizes(), strict=True))
         if self._lengths.varies:
             for order in (*self._lengths.rankings(), self._lengths.shortest()):
                 batches.append(self._at(order, 2))

@@ -1,5 +1,6 @@
 """Streams: reading from a second iterator of what can only be iterated, and leaving no trace of it."""
 
+import io
 import itertools
 import random
 import sys
@@ -14,7 +15,7 @@ from torch import nn
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from autofit.core.errors import WorkloadError
-from autofit.workloads.tree import tensors
+from autofit.workloads.tree import asked, tensors
 
 STREAM_BATCHES = 64
 """Ready batches that are looked at or held."""
@@ -60,8 +61,9 @@ def _refuse_one_shot(source: Any, what: str) -> None:
     first = iter(source)
     holds = [
         name
-        for name, value in getattr(source, "__dict__", {}).items()
+        for name, value in (asked(source, "__dict__") or {}).items()
         if isinstance(value, Iterator) and not isinstance(value, (_BaseDataLoaderIter, itertools.count))
+        if not (isinstance(value, io.IOBase) and not _is_readable(value))
     ]
     if first is source or first is iter(source) or holds:
         held = f", which holds an iterator in .{holds[0]}" if holds else ""
@@ -73,11 +75,16 @@ def _refuse_one_shot(source: Any, what: str) -> None:
         )
 
 
+def _is_readable(file: io.IOBase) -> bool:
+    """Returns whether a file can be read; not a log, which is written, nor one that is closed."""
+    return not file.closed and file.readable()
+
+
 @contextmanager
 def undisturbed(root: object) -> Iterator[None]:
     """Puts back the random generators, the global ones too, and the attributes of all objects that `root` holds."""
     found = list(_held(root, 4, set()))
-    attributes = [(vars(node), dict(vars(node))) for node in found if hasattr(node, "__dict__")]
+    attributes = [(vars(node), dict(vars(node))) for node in found if isinstance(asked(node, "__dict__"), dict)]
     rewind = [undo for undo in map(_rewinder, found) if undo is not None] + _rewinders()
     try:
         yield
@@ -107,8 +114,8 @@ def _rewinder(node: Any) -> Callable[[], Any] | None:
         return partial(node.set_state, node.get_state())
     if isinstance(node, random.Random):
         return partial(node.setstate, node.getstate())
-    bits = getattr(node, "bit_generator", None) or getattr(node, "_bit_generator", None)
-    return None if bits is None else partial(setattr, bits, "state", bits.state)
+    bits = asked(node, "bit_generator") or asked(node, "_bit_generator")
+    return None if asked(bits, "state") is None else partial(setattr, bits, "state", bits.state)
 
 
 def _held(node: Any, depth: int, seen: set[int]) -> Iterator[Any]:
@@ -118,7 +125,7 @@ def _held(node: Any, depth: int, seen: set[int]) -> Iterator[Any]:
     seen.add(id(node))
     yield node
     inside = list(node) if isinstance(node, (list, tuple)) and len(node) <= _SHORT else []
-    for table in (node if isinstance(node, dict) else {}, getattr(node, "__dict__", {})):
+    for table in (node if isinstance(node, dict) else {}, asked(node, "__dict__") or {}):
         inside += table.values() if len(table) <= _SHORT else ()
     for child in inside if depth else ():
         yield from _held(child, depth - 1, seen)

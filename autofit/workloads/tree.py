@@ -185,6 +185,17 @@ def _step(key: Any) -> str:
     return f"[{key}]" if isinstance(key, int) else f".{key}"
 
 
+def asked(node: Any, name: str) -> Any:
+    """Returns an attribute of an object of the user's; None where it has none, or fails to say so.
+
+    A dict whose `__getattr__` is `__getitem__` raises a KeyError, a stand-in for a missing package an ImportError.
+    """
+    try:
+        return getattr(node, name, None)
+    except Exception:  # noqa: BLE001  # the user's code
+        return None
+
+
 def children(node: Any) -> dict[Any, Any] | None:
     """Returns what a container holds, by key, index or attribute; None for a tensor or any other leaf."""
     if isinstance(node, torch.Tensor):
@@ -195,7 +206,7 @@ def children(node: Any) -> dict[Any, Any] | None:
         return dict(enumerate(node))
     if isinstance(node, (type, nn.Module)):
         return None
-    if dataclasses.is_dataclass(node) or callable(getattr(node, "to", None)):
+    if dataclasses.is_dataclass(node) or callable(asked(node, "to")):
         return _attributes(node) or None
     return None
 
@@ -217,7 +228,7 @@ def per_sample(node: Any, size: int) -> bool:
 
     It has `size` entries, and fewer than half of the tensors below it have the batch as first dimension.
     """
-    if not isinstance(node, (list, tuple)) or hasattr(node, "_fields") or len(node) != size:
+    if not isinstance(node, (list, tuple)) or asked(node, "_fields") or len(node) != size:
         return False
     inside = list(tensors(list(node)))
     return 2 * sum(_leads(tensor, size) for tensor in inside) < max(len(inside), 1)
@@ -235,7 +246,7 @@ def _sample_lists(batch: Batch) -> dict[Any, Any]:
     first = next(iter(kids.values()))
     if isinstance(batch, (list, tuple)) and all(isinstance(kid, Mapping) for kid in kids.values()):
         return {_WHOLE: batch} if all(kid.keys() == first.keys() for kid in kids.values()) else {}
-    lists = all(isinstance(kid, (list, tuple)) and not hasattr(kid, "_fields") for kid in kids.values())
+    lists = all(isinstance(kid, (list, tuple)) and not asked(kid, "_fields") for kid in kids.values())
     return kids if lists and {len(kid) for kid in kids.values()} == {len(first)} else {}
 
 
@@ -254,7 +265,7 @@ def _leads(node: Any, size: int) -> bool:
 
 def _is_array(node: Any) -> bool:
     """Returns whether a leaf is an array in the manner of numpy, whose first dimension can be sliced."""
-    return isinstance(getattr(node, "shape", None), tuple) and hasattr(node, "__getitem__")
+    return isinstance(asked(node, "shape"), tuple) and hasattr(type(node), "__getitem__")
 
 
 def _taken(node: Any, size: int, part: slice) -> Any:
@@ -329,7 +340,7 @@ def _sequence(node: Any, items: list[Any]) -> Any:
         return clone
     if len(items) == len(node) and all(new is old for new, old in zip(items, node, strict=True)):
         return node
-    return node._make(items) if hasattr(node, "_make") else type(node)(items)
+    return node._make(items) if hasattr(type(node), "_make") else type(node)(items)
 
 
 def _attributes(node: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ IGNORED = (-100, -1, 255)
 """Usual values of labels that are left out: of torch and `transformers`, of many data sets, of segmentation masks."""
 _TARGETS = ("label", "target", "['y']")
 _MOST_VALUES, _LENGTHS_DIM = 8, 2
+_UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
 
 def shares(weighing: Weighing, parts: Sequence[Batch]) -> list[float]:
@@ -50,6 +51,7 @@ def count(weighing: Weighing, batch: Batch) -> torch.Tensor:
             f"found a batch without {weighing}, by which the plan weighs micro batches; expected the batches that it "
             "was tuned with. Use the tuned loader, or tune again with this one."
         )
+    node = _widened(node)
     entries = node[..., 1:] if weighing.shifted else node
     return (entries if weighing.ignored is None else entries != weighing.ignored).sum(dtype=torch.float64)
 
@@ -125,9 +127,20 @@ def _ignored(tensor: torch.Tensor, ignore_index: int | None) -> list[int | None]
     ]
 
 
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor that compares as its numbers do: torch takes -100 for 156 in 8 bits without a sign.
+
+    It also has few operators for the other types without a sign, and for floats of 8 bits.
+    """
+    if tensor.dtype in _UNSIGNED:
+        return tensor.long()
+    return tensor.float() if tensor.is_floating_point() and tensor.dtype.itemsize == 1 else tensor
+
+
 def _tensors(node: Any, where: str) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(node, torch.Tensor):
-        yield where, node
+        if node.layout is torch.strided and not node.is_nested:
+            yield where, _widened(node)
         return
     for key, child in (children(node) or {}).items():
         if isinstance(key, int):

@@ -234,6 +234,17 @@ def test_d3_where_numbers_cannot_be_shared_means_of_many_draws_are_compared(summ
         assert bench.briefing.space.sizes == ALL_SIZES
 
 
+def test_d3_it_is_said_where_what_a_model_does_in_training_alone_was_not_compared() -> None:
+    class Mixed(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.flatten(1)
+            return super().forward(0.7 * x + 0.3 * x[torch.randperm(len(x))] if self.training else x)
+
+    bench = opened(Mixed(64, 10), images(), step_fn=classify)
+    assert bench.briefing.space.sizes == ALL_SIZES
+    assert any("what the model does in training alone was not compared" in said for said in bench.briefing.caveats)
+
+
 # Row D10. Token means.
 
 

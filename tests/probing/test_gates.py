@@ -57,9 +57,38 @@ def norm(kind: str) -> nn.Module:
         "group": lambda: nn.GroupNorm(4, 16),
         "dropout": lambda: nn.Dropout(0.5),
         "frozen": lambda: nn.BatchNorm1d(16).eval(),
+        "by hand": lambda: ByHand(16),
         "none": nn.Identity,
     }
     return nn.Sequential(nn.Linear(8, 16), layers[kind](), nn.ReLU(), nn.Linear(16, 4))
+
+
+class ByHand(nn.Module):
+    """Batch normalisation as people write it themselves."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(width))
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("variance", torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean, variance = self.mean, self.variance
+        if self.training:
+            mean, variance = x.mean(0), x.var(0, unbiased=False)
+            with torch.no_grad():
+                self.mean.lerp_(mean, 0.1)
+                self.variance.lerp_(variance, 0.1)
+        return self.gain * (x - mean) / (variance + 1e-5).sqrt()
+
+
+def in_training(loss: Loss) -> Loss:
+    """A loss of training; in evaluation it is a mean over samples."""
+
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        return loss(model, batch) if model.training else mean(model, batch)
+
+    return step
 
 
 def vectors(size: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
@@ -77,8 +106,16 @@ def test_accumulation_passes_where_samples_are_independent(kind: str, size: int)
 
 @pytest.mark.parametrize(
     ("kind", "loss"),
-    [("batch", mean), ("none", contrastive), ("none", total), ("none", balanced)],
-    ids=["batch norm", "contrastive", "sum", "balance"],
+    [
+        ("batch", mean),
+        ("by hand", mean),
+        ("none", contrastive),
+        ("none", total),
+        ("none", balanced),
+        ("none", in_training(contrastive)),
+        ("dropout", in_training(balanced)),
+    ],
+    ids=["batch norm", "batch norm by hand", "contrastive", "sum", "balance", "in training", "balance in training"],
 )
 @pytest.mark.parametrize("size", [4, 8])
 def test_accumulation_is_refused_where_samples_meet(kind: str, loss: Loss, size: int) -> None:

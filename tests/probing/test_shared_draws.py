@@ -45,6 +45,10 @@ BY_SAMPLE: dict[str, Draw] = {
     "bernoulli": torch.bernoulli,
     "poisson": torch.poisson,
     "multinomial": lambda x: torch.multinomial(x, 5),
+    "multinomial of one row": lambda x: torch.multinomial(torch.ones(1000), len(x), replacement=True),
+    "as many classes as samples": lambda x: torch.multinomial(torch.ones(SAMPLES), len(x), replacement=True),
+    "categorical": lambda x: torch.distributions.Categorical(torch.ones(1000)).sample((len(x),)),
+    "categorical of each": lambda x: torch.distributions.Categorical(x).sample(),
     "dropout": lambda x: F.dropout(x, 0.3, training=True),
     "native_dropout": lambda x: torch.native_dropout(x, 0.3, True)[0],
     "attention": lambda x: F.scaled_dot_product_attention(*[x.view(len(x), 1, 4, 5)] * 3, dropout_p=0.5),
@@ -128,6 +132,8 @@ APART: dict[str, Draw] = {
     "an order of the samples": lambda x: torch.randperm(len(x)),
     "more for each sample than the last": lambda x: torch.rand(len(x) ** 2),
     "two views one after the other": lambda x: torch.randn_like(torch.cat([x, x])),
+    "picks that are not put back": lambda x: torch.multinomial(torch.ones(100), len(x)),
+    "a mean for all and deviations for each": lambda x: torch.normal(x.new_zeros(1, 20), x),
     "only where there are several": lambda x: torch.rand(len(x), 1) if len(x) > 1 else x[:, :1],
 }
 

@@ -9,6 +9,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted import Alike, Collating, Counted, Cuttable, counted
+from autofit.workloads.step import StepLoader
 from autofit.workloads.tree import map_tensors
 from tests.workloads.loaders import pairs
 from tests.workloads.ragged import CASES, Clicks, collate_clicks
@@ -65,7 +66,7 @@ def test_a_data_set_that_takes_lists_of_keys_counts_them(workers: int) -> None:
 
 
 def test_columns_of_a_data_sets_own_making_are_counted_by_their_shapes() -> None:
-    columns = Collating(lambda found: found)({"x": torch.zeros(5, 2), "y": torch.zeros(5)})
+    columns = Collating(lambda found: found, by_rows=True)({"x": torch.zeros(5, 2), "y": torch.zeros(5)})
     assert columns.samples == 5
 
 
@@ -133,3 +134,19 @@ def test_samples_that_a_collate_function_leaves_out_do_not_count() -> None:
 
     source = BatchSource.of(DataLoader(pairs(12), batch_size=4, collate_fn=without_damaged))
     assert [batch.samples for batch in source.rebuild(6, counted=True)] == [4, 4]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4, 8])
+@pytest.mark.parametrize("squeezed", [False, True])
+def test_time_steps_that_come_first_are_not_counted_as_samples(steps: int, squeezed: bool) -> None:
+    def steps_first(rows: list[Any]) -> Any:
+        targets = torch.stack([y for _, y in rows])
+        inputs = torch.stack([x.expand(steps) if squeezed else x.expand(steps, 2) for x, _ in rows], 1)
+        return inputs, targets.expand(steps, -1)
+
+    data = [(torch.full((1,), float(at)), torch.tensor(at)) for at in range(80)]
+    source = BatchSource.of(DataLoader(data, batch_size=64, collate_fn=steps_first))
+    counted_again = source.rebuild(32, counted=True)
+    assert [batch.samples for batch in counted_again] == [32, 32, 16]
+    (step,) = StepLoader(counted_again, 3)
+    assert step.weights == [0.4, 0.4, 0.2]

@@ -2,6 +2,8 @@
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -113,3 +115,43 @@ def test_looking_at_a_source_puts_the_global_random_numbers_back() -> None:
     with undisturbed(object()):
         first = drawn()
     assert drawn() == first
+
+
+class AttributeDict(dict[str, Any]):
+    """Says KeyError, not AttributeError, of what it has not."""
+
+    __getattr__ = dict.__getitem__
+
+
+class Missing:
+    """Stands for a package that is not installed."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ImportError(f"install it for {name}")
+
+
+class Config(IterableDataset[torch.Tensor]):
+    def __init__(self, held: object) -> None:
+        self.held = held
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from torch.arange(20.0).view(20, 1)
+
+
+@pytest.mark.parametrize("held", [AttributeDict(lr=1), Missing(), [Missing()]], ids=["dict", "missing", "list"])
+def test_objects_that_fail_when_asked_for_an_attribute_do_no_harm(held: object) -> None:
+    use_all(BatchSource.of(DataLoader(Config(held), batch_size=4)))
+    use_all(BatchSource.of(DataLoader([AttributeDict(x=torch.zeros(2), y=at) for at in range(8)], batch_size=4)))
+    Sampler = type("Sampler", (), {"__init__": lambda self: vars(self).update(held=held), "__len__": lambda self: 2})
+    Sampler.__iter__ = lambda self: iter([[0, 1], [2, 3]])  # type: ignore[attr-defined]
+    source = BatchSource.of(DataLoader(list(torch.zeros(4, 2)), batch_sampler=Sampler()))
+    assert [len(batch) for batch in source.rebuild(1)] == [1, 1, 1, 1]
+
+
+def test_a_stream_may_hold_a_log_that_it_writes_but_not_a_file_that_it_reads(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("w") as log:
+        assert BatchSource.of(DataLoader(Config(log), batch_size=4)).length == 20
+    assert BatchSource.of(DataLoader(Config(log), batch_size=4)).length == 20
+    with path.open() as data, pytest.raises(WorkloadError, match=r"holds an iterator in \.held"):
+        BatchSource.of(DataLoader(Config(data), batch_size=4))

@@ -1,5 +1,6 @@
 """What counts in a batch is found, counted, and shared out to micro batches."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +12,7 @@ from torch import nn
 
 from autofit.core.errors import WorkloadError
 from autofit.core.weighing import Weighing
-from autofit.workloads.weighing import candidates, count, ignore_index_of, shares, unevenness
+from autofit.workloads.weighing import candidates, count, ignore_index_of, may_differ, shares, unevenness
 
 
 @dataclass
@@ -89,3 +90,35 @@ def test_batches_differ_in_how_uneven_their_samples_are() -> None:
 )
 def test_the_ignored_index_of_a_loss_is_known(loss_fn: Any, index: int | None) -> None:
     assert ignore_index_of(loss_fn) == index
+
+
+def test_a_value_that_a_type_cannot_hold_is_never_equal() -> None:
+    labels = torch.tensor([[156, 1], [2, 3]], dtype=torch.uint8)
+    assert not any(found.ignored == -100 for found in candidates([labels], 2))
+    assert count(Weighing("[0]", ignored=-100), [labels]) == 4
+    assert unevenness([labels], 2) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64])
+def test_labels_of_any_type_are_counted(dtype: torch.dtype) -> None:
+    labels = torch.tensor([[3, 0], [2, 3]]).to(dtype)
+    assert Weighing("[0]", ignored=0) in candidates([labels], 2)
+    assert count(Weighing("[0]", ignored=0), [labels]) == 3
+    assert may_differ([labels], 2)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda: torch.eye(4).to_sparse(),
+        lambda: torch.eye(4).to_sparse_csr(),
+        lambda: torch.nested.nested_tensor([torch.ones(2)] * 4, layout=torch.jagged),
+        lambda: torch.full((4, 6), 3.0).to(torch.float8_e4m3fn),
+    ],
+    ids=["sparse", "csr", "nested", "float8"],
+)
+def test_tensors_of_other_kinds_do_not_hide_the_labels(odd: Callable[[], torch.Tensor]) -> None:
+    labels = torch.tensor([[1, -100]] * 4)
+    assert Weighing("[1]", ignored=-100) in candidates([odd(), labels], 4)
+    assert may_differ([odd(), labels], 4)
+    assert unevenness([odd(), labels], 4) == 0
