@@ -2,7 +2,8 @@
 
 Code with kernels of its own asks `x.is_cuda` or `x.device.type == "cuda"` and takes another way elsewhere, and autocast
 is switched on and off for "cuda" by name. So what is not torch's code or autofit's is told "cuda", and where it then
-says "cuda" the stand-in is meant. For the process of a stand-in only.
+says "cuda" the stand-in is meant, in a checkpointed block that is computed again too. For the process of a stand-in
+only.
 """
 
 import sys
@@ -43,7 +44,15 @@ def disguised(stand_in: torch.device, chip: Chip) -> Iterator[None]:
         for name in ASKED:
             put(torch, name, _renamed(getattr(torch, name), stand_in.type, place=0))
         put(torch.get_device_module("cuda"), "get_device_capability", lambda device=None: chip.capability)
-        undo.enter_context(_Meant(stand_in))
+        autograd: Any = torch.autograd
+        meant, run_backward = _Meant(stand_in), autograd._engine_run_backward
+
+        def run_in_mode(*args: Any, **kwargs: Any) -> Any:
+            with meant:  # it is off while it hands on the call for a backward pass
+                return run_backward(*args, **kwargs)
+
+        put(autograd, "_engine_run_backward", run_in_mode)
+        undo.enter_context(meant)
         yield
 
 

@@ -18,7 +18,7 @@ from autofit.probing.tracing.temporaries import Chip
 from autofit.probing.tracing.temporaries import passing as steps_of
 from autofit.probing.tracing.tracing import trace
 from tests.probing.tracing.test_tracing import peaks
-from tests.probing.tracing.tiny import Cnn, Gpt, images, words, workload
+from tests.probing.tracing.tiny import Block, Cnn, Gpt, images, words, workload
 
 
 def peaks_of(kind: str, values: dict[str, str | int]) -> dict[str, int]:
@@ -151,6 +151,25 @@ def disguised_as_cuda() -> dict[str, object]:
     return told
 
 
+class Dropping(Block):
+    """A block that makes a mask of its own, as stochastic depth does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = (0.9 + torch.rand((len(x), 1, 1), dtype=x.dtype, device=x.device)).floor()
+        return x + super().forward(x) * kept
+
+
+def recomputed() -> list[int]:
+    """Returns how many tensors a step makes as it is, and with blocks that are computed again."""
+    model, batch, counts = Gpt(), words(4), []
+    model.blocks = nn.ModuleList(Dropping(64, 2) for _ in range(2))
+    made, rule = workload(model, batch)
+    for blocks in (0, 2):
+        plan = Plan(values={"micro_batch_size": 4, "checkpointed_blocks": blocks})
+        counts.append(len(trace(made, rule, plan, batch, standin.install(), Chip()).tensors.sizes))
+    return counts
+
+
 USERS_CODE = """
 def told(x):
     with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -178,5 +197,5 @@ def forced(x):
 
 if __name__ == "__main__":
     jobs = {"peaks": peaks_of, "kernels": kernels, "casts": casts, "lists": lists, "released": released}
-    jobs["disguised"] = disguised_as_cuda
+    jobs |= {"disguised": disguised_as_cuda, "recomputed": recomputed}
     sys.stdout.write(json.dumps([jobs[name](*arguments) for name, arguments in json.loads(sys.argv[1])]))  # type: ignore[operator]

@@ -48,7 +48,7 @@ def found() -> dict[str, Any]:
     """What one child process found: peaks by name, kernels, casts."""
     jobs = [("peaks", (kind, values)) for kind, values, _ in PEAKS.values()]
     command = [sys.executable, "-m", "tests.probing.tracing.standing_in"]
-    others = ("kernels", "casts", "lists", "released", "disguised")
+    others = ("kernels", "casts", "lists", "released", "disguised", "recomputed")
     command.append(json.dumps([*jobs, *((name, ()) for name in others)]))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
@@ -66,6 +66,12 @@ def test_a_trace_has_the_peaks_of_the_real_cuda_code(found: dict[str, Any], name
     tolerance = 0.01 if name == "channels last" else 0.0005
     for phase, most in expected.items():
         assert peaks[phase] == pytest.approx(most, rel=tolerance), phase
+
+
+def test_blocks_that_make_tensors_are_computed_again_on_the_same_device(found: dict[str, Any]) -> None:
+    """What they made there was on another device, and with torch 2.13 the process was ended by that."""
+    once, again = found["recomputed"]
+    assert again > once
 
 
 def test_the_attention_kernel_is_the_chips(found: dict[str, Any]) -> None:
