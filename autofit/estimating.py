@@ -261,11 +261,18 @@ class _Outlook:
 
     def least(self) -> Foreseen:
         """Returns the plan that needs the least of those with the smallest batch and all blocks checkpointed."""
-        found = []
+        found: list[Foreseen] = []
+        stopped: Untraceable | SpaceError | None = None
         for name in self._precisions():
             plan = self._at(self._combination(name), self.sizes[0])
             blocks = self._knob(CHECKPOINTED)
-            found.append(self.foreseen(plan if blocks is None else plan.replace(**{CHECKPOINTED: blocks.values[-1]})))
+            plan = plan if blocks is None else plan.replace(**{CHECKPOINTED: blocks.values[-1]})
+            try:
+                found.append(self.foreseen(plan))
+            except (Untraceable, SpaceError) as error:  # of this precision
+                stopped = error
+        if stopped is not None and not found:
+            raise stopped
         return min(found, key=lambda one: one.peak.value_bytes)
 
     @cached_property

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -67,11 +67,22 @@ def held(key: str, what: str, wait_s: float, say: Say = lambda text: None) -> It
         yield
         return
     keys.add(key)
+    owner = os.getpid()
     try:
         yield
     finally:
         keys.discard(key)
+        if os.getpid() == owner:  # and not in a child that was forked meanwhile: the lock is its parent's
+            _release(descriptor)
         os.close(descriptor)
+
+
+def _release(descriptor: int) -> None:
+    """Gives a lock back, also where a process that was forked meanwhile holds its file open."""
+    with suppress(OSError):
+        os.ftruncate(descriptor, 0)  # a process that this one starts later must not find its signature
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def locked(descriptor: int, wait_s: float, waiting: Callable[[], None] = lambda: None) -> bool:
@@ -140,8 +151,18 @@ def directory() -> Path:
 def _claim(key: str, what: str, wait_s: float, say: Say) -> int | None:
     """Returns the descriptor that holds the lock; None where there is none to hold."""
     name = f"{re.sub('[^A-Za-z0-9]+', '-', key)[:40]}-{hashlib.sha256(key.encode()).hexdigest()[:8]}.lock"
-    descriptor = os.open(directory() / name, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
     began = time.monotonic()
+
+    def without(error: OSError) -> None:
+        if key not in _said_without:  # once
+            _said_without.add(key)
+            say(f"{what} cannot be locked here ({error}): do not run two tuners on it at once")
+
+    try:
+        descriptor = os.open(directory() / name, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    except OSError as error:
+        without(error)
+        return None
 
     def waiting() -> None:
         say(f"waiting up to {format_duration(wait_s)} for {what}, in use by {_holder(descriptor)}")
@@ -158,9 +179,7 @@ def _claim(key: str, what: str, wait_s: float, say: Say) -> int | None:
         if not nested:
             _sign(descriptor)
     except OSError as error:
-        if key not in _said_without:  # once
-            _said_without.add(key)
-            say(f"{what} cannot be locked here ({error}): do not run two tuners on it at once")
+        without(error)
         nested = True
     except BaseException:
         os.close(descriptor)
@@ -196,8 +215,9 @@ def _holder(descriptor: int) -> str:
 def _by_ancestor(descriptor: int) -> bool:
     """Says whether a process that started this one, or one before it, holds the lock."""
     holder = _signed(descriptor).get("pid")
-    # Where it can be taken, the holder has let go since.
-    return isinstance(holder, int) and holder in _ancestors() and not locked(descriptor, 0.0)
+    if not isinstance(holder, int) or holder not in _ancestors() or locked(descriptor, 0.0):
+        return False  # where it could be taken, the holder has let go since
+    return _signed(descriptor).get("pid") == holder  # and not another who has taken it meanwhile
 
 
 def _ancestors() -> Iterator[int]:

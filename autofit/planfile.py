@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from autofit.core.errors import PlanFileError
 from autofit.core.files import write_atomically
 from autofit.core.printable import one_line
-from autofit.core.recommendation import PLAN_SCHEMA, Recommendation
+from autofit.core.recommendation import PLAN_SCHEMA, Candidate, Recommendation
 from autofit.core.soundness import problems
 from autofit.core.summary import describe_outcome, describe_plan
 
@@ -24,6 +24,8 @@ SCHEMA_FILE = Path(__file__).parent / "core" / "plan.schema.json"
 MAX_BYTES = 2**20
 MAX_NODES = 100_000
 """Values of a file that is read, containers included: a record of `MAX_BYTES` has fewer. Each takes about 30 us."""
+_ROOM_RATIO = 0.95
+"""Of `MAX_BYTES`: what alternatives are left out for, since their lengths differ."""
 _SHOWN_ERRORS = 3
 _SHOWN_LETTERS = 200
 _MOST_DIGITS = 19
@@ -42,6 +44,8 @@ def dumps(recommendation: Recommendation) -> str:
 def save(recommendation: Recommendation, path: str | Path, *, force: bool = False) -> None:
     """Writes the plan file, all of it or nothing; an earlier plan file at `path` is replaced and its mode is kept.
 
+    Of more alternatives than it may hold, the last that are not on the Pareto front are left out, which a caveat says.
+
     Args:
         recommendation: what is written.
         path: where to; links are followed.
@@ -52,10 +56,14 @@ def save(recommendation: Recommendation, path: str | Path, *, force: bool = Fals
     """
     path = Path(path)
     data = dumps(recommendation).encode()
+    fewer = recommendation.alternatives
+    while len(data) > MAX_BYTES and fewer:
+        fewer = _fewer(fewer, _ROOM_RATIO * MAX_BYTES / len(data))
+        data = dumps(_with(recommendation, fewer)).encode()
     if len(data) > MAX_BYTES:
         raise PlanFileError(
-            f"the plan file would be {len(data)} bytes; expected at most {MAX_BYTES}, which is what is read back. "
-            "Save it with fewer alternatives."
+            f"the plan file would be {len(data)} bytes without alternatives; expected at most {MAX_BYTES}, which is "
+            "what is read back. Shorten its caveats."
         )
     try:
         write_atomically(check_replaceable(path, force=force), data)
@@ -64,6 +72,18 @@ def save(recommendation: Recommendation, path: str | Path, *, force: bool = Fals
             f"{path} could not be written: found {error.strerror or error}; expected a directory that exists and has "
             "space. Choose another path."
         ) from error
+
+
+def _fewer(candidates: tuple[Candidate, ...], share: float) -> tuple[Candidate, ...]:
+    """Returns a share of the candidates, in their order: those on the Pareto front first, then the first ones."""
+    first = sorted(range(len(candidates)), key=lambda at: (not candidates[at].on_front, at))
+    return tuple(candidates[at] for at in sorted(first[: int(share * len(candidates))]))
+
+
+def _with(recommendation: Recommendation, alternatives: tuple[Candidate, ...]) -> Recommendation:
+    gone = len(recommendation.alternatives) - len(alternatives)
+    told = f"{gone} of {len(recommendation.alternatives)} alternatives are left out of this file; the study has them"
+    return recommendation.model_copy(update={"alternatives": alternatives, "caveats": (*recommendation.caveats, told)})
 
 
 def check_replaceable(path: str | Path, *, force: bool = False) -> Path:

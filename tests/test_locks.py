@@ -155,3 +155,41 @@ def test_who_holds_a_lock_of_another_kind_is_known_from_the_kernel(tmp_path: Pat
         assert locks.holder_of(tmp_path).startswith(f"process {child.pid} (")
         child.communicate("\n")
     assert locks.holder_of(tmp_path) == "another process"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_process_that_was_forked_meanwhile_does_not_keep_the_lock() -> None:
+    """A pool of the user's data set kept the device locked after the first `tune` of a script."""
+    read, write = os.pipe()
+    with locks.held("cpu", "the device", 0.0):
+        child = os.fork()
+        if child == 0:  # pragma: no cover
+            os.read(read, 1)
+            os._exit(0)
+    try:
+        other = holding()
+        other.kill()
+        other.wait()
+    finally:
+        os.write(write, b"x")
+        os.waitpid(child, 0)
+
+
+def test_what_a_holder_has_written_is_gone_with_its_lock(tmp_path: Path) -> None:
+    """A process started later took it for its parent's, and itself for nested."""
+    with locks.held("cpu", "the device", 0.0):
+        (path,) = (tmp_path / "locks").iterdir()
+        assert path.read_text(encoding="utf-8")
+    assert path.read_bytes() == b""
+
+
+def test_a_directory_that_cannot_be_made_locks_nothing_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(locks.DIRECTORY_VARIABLE, str(tmp_path / "file" / "locks"))
+    said: list[str] = []
+    with locks.held("a device of this test", "the device", 0.0, said.append):
+        pass
+    assert len(said) == 1
+    assert "cannot be locked here" in said[0]

@@ -184,8 +184,22 @@ def test_a_failed_save_keeps_the_earlier_plan(tmp_path: Path, monkeypatch: pytes
     assert [file.name for file in tmp_path.iterdir()] == ["plan.yaml"]
 
 
+def test_of_more_alternatives_than_a_file_may_hold_the_front_and_the_first_are_saved(tmp_path: Path) -> None:
+    """A search of 850 plans could not save its answer."""
+    one = RECORD.alternatives[0].model_copy(update={"note": "n" * 900})
+    others = [one.model_copy(update={"note": f"{at} {one.note}", "on_front": at % 500 == 499}) for at in range(2000)]
+    planfile.save(RECORD.model_copy(update={"alternatives": tuple(others)}), tmp_path / "plan.yaml")
+    kept = planfile.load(tmp_path / "plan.yaml")
+    places = [int(each.note.split()[0]) for each in kept.alternatives]
+    assert places == sorted(places)
+    assert {499, 999, 1499, 1999} <= set(places)
+    assert set(range(len(places) - 4)) <= set(places)
+    assert len(places) > 200
+    assert any(f"{2000 - len(places)} of 2000 alternatives are left out" in caveat for caveat in kept.caveats)
+
+
 def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
-    with pytest.raises(PlanFileError, match="fewer alternatives"):
+    with pytest.raises(PlanFileError, match="without alternatives"):
         planfile.save(RECORD.model_copy(update={"caveats": ("x" * planfile.MAX_BYTES,)}), tmp_path / "plan.yaml")
     assert list(tmp_path.iterdir()) == []
 

@@ -127,10 +127,14 @@ def _log(study: str | Path | None) -> Path | None:
 
 def _check_output(path: Path, *, force: bool) -> None:
     """Refuses, before minutes are spent, an output that cannot be written or is something else than a plan."""
-    folder = path.resolve().parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise PlanFileError(f"{path} cannot be written: {folder} is no writable directory. Give another --output.")
-    planfile.check_replaceable(path, force=force)
+    try:
+        folder = path.resolve().parent
+        if not folder.is_dir() or not os.access(folder, os.W_OK):
+            raise PlanFileError(f"{path} cannot be written: {folder} is no writable directory. Give another --output.")
+        planfile.check_replaceable(path, force=force)
+    except OSError as error:
+        found = error.strerror or str(error)
+        raise PlanFileError(f"{path} cannot be written: found {found}. Give another --output.") from None
 
 
 def _say_device(environment: Environment, asked: str | None) -> None:

@@ -161,7 +161,7 @@ class Race:
         for name, score in scores.items():
             self.logs[name].append(math.log(score))
         self.rounds += 1
-        if self.rounds < MIN_ROUNDS or len(self.running) < 2:
+        if self.rounds < MIN_ROUNDS or len(self.running) < 2 or not any(map(self._ripe, self.running)):
             return
         leader = self.leader()
         decided = {n: self._decided(leader, n) if self._ripe(n) else None for n in self.running if n != leader}

@@ -9,12 +9,13 @@ _SECRET_NAME = (
 _SECRET_NAME += r"|credentials?|authorization|cookie|dsn"
 _NAMED = re.compile(
     r"(?P<name>(?<![\w.-])[\w.-]{0,60}?(?<![A-Za-z])(?:" + _SECRET_NAME + r")(?![A-Za-z])[\w.-]{0,60}"
-    r"|(?-i:\b[A-Z][A-Z0-9_]{0,60}_(?:KEY|PWD|PASS|AUTH)))"
+    r"|(?-i:\b[A-Z][A-Z0-9_]{0,60}_(?:KEY|PWD|PASS|AUTH)|\bPGPASSWORD"
+    r"|(?<![\w.-])[\w.-]{0,60}?[a-z0-9](?:Token|Secret|Passwo?r?d|Passphrase|Credentials?)(?![a-z])[\w.-]{0,60}))"
     r"(?P<sign>[\"']?\s*(?:=>|[=:])\s*)"
     r"(?P<value>(?:(?:Bearer|Basic)\s+)?(?:\"[^\"\n]*\"?|'[^'\n]*'?|[^\s,;&\"'})\]]+))",
     re.IGNORECASE,
 )
-_URL_USER = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]{0,20}://)[^\s/@]+(?::[^\s/]*)?@")
+_URL_USER = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]{0,20}://)[^\s/@:]*(?::[^\s/]*)?@")
 _URL_QUERY = re.compile(r"(?P<url>\b[A-Za-z][A-Za-z0-9+.-]{0,20}://[^\s?\"']+\?)[^\s\"']+")
 _SHAPES = re.compile(
     r"\bBearer\s+[\w.~+/=-]{8,}"

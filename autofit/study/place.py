@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from autofit import locks
-from autofit.core.errors import StudyError
+from autofit.core.errors import StudyError, UsageError
 from autofit.core.units import format_duration
 from autofit.study import safety
 
@@ -32,11 +32,16 @@ _STORAGE_FAILURES = (
     RuntimeError,  # a database of another Optuna version
     ValueError,  # a damaged URL; a trial that somebody else has finished
     LookupError,  # a study or trial that somebody else has deleted
+    TypeError,  # a damaged distribution
+    AttributeError,
 )
 
 
-DAMAGED = (SQLAlchemyError, optuna.exceptions.StorageInternalError, ValueError, LookupError)
-"""What reading a study raises of which a byte has changed: it is no UTF-8, no JSON, or no state of a trial."""
+DAMAGED = (
+    SQLAlchemyError, optuna.exceptions.StorageInternalError, ValueError, LookupError, TypeError, AttributeError,
+)  # fmt: skip
+"""What reading a study raises of which a byte has changed: it is no UTF-8, no JSON, no state of a trial, or no argument
+of a distribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,16 @@ class Place:
 
     @classmethod
     def of(cls, location: str | Path | None) -> Self:
-        """Returns the place that a person names: None or ":memory:", a path, or a database URL."""
+        """Returns the place that a person names: None or ":memory:", a path, or a database URL.
+
+        Raises:
+            UsageError: an empty text, or the home of a user who is not known.
+        """
+        if location == "":
+            raise UsageError(
+                "the study is an empty text, perhaps a variable that is not set; expected a path, a database URL or "
+                "':memory:'. Name one, or leave it out."
+            )
         text = "" if location is None else str(location)
         if isinstance(location, str) and "://" in text:
             if not text.startswith("sqlite://") or "?" in text:
@@ -66,7 +80,10 @@ class Place:
         if text in ("", ":memory:"):
             return cls("memory")
         # Absolute, since the user's code may change the working directory.
-        path = Path(text).expanduser().absolute()
+        try:
+            path = Path(text).expanduser().absolute()
+        except RuntimeError as error:
+            raise UsageError(f"the study {text!r} cannot be found: {error}; expected a path. Write it out.") from None
         return cls(str(path), path=path)
 
     @contextmanager
@@ -115,7 +132,8 @@ class Place:
         if doing == "opened":
             return (
                 f"{found}; expected the path of a new file or of an earlier study, or a database URL such as "
-                "postgresql+psycopg://host/database whose driver is installed. Correct it, or leave it out."
+                "postgresql+psycopg://host/database whose driver is installed. Name another: a path that you can write "
+                "to, or ':memory:' for a study that is not kept."
             )
         return (
             f"{found}; expected to write to it, alone with this trial. Look at its free space, permissions and other "

@@ -143,3 +143,15 @@ def test_a_comparison_needs_two_common_rounds() -> None:
     with pytest.raises(ValueError, match="two pairs"):
         pair([0.1], [0.1, 0.2])
     assert Race(("a", "b")).pairing("a", "b") is None
+
+
+def test_a_race_goes_on_where_all_that_began_it_have_failed() -> None:
+    race = Race(("a", "b"))
+    for _ in range(MIN_ROUNDS):
+        race.add({"a": 1.0, "b": 1.0001})
+    race.join("c")
+    race.join("d")
+    race.fail("a", "failed")
+    race.fail("b", "failed")
+    race.add({"c": 1.0, "d": 2.0})
+    assert race.running == ["c", "d"]

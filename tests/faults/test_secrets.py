@@ -117,7 +117,8 @@ def test_defect_07_only_the_last_line_of_an_exception_is_shown_and_that_made_saf
     "secret",
     [
         "OPENAI_API_KEY=sk-1 and", "{'AWS_SECRET_ACCESS_KEY': 'sk-1'}", "password = 'sk-1'",
-        "Authorization: Bearer sk-1",
+        "Authorization: Bearer sk-1", "PGPASSWORD=sk-1", "clientSecret: 'sk-1'", "accessToken=sk-1",
+        "dbPassword=sk-1", '"authToken": "sk-1"', "redis://:sk-1@host",
         "postgresql://me:sk-1@host/base", "https://host/x?token=sk-1", "hf_sk1sk1sk1sk1sk1sk1sk1sk1",
         "ghp_sk1sk1sk1sk1sk1sk1sk1", "--token sk-sk1sk1sk1sk1sk1sk1", "eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0sk1.sk-1",
     ],
@@ -140,5 +141,5 @@ def test_what_is_no_secret_stays(text: str) -> None:
 
 
 def test_a_long_text_takes_no_time() -> None:
-    for text in ("x" * 16000, "a_token_" * 2000, "://" * 5000, "KEY-" * 4000):
+    for text in ("x" * 16000, "a_token_" * 2000, "://" * 5000, "KEY-" * 4000, "x://" + ":" * 20000, "aToken" * 3000):
         assert len(redacted(text)) > 1000

@@ -9,7 +9,7 @@ from pathlib import Path
 import optuna
 import pytest
 
-from autofit.core.errors import StudyError
+from autofit.core.errors import StudyError, UsageError
 from autofit.core.trial import Purpose
 from autofit.study.place import Place
 from tests.study.samples import PLAN, measured, reopen
@@ -172,3 +172,10 @@ def test_processes_that_make_the_same_study_at_once(tmp_path: Path) -> None:
     kept = optuna.load_study(study_name="net", storage=f"sqlite:///{tmp_path / 's.db'}").trials
     assert [trial.number for trial in kept] == list(range(12))
     assert all(trial.state.is_finished() and len(trial.constraints) == 2 for trial in kept)
+
+
+@pytest.mark.parametrize(("location", "found"), [("", "an empty text"), ("~no-such-user/study.db", "cannot be found")])
+def test_a_place_that_cannot_be_is_refused(location: str, found: str) -> None:
+    """An unset variable was a study in memory without a word, an unknown user an internal error."""
+    with pytest.raises(UsageError, match=found):
+        Place.of(location)
