@@ -25,8 +25,10 @@ DATA_BYTES = 256 * 2**20
 """So much of a data set's tensors and arrays is copied."""
 DATA_OBJECTS = 20_000
 """So many objects are followed below a data set, and in what libraries hold: about 0.3 s."""
+FEW = 16
+"""From so many entries on, a container of plain values, or of tuples of them, is recorded and not entered."""
 LONG = 10_000
-"""A container with more entries is recorded, but its entries are followed only where they are not plain values."""
+"""A container with more entries than this is recorded, but not entered."""
 MANY = 256
 """From so many tensors of a data set in one container on, they are handled together."""
 _NAMED = 5
@@ -85,17 +87,14 @@ class Unguarded:
         return self._objects < DATA_OBJECTS
 
     def may_enter(self, name: str, found: Collection[Any], data: bool, own: bool) -> bool:
-        """Returns whether the entries of a container are followed: not many, nor plain values."""
-        if len(found) <= LONG:
+        """Returns whether the entries of a container are followed: not plain values, nor many others."""
+        if len(found) < FEW:
             return True
         values: Any = dict.values(found) if isinstance(found, dict) else found
-        types = set(map(type, values))
-        if all(issubclass(kind, kinds.IMMUTABLE) for kind in types):
+        if _are_plain(values):
             return False
-        if types == {tuple} and all(
-            issubclass(k, kinds.IMMUTABLE) for k in set(map(type, chain.from_iterable(values)))
-        ):
-            return False
+        if len(found) <= LONG:
+            return True
         if own:
             tensors = [value for value in values if isinstance(value, torch.Tensor)]
             if tensors:
@@ -143,6 +142,8 @@ def many_samples(found: Collection[Any]) -> list[torch.Tensor]:
     """Returns the tensors of a container of many plain tensors, or of tuples of them; none of any other container."""
     if len(found) < MANY or not isinstance(found, (list, tuple)):
         return []
+    if set(map(type, found)).isdisjoint((torch.Tensor, tuple)):
+        return []
     flat: list[Any] = []
     for item in found:
         flat.extend(item) if type(item) is tuple else flat.append(item)
@@ -150,6 +151,14 @@ def many_samples(found: Collection[Any]) -> list[torch.Tensor]:
     others = {type(value) for value in flat} - {torch.Tensor}
     simple = all(issubclass(kind, kinds.IMMUTABLE) for kind in others)
     return tensors if simple and all(map(_is_plain, tensors)) else []
+
+
+def _are_plain(values: Collection[Any]) -> bool:
+    """Returns whether all are plain values, or all are tuples of them; asks each class once."""
+    types = set(map(type, values))
+    if types == {tuple}:
+        types = set(map(type, chain.from_iterable(values)))
+    return all(issubclass(kind, kinds.IMMUTABLE) for kind in types)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

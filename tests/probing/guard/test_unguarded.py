@@ -252,6 +252,28 @@ def test_very_many_objects_are_named() -> None:
     assert "loader.dataset.rows (10,001 entries)" in found.caveats[0]
 
 
+def test_a_tokenised_data_set_of_lists_of_numbers_takes_little_time_and_is_put_back() -> None:
+    data: Any = SimpleNamespace(rows=[list(range(500)) for _ in range(1000)])
+    began = time.process_time()
+    with Guard(nn.Linear(1, 1), loader=DataLoader(data, sampler=range(4))) as found:
+        assert time.process_time() - began < 0.4
+        assert found.caveats == ()
+        data.rows[7][3] = -1
+        data.rows[8].append(1)
+        assert found.differences() == ["loader.dataset.rows[7]", "loader.dataset.rows[8]"]
+    assert data.rows[7] == data.rows[8] == list(range(500))
+
+
+@pytest.mark.parametrize("count", [3, unguarded.FEW, 200])
+def test_what_stands_between_plain_values_is_followed(count: int) -> None:
+    inner: list[int] = []
+    thing = [*range(count - 1), inner, {"a": inner}]
+    with guard(holding(thing)) as found:
+        inner.append(1)
+        assert len(found.differences()) == 1
+    assert inner == []
+
+
 class Odd:
     """Raises when it is looked at."""
 
