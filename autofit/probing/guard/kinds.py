@@ -6,8 +6,8 @@ import threading
 import types
 import weakref
 from argparse import Namespace
-from collections import UserDict, UserList
-from collections.abc import Iterator
+from collections import UserDict, UserList, deque
+from collections.abc import Collection, Iterator
 from functools import lru_cache, partial, partialmethod
 from types import MethodType, SimpleNamespace
 from typing import Any
@@ -35,6 +35,8 @@ IMMUTABLE = (
     *(weakref.ref, weakref.ProxyType, weakref.CallableProxyType, property, staticmethod, classmethod, super),
 )
 """Classes whose objects hold nothing that could change, or nothing of their own."""
+CONTAINERS = (dict, list, deque, set, tuple, frozenset)
+"""Classes whose objects are followed as containers."""
 _HOLDERS = (
     *(SimpleNamespace, Namespace, UserDict, UserList, partialmethod, threading.local),
     *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet, BaseException),
@@ -120,6 +122,14 @@ def has_no_storage(tensor: torch.Tensor) -> bool:
     """Returns whether a tensor is a nested one, or one inside a function transform: its bytes cannot be reached."""
     nested = tensor.is_nested and not is_traceable_wrapper_subclass(tensor)
     return nested or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def entries(found: Any) -> Collection[Any]:
+    """Returns the values or items of a container; they are read past the methods of a class of its own."""
+    kind: Any = next(kind for kind in CONTAINERS if isinstance(found, kind))
+    if kind is dict:
+        return dict.values(found)
+    return found if type(found) is kind else list(kind.__iter__(found))
 
 
 def unwrapped(found: object) -> list[tuple[str, object]]:

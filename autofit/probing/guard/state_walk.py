@@ -129,7 +129,8 @@ class Walk:
 
     def _visit(self, name: str, found: Any, place: Whereabouts) -> None:
         """Records one object, unless it is immutable or was seen before, and notes what it holds for later."""
-        if isinstance(found, kinds.IMMUTABLE) or id(found) in self._seen:
+        # Not `isinstance`, which asks the object for its class: a dead proxy has none.
+        if issubclass(type(found), kinds.IMMUTABLE) or id(found) in self._seen:
             return
         self._seen[id(found)] = found
         if isinstance(found, torch.Tensor):
@@ -149,8 +150,7 @@ class Walk:
 
     def _visit_object(self, name: str, found: Any, place: Whereabouts) -> None:
         """Records a container, an object with attributes, or both; anything else may have to be named."""
-        container = isinstance(found, (dict, list, deque, set, tuple, frozenset))
-        if container:
+        if isinstance(found, kinds.CONTAINERS):
             self._visit_container(name, found, place)
         if nature := kinds.nature(found):
             self.unguarded.cannot_follow(name, found, nature, place.own)
@@ -254,13 +254,14 @@ class Walk:
             self._add(SequencePiece(name, found), place)
         elif isinstance(found, set):
             self._add(SetPiece(name, found), place)
-        if place.data and (samples := many_samples(found)):
+        entries = kinds.entries(found)
+        if place.data and (samples := many_samples(entries)):
             if self.unguarded.may_copy_samples(name, samples):
                 self._add(SamplesPiece(name, samples), place)
             return
-        if not self.unguarded.may_enter(name, found, place.data, place.own):
+        if not self.unguarded.may_enter(name, entries, place.own):
             return
-        items = dict.items(found) if isinstance(found, dict) else enumerate(found)
+        items = dict.items(found) if isinstance(found, dict) else enumerate(entries)
         self._push_all([(self._labels.of(name, key), value) for key, value in items], place)
 
     def _visit_tensor(self, name: str, tensor: torch.Tensor, place: Whereabouts) -> None:

@@ -3,16 +3,17 @@
 It is named before the search. A change that is seen all the same is named after it.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain, islice
 from types import MemberDescriptorType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from autofit.core.units import format_bytes
 from autofit.probing.guard import kinds
 from autofit.probing.guard.bindings import slot_value
+from autofit.probing.guard.object_state import Piece
 from autofit.probing.guard.value_state import (
     WatchPiece,
     is_mapped,
@@ -20,6 +21,8 @@ from autofit.probing.guard.value_state import (
     watched_object,
     watched_tensors,
 )
+
+AnyPiece = TypeVar("AnyPiece", bound=Piece)
 
 DATA_BYTES = 256 * 2**20
 """So much of a data set's tensors and arrays is copied."""
@@ -77,6 +80,18 @@ class Unguarded:
             self._opaque[id(found)] = (name, what)
             self.pieces.append(watched_object(name, found))
 
+    def saved(self, pieces: Iterable[AnyPiece]) -> list[AnyPiece]:
+        """Saves the pieces and returns them, but for those that cannot be read: of these it takes note."""
+        saved = []
+        for piece in pieces:
+            try:
+                piece.save()
+            except Exception as error:  # noqa: BLE001  # an object that raises when it is read stops no search
+                self._opaque[id(piece)] = (piece.name, f"reading it raised {type(error).__name__}")
+            else:
+                saved.append(piece)
+        return saved
+
     def may_follow(self, name: str, limited: bool) -> bool:
         """Returns whether the attributes of one more object are followed; without limit in the user's own state."""
         if not limited:
@@ -86,17 +101,16 @@ class Unguarded:
             self._large[name] = f"and others: only {DATA_OBJECTS:,} objects are followed"
         return self._objects < DATA_OBJECTS
 
-    def may_enter(self, name: str, found: Collection[Any], data: bool, own: bool) -> bool:
+    def may_enter(self, name: str, found: Collection[Any], own: bool) -> bool:
         """Returns whether the entries of a container are followed: not plain values, nor many others."""
         if len(found) < FEW:
             return True
-        values: Any = dict.values(found) if isinstance(found, dict) else found
-        if _are_plain(values):
+        if _are_plain(found):
             return False
         if len(found) <= LONG:
             return True
         if own:
-            tensors = [value for value in values if isinstance(value, torch.Tensor)]
+            tensors = [value for value in found if isinstance(value, torch.Tensor)]
             if tensors:
                 self.pieces.append(watched_tensors(name, tensors))
             self._large[name] = f"{len(found):,} entries"
@@ -140,7 +154,7 @@ class Unguarded:
 
 def many_samples(found: Collection[Any]) -> list[torch.Tensor]:
     """Returns the tensors of a container of many plain tensors, or of tuples of them; none of any other container."""
-    if len(found) < MANY or not isinstance(found, (list, tuple)):
+    if len(found) < MANY:
         return []
     if set(map(type, found)).isdisjoint((torch.Tensor, tuple)):
         return []

@@ -1,11 +1,13 @@
 """What cannot be put back is named before the search, and a change to it after; an ordinary workload hears nothing."""
 
 import ctypes
+import io
 import itertools
 import logging
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -290,6 +292,55 @@ def test_what_cannot_be_looked_at_stops_no_search() -> None:
         assert "step_fn.thing[1] (a tensor without memory of its own)" in found.caveats[0]
         jagged.values().add_(1)
     assert jagged.values().tolist() == [1.0] * 5
+
+
+class Terabyte(list[Any]):
+    """A list that has to be read past its own methods."""
+
+    def __iter__(self) -> Any:
+        raise RuntimeError("reads a terabyte")
+
+    __len__ = __iter__
+
+
+class Unsure:
+    """Raises when it is asked for its class."""
+
+    @property
+    def __class__(self) -> Any:
+        raise KeyError
+
+
+class Pipe(io.RawIOBase):
+    """A file that does not say where it is."""
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        raise AttributeError("tell")
+
+
+class Refusing:
+    """An extra whose state cannot be read."""
+
+    def state_dict(self) -> Any:
+        raise NotImplementedError
+
+
+def test_what_raises_when_it_is_read_stops_no_search() -> None:
+    kept, lost = Unsure(), Unsure()
+    thing = [weakref.proxy(kept), weakref.proxy(lost), Terabyte([1, []]), Unsure(), Pipe()]
+    del lost
+    with guard(holding(thing), extras={"extra": Refusing()}) as found:
+        (caveat,) = found.caveats
+        for name in ("step_fn.thing[3] (", "step_fn.thing[4] (an open file)", "extra.state_dict() (reading it raised"):
+            assert name in caveat
+        assert caveat.count(" (") == 3
+        list.append(thing[2], 3)
+        list.__getitem__(thing[2], 1).append(4)
+    assert [list.__getitem__(thing[2], index) for index in (-2, -1)] == [1, []]
+    assert guard(holding(thing)).digest
 
 
 @pytest.mark.filterwarnings("ignore")
