@@ -239,6 +239,23 @@ def test_a_data_set_of_very_many_tensors_is_put_back_by_their_versions(pairs: bo
     assert time.process_time() - began < 0.5
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.complex64, torch.bool])
+def test_many_tensors_that_are_written_past_torch_are_put_back(dtype: torch.dtype) -> None:
+    rows = [torch.zeros(3, 2, dtype=dtype).t() for _ in range(unguarded.MANY)]
+    rows[5] = torch.full((), 0.0, dtype=dtype)
+    if dtype.is_floating_point:
+        rows[6].fill_(float("nan"))
+    data: Any = SimpleNamespace(rows=rows)
+    with Guard(nn.Linear(1, 1), loader=DataLoader(data, sampler=range(4))) as found:
+        assert found.differences() == []
+        rows[5].data.fill_(1)
+        rows[77].data[0, 1] = 1
+        assert found.differences() == ["loader.dataset.rows"]
+    assert not rows[5]
+    assert not rows[77].any()
+    assert rows[77].stride() == (1, 2)
+
+
 @pytest.mark.usefixtures("small_limit")
 def test_f26_very_many_tensors_that_are_large_are_watched() -> None:
     data: Any = SimpleNamespace(rows=[torch.zeros(8) for _ in range(unguarded.MANY)])
