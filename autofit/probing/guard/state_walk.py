@@ -25,6 +25,7 @@ from autofit.probing.guard.bindings import UNBOUND, NamesPiece, cell, methods, o
 from autofit.probing.guard.code import namespaces
 from autofit.probing.guard.digest import SIMPLE
 from autofit.probing.guard.labels import Labels, Whereabouts
+from autofit.probing.guard.loader_state import loader_pieces, progress_piece
 from autofit.probing.guard.object_state import (
     ClassPiece,
     MappingPiece,
@@ -36,15 +37,7 @@ from autofit.probing.guard.object_state import (
 )
 from autofit.probing.guard.origin import Origin, class_origin
 from autofit.probing.guard.unguarded import Unguarded, many_samples
-from autofit.probing.guard.value_state import (
-    ArrayPiece,
-    SamplesPiece,
-    array_parts,
-    is_array,
-    loader_pieces,
-    progress_piece,
-    value_piece,
-)
+from autofit.probing.guard.value_state import ArrayPiece, SamplesPiece, array_parts, is_array, value_piece
 
 DATA_KEYS = ("dataset", "data_source")
 """Where loaders and samplers have their data."""
@@ -138,6 +131,7 @@ class Walk:
         elif isinstance(found, type):
             self._visit_class(found, place)
         elif parts := kinds.unwrapped(found):
+            self.unguarded.watch(name, found)
             self._push_all([(f"{name}{end}", part) for end, part in parts], replace(place, held=True))
         elif is_array(found):
             self._visit_array(name, found, place)
@@ -159,7 +153,9 @@ class Walk:
             self._visit_container(name, found, place)
         if nature := kinds.nature(found):
             self.unguarded.cannot_follow(name, found, nature, place.own)
-        elif kinds.is_followed(found) and self.unguarded.may_follow(name, place.data or not place.own):
+            return
+        self.unguarded.watch(name, found)
+        if kinds.is_followed(found) and self.unguarded.may_follow(name, place.data or not place.own):
             self._follow(name, found, place)
 
     def _follow(self, name: str, found: Any, place: Whereabouts) -> None:

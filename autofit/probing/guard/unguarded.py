@@ -13,6 +13,7 @@ import torch
 from autofit.core.units import format_bytes
 from autofit.probing.guard import kinds
 from autofit.probing.guard.bindings import slot_value
+from autofit.probing.guard.library_state import shown_state
 from autofit.probing.guard.object_state import Piece
 from autofit.probing.guard.value_state import (
     WatchPiece,
@@ -79,6 +80,11 @@ class Unguarded:
         if own:
             self._opaque[id(found)] = (name, what)
             self.pieces.append(watched_object(name, found))
+
+    def watch(self, name: str, found: object) -> None:
+        """Watches the state that a library's object shows."""
+        if (read := shown_state(found)) is not None:
+            self.pieces.append(WatchPiece(name, read))
 
     def saved(self, pieces: Iterable[AnyPiece]) -> list[AnyPiece]:
         """Saves the pieces and returns them, but for those that cannot be read: of these it takes note."""
