@@ -1,10 +1,10 @@
 """State in containers and plain objects, and in loss functions."""
 
 import random
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import ChainMap, Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -136,6 +136,47 @@ def generators_and_arrays() -> Holder:
             thing[0].get_state(), thing[1].getstate(), thing[2].bit_generator.state, thing[3].get_state(),
             arrays[0].copy(), bytes(arrays[1]), arrays[2].copy(),
         ]  # fmt: skip
+
+    return held(thing, change, state)
+
+
+@holder
+def arrays_of_objects_masks_and_views() -> Holder:
+    ragged = np.empty(2, dtype=object)
+    ragged[0], ragged[1] = np.zeros(2), {"n": 0}
+    masked, whole = np.ma.MaskedArray(np.zeros(3), mask=[0, 0, 1]), np.zeros(2)
+    view = whole[:]
+    view.setflags(write=False)
+    thing = [ragged, masked, view]
+
+    def change(thing: Any) -> None:
+        ragged[0][0] += 1
+        ragged[1]["n"] += 1
+        masked.mask[0] = ~masked.mask[0]
+        masked.data[2] += 1
+        view.base[0] += 1
+
+    def state() -> Any:
+        return [ragged[0].copy(), dict(ragged[1]), masked.mask.copy(), masked.data.copy(), view.copy()]
+
+    return held(thing, change, state)
+
+
+@holder
+def views_of_containers() -> Holder:
+    buffer, inner = bytearray(4), [0]
+    chain, values = ChainMap({}, {"a": 1}), {nn.Linear(1, 1): 1}
+    thing = [chain, memoryview(buffer), MappingProxyType({"inner": inner}), values]
+
+    def change(thing: Any) -> None:
+        chain["a"] = chain["a"] + 1
+        thing[1][0] += 1
+        inner[0] += 1
+        for key in values:
+            key.weight.data.add_(1)
+
+    def state() -> Any:
+        return [dict(chain), bytes(buffer), list(inner), [key.weight.detach().clone() for key in values]]
 
     return held(thing, change, state)
 

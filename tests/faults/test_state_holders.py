@@ -23,13 +23,13 @@ from autofit.workloads.batches import BatchSource
 from autofit.workloads.loss import resolve_loss
 from autofit.workloads.step import Draft, StepBatch, TrainStep
 from autofit.workloads.workload import Workload
-from tests.faults import holders_of_data, holders_of_models, holders_of_objects, holders_of_steps
+from tests.faults import holders_of_data, holders_of_models, holders_of_modules, holders_of_objects, holders_of_steps
 from tests.faults.holders import HOLDERS, Holder, net, samples
 
 QUICK: dict[str, Any] = {
     "device": "cpu", "memory_budget": "256MiB", "study": ":memory:", "progress": False, "strategies": ("batching",),
 }  # fmt: skip
-WAYS = (holders_of_data, holders_of_models, holders_of_objects, holders_of_steps)
+WAYS = (holders_of_data, holders_of_models, holders_of_modules, holders_of_objects, holders_of_steps)
 
 
 def arguments(one: Holder) -> dict[str, Any]:

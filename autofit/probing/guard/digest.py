@@ -30,6 +30,11 @@ class Sink(Protocol):
         """Takes the next bytes."""
 
 
+def in_full(value: object) -> str:
+    """Returns a text of a simple value that says everything about it; Python writes no large number in decimals."""
+    return hex(value) if isinstance(value, int) else repr(value)
+
+
 def fingerprint(value: object) -> str:
     """Returns the sha256, as hexadecimal, of a nested value."""
     sink = hashlib.sha256()
@@ -43,8 +48,8 @@ def feed(sink: Sink, value: object) -> None:
     An object of another type counts by its type alone: its address says nothing about its state.
     """
     numpy = sys.modules.get("numpy")
-    if isinstance(value, SIMPLE):
-        _feed_text(sink, f"{type(value).__qualname__}:{value!r}")
+    if issubclass(type(value), SIMPLE):  # not `isinstance`, which asks the object for its class
+        _feed_text(sink, f"{type(value).__qualname__}:{in_full(value)}")
     elif isinstance(value, torch.Tensor):
         _feed_tensor(sink, value)
     elif numpy is not None and isinstance(value, numpy.ndarray):

@@ -70,12 +70,10 @@ class Guard:
         # First, because asking a user's object for its state may draw a random number.
         self._process = ProcessState()
         walk = Walk(model, optimizer, loader, extras, functions)
-        self.caveats, self.changed = walk.unguarded.caveats, tuple[str, ...]()
         self._left = False
-        self._watched = walk.unguarded.pieces
-        self._pieces, self._held = walk.pieces, {id(piece) for piece in walk.held}
-        for piece in (*self._pieces, *self._watched):
-            piece.save()
+        self._pieces, self._held = walk.unguarded.saved(walk.pieces), {id(piece) for piece in walk.held}
+        self._watched = walk.unguarded.saved(walk.unguarded.pieces)
+        self.caveats, self.changed = walk.unguarded.caveats, tuple[str, ...]()
         self._bytes = keep(walk.tensors())
 
     @classmethod

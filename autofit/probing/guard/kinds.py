@@ -6,8 +6,8 @@ import threading
 import types
 import weakref
 from argparse import Namespace
-from collections import UserDict, UserList
-from collections.abc import Iterator
+from collections import ChainMap, UserDict, UserList, deque
+from collections.abc import Collection, Iterator
 from functools import lru_cache, partial, partialmethod
 from types import MethodType, SimpleNamespace
 from typing import Any
@@ -31,12 +31,14 @@ FAMILIES = (
 IMMUTABLE = (
     *SIMPLE,
     *(types.ModuleType, types.CodeType, types.FrameType, types.TracebackType),
-    *(types.MappingProxyType, types.GenericAlias, types.UnionType, types.EllipsisType, types.NotImplementedType),
+    *(types.GenericAlias, types.UnionType, types.EllipsisType, types.NotImplementedType),
     *(weakref.ref, weakref.ProxyType, weakref.CallableProxyType, property, staticmethod, classmethod, super),
 )
 """Classes whose objects hold nothing that could change, or nothing of their own."""
+CONTAINERS = (dict, list, deque, set, tuple, frozenset)
+"""Classes whose objects are followed as containers."""
 _HOLDERS = (
-    *(SimpleNamespace, Namespace, UserDict, UserList, partialmethod, threading.local),
+    *(SimpleNamespace, Namespace, ChainMap, UserDict, UserList, partialmethod, threading.local),
     *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet, BaseException),
 )
 """Classes of Python's own library whose objects are followed like the user's."""
@@ -122,8 +124,16 @@ def has_no_storage(tensor: torch.Tensor) -> bool:
     return nested or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
+def entries(found: Any) -> Collection[Any]:
+    """Returns the values or items of a container; they are read past the methods of a class of its own."""
+    kind: Any = next(kind for kind in CONTAINERS if isinstance(found, kind))
+    if kind is dict:
+        return dict.values(found)
+    return found if type(found) is kind else list(kind.__iter__(found))
+
+
 def unwrapped(found: object) -> list[tuple[str, object]]:
-    """Returns what a bound method, or a call with fixed arguments, is made of, with the ends of their names."""
+    """Returns what a bound method, a call with fixed arguments or a view is made of, with the ends of their names."""
     if isinstance(found, MethodType):
         return [("", found.__self__), ("", found.__func__)]
     if isinstance(found, partial):
@@ -131,6 +141,10 @@ def unwrapped(found: object) -> list[tuple[str, object]]:
         return [("", found.func), *fixed, ("", found.keywords), ("", vars(found))]
     if isinstance(found, _MEMO):
         return [("", vars(found))]
+    if isinstance(found, types.MappingProxyType):
+        return [(f".{key}", value) for key, value in found.items()]
+    if isinstance(found, memoryview):
+        return [] if found.readonly else [("", found.obj)]
     if isinstance(found, types.BuiltinMethodType):  # `items.append`, held as a callable
         return [("", found.__self__)]
     return []

@@ -7,11 +7,11 @@ reference, so the very same objects come back; what they hold is a piece of its 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator
 from operator import is_
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
-from autofit.probing.guard.digest import SIMPLE, fingerprint
+from autofit.probing.guard.digest import SIMPLE, fingerprint, in_full
 
 
 class Piece(Protocol):
@@ -64,7 +64,7 @@ class MappingPiece:
         for key in [*kept, *(key for key in now if key not in kept)]:
             if not (key in kept and key in now and same(now[key], kept[key])):
                 yield self._label(self.name, key)
-        if list(now) != list(kept) and set(now) == set(kept):
+        if now.keys() == kept.keys() and not all(map(same, now, kept)):
             yield f"{self.name} (order of its entries)"
 
     def content(self) -> object:
@@ -73,31 +73,35 @@ class MappingPiece:
 
 
 class SequencePiece:
-    """The items of a list or deque."""
+    """The items of a list or deque; one of a class of its own is read and written past that class's methods."""
 
     def __init__(self, name: str, items: list[Any] | deque[Any]) -> None:
         self.name, self._items = name, items
+        self._kind: Any = list if isinstance(items, list) else deque
         self._kept: list[object] = []
 
     def save(self) -> None:
         """Keeps the items."""
-        self._kept = list(self._items)
+        self._kept = self._now()
 
     def restore(self) -> None:
         """Puts the items back into the same list."""
         if next(self.differences(), None) is not None:
-            kind: Any = list if isinstance(self._items, list) else deque
-            kind.clear(self._items)
-            kind.extend(self._items, self._kept)
+            self._kind.clear(self._items)
+            self._kind.extend(self._items, self._kept)
 
     def differences(self) -> Iterator[str]:
         """Yields the list's name when an item differs."""
-        if not _identical(self._items, self._kept) and not same(tuple(self._items), tuple(self._kept)):
+        now = self._now()
+        if not _identical(now, self._kept) and not same(tuple(now), tuple(self._kept)):
             yield self.name
 
     def content(self) -> object:
         """Returns the items; one that is not simple counts by its type."""
-        return [shallow(item) for item in self._items]
+        return [shallow(item) for item in self._now()]
+
+    def _now(self) -> list[object]:
+        return list(self._kind.__iter__(self._items))
 
 
 class SetPiece:
@@ -256,11 +260,12 @@ def same(left: object, right: object) -> bool:
         return False
     if isinstance(left, tuple) and isinstance(right, tuple):
         return len(left) == len(right) and all(map(same, left, right))
-    return isinstance(left, SIMPLE) and repr(left) == repr(right)
+    return issubclass(type(left), SIMPLE) and in_full(left) == in_full(right)
 
 
 def shallow(value: object) -> object:
     """Returns a simple value as it is, and anything else by its type."""
-    if isinstance(value, tuple):
-        return tuple(map(shallow, value))
-    return value if isinstance(value, SIMPLE) else type(value).__qualname__
+    kind = type(value)  # not `isinstance`, which asks the object for its class
+    if issubclass(kind, tuple):
+        return tuple(map(shallow, cast("tuple[object, ...]", value)))
+    return value if issubclass(kind, SIMPLE) else kind.__qualname__

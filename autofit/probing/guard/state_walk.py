@@ -10,7 +10,7 @@ its objects are followed. What is beyond that is watched, and named in the cavea
 
 import copy
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import FunctionType
 from typing import Any
@@ -25,6 +25,7 @@ from autofit.probing.guard.bindings import UNBOUND, NamesPiece, cell, methods, o
 from autofit.probing.guard.code import namespaces
 from autofit.probing.guard.digest import SIMPLE
 from autofit.probing.guard.labels import Labels, Whereabouts
+from autofit.probing.guard.loader_state import loader_pieces, progress_piece
 from autofit.probing.guard.object_state import (
     ClassPiece,
     MappingPiece,
@@ -36,7 +37,7 @@ from autofit.probing.guard.object_state import (
 )
 from autofit.probing.guard.origin import Origin, class_origin
 from autofit.probing.guard.unguarded import Unguarded, many_samples
-from autofit.probing.guard.value_state import SamplesPiece, is_array, value_piece
+from autofit.probing.guard.value_state import ArrayPiece, SamplesPiece, array_parts, is_array, value_piece
 
 DATA_KEYS = ("dataset", "data_source")
 """Where loaders and samplers have their data."""
@@ -112,24 +113,15 @@ class Walk:
         self._look(name, root, Whereabouts())
 
     def _look_at_loader(self, loader: Any) -> None:
-        """Finds what a loader holds. Its position can only be watched.
-
-        A loader's `load_state_dict` throws its running iterator away, so it is no way to put one back; without a
-        running iterator some start one to answer `state_dict`, which draws from the generators.
-        """
-        batches = isinstance(loader, (list, tuple))
-        self._look("loader", loader, Whereabouts(data=batches))
-        if hasattr(loader, "_num_yielded"):
-            self._watch_iterator("loader", loader)
-        if hasattr(loader, "state_dict"):
-            self._watch(
-                "loader.state_dict()",
-                lambda: None if getattr(loader, "_iterator", loader) is None else loader.state_dict(),
-            )
+        """Finds what a loader holds. Its position can only be watched."""
+        self._look("loader", loader, Whereabouts(data=isinstance(loader, (list, tuple))))
+        for piece in loader_pieces(loader):
+            self._add(piece, Whereabouts())
 
     def _visit(self, name: str, found: Any, place: Whereabouts) -> None:
         """Records one object, unless it is immutable or was seen before, and notes what it holds for later."""
-        if isinstance(found, kinds.IMMUTABLE) or id(found) in self._seen:
+        # Not `isinstance`, which asks the object for its class: a dead proxy has none.
+        if issubclass(type(found), kinds.IMMUTABLE) or id(found) in self._seen:
             return
         self._seen[id(found)] = found
         if isinstance(found, torch.Tensor):
@@ -139,22 +131,31 @@ class Walk:
         elif isinstance(found, type):
             self._visit_class(found, place)
         elif parts := kinds.unwrapped(found):
+            self.unguarded.watch(name, found)
             self._push_all([(f"{name}{end}", part) for end, part in parts], replace(place, held=True))
-        elif is_array(found) and not self.unguarded.may_copy_array(name, found, place.data):
-            return
+        elif is_array(found):
+            self._visit_array(name, found, place)
         elif (value := value_piece(name, found)) is not None:
             self._add(value, place)
         else:
             self._visit_object(name, found, place)
 
+    def _visit_array(self, name: str, found: Any, place: Whereabouts) -> None:
+        """Records the elements of an array, and the attributes of one of a class of its own, such as a mask."""
+        self._push_all([(name, part) for part in array_parts(found)], place)
+        if self.unguarded.may_copy_array(name, found, place.data):
+            self._add(ArrayPiece(name, found), place)
+            self._follow_attributes(name, found, place, place)
+
     def _visit_object(self, name: str, found: Any, place: Whereabouts) -> None:
         """Records a container, an object with attributes, or both; anything else may have to be named."""
-        container = isinstance(found, (dict, list, deque, set, tuple, frozenset))
-        if container:
+        if isinstance(found, kinds.CONTAINERS):
             self._visit_container(name, found, place)
         if nature := kinds.nature(found):
             self.unguarded.cannot_follow(name, found, nature, place.own)
-        elif kinds.is_followed(found) and self.unguarded.may_follow(name, place.data or not place.own):
+            return
+        self.unguarded.watch(name, found)
+        if kinds.is_followed(found) and self.unguarded.may_follow(name, place.data or not place.own):
             self._follow(name, found, place)
 
     def _follow(self, name: str, found: Any, place: Whereabouts) -> None:
@@ -181,6 +182,9 @@ class Walk:
         for piece in slots(name, found):
             self._add(piece, place)
             self._todo.append((piece.name, piece.value(), below))
+        self._follow_attributes(name, found, place, below)
+
+    def _follow_attributes(self, name: str, found: object, place: Whereabouts, below: Whereabouts) -> None:
         attributes = getattr(found, "__dict__", None)
         if isinstance(attributes, dict):
             self._add(MappingPiece(name, attributes, self._labels.of), place)
@@ -200,7 +204,8 @@ class Walk:
         if isinstance(owner, nn.Module) and key in ("_parameters", "_buffers", "_modules"):
             label = name
         if isinstance(owner, DataLoader) and key == "_iterator":
-            self._watch_iterator(label, value)
+            if value is not None:
+                self._add(progress_piece(label, value), Whereabouts())
             return
         if isinstance(owner, (DataLoader, Sampler)) and key in DATA_KEYS:
             place = replace(place, data=True)
@@ -254,13 +259,16 @@ class Walk:
             self._add(SequencePiece(name, found), place)
         elif isinstance(found, set):
             self._add(SetPiece(name, found), place)
-        if place.data and (samples := many_samples(found)):
+        entries = kinds.entries(found)
+        if place.data and (samples := many_samples(entries)):
             if self.unguarded.may_copy_samples(name, samples):
                 self._add(SamplesPiece(name, samples), place)
             return
-        if not self.unguarded.may_enter(name, found, place.data, place.own):
+        if not self.unguarded.may_enter(name, entries, place.own):
             return
-        items = dict.items(found) if isinstance(found, dict) else enumerate(found)
+        items = dict.items(found) if isinstance(found, dict) else enumerate(entries)
+        keys = [key for key in found if isinstance(key, nn.Module)] if isinstance(found, dict) else []
+        self._push_all([(f"{self._labels.of(name, key)} (key)", key) for key in keys], place)
         self._push_all([(self._labels.of(name, key), value) for key, value in items], place)
 
     def _visit_tensor(self, name: str, tensor: torch.Tensor, place: Whereabouts) -> None:
@@ -291,11 +299,3 @@ class Walk:
         self.pieces.append(piece)
         if place.held:
             self.held.append(piece)
-
-    def _watch_iterator(self, name: str, iterator: Any) -> None:
-        """Watches how far a loader's running iterator is: it cannot be rewound."""
-        if iterator is not None:
-            self._watch(name, lambda: getattr(iterator, "_num_yielded", None))
-
-    def _watch(self, name: str, read: Callable[[], object]) -> None:
-        self._add(ValuePiece(name, read, None), Whereabouts())

@@ -3,16 +3,18 @@
 It is named before the search. A change that is seen all the same is named after it.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain, islice
 from types import MemberDescriptorType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from autofit.core.units import format_bytes
 from autofit.probing.guard import kinds
 from autofit.probing.guard.bindings import slot_value
+from autofit.probing.guard.library_state import shown_state
+from autofit.probing.guard.object_state import Piece
 from autofit.probing.guard.value_state import (
     WatchPiece,
     is_mapped,
@@ -21,12 +23,16 @@ from autofit.probing.guard.value_state import (
     watched_tensors,
 )
 
+AnyPiece = TypeVar("AnyPiece", bound=Piece)
+
 DATA_BYTES = 256 * 2**20
 """So much of a data set's tensors and arrays is copied."""
 DATA_OBJECTS = 20_000
 """So many objects are followed below a data set, and in what libraries hold: about 0.3 s."""
+FEW = 16
+"""From so many entries on, a container of plain values, or of tuples of them, is recorded and not entered."""
 LONG = 10_000
-"""A container with more entries is recorded, but its entries are followed only where they are not plain values."""
+"""A container with more entries than this is recorded, but not entered."""
 MANY = 256
 """From so many tensors of a data set in one container on, they are handled together."""
 _NAMED = 5
@@ -75,6 +81,23 @@ class Unguarded:
             self._opaque[id(found)] = (name, what)
             self.pieces.append(watched_object(name, found))
 
+    def watch(self, name: str, found: object) -> None:
+        """Watches the state that a library's object shows."""
+        if (read := shown_state(found)) is not None:
+            self.pieces.append(WatchPiece(name, read))
+
+    def saved(self, pieces: Iterable[AnyPiece]) -> list[AnyPiece]:
+        """Saves the pieces and returns them, but for those that cannot be read: of these it takes note."""
+        saved = []
+        for piece in pieces:
+            try:
+                piece.save()
+            except Exception as error:  # noqa: BLE001  # an object that raises when it is read stops no search
+                self._opaque[id(piece)] = (piece.name, f"reading it raised {type(error).__name__}")
+            else:
+                saved.append(piece)
+        return saved
+
     def may_follow(self, name: str, limited: bool) -> bool:
         """Returns whether the attributes of one more object are followed; without limit in the user's own state."""
         if not limited:
@@ -84,20 +107,16 @@ class Unguarded:
             self._large[name] = f"and others: only {DATA_OBJECTS:,} objects are followed"
         return self._objects < DATA_OBJECTS
 
-    def may_enter(self, name: str, found: Collection[Any], data: bool, own: bool) -> bool:
-        """Returns whether the entries of a container are followed: not many, nor plain values."""
+    def may_enter(self, name: str, found: Collection[Any], own: bool) -> bool:
+        """Returns whether the entries of a container are followed: not plain values, nor many others."""
+        if len(found) < FEW:
+            return True
+        if _are_plain(found):
+            return False
         if len(found) <= LONG:
             return True
-        values: Any = dict.values(found) if isinstance(found, dict) else found
-        types = set(map(type, values))
-        if all(issubclass(kind, kinds.IMMUTABLE) for kind in types):
-            return False
-        if types == {tuple} and all(
-            issubclass(k, kinds.IMMUTABLE) for k in set(map(type, chain.from_iterable(values)))
-        ):
-            return False
         if own:
-            tensors = [value for value in values if isinstance(value, torch.Tensor)]
+            tensors = [value for value in found if isinstance(value, torch.Tensor)]
             if tensors:
                 self.pieces.append(watched_tensors(name, tensors))
             self._large[name] = f"{len(found):,} entries"
@@ -141,7 +160,9 @@ class Unguarded:
 
 def many_samples(found: Collection[Any]) -> list[torch.Tensor]:
     """Returns the tensors of a container of many plain tensors, or of tuples of them; none of any other container."""
-    if len(found) < MANY or not isinstance(found, (list, tuple)):
+    if len(found) < MANY:
+        return []
+    if set(map(type, found)).isdisjoint((torch.Tensor, tuple)):
         return []
     flat: list[Any] = []
     for item in found:
@@ -150,6 +171,14 @@ def many_samples(found: Collection[Any]) -> list[torch.Tensor]:
     others = {type(value) for value in flat} - {torch.Tensor}
     simple = all(issubclass(kind, kinds.IMMUTABLE) for kind in others)
     return tensors if simple and all(map(_is_plain, tensors)) else []
+
+
+def _are_plain(values: Collection[Any]) -> bool:
+    """Returns whether all are plain values, or all are tuples of them; asks each class once."""
+    types = set(map(type, values))
+    if types == {tuple}:
+        types = set(map(type, chain.from_iterable(values)))
+    return all(issubclass(kind, kinds.IMMUTABLE) for kind in types)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -39,7 +39,7 @@ class ArrayPiece:
         if isinstance(self._found, (bytearray, array)):
             self._found[:] = self._kept
         else:
-            self._found[...] = self._kept
+            _plain(self._found)[...] = _plain(self._kept)
 
     def differences(self) -> Iterator[str]:
         """Yields the name when an element differs in any bit."""
@@ -53,7 +53,7 @@ class ArrayPiece:
     def _is_same(self) -> bool:
         found, kept = self._found, self._kept
         if isinstance(found, (bytearray, array)):
-            return bool(found == kept)
+            return bytes(found) == bytes(kept)  # by bits: `==` of an array holds nan unequal to itself
         plain = found.flags.c_contiguous and not found.dtype.hasobject and found.size and found.shape == kept.shape
         if not plain:
             return fingerprint(found) == fingerprint(kept)
@@ -62,34 +62,56 @@ class ArrayPiece:
 
 
 class SamplesPiece:
-    """The values of many tensors of a data set, compared by what counts torch's writes to them: 1 us for each."""
+    """The values of many tensors of a data set, kept and compared together: 2 us for each."""
 
     def __init__(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
         self.name, self._tensors = name, tensors
-        self._kept: list[tuple[int, torch.Tensor]] = []
+        self._kept: list[tuple[list[torch.Tensor], list[int], torch.Tensor]] = []
 
     def save(self) -> None:
-        """Copies the values."""
-        self._kept = [(tensor._version, tensor.detach().clone()) for tensor in self._tensors]
+        """Copies the values, those of one type into one tensor."""
+        types: dict[torch.dtype, list[torch.Tensor]] = {}
+        for tensor in self._tensors:
+            types.setdefault(tensor.dtype, []).append(tensor)
+        self._kept = [(group, [each._version for each in group], _joined(group)) for group in types.values()]
 
     def restore(self) -> None:
-        """Writes the values back into tensors that were written to, and their counts of writes."""
-        for tensor, version, values in self._written():
-            tensor.data.copy_(values)
-            torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+        """Writes the values back where a bit differs, and the counts of writes."""
+        for group, versions, values in self._kept:
+            if not _same_values(_joined(group), values):
+                for tensor, kept in zip(group, torch.split(values, [each.numel() for each in group]), strict=True):
+                    if not _same_values(tensor.reshape(-1), kept):
+                        tensor.data.copy_(kept.view(tensor.shape))
+            written = [(t, version) for t, version in zip(group, versions, strict=True) if t._version != version]
+            for tensor, version in written:
+                torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
     def differences(self) -> Iterator[str]:
-        """Yields the name when a tensor was written to."""
-        if self._written():
+        """Yields the name when a tensor was written to, through torch or numpy."""
+        if any(
+            [each._version for each in group] != versions or not _same_values(_joined(group), values)
+            for group, versions, values in self._kept
+        ):
             yield self.name
 
     def content(self) -> object:
         """Returns the tensors."""
         return list(self._tensors)
 
-    def _written(self) -> list[tuple[torch.Tensor, int, torch.Tensor]]:
-        pairs = zip(self._tensors, self._kept, strict=True)
-        return [(tensor, version, values) for tensor, (version, values) in pairs if tensor._version != version]
+
+def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def _same_values(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Returns whether two flat tensors of one type hold the same bits."""
+    left, right = (each if each.is_contiguous() else each.contiguous() for each in (left, right))
+    return left.numel() == right.numel() and same_bytes(_raw(left), _raw(right))
+
+
+def _raw(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the bytes of a flat tensor without gaps, over the same memory."""
+    return tensor.resolve_conj().resolve_neg().view(torch.uint8)
 
 
 class WatchPiece(ValuePiece):
@@ -123,6 +145,18 @@ def is_array(found: object) -> bool:
     """Returns whether an object is a numpy array."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(found, numpy.ndarray)
+
+
+def array_parts(found: Any) -> list[Any]:
+    """Returns what an array refers to: its objects, and the array that one which cannot be written looks into."""
+    objects = [found.ravel().tolist()] if found.dtype.hasobject else []
+    base = found.base if not found.flags.writeable and is_array(found.base) and not is_mapped(found) else None
+    return objects if base is None else [*objects, base]
+
+
+def _plain(found: Any) -> Any:
+    """Returns an array as one of numpy's own class over the same memory: without a mask, say."""
+    return sys.modules["numpy"].asarray(found)
 
 
 def is_mapped(array: Any) -> bool:
@@ -171,7 +205,7 @@ def _position(found: Any) -> object:
         if hasattr(found, "_num_yielded"):  # an iterator over a loader
             return found._num_yielded
         return length_hint(found, -1)
-    except (OSError, ValueError, TypeError, RuntimeError):
+    except Exception:  # noqa: BLE001  # a user's object may raise whatever it likes when it is looked at
         return None
 
 
@@ -192,4 +226,4 @@ def _sampled(found: Any) -> list[bytes]:
 
 def _bytes_of(found: Any) -> Any:
     """Returns the bytes of an array without gaps, as an array over the same memory."""
-    return sys.modules["numpy"].asarray(found).reshape(-1).view("uint8")
+    return _plain(found).reshape(-1).view("uint8")

@@ -6,6 +6,7 @@ import random
 import signal
 import threading
 import time
+from array import array
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -454,6 +455,35 @@ def test_an_extra_of_unknown_class_returns_through_its_state_dict() -> None:
             assert guard.differences() == ["recorder.state_dict()"]
             guard.restore()
             assert recorder.state_dict() == {"count": 0}
+
+
+def test_values_are_compared_by_their_bits() -> None:
+    model, nan = nn.Linear(1, 1), array("d", [float("nan")])
+    model.values = [nan, array("f", [0.0]), bytearray(b"a")]
+    with Guard(model) as guard:
+        assert guard.differences() == []
+        model.values[1][0] = -0.0
+        assert guard.differences() == ["model.values[1]"]
+    assert str(model.values[1][0]) == "0.0"
+
+
+def test_entries_that_parameters_name_keep_their_order() -> None:
+    model = nn.Linear(2, 1)
+    order = model.order = {model.weight: 1, model.bias: 2}
+    with Guard(model) as guard:
+        order[model.weight] = order.pop(model.weight)
+        assert guard.differences() == ["model.order (order of its entries)"]
+    assert [key is model.weight for key in order] == [True, False]
+
+
+def test_a_number_of_any_length_returns() -> None:
+    model = nn.Linear(1, 1)
+    model.number = model.same = 1 << 20_000
+    with Guard(model) as guard:
+        model.number, model.same = model.number | 1, (1 << 19_999) * 2
+        assert guard.differences() == ["model.number"]
+    assert model.number == 1 << 20_000
+    assert fingerprint(model.number) != fingerprint(model.number + 1)
 
 
 # ---- exits

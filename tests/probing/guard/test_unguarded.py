@@ -1,12 +1,16 @@
 """What cannot be put back is named before the search, and a change to it after; an ordinary workload hears nothing."""
 
 import ctypes
+import io
 import itertools
 import logging
 import socket
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -237,6 +241,23 @@ def test_a_data_set_of_very_many_tensors_is_put_back_by_their_versions(pairs: bo
     assert time.process_time() - began < 0.5
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.complex64, torch.bool])
+def test_many_tensors_that_are_written_past_torch_are_put_back(dtype: torch.dtype) -> None:
+    rows = [torch.zeros(3, 2, dtype=dtype).t() for _ in range(unguarded.MANY)]
+    rows[5] = torch.full((), 0.0, dtype=dtype)
+    if dtype.is_floating_point:
+        rows[6].fill_(float("nan"))
+    data: Any = SimpleNamespace(rows=rows)
+    with Guard(nn.Linear(1, 1), loader=DataLoader(data, sampler=range(4))) as found:
+        assert found.differences() == []
+        rows[5].data.fill_(1)
+        rows[77].data[0, 1] = 1
+        assert found.differences() == ["loader.dataset.rows"]
+    assert not rows[5]
+    assert not rows[77].any()
+    assert rows[77].stride() == (1, 2)
+
+
 @pytest.mark.usefixtures("small_limit")
 def test_f26_very_many_tensors_that_are_large_are_watched() -> None:
     data: Any = SimpleNamespace(rows=[torch.zeros(8) for _ in range(unguarded.MANY)])
@@ -250,6 +271,104 @@ def test_very_many_objects_are_named() -> None:
     data: Any = SimpleNamespace(rows=[{"x": torch.zeros(1)} for _ in range(unguarded.LONG + 1)])
     found = Guard(nn.Linear(1, 1), loader=DataLoader(data, sampler=range(4)))
     assert "loader.dataset.rows (10,001 entries)" in found.caveats[0]
+
+
+def test_a_tokenised_data_set_of_lists_of_numbers_takes_little_time_and_is_put_back() -> None:
+    data: Any = SimpleNamespace(rows=[list(range(500)) for _ in range(1000)])
+    began = time.process_time()
+    with Guard(nn.Linear(1, 1), loader=DataLoader(data, sampler=range(4))) as found:
+        assert time.process_time() - began < 0.4
+        assert found.caveats == ()
+        data.rows[7][3] = -1
+        data.rows[8].append(1)
+        assert found.differences() == ["loader.dataset.rows[7]", "loader.dataset.rows[8]"]
+    assert data.rows[7] == data.rows[8] == list(range(500))
+
+
+@pytest.mark.parametrize("count", [3, unguarded.FEW, 200])
+def test_what_stands_between_plain_values_is_followed(count: int) -> None:
+    inner: list[int] = []
+    thing = [*range(count - 1), inner, {"a": inner}]
+    with guard(holding(thing)) as found:
+        inner.append(1)
+        assert len(found.differences()) == 1
+    assert inner == []
+
+
+@lru_cache
+def mask_of(size: int) -> torch.Tensor:
+    return torch.ones(size)
+
+
+def test_f26_what_a_function_keeps_and_seeds_spawn_is_named_afterwards() -> None:
+    seed = np.random.SeedSequence(1)
+
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        return mask_of(int(seed.spawn(1)[0].entropy))
+
+    mask_of.cache_clear()
+    with guard(step) as found:
+        assert found.caveats == ()
+    assert found.changed == ()
+    with found:
+        step(nn.Linear(1, 1), None)
+    assert found.changed == ("step_fn.seed", "tests.probing.guard.test_unguarded.mask_of")
+
+
+class Opaque:
+    """Has memory that cannot be followed."""
+
+    def __init__(self) -> None:
+        self.memory = ctypes.c_char(b"0")
+
+
+class Frame(Opaque):
+    """Like a table of pandas."""
+
+    size, shape = 1, (1, 1)
+
+    @property
+    def iloc(self) -> Any:
+        return self
+
+    def __getitem__(self, rows: slice) -> Any:
+        return self
+
+    def to_csv(self) -> str:
+        return self.memory.value.decode()
+
+
+class Picture(Opaque):
+    """Like an image of Pillow; without `im` it is not loaded yet."""
+
+    im: object = 1
+
+    def tobytes(self) -> bytes:
+        return self.memory.value
+
+
+def test_f26_tables_and_images_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=Frame, Series=Frame))
+    monkeypatch.setitem(sys.modules, "PIL.Image", SimpleNamespace(Image=Picture))
+    table, picture, unread = Frame(), Picture(), Picture()
+    unread.im = None
+    data: Any = SimpleNamespace(table=table, picture=picture, unread=unread)
+    with Guard(nn.Linear(1, 1), loader=DataLoader(data, sampler=range(4))) as found:
+        table.memory.value = picture.memory.value = unread.memory.value = b"1"
+    assert found.changed == ("loader.dataset.table", "loader.dataset.picture")
+
+
+def test_f26_a_table_of_pandas_is_watched() -> None:
+    pandas = pytest.importorskip("pandas")
+    table, column = pandas.DataFrame({"seen": [0, 0]}), pandas.Series([0.5])
+    data: Any = SimpleNamespace(table=table, column=column)
+    with Guard(nn.Linear(1, 1), loader=DataLoader(data, sampler=range(4))) as found:
+        assert found.caveats == ()
+    assert found.changed == ()
+    with found:
+        table.loc[0, "seen"] = 1
+        column.iloc[0] = 1.5
+    assert found.changed == ("loader.dataset.table", "loader.dataset.column")
 
 
 class Odd:
@@ -268,6 +387,55 @@ def test_what_cannot_be_looked_at_stops_no_search() -> None:
         assert "step_fn.thing[1] (a tensor without memory of its own)" in found.caveats[0]
         jagged.values().add_(1)
     assert jagged.values().tolist() == [1.0] * 5
+
+
+class Terabyte(list[Any]):
+    """A list that has to be read past its own methods."""
+
+    def __iter__(self) -> Any:
+        raise RuntimeError("reads a terabyte")
+
+    __len__ = __iter__
+
+
+class Unsure:
+    """Raises when it is asked for its class."""
+
+    @property
+    def __class__(self) -> Any:
+        raise KeyError
+
+
+class Pipe(io.RawIOBase):
+    """A file that does not say where it is."""
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        raise AttributeError("tell")
+
+
+class Refusing:
+    """An extra whose state cannot be read."""
+
+    def state_dict(self) -> Any:
+        raise NotImplementedError
+
+
+def test_what_raises_when_it_is_read_stops_no_search() -> None:
+    kept, lost = Unsure(), Unsure()
+    thing = [weakref.proxy(kept), weakref.proxy(lost), Terabyte([1, []]), Unsure(), Pipe()]
+    del lost
+    with guard(holding(thing), extras={"extra": Refusing()}) as found:
+        (caveat,) = found.caveats
+        for name in ("step_fn.thing[3] (", "step_fn.thing[4] (an open file)", "extra.state_dict() (reading it raised"):
+            assert name in caveat
+        assert caveat.count(" (") == 3
+        list.append(thing[2], 3)
+        list.__getitem__(thing[2], 1).append(4)
+    assert [list.__getitem__(thing[2], index) for index in (-2, -1)] == [1, []]
+    assert guard(holding(thing)).digest
 
 
 @pytest.mark.filterwarnings("ignore")
