@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from autofit.core.errors import WorkloadError
 
@@ -53,6 +54,11 @@ class Workload:
             raise WorkloadError(
                 f"model is a {type(self.model).__name__}; expected a torch.nn.Module. "
                 "Pass the model first and the loader second."
+            )
+        if lazy := [name for name, parameter in self.model.named_parameters() if is_lazy(parameter)]:
+            raise WorkloadError(
+                f"{lazy[0]} has no shape yet, as {len(lazy)} parameters of lazy modules; expected a model that knows its "
+                "shapes. Run one batch through it first, and make the optimizer afterwards."
             )
         if self.loss_fn is not None and self.step_fn is not None:
             raise WorkloadError(

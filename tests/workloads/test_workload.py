@@ -106,3 +106,12 @@ def test_the_default_optimizer_is_adamw_with_its_defaults() -> None:
     optimizer = Workload(nn.Linear(2, 2), []).make_optimizer()
     assert type(optimizer) is torch.optim.AdamW
     assert optimizer.defaults == torch.optim.AdamW([torch.zeros(1)]).defaults
+
+
+def test_a_model_of_lazy_modules_that_have_seen_no_batch_is_refused() -> None:
+    """It failed in a strategy, and the message blamed the user's code."""
+    model = nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(2))
+    with pytest.raises(WorkloadError, match=r"0\.weight has no shape yet, as 4 parameters .* Run one batch through it"):
+        Workload(model, [])
+    model(torch.ones(2, 8))
+    assert Workload(model, []).model is model
