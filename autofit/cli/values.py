@@ -30,17 +30,18 @@ def memory(text: str | None) -> float | str | None:
 
 
 def options(given: argparse.Namespace) -> Options:
-    """Returns what was asked of the search or the estimate, and the defaults for the rest.
+    """Returns what was asked of the search or the estimate; what was not is not set, and has its default.
 
     Raises:
         UsageError: the memory can be read neither as an amount nor as a fraction.
     """
-    return Options(
-        memory_budget=memory(given.memory),
-        numerics=given.numerics or "mixed",
-        strategies=names(given.strategies),
-        seed=given.seed or 0,
-    )
+    asked = {
+        "memory_budget": memory(given.memory),
+        "numerics": given.numerics,
+        "strategies": names(given.strategies),
+        "seed": given.seed,
+    }
+    return Options.model_validate({name: value for name, value in asked.items() if value is not None})
 
 
 def overrides(given: argparse.Namespace) -> dict[str, Any]:

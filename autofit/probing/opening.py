@@ -51,7 +51,9 @@ class Target:
             known: what an earlier child found, so that this one need not look; None: it looks.
         """
         budget = self.options.memory_budget if memory_bytes is None else memory_bytes
-        changes = {"enforce": enforce, "may_move": True, "memory_budget": budget}
+        changes: dict[str, Any] = {"enforce": enforce, "may_move": True}
+        if budget is not None:
+            changes["memory_budget"] = budget
         options = self.options.model_copy(update=changes)
         return {
             "do": "open",
@@ -59,7 +61,7 @@ class Target:
             "arguments": dict(self.arguments),
             "overrides": dict(self.overrides),
             "device": self.device,
-            "options": options.model_dump(mode="json"),
+            "options": options.model_dump(mode="json", exclude_unset=True),  # the rest is the function's to say
             "stand_in": None if self.stand_in is None else self.stand_in.model_dump(mode="json"),
             "known": None if known is None else _brief(known).model_dump(mode="json"),
         }

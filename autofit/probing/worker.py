@@ -196,13 +196,12 @@ def workload_of(arguments: dict[str, Any], overrides: dict[str, Any]) -> Workloa
 
 
 def options_of(arguments: dict[str, Any], asked: dict[str, Any]) -> Options:
-    """Returns the options that were asked for; where that is the default, those of the factory's `arguments`.
+    """Returns the options that were asked for; of what was not, those of the factory's `arguments`.
 
     Raises:
         WorkloadError: the factory gave a value that cannot be used.
     """
-    defaults = Options().model_dump()
-    own = {k: v for k, v in arguments.items() if k in defaults and asked.get(k) == defaults[k]}
+    own = {k: v for k, v in arguments.items() if k in Options.model_fields and k not in asked}
     try:
         return Options.model_validate(asked | own)
     except ValidationError as error:

@@ -57,8 +57,8 @@ class Workload:
             )
         if lazy := [name for name, parameter in self.model.named_parameters() if is_lazy(parameter)]:
             raise WorkloadError(
-                f"{lazy[0]} has no shape yet, as {len(lazy)} parameters of lazy modules; expected a model that knows its "
-                "shapes. Run one batch through it first, and make the optimizer afterwards."
+                f"{lazy[0]} has no shape yet, as {len(lazy)} parameters of lazy modules; expected a model that knows "
+                "its shapes. Run one batch through it first, and make the optimizer afterwards."
             )
         if self.loss_fn is not None and self.step_fn is not None:
             raise WorkloadError(

@@ -16,6 +16,7 @@ from autofit.core.catalogue import StandIn
 from autofit.core.errors import WorkloadError
 from autofit.core.outcome import Outcome
 from autofit.core.trace import Trace
+from autofit.probing.opening import Target
 from autofit.probing.worker import Worker, _guarded, options_of, workload_of
 from tests.probing import targets
 
@@ -94,7 +95,7 @@ def test_arguments_and_overrides_reach_the_workload(run: Run) -> None:
         ({"arguments": {"depth": 3}}, "UserCodeError", "unexpected keyword argument 'depth'"),
         ({"target": f"{TARGETS}:make_nothing"}, "WorkloadError", "returned a NoneType"),
         ({"target": f"{TARGETS}:make_misspelt"}, "WorkloadError", "Did you mean loss_fn?"),
-        ({"target": f"{TARGETS}:make_badly_set"}, "WorkloadError", "the factory gave numerics='precise'"),
+        ({"target": f"{TARGETS}:make_badly_set", "options": {}}, "WorkloadError", "the factory gave numerics='precise'"),
     ],
 )
 def test_what_cannot_be_opened_is_said_and_ends_it(
@@ -162,13 +163,14 @@ def test_arguments_of_tune_that_this_process_has_no_use_for_are_named(run: Run) 
 
 
 def test_options_of_the_factory_fill_what_was_not_asked() -> None:
-    defaults = Options().model_dump(mode="json")
-    made = options_of({"numerics": "exact", "strategies": ["batching"], "model": None, "time_budget": 3}, defaults)
+    made = options_of({"numerics": "exact", "strategies": ["batching"], "model": None, "time_budget": 3}, {})
     assert (made.numerics, made.strategies) == ("exact", ("batching",))
-    asked = Options(numerics="any").model_dump(mode="json")
-    assert options_of({"numerics": "exact"}, asked).numerics == "any"
+    for asked in ("any", "mixed"):  # also what is the default
+        options = Target("train.py", options=Options(numerics=asked)).request(False, None)["options"]
+        assert options_of({"numerics": "exact", "seed": 5}, options).numerics == asked
+        assert options_of({"numerics": "exact", "seed": 5}, options).seed == 5
     with pytest.raises(WorkloadError, match="seed='first': Input should be a valid integer"):
-        options_of({"seed": "first"}, defaults)
+        options_of({"seed": "first"}, {})
 
 
 def test_a_workload_takes_what_is_its_own() -> None:
