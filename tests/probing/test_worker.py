@@ -95,7 +95,7 @@ def test_arguments_and_overrides_reach_the_workload(run: Run) -> None:
         ({"arguments": {"depth": 3}}, "UserCodeError", "unexpected keyword argument 'depth'"),
         ({"target": f"{TARGETS}:make_nothing"}, "WorkloadError", "returned a NoneType"),
         ({"target": f"{TARGETS}:make_misspelt"}, "WorkloadError", "Did you mean loss_fn?"),
-        ({"target": f"{TARGETS}:make_badly_set", "options": {}}, "WorkloadError", "the factory gave numerics='precise'"),
+        ({"target": f"{TARGETS}:make_badly_set", "options": {}}, "WorkloadError", "gave numerics='precise'"),
     ],
 )
 def test_what_cannot_be_opened_is_said_and_ends_it(
