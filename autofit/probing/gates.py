@@ -63,8 +63,8 @@ class Verdict:
 def accumulation(build: Build, batch: Batch | Cuttable, seed: int, state: State = STATELESS) -> Verdict:
     """Compares the gradient of `batch` with that of its samples one by one, accumulated as `TrainStep` does.
 
-    A model that takes no single samples (batch normalisation of vectors) is shown halves instead. Where weights by
-    samples do not keep the gradient, weights by what the loss may be a mean over are tried.
+    A model that takes no single samples (batch normalisation of vectors, a deviation over the batch) is shown halves
+    instead. Where weights by samples do not keep the gradient, weights by what the loss may be a mean over are tried.
 
     Args:
         build: makes a train step; its model's gradients are left as None.
@@ -150,6 +150,8 @@ class _Accumulation:
         if not float(whole.vector.norm()):
             return Verdict(False, "accumulation could not be checked: the gradient is zero on this batch")
         parts = gradients.of(self.parts, self.seed)
+        if bool(whole.vector.isfinite().all()) and not bool(parts.vector.isfinite().all()):
+            raise ValueError("the gradient of its parts is not finite")  # a deviation over one sample
         passed, numbers = _judge(whole, parts)
         if passed:
             return Verdict(True, f"accumulation gives the same gradient: {numbers}", moves=gradients.moves)

@@ -125,6 +125,20 @@ def test_accumulation_is_refused_where_samples_meet(kind: str, loss: Loss, size:
     assert "at most 0.001" in verdict.reason
 
 
+def standardised(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Weighs samples by targets in units of the batch's deviation, as PPO does with advantages."""
+    scale = (batch[1].float() - batch[1].float().mean()) / (batch[1].float().std() + 1e-8)
+    return (model(batch[0]).mean(1) * scale).mean()
+
+
+def test_a_deviation_over_the_batch_is_asked_about_with_halves_not_with_single_samples() -> None:
+    torch.manual_seed(0)
+    verdict = gates.accumulation(build(norm("group"), standardised), vectors(), seed=0)
+    assert not verdict.passed
+    assert "nan" not in verdict.reason
+    assert "accumulation changes the gradient of this model: relative L2" in verdict.reason
+
+
 def test_a_sum_is_recognised_by_the_norm_alone() -> None:
     """All samples alike: the direction is right, only the length is not."""
     inputs, labels = vectors(1)
