@@ -240,8 +240,7 @@ class Fit:
 
 def _loss(workload: Workload, source: BatchSource, device: torch.device) -> LossRule:
     """Returns how the loss is computed; finding that out may run the model once."""
-    size = 2 if source.resizable else source.user_batch_size
-    batch = map_tensors(source.typical(size, 1)[0], lambda t: t.to(device))
+    batch = map_tensors(source.typical(source.small_size, 1)[0], lambda t: t.to(device))
     if not workload.training:
         return resolve_forward(batch, workload.step_fn)
     return resolve_loss(workload.model, batch, loss_fn=workload.loss_fn, step_fn=workload.step_fn)

@@ -288,7 +288,7 @@ _WEIGHED = '''
 
 def size(batch):
     """Returns how many entries the loss of a batch is a mean over."""
-    return int((entries that count).sum())
+    return float((entries that count).sum(dtype=torch.float64))
 '''
 
 _TO_DEVICE = """

@@ -336,8 +336,7 @@ class Bench:
 
     def _resolve(self) -> LossRule:
         workload, target = self.workload, self.device.torch_device
-        size = 2 if self._source.resizable else self._source.user_batch_size
-        batch = map_tensors(self._source.typical(size, 1)[0], lambda t: t.to(target))
+        batch = map_tensors(self._source.typical(self._source.small_size, 1)[0], lambda t: t.to(target))
         if not workload.training:
             return resolve_forward(batch, workload.step_fn)
         return resolve_loss(workload.model, batch, loss_fn=workload.loss_fn, step_fn=workload.step_fn)
@@ -356,7 +355,7 @@ class Bench:
 
     def _environment(self, facts: Facts) -> Environment:
         source = self._source
-        worst = describe([source.worst(2 if source.resizable else source.user_batch_size)])
+        worst = describe([source.worst(source.small_size)])
         return Environment(
             workload=signature(self.workload.model, self._source.structure(), self._loss.name),
             device_type=self.device.type,

@@ -163,7 +163,7 @@ class StandInBench:
 
     def _resolve(self) -> LossRule:
         workload, home = self.workload, self._device.torch_device
-        size = self._smallest(2)
+        size = self._source.small_size
         batch = self._source.typical(size, 1)[0]
         if not workload.training:
             return resolve_forward(batch, workload.step_fn)
@@ -173,11 +173,8 @@ class StandInBench:
         batch = map_tensors(batch, lambda t: t.to(home))
         return resolve_loss(workload.model, batch, loss_fn=workload.loss_fn, step_fn=workload.step_fn)
 
-    def _smallest(self, size: int) -> int:
-        return size if self._source.resizable else self._source.user_batch_size
-
     def _environment(self, facts: Facts) -> Environment:
-        worst = describe([self._source.worst(self._smallest(2))])
+        worst = describe([self._source.worst(self._source.small_size)])
         return Environment(
             workload=signature(self.workload.model, self._source.structure(), self._loss.name),
             device_type=self._device.type,

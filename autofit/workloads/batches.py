@@ -130,6 +130,11 @@ class BatchSource:
             return self._maker.counted(size)
         return self._loader if size == self.user_batch_size else self._maker.rebuild(size)
 
+    @property
+    def small_size(self) -> int:
+        """The size of a small batch that can be made: 2 where that can be, which shows the batch dimension."""
+        return min(2, self.max_size or 2) if self.resizable else self.user_batch_size
+
     def structure(self) -> str:
         """Returns the batches' keys, dtypes and shapes as one stable line, see `tree.describe`."""
         return self._maker.structure()

@@ -63,10 +63,10 @@ def _map_recipe(loader: DataLoader[Any], batch_sampler: Any, scan: int, *, liste
         notes += more
     drop_last = bool(getattr(batch_sampler, "drop_last", False))
 
-    def fetch(chosen: list[Any]) -> list[Any]:
+    def fetch(chosen: list[Any]) -> Any:
         if listed:
             return chosen
-        return list(many(chosen)) if callable(many) else [dataset[key] for key in chosen]
+        return many(chosen) if callable(many) else [dataset[key] for key in chosen]
 
     @cache
     def own() -> Pass:

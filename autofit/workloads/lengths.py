@@ -66,12 +66,14 @@ def scan(sample: Callable[[int], Any], count: int, limit: int) -> Lengths:
     Args:
         sample: the sample at a position; called once for each scanned position, its result is dropped at once.
         count: samples in all, at least 1.
-        limit: at most so many are looked at: the first, the last, and others evenly spaced.
+        limit: at most so many are looked at: the first, the last, and others evenly spaced. Those without any extent,
+            such as the None of a file that cannot be read, are left out where others have one.
     """
-    positions = spaced(count, limit)
+    seen_at = {position: extents(sample(position)) for position in spaced(count, limit)}
+    positions = [position for position, found in seen_at.items() if found] or list(seen_at)
     table: dict[str, dict[int, tuple[int, ...]]] = {}
     for row, position in enumerate(positions):
-        for path, shape in extents(sample(position)).items():
+        for path, shape in seen_at[position].items():
             table.setdefault(path, {})[row] = shape
     sizes: dict[str, tuple[int, ...]] = {}
     dims: dict[str, tuple[int, ...]] = {}

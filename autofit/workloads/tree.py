@@ -326,6 +326,8 @@ def _mapping(node: Mapping[Any, Any], kids: dict[Any, Any]) -> Any:
         clone: Any = copy.copy(node)
         for key, value in kids.items():
             clone[key] = value
+        if getattr(node, "__dict__", None) is node:  # its keys are its attributes, as in `self.__dict__ = self`
+            object.__setattr__(clone, "__dict__", clone)
         return clone
     return type(node)(kids)  # type: ignore[call-arg]  # Mapping has no __init__ in typing; mappings take a dict
 

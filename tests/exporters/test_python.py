@@ -380,6 +380,11 @@ def test_micro_batches_are_weighed_by_what_the_loss_is_a_mean_over() -> None:
     assert torch.allclose(exported[1].weight, expected[1].weight, rtol=1e-4, atol=1e-6)
 
 
+def test_weights_below_one_are_not_cut_off() -> None:
+    module = module_of(export({"weighing": "batch[1]"}, micro_batch_size=2, accumulation_steps=8).text)
+    assert module["size"]((torch.ones(2), torch.tensor([0.25, 0.5]))) == 0.75
+
+
 def test_a_weighing_of_a_plan_file_is_never_written_as_code_unread() -> None:
     with pytest.raises(PlanFileError, match="expected the entries of a batch"):
         export({"weighing": "__import__('os').system('true')"}, micro_batch_size=2, accumulation_steps=8)

@@ -1,13 +1,14 @@
 """User trials D2, D7 and D11: batches whose shapes do not tell what a sample is, and loaders that group by length."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from statistics import fmean
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler, default_collate
 
 import autofit
 from autofit import devices
@@ -289,3 +290,54 @@ def test_d7_tune_finds_a_plan_and_trains_with_its_weights(name: str) -> None:
     step = fit.prepare(model, loader, torch.optim.AdamW(model.parameters()), step_fn=case.loss)
     losses = [float(step(batch)) for batch in step.loader]
     assert len(losses) == 2
+
+
+class Unreadable(Dataset[Any]):
+    """Files of which some cannot be read."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, at: int) -> Any:
+        return None if at in (10, 20, 30, 40) else (torch.full((3,), float(at)), torch.tensor([1.0]))
+
+
+def of_readable(samples: list[Any]) -> Any:
+    return default_collate([sample for sample in samples if sample is not None])
+
+
+class Columns(Dataset[Any]):
+    """Rows that come as columns at once."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, at: int) -> Any:
+        return {"x": torch.full((3,), float(at)), "y": torch.tensor([1.0])}
+
+    def __getitems__(self, rows: list[int]) -> Any:
+        return {"x": torch.tensor(rows).float().unsqueeze(1).expand(-1, 3).clone(), "y": torch.ones(len(rows), 1)}
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        lambda: DataLoader(Unreadable(), batch_size=8, collate_fn=of_readable),
+        lambda: DataLoader(Columns(), batch_size=8, collate_fn=lambda found: (found["x"], found["y"])),
+        lambda: [(torch.randn(1, 3 + at, 3).mean(1), torch.ones(1, 1)) for at in range(9)],
+    ],
+    ids=["unreadable files", "columns", "ready batches of one"],
+)
+def test_loaders_that_train_are_looked_at_without_an_error(loader: Callable[[], Any]) -> None:
+    workload = Workload(nn.Linear(3, 1), loader(), loss_fn=F.mse_loss)
+    with Bench(workload, devices.choose("cpu"), Options(memory_budget="1GiB", strategies=("batching",))) as bench:
+        assert bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE).measured
+
+
+def test_ready_batches_of_one_sample_of_many_lengths_can_be_opened() -> None:
+    ready = [(torch.randn(1, 3 + at, 3), torch.ones(1, 3 + at, 1)) for at in range(9)]
+    source = BatchSource.of(ready)
+    assert (source.max_size, source.small_size) == (1, 1)
+    workload = Workload(nn.Linear(3, 1), ready, loss_fn=F.mse_loss)
+    with Bench(workload, devices.choose("cpu"), Options(memory_budget="1GiB", strategies=("batching",))) as bench:
+        assert bench.briefing.space.sizes == (1,)

@@ -57,6 +57,12 @@ class Graph:
         return self
 
 
+class Attributes(dict[str, Any]):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.__dict__ = self
+
+
 class ReadOnly(Mapping[str, Any]):
     def __init__(self, data: Mapping[str, Any]) -> None:
         self._data = dict(data)
@@ -131,6 +137,16 @@ def test_state_beside_the_data_of_a_mapping_is_kept() -> None:
     batch = STRUCTURES["encoding"]
     assert map_tensors(batch, torch.clone).encodings == "kept"
     assert map_tensors(STRUCTURES["defaultdict"], torch.clone).default_factory is list
+
+
+def test_attributes_of_a_dict_that_is_its_own_namespace_go_with_its_keys() -> None:
+    batch = Attributes(x=torch.ones(4, 2))
+    part = split(batch, [1, 3])[0]
+    assert part.x is part["x"]
+    assert part.x.shape == (1, 2)
+    assert map_tensors(batch, lambda tensor: tensor.to("meta")).x.is_meta
+    assert batch.x is batch["x"]
+    assert batch.x.shape == (4, 2)
 
 
 def test_transformers_batch_encoding() -> None:
