@@ -156,6 +156,8 @@ def train(model, loader, optimizer, compute_loss, epochs=1, blocks=None):  #? bl
             loss.backward()  #? !accumulate !scaler
         for batches in steps(loader):  #? accumulate
             total = sum(samples for samples, _ in batches)  #? accumulate
+            if not total:  #? weighed
+                continue  #? weighed
             for samples, batch in batches:  #? accumulate
                 if not samples:  #? weighed
                     continue  #? weighed
@@ -300,6 +302,13 @@ def to_device(batch, device):
         return batch.to(device, non_blocking=True, memory_format=layout)  #? channels_last
     if callable(getattr(batch, "to", None)):
         return batch.to(device)
+    if isinstance(batch, dict) and type(batch) is not dict:
+        moved = copy.copy(batch)
+        for key, part in batch.items():
+            moved[key] = to_device(part, device)
+        if getattr(batch, "__dict__", None) is batch:
+            object.__setattr__(moved, "__dict__", moved)
+        return moved
     if isinstance(batch, Mapping):
         return {key: to_device(part, device) for key, part in batch.items()}
     if isinstance(batch, (list, tuple)):

@@ -385,6 +385,32 @@ def test_weights_below_one_are_not_cut_off() -> None:
     assert module["size"]((torch.ones(2), torch.tensor([0.25, 0.5]))) == 0.75
 
 
+class Attributes(dict[str, Any]):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.__dict__ = self
+
+
+def test_a_dict_with_attributes_of_its_own_is_moved_as_what_it_is() -> None:
+    batch = Attributes(x=torch.ones(2), y=torch.zeros(2))
+    moved = module_of(export(micro_batch_size=2, accumulation_steps=2).text)["to_device"](batch, torch.device("meta"))
+    assert type(moved) is Attributes
+    assert moved.x.is_meta
+    assert moved["y"].is_meta
+    assert not batch.x.is_meta
+
+
+def test_a_step_in_which_nothing_counts_updates_nothing() -> None:
+    """With a scaler it ended in an assertion of torch's."""
+    exported = export({"weighing": "batch[1]"}, micro_batch_size=2, accumulation_steps=2)
+    model = nn.Linear(2, 1)
+    before = model.weight.detach().clone()
+    loader = [(torch.ones(2, 2), torch.zeros(2))] * 4
+    compute = lambda model, batch: (model(batch[0]).squeeze(1) * batch[1]).sum()  # noqa: E731
+    module_of(exported.text)["train"](model, loader, torch.optim.SGD(model.parameters(), lr=1.0), compute)
+    assert torch.equal(model.weight, before)
+
+
 def test_a_weighing_of_a_plan_file_is_never_written_as_code_unread() -> None:
     with pytest.raises(PlanFileError, match="expected the entries of a batch"):
         export({"weighing": "__import__('os').system('true')"}, micro_batch_size=2, accumulation_steps=8)
