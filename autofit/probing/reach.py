@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from autofit.probing.reached_facts import Changing, Fact, Name, ReachedFacts
 from autofit.probing.stable_text import DEEPEST, MOST_ITEMS, SEQUENCES, SETS, assigned_by, names_of, plain, text_of
@@ -44,6 +44,8 @@ _OF_A_CLASS = frozenset({
     "__annotations_cache__", "__firstlineno__", "__static_attributes__", "__parameters__", "__orig_bases__",
     "__dataclass_fields__", "__dataclass_params__", "__match_args__", "__abstractmethods__", "_abc_impl", "__slots__",
 })  # fmt: skip
+_MANGLED = re.compile(r"___torch_mangle_\d+\.")
+"""How many classes of one name TorchScript has met in this process."""
 _COMPILED = "_torchdynamo"
 """What torch.compile puts on functions and modules: numbers of objects, and what it has compiled."""
 _DEFINED = (FunctionType, MethodType, type, staticmethod, classmethod, property)
@@ -208,7 +210,7 @@ class _Walk:
         elif not _of_package(kind.__module__) or _is_configuration(value):
             self.visit(f"{path}.class", kind, depth)
             self._each(path, attributes_of(value), depth, kind)
-        elif isinstance(value, (Dataset, Sampler)):  # of torch's own, such as a subset: what it is made of
+        elif isinstance(value, (DataLoader, Dataset, Sampler)):  # of torch's own, such as a subset: what it is made of
             self.visit(f"{path}.class", kind, depth)
             self._each(path, {k: v for k, v in attributes_of(value).items() if not _is_draw(v)}, depth, kind)
         elif isinstance(value, BuiltinFunctionType):
@@ -225,7 +227,8 @@ class _Walk:
         inner = vars(module)
         self._each(path, {k: v for k, v in inner.items() if k not in _OF_A_MODULE}, depth, type(module))
         if isinstance(module, torch.jit.ScriptModule):
-            self._note("code", f"{path}.code", str(module.code))
+            scripts = "".join(str(getattr(each, "code", "")) for each in module.modules())
+            self._note("code", f"{path}.code", _MANGLED.sub("", scripts))
         for name in _HOOKS:
             for place, hook in enumerate(inner.get(name, {}).values()):
                 self.visit(f"{path}.hook[{name}, {place}]", hook, depth)

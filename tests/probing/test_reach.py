@@ -16,7 +16,7 @@ import torch
 from pydantic import BaseModel
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import ConcatDataset, Dataset, Subset, random_split
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, random_split
 
 from autofit.probing.identity import digest
 from autofit.probing.reach import MOST_OBJECTS, reach
@@ -106,6 +106,7 @@ class Tripling(nn.Module):
         (lambda: np.vectorize(doubled), lambda: np.vectorize(tripled)),
         (lambda: Slotted(1), lambda: Slotted(2)),
         (lambda: torch.jit.script(Doubling()), lambda: torch.jit.script(Tripling())),
+        (lambda: DataLoader(Rows(1)), lambda: DataLoader(Rows(500))),
         (lambda: "a" * 5000, lambda: "a" * 4999 + "b"),
     ],
 )
