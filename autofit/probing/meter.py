@@ -16,8 +16,7 @@ from autofit.workloads.step import StepBatch, TrainStep
 SETTLED_RATIO = 0.10
 """Warm-up ends when two steps in a row are this close (reference/reliability.md 9.5); where batches differ in shape, so
 that steps are no measure of each other, when each has run once."""
-PHASE_STEPS = 3
-"""Steps of their own by which phases are timed, or those of a cycle."""
+_PHASE_STEPS = 3
 MOST_COMPILED = 256
 """Of each plan torch.compile keeps what it made: more plans than this are not tried."""
 MOST_SKIPPED = 20
@@ -190,6 +189,11 @@ def beyond(times_s: Sequence[float], steady_s: float) -> float:
     return max(0.0, sum(times_s) - len(times_s) * steady_s)
 
 
+def phase_steps(cycle: int) -> int:
+    """Returns by how many steps of their own phases are timed: those of a cycle, or a few."""
+    return cycle if cycle > 1 else _PHASE_STEPS
+
+
 def time_phases(
     step: TrainStep, batch_of: Callable[[int], StepBatch], device: Device, cycle: int = 1
 ) -> dict[str, float]:
@@ -199,7 +203,7 @@ def time_phases(
     """
     samples: dict[str, list[float]] = {}
     try:
-        for number in range(cycle if cycle > 1 else PHASE_STEPS):
+        for number in range(phase_steps(cycle)):
             for phase, seconds in _phases_of_one(step, batch_of(number), device).items():
                 samples.setdefault(phase, []).append(seconds)
     finally:

@@ -23,11 +23,11 @@ from autofit.probing.evidence import Evidence, collect, scrub
 from autofit.probing.failures import classify
 from autofit.probing.meter import (
     MOST_SKIPPED,
-    PHASE_STEPS,
     Lap,
     Pace,
     Ran,
     beyond,
+    phase_steps,
     run_step,
     start_cold,
     time_phases,
@@ -240,13 +240,10 @@ class Probe:
             pace = replace(pace, patience_s=PATIENCE_SHARE * self.clock.left_s)
         with self._reported(step):
             lap = time_steps(step, batch_of, self.device, pace, typical.cycle)
-            if self.purpose is Purpose.PROOF and lap.steps_s and self._has_time_for_phases(lap):
+            more_s = phase_steps(lap.cycle) * max(lap.steps_s, default=math.inf)
+            if self.purpose is Purpose.PROOF and more_s < self.clock.left_s:
                 lap.phases_s = time_phases(step, batch_of, self.device, typical.cycle)
         return lap
-
-    def _has_time_for_phases(self, lap: Lap) -> bool:
-        steps = max(PHASE_STEPS, lap.cycle)
-        return steps * max(lap.steps_s) < self.clock.left_s
 
     def _follow(self, step: TrainStep, parts: Sequence[Batch]) -> Ran:
         with self._reported(step):

@@ -48,6 +48,8 @@ _MANGLED = re.compile(r"___torch_mangle_\d+\.")
 """How many classes of one name TorchScript has met in this process."""
 _COMPILED = "_torchdynamo"
 """What torch.compile puts on functions and modules: numbers of objects, and what it has compiled."""
+_INSIDE = ("__func__", "func", "fget", "fset")
+"""Where Python's own decorators of methods hold the function."""
 _DEFINED = (FunctionType, MethodType, type, staticmethod, classmethod, property)
 _STEPPING = frozenset({"forward", "__call__", "__getitem__", "__iter__", "__next__"})
 _MAKING = frozenset({"__init__", "__new__", "__post_init__", "__setstate__", "__init_subclass__"})
@@ -134,8 +136,7 @@ class _Walk:
         elif isinstance(value, functools.partial):
             self._each(path, {"func": value.func, "args": value.args, "keywords": value.keywords}, depth)
         elif isinstance(value, (staticmethod, classmethod, functools.cached_property, property)):
-            inner = ("__func__", "func", "fget", "fset")
-            self._each(path, {name: getattr(value, name, None) for name in inner}, depth)
+            self._each(path, {name: getattr(value, name, None) for name in _INSIDE}, depth)
         elif isinstance(value, type):
             self._class(path, value, depth)
         elif isinstance(value, ModuleType):
@@ -291,7 +292,7 @@ def _counts(name: str, value: object) -> bool:
 
 def _codes_of(value: object) -> list[CodeType]:
     """Returns the code of a method, plain or decorated in one of Python's own ways."""
-    inner = [getattr(value, name, None) for name in ("__func__", "func", "fget", "fset")]
+    inner = [getattr(value, name, None) for name in _INSIDE]
     return [each.__code__ for each in (value, *inner) if isinstance(each, FunctionType)]
 
 

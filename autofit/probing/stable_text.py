@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from autofit.probing.guard.digest import in_full
+
 MOST_ITEMS = 1000
 """Of a longer container only the length counts: it is data."""
 LONGEST, MOST_HASHED = 1000, 2**20
@@ -40,15 +42,13 @@ def plain(value: Any) -> str | None:
     return _Texts().of(value, 0)
 
 
-def _simple(value: Any) -> str | None:  # noqa: PLR0911  # one line for each kind
+def _simple(value: Any) -> str | None:  # one line for each kind
     """Returns the text of a value that holds no others; None of any other."""
     kind = type(value)
     if kind in (str, bytes) and len(value) > LONGEST:
         return f"{kind.__name__} of {len(value)}{_digest(value)}"
-    if kind is int:
-        return repr(value) if abs(value) < 2**63 else hex(value)  # the decimals of a long one take minutes
     if kind in _SIMPLE:
-        return repr(value)
+        return in_full(value)
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return f"{kind.__name__}{tuple(value.shape)}{value.dtype}"
     if isinstance(value, Enum):

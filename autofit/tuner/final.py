@@ -179,8 +179,9 @@ class Final:
 
     def _late(self) -> bool:
         """Whether a proof was cut off by the end of the time: none of another plan would come further."""
-        cut = bool(self._failed) and self._failed[-1].outcome.status in (Status.TIMED_OUT, Status.SKIPPED)
-        return cut and bool(self._unproven) and self._loop.time_left_s() <= 0
+        if not self._unproven or self._loop.time_left_s() > 0:
+            return False
+        return self._failed[-1].outcome.status in (Status.TIMED_OUT, Status.SKIPPED)
 
     def _smaller(self) -> list[Trial]:
         """Returns the last plan that was too large, at half its micro batch or less, if that runs as a probe."""

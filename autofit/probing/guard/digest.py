@@ -32,7 +32,7 @@ class Sink(Protocol):
 
 def in_full(value: object) -> str:
     """Returns a text of a simple value that says everything about it; Python writes no large number in decimals."""
-    return hex(value) if isinstance(value, int) else repr(value)
+    return hex(value) if isinstance(value, int) and abs(value) >= 2**63 else repr(value)
 
 
 def fingerprint(value: object) -> str:
