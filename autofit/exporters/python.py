@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.recommendation import Recommendation
-from autofit.core.weighing import Weighing
+from autofit.core.weighing import COLLATED, SAMPLES, Weighing
 from autofit.exporters.base import Exporter, Settings
 
 _PRECISIONS: dict[KnobValue, Settings] = {
@@ -68,6 +68,8 @@ class Python(Exporter):
         weighing = Weighing.of(environment)
         if "accumulate" in parts:
             parts |= {"by_samples" if weighing is None else "weighed"}
+        if "by_samples" in parts and environment.get(SAMPLES) != COLLATED:
+            parts |= {"shapes"}
         constants = "".join(f"{key} = {value}\n" for key, value in settings.items() if key.isupper())
         loop = _PREDICT if predicts else _TRAIN
         name = environment.get("optimizer", "")
@@ -251,18 +253,26 @@ class Counting:
         self.collate = collate
 
     def __call__(self, samples):
-        return len(samples), self.collate(samples)
+        return len(samples), self.collate(samples)  #? !shapes
+        batch = self.collate(samples)  #? shapes
+        rows = {tensor.shape[:1] for tensor in tensors(batch)}  #? shapes
+        left = rows.pop().numel() if len(rows) == 1 else 0  #? shapes
+        return min(len(samples), left or len(samples)), batch  # fewer where damaged ones are left out  #? shapes
 
 
 def counted(loader):
-    """Yields (number of samples, batch): as they are collated or, for batches that are ready, by their shapes."""
+    """Yields (number of samples, batch): as they are collated; ready batches by their shapes."""  #? shapes
+    """Yields (number of samples, batch): as they are collated; ready batches count 1 each."""  #? !shapes
     if getattr(type(loader), "__iter__", None) is not DataLoader.__iter__ or loader.batch_sampler is None:
-        yield from ((size(batch), batch) for batch in loader)
+        yield from ((size(batch), batch) for batch in loader)  #? shapes
+        yield from ((1, batch) for batch in loader)  #? !shapes
         return
     twin = copy.copy(loader)  # yours stays as it is
     twin.collate_fn, twin._iterator = Counting(loader.collate_fn), None
     yield from twin
+'''
 
+_SHAPES = '''
 
 def size(batch):
     """Returns the length of a list of samples, or the first dimension that most tensors share."""
@@ -327,6 +337,7 @@ _HELPERS = {
     "blocks": _CHECKPOINT_FIRST,
     "accumulate": _STEPS,
     "by_samples": _BY_SAMPLES,
+    "shapes": _SHAPES,
     "weighed": _WEIGHED,
 }
 """What the loop of a part calls."""

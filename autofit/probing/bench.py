@@ -52,7 +52,7 @@ from autofit.workloads.counted import Counted
 from autofit.workloads.forward import resolve_forward
 from autofit.workloads.loss import LossRule, resolve_loss
 from autofit.workloads.step import Draft, TrainStep
-from autofit.workloads.tree import describe, map_tensors
+from autofit.workloads.tree import map_tensors
 from autofit.workloads.workload import Workload
 
 
@@ -354,10 +354,8 @@ class Bench:
         yield from self._source.notes
 
     def _environment(self, facts: Facts) -> Environment:
-        source = self._source
-        worst = describe([source.worst(source.small_size)])
         return Environment(
-            workload=signature(self.workload.model, self._source.structure(), self._loss.name),
+            workload=signature(self.workload.model, self._self._source.structure(), self._loss.name),
             device_type=self.device.type,
             device_name=self.device.name(),
             capacity_bytes=self.device.capacity_bytes(),
@@ -368,7 +366,7 @@ class Bench:
                 "autofit": own_version(),
                 **self.device.versions(),
             },
-            settings=settings(self.workload, facts.optimizer, self.device.type, worst, self._looks)
+            settings=settings(self.workload, facts.optimizer, self.device.type, self._source, self._looks)
             | ({} if self._weighing is None else {WEIGHING: str(self._weighing)}),
         )
 

@@ -10,9 +10,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from autofit.core.weighing import COLLATED, SAMPLES
 from autofit.probing.reach import reach
 from autofit.probing.reached_facts import ReachedFacts
 from autofit.probing.stable_text import plain
+from autofit.workloads.batches import BatchSource
+from autofit.workloads.tree import describe
 from autofit.workloads.workload import Workload
 
 
@@ -66,7 +69,7 @@ def settings(
     workload: Workload,
     optimizer: torch.optim.Optimizer | None,
     device_type: str,
-    worst: str,
+    source: BatchSource,
     others: Sequence[Reached] = (),
 ) -> dict[str, str]:
     """Returns what else changes what is measured, as names and short digests.
@@ -75,16 +78,18 @@ def settings(
         workload: the code and the plain attributes that it reaches, and its options count; its weights do not.
         optimizer: the optimizer of a step; its options count but for the learning rate.
         device_type: whose autocast state counts.
-        worst: the shapes of the worst batch.
+        source: whose worst batch counts, and how the samples of its batches are counted.
         others: what the workload reached before any step of it ran, and when some had run, if any has.
     """
     found = {
         "mode": workload.mode,
         "max_grad_norm": str(workload.max_grad_norm),
         **Reached.of(workload).digests(others),
-        "worst_sample": digest([worst]),
+        "worst_sample": digest([describe([source.worst(source.small_size)])]),
         "flags": digest(_flags(device_type)),
     }
+    if not source.has_rows:
+        found[SAMPLES] = COLLATED
     if optimizer is not None:
         found["optimizer"] = type(optimizer).__name__
         found["optimizer_options"] = digest(_options(optimizer))

@@ -42,7 +42,7 @@ from autofit.workloads.counted import Counted, Cuttable
 from autofit.workloads.forward import resolve_forward
 from autofit.workloads.loss import LossRule, resolve_loss
 from autofit.workloads.step import Draft, TrainStep
-from autofit.workloads.tree import describe, map_tensors
+from autofit.workloads.tree import map_tensors
 from autofit.workloads.workload import Workload
 
 CONTEXT_BYTES = 512 * 2**20
@@ -174,14 +174,13 @@ class StandInBench:
         return resolve_loss(workload.model, batch, loss_fn=workload.loss_fn, step_fn=workload.step_fn)
 
     def _environment(self, facts: Facts) -> Environment:
-        worst = describe([self._source.worst(self._source.small_size)])
         return Environment(
             workload=signature(self.workload.model, self._source.structure(), self._loss.name),
             device_type=self._device.type,
             device_name=self._device.name(),
             capacity_bytes=self._device.capacity_bytes(),
             versions={"python": platform.python_version(), "torch": torch.__version__, "autofit": own_version()},
-            settings=settings(self.workload, facts.optimizer, self._device.type, worst),
+            settings=settings(self.workload, facts.optimizer, self._device.type, self._source),
         )
 
     def _notes(self) -> Iterator[str]:

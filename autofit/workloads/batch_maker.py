@@ -36,8 +36,8 @@ class BatchMaker(ABC):
         varies: whether batches of one size differ in shape, because the lengths of samples vary.
         resizable: False only when no other batch size than the user's can be made.
         max_size: largest batch that can be made where only cutting is possible; None when any can.
-        even: whether each tensor of a batch has one row per sample, so that shapes tell the number of samples, and a
-            batch can be cut.
+        even: whether each tensor of a batch has one row per sample, so that a batch can be cut.
+        has_rows: whether the rows of a batch are its samples, so that its shapes tell how many it holds.
         notes: what a person should know about how the batches were made; the values are None.
     """
 
@@ -47,6 +47,7 @@ class BatchMaker(ABC):
     resizable: bool = True
     max_size: int | None = None
     even: bool
+    has_rows: bool
 
     def __init__(self, options: Options, notes: Iterable[str]) -> None:
         self._options = options

@@ -65,6 +65,11 @@ class BatchSource:
         """Whether each tensor of a batch has one row per sample; graphs, bags and lists have not."""
         return self._maker.even
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether the shapes of a batch tell how many samples it holds."""
+        return self._maker.has_rows
+
     def typical(self, size: int, count: int) -> list[Batch]:
         """Returns `count` batches of exactly `size` samples, the same ones in every call.
 

@@ -51,7 +51,7 @@ class ReadyBatches(BatchMaker):
 
     def counted(self, size: int) -> Iterable[Batch | Counted]:
         """Returns the batches, whose shapes tell their samples; where they do not, each counts as any other."""
-        if not self.resizable:
+        if not self.has_rows:
             return Alike(self._loader, size)
         return self._loader if size == self.user_batch_size else self.rebuild(size)
 
@@ -127,7 +127,7 @@ class ReadyBatches(BatchMaker):
             )
         # A tensor that is no batch of samples (class weights) is known to be shared only if it never changes.
         self.resizable = alike and (not first or len(self._rows) > 1)
-        self.even = alike and not first
+        self.even, self.has_rows = alike and not first, self.resizable
         self._join = self.resizable and len(outlines) == 1
         self.varies = len(texts) > 1 or "*" in texts.pop()
 

@@ -76,6 +76,12 @@ class SampleBatches(BatchMaker):
         """Whether each tensor of a batch has one row per sample: so it is in batches of several sizes."""
         return all(_is_even(batch, size) for batch, size in self._of_sizes())
 
+    @cached_property
+    def has_rows(self) -> bool:  # type: ignore[override]  # as `even`
+        """Whether a batch has a row per sample that was kept; not where samples lie along another axis."""
+        with undisturbed(self._loader):
+            return has_rows(self._of_sizes())
+
     def _of_sizes(self) -> Iterator[tuple[Batch, int]]:
         """Yields batches of a few sizes, which tell the batch dimension."""
         for size in _STRUCTURE_SIZES:
@@ -89,11 +95,9 @@ class SampleBatches(BatchMaker):
     def counted(self, size: int) -> Iterable[Batch | Counted]:
         """Returns the same, its samples counted as they are collated."""
         if self._recipe.own_way and size == self.user_batch_size:
-            return self._loader if self.even else Alike(self._loader, size)
+            return self._loader if self.has_rows else Alike(self._loader, size)
         self._check_dropped(size)
-        with undisturbed(self._loader):
-            by_rows = has_rows(self._of_sizes())
-        return self._recipe.count(size, by_rows)
+        return self._recipe.count(size, self.has_rows)
 
     def _check_dropped(self, size: int) -> None:
         if self._recipe.drop_last and self.length is not None and size > self.length:

@@ -3,7 +3,7 @@
 import copy
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,8 @@ from autofit.core.errors import PlanFileError
 from autofit.core.plan import KnobValue
 from autofit.exporters import by_name
 from autofit.exporters.base import Export
+from autofit.workloads.batches import BatchSource
+from autofit.workloads.counted import counted
 from tests.conformance.test_exporters import OWN, recommendation
 
 
@@ -310,6 +312,35 @@ def test_d2_what_is_collated_is_counted_and_not_guessed_from_shapes(workers: int
         assert told == [[(2, 3), (2, 8)], [(1, 3)]]
         assert [type(batch) for batch in batches] == [Graphs] * 3  # the loader itself is as it was
     assert [[samples for samples, _ in step] for step in module["steps"](list(batches))] == [[3, 8], [3]]
+
+
+def left_out(samples: list[int]) -> torch.Tensor:
+    return torch.stack([torch.full((3,), float(sample)) for sample in samples if sample != 7])
+
+
+def sequence_first(samples: list[int]) -> torch.Tensor:
+    return torch.stack([torch.full((3,), float(sample)) for sample in samples], dim=1)
+
+
+COLLATED: dict[str, Callable[[list[int]], Any]] = {
+    "graphs": graphs,
+    "damaged samples left out": left_out,
+    "samples along the second axis": sequence_first,
+}
+
+
+@pytest.mark.parametrize("name", COLLATED)
+def test_an_exported_loop_counts_samples_as_the_measured_step_does(name: str) -> None:
+    collate = COLLATED[name]
+    loader = DataLoader([1, 2, 7, 1, 3, 2, 4, 5, 6], batch_size=4, collate_fn=collate)  # type: ignore[arg-type]  # a list is a data set
+    ready = list(loader)
+    for given in (loader, ready):
+        source = BatchSource.of(given)
+        told = {} if source.has_rows else {"samples": "collated"}
+        steps = module_of(export(told, micro_batch_size=4, accumulation_steps=3).text)["steps"]
+        (found,) = [[samples for samples, _ in step] for step in steps(given)]
+        wanted = [counted(batch).samples for batch in source.rebuild(source.user_batch_size, counted=True)]
+        assert [count / sum(found) for count in found] == [count / sum(wanted) for count in wanted]
 
 
 def test_an_incomplete_step_is_left_out_where_the_loader_drops_its_last_batch() -> None:

@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from autofit.probing.identity import settings
+from autofit.workloads.batches import BatchSource
 from autofit.workloads.workload import Workload
 from tests.probing import targets
 from tests.processes import printed_by_two_processes
@@ -18,8 +19,10 @@ def adam(workload: Workload, **options: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(workload.model.parameters(), **ADAM | options)
 
 
-def of(workload: Workload, optimizer: torch.optim.Optimizer | None = None, worst: str = "x: [2, 3]") -> dict[str, str]:
-    return settings(workload, optimizer or adam(workload), "cpu", worst)
+def of(
+    workload: Workload, optimizer: torch.optim.Optimizer | None = None, source: BatchSource | None = None
+) -> dict[str, str]:
+    return settings(workload, optimizer or adam(workload), "cpu", source or BatchSource.of(workload.loader))
 
 
 def differing(one: dict[str, str], other: dict[str, str]) -> set[str]:
@@ -70,7 +73,8 @@ def test_the_code_of_the_users_modules_counts() -> None:
 def test_the_worst_sample_and_the_flags_count(monkeypatch: pytest.MonkeyPatch) -> None:
     workload = targets.make_mlp()
     before = of(workload)
-    assert differing(before, of(workload, worst="x: [2, 4]")) == {"worst_sample"}
+    longer = BatchSource.of(workload.loader, worst_case=lambda size: (torch.zeros(size, 9), torch.zeros(size)))
+    assert differing(before, of(workload, source=longer)) == {"worst_sample"}
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", not torch.backends.cudnn.benchmark)
     assert differing(before, of(workload)) == {"flags"}
 
@@ -78,7 +82,8 @@ def test_the_worst_sample_and_the_flags_count(monkeypatch: pytest.MonkeyPatch) -
 def test_every_process_finds_the_same() -> None:
     code = (
         "from tests.probing import targets; from autofit.probing.identity import settings; "
-        "print(settings(targets.make_mlp(), None, 'cpu', 'x'))"
+        "from autofit.workloads.batches import BatchSource; workload = targets.make_mlp(); "
+        "print(settings(workload, None, 'cpu', BatchSource.of(workload.loader)))"
     )
     found = printed_by_two_processes(code)
     assert len(found) == 1
