@@ -355,7 +355,7 @@ class Bench:
 
     def _environment(self, facts: Facts) -> Environment:
         return Environment(
-            workload=signature(self.workload.model, self._self._source.structure(), self._loss.name),
+            workload=signature(self.workload.model, self._source.structure(), self._loss.name),
             device_type=self.device.type,
             device_name=self.device.name(),
             capacity_bytes=self.device.capacity_bytes(),

@@ -29,6 +29,7 @@ KNOWN_OPTUNA = "5.0."
 """Versions of Optuna with which `autofit.study.rows` was tested; others write a trial by their own calls."""
 STUDY_SCHEMA = "autofit.study/1"
 
+_OURS = "autofit."
 _SCHEMA, _OBJECTIVE, _ENVIRONMENT = "autofit.schema", "autofit.objective", "autofit.environment."
 _DROPPED = "autofit.dropped"
 _REQUEST, _OUTCOME, _SUM = "autofit.request", "autofit.outcome", ".sum"
@@ -90,12 +91,15 @@ class Book:
         study_id = storage.get_study_id_from_name(name)
         book = cls(storage, study, study_id, objective, rows=_rows(storage, study_id))
         attributes = study.user_attrs
-        if _SCHEMA not in attributes and storage.get_n_trials(book.study_id) == 0:
-            study.set_user_attr(_OBJECTIVE, objective.unit)
-            study.set_user_attr(_SCHEMA, STUDY_SCHEMA)
-            return book
-        _check_schema(name, attributes.get(_SCHEMA))
-        return replace(book, objective=objective.model_copy(update={"unit": attributes[_OBJECTIVE]}))
+        known = {key for key in attributes if key.startswith(_OURS)}
+        if known or storage.get_n_trials(book.study_id):
+            _check_schema(name, attributes.get(_SCHEMA, STUDY_SCHEMA if known else None))
+        for key, value in ((_OBJECTIVE, objective.unit), (_SCHEMA, STUDY_SCHEMA)):
+            if key not in attributes:  # it is new, or a damaged value was taken out
+                study.set_user_attr(key, value)
+        return replace(
+            book, objective=objective.model_copy(update={"unit": attributes.get(_OBJECTIVE, objective.unit)})
+        )
 
     def remember(self, context: Context) -> None:
         """Keeps the environment of this run, which its trials name by digest."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import BaseStorage
 
 from autofit.core.environment import Environment
@@ -111,9 +112,21 @@ class Study:
                 "number that begin() returned and that was not finished yet. Call begin() first."
             )
         with self._place.guarded("written"):
-            self._book.settle(number, outcome, request.memory_bytes)
+            kept = self._settled(number, request, outcome)
         del self._running[number]
-        return Trial(number=number, plan=request.plan, outcome=outcome, purpose=request.purpose)
+        return Trial(number=kept, plan=request.plan, outcome=outcome, purpose=request.purpose)
+
+    def _settled(self, number: int, request: Request, outcome: Outcome) -> int:
+        """Writes an outcome and returns the number of its trial: another one where a run has given this one up.
+
+        Containers that share a host name do not see each other's processes, and take them for dead.
+        """
+        try:
+            self._book.settle(number, outcome, request.memory_bytes)
+        except UpdateFinishedTrialError:
+            number = self._book.add(request)
+            self._book.settle(number, outcome, request.memory_bytes)
+        return number
 
     def earlier(self) -> Sequence[Trial]:
         """Returns the trials that were finished before this study was opened and hold for this run, oldest first.
@@ -168,7 +181,7 @@ def _choose(
         reasons = reasons or found
     if not books:
         return Book.load(storage, name, objective), []
-    fresh = f"{name}#{len(books) + 1}"
+    fresh = f"{name}#{max(int(book.study.study_name[len(name) + 1 :] or 1) for book in books) + 1}"
     return Book.load(storage, fresh, objective), [f"trials of this run go to the study {fresh}: {'; '.join(reasons)}"]
 
 

@@ -22,12 +22,26 @@ _WHOLE = object()  # stands for the key of a batch that is a list of samples its
 
 
 def tensors(batch: Batch) -> Iterator[torch.Tensor]:
-    """Yields every tensor of a batch, in the order of its structure."""
+    """Yields every tensor of a batch, in the order of its structure.
+
+    Raises:
+        WorkloadError: the batch holds itself, so that there is no end of it.
+    """
+    try:
+        yield from _tensors(batch)
+    except RecursionError:
+        raise WorkloadError(
+            f"found a batch of type {type(batch).__name__} that holds itself, or has no end; expected tensors in "
+            "mappings, sequences or dataclasses; leave the reference back to the batch out in the collate_fn"
+        ) from None
+
+
+def _tensors(batch: Batch) -> Iterator[torch.Tensor]:
     if isinstance(batch, torch.Tensor):
         yield batch
         return
     for child in (children(batch) or {}).values():
-        yield from tensors(child)
+        yield from _tensors(child)
 
 
 def map_tensors(batch: Batch, fn: Callable[[torch.Tensor], torch.Tensor]) -> Batch:

@@ -87,6 +87,15 @@ def test_defect_13_a_damaged_environment_loses_what_it_describes_and_no_more(db:
     assert len(reopen(db).earlier()) == TRIALS
 
 
+@pytest.mark.parametrize("name", ["schema", "objective"])
+def test_defect_13_damage_to_what_the_study_is_costs_no_trial(db: Path, name: str) -> None:
+    filled(db)
+    execute(db, f"update study_user_attributes set value_json = '{{' where key = 'autofit.{name}'")
+    kept, notes = survivors(db)
+    assert (kept, len(reopen(db).earlier())) == (TRIALS, TRIALS + 1)
+    assert any("the study was damaged" in note for note in notes)
+
+
 @pytest.mark.slow
 def test_defect_13_a_flipped_byte_costs_a_record_or_none(db: Path) -> None:
     """Of 60 random bytes none may give a wrong record, and nearly all leave the study usable."""

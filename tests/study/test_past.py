@@ -210,6 +210,19 @@ def test_a_trial_of_another_host_is_given_up_after_its_deadline(db: Path, monkey
     assert second == "1 trial was running when its process died: told as failed"
 
 
+def test_a_run_that_was_taken_for_dead_loses_nothing(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two containers with one host name do not see each other's processes."""
+    study = reopen(db)
+    number = study.begin(PLAN, Purpose.PROBE)
+    with monkeypatch.context() as patch:
+        patch.setattr(request.Request, "alive", property(lambda one: False))
+        assert reopen(db).notes == ("1 trial was running when its process died: told as failed",)
+    finished = study.finish(number, outcome_of(1))
+    assert finished.number == number + 1
+    again = reopen(db)
+    assert [(trial.number, trial.outcome) for trial in again.earlier()] == [(finished.number, outcome_of(1))]
+
+
 def test_a_trial_that_ends_while_the_study_is_read_is_no_orphan(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process finished it and ended between the reading of the trials and the look for the process."""
     study = reopen(db)

@@ -178,6 +178,18 @@ def test_a_changed_domain_starts_a_further_study_and_keeps_the_old_trials(db: Pa
         assert (len(again.earlier()), again.notes) == (2, notes)
 
 
+def test_a_further_study_has_a_name_of_its_own_though_the_first_was_deleted(db: Path) -> None:
+    run(db, measured())
+    precisions = ("fp32", "tf32", "bf16", "fp16")
+    reopen(db, facts=space(precisions=precisions[:3]))
+    run_in = reopen(db, facts=space(precisions=precisions[:3]))
+    run_in.finish(run_in.begin(PLAN, Purpose.PROBE), measured())
+    optuna.delete_study(study_name="net", storage=f"sqlite:///{db}")
+    study = reopen(db, facts=space(precisions=precisions))
+    assert study.notes[0].startswith("trials of this run go to the study net#3")
+    assert len(study.earlier()) == 1
+
+
 def test_a_knob_that_came_into_play_later_has_its_default_in_older_trials(db: Path) -> None:
     narrow = space().model_copy(update={"knobs": space().knobs[1:]})
     before = Plan(values={name: value for name, value in PLAN.values.items() if name != "precision"})

@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from autofit.core.errors import WorkloadError
+from autofit.workloads.batches import BatchSource
 from autofit.workloads.tree import batch_size, concat, describe, map_tensors, regroup, split, strays, tensors
 
 
@@ -257,3 +259,17 @@ def test_a_named_tuple_of_two_is_no_list_of_samples() -> None:
     first, _ = split(kind(rows(2), rows(2, 5)), [1, 1])
     assert type(first) is kind
     assert first.b.shape == (1, 5)
+
+
+def test_a_batch_that_holds_itself_is_refused() -> None:
+    @dataclass
+    class Node:
+        x: torch.Tensor
+        owner: Any = None
+
+    batch = Node(torch.zeros(4, 2))
+    batch.owner = {"nodes": [batch]}
+    with pytest.raises(WorkloadError, match=r"a batch of type Node that holds itself.*leave the reference back"):
+        BatchSource.of([batch])
+    with pytest.raises(WorkloadError, match="holds itself"):
+        BatchSource.of(DataLoader([1, 2], batch_size=2, collate_fn=lambda samples: batch))  # type: ignore[arg-type]  # a list is a data set
