@@ -146,20 +146,29 @@ class _Accumulation:
     def _compared(self, gradients: Gradients) -> Verdict | None:
         """Returns a verdict on one draw of the step's random numbers; None where its sides differ by chance."""
         gradients.rehearse(self.parts[0], self.seed)
+        found, whole = self._judged(gradients)
+        if not found.passed and gradients.moves:
+            gradients.first = self.batch
+            found, whole = self._judged(gradients)
+        most = REDUCED_L2 if whole.reduced else ACCUMULATION_L2
+        if found.passed or not float(whole.vector.norm()):
+            return found
+        return None if _is_random(gradients, self.batch, self.seed, whole.vector, most) else found
+
+    def _judged(self, gradients: Gradients) -> tuple[Verdict, Gradient]:
+        """Returns a verdict, and the gradient of the whole batch."""
         whole = gradients.of([self.batch], self.seed)
         if not float(whole.vector.norm()):
-            return Verdict(False, "accumulation could not be checked: the gradient is zero on this batch")
+            return Verdict(False, "accumulation could not be checked: the gradient is zero on this batch"), whole
         parts = gradients.of(self.parts, self.seed)
         if bool(whole.vector.isfinite().all()) and not bool(parts.vector.isfinite().all()):
             raise ValueError("the gradient of its parts is not finite")  # a deviation over one sample
         passed, numbers = _judge(whole, parts)
         if passed:
-            return Verdict(True, f"accumulation gives the same gradient: {numbers}", moves=gradients.moves)
-        if (weighed := self._weighed(gradients, whole, parts, numbers)) is not None:
-            return weighed
-        if _is_random(gradients, self.batch, self.seed, whole.vector, REDUCED_L2 if whole.reduced else ACCUMULATION_L2):
-            return None
-        return Verdict(False, f"accumulation changes the gradient of this model: {numbers}. {_CURE}")
+            return Verdict(True, f"accumulation gives the same gradient: {numbers}", moves=gradients.moves), whole
+        weighed = self._weighed(gradients, whole, parts, numbers)
+        failed = Verdict(False, f"accumulation changes the gradient of this model: {numbers}. {_CURE}")
+        return weighed or failed, whole
 
     def _weighed(self, gradients: Gradients, whole: Gradient, parts: Gradient, before: str) -> Verdict | None:
         """Returns a verdict that passes with micro batches weighed by something else than samples, if one does."""

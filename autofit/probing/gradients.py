@@ -74,6 +74,8 @@ class Gradients:
         state: puts back what a step changes beside gradients.
         training: whether modules keep their mode; else only batch normalisation does.
         moves: names of what the step was seen to change; filled by `rehearse`.
+        first: a batch that a step which changes state has seen before each gradient: what is set by the first batch of
+            a training alone (an initialisation from data) is then set; None where nothing was seen.
         ledger: what is known of the step's random draws.
     """
 
@@ -81,6 +83,7 @@ class Gradients:
     state: State = STATELESS
     training: bool = False
     moves: tuple[str, ...] = ()
+    first: Batch | Counted | None = None
     ledger: Ledger = field(default_factory=Ledger)
 
     def rehearse(self, part: Batch | Counted, seed: int) -> Gradient:
@@ -152,6 +155,8 @@ class _Run:
         """
         if self.owner.moves and self.others is None:
             self.owner.state.restore()
+            if self.owner.first is not None:
+                replace(self.owner, first=None, moves=()).of([self.owner.first], self.seed)
         quiet = dropout_off if self.owner.training else evaluating
         with self.owner.build(self.plan) as step, quiet(step.draft.model):
             model, scaler = step.draft.model, step.draft.scaler

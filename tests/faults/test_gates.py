@@ -149,6 +149,40 @@ def test_d3_state_that_a_step_changes_is_put_back_and_said() -> None:
     assert "change it after the optimizer's step instead" in caveat
 
 
+class ActNorm(nn.Module):
+    """Activation normalisation: its scale and shift are set by the first batch that it sees in training."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+        self.register_buffer("ready", torch.tensor(False))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and not self.ready:
+            with torch.no_grad():
+                self.shift.copy_(-x.mean(0))
+                self.scale.copy_(1 / (x.std(0, unbiased=False) + 1e-6))
+                self.ready.fill_(True)
+        return (x + self.shift) * self.scale
+
+
+def flow(normalised: bool) -> nn.Module:
+    torch.manual_seed(0)
+    always = [nn.BatchNorm1d(8)] if normalised else []
+    return nn.Sequential(nn.Linear(8, 8), ActNorm(8), *always, nn.Tanh(), nn.Linear(8, 2))
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+def test_d3_what_the_first_batch_sets_is_no_chance_and_hides_no_change(normalised: bool) -> None:
+    loader = DataLoader(list(torch.randn(48, 8, generator=torch.Generator().manual_seed(0))), batch_size=8)
+    with opened(flow(normalised), loader, step_fn=lambda model, x: model(x).square().mean()) as bench:
+        reasons, caveats = refused(bench), " ".join(bench.briefing.caveats)
+    assert ("accumulation" in reasons) == normalised
+    assert "changes the gradient" in reasons.get("accumulation", "changes the gradient")
+    assert "evaluation mode" not in caveats
+    assert normalised or "the step changes model.1.scale" in caveats
+
+
 def contrast(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     """InfoNCE between two noisy views."""
     views = [F.normalize(model(batch + 0.5 * torch.randn_like(batch)), dim=1) for _ in range(2)]
