@@ -142,10 +142,11 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
     )
     about, wait_s = f"{chosen.name()} ({chosen.type})", locks.patience_s(request.time_s)
     with ExitStack() as held:
-        watch = held.enter_context(Watchdog(clock))
-        with Progress.of(progress) as waiting, watch.telling(lambda text: waiting(Event("waiting", text))):
+        with Progress.of(progress) as waiting:
             held.enter_context(locks.held(chosen.lock_key, about, wait_s, lambda text: waiting(Event("stage", text))))
-            bench = _opened(workload, chosen, options, watch)
+            watch = held.enter_context(Watchdog(clock))
+            with watch.telling(lambda text: waiting(Event("waiting", text))):
+                bench = _opened(workload, chosen, options, watch)
         with bench.backstop, bench:
             against = Yardstick.of(bench.briefing, request.objective, request.time_s, clock)
             with Progress.of(progress, against) as listen, watch.telling(lambda text: listen(Event("waiting", text))):

@@ -54,7 +54,8 @@ def test_defect_03_tune_in_process_waits_within_its_time_budget_and_names_the_ho
         with pytest.raises(Busy, match=rf"is in use: found process {child.pid} \(-c .*\) since 2"):
             tuned(":memory:", time_budget=2, progress=events.append)
         assert time.monotonic() - began < 2
-        assert next(event.text for event in events).startswith("waiting up to 1 s for ")
+        (said,) = (event.text for event in events)
+        assert said.startswith("waiting up to 1 s for ")
         child.communicate("\n")
     assert tuned(":memory:").plan is not None
 

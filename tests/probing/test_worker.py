@@ -1,5 +1,6 @@
 """The worker's protocol: what it replies to requests, and how it shows errors. Here in this process, over text."""
 
+import gc
 import io
 import json
 import sys
@@ -16,7 +17,8 @@ from autofit.core.catalogue import StandIn
 from autofit.core.errors import WorkloadError
 from autofit.core.outcome import Outcome
 from autofit.core.trace import Trace
-from autofit.probing.opening import Target
+from autofit.probing.opening import SURVEY, Target
+from autofit.probing.watchdog import Watchdog
 from autofit.probing.worker import Worker, _guarded, options_of, workload_of
 from tests.probing import targets
 
@@ -40,6 +42,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
 
     yield serve
     sys.modules.pop("autofit_target", None)
+    gc.unfreeze()  # a worker's bench stays open until its process ends
 
 
 def opening(target: str = f"{TARGETS}:make_mlp", **changes: Any) -> dict[str, Any]:
@@ -49,6 +52,15 @@ def opening(target: str = f"{TARGETS}:make_mlp", **changes: Any) -> dict[str, An
 
 def evaluating(purpose: str = "probe", **values: Any) -> dict[str, Any]:
     return {"do": "evaluate", "plan": {"values": {"micro_batch_size": 8} | values}, "purpose": purpose}
+
+
+def test_what_ends_an_opening_that_takes_too_long_knows_what_it_was_doing(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phases: list[str] = []
+    monkeypatch.setattr(Watchdog, "beat", lambda watch, phase: phases.append(phase))
+    run(opening(time_budget={"limit_s": 60.0, "elapsed_s": 0.0}), {"do": "close"})
+    assert phases[:2] == [SURVEY, "open"]
 
 
 def test_open_evaluate_close(run: Run) -> None:
