@@ -102,7 +102,7 @@ class Subject:
         model, plan = self.workload.model, self.plan(size)
         draft = Draft(model, self.rule, self.workload.make_optimizer(), self.device)
         part = self.batch(size)
-        with one_text_a_row(), prepare(plan, draft, MEMBERS) as step:
+        with values_as_on_a_device(), prepare(plan, draft, MEMBERS) as step:
             if draft.scaler is not None:
                 # Random weights may overflow, and a step that updates nothing needs less; a trace is of one that does.
                 vars(draft.scaler)["_maybe_opt_step"] = lambda optimizer, state, *args, **kwargs: optimizer.step()
@@ -122,18 +122,27 @@ def _none_of(function: Callable[[Any], Any]) -> Callable[[Any], None]:
 
 
 @contextmanager
-def one_text_a_row() -> Iterator[None]:
-    """Makes transformers find, on a phantom, what it finds on a device: that no row holds several texts.
+def values_as_on_a_device() -> Iterator[None]:
+    """Makes code that asks for values find, on a phantom, where they mean nothing, what it finds on a device.
 
-    It leaves out a mask when a condition on the values of positions is true, and on a phantom these mean nothing.
+    transformers leaves out a mask when no row holds several texts; checkpointing copies no buffer that stays equal.
     """
-    original = masking_utils.find_packed_sequence_indices
+    texts, equal = masking_utils.find_packed_sequence_indices, torch.equal
     if "phantom" in os.environ.get("LD_PRELOAD", ""):
-        masking_utils.find_packed_sequence_indices = _none_of(original)
+        masking_utils.find_packed_sequence_indices = _none_of(texts)
+        torch.equal = _always(equal)
     try:
         yield
     finally:
-        masking_utils.find_packed_sequence_indices = original
+        masking_utils.find_packed_sequence_indices, torch.equal = texts, equal
+
+
+def _always(function: Callable[..., bool]) -> Callable[..., bool]:
+    def run(*arguments: Any) -> bool:
+        function(*arguments)
+        return True
+
+    return run
 
 
 def _checkpoints(model: nn.Module, batch: Any) -> tuple[KnobValue, ...]:

@@ -4,13 +4,17 @@ After aten/src/ATen/native/cuda/Sort.cpp, Sort.cu, TensorTopK.cu, Indexing.cu, I
 EmbeddingBackwardKernel.cu and EmbeddingBag.cu. What cub's sorts and scans ask for was measured.
 """
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from autofit.probing.tracing.chip import Chip, Passing, Rule, nbytes, within
+from autofit.probing.tracing.chip import Chip, Passing, Rule, nbytes, up, within
 
 aten = torch.ops.aten
+ONE_TILE = 2304
+"""Up to this many keys of eight bytes are sorted by one block, without memory of their own (measured)."""
 SHORT = 4096
 """Rows up to this length are sorted by one block each (`should_use_small_sort`)."""
 FEW, LONG = 128, 1_000_000
@@ -26,6 +30,17 @@ RESIDENT = 6
 def _sorting(count: int, key_bytes: int) -> int:
     """Returns what cub's radix sort of keys with eight-byte values takes."""
     return (key_bytes + 8) * count + (4469000 if key_bytes <= 2 else count // 3 + 9300)
+
+
+def _sorting_places(count: int, most: int) -> int:
+    """Returns what cub's onesweep sort of places below `most` takes: with eight bits a pass, the first without copies.
+
+    After DeviceRadixSort's temporary storage: a histogram and one look back per tile of 3840, all aligned to 256 bytes.
+    """
+    if count <= ONE_TILE:
+        return 1
+    passes = -(-max(most - 1, 1).bit_length() // 8)
+    return passes * 2048 + -(-count // 3840) * 1024 + 511 + (2 * up(8 * count, 256) if passes > 1 else 0)
 
 
 def _sort(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
@@ -68,12 +83,43 @@ def _roll(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
 
 
 def _index_put(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """Sorted positions, where values that go to the same place are added up."""
+    """Where values that go to the same place are added up: sorted places, and the values in one piece.
+
+    After `index_put_with_sort_kernel` and `makeLinearIndex`: each index is brought into range, then multiplied.
+    """
     found = [index for index in args[1] if index is not None]
     if not found or len(args) < 4 or not args[3]:
         return ()
     count = torch.broadcast_shapes(*(index.shape for index in found)).numel()  # type: ignore[no-untyped-call]  # torch has none
-    return within(*(8 * count,) * 4, 65 * count // 4 + 17919 if count > SHORT // 2 else 0)
+    place, written = 8 * count, args[0]
+    steps: list[int | None] = [None, place, place, ~0]
+    for _ in found[1:]:
+        taken = _taken(steps)
+        steps += [place, place, ~taken, ~(taken + 1)]
+    indexed, slices = _indexed(written, args[1])
+    whole = count * (written.numel() // max(indexed, 1))
+    copied = args[2].numel() < whole or not args[2].is_contiguous()
+    first = _taken(steps)
+    steps += [whole * args[2].element_size() if copied else 0, place, place, place]
+    steps += [_sorting_places(count, written.numel() // max(slices, 1))]
+    return (*steps, *(~taken for taken in (first + 4, first + 3, first + 2, first + 1, first, 1)))
+
+
+def _taken(steps: list[int | None]) -> int:
+    """Returns how many sizes steps take."""
+    return sum(step is not None and step >= 0 for step in steps)
+
+
+def _indexed(written: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> tuple[int, int]:
+    """Returns the number of places that indices tell apart, and of elements that lie behind each in one piece."""
+    dims, at = list[int](), 0
+    for index in indices:
+        width = index.dim() if index is not None and index.dtype in (torch.bool, torch.uint8) else 1
+        dims += range(at, at + width) if index is not None else ()
+        at += width
+    places = math.prod(written.shape[dim] for dim in dims)
+    joined = dims == list(range(dims[0], dims[0] + len(dims)))
+    return places, math.prod(written.shape[dims[-1] + 1 :]) if joined else written.numel() // max(places, 1)
 
 
 def _masked_scatter(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:

@@ -24,6 +24,8 @@ def laid_out(func: Any, args: tuple[Any, ...], out: Any) -> Any:
         return (*(None if each is None else _last(each) for each in out[:2]), out[2])
     if func is aten.native_batch_norm_backward.default and is_channels_last(args[1]):
         return (None if out[0] is None else _last(out[0]), *out[1:])
+    if func in ROWS_FIRST:
+        return (None if out[0] is None else _in_rows(out[0]), *out[1:])
     if func in SHRUNK and (len(args) <= SHRUNK[func] or args[SHRUNK[func]] != UNREDUCED):
         return torch.empty(broadcast(*args[:2]), dtype=out.dtype, device=out.device).resize_(())
     if (
@@ -32,7 +34,11 @@ def laid_out(func: Any, args: tuple[Any, ...], out: Any) -> Any:
         return out[0], out[1].new_empty(0)
     if func in RESIZED and out.numel() < args[0].numel():
         return torch.empty(args[0].shape, dtype=out.dtype, device=out.device).resize_(out.shape)
-    return torch.empty(out.shape, dtype=out.dtype, device=out.device) if func in IN_ROWS else out
+    return _in_rows(out) if func in IN_ROWS else out
+
+
+def _in_rows(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.is_contiguous() else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def known(func: Any, args: tuple[Any, ...]) -> Any:
@@ -179,6 +185,8 @@ IN_ROWS = (
     aten.huber_loss_backward.default,
 )
 """Operators whose result lies in rows whatever their arguments do (Loss.cpp: LEGACY_CONTIGUOUS_MEMORY_FORMAT)."""
+ROWS_FIRST = (aten.native_layer_norm.default, aten.native_layer_norm_backward.default)
+"""Operators whose first result does (cuda/layer_norm_kernel.cu)."""
 ORDERS: dict[Any, tuple[int, ...]] = {
     aten.native_dropout.default: (1, 0),
     aten._embedding_bag.default: (2, 1, 0, 3),
