@@ -76,6 +76,13 @@ def put(x: Tensor, accumulate: bool) -> Tensor:
     return torch.zeros(1000, x.shape[1], dtype=x.dtype, device=x.device).index_put((places,), x, accumulate)
 
 
+def biased(x: Tensor, table: Tensor) -> Tensor:
+    """Adds a bias for each pair of tokens and head, looked up by how far the two are apart, as Swin and T5 do."""
+    at = torch.arange(x.shape[1], device=x.device)
+    places = at[:, None] - at + x.shape[1] - 1
+    return x + table[places.view(-1)].view(*places.shape, -1).permute(2, 0, 1).sum(0)
+
+
 def masked(x: Tensor) -> Tensor:
     return x.masked_fill(torch.ones(x.shape, dtype=torch.bool, device=x.device).triu(), float("-inf"))
 

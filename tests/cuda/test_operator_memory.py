@@ -17,7 +17,8 @@ from autofit.core.errors import Untraceable  # noqa: E402
 WRONG_BEFORE = [
     "addbmm", "affine_grid", "amax", "argmax-onehot-ste", "argsort-gather", "bce", "bce-logits-pw", "bernoulli",
     "bilinear", "cdist-1", "conv3d-CL", "cummax", "embedding_bag", "fold", "gather", "huber", "index-1d", "index-2d",
-    "index_put-acc", "index_select", "linear-1out", "max-all", "one_hot", "pdist", "quantile", "randperm", "roll2",
+    "index_put-acc", "index_select", "linear-1out", "max-all", "one_hot", "pdist", "quantile", "randperm",
+    "relative-bias", "roll2",
     "scatter_reduce", "sdpa-3d", "sdpa-forced-math", "sdpa-gqa", "sdpa-wide", "soft_margin", "sort", "sort-long",
     "std", "take", "take_along", "topk", "topk-1k", "unfold", "windows",
 ]  # fmt: skip

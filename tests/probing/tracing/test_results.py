@@ -4,10 +4,11 @@ from typing import Any
 import pytest
 import torch
 
-from autofit.probing.tracing.results import first, known
+from autofit.probing.tracing.results import first, known, laid_out
 
 aten = torch.ops.aten
 NORM, BACKWARD = aten.native_batch_norm.default, aten.native_batch_norm_backward.default
+LAYER_NORM, LAYER_NORM_BACKWARD = aten.native_layer_norm.default, aten.native_layer_norm_backward.default
 LAYOUTS = (torch.contiguous_format, torch.channels_last)
 
 
@@ -35,6 +36,20 @@ def test_a_batch_norm_known_beforehand_is_what_torch_finds(dtype: torch.dtype, l
     x = images(dtype, layout)
     for operator, args in ((NORM, forward(x)), (BACKWARD, backward(torch.empty_like(x), x))):
         assert described(known(operator, args)) == described(operator(*args))
+
+
+def test_a_layer_norm_gives_rows_whatever_its_arguments_are() -> None:
+    x, weight = torch.empty(4, 8, 6, device="meta").transpose(1, 2), torch.empty(8, device="meta")
+    normed, mean, deviation = laid_out(
+        LAYER_NORM, (x, [8], weight, weight, 1e-5), LAYER_NORM(x, [8], weight, weight, 1e-5)
+    )
+    assert normed.is_contiguous()
+    gradient = torch.empty(4, 8, 1, device="meta").expand(4, 8, 6).transpose(1, 2)
+    args = (gradient, x, [8], mean, deviation, weight, weight, [True, True, True])
+    plain = LAYER_NORM_BACKWARD(*args)
+    assert laid_out(LAYER_NORM_BACKWARD, args, plain)[0].is_contiguous()
+    assert described(laid_out(LAYER_NORM_BACKWARD, args, plain)[1:]) == described(plain[1:])
+    assert laid_out(LAYER_NORM_BACKWARD, args, (None, *plain[1:]))[0] is None
 
 
 def test_what_is_less_simple_is_not_known() -> None:
