@@ -84,12 +84,19 @@ def _allowed() -> set[str]:
     return {name for name, enabled in kernels.items() if enabled()}
 
 
+ROW = 8
+"""Elements that the strides of a mask must be a multiple of (`mem_eff_alignment`)."""
+
+
 def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor, align: bool) -> torch.Tensor:
-    """Returns the mask as numbers to add, for every head; the efficient kernel needs rows of a multiple of 16 bytes."""
+    """Returns the mask as numbers to add, for every head, padded where the efficient kernel cannot read its rows.
+
+    After `aligned_tensor` and `pad_bias` in native/transformers/attention.cpp; a row that is full gets a whole pad.
+    """
     if mask.dtype is torch.bool:
         zeros = torch.zeros_like(mask, dtype=query.dtype)
         mask = zeros.masked_fill_(mask.logical_not(), float("-inf"))
     shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    if align and shape[-1] % 16:
-        mask = pad(mask, [0, 16 - shape[-1] % 16])[..., : shape[-1]]
+    if align and (mask.stride(-1) != 1 or any(stride % ROW for stride in mask.stride()[:-1])):
+        mask = pad(mask, [0, ROW - mask.shape[-1] % ROW])[..., : mask.shape[-1]]
     return mask.expand(shape)
