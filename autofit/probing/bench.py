@@ -39,6 +39,7 @@ from autofit.probing.guard import Backstop, Guard, leave_surely
 from autofit.probing.identity import Reached, own_version, settings, signature
 from autofit.probing.leaks import LeakWatch
 from autofit.probing.meter import shapes_of_a_training
+from autofit.probing.modes import mode_notes
 from autofit.probing.opening import SURVEY
 from autofit.probing.probe import HOPELESS, Probe
 from autofit.probing.recording import ShortRun
@@ -99,7 +100,7 @@ class Bench:
             place(workload, device, options.may_move)
             self._guard = Guard.of(workload)
         with self._guard.backstop, self._guard, self._users_code():
-            workload.model.train(workload.training)
+            self._apart = workload.set_mode()
             self._looks = [Reached.of(workload)]  # before anything of it runs
             self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
             self._store = BatchStore(self._source)
@@ -236,7 +237,7 @@ class Bench:
 
     def _make_ready(self) -> None:
         """Has everything as a step finds it: no gradients from before, the modules in the mode of the workload."""
-        self.workload.model.train(self.workload.training)
+        self.workload.set_mode()
         self.workload.model.zero_grad(set_to_none=True)
 
     @property
@@ -344,6 +345,7 @@ class Bench:
     def _notes(self) -> Iterable[str]:
         if self._loss.inferred:
             yield f"the loss was inferred: {self._loss.about}"
+        yield from mode_notes(self._apart)
         if self.workload.optimizer is None and self.workload.training:
             yield "no optimizer was given: measured with torch.optim.AdamW and its defaults"
         if self.device.is_host and devices.choose().is_host:

@@ -1,10 +1,12 @@
-"""Modes in which gradients are compared: both are without dropout, which would hide what is asked about.
+"""Modes of modules: what is said of those that the user has set, and those in which gradients are compared.
+
+Both of these are without dropout, which would hide what is asked about.
 
 In training mode only torch's own dropout is off. Evaluation mode turns off dropout of whatever make, and hides what a
 model does in training alone.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +15,20 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
+
+NAMED = 3
+"""So many modules are named."""
+
+
+def mode_notes(names: Sequence[str]) -> Iterator[str]:
+    """Yields what a person should know where modules of a model in training mode were in evaluation mode."""
+    if names:
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        yield (
+            f"found {', '.join(names[:NAMED])}{more} in evaluation mode in a model that is in training mode: measured "
+            "in training mode, as model.train() of a training loop has it. To keep such modules in evaluation mode, "
+            "override train() of your model"
+        )
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from autofit.probing import gates
 from autofit.probing.bench import batch_to_trace, chosen, facts_of, place
 from autofit.probing.evidence import collect
 from autofit.probing.identity import own_version, settings, signature
+from autofit.probing.modes import mode_notes
 from autofit.probing.recording import ShortRun
 from autofit.probing.surveying import Survey
 from autofit.probing.tracing import isolation, standin, tracing
@@ -93,7 +94,7 @@ class StandInBench:
             raise WorkloadError(f"memory on {device.name()} can only be measured: run autofit tune there instead.")
         with _users_code():
             place(workload, device, options.may_move)
-            workload.model.train(workload.training)
+            self._apart = workload.set_mode()
             self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
             self._loss = self._resolve()
             # What is here to look at need not be all that will be trained on.
@@ -148,7 +149,7 @@ class StandInBench:
         """
         if not self._device.is_host:
             raise Untraceable("no step can run on a device that is not here", "in a short run")
-        self.workload.model.train(self.workload.training)
+        self.workload.set_mode()
         self.workload.model.zero_grad(set_to_none=True)
         budget = self.briefing.budget.memory_bytes
         run = ShortRun(plan, self._build, self._source, self._device, budget, enforce=False, beat=self._beat)
@@ -186,6 +187,7 @@ class StandInBench:
     def _notes(self) -> Iterator[str]:
         if self._loss.inferred:
             yield f"the loss was inferred: {self._loss.about}"
+        yield from mode_notes(self._apart)
         if self.workload.optimizer is None and self.workload.training:
             yield "no optimizer was given: estimated with torch.optim.AdamW and its defaults"
         yield from self._device.caveats()

@@ -92,6 +92,19 @@ class Workload:
         """Whether gradients and updates are part of a step."""
         return self.mode == "train"
 
+    def set_mode(self) -> tuple[str, ...]:
+        """Puts the model into the mode of its steps, as the loop of a training does.
+
+        Returns:
+            Names of the modules that were in evaluation mode in a model in training mode, and now train; not of those
+            inside them.
+        """
+        training = self.training and self.model.training
+        apart = [(name, module) for name, module in self.model.named_modules() if training and not module.training]
+        self.model.train(self.training)
+        names = [name for name, module in apart if module.training]
+        return tuple(name for name in names if name.rpartition(".")[0] not in names)
+
     def make_optimizer(self) -> torch.optim.Optimizer | None:
         """Returns the optimizer of a step: the user's instance, or a fresh one; None in inference.
 

@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from autofit import devices
+from autofit.core.briefing import Options
 from autofit.core.errors import WorkloadError
+from autofit.probing.bench import Bench
 from autofit.workloads.workload import Workload
 from tests.probing import targets
 
@@ -115,3 +118,35 @@ def test_a_model_of_lazy_modules_that_have_seen_no_batch_is_refused() -> None:
         Workload(model, [])
     model(torch.ones(2, 8))
     assert Workload(model, []).model is model
+
+
+class Frozen(nn.Sequential):
+    """Keeps its last part in evaluation mode, as models with frozen layers do."""
+
+    def train(self, mode: bool = True) -> "Frozen":
+        super().train(mode)
+        self[-1].eval()
+        return self
+
+
+@pytest.mark.parametrize("kind", [nn.Sequential, Frozen])
+def test_modules_that_a_training_loop_would_wake_are_named(kind: type[nn.Sequential]) -> None:
+    model = kind(nn.Linear(8, 8), nn.Sequential(nn.Dropout(), nn.Sequential(nn.Dropout())))
+    model[1].eval()
+    workload = Workload(model, targets.vectors(), loss_fn=loss)
+    assert workload.set_mode() == (("1",) if kind is nn.Sequential else ())
+    assert workload.set_mode() == ()
+    model.eval()
+    assert workload.set_mode() == ()  # as a pretrained model comes
+    assert model.training
+    assert model[1].training == (kind is nn.Sequential)
+
+
+def test_what_was_in_evaluation_mode_is_said_and_stays_so_after_tuning() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Dropout(), nn.Linear(8, 2)))
+    model[1].eval()
+    workload = Workload(model, targets.vectors(), step_fn=lambda model, batch: model(batch[0]).square().mean())
+    with Bench(workload, devices.choose("cpu"), Options(strategies=("batching",))) as bench:
+        (said,) = (caveat for caveat in bench.briefing.caveats if "evaluation mode" in caveat)
+    assert said.startswith("found 1 in evaluation mode in a model that is in training mode")
+    assert [module.training for module in model.modules()] == [True, True, False, False, False]

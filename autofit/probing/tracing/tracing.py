@@ -154,7 +154,7 @@ class _Run:
         part = fake_batch(batch, self.plan.micro_batch_size, torch.device("cpu"))
         self.doing = "copying the model"
         copied = shadow(workload, loss, part, self.device)
-        copied.workload.model.train(workload.training)
+        copied.workload.set_mode()
         self._stand(copied)
         self.doing = "preparing the plan"
         draft = Draft.of(copied.workload, copied.loss, self.device)
