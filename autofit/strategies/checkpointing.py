@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from autofit.core.plan import Plan
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.strategies.blocks import find_blocks
 from autofit.strategies.recompute import Recompute
+from autofit.strategies.undo import Undo
 from autofit.workloads.step import Draft
 
 CHECKPOINTED_BLOCKS = "checkpointed_blocks"
@@ -141,7 +142,7 @@ class CheckpointedForward:
 @contextmanager
 def _by_forward(blocks: tuple[nn.Module, ...]) -> Iterator[None]:
     """Gives each block a forward of its own, below its hooks, so that these run once."""
-    with ExitStack() as undo:
+    with Undo() as undo:
         for block in blocks:
             undo.callback(_put, vars(block), "forward", vars(block).get("forward", _ABSENT))
             vars(block)["forward"] = CheckpointedForward(block)
@@ -153,7 +154,7 @@ def _by_own_method(owners: tuple[nn.Module, ...], layers: tuple[nn.Module, ...],
     """Switches the owners' own checkpointing on, then off again for all layers but the first `count`."""
     before = [(attributes, dict(attributes)) for owner in owners for attributes in _attributes(owner)]
     changed: list[tuple[dict[Any, Any], Any, Any]] = []
-    with ExitStack() as undo:
+    with Undo() as undo:
         # Last to run: the models' own `disable` leaves hooks and attributes behind.
         undo.callback(_put_all, changed)
         try:

@@ -14,6 +14,7 @@ from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
+from autofit.strategies.undo import Undo
 from autofit.workloads.step import Draft
 from autofit.workloads.tree import tensors
 
@@ -52,12 +53,11 @@ class MemoryFormat(Strategy):
                 f"{KNOB}=channels_last cannot be applied: found no 2-d convolution whose weight has memory of its "
                 "own; expected at least one. Tune again for this model."
             )
-        layout, draft.memory_format = draft.memory_format, torch.channels_last
-        try:
-            with _channels_last(draft):
-                yield
-        finally:
-            draft.memory_format = layout
+        with Undo() as undo:
+            undo.callback(setattr, draft, "memory_format", draft.memory_format)
+            draft.memory_format = torch.channels_last
+            undo.enter_context(_channels_last(draft))
+            yield
 
 
 def _refusal(facts: Facts) -> str | None:
@@ -129,18 +129,20 @@ def _channels_last(draft: Draft) -> Iterator[None]:
     silently when their strides differ from the parameter's (torch 2.13). The tensor objects stay the same.
     """
     owners = _movable(draft.model)
-    kept = [{name: tensor.stride() for name, tensor in _followers(owner, draft).items()} for owner in owners]
-    try:
+    with Undo() as undo:
         for owner in owners:
+            followers = _followers(owner, draft)
+            undo.callback(_put_back, owner, draft, {name: tensor.stride() for name, tensor in followers.items()})
             strides = torch.empty(owner.shape, memory_format=torch.channels_last, device="meta").stride()
-            for tensor in _followers(owner, draft).values():
+            for tensor in followers.values():
                 _lay_out(tensor, strides)
         yield
-    finally:
-        for owner, strides_of in zip(owners, kept, strict=True):
-            for name, tensor in _followers(owner, draft).items():
-                # What training has added, gradients and optimizer state, follows the parameter.
-                _lay_out(tensor, strides_of.get(name, strides_of["owner"]))
+
+
+def _put_back(owner: torch.Tensor, draft: Draft, strides_of: dict[str, tuple[int, ...]]) -> None:
+    """Gives a tensor its own strides again; what training has added, gradients and optimizer state, follows it."""
+    for name, tensor in _followers(owner, draft).items():
+        _lay_out(tensor, strides_of.get(name, strides_of["owner"]))
 
 
 def _followers(owner: torch.Tensor, draft: Draft) -> dict[str, torch.Tensor]:

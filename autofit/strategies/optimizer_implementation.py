@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
+from autofit.strategies.undo import Undo
 from autofit.workloads.step import Draft
 
 KNOB = "optimizer_implementation"
@@ -195,7 +196,7 @@ def _parameters(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], torch.Te
 def _switched(optimizer: Optimizer, value: str) -> Iterator[None]:
     """Makes `optimizer` run as `value` until left, with what its constructor would have set for it."""
     own, flags = _flags_of(optimizer.param_groups[0]), FLAGS[value]
-    with ExitStack() as undo:
+    with Undo() as undo:
         undo.enter_context(_attributes(optimizer, fused=value == "fused"))
         undo.enter_context(_defaults(optimizer, flags))
         undo.callback(_set_groups, optimizer, own)
@@ -215,24 +216,22 @@ def _set_groups(optimizer: Optimizer, flags: Flags) -> None:
 def _defaults(optimizer: Optimizer, flags: Flags) -> Iterator[None]:
     """Gives groups that are added until left the same flags."""
     own = {flag: optimizer.defaults[flag] for flag in SWITCHES if flag in optimizer.defaults}
-    optimizer.defaults.update({flag: flags[flag] for flag in own})
-    try:
+    with Undo() as undo:
+        undo.callback(optimizer.defaults.update, own)
+        optimizer.defaults.update({flag: flags[flag] for flag in own})
         yield
-    finally:
-        optimizer.defaults.update(own)
 
 
 @contextmanager
 def _attributes(optimizer: Optimizer, *, fused: bool) -> Iterator[None]:
     """Sets what tells `GradScaler` and the first fused step which implementation runs, until left."""
     own = {name: vars(optimizer)[name] for name in MARKS if name in vars(optimizer)}
-    vars(optimizer).update(dict.fromkeys(MARKS, fused))
-    try:
-        yield
-    finally:
+    with Undo() as undo:
+        undo.callback(vars(optimizer).update, own)
         for name in MARKS:
-            vars(optimizer).pop(name, None)
-        vars(optimizer).update(own)
+            undo.callback(vars(optimizer).pop, name, None)
+        vars(optimizer).update(dict.fromkeys(MARKS, fused))
+        yield
 
 
 @contextmanager
@@ -242,20 +241,24 @@ def _step_counters(optimizer: Optimizer, *, now: bool, later: bool) -> Iterator[
     What was there before comes back as the same tensor object, with its new value.
     """
     own: dict[torch.Tensor, torch.Tensor] = {}
-    try:
+    with Undo() as undo:
+        undo.callback(_put_back, optimizer, own, later)
         for group, parameter in _parameters(optimizer):
             state = optimizer.state.get(parameter, {})
             if isinstance(state.get("step"), torch.Tensor):
                 own[parameter] = state["step"]
                 state["step"] = _placed(state["step"], group, parameter, fused=now)
         yield
-    finally:
-        for group, parameter in _parameters(optimizer):
-            state = optimizer.state.get(parameter, {})
-            if parameter in own and "step" in state:
-                state["step"] = own[parameter].copy_(state["step"])
-            elif isinstance(state.get("step"), torch.Tensor):
-                state["step"] = _placed(state["step"], group, parameter, fused=later)
+
+
+def _put_back(optimizer: Optimizer, own: dict[torch.Tensor, torch.Tensor], fused: bool) -> None:
+    """Puts the step counters where an optimizer that is `fused`, or is not, has them."""
+    for group, parameter in _parameters(optimizer):
+        state = optimizer.state.get(parameter, {})
+        if parameter in own and "step" in state:
+            state["step"] = own[parameter].copy_(state["step"])
+        elif isinstance(state.get("step"), torch.Tensor):
+            state["step"] = _placed(state["step"], group, parameter, fused=fused)
 
 
 def _placed(step: torch.Tensor, group: dict[str, Any], parameter: torch.Tensor, *, fused: bool) -> torch.Tensor:

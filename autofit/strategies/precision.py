@@ -1,7 +1,7 @@
 """Precision: the number format that products and convolutions are computed in; weights stay float32."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
+from autofit.strategies.undo import Undo
 from autofit.workloads.step import Draft
 
 KNOB = "precision"
@@ -58,7 +59,7 @@ class Precision(Strategy):
         value = plan.values.get(KNOB, "fp32")
         if value not in VALUES or (value == "tf32" and draft.device.type != "cuda"):
             raise unknown_value(KNOB, value, f"one of {', '.join(VALUES)} (tf32 on CUDA only)")
-        with ExitStack() as undo:
+        with Undo() as undo:
             if value == "tf32":
                 undo.enter_context(_tf32())
             elif value != "fp32":
@@ -97,14 +98,13 @@ def _autocast(draft: Draft, value: str) -> Iterator[None]:
         raise SpaceError(
             f"{KNOB}={value} cannot be applied: {error} Expected a device with {value} autocast. Tune on this device."
         ) from error
-    autocast, scaler = draft.autocast, draft.scaler
-    draft.autocast = make
-    if value == "fp16" and draft.optimizer is not None and scaler is None:
-        draft.scaler = torch.amp.GradScaler(draft.device.type)
-    try:
+    with Undo() as undo:
+        undo.callback(setattr, draft, "autocast", draft.autocast)
+        undo.callback(setattr, draft, "scaler", draft.scaler)
+        draft.autocast = make
+        if value == "fp16" and draft.optimizer is not None and draft.scaler is None:
+            draft.scaler = torch.amp.GradScaler(draft.device.type)
         yield
-    finally:
-        draft.autocast, draft.scaler = autocast, scaler
 
 
 @contextmanager
@@ -116,7 +116,7 @@ def _tf32() -> Iterator[None]:
     through that. Convolutions that nobody has set are in a state of their own (TF32, unless the common setting says
     otherwise) which a write would end for good (torch 2.13).
     """
-    with ExitStack() as undo:
+    with Undo() as undo:
         undo.callback(_set, CUDA_SETTING, _own_cuda_precision())
         _set(CUDA_SETTING, "tf32")
         for setting in TF32_SETTINGS:

@@ -1,0 +1,112 @@
+"""Undo: a step that is closed gives everything back; one that is dropped, or open when a script ends, changes nothing."""
+
+import gc
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from autofit.core.plan import Plan
+from autofit.prepare import prepare
+from autofit.strategies import MEMBERS
+from autofit.strategies.undo import Undo
+from autofit.workloads.loss import LossRule
+from autofit.workloads.step import Draft, StepBatch
+
+EVERYTHING = {
+    "memory_format": "channels_last",
+    "precision": "bf16",
+    "optimizer_implementation": "fused",
+    "checkpointed_blocks": 2,
+}
+SCRIPT = """
+import torch
+from tests.strategies.test_undo import EVERYTHING, images, prepared
+step = prepared({plan!r})
+for part in images():
+    loss = step(part)
+print("loss", float(loss))
+{ending}
+"""
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()) for _ in range(3))
+        self.register_buffer("mean", torch.zeros(4, 4, 2, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+def images() -> list[StepBatch]:
+    return [StepBatch.of([torch.randn(2, 4, 8, 8)]) for _ in range(2)]
+
+
+def prepared(values: dict[str, str | int]):  # type: ignore[no-untyped-def]  # a TrainStep
+    model = Net()
+    loss = LossRule("loss", lambda model, batch: model(batch), inferred=False, about="")
+    draft = Draft(model, loss, torch.optim.Adam(model.parameters()), torch.device("cpu"))
+    return prepare(Plan(values={"micro_batch_size": 2, "accumulation_steps": 1, **values}), draft, MEMBERS)
+
+
+def outline(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[object]:
+    strides = [tensor.stride() for tensor in (*model.parameters(), *model.buffers())]
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    return [strides, groups, [sorted(vars(module)) for module in model.modules()], sorted(vars(optimizer))]
+
+
+@pytest.mark.parametrize("values", [{key: value} for key, value in EVERYTHING.items()] + [EVERYTHING], ids=str)
+def test_a_step_that_is_dropped_leaves_the_model_as_the_plan_has_it(values: dict[str, str | int]) -> None:
+    step = prepared(values)
+    model, optimizer = step.draft.model, step.draft.optimizer
+    step(images()[0])
+    before = outline(model, optimizer)
+    del step
+    gc.collect()
+    assert outline(model, optimizer) == before
+
+
+@pytest.mark.parametrize(
+    "ending", ["", "raise SystemExit(0)", "del step", "step.close()", "keep = [step]; keep.append(keep)"]
+)
+@pytest.mark.parametrize("plan", [{"memory_format": "channels_last"}, EVERYTHING], ids=["channels_last", "everything"])
+def test_a_script_that_ends_with_a_step_ends_well(plan: dict[str, str | int], ending: str) -> None:
+    """With channels_last the process ended with SIGABRT: what was to be undone ran while the interpreter shut down."""
+    code = SCRIPT.format(plan=plan, ending=ending)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("loss ")
+
+
+def test_what_is_left_is_undone_in_reverse_also_after_an_error_and_what_is_dropped_is_not() -> None:
+    done: list[int] = []
+
+    @contextmanager
+    def context() -> Iterator[None]:
+        with Undo() as undo:
+            undo.callback(done.append, 1)
+            undo.callback(done.append, 2)
+            yield
+
+    with context():
+        pass
+    with pytest.raises(KeyError), context():
+        raise KeyError
+    assert done == [2, 1, 2, 1]
+    dropped = context()
+    dropped.__enter__()
+    del dropped
+    gc.collect()
+    assert done == [2, 1, 2, 1]
