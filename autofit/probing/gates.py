@@ -60,6 +60,9 @@ class Verdict:
     evaluated: bool = False
 
 
+ZERO = Verdict(False, "could not be checked: the gradient is zero on this batch")
+
+
 def accumulation(build: Build, batch: Batch | Cuttable, seed: int, state: State = STATELESS) -> Verdict:
     """Compares the gradient of `batch` with that of its samples one by one, accumulated as `TrainStep` does.
 
@@ -93,6 +96,8 @@ def precision(build: Build, plan: Plan, batch: Batch | Counted, seed: int, state
 def _precision(gradients: Gradients, plan: Plan, batch: Batch | Counted, seed: int) -> Verdict:
     with gradients:
         reference = gradients.rehearse(batch, seed).vector
+        if not float(reference.norm()):
+            return ZERO
         reduced = gradients.of([batch], seed, plan=plan).vector
         if not bool(torch.isfinite(reduced).all()):
             return Verdict(False, "the gradient is not finite")
@@ -159,7 +164,7 @@ class _Accumulation:
         """Returns a verdict, and the gradient of the whole batch."""
         whole = gradients.of([self.batch], self.seed)
         if not float(whole.vector.norm()):
-            return Verdict(False, "accumulation could not be checked: the gradient is zero on this batch"), whole
+            return ZERO, whole
         parts = gradients.of(self.parts, self.seed)
         if bool(whole.vector.isfinite().all()) and not bool(parts.vector.isfinite().all()):
             raise ValueError("the gradient of its parts is not finite")  # a deviation over one sample

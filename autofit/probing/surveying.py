@@ -21,6 +21,8 @@ from autofit.workloads.step import TrainStep
 from autofit.workloads.weighing import may_differ, unevenness
 
 _GATE_SAMPLES = (8, 4, 2)
+_MOST_SAMPLES = 64
+"""A gate takes the user's own batch, up to this, where a small one has no gradient (a margin that none is beyond)."""
 _LOOKED_AT = 8
 """Batches among which the gates take the one whose samples differ most in length."""
 _MOST_ELEMENTS = 2**24
@@ -150,7 +152,9 @@ class Survey:
         for size in _GATE_SAMPLES if self.source.resizable else ():
             try:
                 if size <= most:
-                    return self._in_time(gate, size)
+                    found = self._in_time(gate, size)
+                    larger = min(most, _MOST_SAMPLES)
+                    return self._in_time(gate, larger) if found is gates.ZERO and larger > size else found
             except Overdue as overdue:
                 reason = f"{overdue}; give more time to have it checked"
             except Exception as error:  # noqa: BLE001  # the user's code; a probe shows what is wrong with it

@@ -52,13 +52,16 @@ class Groups:
     def typical(self, size: int, count: int, chance: random.Random) -> list[list[Any]] | None:
         """Returns the keys of `count` batches of `size`, some twice where there are fewer; None where there is none.
 
-        Together they are like all batches of the loader, smaller ones too.
+        Together they are like all batches of the loader, smaller ones too; any are where samples have no lengths.
         """
         lists = self._read(size, chance.random())
+        if not self._fields:
+            full = [keys for keys in lists if len(keys) == size]
+            return [chance.choice(full) for _ in range(count)] if full else None
         known = all(key in self._known for keys in lists for key in keys)
         lists = [lists[at] for at in spaced(len(lists), MOST_LISTS if known else LISTS)]
         full = [keys for keys in lists if len(keys) == size]
-        if not full or not self._fields:
+        if not full:
             return None
         if len(full) <= count:
             return [full[at % len(full)] for at in range(count)]

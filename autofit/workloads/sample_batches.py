@@ -35,6 +35,7 @@ class Recipe:
     rebuild: Callable[[int], Iterable[Batch]]  # size -> a loader like the user's
     count: Callable[[int, bool], Iterable[Batch | Counted]]  # size, whether by rows -> the same, its samples counted
     lists: Callable[[int], Iterable[list[Any]]] | None  # size -> a rebuilt loader's keys; None: any may meet
+    grouped: bool  # whether a batch sampler of the user's own says which samples meet
     resizes: bool  # whether those of another size keep the rule by which the user's loader groups samples
     user_batch_size: int
     length: int | None
@@ -64,10 +65,10 @@ class SampleBatches(BatchMaker):
         self._loader = loader
         self._lengths = self._scan()
         self.varies = self._shapes_differ()
-        if self.varies and not recipe.resizes:
+        if not recipe.resizes:
             self._note(
                 f"{type(loader.batch_sampler).__name__} shows no way to make batches of another size: other sizes join "
-                "or cut its batches in order, and are measured with the padding that this gives"
+                f"or cut its batches in order{', and are measured with the padding that this gives' * self.varies}"
             )
         self._groups = None if recipe.lists is None else Groups(recipe.lists, recipe.keys, recipe.sample, self._lengths)
 
@@ -120,7 +121,7 @@ class SampleBatches(BatchMaker):
         """Returns batches of samples drawn by the seed, none of them twice while there are enough.
 
         Where lengths vary, several are together like all batches of the size, as far as that was scanned; they are
-        batches of the rebuilt loader where that has an order, so that they have its padding.
+        batches of the rebuilt loader where that has an order or groups samples, so that they have its padding and mix.
         """
         return [self._recipe.make(keys) for keys in self._keys(size, count)]
 
@@ -131,8 +132,11 @@ class SampleBatches(BatchMaker):
         return [self._collated(keys) for keys in self._keys(size, count)]
 
     def choose(self, size: int, count: int) -> None:
-        """Draws the samples of several batches, where lengths vary; one batch is like all by chance only."""
-        if self.varies and (size, count) not in self._chosen:
+        """Draws the samples of several batches, where lengths vary or a sampler of the user's own groups samples.
+
+        One batch is like all by chance only.
+        """
+        if (self.varies or self._recipe.grouped) and (size, count) not in self._chosen:
             self._chosen[size, count] = self._drawn_alike(size, count)
 
     def _drawn_alike(self, size: int, count: int) -> list[list[Any]] | None:

@@ -286,6 +286,29 @@ def test_a_gate_asks_no_more_than_the_user_runs() -> None:
     assert max(loss.seen) == 2
 
 
+class Margin:
+    """A loss without a gradient where a batch has fewer samples than `least`, as one of a margin may be."""
+
+    def __init__(self, least: int) -> None:
+        self.least, self.seen = least, list[int]()
+
+    def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        self.seen.append(len(batch[0]))
+        return cross_entropy(model, batch) * (len(batch[0]) >= self.least)
+
+
+@pytest.mark.parametrize(("least", "passes"), [(16, True), (1000, False)])
+def test_a_gate_takes_the_users_own_batch_where_a_small_one_has_no_gradient(least: int, passes: bool) -> None:
+    loss = Margin(least)
+    loader = DataLoader(TensorDataset(torch.randn(64, 8), torch.zeros(64, dtype=torch.long)), batch_size=32)
+    survey = survey_of(PRECISION, loader=loader, loss=loss)
+    survey.run()
+    reasons = {refusal.name: refusal.reason for refusal in survey.refused}
+    assert ("precision=bf16" not in reasons) == passes
+    assert set(loss.seen) == {8, 32}
+    assert passes or reasons["precision=bf16"] == "could not be checked: the gradient is zero on this batch"
+
+
 def test_batches_that_cannot_be_cut_cannot_be_checked() -> None:
     loader = [(torch.randn(4, 8), torch.zeros(4, dtype=torch.long), torch.rand(5)) for _ in range(3)]
     survey = survey_of(Offering("a", (1, 2)), PRECISION, loader=loader)

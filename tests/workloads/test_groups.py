@@ -1,14 +1,15 @@
 """Groups: a few batches of a loader that are together like all that it makes."""
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from statistics import fmean
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
+from autofit.workloads.batches import BatchSource
 from autofit.workloads.groups import LISTS, MEASURED, Groups
 from autofit.workloads.lengths import scan
 from tests.workloads.ragged import Buckets, text_lengths
@@ -71,3 +72,31 @@ def test_where_there_are_too_few_they_come_twice_and_where_there_is_none_it_is_s
     groups = groups_of(lambda size: [[0, 1, 2], [3, 4]], Data([3, 5, 8, 2, 4]), 5)
     assert groups.typical(3, 2, random.Random(0)) == [[0, 1, 2]] * 2
     assert groups.typical(4, 1, random.Random(0)) is None
+
+
+class Classes:
+    """Batches of some classes with some samples each; shows no way to make others, and has samples of one length."""
+
+    def __init__(self, classes: int = 4, each: int = 4) -> None:
+        self.classes, self.each = classes, each
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = random.sample(range(20), 20)
+        for first in range(0, 20, self.classes):
+            yield [10 * label + at for label in order[first : first + self.classes] for at in range(self.each)]
+
+    def __len__(self) -> int:
+        return 20 // self.classes
+
+
+def test_samples_meet_as_the_users_own_sampler_has_them_meet_also_where_all_are_of_one_length() -> None:
+    labels = torch.arange(200) // 10
+    loader = DataLoader(TensorDataset(torch.zeros(200, 3), labels), batch_sampler=Classes())  # type: ignore[arg-type]
+    source = BatchSource.of(loader)
+    assert not source.varies
+    assert any("Classes shows no way to make batches of another size" in note for note in source.notes)
+    for size in (16, 8):
+        for _, found in source.typical(size, 3):
+            assert sorted(found.unique(return_counts=True)[1].tolist()) == [4] * (size // 4)
+    assert len({tuple(found.tolist()) for _, found in source.typical(16, 3)}) > 1
+    assert torch.equal(source.typical(16, 1)[0][1], source.typical(16, 1)[0][1])
