@@ -1,5 +1,6 @@
 """Searcher: proposes the next plan."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ class Problem:
             next to nothing.
         seed: makes the search repeatable.
         cautious: whether exceeding the budget harms the machine, and not only the trial.
+        patience_s: returns the seconds that a probe may take now, before the time budget ends it.
     """
 
     space: SearchSpace
@@ -33,6 +35,7 @@ class Problem:
     estimate: Callable[[Plan], Estimate | None]
     seed: int = 0
     cautious: bool = False
+    patience_s: Callable[[], float] = lambda: math.inf
 
 
 class Searcher(ABC):

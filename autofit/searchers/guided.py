@@ -103,8 +103,10 @@ class Guided(Searcher):
             place = None if plan is None else self._places.get(plan.key)
         else:
             belief = self._believe()
-            place = self._most_worthy(self._gains(belief), self._seconds(belief))
-            place = self._at_size(belief) if place is None else place
+            seconds = self._seconds(belief)
+            too_long = seconds > self.problem.patience_s()
+            place = self._most_worthy(np.where(too_long, 0.0, self._gains(belief)), seconds)
+            place = self._at_size(belief, too_long) if place is None else place
         return None if place is None else self._plans[place]
 
     def still(self, plan: Plan) -> bool:
@@ -217,11 +219,16 @@ class Guided(Searcher):
             return dare.place
         return sure.place
 
-    def _at_size(self, belief: Belief) -> int | None:
-        """Returns the best plan with a value that was tried at small sizes only, near its size; None without one."""
+    def _at_size(self, belief: Belief, too_long: NDArray[np.bool_]) -> int | None:
+        """Returns the best plan with a value that was tried at small sizes only, near its size; None without one.
+
+        Args:
+            belief: what is believed of all plans.
+            too_long: those that the time left is too short for.
+        """
         points, sizes, tried = self._points, self._sizes, list(self._outcomes)
         ran = (place for place in self._scores if self._outcomes[place].measured)
-        best, closed = max(ran, key=lambda place: float(belief.mean[place])), self._closed()
+        best, closed = max(ran, key=lambda place: float(belief.mean[place])), self._closed() | too_long
         closed[tried] = True
         closed |= belief.mean < belief.mean[best] - math.log(BEHIND)
         apart, means = np.abs(points.octaves - points.octaves[best]).round(DIGITS), belief.mean.round(DIGITS)

@@ -1,8 +1,10 @@
 """The search phase: ask, screen, probe, record, then tell."""
 
+import math
 from collections.abc import Callable
 from statistics import median
 
+from autofit.core.budget import SHARES
 from autofit.core.choosing import finalists, measurement_of
 from autofit.core.diagnosis import for_good, too_short, users_fault
 from autofit.core.errors import DevicePoisoned
@@ -57,6 +59,7 @@ class Loop:
                 estimate=self._foresight.estimate,
                 seed=tuning.seed,
                 cautious=tuning.cautious,
+                patience_s=self._patience_s,
             )
         )
 
@@ -133,9 +136,15 @@ class Loop:
             raise too_short(trial, self.stopped, self.probe_s())
 
     def attempt(self, plan: Plan, purpose: Purpose) -> Trial:
-        """Runs a plan and records it; a failure that is ambiguous or inconclusive is run once more."""
+        """Runs a plan and records it; a failure that is ambiguous or inconclusive is run once more.
+
+        One that took longer than it may take now is not: it would be ended sooner than before.
+        """
+        began_s = self.tuning.clock.elapsed_s
         trial = self._once(plan, purpose, lambda outcome: outcome)
-        again = trial.outcome.status.inconclusive and self.time_left_s() > 0
+        took_s = self.tuning.clock.elapsed_s - began_s
+        hurried = self.time_left_s() <= 0 or self.tuning.clock.patience_s(SHARES[purpose]) < took_s
+        again = trial.outcome.status.inconclusive and not hurried
         if again or trial.outcome.status is Status.AMBIGUOUS:
             trial = self._once(plan, purpose, lambda outcome: settled(self.record.values(), plan, outcome))
         if purpose is Purpose.PROOF:
@@ -172,6 +181,17 @@ class Loop:
         """Returns the seconds left of the time budget, but for what closing takes; infinity without one."""
         limit = self.tuning.budget.time_s
         return float("inf") if limit is None else limit - self.tuning.closing_s - self.tuning.clock.elapsed_s
+
+    def _patience_s(self) -> float:
+        """Returns the seconds that a probe may take now, and leave time for the race and the proof.
+
+        One that takes no longer than others did has its time kept, see `_spent`. No limit once the search was cut
+        short: what is asked for then is only named.
+        """
+        if self.early:
+            return math.inf
+        left_s = self.time_left_s() - self._reserve_s() + self.probe_s()
+        return min(self.tuning.clock.patience_s(SHARES[Purpose.PROBE]), left_s)
 
     def probe_s(self) -> float:
         """Returns the seconds that a probe takes, from those that ran; 0 before the first."""

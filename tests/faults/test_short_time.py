@@ -1,8 +1,11 @@
 """D6: with little time something is tried, and nothing is kept for a race that cannot be."""
 
+from typing import Any
+
 import pytest
 
-from autofit.core.budget import Budget
+from autofit.core.budget import Budget, Clock
+from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Candidate
 from autofit.core.summary import summarize
@@ -77,3 +80,52 @@ def test_d6_what_precedes_the_first_probe_takes_a_quarter_at_most(
     assert tracing_s(time_s, spent_s) == pytest.approx(left_s)
     if time_s is not None and spent_s < PREPARING_RATIO * time_s:
         assert spent_s + tracing_s(time_s, spent_s) <= PREPARING_RATIO * time_s
+
+
+class Cut:
+    """A bench whose probes are ended when they have taken half of the time that was left, as real ones are."""
+
+    def __init__(self, bench: FakeBench, time_s: float) -> None:
+        self.bench, self.time_s = bench, time_s
+        self.cut: list[Plan] = []
+
+    def __call__(self, plan: Plan, purpose: Purpose) -> Outcome:
+        began = self.bench.time.seconds
+        most_s = (self.time_s - began) / 2
+        outcome = self.bench.evaluate(plan, purpose)
+        if purpose is not Purpose.PROBE or self.bench.time.seconds - began <= most_s:
+            return outcome
+        self.bench.time.seconds = began + most_s
+        self.cut.append(plan)
+        return Outcome(status=Status.TIMED_OUT, reason=f"not done in {most_s:.0f} s")
+
+
+def ever_larger(**changes: Any) -> FakeBench:
+    """A bench on which each doubling of the batch promises some per cent, up to steps that take 20 s."""
+    sizes = tuple(2**power for power in range(3, 14))
+    return small_bench(
+        space=space_of((PRECISION,), sizes, 8), budget_bytes=2**60, prepare_s=0.1, decline=-0.04, knee=8, **changes
+    )
+
+
+def limited(bench: FakeBench, time_s: float) -> dict[str, Any]:
+    return {
+        "budget": Budget(memory_bytes=bench.budget_bytes, time_s=time_s),
+        "clock": Clock(bench.time, limit_s=time_s),
+    }
+
+
+def test_d6_no_probe_is_begun_that_the_time_left_is_too_short_for() -> None:
+    bench, time_s = ever_larger(), 60.0
+    cut = Cut(bench, time_s)
+    findings = run(tuning_of(bench, evaluate=cut, **limited(bench, time_s)))
+    assert not cut.cut
+    assert findings.plan.micro_batch_size >= 512
+
+
+def test_d6_a_plan_that_the_time_was_too_short_for_is_not_tried_again_with_less() -> None:
+    bench, time_s = ever_larger(slower=lambda plan: 40.0 if plan.micro_batch_size > 64 else 1.0), 60.0
+    cut = Cut(bench, time_s)
+    run(tuning_of(bench, evaluate=cut, **limited(bench, time_s)))
+    assert cut.cut  # nothing told that they would be so slow
+    assert len(cut.cut) == len({plan.key for plan in cut.cut})
