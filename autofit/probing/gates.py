@@ -213,7 +213,8 @@ class _Accumulation:
 def _is_random(gradients: Gradients, batch: Batch | Counted, seed: int, found: torch.Tensor, most: float) -> bool:
     """Returns whether the gradient of a batch differs by chance, as two sides that are compared then do too."""
     shared = gradients.ledger.drawn and not gradients.ledger.apart
-    again = gradients.of([batch], seed if shared else seed + 1, others=_MANY)
+    afresh = bool(gradients.moves) and gradients.moves_tensors_alone
+    again = gradients.of([batch], seed if shared else seed + 1, others=_MANY, afresh=afresh)
     return difference(again.vector, found) > most
 
 

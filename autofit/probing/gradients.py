@@ -94,6 +94,14 @@ class Gradients:
         self.moves = tuple(name for name in self.state.differences() if name not in before)
         return found
 
+    @property
+    def moves_tensors_alone(self) -> bool:
+        """Whether the step changes nothing but parameters and buffers of the model: no generator of the user's own."""
+        with self.build(Plan()) as step:
+            model = step.draft.model
+            known = {f"model.{name}" for name, _ in (*model.named_parameters(), *model.named_buffers())}
+        return known.issuperset(self.moves)
+
     def __enter__(self) -> Self:
         return self
 
@@ -112,6 +120,7 @@ class Gradients:
         weights: Sequence[float] | None = None,
         plan: Plan | None = None,
         others: int | None = None,
+        afresh: bool = False,
     ) -> Gradient:
         """Returns the gradient of one step.
 
@@ -122,11 +131,12 @@ class Gradients:
             plan: what is applied; None: nothing.
             others: seed of Python's and NumPy's random numbers, which then differ from one micro batch to the next, and
                 state goes on from where it is, as generators of the user's own are part of it; None: all are the same.
+            afresh: whether state is put back all the same.
         """
         whole = StepBatch.of(parts)
         if weights is not None:
             whole = replace(whole, weights=weights)
-        run = _Run(self, plan or Plan(), seed, [counted(part).samples for part in parts], others)
+        run = _Run(self, plan or Plan(), seed, [counted(part).samples for part in parts], others, afresh)
         if not self.moves or others is not None:
             return run.gradient(whole)
         vector, reduced = torch.zeros(()), False
@@ -147,13 +157,14 @@ class _Run:
     seed: int
     sizes: Sequence[int]
     others: int | None
+    afresh: bool
 
     def gradient(self, batch: StepBatch, first: int = 0) -> Gradient:
         """Returns the gradient of `batch`, whose first micro batch is number `first` of the step.
 
         Where a scaler's first scale makes it overflow, the scale is lowered as training would lower it.
         """
-        if self.owner.moves and self.others is None:
+        if self.owner.moves and (self.others is None or self.afresh):
             self.owner.state.restore()
             if self.owner.first is not None:
                 replace(self.owner, first=None, moves=()).of([self.owner.first], self.seed)

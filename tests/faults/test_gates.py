@@ -183,6 +183,37 @@ def test_d3_what_the_first_batch_sets_is_no_chance_and_hides_no_change(normalise
     assert normalised or "the step changes model.1.scale" in caveats
 
 
+class Quantised(nn.Module):
+    """A codebook that is a moving average of what it was shown, and is used as it then is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inward, self.outward = nn.Linear(64, 8), nn.Linear(8, 64)
+        self.register_buffer("codes", torch.randn(16, 8))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        found = self.inward(x.flatten(1))
+        nearest = torch.cdist(found, self.codes).argmin(1)
+        if self.training:
+            with torch.no_grad():
+                for code in nearest.unique().tolist():
+                    self.codes[code].lerp_(found[nearest == code].mean(0), 0.3)
+        kept = self.codes[nearest]
+        return self.outward(found + (kept - found).detach()), F.mse_loss(found, kept)
+
+
+def quantise(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    output, distance = model(batch)
+    return F.mse_loss(output, batch.flatten(1)) + distance
+
+
+def test_d3_state_that_a_micro_batch_changes_before_it_is_used_is_a_change_and_no_chance() -> None:
+    with opened(Quantised(), images(), step_fn=quantise) as bench:
+        assert "accumulation changes the gradient of this model" in refused(bench)["accumulation"]
+        assert not any("random numbers" in caveat for caveat in bench.briefing.caveats)
+
+
 def contrast(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     """InfoNCE between two noisy views."""
     views = [F.normalize(model(batch + 0.5 * torch.randn_like(batch)), dim=1) for _ in range(2)]

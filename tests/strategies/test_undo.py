@@ -1,4 +1,4 @@
-"""Undo: a step that is closed gives everything back; one that is dropped, or open when a script ends, changes nothing."""
+"""Undo: a step that is closed gives all back; one that is dropped, or open when a script ends, changes nothing."""
 
 import gc
 import subprocess
