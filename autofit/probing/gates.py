@@ -172,7 +172,10 @@ class _Accumulation:
         if passed:
             return Verdict(True, f"accumulation gives the same gradient: {numbers}", moves=gradients.moves), whole
         weighed = self._weighed(gradients, whole, parts, numbers)
-        failed = Verdict(False, f"accumulation changes the gradient of this model: {numbers}. {_CURE}")
+        moved = (
+            f". The step changes {gradients.moves[0]} by itself, once for each micro batch" if gradients.moves else ""
+        )
+        failed = Verdict(False, f"accumulation changes the gradient of this model: {numbers}{moved}. {_CURE}")
         return weighed or failed, whole
 
     def _weighed(self, gradients: Gradients, whole: Gradient, parts: Gradient, before: str) -> Verdict | None:

@@ -210,7 +210,9 @@ def quantise(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 def test_d3_state_that_a_micro_batch_changes_before_it_is_used_is_a_change_and_no_chance() -> None:
     with opened(Quantised(), images(), step_fn=quantise) as bench:
-        assert "accumulation changes the gradient of this model" in refused(bench)["accumulation"]
+        reason = refused(bench)["accumulation"]
+        assert "accumulation changes the gradient of this model" in reason
+        assert "The step changes model.codes by itself, once for each micro batch" in reason
         assert not any("random numbers" in caveat for caveat in bench.briefing.caveats)
 
 
