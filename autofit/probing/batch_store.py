@@ -10,7 +10,7 @@ import torch
 
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.lengths import elements
-from autofit.workloads.tree import Batch, map_tensors, tensors
+from autofit.workloads.tree import Batch, map_tensors, nbytes, tensors
 
 MOST_BYTES = 2**30
 """Batches of other sizes are dropped when those kept are more than this, in host memory."""
@@ -120,4 +120,4 @@ def _on_host(typical: Typical) -> bool:
 
 
 def _bytes_of(typical: Typical) -> int:
-    return sum(tensor.nbytes for batch in typical.batches for tensor in tensors(batch))
+    return sum(map(nbytes, typical.batches))

@@ -34,7 +34,7 @@ from autofit.probing.meter import (
     time_steps,
 )
 from autofit.workloads.step import StepBatch, TrainStep, state_tensors
-from autofit.workloads.tree import Batch, tensors
+from autofit.workloads.tree import Batch, nbytes, pieces, tensors
 
 PROBE_STEPS, PROOF_STEPS = 2, 3
 """Whole optimizer steps on the worst batch in a probe, and in a proof: the optimizer's state appears at the end of the
@@ -186,7 +186,7 @@ class Probe:
         # Beyond the second micro batch of the second step no new kind of tensor is live: a probe stops there.
         parts, steps = (count, PROOF_STEPS) if proof else (min(count, 2), PROBE_STEPS)
         # Where the device is the host, a step's batches are in its memory: those that run are metered, the rest added.
-        held = (count - parts) * sum(t.nbytes for t in tensors(worst)) if self.device.is_host else 0
+        held = (count - parts) * nbytes(worst) if self.device.is_host else 0
         # Where all batches have one shape, this one takes as long as any: what it happens to hold is no speed.
         alike = typical.tokens if not self.store.source.varies else None
         tokens = alike[0] if alike else self.store.source.tokens(worst)
@@ -452,6 +452,6 @@ def static_bytes(step: TrainStep) -> int:
     found += [p.grad for p in model.parameters() if p.grad is not None and p.grad.layout is torch.strided]
     if optimizer is not None:
         found += state_tensors(optimizer)
-    device_type = step.draft.device.type
-    storages = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in found if t.device.type == device_type)}
+    here = [piece for t in found if t.device.type == step.draft.device.type for piece in pieces(t)]
+    storages = {storage.data_ptr(): storage.nbytes() for storage in (piece.untyped_storage() for piece in here)}
     return sum(storages.values())

@@ -262,7 +262,7 @@ class _Absent(Device):
 class _Ungated(Survey):
     """A survey for a device on which nothing can run: what a gate would have to pass is let in."""
 
-    def _asked(self, gate: Callable[[Cuttable], gates.Verdict]) -> gates.Verdict:
+    def _asked(self, gate: Callable[[Cuttable], gates.Verdict], *, own: bool = False) -> gates.Verdict:
         return gates.Verdict(True, "not checked: nothing runs on a device that is not here")
 
 

@@ -117,9 +117,11 @@ class Survey:
 
     def _keeps(self, name: str, value: KnobValue) -> bool:
         plan = Plan(values={name: value})
-        verdict = self._asked(
-            lambda found: gates.precision(self._build, plan, Counted(found.batch, found.samples), self.seed, self.state)
-        )
+
+        def gate(found: Cuttable) -> gates.Verdict:
+            return gates.precision(self._build, plan, Counted(found.batch, found.samples), self.seed, self.state)
+
+        verdict = self._asked(gate, own=True)
         return self._decide(f"{name}={value}", verdict)
 
     def _accumulates(self, sizes: Iterable[int]) -> bool:
@@ -141,20 +143,23 @@ class Survey:
         self.refused.append(Refusal(name=what, reason=verdict.reason))
         return False
 
-    def _asked(self, gate: Callable[[Cuttable], gates.Verdict]) -> gates.Verdict:
+    def _asked(self, gate: Callable[[Cuttable], gates.Verdict], *, own: bool = False) -> gates.Verdict:
         """Returns a gate's verdict on a small batch; one that cannot be run has not been passed.
 
         Each attempt may take half of the time that is left for gates: a smaller batch may do where one was too slow.
+
+        Args:
+            gate: what is asked of a batch.
+            own: whether the user's own batch will do where smaller ones cannot be made or run, as of one graph.
         """
         reason = "the user's batches cannot be cut"
-        most = max(2, self.source.user_batch_size)
-        most = most if self.source.max_size is None else min(most, self.source.max_size)
-        for size in _GATE_SAMPLES if self.source.resizable else ():
+        users, most = self.source.user_batch_size, self.source.max_size or math.inf
+        sizes = [size for size in _GATE_SAMPLES if size <= min(max(2, users), most)] if self.source.resizable else []
+        for size in [*sizes, *([users] if own and users not in sizes else [])]:
             try:
-                if size <= most:
-                    found = self._in_time(gate, size)
-                    larger = min(most, _MOST_SAMPLES)
-                    return self._in_time(gate, larger) if found is gates.ZERO and larger > size else found
+                found = self._in_time(gate, size)
+                larger = min(users, _MOST_SAMPLES)
+                return self._in_time(gate, larger) if found is gates.ZERO and larger > size else found
             except Overdue as overdue:
                 reason = f"{overdue}; give more time to have it checked"
             except Exception as error:  # noqa: BLE001  # the user's code; a probe shows what is wrong with it
@@ -173,7 +178,7 @@ class Survey:
         """Returns a batch for a gate: one whose samples differ in what a loss may be a mean over, if there is one."""
         (first,) = self.source.cuttable(size, 1)
         differs = may_differ(first.batch, size) and elements(first.batch) <= _MOST_ELEMENTS
-        if not self.source.varies and not differs:
+        if not self.source.resizable or not (self.source.varies or differs):
             return first
         return max(self.source.cuttable(size, _LOOKED_AT), key=self._unevenness)
 

@@ -14,7 +14,18 @@ from autofit.workloads.batch_maker import BatchMaker, Options, no_batches
 from autofit.workloads.counted import Alike, Counted, Cuttable
 from autofit.workloads.lengths import elements, spaced
 from autofit.workloads.streams import STREAM_BATCHES
-from autofit.workloads.tree import Batch, batch_size, concat, describe, leaves, map_tensors, regroup, split, strays
+from autofit.workloads.tree import (
+    Batch,
+    batch_size,
+    concat,
+    describe,
+    leaves,
+    map_tensors,
+    regroup,
+    same,
+    split,
+    strays,
+)
 
 
 class ReadyBatches(BatchMaker):
@@ -114,7 +125,7 @@ class ReadyBatches(BatchMaker):
             if rows < 1:
                 raise WorkloadError(f"batch {at} of the loader has no samples; expected at least 1; leave it out")
             first = first or odd
-            alike &= odd.keys() == first.keys() and all(torch.equal(odd[path], first[path]) for path in odd)
+            alike &= odd.keys() == first.keys() and all(same(odd[path], first[path]) for path in odd)
             self._rows[at], self._density[at] = rows, elements(batch) / rows
             texts.add(describe([batch], [rows]))
             outlines.add(_outline(batch, rows))

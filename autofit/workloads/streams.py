@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from autofit.core.errors import WorkloadError
-from autofit.workloads.tree import asked, tensors
+from autofit.workloads.tree import asked, nbytes
 
 STREAM_BATCHES = 64
 """Ready batches that are looked at or held."""
@@ -43,7 +43,7 @@ def read(source: Any, limit: int, what: str) -> tuple[list[Any], bool, tuple[str
                 ended = False
                 break
             held.append(item)
-            size_bytes += sum(tensor.nbytes for tensor in tensors(item))
+            size_bytes += nbytes(item)
     note = f"{len(held)} {what} were read from a second iterator"
     return held, ended, (note if ended else f"{note}: if longer ones can follow, pass worst_case=",)
 

@@ -273,8 +273,9 @@ def _of_lists(batch: Batch, lists: Mapping[Any, list[Any]]) -> Batch:
 
 
 def _leads(node: Any, size: int) -> bool:
-    """Returns whether a tensor or array has `size` as its first dimension."""
-    return bool(len(node.shape)) and node.shape[0] == size
+    """Returns whether a tensor or array has `size` as its first dimension, and can be cut along it."""
+    sparse = isinstance(node, torch.Tensor) and node.layout is not torch.strided
+    return bool(len(node.shape)) and node.shape[0] == size and not sparse
 
 
 def _is_array(node: Any) -> bool:
@@ -321,9 +322,34 @@ def _joined_tensors(nodes: list[Any], sizes: list[int], path: str) -> torch.Tens
             raise _unlike(path, ", ".join(str(list(node.shape)) for node in nodes[:3]))
         return torch.cat(nodes)
     first: torch.Tensor = nodes[0]
-    if all(node.shape == first.shape and torch.equal(node, first) for node in nodes):
+    if all(same(node, first) for node in nodes):
         return first
     raise _unlike(path, "a tensor without batch dimension whose values differ")
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Returns whether two tensors hold the same; sparse ones, whether they hold it in the same order."""
+    if one is other or one.layout is not other.layout or one.shape != other.shape:
+        return one is other
+    if one.layout is torch.strided:
+        return torch.equal(one, other)
+    return all(map(torch.equal, pieces(one), pieces(other)))
+
+
+def nbytes(batch: Batch) -> int:
+    """Returns the bytes of all tensors of a batch."""
+    return sum(piece.nbytes for tensor in tensors(batch) for piece in pieces(tensor))
+
+
+def pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Returns the tensors of which a sparse one consists; any other by itself."""
+    if tensor.layout is torch.strided:
+        return (tensor,)
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
 
 
 def _unlike(path: str, found: str) -> WorkloadError:

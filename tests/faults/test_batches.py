@@ -341,3 +341,36 @@ def test_ready_batches_of_one_sample_of_many_lengths_can_be_opened() -> None:
     workload = Workload(nn.Linear(3, 1), ready, loss_fn=F.mse_loss)
     with Bench(workload, devices.choose("cpu"), Options(memory_budget="1GiB", strategies=("batching",))) as bench:
         assert bench.briefing.space.sizes == (1,)
+
+
+class Graph(nn.Module):
+    """A graph convolution over all nodes at once; the graph is sparse, and in the batch or a buffer."""
+
+    def __init__(self, held: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inward, self.outward = nn.Linear(8, 16), nn.Linear(16, 3)
+        self.register_buffer("edges", edges() if held else None)
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        edges = batch["edges"] if self.edges is None else self.edges
+        hidden = torch.relu(torch.sparse.mm(edges, self.inward(batch["x"])))
+        return F.cross_entropy(torch.sparse.mm(edges, self.outward(hidden)), batch["y"])
+
+
+def edges(layout: str = "coo") -> torch.Tensor:
+    places = torch.randint(50, (2, 200), generator=torch.Generator().manual_seed(0))
+    found = torch.sparse_coo_tensor(places, torch.ones(200), (50, 50)).coalesce()
+    return found if layout == "coo" else found.to_sparse_csr()
+
+
+@pytest.mark.parametrize(("held", "layout"), [(False, "coo"), (False, "csr"), (True, "coo")])
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+def test_a_graph_whose_edges_are_a_sparse_tensor_is_tuned(held: bool, layout: str) -> None:
+    batch = {"x": torch.randn(50, 8), "y": torch.randint(3, (50,))} | ({} if held else {"edges": edges(layout)})
+    fit = autofit.tune(
+        Graph(held), [batch], step_fn=lambda model, batch: model(batch), strategies=["optimizer_implementation"],
+        study=":memory:", progress=False,
+    )  # fmt: skip
+    assert fit.plan.micro_batch_size == 50
+    assert any("50 samples: they hold tensors that are not one row" in note for note in fit.caveats) == (not held)

@@ -309,9 +309,20 @@ def test_a_gate_takes_the_users_own_batch_where_a_small_one_has_no_gradient(leas
     assert passes or reasons["precision=bf16"] == "could not be checked: the gradient is zero on this batch"
 
 
-def test_batches_that_cannot_be_cut_cannot_be_checked() -> None:
+def test_where_batches_cannot_be_cut_precision_is_checked_on_the_users_own() -> None:
     loader = [(torch.randn(4, 8), torch.zeros(4, dtype=torch.long), torch.rand(5)) for _ in range(3)]
-    survey = survey_of(Offering("a", (1, 2)), PRECISION, loader=loader)
-    assert [knob.name for knob in survey.run().knobs] == ["a"]
-    reasons = {refusal.name: refusal.reason for refusal in survey.refused}
-    assert reasons["precision=bf16"] == "could not be checked: the user's batches cannot be cut"
+    loss = Sizes(most=99, error=RuntimeError)
+    survey = survey_of(Offering("a", (1, 2)), PRECISION, loader=loader, loss=loss)
+    assert [knob.name for knob in survey.run().knobs] == ["a", "precision"]
+    assert set(loss.seen) == {4}
+
+
+def test_where_no_small_batch_can_be_run_precision_is_checked_on_the_users_own() -> None:
+    """As of one graph, whose every node the model wants to see."""
+
+    def whole(model: nn.Module, batch: Any) -> torch.Tensor:
+        return cross_entropy(model, (batch[0].view(40, 8), batch[1]))
+
+    loader = [(torch.randn(40, 8), torch.zeros(40, dtype=torch.long))]
+    survey = survey_of(PRECISION, loader=loader, loss=whole)
+    assert [knob.name for knob in survey.run().knobs] == ["precision"]
