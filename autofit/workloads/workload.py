@@ -1,8 +1,10 @@
 """Workload: what is trained. Model, batches, loss or step function, optimizer recipe."""
 
+import inspect
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import Parameter
 from typing import Any, Literal
 
 import torch
@@ -109,7 +111,8 @@ class Workload:
         """Returns the optimizer of a step: the user's instance, or a fresh one; None in inference.
 
         Raises:
-            WorkloadError: nothing is trainable, or the optimizer does not hold this model's parameters.
+            WorkloadError: nothing is trainable, or the optimizer does not hold this model's parameters, or needs a
+                closure.
         """
         if not self.training:
             return None
@@ -132,7 +135,24 @@ class Workload:
                 "the optimizer holds none of the model's trainable parameters. Make it from this model's "
                 "parameters(), after the model was moved to its device."
             )
+        if _needs_closure(optimizer):
+            raise WorkloadError(
+                f"found the optimizer {type(optimizer).__name__}, whose step() needs a closure that computes the loss "
+                "again; expected one whose step() can be called without arguments. Tune with another one, or pass "
+                'mode="inference" for the forward pass alone.'
+            )
         return optimizer
+
+
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Returns whether `step()` has an argument that must be given, as that of LBFGS has."""
+    try:
+        # Of the class: a scheduler puts a wrapper into the instance whose signature still has `self`.
+        parameters = list(inspect.signature(type(optimizer).step).parameters.values())[1:]
+    except (TypeError, ValueError):  # it does not say
+        return False
+    given = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    return any(each.default is Parameter.empty and each.kind in given for each in parameters)
 
 
 def _no_optimizer(where: str, found: object) -> str:

@@ -150,3 +150,19 @@ def test_what_was_in_evaluation_mode_is_said_and_stays_so_after_tuning() -> None
         (said,) = (caveat for caveat in bench.briefing.caveats if "evaluation mode" in caveat)
     assert said.startswith("found 1 in evaluation mode in a model that is in training mode")
     assert [module.training for module in model.modules()] == [True, True, False, False, False]
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused_and_others_are_not() -> None:
+    class Own(torch.optim.SGD):
+        def step(self, closure: Any, *rest: Any, **more: Any) -> Any:
+            return super().step(closure)
+
+    model = targets.mlp()
+    for needy in (torch.optim.LBFGS, lambda params: Own(params, lr=0.1)):
+        with pytest.raises(WorkloadError, match=r"whose step\(\) needs a closure .*; expected one .*Tune with another"):
+            Workload(model, targets.vectors(), loss_fn=loss, optimizer=needy).make_optimizer()
+    for plain in (torch.optim.Adam, torch.optim.Adagrad, torch.optim.Rprop, torch.optim.ASGD):
+        made = Workload(model, targets.vectors(), loss_fn=loss, optimizer=plain).make_optimizer()
+        assert made is not None
+        torch.optim.lr_scheduler.StepLR(made, 1)  # puts a wrapper in the place of its step
+        assert Workload(model, targets.vectors(), loss_fn=loss, optimizer=made).make_optimizer() is made
