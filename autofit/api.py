@@ -252,7 +252,7 @@ def _opened(workload: Workload, device: Device, options: Options, watch: Watchdo
         BudgetSpent: it did.
     """
     try:
-        return watch.allowed(lambda: Bench(workload, device, options, watch.beat, watch=watch))
+        return watch.allowed(lambda: Bench(workload, device, options, watch=watch))
     except Overdue as error:
         raise BudgetSpent(f"{error}. Nothing was measured yet: give more time, or look for what hangs there.") from None
 

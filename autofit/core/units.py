@@ -1,6 +1,7 @@
-"""Bytes and durations: parse what a person writes, print what a person reads."""
+"""Bytes, durations and lists of names: parse what a person writes, print what a person reads."""
 
 import re
+from collections.abc import Sequence
 
 from autofit.core.errors import UsageError
 
@@ -85,3 +86,9 @@ def format_duration(seconds: float) -> str:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def format_names(names: Sequence[str], most: int) -> str:
+    """Returns the first names and how many there are beside: "a, b and 3 more"."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

@@ -67,7 +67,8 @@ class Bench:
         device: where to probe.
         options: what is asked of the search.
         beat: called at every phase of a probe, as a sign of life.
-        watch: knows what is left of the time budget, and ends what runs when its part of it is used up.
+        watch: is told each phase too, knows what is left of the time budget, and ends what runs when its part of it is
+            used up.
         known: what an earlier bench of this workload found, so that it is not surveyed again; None surveys it.
 
     Attributes:
@@ -92,9 +93,9 @@ class Bench:
         watch: Watchdog | None = None,
         known: Briefing | None = None,
     ) -> None:
-        self.workload, self.device, self._options, self._beat = workload, device, options, beat
+        self.workload, self.device, self._options = workload, device, options
         self._weighing: Weighing | None = None
-        self._watch = watch or Watchdog()
+        self._watch, self._tell = watch or Watchdog(), beat
         strategies = chosen(options.strategies)
         with self._users_code():
             place(workload, device, options.may_move)
@@ -111,9 +112,9 @@ class Bench:
             state = State(self._reset, self._guard.differences)
             survey = Survey(facts, strategies, self._build, self._source, options.seed, state, self._watch)
             if known is None:
-                beat(SURVEY)
+                self._beat(SURVEY)
                 space, self._weighing = survey.run(), survey.weighing
-                beat("open")
+                self._beat("open")
             else:
                 space, self._weighing = known.space, Weighing.of(known.environment.settings)
             self.briefing = Briefing(
@@ -234,6 +235,10 @@ class Bench:
         finally:
             if not poisoned:
                 self._put_back()
+
+    def _beat(self, phase: str) -> None:
+        self._watch.beat(phase)
+        self._tell(phase)
 
     def _make_ready(self) -> None:
         """Has everything as a step finds it: no gradients from before, the modules in the mode of the workload."""

@@ -16,6 +16,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
+from autofit.core.units import format_names
+
 NAMED = 3
 """So many modules are named."""
 
@@ -23,11 +25,10 @@ NAMED = 3
 def mode_notes(names: Sequence[str]) -> Iterator[str]:
     """Yields what a person should know where modules of a model in training mode were in evaluation mode."""
     if names:
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         yield (
-            f"found {', '.join(names[:NAMED])}{more} in evaluation mode in a model that is in training mode: measured "
-            "in training mode, as model.train() of a training loop has it. To keep such modules in evaluation mode, "
-            "override train() of your model"
+            f"found {format_names(names, NAMED)} in evaluation mode in a model that is in training mode: measured in "
+            "training mode, since model.train() in a training loop sets every module to it. To keep modules in "
+            "evaluation mode, override train() of your model"
         )
 
 

@@ -10,6 +10,7 @@ from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.space import Refusal, SpaceFacts
+from autofit.core.units import format_names
 from autofit.core.weighing import Weighing
 from autofit.probing import gates
 from autofit.probing.watchdog import Overdue, Watchdog
@@ -22,7 +23,8 @@ from autofit.workloads.weighing import may_differ, unevenness
 
 _GATE_SAMPLES = (8, 4, 2)
 _MOST_SAMPLES = 64
-"""A gate takes the user's own batch, up to this, where a small one has no gradient (a margin that none is beyond)."""
+"""Where a small batch has no gradient (no pair violates the margin of a hinge loss), a gate takes the user's own batch
+size, up to this."""
 _LOOKED_AT = 8
 """Batches among which the gates take the one whose samples differ most in length."""
 _MOST_ELEMENTS = 2**24
@@ -211,9 +213,8 @@ def _notes(verdict: gates.Verdict, own_steps: int) -> Iterator[str]:
             f"that of the whole batch{own}. A loop that weighs them alike, or by samples, has another gradient"
         )
     if verdict.moves:
-        more = f" and {len(verdict.moves) - _NAMED} more" if len(verdict.moves) > _NAMED else ""
         yield (
-            f"the step changes {', '.join(verdict.moves[:_NAMED])}{more} by itself, once for each micro batch: with "
+            f"the step changes {format_names(verdict.moves, _NAMED)} by itself, once for each micro batch: with "
             "accumulation that is several times per optimizer step. Where that matters (a moving average), change it "
             "after the optimizer's step instead"
         )

@@ -149,12 +149,7 @@ class Worker:
                 raise BrokenPipeError
         if not device.is_host:  # the parent cannot know; only a host's limit needs a process of its own
             options = options.model_copy(update={"enforce": True})
-
-        def beat(phase: str) -> None:
-            watch.beat(phase)
-            self._beat(phase)
-
-        self._bench = bench = Bench(workload, device, options, beat, watch=watch, known=known)
+        self._bench = bench = Bench(workload, device, options, self._beat, watch=watch, known=known)
         bench.__enter__()
         return bench.briefing
 

@@ -72,16 +72,22 @@ class SampleBatches(BatchMaker):
             )
         self._groups = None if recipe.lists is None else Groups(recipe.lists, recipe.keys, recipe.sample, self._lengths)
 
-    @cached_property
+    @property
     def even(self) -> bool:  # type: ignore[override]  # known when it is first asked for: it takes a few batches
         """Whether each tensor of a batch has one row per sample: so it is in batches of several sizes."""
-        return all(_is_even(batch, size) for batch, size in self._of_sizes())
+        return self._shapes[0]
 
-    @cached_property
+    @property
     def has_rows(self) -> bool:  # type: ignore[override]  # as `even`
         """Whether a batch has a row per sample that was kept; not where samples lie along another axis."""
+        return self._shapes[1]
+
+    @cached_property
+    def _shapes(self) -> tuple[bool, bool]:
+        """What `even` and `has_rows` say, from the same batches: making samples may take long."""
         with undisturbed(self._loader):
-            return has_rows(self._of_sizes())
+            found = list(self._of_sizes())
+        return all(_is_even(batch, size) for batch, size in found), has_rows(found)
 
     def _of_sizes(self) -> Iterator[tuple[Batch, int]]:
         """Yields batches of a few sizes, which tell the batch dimension."""

@@ -343,13 +343,13 @@ def nbytes(batch: Batch) -> int:
 
 def pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Returns the tensors of which a sparse one consists; any other by itself."""
-    if tensor.layout is torch.strided:
-        return (tensor,)
     if tensor.layout is torch.sparse_coo:
         return tensor._indices(), tensor._values()
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         return tensor.crow_indices(), tensor.col_indices(), tensor.values()
-    return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return (tensor,)
 
 
 def _unlike(path: str, found: str) -> WorkloadError:

@@ -114,9 +114,12 @@ class Subject:
         return trace(self.workload, self.rule, self.plan(size), self.batch(2), self.device, self.chip)
 
 
-def _none_of(function: Callable[[Any], Any]) -> Callable[[Any], None]:
-    def run(argument: Any) -> None:
-        function(argument)
+def _answering(function: Callable[..., Any], answer: object) -> Callable[..., Any]:
+    """Returns what runs a function, for what it allocates, and returns another answer."""
+
+    def run(*arguments: Any) -> Any:
+        function(*arguments)
+        return answer
 
     return run
 
@@ -129,20 +132,12 @@ def values_as_on_a_device() -> Iterator[None]:
     """
     texts, equal = masking_utils.find_packed_sequence_indices, torch.equal
     if "phantom" in os.environ.get("LD_PRELOAD", ""):
-        masking_utils.find_packed_sequence_indices = _none_of(texts)
-        torch.equal = _always(equal)
+        masking_utils.find_packed_sequence_indices = _answering(texts, None)
+        torch.equal = _answering(equal, True)
     try:
         yield
     finally:
         masking_utils.find_packed_sequence_indices, torch.equal = texts, equal
-
-
-def _always(function: Callable[..., bool]) -> Callable[..., bool]:
-    def run(*arguments: Any) -> bool:
-        function(*arguments)
-        return True
-
-    return run
 
 
 def _checkpoints(model: nn.Module, batch: Any) -> tuple[KnobValue, ...]:

@@ -1,7 +1,7 @@
 import pytest
 
 from autofit.core.errors import UsageError
-from autofit.core.units import format_bytes, format_duration, parse_budget, parse_bytes, parse_duration
+from autofit.core.units import format_bytes, format_duration, format_names, parse_budget, parse_bytes, parse_duration
 
 
 @pytest.mark.parametrize(
@@ -99,3 +99,10 @@ def test_a_budget_of_a_few_bytes_was_meant_in_gib(given: str | int) -> None:
 )
 def test_a_budget_with_a_unit_or_of_many_bytes_is_taken_as_it_is(given: str | int, count: int) -> None:
     assert parse_budget(given) == count
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(1, "a"), (3, "a, b, c"), (4, "a, b, c and 1 more"), (26, "a, b, c and 23 more")]
+)
+def test_the_first_names_are_shown_and_the_others_counted(count: int, text: str) -> None:
+    assert format_names("abcdefghijklmnopqrstuvwxyz"[:count], 3) == text

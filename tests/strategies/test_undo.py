@@ -16,7 +16,7 @@ from autofit.prepare import prepare
 from autofit.strategies import MEMBERS
 from autofit.strategies.undo import Undo
 from autofit.workloads.loss import LossRule
-from autofit.workloads.step import Draft, StepBatch
+from autofit.workloads.step import Draft, StepBatch, TrainStep
 
 EVERYTHING = {
     "memory_format": "channels_last",
@@ -52,7 +52,7 @@ def images() -> list[StepBatch]:
     return [StepBatch.of([torch.randn(2, 4, 8, 8)]) for _ in range(2)]
 
 
-def prepared(values: dict[str, str | int]):  # type: ignore[no-untyped-def]  # a TrainStep
+def prepared(values: dict[str, str | int]) -> TrainStep:
     model = Net()
     loss = LossRule("loss", lambda model, batch: model(batch), inferred=False, about="")
     draft = Draft(model, loss, torch.optim.Adam(model.parameters()), torch.device("cpu"))

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from autofit.workloads.tree import pieces
+
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
@@ -82,10 +84,11 @@ def _feed_tensor(sink: Sink, tensor: torch.Tensor) -> None:
     if is_traceable_wrapper_subclass(tensor):
         for attribute in tensor.__tensor_flatten__()[0]:
             feed(sink, getattr(tensor, attribute))
-    elif tensor.layout is torch.sparse_coo:
-        _feed_text(sink, f"{tuple(tensor.shape)}:{tensor.is_coalesced()}")
-        _feed_tensor(sink, tensor._indices())
-        _feed_tensor(sink, tensor._values())
+    elif len(parts := pieces(tensor.detach())) > 1:
+        coalesced = tensor.layout is torch.sparse_coo and tensor.is_coalesced()
+        _feed_text(sink, f"{tuple(tensor.shape)}:{coalesced}")
+        for part in parts:
+            _feed_tensor(sink, part)
     elif tensor.layout is torch.strided:
         raw = tensor.data
         _feed_text(sink, f"{tuple(raw.shape)}:{raw.stride()}")

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from autofit.core.errors import DevicePoisoned, RestoreError
+from autofit.core.units import format_names
 from autofit.probing.guard.bindings import BindingPiece, NamesPiece
 from autofit.probing.guard.digest import feed
 from autofit.probing.guard.object_state import (
@@ -259,9 +260,8 @@ def digest_of(
 
 
 def _restore_error(names: list[str]) -> RestoreError:
-    shown = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
     return RestoreError(
-        f"Found {shown} changed after tuning; expected it bit-identical to before. "
+        f"Found {format_names(names, 10)} changed after tuning; expected it bit-identical to before. "
         "Rebuild these objects, or reload them from a checkpoint, before training on."
     )
 

@@ -4,13 +4,13 @@ It is named before the search. A change that is seen all the same is named after
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from itertools import chain, islice
+from itertools import chain
 from types import MemberDescriptorType
 from typing import Any, TypeVar
 
 import torch
 
-from autofit.core.units import format_bytes
+from autofit.core.units import format_bytes, format_names
 from autofit.probing.guard import kinds
 from autofit.probing.guard.bindings import slot_value
 from autofit.probing.guard.library_state import shown_state
@@ -58,12 +58,12 @@ class Unguarded:
         """What a person is to know before the search; nothing for most workloads."""
         found = []
         if opaque := [f"{name} ({what})" for key, (name, what) in self._opaque.items() if key not in self._vouched]:
-            found.append(f"cannot be put back if a step changes it: {_listed(opaque)}. {_HAND_OVER}")
+            found.append(f"cannot be put back if a step changes it: {format_names(opaque, _NAMED)}. {_HAND_OVER}")
         if self._large:
             large = [f"{name} ({what})" for name, what in self._large.items()]
             found.append(
-                f"watched but not copied, because it is large: {_listed(large)}. What your code writes to it while "
-                "tuning stays. Hand over by extras=[...] what is to be put back."
+                f"watched but not copied, because it is large: {format_names(large, _NAMED)}. What your code writes to "
+                "it while tuning stays. Hand over by extras=[...] what is to be put back."
             )
         return tuple(found)
 
@@ -186,8 +186,3 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     if tensor.requires_grad or not tensor.is_leaf or tensor.is_inference() or tensor.is_nested:
         return False
     return tensor.layout is torch.strided and tensor.device.type == "cpu" and not vars(tensor)
-
-
-def _listed(names: list[str]) -> str:
-    more = len(names) - _NAMED
-    return ", ".join(islice(names, _NAMED)) + (f" and {more} more" if more > 0 else "")

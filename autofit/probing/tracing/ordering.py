@@ -33,9 +33,10 @@ def _sorting(count: int, key_bytes: int) -> int:
 
 
 def _sorting_places(count: int, most: int) -> int:
-    """Returns what cub's onesweep sort of places below `most` takes: with eight bits a pass, the first without copies.
+    """Returns what cub's sort of `count` places below `most` takes: eight bits a pass; more passes need two copies.
 
-    After DeviceRadixSort's temporary storage: a histogram and one look back per tile of 3840, all aligned to 256 bytes.
+    After the onesweep kernels of DeviceRadixSort: a histogram for each pass and counters for each tile of 3840 places,
+    both of eight-byte places and values, aligned to 256 bytes.
     """
     if count <= ONE_TILE:
         return 1
