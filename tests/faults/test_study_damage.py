@@ -111,7 +111,8 @@ def test_defect_13_a_flipped_byte_costs_a_record_or_none(db: Path) -> None:
             found["refused" if "; expected " in str(error) else "unexplained"] += 1
         else:
             found["whole" if kept >= TRIALS - 1 else "more"] += 1
-    assert found["refused"] <= 3, found  # the database's own pages and schema
+    # Bits of the schema and of pages of the database: 14 of 400 were refused, so that more than 8 of 60 come once in 1,000.
+    assert found["refused"] <= 8, found
     assert found["more"] <= 2, found
     assert not found["unexplained"]
 
