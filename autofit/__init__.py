@@ -30,9 +30,9 @@ if TYPE_CHECKING:
         UserCodeError,
         WorkloadError,
     )
-    from autofit.core.estimation import Estimation
     from autofit.core.plan import Plan
     from autofit.core.recommendation import Recommendation
+    from autofit.estimation.estimation import Estimation
     from autofit.fit import Fit
     from autofit.workloads.step import TrainStep
     from autofit.workloads.workload import Workload
@@ -65,7 +65,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Estimation": "autofit.core.estimation",
+    "Estimation": "autofit.estimation.estimation",
     "Fit": "autofit.fit",
     "Plan": "autofit.core.plan",
     "Recommendation": "autofit.core.recommendation",

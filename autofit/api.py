@@ -9,22 +9,23 @@ import torch
 from pydantic import BaseModel, ValidationError
 from torch import nn
 
-from autofit import devices, estimating, locks, planfile
+from autofit import devices, locks, planfile
 from autofit.core.briefing import Options
 from autofit.core.budget import Clock
 from autofit.core.errors import BudgetSpent, UsageError, WorkloadError
-from autofit.core.estimation import Estimation
 from autofit.core.event import Event
 from autofit.core.objective import Objective
 from autofit.core.units import parse_duration
 from autofit.devices.base import Device
+from autofit.estimation import estimate as estimating
+from autofit.estimation.estimation import Estimation
 from autofit.fit import Fit, Terms
+from autofit.guard import Guard
 from autofit.probing.bench import Bench
-from autofit.probing.guard import Guard
-from autofit.probing.remote import Target
+from autofit.probing.remote.bench import Target
 from autofit.probing.standin_bench import StandInBench
 from autofit.probing.watchdog import Overdue, Watchdog
-from autofit.search import Listen, Request, search
+from autofit.search.search import Listen, Request, search
 from autofit.trackers.progress import Progress
 from autofit.trackers.search_state import Yardstick
 from autofit.workloads.workload import OptimizerRecipe, Workload

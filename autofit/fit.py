@@ -11,24 +11,24 @@ import torch
 from torch import nn
 
 from autofit import devices, exporters, planfile
-from autofit.core.canvas import Canvas
 from autofit.core.errors import PlanFileError
 from autofit.core.measurement import Measurement
 from autofit.core.plan import Plan
 from autofit.core.printable import printable
 from autofit.core.recommendation import Candidate, Ratio, Recommendation
-from autofit.core.summary import summarize
-from autofit.core.weighing import Weighing
 from autofit.exporters.base import Export
+from autofit.guard import Guard
+from autofit.identity.identity import model_signature, signature
 from autofit.prepare import prepare
-from autofit.probing.guard import Guard
-from autofit.probing.identity import model_signature, signature
+from autofit.reports.canvas import Canvas
+from autofit.reports.summary import summarize
 from autofit.strategies import MEMBERS
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.forward import resolve_forward
 from autofit.workloads.loss import LossRule, resolve_loss
 from autofit.workloads.step import Draft, Scheduler, StepLoader, TrainStep
 from autofit.workloads.tree import map_tensors
+from autofit.workloads.weights import Weighing
 from autofit.workloads.workload import OptimizerRecipe, Workload
 
 _SCANNED = 64

@@ -8,7 +8,7 @@ autocast, and compares the traced peak of its step with the real allocator's: se
 one is wrong that is not known to be.
 
 Each operator of one real training step is metered by itself: what it holds beyond its results at its peak, against the
-rule of `autofit.probing.tracing.temporaries`; and the strides of its results, against those of fake tensors. Run it for
+rule of `autofit.tracing.cuda.temporaries`; and the strides of its results, against those of fake tensors. Run it for
 each new architecture: what it prints is what a trace gets wrong. Exits with 1 when one differs by more than 1 MiB.
 """
 
@@ -28,10 +28,10 @@ from autofit import devices
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
 from autofit.probing.bench import place
-from autofit.probing.tracing.chip import Chip
-from autofit.probing.tracing.results import laid_out
-from autofit.probing.tracing.temporaries import passing
 from autofit.strategies import MEMBERS
+from autofit.tracing.cuda.chip import Chip
+from autofit.tracing.cuda.results import laid_out
+from autofit.tracing.cuda.temporaries import passing
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.factory import make
 from autofit.workloads.loss import resolve_loss

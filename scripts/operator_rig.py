@@ -9,12 +9,12 @@ from operator_parts import Case
 from torch import nn
 
 from autofit.core.plan import Plan
-from autofit.estimators.replay import replay
+from autofit.memory.replay import replay
 from autofit.prepare import prepare
-from autofit.probing.tracing import standin
-from autofit.probing.tracing.temporaries import Chip
-from autofit.probing.tracing.tracing import trace
 from autofit.strategies import MEMBERS
+from autofit.tracing.cuda import standin
+from autofit.tracing.cuda.temporaries import Chip
+from autofit.tracing.tracing import trace
 from autofit.workloads.loss import LossRule, resolve_loss
 from autofit.workloads.step import Draft, StepBatch
 from autofit.workloads.tree import tensors

@@ -17,8 +17,8 @@ from operator_cases import CASES
 from operator_rig import PRECISIONS, Peaks, Subject
 
 from autofit.core.errors import AutofitError
-from autofit.probing.tracing import standin
-from autofit.probing.tracing.chip import Chip
+from autofit.tracing.cuda import standin
+from autofit.tracing.cuda.chip import Chip
 
 ROLES = ("here", "stand-in")
 NAMES = tuple(f"{name} {precision}" for name in CASES for precision in PRECISIONS)

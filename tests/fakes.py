@@ -25,7 +25,7 @@ from autofit.core.space import SearchSpace, SpaceFacts
 from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
 from autofit.replay import VirtualTime
-from autofit.tuner import Tuning
+from autofit.search.tuning import Tuning
 
 MIB = 2**20
 FakeTime = VirtualTime

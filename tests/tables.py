@@ -17,9 +17,9 @@ from autofit.core.knob import Knob
 from autofit.core.objective import Objective
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
-from autofit.core.table import Block, Entry, Table
 from autofit.core.trial import Purpose
 from autofit.replay import TableBench, limited
+from autofit.replay.table import Block, Entry, Table
 from tests.fakes import Effect, FakeBench, always, space_of
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 80, 96)

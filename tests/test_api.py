@@ -22,8 +22,8 @@ from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.devices.base import Capability
+from autofit.guard import digest_of
 from autofit.probing.bench import Bench
-from autofit.probing.guard import digest_of
 from autofit.workloads.workload import Workload
 from tests.fakes import notes
 from tests.probing import targets

@@ -26,8 +26,8 @@ from autofit.core.errors import (
 )
 from autofit.core.event import Event
 from autofit.core.trial import Purpose
+from autofit.guard import Guard, digest_of
 from autofit.probing.bench import Bench
-from autofit.probing.guard import Guard, digest_of
 from autofit.study import Study
 from tests.fakes import FakeTime
 from tests.probing import targets

@@ -9,8 +9,8 @@ from autofit.core.objective import Objective
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.space import SearchSpace
-from autofit.core.table import Entry, Table
 from autofit.replay import TableBench
+from autofit.replay.table import Entry, Table
 from tests.tables import HALF, TRAPS, Synthetic, synthetic
 
 SPEED = Objective()

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from autofit.cli import values
-from autofit.core.canvas import Canvas
 from autofit.core.errors import NothingFits
-from autofit.core.estimation import Estimation
-from autofit.core.estimation_text import draw
 from autofit.core.printable import ascii_json
-from autofit.estimating import described, estimate_target
-from autofit.probing.remote import Target
+from autofit.estimation.estimate import described, estimate_target
+from autofit.estimation.estimation import Estimation
+from autofit.estimation.text import draw
+from autofit.probing.remote.bench import Target
+from autofit.reports.canvas import Canvas
 
 _CLEAR = "\r\x1b[K"
 

@@ -4,9 +4,9 @@ import argparse
 import sys
 
 from autofit import planfile
-from autofit.core.canvas import Canvas
 from autofit.core.printable import ascii_json, printable
-from autofit.core.summary import summarize
+from autofit.reports.canvas import Canvas
+from autofit.reports.summary import summarize
 
 
 def execute(given: argparse.Namespace) -> int:

@@ -12,17 +12,17 @@ from autofit import locks, planfile
 from autofit.cli import values
 from autofit.cli.saving import save_plan
 from autofit.core.budget import Clock
-from autofit.core.canvas import Canvas
 from autofit.core.environment import Environment
 from autofit.core.errors import PlanFileError
 from autofit.core.event import Event
 from autofit.core.objective import Objective
 from autofit.core.printable import ascii_json, printable
-from autofit.core.summary import summarize
 from autofit.core.units import parse_duration
-from autofit.probing.remote import RemoteBench, Target
+from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.probing.watchdog import Watchdog
-from autofit.search import DEFAULT_STUDY, Request, search
+from autofit.reports.canvas import Canvas
+from autofit.reports.summary import summarize
+from autofit.search.search import DEFAULT_STUDY, Request, search
 from autofit.trackers.progress import Progress
 from autofit.trackers.search_state import Yardstick
 

@@ -9,11 +9,11 @@ from autofit.core.budget import Budget
 from autofit.core.environment import Environment
 from autofit.core.estimate import Estimate
 from autofit.core.measurement import Measurement
-from autofit.core.normal import DEVIATIONS_95, expected_gain
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal
+from autofit.core.statistics import DEVIATIONS_95, expected_gain
 
 PLAN_SCHEMA = "autofit.plan/1"
 
@@ -63,7 +63,7 @@ class Candidate(BaseModel):
         rate_per_s: throughput in the objective's unit, on one scale with all others of this search: as the race has it,
             and else the probes. None where that is not known.
         note: why it was not chosen, or "".
-        on_front: whether no measured plan is as fast with less memory, see `autofit.core.pareto`.
+        on_front: whether no measured plan is as fast with less memory, see `autofit.search.pareto`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

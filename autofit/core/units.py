@@ -92,3 +92,9 @@ def format_names(names: Sequence[str], most: int) -> str:
     """Returns the first names and how many there are beside: "a, b and 3 more"."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def short_number(value: float) -> str:
+    """Returns four digits of `value`, without an exponent where a person would write none: 52,380 or 0.0312."""
+    text = f"{value:.4g}"
+    return f"{float(text):,.0f}" if float(text) >= 1000 else text

@@ -114,7 +114,7 @@ class Cpu(Device):
         """Lets this process allocate only what the budget leaves beside its live tensors, by `RLIMIT_DATA`.
 
         Exact only in a fresh process that was started with the allocator settings that
-        `autofit.probing.remote` gives it. The limit is on the whole
+        `autofit.probing.remote.bench` gives it. The limit is on the whole
         process, so nothing else should allocate meanwhile.
         """
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)

@@ -14,9 +14,9 @@ from functools import cached_property
 
 import torch
 
+from autofit.chips import ceilings_of
 from autofit.core.account import Account
 from autofit.core.budget import Budget
-from autofit.core.catalogue import ceilings_of
 from autofit.core.errors import UsageError
 from autofit.core.units import format_bytes
 from autofit.core.work import Ceilings

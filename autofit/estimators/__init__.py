@@ -1,13 +1,13 @@
 """Ways to predict memory. To add one: write its file, add its line here."""
 
-from autofit.estimators.alignment import Refusal
 from autofit.estimators.base import Estimator
 from autofit.estimators.measured import Measured
-from autofit.estimators.memory import Prediction, predict
-from autofit.estimators.recorded import ShortRuns, listed, small_sizes
-from autofit.estimators.scaling import Scaling, scaling
-from autofit.estimators.speed import samples_per_s
+from autofit.estimators.short_runs import ShortRuns, listed, small_sizes
 from autofit.estimators.traced import Traced, Tracer
+from autofit.memory.alignment import Refusal
+from autofit.memory.peak import Prediction, predict
+from autofit.memory.roofline import samples_per_s
+from autofit.memory.scaling import Scaling, scaling
 
 MEMBERS: tuple[type[Estimator], ...] = (Measured,)
 """Every estimator that needs no model, the most trusted first."""

@@ -2,9 +2,9 @@
 
 For the user's own combination three traces give the law of every size, with and without accumulation, so that the
 search knows from the start which micro batches fit. Its single changes are traced before the first probe too, each at
-one size (`autofit.tuner.ahead`); any other combination when a plan of it is about to be probed, at that micro batch.
+one size (`autofit.search.pretrace`); any other combination when a plan of it is about to be probed, at that size.
 What a trace does not show (a library that allocates for itself) is the difference to the plans that ran; it is added to
-all others. Where the workload cannot be traced, short real runs give the law (recorded.py).
+all others. Where the workload cannot be traced, short real runs give the law (`short_runs.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -15,15 +15,15 @@ from autofit.core.account import Account
 from autofit.core.errors import AutofitError, DevicePoisoned, RestoreError, Untraceable
 from autofit.core.estimate import Estimate
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
-from autofit.core.trace import Trace
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes
-from autofit.estimators.alignment import Refusal
-from autofit.estimators.allocator_settings import Settings
 from autofit.estimators.base import Estimator
-from autofit.estimators.memory import Prediction, predict
-from autofit.estimators.recorded import REACH, Records, listed, small_sizes
-from autofit.estimators.scaling import LEAST_TRACES, Scaling, scaling
+from autofit.estimators.short_runs import REACH, Records, listed, small_sizes
+from autofit.memory.alignment import Refusal
+from autofit.memory.allocator.settings import Settings
+from autofit.memory.peak import Prediction, predict
+from autofit.memory.scaling import LEAST_TRACES, Scaling, scaling
+from autofit.memory.trace import Trace
 
 ERROR_RATIO = 0.06
 """A peak differs from its prediction by up to this share before anything ran. Steps after a cold start differ by 0.24 %

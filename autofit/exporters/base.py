@@ -8,7 +8,7 @@ from typing import ClassVar, final
 from autofit.core.plan import KnobValue, Plan
 from autofit.core.printable import one_line
 from autofit.core.recommendation import Recommendation
-from autofit.core.summary import describe_plan
+from autofit.core.wording import describe_plan
 
 Settings = Mapping[str, object]
 """Keys of the target with their values."""

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.recommendation import Recommendation
-from autofit.core.weighing import COLLATED, SAMPLES, Weighing
 from autofit.exporters.base import Exporter, Settings
+from autofit.workloads.weights import COLLATED, SAMPLES, Weighing
 
 _PRECISIONS: dict[KnobValue, Settings] = {
     "fp32": {},

@@ -26,34 +26,35 @@ from autofit.core.errors import (
 )
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.trace import Trace
 from autofit.core.trial import Purpose
-from autofit.core.weighing import WEIGHING, Weighing
 from autofit.devices.base import Device
+from autofit.failures.classify import Verdict, classify
+from autofit.failures.evidence import collect
+from autofit.guard import Backstop, Guard, leave_surely
+from autofit.identity.identity import Reached, own_version, settings, signature
+from autofit.memory.trace import Trace
 from autofit.prepare import prepare
-from autofit.probing.batch_store import BatchStore
-from autofit.probing.evidence import collect
-from autofit.probing.failures import Verdict, classify
-from autofit.probing.gradients import State
-from autofit.probing.guard import Backstop, Guard, leave_surely
-from autofit.probing.identity import Reached, own_version, settings, signature
+from autofit.probing import isolated_trace as isolation
 from autofit.probing.leaks import LeakWatch
 from autofit.probing.meter import shapes_of_a_training
-from autofit.probing.modes import mode_notes
 from autofit.probing.opening import SURVEY
 from autofit.probing.probe import HOPELESS, Probe
-from autofit.probing.recording import ShortRun
-from autofit.probing.surveying import Survey
-from autofit.probing.tracing import isolation, tracing
+from autofit.probing.short_run import ShortRun
+from autofit.probing.survey.gradients import State
+from autofit.probing.survey.modes import mode_notes
+from autofit.probing.survey.survey import Survey
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.strategies import MEMBERS
 from autofit.strategies.base import Facts, Strategy
+from autofit.tracing import tracing
+from autofit.workloads.batch_store import BatchStore
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted import Counted
 from autofit.workloads.forward import resolve_forward
 from autofit.workloads.loss import LossRule, resolve_loss
 from autofit.workloads.step import Draft, TrainStep
 from autofit.workloads.tree import map_tensors
+from autofit.workloads.weights import WEIGHING, Weighing
 from autofit.workloads.workload import Workload
 
 

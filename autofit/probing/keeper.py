@@ -13,6 +13,7 @@ Loads the standard library only, and as little of that as it can: it starts in n
 """
 
 import ctypes
+import importlib
 import importlib.util
 import os
 import resource
@@ -131,9 +132,8 @@ def main() -> None:
     given = dict(zip(sys.argv[1::2], map(int, sys.argv[2::2]), strict=True))
     keep(given["--life"], given["--read"], given["--write"])
     if importlib.util.find_spec("autofit") is None:  # not installed: it runs from a folder of its sources
-        sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    from autofit.probing import worker  # noqa: PLC0415  # in the worker alone
-
+        sys.path.append(os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 2)))
+    worker = importlib.import_module("autofit.probing.remote.worker")  # here, so that the keeper itself does without
     worker.serve(given["--read"], given["--write"])
 
 

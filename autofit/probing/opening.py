@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autofit.chips import StandIn
 from autofit.core.briefing import Briefing, Options
-from autofit.core.catalogue import StandIn
 
 HOST_LIMIT_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 """With these set before the process starts, freed tensors go back to the system at once, so that a limit on the data

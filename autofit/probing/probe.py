@@ -18,9 +18,8 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.core.units import format_bytes
 from autofit.devices.base import Counters, Device, Reading
-from autofit.probing.batch_store import BatchStore, Typical, fresh
-from autofit.probing.evidence import Evidence, collect, scrub
-from autofit.probing.failures import classify
+from autofit.failures.classify import classify
+from autofit.failures.evidence import Evidence, collect, scrub
 from autofit.probing.meter import (
     MOST_SKIPPED,
     Lap,
@@ -33,6 +32,7 @@ from autofit.probing.meter import (
     time_phases,
     time_steps,
 )
+from autofit.workloads.batch_store import BatchStore, Typical, fresh
 from autofit.workloads.step import StepBatch, TrainStep, state_tensors
 from autofit.workloads.tree import Batch, nbytes, pieces, tensors
 

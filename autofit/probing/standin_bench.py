@@ -13,31 +13,33 @@ from typing import Self
 import torch
 
 from autofit import devices
+from autofit.chips import StandIn, ceilings_of
 from autofit.core.account import Account
 from autofit.core.briefing import Briefing, Options
-from autofit.core.catalogue import StandIn, ceilings_of
 from autofit.core.environment import Environment
 from autofit.core.errors import AutofitError, Untraceable, UserCodeError, WorkloadError
-from autofit.core.foreseen import OUTSIDE, Part
 from autofit.core.plan import Plan
-from autofit.core.trace import Trace
 from autofit.core.units import format_bytes
 from autofit.core.work import Ceilings
 from autofit.devices.base import Capability, Device, Reading
+from autofit.failures.evidence import collect
+from autofit.identity.identity import own_version, settings, signature
+from autofit.memory.breakdown import OUTSIDE, Part
+from autofit.memory.trace import Trace
 from autofit.prepare import prepare
-from autofit.probing import gates
+from autofit.probing import isolated_trace as isolation
 from autofit.probing.bench import batch_to_trace, chosen, facts_of, place
-from autofit.probing.evidence import collect
-from autofit.probing.identity import own_version, settings, signature
-from autofit.probing.modes import mode_notes
-from autofit.probing.recording import ShortRun
-from autofit.probing.surveying import Survey
-from autofit.probing.tracing import isolation, standin, tracing
-from autofit.probing.tracing.chip import Chip
-from autofit.probing.tracing.shadow import fake_batch, fake_mode, shadow
-from autofit.probing.tracing.standing import standing_parts
+from autofit.probing.short_run import ShortRun
+from autofit.probing.survey import gates
+from autofit.probing.survey.modes import mode_notes
+from autofit.probing.survey.survey import Survey
 from autofit.strategies import MEMBERS
 from autofit.strategies.base import Facts
+from autofit.tracing import tracing
+from autofit.tracing.cuda import standin
+from autofit.tracing.cuda.chip import Chip
+from autofit.tracing.fake_copy import fake_batch, fake_mode, shadow
+from autofit.tracing.static_memory import standing_parts
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted import Counted, Cuttable
 from autofit.workloads.forward import resolve_forward

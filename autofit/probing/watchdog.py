@@ -24,7 +24,7 @@ from typing import Any, Self, TypeVar
 from autofit.core.budget import Clock
 from autofit.core.units import format_duration
 
-PROTECTED = ("autofit.probing.guard", "autofit.study")
+PROTECTED = ("autofit.guard", "autofit.study")
 """Packages that are not interrupted: what they began they end."""
 FIRST_WORD_S, FIRST_WORD_RATIO = 30.0, 0.25
 """Silence after which it is said what goes on: so many seconds, or this share of the time budget, whichever is less."""

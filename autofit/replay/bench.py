@@ -8,10 +8,10 @@ from autofit.core.errors import UsageError
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.racing import clipped
-from autofit.core.table import Entry, Table
+from autofit.core.statistics import clipped
 from autofit.core.trial import Purpose
 from autofit.replay.noise import Bursts, Drift, Runs
+from autofit.replay.table import Entry, Table
 
 PROOF_STEPS = 5
 """Steps that a proof times at least."""

@@ -5,9 +5,9 @@ from itertools import groupby
 
 from autofit.core.estimate import Estimate
 from autofit.core.plan import Plan
-from autofit.core.table import Entry, Table
 from autofit.core.trial import Trial
 from autofit.estimators.base import Estimator
+from autofit.replay.table import Entry, Table
 
 REFUSED_RATIO = 1.05
 """The peak of a plan that did not fit is taken to be this multiple of the budget at least."""

@@ -2,8 +2,8 @@
 
 from autofit.core.errors import UsageError
 from autofit.core.outcome import Outcome, Status
-from autofit.core.table import Entry, Table
 from autofit.core.units import format_bytes
+from autofit.replay.table import Entry, Table
 
 
 def limited(table: Table, memory_bytes: int) -> Table:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean, median
 
-from autofit.core.table import Block, Entry, Table
+from autofit.replay.table import Block, Entry, Table
 
 WINDOW = 9
 """Blocks that ran next to each other whose common level is the drift of that moment: disturbances are short. Of the

@@ -1,7 +1,7 @@
 """Sampled: Optuna's samplers as searchers, for users who ask for them and as a yardstick for `guided`.
 
 A sampler works in an Optuna study of its own, in memory, over one flat space. It hears of every trial of the durable
-study in the words in which that one keeps them (`autofit.study.wording`), except that here every trial is complete:
+study in the words in which that one keeps them (`study/optuna_names.py`), except that here every trial is complete:
 samplers forget what failed, and would suggest it again.
 """
 
@@ -19,7 +19,7 @@ from autofit.core.errors import UsageError
 from autofit.core.plan import MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.searchers.base import Problem, Searcher
-from autofit.study.wording import Verdict, verdict
+from autofit.study.optuna_names import Verdict, verdict
 
 PATIENCE = 15
 """Trials in a row without a gain beyond the tie margin after which a sampler is taken to have converged."""

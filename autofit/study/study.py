@@ -19,13 +19,13 @@ from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.space import SpaceFacts
 from autofit.core.trial import Purpose, Trial
-from autofit.study.book import Book
-from autofit.study.healing import heal
-from autofit.study.past import Past
-from autofit.study.place import DAMAGED, LOCK_WAIT_S, Place, connect
-from autofit.study.present import in_terms_of
-from autofit.study.request import Context, Request
-from autofit.study.wording import distributions_of, domain
+from autofit.study.current_space import in_terms_of
+from autofit.study.earlier_trials import Past
+from autofit.study.location import DAMAGED, LOCK_WAIT_S, Place, connect
+from autofit.study.optuna_names import distributions_of, domain
+from autofit.study.optuna_study import Book
+from autofit.study.repair import heal
+from autofit.study.trial_start import Context, Request
 
 
 class Study:

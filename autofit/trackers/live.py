@@ -7,7 +7,7 @@ from typing import Never, TextIO
 
 from tqdm import tqdm
 
-from autofit.core.canvas import columns
+from autofit.core.printable import columns
 
 TICK_S = 1.0
 _drawing = threading.RLock()

@@ -8,7 +8,7 @@ from typing import TextIO
 from autofit.core.event import Event
 from autofit.core.outcome import Status
 from autofit.core.printable import one_line
-from autofit.core.summary import describe_outcome
+from autofit.core.wording import describe_outcome
 from autofit.trackers.live import LiveLine
 from autofit.trackers.search_state import SearchState, Yardstick
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from autofit.core.errors import WorkloadError
-from autofit.core.weighing import Weighing
 from autofit.workloads.tree import Batch, children
+from autofit.workloads.weights import Weighing
 
 IGNORED = (-100, -1, 255)
 """Usual values of labels that are left out: of torch and `transformers`, of many data sets, of segmentation masks."""

@@ -19,11 +19,11 @@ import _report
 from autofit import devices, planfile
 from autofit.core.briefing import Options
 from autofit.core.plan import Plan
-from autofit.core.racing import pair
 from autofit.core.recommendation import Ratio
 from autofit.core.trial import Purpose
 from autofit.core.units import format_bytes
 from autofit.probing.bench import Bench
+from autofit.search.race import pair
 from autofit.workloads.factory import as_arguments
 from autofit.workloads.workload import Workload
 

@@ -23,8 +23,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from autofit.core.plan import Plan
+from autofit.guard import Guard
 from autofit.prepare import prepare
-from autofit.probing.guard import Guard
 from autofit.strategies import MEMBERS
 from autofit.workloads.loss import resolve_loss
 from autofit.workloads.step import Draft, StepBatch

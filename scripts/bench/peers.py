@@ -37,12 +37,12 @@ from autofit import devices, planfile
 from autofit.core.briefing import Options
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.racing import pair
 from autofit.core.recommendation import Ratio
 from autofit.core.trial import Purpose
 from autofit.core.units import format_bytes
 from autofit.probing.bench import Bench
-from autofit.probing.remote import HOST_LIMIT_ENVIRONMENT, RemoteBench, Target
+from autofit.probing.remote.bench import HOST_LIMIT_ENVIRONMENT, RemoteBench, Target
+from autofit.search.race import pair
 
 HERE = Path(__file__).resolve().parent
 OURS = "autofit"

@@ -41,8 +41,8 @@ from autofit import devices
 from autofit.core.briefing import Options
 from autofit.core.errors import BudgetSpent
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
+from autofit.guard.digest import fingerprint
 from autofit.probing.bench import facts_of
-from autofit.probing.guard.digest import fingerprint
 from autofit.strategies import MEMBERS
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.tree import batch_size

@@ -33,9 +33,9 @@ from autofit import devices
 from autofit.core.outcome import Status
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.units import parse_bytes
+from autofit.failures.classify import classify
+from autofit.failures.evidence import collect
 from autofit.prepare import prepare
-from autofit.probing.evidence import collect
-from autofit.probing.failures import classify
 from autofit.probing.probe import static_bytes
 from autofit.strategies import MEMBERS
 from autofit.strategies.batching import MOST_TIMES_LARGER

@@ -19,8 +19,8 @@ from prediction_models import LOOSE, Architecture, Configuration
 from prediction_rig import Peaks, Predictor, Subject, largest, sizes, traced
 from prediction_trials import TRIALS
 
-from autofit.probing.tracing import standin
-from autofit.probing.tracing.temporaries import Chip
+from autofit.tracing.cuda import standin
+from autofit.tracing.cuda.temporaries import Chip
 
 ALL = LOOSE | HELD_BACK | TRIALS
 BUDGETS = (0.3, 0.75)

@@ -15,16 +15,16 @@ from torch import nn
 from transformers import masking_utils
 
 from autofit.core.plan import KnobValue, Plan
-from autofit.core.trace import Trace
-from autofit.estimators.alignment import Refusal
-from autofit.estimators.replay import replay
-from autofit.estimators.scaling import Scaling, scaling
+from autofit.memory.alignment import Refusal
+from autofit.memory.replay import replay
+from autofit.memory.scaling import Scaling, scaling
+from autofit.memory.trace import Trace
 from autofit.prepare import prepare
-from autofit.probing.tracing.temporaries import Chip
-from autofit.probing.tracing.tracing import trace
 from autofit.strategies import MEMBERS
 from autofit.strategies.base import Facts
 from autofit.strategies.checkpointing import CHECKPOINTED_BLOCKS, Checkpointing
+from autofit.tracing.cuda.temporaries import Chip
+from autofit.tracing.tracing import trace
 from autofit.workloads.loss import LossRule, resolve_loss
 from autofit.workloads.step import Draft, StepBatch
 from autofit.workloads.tree import map_tensors

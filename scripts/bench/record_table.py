@@ -26,11 +26,11 @@ from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.space import SpaceFacts
-from autofit.core.table import Block, Entry, Table, read_table
 from autofit.core.trial import Purpose
 from autofit.core.units import format_duration
-from autofit.probing.remote import RemoteBench, Target
+from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.replay import TableBench, peaks_of
+from autofit.replay.table import Block, Entry, Table, read_table
 
 SAVE_EVERY_S = 2.0
 CLOSE_RATIO = 0.2

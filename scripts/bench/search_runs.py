@@ -21,12 +21,13 @@ from autofit.core.omission import Omission  # noqa: E402
 from autofit.core.outcome import Outcome, Status  # noqa: E402
 from autofit.core.plan import Plan  # noqa: E402
 from autofit.core.space import SearchSpace  # noqa: E402
-from autofit.core.table import Table, read_table  # noqa: E402
 from autofit.core.trial import Purpose, Trial  # noqa: E402
 from autofit.estimators.base import Estimator  # noqa: E402
 from autofit.replay import Foretold, TableBench, limited, peaks_of  # noqa: E402
+from autofit.replay.table import Table, read_table  # noqa: E402
+from autofit.search.phases import run  # noqa: E402
+from autofit.search.tuning import Findings, Tuning  # noqa: E402
 from autofit.searchers.base import Searcher  # noqa: E402
-from autofit.tuner import Findings, Tuning, run  # noqa: E402
 from tests.fakes import MemoryLog  # noqa: E402
 from tests.tables import TRAPS, synthetic  # noqa: E402
 

@@ -33,11 +33,11 @@ from autofit.core.errors import (
 )
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
-from autofit.core.trace import Trace
 from autofit.core.trial import Purpose
-from autofit.probing.remote import Target
+from autofit.memory.trace import Trace
+from autofit.probing.remote.bench import Target
 from tests.fakes import FakeBench, briefing_of, small_bench, space_of
-from tests.probing.fake_worker import is_alive
+from tests.probing.remote.fake_worker import is_alive
 
 ROOT = Path(__file__).parents[2]
 TARGETS = f"{Path(__file__).parent / 'targets.py'}"

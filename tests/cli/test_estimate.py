@@ -12,10 +12,10 @@ import pytest
 from autofit import cli
 from autofit.cli import estimate as command
 from autofit.core.errors import Untraceable, UserCodeError
-from autofit.core.estimation import Estimation
-from autofit.estimating import estimate
-from autofit.probing.remote import Target
-from tests.test_estimating import MIB, briefing, trace_of
+from autofit.estimation.estimate import estimate
+from autofit.estimation.estimation import Estimation
+from autofit.probing.remote.bench import Target
+from tests.estimation.test_estimate import MIB, briefing, trace_of
 
 ROOT = Path(__file__).parents[2]
 TARGETS = f"{Path(__file__).parent / 'targets.py'}"

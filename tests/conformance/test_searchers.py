@@ -9,8 +9,9 @@ from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
+from autofit.search.phases import run
+from autofit.search.tuning import Tuning
 from autofit.searchers.base import Problem, Searcher
-from autofit.tuner import Tuning, run
 from tests.fakes import MIB, FakeBench, small_bench, tuning_of
 
 MEMBERS = pytest.mark.parametrize("member", searchers.MEMBERS, ids=lambda member: member.name)

@@ -2,8 +2,8 @@
 
     <python of a CUDA build> -m tests.cuda.allocator_streams tests/data/allocator_streams.json
 
-records a few streams of every option set with the real allocator's answers; tests/estimators/test_allocator.py compares
-the simulator with them where there is no device.
+records a few streams of every option set with the real allocator's answers; tests/memory/allocator/test_simulator.py
+compares the simulator with them where there is no device.
 """
 
 import json
@@ -17,9 +17,9 @@ from typing import Any, Protocol
 
 import torch
 
-from autofit.estimators.allocator import CachingAllocator, Segment
-from autofit.estimators.allocator_blocks import Block
-from autofit.estimators.allocator_settings import Settings
+from autofit.memory.allocator.blocks import Block
+from autofit.memory.allocator.settings import Settings
+from autofit.memory.allocator.simulator import CachingAllocator, Segment
 from tests.phantom.phantom import Phantom
 
 MIB = 1 << 20

@@ -13,7 +13,7 @@ import torch
 
 from autofit import devices
 from autofit.devices.base import Device
-from autofit.probing import gates
+from autofit.probing.survey import gates
 from tests.phantom.phantom import Phantom, present
 
 HERE = Path(__file__).parent

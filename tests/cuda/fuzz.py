@@ -35,7 +35,8 @@ if __name__ == "__main__":
 
 import autofit  # noqa: E402  # found through the line above when this is run as a script
 from autofit.core.errors import AutofitError  # noqa: E402
-from autofit.probing import gates, probe  # noqa: E402
+from autofit.probing import probe  # noqa: E402
+from autofit.probing.survey import gates  # noqa: E402
 from tests.cuda.faults import FAULTS, at_forward  # noqa: E402
 from tests.cuda.scaled import MAKERS  # noqa: E402
 from tests.cuda.searches import GIB, QUICK, check, no_trace, tune, written  # noqa: E402

@@ -15,10 +15,10 @@ from autofit import devices
 from autofit.core.errors import DevicePoisoned
 from autofit.core.recommendation import Recommendation
 from autofit.core.trial import Purpose
+from autofit.guard import digest_of
+from autofit.probing import isolated_trace as isolation
 from autofit.probing import probe
-from autofit.probing.guard import digest_of
 from autofit.probing.meter import Pace
-from autofit.probing.tracing import isolation
 from autofit.workloads.batches import BatchSource
 from tests.phantom.phantom import Phantom, present
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from autofit.core.errors import UsageError
-from autofit.estimators.allocator_settings import Settings
+from autofit.memory.allocator.settings import Settings
 from tests.cuda.allocator_streams import OPTION_SETS, OptionSet, compare, operations
 from tests.phantom.phantom import Phantom
 

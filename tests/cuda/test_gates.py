@@ -13,8 +13,8 @@ from torch import nn
 
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
-from autofit.probing import gates
-from autofit.probing.gradients import Gradients
+from autofit.probing.survey import gates
+from autofit.probing.survey.gradients import Gradients
 from autofit.strategies import MEMBERS
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, TrainStep

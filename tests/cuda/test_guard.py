@@ -10,10 +10,10 @@ from torch import nn
 from autofit.core.errors import RestoreError
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device
+from autofit.guard import Guard, digest_of
+from autofit.guard.object_state import ValuePiece
+from autofit.guard.tensor_state import StorageBytes
 from autofit.probing.bench import Bench
-from autofit.probing.guard import Guard, digest_of
-from autofit.probing.guard.object_state import ValuePiece
-from autofit.probing.guard.tensor_state import StorageBytes
 from autofit.workloads.workload import Workload
 from tests.cuda.targets import BATCHING, MIB, Sized, adam, own_loss, rows, sized
 from tests.fakes import notes

@@ -14,7 +14,7 @@ from autofit.core.outcome import Status
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device
 from autofit.probing.bench import Bench
-from autofit.probing.remote import RemoteBench, Target
+from autofit.probing.remote.bench import RemoteBench, Target
 from tests.cuda import targets
 from tests.cuda.targets import BATCHING, FREE, MIB, own_loss, rows, sized
 from tests.fakes import unguarded

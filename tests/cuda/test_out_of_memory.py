@@ -11,8 +11,8 @@ from torch import nn
 from autofit.core.outcome import Status
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device
+from autofit.guard import digest_of
 from autofit.probing.bench import Bench
-from autofit.probing.guard import digest_of
 from autofit.workloads.workload import Workload
 from tests.cuda.targets import BATCHING, FREE, MIB, Sized, adam, outside_bytes, own_loss, rows, sized
 from tests.fakes import notes

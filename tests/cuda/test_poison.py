@@ -15,9 +15,9 @@ from autofit.core.errors import DevicePoisoned
 from autofit.core.outcome import Status
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device
+from autofit.guard import digest_of
 from autofit.probing.bench import Bench
-from autofit.probing.guard import digest_of
-from autofit.probing.remote import RemoteBench, Target
+from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.workloads.workload import Workload
 from tests.cuda import targets
 from tests.cuda.targets import BATCHING, MIB, Sized, adam, rows, sized

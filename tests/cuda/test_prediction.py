@@ -7,7 +7,7 @@ from autofit import devices, estimators
 from autofit.core.briefing import Options
 from autofit.core.space import SearchSpace
 from autofit.core.trial import Purpose
-from autofit.estimators.allocator_settings import Settings
+from autofit.memory.allocator.settings import Settings
 from autofit.probing.bench import Bench
 from tests.cuda.device_process import Process
 from tests.cuda.scaled import MAKERS

@@ -12,11 +12,11 @@ from autofit import devices, estimators
 from autofit.core.briefing import Options
 from autofit.core.errors import Untraceable
 from autofit.core.plan import Plan
-from autofit.core.trace import Kind
 from autofit.core.trial import Purpose
-from autofit.estimators.scaling import Scaling
+from autofit.guard import digest_of
+from autofit.memory.scaling import Scaling
+from autofit.memory.trace import Kind
 from autofit.probing.bench import Bench
-from autofit.probing.guard import digest_of
 from autofit.workloads.workload import Workload
 from tests.cuda.searches import MIB, quick
 

@@ -13,8 +13,8 @@ from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device
+from autofit.guard import digest_of
 from autofit.probing.bench import Bench
-from autofit.probing.guard import digest_of
 from autofit.workloads.workload import Workload
 from tests.cuda.targets import BATCHING, FREE, MIB, evaluate, sized
 from tests.fakes import notes, unguarded

@@ -16,7 +16,7 @@ from autofit.core.measurement import Memory
 from autofit.core.plan import Plan
 from autofit.devices.cpu import BOOKKEEPING_BYTES
 from autofit.probing.probe import static_bytes
-from autofit.probing.remote import HOST_LIMIT_ENVIRONMENT
+from autofit.probing.remote.bench import HOST_LIMIT_ENVIRONMENT
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, TrainStep
 

@@ -9,11 +9,11 @@ from autofit.core.errors import SpaceError, Untraceable, UsageError
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.trace import Kind, Trace
 from autofit.core.trial import Purpose, Trial
 from autofit.estimators.traced import CORRECTED_ERROR_RATIO, DRAWN_ERROR_RATIO, ERROR_RATIO, UNSEEN_BYTES, Traced
+from autofit.memory.trace import Kind, Trace
 from autofit.replay import VirtualTime
-from tests.estimators.traces import Script
+from tests.memory.traces import Script
 
 MIB = 2**20
 HOST, CACHING = Account(allocator="host"), Account(allocator="caching", outside_bytes=300 * MIB)

@@ -22,9 +22,9 @@ from autofit.core.plan import Plan
 from autofit.core.space import SearchSpace
 from autofit.core.trial import Purpose
 from autofit.core.units import parse_bytes
+from autofit.guard import digest_of
+from autofit.guard.digest import fingerprint
 from autofit.probing.bench import Bench
-from autofit.probing.guard import digest_of
-from autofit.probing.guard.digest import fingerprint
 from tests.examples.loading import EXAMPLES, load
 from tests.fakes import FakeTime
 

@@ -18,8 +18,8 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.estimators.traced import Traced
 from autofit.fit import Fit
+from autofit.identity.identity import model_signature
 from autofit.probing.bench import Bench
-from autofit.probing.identity import model_signature
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted import Counted
 from autofit.workloads.step import StepBatch, StepLoader

@@ -25,7 +25,7 @@ from autofit.devices import base
 from autofit.probing import watchdog
 from autofit.probing.watchdog import Overdue, Watchdog
 from tests.fakes import FakeTime
-from tests.probing.fake_worker import PYTHON
+from tests.probing.remote.fake_worker import PYTHON
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGRTMAX"), reason="needs a signal of its own")
 TRAIN = """

@@ -12,7 +12,7 @@ import torch
 from autofit import devices, exporters
 from autofit.core.recommendation import Recommendation
 from autofit.fit import Fit
-from autofit.probing.identity import model_signature
+from autofit.identity.identity import model_signature
 from tests.conformance.test_exporters import OWN, recommendation
 from tests.exporters import example_kinds, run_export
 from tests.exporters.kinds import KINDS, Kind

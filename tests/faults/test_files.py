@@ -12,8 +12,8 @@ import yaml
 from autofit import planfile
 from autofit.core.errors import PlanFileError
 from autofit.core.recommendation import Recommendation
-from autofit.core.summary import summarize
 from autofit.exporters import MEMBERS
+from autofit.reports.summary import summarize
 from tests.test_planfile import RECORD, changed
 
 TEXT = planfile.dumps(RECORD)

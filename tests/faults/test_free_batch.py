@@ -7,22 +7,22 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
-from autofit.core.choosing import choose, finalists
 from autofit.core.errors import WorkloadError
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import MICRO_BATCH_SIZE, Plan
 from autofit.core.recommendation import Candidate, Ratio
-from autofit.core.summary import summarize
 from autofit.core.trial import Trial
-from autofit.probing.worker import workload_of
+from autofit.probing.remote.worker import workload_of
+from autofit.reports.summary import summarize
+from autofit.search.choice import choose, finalists
+from autofit.search.phases import run
 from autofit.strategies.base import Facts
 from autofit.strategies.batching import Batching
-from autofit.tuner import run
 from autofit.workloads.workload import Workload
-from tests.core.test_summary import record
 from tests.fakes import OPTIMIZER, PRECISION, small_bench, space_of, tuning_of
+from tests.reports.test_summary import record
 from tests.strategies import test_batching as batching
 
 OWN = Plan(values={"micro_batch_size": 128, "accumulation_steps": 1, "precision": "fp32"})

@@ -1,8 +1,8 @@
 """A guess is not shown as an estimate (issue 16, B 16)."""
 
 from autofit.core.estimate import Estimate
-from autofit.core.summary import summarize
-from tests.core.test_summary import record
+from autofit.reports.summary import summarize
+from tests.reports.test_summary import record
 
 
 def test_an_estimate_with_bounds_is_shown_beside_the_measured_peak_and_a_guess_is_not() -> None:

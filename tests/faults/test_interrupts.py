@@ -18,9 +18,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from autofit import api
+from autofit.guard import bindings, guard, object_state, process_state, tensor_state, value_state
+from autofit.guard.digest import fingerprint
 from autofit.probing import bench
-from autofit.probing.guard import bindings, guard, object_state, process_state, tensor_state, value_state
-from autofit.probing.guard.digest import fingerprint
 
 MODULES = (api, bench, guard, bindings, object_state, process_state, tensor_state, value_state)
 IN_BENCH = ("__init__", "__enter__", "__exit__", "_leave", "_freeze", "_unfreeze", "_put_back")

@@ -12,14 +12,14 @@ import pytest
 
 from autofit.core.errors import Untraceable
 from autofit.core.outcome import Outcome, Status
-from autofit.core.trace import Trace
 from autofit.core.trial import Purpose
-from autofit.probing.child import Child, ChildEnded, Deadlines
-from autofit.probing.output import OutputLog
-from autofit.probing.remote import RemoteBench, Target
-from autofit.probing.tracing.apart import POSSIBLE, traced_apart
-from tests.probing.fake_worker import PYTHON, install, is_alive
-from tests.probing.test_remote import BRIEFING, OPENS, PLAN
+from autofit.memory.trace import Trace
+from autofit.probing.forked_trace import POSSIBLE, traced_apart
+from autofit.probing.remote.bench import RemoteBench, Target
+from autofit.probing.remote.child import Child, ChildEnded, Deadlines
+from autofit.probing.remote.output import OutputLog
+from tests.probing.remote.fake_worker import PYTHON, install, is_alive
+from tests.probing.remote.test_bench import BRIEFING, OPENS, PLAN
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -104,8 +104,8 @@ def test_defect_06_helpers_with_a_session_of_their_own_end_also_after_a_good_run
 TUNER = """
 import sys, time
 from pathlib import Path
-from autofit.probing.child import Child, Deadlines
-from autofit.probing.output import OutputLog
+from autofit.probing.remote.child import Child, Deadlines
+from autofit.probing.remote.output import OutputLog
 sys.executable = sys.argv[1]
 child = Child(Deadlines(grace_s=float(sys.argv[2])), {}, OutputLog())
 try:
@@ -170,7 +170,7 @@ forked = pytest.mark.skipif(not POSSIBLE, reason="forks, which is done on Linux 
 TRACER = """
 import os, sys, time
 from pathlib import Path
-from autofit.probing.tracing.apart import traced_apart
+from autofit.probing.forked_trace import traced_apart
 def work():
     Path(sys.argv[1]).write_text(str(os.getpid()))
     time.sleep(300)

@@ -9,8 +9,8 @@ import pytest
 
 from autofit.cli.tune import _log
 from autofit.core.redaction import redacted
-from autofit.probing.output import MOST_BYTES, OutputLog, last_exception
-from tests.probing.fake_worker import PYTHON
+from autofit.probing.remote.output import MOST_BYTES, OutputLog, last_exception
+from tests.probing.remote.fake_worker import PYTHON
 
 ROOT = Path(__file__).parents[2]
 CANARY = "canary-5f3a9c"

@@ -8,12 +8,13 @@ from autofit.core.budget import Budget, Clock
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Candidate
-from autofit.core.summary import summarize
 from autofit.core.trial import Purpose
-from autofit.search import PREPARING_RATIO, TRACING_S, tracing_s
-from autofit.tuner import Findings, run
-from tests.core.test_summary import OWN, measured, record
+from autofit.reports.summary import summarize
+from autofit.search.phases import run
+from autofit.search.search import PREPARING_RATIO, TRACING_S, tracing_s
+from autofit.search.tuning import Findings
 from tests.fakes import OPTIMIZER, PRECISION, FakeBench, small_bench, space_of, tuning_of
+from tests.reports.test_summary import OWN, measured, record
 
 
 def hurried(probes: float, before: float = 0.0) -> tuple[FakeBench, Findings]:

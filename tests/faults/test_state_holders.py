@@ -18,7 +18,7 @@ from autofit import api
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
-from autofit.probing.guard.digest import fingerprint
+from autofit.guard.digest import fingerprint
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.loss import resolve_loss
 from autofit.workloads.step import Draft, StepBatch, TrainStep

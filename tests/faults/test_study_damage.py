@@ -15,7 +15,7 @@ import pytest
 
 from autofit.core.errors import StudyError
 from autofit.core.trial import Purpose
-from autofit.study import place
+from autofit.study import location as place
 from tests.study.samples import MIB, PLAN, measured, reopen
 
 TRIALS = 8
@@ -111,7 +111,7 @@ def test_defect_13_a_flipped_byte_costs_a_record_or_none(db: Path) -> None:
             found["refused" if "; expected " in str(error) else "unexplained"] += 1
         else:
             found["whole" if kept >= TRIALS - 1 else "more"] += 1
-    # Bits of the schema and of pages of the database: 14 of 400 were refused, so that more than 8 of 60 come once in 1,000.
+    # 14 of 400 flips hit the schema or pages of the database: more than 8 of 60 come once in 1,000 runs.
     assert found["refused"] <= 8, found
     assert found["more"] <= 2, found
     assert not found["unexplained"]

@@ -12,7 +12,8 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.fit import Fit
-from autofit.tuner import Findings, run
+from autofit.search.phases import run
+from autofit.search.tuning import Findings
 from tests.fakes import FakeBench, MemoryLog, small_bench, tuning_of
 from tests.study.samples import PLAN, measured, reopen
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from autofit.core.trace import Kind, Mark, Tensors, Trace
-from autofit.probing.tracing import apart
+from autofit.memory.trace import Kind, Mark, Tensors, Trace
+from autofit.probing import forked_trace as apart
 
 LARGE = 2**22
 """Elements of which torch shares out the work among its threads."""

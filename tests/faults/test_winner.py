@@ -16,11 +16,12 @@ import search_runs  # noqa: E402
 from autofit.core.budget import Budget  # noqa: E402
 from autofit.core.outcome import Outcome, Status  # noqa: E402
 from autofit.core.plan import Plan  # noqa: E402
-from autofit.core.racing import MIN_ROUNDS  # noqa: E402
 from autofit.core.trial import Purpose  # noqa: E402
 from autofit.replay import TableBench  # noqa: E402
+from autofit.search.phases import run  # noqa: E402
+from autofit.search.race import MIN_ROUNDS  # noqa: E402
+from autofit.search.tuning import Findings  # noqa: E402
 from autofit.searchers.base import Problem, Searcher  # noqa: E402
-from autofit.tuner import Findings, run  # noqa: E402
 from tests.fakes import OPTIMIZER, PRECISION, FakeBench, during, small_bench, space_of, tuning_of  # noqa: E402
 
 HURRIED = (8.0, 12.0, 18.0, 30.0)

@@ -26,9 +26,9 @@ from autofit.core.errors import (
 from autofit.core.outcome import Status
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device
+from autofit.guard import digest_of
+from autofit.guard.tensor_state import StorageBytes
 from autofit.probing.bench import Bench, own_batch, signature
-from autofit.probing.guard import digest_of
-from autofit.probing.guard.tensor_state import StorageBytes
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.workload import Workload
 from tests.fakes import notes

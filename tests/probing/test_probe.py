@@ -23,8 +23,8 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.devices.base import Counters, Device, Reading
+from autofit.guard import digest_of
 from autofit.probing.bench import Bench
-from autofit.probing.guard import digest_of
 from autofit.probing.probe import static_bytes
 from autofit.probing.watchdog import Watchdog
 from autofit.workloads.representative import expected_largest

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from autofit.chips import StandIn, find
 from autofit.core.account import Account
 from autofit.core.briefing import Options
-from autofit.core.catalogue import StandIn, find
 from autofit.core.errors import SpaceError, Untraceable, UsageError, UserCodeError, WorkloadError
 from autofit.core.plan import Plan
-from autofit.core.trace import Kind
-from autofit.probing.remote import RemoteBench, Target
+from autofit.memory.trace import Kind
+from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.probing.standin_bench import CONTEXT_BYTES, StandInBench
 from autofit.workloads.workload import Workload
 from tests.probing import targets

@@ -12,10 +12,10 @@ from autofit.core.errors import UsageError
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.table import Block, Entry, Table
 from autofit.core.trial import Purpose
 from autofit.replay import TableBench, limited
-from autofit.tuner import run
+from autofit.replay.table import Block, Entry, Table
+from autofit.search.phases import run
 from tests.fakes import MIB, OPTIMIZER, PRECISION, FakeBench, always, small_bench, space_of, tuning_of
 from tests.tables import record, synthetic
 

@@ -3,8 +3,8 @@
 import pytest
 
 from autofit.core.plan import Plan
-from autofit.core.table import Table
 from autofit.replay import Foretold, limited, peaks_of
+from autofit.replay.table import Table
 from tests.fakes import MIB, OPTIMIZER, PRECISION, FakeBench, small_bench, space_of
 from tests.tables import record
 

@@ -5,8 +5,8 @@ import pytest
 from autofit.core.errors import UsageError
 from autofit.core.objective import Objective
 from autofit.core.outcome import Status
-from autofit.core.table import Table, read_table
 from autofit.replay import limited
+from autofit.replay.table import Table, read_table
 from tests.fakes import MIB, OPTIMIZER, PRECISION, FakeBench, small_bench, space_of
 from tests.tables import record
 

@@ -22,11 +22,11 @@ from autofit.core.errors import Untraceable, UsageError  # noqa: E402
 from autofit.core.estimate import Estimate  # noqa: E402
 from autofit.core.outcome import Outcome, Status  # noqa: E402
 from autofit.core.plan import Plan  # noqa: E402
-from autofit.core.table import Table  # noqa: E402
 from autofit.core.trial import Trial  # noqa: E402
 from autofit.estimators.base import Estimator  # noqa: E402
-from tests.estimators.traces import Script  # noqa: E402
+from autofit.replay.table import Table  # noqa: E402
 from tests.fakes import briefing_of, small_bench  # noqa: E402
+from tests.memory.traces import Script  # noqa: E402
 
 
 def case(name: str, allocated: int, reserved: int, error: str = "") -> dict[str, Any]:

@@ -14,8 +14,8 @@ from autofit.core.budget import Clock  # noqa: E402
 from autofit.core.errors import UsageError  # noqa: E402
 from autofit.core.outcome import Outcome, Status  # noqa: E402
 from autofit.core.plan import Plan  # noqa: E402
-from autofit.core.table import Table, read_table  # noqa: E402
 from autofit.core.trial import Purpose  # noqa: E402
+from autofit.replay.table import Table, read_table  # noqa: E402
 from tests.fakes import FakeBench, briefing_of, small_bench  # noqa: E402
 
 

@@ -18,8 +18,8 @@ from autofit.core.plan import Plan  # noqa: E402
 from autofit.core.recommendation import Candidate  # noqa: E402
 from autofit.core.trial import Purpose  # noqa: E402
 from autofit.replay import TableBench, limited, peaks_of  # noqa: E402
+from autofit.search.tuning import Findings  # noqa: E402
 from autofit.study import Study  # noqa: E402
-from autofit.tuner import Findings  # noqa: E402
 from tests.fakes import MIB, OPTIMIZER, PRECISION, FakeBench, small_bench, space_of  # noqa: E402
 from tests.tables import centred, record  # noqa: E402
 

@@ -13,12 +13,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from autofit.core.errors import WorkloadError
 from autofit.core.plan import Plan
-from autofit.core.weighing import Weighing
 from autofit.prepare import prepare
 from autofit.strategies.base import Phase, Strategy
 from autofit.workloads.forward import resolve_forward
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch, StepLoader, TrainStep
+from autofit.workloads.weights import Weighing
 from tests.probing import targets
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from autofit.core.errors import WorkloadError
-from autofit.core.weighing import Weighing
 from autofit.workloads.weighing import candidates, count, ignore_index_of, may_differ, shares, unevenness
+from autofit.workloads.weights import Weighing
 
 
 @dataclass

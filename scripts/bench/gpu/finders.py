@@ -21,8 +21,8 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.core.units import parse_bytes
-from autofit.probing.remote import RemoteBench
-from autofit.search import Request, search
+from autofit.probing.remote.bench import RemoteBench
+from autofit.search.search import Request, search
 from gpu import stage
 from gpu.lightning_finder import PACKAGES, lightning
 from gpu.models import MODELS

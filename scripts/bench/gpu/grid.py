@@ -17,14 +17,14 @@ from autofit.core.errors import AutofitError
 from autofit.core.event import Event
 from autofit.core.objective import Objective
 from autofit.core.plan import Plan
-from autofit.core.racing import pair
 from autofit.core.recommendation import Ratio, Recommendation
 from autofit.core.space import SpaceFacts
-from autofit.core.table import Table
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes, format_duration
-from autofit.probing.remote import RemoteBench
-from autofit.search import Request, search
+from autofit.probing.remote.bench import RemoteBench
+from autofit.replay.table import Table
+from autofit.search.race import pair
+from autofit.search.search import Request, search
 from gpu import stage
 from gpu.models import MODELS
 

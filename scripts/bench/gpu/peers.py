@@ -20,11 +20,11 @@ import _report
 from autofit.core.budget import Clock
 from autofit.core.errors import AutofitError
 from autofit.core.plan import Plan
-from autofit.core.racing import pair
 from autofit.core.recommendation import Ratio
 from autofit.core.trial import Purpose
 from autofit.core.units import format_bytes
-from autofit.probing.remote import RemoteBench
+from autofit.probing.remote.bench import RemoteBench
+from autofit.search.race import pair
 from gpu import stage
 from gpu.finders import FINDERS, OURS
 from gpu.models import MODELS

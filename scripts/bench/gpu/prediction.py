@@ -22,10 +22,10 @@ from autofit.core.budget import Clock
 from autofit.core.errors import AutofitError, UsageError
 from autofit.core.estimate import Estimate
 from autofit.core.outcome import Status
-from autofit.core.table import Entry, Table, read_table
 from autofit.core.trial import Trial
 from autofit.estimators.base import Estimator
-from autofit.probing.remote import RemoteBench
+from autofit.probing.remote.bench import RemoteBench
+from autofit.replay.table import Entry, Table, read_table
 from gpu import stage
 from gpu.models import MODELS
 from gpu.traced import score as score_traced

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-NEEDED = ("torch", "optuna", "pydantic", "tqdm", "yaml", "pytest", "autofit.search", "autofit.api")
+NEEDED = ("torch", "optuna", "pydantic", "tqdm", "yaml", "pytest", "autofit.search.search", "autofit.api")
 
 
 def machine(device: str, modules: Sequence[str] = ()) -> dict[str, Any] | str:

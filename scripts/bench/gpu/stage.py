@@ -17,7 +17,7 @@ from record_table import UNFINISHED
 
 from autofit.core.briefing import Options
 from autofit.core.budget import Clock
-from autofit.probing.remote import Target
+from autofit.probing.remote.bench import Target
 from gpu.models import MODELS, Model
 
 

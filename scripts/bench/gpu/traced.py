@@ -10,9 +10,9 @@ from typing import Any
 
 from autofit.core.account import Account
 from autofit.core.estimate import Estimate
-from autofit.core.table import Entry, Table
 from autofit.core.trial import Purpose, Trial
 from autofit.estimators import Traced, Tracer
+from autofit.replay.table import Entry, Table
 
 REQUIRED = {"before": 0.03, "after": 0.015}
 """The most by which a footprint may differ from its prediction, before and after one probe has corrected it."""

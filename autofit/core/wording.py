@@ -1,0 +1,37 @@
+"""Wording: a plan and an outcome in a few words, as reports, files and progress lines show them."""
+
+from autofit.core.measurement import Measurement
+from autofit.core.outcome import Outcome
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
+from autofit.core.units import format_bytes, short_number
+
+
+def describe_plan(plan: Plan, baseline: Plan) -> str:
+    """Returns the batch of `plan` and the knobs that differ from `baseline`, in words."""
+    micro, steps = plan.micro_batch_size, plan.accumulation_steps
+    batch = f"micro batch {micro}" + (f" x {steps} accumulation steps = {micro * steps}" if steps > 1 else "")
+    changes = plan.changes_from(baseline)
+    others = [f"{k}={v}" for k, v in changes.items() if k not in (MICRO_BATCH_SIZE, ACCUMULATION_STEPS)]
+    return ", ".join([batch, *others])
+
+
+def describe_outcome(outcome: Outcome, unit: str = "samples", rate_per_s: float | None = None) -> str:
+    """Returns throughput and peak of a measured outcome, or why there is none.
+
+    Args:
+        outcome: what became of a plan.
+        unit: what the throughput counts.
+        rate_per_s: the throughput on the scale of other plans that are shown; None for what the outcome has.
+    """
+    if outcome.measurement is None or not outcome.measured:
+        return f"{outcome.status.value}: {outcome.reason}"
+    return describe_speed(outcome.measurement, unit, rate_per_s)
+
+
+def describe_speed(measurement: Measurement, unit: str, rate_per_s: float | None) -> str:
+    """Returns throughput and peak of a measurement; the arguments are those of `describe_outcome`."""
+    tokens = measurement.tokens_per_s if unit == "tokens" else None
+    own, counted = (measurement.samples_per_s, "samples") if tokens is None else (tokens, "tokens")
+    rate = f"{short_number(own if rate_per_s is None else rate_per_s)} {counted}/s"
+    peak = measurement.memory.judged_bytes
+    return f"{rate}, peak {format_bytes(peak)}" if peak else rate

@@ -1,0 +1,1 @@
+"""`autofit estimate`: what a training will need on a device, from traces alone."""

@@ -1,0 +1,189 @@
+"""The text of `autofit estimate`: an estimation in words and bars."""
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from autofit.core.plan import Plan
+from autofit.core.printable import printable
+from autofit.core.units import format_bytes
+from autofit.core.wording import describe_plan
+from autofit.estimation.records import EstimationRecord, Foreseen, Need, Row
+from autofit.memory.breakdown import OUTSIDE, Part
+from autofit.memory.trace import Kind
+from autofit.reports.canvas import Canvas
+
+_SHOWN = 8
+_LEAST_SHARE = 0.01
+_LEAST_NAME, _MOST_NAME = 16, 44
+_INDENT = 2
+_GLUE = "\N{NO-BREAK SPACE}"
+_PLURALS: dict[str, str] = {
+    Kind.PARAMETER: "parameters",
+    Kind.BUFFER: "buffers",
+    Kind.GRADIENT: "gradients",
+    Kind.ACTIVATION: "activations",
+    Kind.TEMPORARY: "temporaries",
+    Kind.WORKSPACE: "workspaces of libraries",
+}
+
+
+def draw(estimation: EstimationRecord, canvas: Canvas | None = None) -> str:
+    """Returns the estimation for a person to read, ending without a newline."""
+    canvas = canvas or Canvas()
+    e, parts = estimation, estimation.breakdown
+    sections = [
+        _head(e, canvas),
+        _own(e, canvas),
+        _bars(parts.kinds, sum(part.size_bytes for part in parts.kinds), canvas),
+        _modules(parts.modules, canvas),
+        ["", *_standing(e, canvas)],
+        ["", *_table(e, canvas)],
+        _notes(e, canvas),
+    ]
+    return "\n".join(line.rstrip() for section in sections for line in section)
+
+
+def _head(e: EstimationRecord, canvas: Canvas) -> list[str]:
+    target = f"{printable(e.target)} on " if e.target else "On "
+    how = f"from short steps at micro batches {', '.join(map(str, e.ran))}" if e.ran else "nothing was run"
+    lines = _wrapped(f"{target}{printable(e.environment.device_name)}: estimated, {how}", canvas)
+    budget = f"budget  {e.budget.memory_note or format_bytes(e.budget.memory_bytes)}"
+    if e.account.outside_bytes:
+        inside = format_bytes(e.budget.memory_bytes - e.account.outside_bytes)
+        budget += f", less {format_bytes(e.account.outside_bytes)} for {OUTSIDE} leaves {inside} to the allocator"
+    options = f"; its options: {printable(e.account.settings)}" if e.account.settings else ""
+    return [*lines, *_wrapped(budget + options, canvas, " " * 8)]
+
+
+def _own(e: EstimationRecord, canvas: Canvas) -> list[str]:
+    peak, parts = e.own.peak, e.breakdown
+    verdict = "fits" if e.own.fits else f"does not fit, by {format_bytes(peak.value_bytes - e.budget.memory_bytes)}"
+    bound = "" if peak.upper_bytes is None else f" (at most {format_bytes(peak.upper_bytes)})"
+    text = f"Your own plan, {_described(e.own.plan)}, peaks at {format_bytes(peak.value_bytes)}{bound}: "
+    lines = ["", *_wrapped(text + verdict.replace(" ", _GLUE) + ".", canvas)]
+    lines[-1] = lines[-1].replace(verdict.replace(" ", _GLUE), canvas.paint(verdict, "good" if e.own.fits else "bad"))
+    readings = f"Live tensors peak at {format_bytes(parts.allocated_bytes)}, in {parts.moment}"
+    if parts.reserved_bytes is not None:
+        readings += f"; the allocator's segments at {format_bytes(parts.reserved_bytes)}; with {OUTSIDE} that makes "
+        readings += f"{format_bytes(peak.value_bytes)}"
+    return [*lines, *_wrapped(readings + ".", canvas)]
+
+
+def _described(plan: Plan) -> str:
+    others = {name: value for name, value in plan.values.items() if name == "precision"}
+    return ", ".join([describe_plan(plan, plan), *(str(value) for value in others.values())])
+
+
+def _modules(parts: Sequence[Part], canvas: Canvas) -> list[str]:
+    """Returns the bars of the largest modules; none where the peak is outside of all modules' passes."""
+    total = sum(part.size_bytes for part in parts)
+    shown = [part for part in parts[:_SHOWN] if part.size_bytes >= _LEAST_SHARE * total]
+    rest = parts[len(shown) :]
+    if len(parts) < 2:
+        return []
+    if rest:
+        shown.append(Part(name="others", size_bytes=sum(part.size_bytes for part in rest), count=len(rest)))
+    return ["", "Activations and temporaries by module:", *_bars(shown, total, canvas)]
+
+
+def _bars(parts: Sequence[Part], total_bytes: int, canvas: Canvas) -> list[str]:
+    """Returns a line for each part: its name, a bar against the largest, its size and its share."""
+    names = [_named(part) for part in parts]
+    room = canvas.width - _INDENT - 19
+    name_cells = min(max([_LEAST_NAME, *map(len, names)]), _MOST_NAME, room - 8)
+    most = max((part.size_bytes for part in parts), default=1) or 1
+    return [
+        f"{'':{_INDENT}}{_shortened(name, name_cells):{name_cells}} "
+        f"{canvas.bar(part.size_bytes / most, room - name_cells - 2)} "
+        f"{format_bytes(part.size_bytes):>10} {part.size_bytes / max(total_bytes, 1):>4.0%}"
+        for name, part in zip(names, parts, strict=True)
+    ]
+
+
+def _named(part: Part) -> str:
+    return plural(printable(part.name)) + (f" x{part.count}" if part.count > 1 else "")
+
+
+def plural(kind: str) -> str:
+    """Returns the name of a kind of tensor as people say it of many; any other name as it is."""
+    return _PLURALS.get(kind, kind)
+
+
+def _shortened(name: str, cells: int) -> str:
+    """Returns a name that fits; its end says more than its beginning."""
+    return name if len(name) <= cells else f"..{name[len(name) - cells + 2 :]}"
+
+
+def _standing(e: EstimationRecord, canvas: Canvas) -> list[str]:
+    listed = " + ".join(f"{plural(part.name)} {format_bytes(part.size_bytes)}" for part in e.breakdown.standing)
+    return _wrapped(f"Whatever the batch: {listed} = {format_bytes(e.breakdown.standing_bytes)}", canvas)
+
+
+def _table(e: EstimationRecord, canvas: Canvas) -> Iterator[str]:
+    """Yields what fits, a line for each precision."""
+    wanted = [need.micro_batch_size for need in next((row.needs for row in e.rows if row.needs), ())]
+    own = e.own.plan.values.get("precision", "")
+    heads = ["precision", "largest", "sure of", "peak", "at best", *(f"for {size}" for size in wanted)]
+    cells = [heads, *(_cells(row, len(wanted), row.precision == own) for row in e.rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
+    yield from _wrapped(_question(wanted), canvas)
+    for number, line in enumerate(cells):
+        text = "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
+        yield f"{'':{_INDENT}}{canvas.paint(text, 'faint') if number == 0 else text}"
+    for cap in dict.fromkeys(row.capped for row in e.rows if row.capped):
+        yield f"{'':{_INDENT}}* {cap}"
+    if any(row.largest is not None and row.largest.samples_per_s is not None for row in e.rows):
+        ceilings = (
+            "at best: samples/s at the device's ceilings; real steps are slower by a factor, so compare lines only"
+        )
+        yield from _wrapped(f"{'':{_INDENT}}{ceilings}", canvas, " " * _INDENT)
+    for row in e.rows:
+        if row.reason:
+            yield from _wrapped(f"  {row.precision or 'yours'}: {printable(row.reason)}", canvas, "    ")
+
+
+def _question(wanted: Sequence[int]) -> str:
+    """Returns what the table answers."""
+    text = "The largest micro batch that fits"
+    if not wanted:
+        return f"{text}:"
+    sizes = " and ".join(map(str, wanted))
+    return f"{text} without checkpointing, and the fewest blocks to checkpoint for micro batches of {sizes}:"
+
+
+def _cells(row: Row, needs: int, own: bool) -> list[str]:
+    name = f"{row.precision} (yours)" if own and row.precision else row.precision or "yours"
+    if row.reason:
+        return [name, "not known", "", "", "", *[""] * needs]
+    best = "" if row.largest is None or row.largest.samples_per_s is None else f"{row.largest.samples_per_s:.3g}/s"
+    if row.same_as:
+        return [name, f"as {row.same_as}", "", "", best, *[""] * needs]
+    if row.largest is None:
+        largest = ["none", "", "", ""]
+    else:
+        star = "*" if row.capped else ""
+        sure = "none" if row.surely is None else str(row.surely)
+        largest = [f"{row.largest.plan.micro_batch_size}{star}", sure, format_bytes(row.largest.peak.value_bytes), best]
+    return [name, *largest, *(_need(need) for need in row.needs)]
+
+
+def _need(need: Need) -> str:
+    if need.blocks is None:
+        return f"not even {_blocks(need.foreseen)}" if need.foreseen else "none"
+    return str(need.blocks)
+
+
+def _blocks(foreseen: Foreseen) -> int:
+    return int(foreseen.plan.values.get("checkpointed_blocks", 0))
+
+
+def _notes(e: EstimationRecord, canvas: Canvas) -> list[str]:
+    notes = [*e.caveats, *(f"{refused.name} is left out: {refused.reason}" for refused in e.refused)]
+    lines = [line for note in notes for line in _wrapped(f"note  {printable(note)}", canvas, " " * 6)]
+    if e.shortfall:
+        lines += ["", *_wrapped(f"Nothing fits: {printable(e.shortfall)}", canvas)]
+    return ["", *lines] if lines else []
+
+
+def _wrapped(text: str, canvas: Canvas, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, canvas.width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

@@ -1,0 +1,143 @@
+"""Recorded: the law of a combination that cannot be traced, from a few short real runs at small micro batches.
+
+Each run costs device time, so the user's own combination is recorded at three sizes and another one at two, and only
+where a run is quick. What is recorded is what ran, but only at small sizes: further up, a step may do otherwise.
+"""
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+from autofit.core.errors import AutofitError, DevicePoisoned, RestoreError, Untraceable
+from autofit.core.plan import MICRO_BATCH_SIZE, Plan
+from autofit.memory.alignment import Refusal
+from autofit.memory.scaling import LEAST_TRACES, Scaling, scaling
+from autofit.memory.trace import Trace
+
+FEWEST = 2
+"""So many runs give a law; one more checks it."""
+QUICK_S = 1.0
+"""A run that takes longer than this is not made for another combination than the user's own."""
+ROUNDED_RATIO = 0.02
+"""Libraries round what they keep up to whole pages, which shows at small sizes: oneDNN's LSTM differs by 0.7 %."""
+REACH = 16
+"""A law has bounds up to so many times the largest size that ran."""
+
+Run = Callable[[int], Trace]
+"""Records a combination at a micro batch; raises `Untraceable` where that cannot be done."""
+
+
+class Records:
+    """Makes the short runs of a search.
+
+    Args:
+        allowance_s: seconds that all runs together may take; None for no end.
+
+    Attributes:
+        reason: why the user's own combination has no law, or "".
+    """
+
+    def __init__(self, allowance_s: float | None = None) -> None:
+        self._left_s = float("inf") if allowance_s is None else allowance_s
+        self._run_s = 0.0
+        self._own: Scaling | None = None
+        self.reason = ""
+
+    def own(self, run: Run, sizes: Sequence[int]) -> Scaling | None:
+        """Returns the law of the user's own combination, from as many of `sizes` as there is time for."""
+        if len(sizes) < FEWEST:
+            self.reason = "there are no two small batches to run"
+            return None
+        self._own = self._law(run, sizes)
+        return self._own
+
+    def another(self, run: Run, sizes: Sequence[int]) -> Scaling | None:
+        """Returns the law of another combination, where two runs of it cost little."""
+        if self._own is None or self._run_s > QUICK_S or self._left_s <= 0:
+            return None
+        return self._law(run, sizes[:FEWEST])
+
+    def _law(self, run: Run, sizes: Sequence[int]) -> Scaling | None:
+        traces: list[Trace] = []
+        try:
+            for size in sizes:
+                if len(traces) < FEWEST or self._left_s > 0:
+                    traces.append(self._timed(run, size))
+            law = self._scaled(traces)
+            if isinstance(law, Refusal) and self._left_s > 0:
+                # What a first run makes and keeps, such as a library's table, the later ones find: once more.
+                law = self._scaled([self._timed(run, sizes[0]), *traces[1:]])
+        except Untraceable as error:
+            law = Refusal(f"{error.reason} ({error.where})")
+        except (DevicePoisoned, RestoreError):
+            raise
+        except AutofitError as error:  # a probe shows what is wrong with the user's code
+            law = Refusal(str(error))
+        if isinstance(law, Scaling):
+            return law
+        self.reason = self.reason if self._own else law.reason
+        return None
+
+    def _scaled(self, traces: Sequence[Trace]) -> Scaling | Refusal:
+        return scaling(traces, least=FEWEST, slack_ratio=ROUNDED_RATIO)
+
+    def _timed(self, run: Run, size: int) -> Trace:
+        began = perf_counter()
+        try:
+            return run(size)
+        finally:
+            took = perf_counter() - began
+            self._left_s -= took
+            self._run_s = took  # the last: the first also loads libraries
+
+
+class ShortRuns:
+    """Gives traces of any micro batch from short real runs at small ones, for a workload that cannot be traced.
+
+    Args:
+        record: runs a few steps of a plan and returns their allocations.
+        sizes: micro batches that may be run.
+    """
+
+    def __init__(self, record: Callable[[Plan], Trace], sizes: Sequence[int]) -> None:
+        self._record, self._sizes = record, sizes
+        self._laws: dict[tuple[str, bool], Scaling | Refusal] = {}
+
+    def __call__(self, plan: Plan) -> Trace:
+        """Returns the trace of a plan, scaled from its combination's short runs.
+
+        Raises:
+            Untraceable: the runs failed, or their sizes follow no law.
+        """
+        key = plan.combination.key, plan.accumulation_steps > 1
+        if key not in self._laws:
+            records = Records()
+            law = records.own(lambda size: self._record(plan.replace(**{MICRO_BATCH_SIZE: size})), self._sizes)
+            self._laws[key] = law or Refusal(records.reason)
+        known = self._laws[key]
+        found = known if isinstance(known, Refusal) else known.at(plan.micro_batch_size)
+        if isinstance(found, Refusal):
+            raise Untraceable(found.reason, "in short runs")
+        return found
+
+    @property
+    def reach(self) -> int:
+        """The largest micro batch for which the law has bounds."""
+        return REACH * max(self._sizes, default=0)
+
+
+def listed(sizes: Sequence[int]) -> str:
+    """Returns sizes in words: "2, 4 and 8"."""
+    return " and ".join(filter(None, (", ".join(map(str, sizes[:-1])), str(sizes[-1]))))
+
+
+def small_sizes(sizes: Sequence[int], most: int) -> tuple[int, ...]:
+    """Returns the three micro batches to record, the smallest of `sizes` up to `most`; fewer where there are not.
+
+    A single sample is the last resort: where a dimension has one entry, operators leave copies out.
+    """
+    if len(sizes) < FEWEST:
+        return ()
+    for found in ([s for s in sizes if 2 <= s <= most], range(2, most + 1)):
+        if len(found) >= LEAST_TRACES:
+            return tuple(found[:LEAST_TRACES])
+    return tuple(range(min(2, most - 1), most + 1)) if most > 1 else ()

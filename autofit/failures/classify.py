@@ -1,0 +1,239 @@
+"""Failures: what an exception or a dead process means.
+
+`classify` turns the strings of an `Evidence` into a status. Never imports torch, so it also runs in a parent process.
+
+The texts are data (`texts.json`), each with its origin, where it was seen, and whether it was
+confirmed by a source, a thread or an own run. Within one text a negative entry wins over a positive one.
+"""
+
+import json
+import re
+import signal
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from pydantic import BaseModel, ConfigDict
+
+from autofit.core.outcome import Status
+from autofit.failures.evidence import TEXT_LIMIT, ErrorLink, Evidence, plain
+
+_REASON_LIMIT = 240
+
+# Statuses by what must be acted on first, when the links of one chain do not agree.
+_URGENCY = (
+    Status.INTERRUPTED,
+    Status.POISONED,
+    Status.OUT_OF_MEMORY,
+    Status.OUT_OF_HOST_MEMORY,
+    Status.SHARED_MEMORY,
+    Status.WORKER_LOST,
+    Status.TIMED_OUT,
+    Status.LAUNCH_LIMIT,
+    Status.AMBIGUOUS,
+)
+_ADVICE = {
+    Status.POISONED: "the device answers every further call with an error, only a new process helps",
+    Status.SHARED_MEMORY: "use fewer loader workers or a larger shared memory, not a smaller batch",
+    Status.LAUNCH_LIMIT: "a kernel limit of this chip, memory is not short",
+    Status.AMBIGUOUS: "may or may not mean memory",
+    Status.WORKER_LOST: "if it was killed, the host may be short of memory: use fewer loader workers",
+}
+_TYPES = {
+    "KeyboardInterrupt": Status.INTERRUPTED,
+    "autofit.probing.watchdog.Overdue": Status.TIMED_OUT,
+    "torch.OutOfMemoryError": Status.OUT_OF_MEMORY,
+    "torch.cuda.OutOfMemoryError": Status.OUT_OF_MEMORY,
+    "cupy.cuda.memory.OutOfMemoryError": Status.OUT_OF_MEMORY,
+    "MemoryError": Status.OUT_OF_HOST_MEMORY,
+    "triton.runtime.errors.OutOfResources": Status.LAUNCH_LIMIT,
+    "triton.runtime.autotuner.OutOfResources": Status.LAUNCH_LIMIT,
+    "triton.compiler.errors.OutOfResources": Status.LAUNCH_LIMIT,
+}
+# cudaError_t and hipError_t. Sticky: "To continue using CUDA, the process must be terminated and relaunched",
+# uncorrectable hardware errors, and a destroyed context.
+_STICKY_CODES = frozenset((214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721))
+_CODES = {2: Status.OUT_OF_MEMORY, 701: Status.LAUNCH_LIMIT, **dict.fromkeys(_STICKY_CODES, Status.POISONED)}
+
+# Only these carry a back end's text; a ValueError about "out of memory slots" is the user's own.
+_TEXT_TYPES = frozenset(("RuntimeError", "OSError"))
+_TEXT_PACKAGES = frozenset(("torch", "triton", "cupy", "numba"))
+_MUTE_TYPES = frozenset(
+    ("ValueError", "TypeError", "LookupError", "AssertionError", "AttributeError", "NameError", "ImportError",
+     "NotImplementedError", "RecursionError", "SyntaxError", "Warning")
+)  # fmt: skip
+
+_LOADER_WORKER = re.compile(r"Caught \w+ in (?:DataLoader worker process|pin memory thread)")
+_LOCATION = re.compile(r'File "([^"\n]+)", line (\d+), in (\S+)')
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A failure's status and, in one line for a person, what was found."""
+
+    status: Status
+    reason: str
+
+
+class FailureText(BaseModel):
+    """One entry of the text corpus.
+
+    Attributes:
+        name: what a person calls it.
+        pattern: regular expression, searched in the exception's text.
+        status: what the text means; `USER_ERROR` in a negative entry means "no special failure".
+        origin: the library that writes the text.
+        seen_in: the version, source file or issue where it was seen.
+        confirmed: whether a source, a thread or an own run backs the entry.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    pattern: re.Pattern[str]
+    status: Status
+    origin: str
+    seen_in: str
+    confirmed: bool
+
+
+@cache
+def failure_texts() -> tuple[FailureText, ...]:
+    """Returns the text corpus in the order in which it is searched: negative entries, then positive ones."""
+    corpus = json.loads(files("autofit.failures").joinpath("texts.json").read_text(encoding="utf-8"))
+    return tuple(FailureText.model_validate(entry) for entry in (*corpus["negative"], *corpus["positive"]))
+
+
+def classify(evidence: Evidence, device_is_host: bool = False) -> Verdict:
+    """Returns what the failure means: by type, then by the allocator's counters, then by the texts.
+
+    A refusal of host memory is the device's own out-of-memory when the device is the CPU. oneDNN's
+    "could not create a primitive" stays ambiguous even there: it was seen both under a memory limit and
+    with memory to spare, and its code cache alone can reach the limit of a process that has run other batch
+    sizes. The retry in a fresh process tells them apart.
+
+    Args:
+        evidence: from `collect`, or made by a parent for a child that died.
+        device_is_host: whether the device under test is the CPU.
+    """
+    if not evidence.chain:
+        return _classify_exit(evidence)
+    status, link, note = _decide(evidence)
+    if status is Status.OUT_OF_HOST_MEMORY and device_is_host:
+        status = Status.OUT_OF_MEMORY
+    advice = _ADVICE.get(status)
+    if status in (Status.USER_ERROR, Status.DATA_ERROR):
+        advice = _last_location(evidence.traceback_text)
+    told = plain(f"{note}{_headline(link)}", _REASON_LIMIT)
+    return Verdict(status, f"{told} ({advice})" if advice else told)
+
+
+def _decide(evidence: Evidence) -> tuple[Status, ErrorLink, str]:
+    """Returns the status, the link that decided it, and what to say before that link's text."""
+    typed = [(status, link) for link in evidence.chain if (status := _by_type(link)) is not None]
+    texts = [(status, link) for link in evidence.chain if (status := _by_text(link)) is not None]
+    first = [found for found in typed + texts if found[0] in (Status.INTERRUPTED, Status.POISONED)]
+    outermost = evidence.chain[0]
+    if found := _most_urgent(first) or _most_urgent(typed):
+        return *found, ""
+    if evidence.new_ooms > 0:
+        note = f"the allocator refused memory {evidence.new_ooms} times, and what came of it was: "
+        return Status.OUT_OF_MEMORY, outermost, note
+    if found := _most_urgent(texts):
+        return *found, ""
+    if evidence.phase == "fetch" or any(_LOADER_WORKER.search(link.text) for link in evidence.chain):
+        return _in_loader(evidence.chain)
+    return Status.USER_ERROR, outermost, "while preparing: " if evidence.phase == "prepare" else ""
+
+
+def _most_urgent(found: list[tuple[Status, ErrorLink]]) -> tuple[Status, ErrorLink] | None:
+    return min(found, key=lambda pair: _URGENCY.index(pair[0]), default=None)
+
+
+def _in_loader(chain: tuple[ErrorLink, ...]) -> tuple[Status, ErrorLink, str]:
+    # A killed worker shows as a broken pipe in the process that reads from it; the same error inside
+    # a worker comes wrapped, and is then the dataset's own connection.
+    for link in chain:
+        if "ConnectionError" in _names(link) and not _LOADER_WORKER.search(link.text):
+            return Status.WORKER_LOST, link, ""
+    return Status.DATA_ERROR, chain[0], ""
+
+
+def _names(link: ErrorLink) -> frozenset[str]:
+    return frozenset(name.removeprefix("builtins.") for name in (link.type_name, *link.bases))
+
+
+def _by_type(link: ErrorLink) -> Status | None:
+    if link.code in _CODES:
+        return _CODES[link.code]
+    found = [status for name in _names(link) if (status := _TYPES.get(name)) is not None]
+    return min(found, key=_URGENCY.index, default=None)
+
+
+def _by_text(link: ErrorLink) -> Status | None:
+    names = _names(link)
+    package = link.type_name.partition(".")[0]
+    if names & _MUTE_TYPES or not (names & _TEXT_TYPES or package in _TEXT_PACKAGES):
+        return None
+    text = "\n".join(_spoken(link.text))
+    for entry in failure_texts():
+        if entry.pattern.search(text):
+            return None if entry.status is Status.USER_ERROR else entry.status
+    return None
+
+
+def _spoken(text: str) -> list[str]:
+    """Returns the lines of `text` without those of a traceback inside it: source lines are not messages."""
+    lines = text.splitlines()
+    if not any("Traceback (most recent call last)" in line for line in lines):
+        return lines
+    return [line for line in lines if not line.startswith("  ") and "Traceback (most" not in line]
+
+
+def _headline(link: ErrorLink) -> str:
+    text = _one_line(" ".join(_spoken(link.text)))
+    name = _one_line(link.type_name) or "an unnamed error"
+    return f"{name}: {text}" if text else name
+
+
+def _last_location(traceback_text: str) -> str | None:
+    """Returns file, line and function of the last frame in `traceback_text`."""
+    places = _LOCATION.findall(traceback_text)
+    if not places:
+        return None
+    path, line, function = places[-1]
+    file = path.replace("\\", "/").rpartition("/")[2]  # the text may come from a process on another system
+    return _one_line(f"{file}:{line} in {function}")
+
+
+def _classify_exit(evidence: Evidence) -> Verdict:
+    number, code = evidence.exit_signal, evidence.exit_code
+    if number is None and code is not None and (code < 0 or 128 < code < 192):
+        number = -code if code < 0 else code - 128  # subprocess, then shells and containers
+    if number is None and code is None and (evidence.new_ooms > 0 or evidence.new_retries > 0):
+        reason = (
+            f"the step ran, but the allocator refused memory {evidence.new_ooms} times "
+            f"and had to flush its cache {evidence.new_retries} times"
+        )
+        return Verdict(Status.OUT_OF_MEMORY, reason)
+    if number is None:
+        ended = "without an exit code" if code is None else f"with exit code {code}"
+        return Verdict(Status.CRASHED, f"the process ended {ended} and left no result and no error")
+    name = _signal_name(number)
+    if number == signal.SIGINT:  # how CPython ends on a KeyboardInterrupt that nobody catches
+        return Verdict(Status.INTERRUPTED, f"the process was interrupted ({name})")
+    if name == "SIGKILL":
+        cause = "it may be the host's out-of-memory killer, see the kernel log or the cgroup's memory.events"
+        return Verdict(Status.CRASHED, f"the process was killed by {name}; {cause}")
+    return Verdict(Status.CRASHED, f"the process was ended by {name}")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(plain(text, TEXT_LIMIT).split())

@@ -1,0 +1,27 @@
+"""How far a loader is, which can be watched but not put back."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from autofit.guard.object_state import ValuePiece
+
+
+def loader_pieces(loader: Any) -> Iterator[ValuePiece]:
+    """Yields the pieces that watch a loader's position.
+
+    A loader's `load_state_dict` throws its running iterator away, so it is no way to put one back; without a
+    running iterator some start one to answer `state_dict`, which draws from the generators.
+    """
+    if hasattr(loader, "_num_yielded"):
+        yield progress_piece("loader", loader)
+    if hasattr(loader, "state_dict"):
+        yield ValuePiece(
+            "loader.state_dict()",
+            lambda: None if getattr(loader, "_iterator", loader) is None else loader.state_dict(),
+            None,
+        )
+
+
+def progress_piece(name: str, iterator: Any) -> ValuePiece:
+    """Returns the piece that watches how far a loader's running iterator is: it cannot be rewound."""
+    return ValuePiece(name, lambda: getattr(iterator, "_num_yielded", None), None)

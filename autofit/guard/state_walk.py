@@ -1,0 +1,301 @@
+"""Finds every piece of mutable state that the user's objects reach, once each, with a name a person can read.
+
+Followed are attributes, slots, containers and arrays of the user's and of libraries' objects; closures, defaults, fixed
+arguments and the bound object of functions; the globals that the user's code names (code.py); attributes of the user's
+classes. Not followed are the modules and classes of libraries, and what torch and Python keep for themselves.
+
+A data set can be of any size: tensors and arrays below it are copied up to `DATA_BYTES` in all, and `DATA_OBJECTS` of
+its objects are followed. What is beyond that is watched, and named in the caveats. So is what cannot be followed.
+"""
+
+import copy
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from autofit.guard import kinds
+from autofit.guard.bindings import UNBOUND, NamesPiece, cell, methods, own_attributes, slots
+from autofit.guard.code import namespaces
+from autofit.guard.digest import SIMPLE
+from autofit.guard.labels import Labels, Whereabouts
+from autofit.guard.loader_state import loader_pieces, progress_piece
+from autofit.guard.object_state import (
+    ClassPiece,
+    MappingPiece,
+    Piece,
+    SequencePiece,
+    SetPiece,
+    TensorPiece,
+    ValuePiece,
+)
+from autofit.guard.origin import Origin, class_origin
+from autofit.guard.unguarded import Unguarded, many_samples
+from autofit.guard.value_state import ArrayPiece, SamplesPiece, array_parts, is_array, value_piece
+
+DATA_KEYS = ("dataset", "data_source")
+"""Where loaders and samplers have their data."""
+
+
+class Walk:
+    """The pieces of state below some roots.
+
+    Attributes:
+        pieces: every piece, in the order found.
+        held: the pieces among them that were reached through a function or a plain object.
+        unguarded: what is only watched.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        loader: object,
+        extras: Mapping[str, object] | None,
+        functions: Mapping[str, object] | None = None,
+    ) -> None:
+        """Finds the pieces; nothing is copied, changed or iterated.
+
+        Args:
+            model: the model.
+            optimizer: its optimizer.
+            loader: a loader, or the batches themselves.
+            extras: what the user handed over by hand: also put back through its own `state_dict`, if it has one.
+            functions: step and loss functions, recipes: anything the search calls.
+        """
+        self.pieces: list[Piece] = []
+        self.held: list[Piece] = []
+        self.unguarded = Unguarded()
+        # Holding the objects keeps their ids from being given to others during the walk.
+        self._seen: dict[int, object] = {}
+        self._labels = Labels()
+        self._names: dict[int, NamesPiece] = {}
+        self._todo: deque[tuple[str, object, Whereabouts]] = deque()
+        self._look("model", model, Whereabouts())
+        self._look("optimizer", optimizer, Whereabouts())
+        for name, extra in (extras or {}).items():
+            self._look_at_extra(name, extra)
+        self._look_at_loader(loader)
+        for name, function in (functions or {}).items():
+            self._look(name, function, Whereabouts(held=True))
+
+    def tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """Returns the tensors that have bytes of their own, with their names."""
+        found = [(piece.name, piece.tensor) for piece in self.pieces if isinstance(piece, TensorPiece)]
+        return [(name, tensor) for name, tensor in found if not is_traceable_wrapper_subclass(tensor)]
+
+    def _look(self, name: str, root: object, place: Whereabouts) -> None:
+        """Finds everything below one root, breadth first: the shortest way to an object names it."""
+        self._todo.append((name, root, place))
+        while self._todo:
+            each, found, where = self._todo.popleft()
+            try:
+                self._visit(each, found, where)
+            except Exception as error:  # noqa: BLE001  # an object that raises when it is looked at stops no search
+                what = f"an object of type {type(found).__qualname__}, looking at which raised {type(error).__name__}"
+                self.unguarded.cannot_follow(each, found, what, own=True)
+
+    def _look_at_extra(self, name: str, root: object) -> None:
+        if hasattr(root, "state_dict") and not isinstance(root, (*kinds.FAMILIES, torch.Generator)):
+            load = getattr(root, "load_state_dict", None)
+            write = None if load is None else (lambda kept: load(copy.deepcopy(kept)))
+            self._add(
+                ValuePiece(f"{name}.state_dict()", lambda: copy.deepcopy(root.state_dict()), write), Whereabouts()
+            )
+            if load is not None:
+                self.unguarded.vouched_for_by(root)
+        self._look(name, root, Whereabouts())
+
+    def _look_at_loader(self, loader: Any) -> None:
+        """Finds what a loader holds. Its position can only be watched."""
+        self._look("loader", loader, Whereabouts(data=isinstance(loader, (list, tuple))))
+        for piece in loader_pieces(loader):
+            self._add(piece, Whereabouts())
+
+    def _visit(self, name: str, found: Any, place: Whereabouts) -> None:
+        """Records one object, unless it is immutable or was seen before, and notes what it holds for later."""
+        # Not `isinstance`, which asks the object for its class: a dead proxy has none.
+        if issubclass(type(found), kinds.IMMUTABLE) or id(found) in self._seen:
+            return
+        self._seen[id(found)] = found
+        if isinstance(found, torch.Tensor):
+            self._visit_tensor(name, found, place)
+        elif isinstance(found, FunctionType):
+            self._visit_function(name, found, replace(place, held=True))
+        elif isinstance(found, type):
+            self._visit_class(found, place)
+        elif parts := kinds.unwrapped(found):
+            self.unguarded.watch(name, found)
+            self._push_all([(f"{name}{end}", part) for end, part in parts], replace(place, held=True))
+        elif is_array(found):
+            self._visit_array(name, found, place)
+        elif (value := value_piece(name, found)) is not None:
+            self._add(value, place)
+        else:
+            self._visit_object(name, found, place)
+
+    def _visit_array(self, name: str, found: Any, place: Whereabouts) -> None:
+        """Records the elements of an array, and the attributes of one of a class of its own, such as a mask."""
+        self._push_all([(name, part) for part in array_parts(found)], place)
+        if self.unguarded.may_copy_array(name, found, place.data):
+            self._add(ArrayPiece(name, found), place)
+            self._follow_attributes(name, found, place, place)
+
+    def _visit_object(self, name: str, found: Any, place: Whereabouts) -> None:
+        """Records a container, an object with attributes, or both; anything else may have to be named."""
+        if isinstance(found, kinds.CONTAINERS):
+            self._visit_container(name, found, place)
+        if nature := kinds.nature(found):
+            self.unguarded.cannot_follow(name, found, nature, place.own)
+            return
+        self.unguarded.watch(name, found)
+        if kinds.is_followed(found) and self.unguarded.may_follow(name, place.data or not place.own):
+            self._follow(name, found, place)
+
+    def _follow(self, name: str, found: Any, place: Whereabouts) -> None:
+        """Records all attributes of an object, and its class, and notes what they hold."""
+        family, origin = isinstance(found, kinds.FAMILIES), class_origin(type(found))
+        if isinstance(found, torch.optim.Optimizer):
+            self._labels.number(found)
+        if isinstance(found, nn.Module):
+            self._add(ClassPiece(name, found), place)
+        module = isinstance(found, (nn.Module, torch.optim.Optimizer))
+        if module:  # wherever it was found, it is trained
+            place = replace(place, data=False, held=False)
+        below = replace(
+            place,
+            own=family or origin is Origin.USER or (origin is Origin.STANDARD and place.own),
+            data=place.data or isinstance(found, Dataset),
+            held=place.held or not family,
+        )
+        for kind in type(found).__mro__:
+            if class_origin(kind) is Origin.USER:
+                self._todo.append((kind.__qualname__, kind, replace(below, held=True)))
+        if isinstance(found, torch.jit.ScriptModule):
+            self._note_compiled(name, found, below)
+        for piece in slots(name, found):
+            self._add(piece, place)
+            self._todo.append((piece.name, piece.value(), below))
+        self._follow_attributes(name, found, place, below)
+
+    def _follow_attributes(self, name: str, found: object, place: Whereabouts, below: Whereabouts) -> None:
+        attributes = getattr(found, "__dict__", None)
+        if isinstance(attributes, dict):
+            self._add(MappingPiece(name, attributes, self._labels.of), place)
+            for key, value in list(attributes.items()):
+                self._note_attribute(name, key, value, found, below)
+
+    def _note_compiled(self, name: str, found: Any, place: Whereabouts) -> None:
+        """Notes what a compiled module keeps in C++, out of its `__dict__`."""
+        self._add(ValuePiece(f"{name}.training", lambda: found.training, found.train), place)
+        own = (found.named_parameters(recurse=False), found.named_buffers(recurse=False), found.named_children())
+        self._push_all([(f"{name}.{key}", value) for each in own for key, value in each], place)
+
+    def _note_attribute(self, name: str, key: str, value: Any, owner: object, place: Whereabouts) -> None:
+        label = self._labels.of(name, key)
+        if key.startswith("_") and class_origin(type(owner)) is not Origin.USER:
+            place = replace(place, own=False)
+        if isinstance(owner, nn.Module) and key in ("_parameters", "_buffers", "_modules"):
+            label = name
+        if isinstance(owner, DataLoader) and key == "_iterator":
+            if value is not None:
+                self._add(progress_piece(label, value), Whereabouts())
+            return
+        if isinstance(owner, (DataLoader, Sampler)) and key in DATA_KEYS:
+            place = replace(place, data=True)
+        self._todo.append((label, value, place))
+
+    def _visit_function(self, name: str, found: FunctionType, place: Whereabouts) -> None:
+        """Records the closure, defaults, attributes and named globals of a function."""
+        place = replace(place, own=True) if kinds.is_users(found) else replace(place, own=False)
+        self._add(MappingPiece(name, found.__dict__, self._labels.of), place)
+        self._push_all([(f"{name}.{key}", value) for key, value in found.__dict__.items()], place)
+        if kinds.is_torchs(found):
+            return
+        for variable, kept in zip(found.__code__.co_freevars, found.__closure__ or (), strict=True):
+            piece = cell(f"{name}.{variable}", kept)
+            self._add(piece, place)
+            self._todo.append((piece.name, piece.value(), place))
+        for defaults in (found.__defaults__, found.__kwdefaults__):
+            self._todo.append((f"{name} (default)", defaults, place))
+        for module, namespace, names in namespaces(found):
+            self._visit_names(module, namespace, names, None, place)
+
+    def _visit_class(self, found: type, place: Whereabouts) -> None:
+        """Records the attributes of a class of the user's, and what its methods hold."""
+        if class_origin(found) is not Origin.USER or issubclass(found, SIMPLE):
+            return
+        place = replace(place, own=True, held=True)
+        self._visit_names(found.__qualname__, vars(found), tuple(own_attributes(found)), found, place)
+        self._push_all([(f"{found.__qualname__}.{method.__name__}", method) for method in methods(found)], place)
+
+    def _visit_names(
+        self, name: str, namespace: Any, names: tuple[str, ...], owner: type | None, place: Whereabouts
+    ) -> None:
+        """Records names of a module or class, and notes what they are bound to."""
+        key = id(namespace) if owner is None else id(owner)
+        piece = self._names.get(key)
+        if piece is None:
+            self._seen[id(namespace)] = namespace
+            piece = self._names[key] = NamesPiece(name, (lambda: vars(owner)) if owner else (lambda: namespace), owner)
+            self._add(piece, place)
+        for each in names:
+            if each not in piece.names:
+                piece.names[each] = None
+                if (value := namespace.get(each, UNBOUND)) is not UNBOUND:
+                    self._todo.append((f"{name}.{each}", value, place))
+
+    def _visit_container(self, name: str, found: Any, place: Whereabouts) -> None:
+        """Records a container, and notes its values or items."""
+        if isinstance(found, dict):
+            self._add(MappingPiece(name, found, self._labels.of), place)
+        elif isinstance(found, (list, deque)):
+            self._add(SequencePiece(name, found), place)
+        elif isinstance(found, set):
+            self._add(SetPiece(name, found), place)
+        entries = kinds.entries(found)
+        if place.data and (samples := many_samples(entries)):
+            if self.unguarded.may_copy_samples(name, samples):
+                self._add(SamplesPiece(name, samples), place)
+            return
+        if not self.unguarded.may_enter(name, entries, place.own):
+            return
+        items = dict.items(found) if isinstance(found, dict) else enumerate(entries)
+        keys = [key for key in found if isinstance(key, nn.Module)] if isinstance(found, dict) else []
+        self._push_all([(f"{self._labels.of(name, key)} (key)", key) for key in keys], place)
+        self._push_all([(self._labels.of(name, key), value) for key, value in items], place)
+
+    def _visit_tensor(self, name: str, tensor: torch.Tensor, place: Whereabouts) -> None:
+        """Records a tensor, its gradient, its hooks and the attributes set on it."""
+        if kinds.has_no_storage(tensor):
+            self.unguarded.cannot_follow(name, tensor, "a tensor without memory of its own", place.own)
+            return
+        if not self.unguarded.may_copy_tensor(name, tensor, place.data):
+            return
+        self._add(TensorPiece(name, tensor), place)
+        if place.data and type(tensor) is torch.Tensor and tensor.is_leaf and not tensor.requires_grad:
+            return  # one of many samples: nothing hangs on it
+        self._add(ClassPiece(name, tensor), place)
+        if is_traceable_wrapper_subclass(tensor):
+            for attribute in tensor.__tensor_flatten__()[0]:
+                self._todo.append((f"{name}.{attribute}", getattr(tensor, attribute), place))
+        for attribute in TensorPiece.HOOKS:
+            self._todo.append((f"{name}.{attribute}", getattr(tensor, attribute, None), place))
+        if tensor.is_leaf or tensor.retains_grad:
+            self._todo.append((f"{name}.grad", tensor.grad, place))
+        self._add(MappingPiece(name, vars(tensor), self._labels.of), place)
+        self._push_all([(self._labels.of(name, key), value) for key, value in vars(tensor).items()], place)
+
+    def _push_all(self, found: list[tuple[str, object]], place: Whereabouts) -> None:
+        self._todo.extend((name, value, place) for name, value in found)
+
+    def _add(self, piece: Piece, place: Whereabouts) -> None:
+        self.pieces.append(piece)
+        if place.held:
+            self.held.append(piece)

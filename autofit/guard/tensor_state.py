@@ -1,0 +1,189 @@
+"""The bytes of tensors: kept in host memory, compared bit by bit, and written back into the same tensors.
+
+Work is done on whole storages, not on tensors: tied tensors, overlapping views and expanded buffers are then
+copied once and come back with their sharing intact. Bytes are written through a view of their own, so that no
+version counter moves.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Self
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from autofit.guard.digest import fingerprint
+
+_CHUNK_BYTES = 64 * 2**20
+
+
+class Layout(NamedTuple):
+    """How a tensor looks into its storage; the offset is counted in elements."""
+
+    dtype: torch.dtype
+    device: torch.device
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Self:
+        """Returns the layout of a strided tensor, uninitialised (lazy) parameters included."""
+        raw = tensor.data
+        return cls(raw.dtype, raw.device, tuple(raw.shape), raw.stride(), int(raw.storage_offset()))
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The bytes of the storage from the first to past the last element; none without elements."""
+        start = self.offset * self.dtype.itemsize
+        if math.prod(self.shape) == 0:
+            return start, start
+        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True))
+        return start, start + (last + 1) * self.dtype.itemsize
+
+    def into(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        """Returns a new tensor of this layout over `storage`."""
+        empty = torch.empty(0, dtype=self.dtype, device=self.device)
+        return empty.set_(storage, self.offset, self.shape, self.stride)
+
+
+class _View(NamedTuple):
+    name: str
+    tensor: torch.Tensor
+    layout: Layout
+
+    def looks_into(self, storage: torch.UntypedStorage) -> bool:
+        """Returns whether the tensor looks into `storage`, with the layout of the snapshot."""
+        same_storage = self.tensor.data.untyped_storage()._cdata == storage._cdata
+        return same_storage and Layout.of(self.tensor) == self.layout
+
+
+class StorageBytes:
+    """The bytes of one storage, as seen by the named tensors that share it.
+
+    Attributes:
+        untouched: whether the last `restore` found everything as it was, so that it need not be compared once more.
+    """
+
+    def __init__(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Copies the bytes that the tensors span to host memory; without data, only the layout is kept."""
+        self.name = tensors[0][0]
+        self._views = [_View(name, tensor, Layout.of(tensor)) for name, tensor in tensors]
+        spans = [view.layout.span for view in self._views]
+        self._start, self._stop = min(low for low, _ in spans), max(high for _, high in spans)
+        storage = tensors[0][1].data.untyped_storage()
+        # The storage is held weakly: a reference would keep it on the device when a probe converts the model, and so
+        # count against the memory under test. Where others still look into it, the tensors return to it.
+        self._origin = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # torch has no types here
+        self._device = storage.device
+        self._host: torch.Tensor | None = None
+        self.untouched = False
+        # Sharded training frees a storage between uses: the tensor keeps its shape and has no bytes.
+        if self._device.type != "meta" and self._start < self._stop <= storage.nbytes():
+            self._host = _bytes_of(storage, self._start, self._stop).to("cpu", copy=True)
+
+    def differences(self) -> Iterator[str]:
+        """Yields the names of the tensors whose layout, sharing or bytes are not those of the snapshot."""
+        moved = self._moved()
+        if moved or self._host is None:
+            yield from moved
+            return
+        storage = self._storage()
+        if same_bytes(_bytes_of(storage, self._start, self._stop), self._host):
+            return
+        for view in self._views:
+            low, high = view.layout.span
+            host = self._host[low - self._start : high - self._start]
+            if not same_bytes(_bytes_of(storage, low, high), host):
+                yield view.name
+
+    def restore(self) -> None:
+        """Puts the bytes back, and the original layout and sharing where a tensor's data was exchanged."""
+        moved = bool(self._moved())
+        self.untouched = False
+        if moved:
+            storage = self._storage()
+            if storage._cdata != self._origin.cdata or storage.nbytes() < self._stop:
+                storage = _new_storage(self._stop, self._device)
+            for view in self._views:
+                if not view.looks_into(storage):
+                    view.tensor.data = view.layout.into(storage)
+        if self._host is None:
+            return
+        current = _bytes_of(self._storage(), self._start, self._stop)
+        # On the host, pages that nobody wrote stay clean: a memory-mapped checkpoint is not copied.
+        if self._device.type != "cpu" or not same_bytes(current, self._host):
+            current.copy_(self._host)
+        else:
+            self.untouched = not moved
+
+    def _storage(self) -> torch.UntypedStorage:
+        """Returns the original storage while anything looks into it, else that of the first tensor."""
+        first = self._views[0].tensor.data.untyped_storage()
+        if first._cdata == self._origin.cdata:
+            return first
+        alive: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self._origin.cdata)
+        return first if alive is None else alive
+
+    def _moved(self) -> list[str]:
+        """Returns the names of the tensors with another layout, or no longer in the storage of the others."""
+        storage = self._storage()
+        freed = self._host is not None and storage.nbytes() < self._stop
+        return [view.name for view in self._views if freed or not view.looks_into(storage)]
+
+
+class OpaqueTensor:
+    """A tensor without strides (sparse, mkldnn), kept and put back as a whole."""
+
+    untouched = False
+
+    def __init__(self, name: str, tensor: torch.Tensor) -> None:
+        self.name, self._tensor = name, tensor
+        self._host = tensor.detach().clone().cpu()
+
+    def differences(self) -> Iterator[str]:
+        """Yields the tensor's name when its content is not that of the snapshot."""
+        if fingerprint(self._tensor.detach().cpu()) != fingerprint(self._host):
+            yield self.name
+
+    def restore(self) -> None:
+        """Copies the content back into the same tensor."""
+        with torch.no_grad():
+            self._tensor.copy_(self._host)
+
+
+def keep(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[StorageBytes | OpaqueTensor]:
+    """Takes the bytes of the tensors, one entry for each storage or tensor without strides."""
+    shared: dict[int, list[tuple[str, torch.Tensor]]] = {}
+    opaque: list[StorageBytes | OpaqueTensor] = []
+    for name, tensor in tensors:
+        if tensor.layout is torch.strided:
+            shared.setdefault(tensor.data.untyped_storage()._cdata, []).append((name, tensor))
+        else:
+            opaque.append(OpaqueTensor(name, tensor))
+    return [*map(StorageBytes, shared.values()), *opaque]
+
+
+def _new_storage(size_bytes: int, device: torch.device) -> torch.UntypedStorage:
+    """Returns a new storage with undefined content."""
+    return torch.empty(size_bytes, dtype=torch.uint8, device=device).untyped_storage()
+
+
+def _bytes_of(storage: torch.UntypedStorage, start: int, stop: int) -> torch.Tensor:
+    """Returns bytes `start` to `stop` of a storage as a uint8 tensor over the same memory."""
+    empty = torch.empty(0, dtype=torch.uint8, device=storage.device)
+    return empty.set_(storage, start, (stop - start,), (1,))
+
+
+def same_bytes(current: torch.Tensor, host: torch.Tensor) -> bool:
+    """Returns whether two uint8 tensors are equal; one on a device is fetched chunk by chunk."""
+    if current.device.type != "cpu":
+        parts = [slice(low, low + _CHUNK_BYTES) for low in range(0, current.numel(), _CHUNK_BYTES)]
+        return all(same_bytes(current[part].cpu(), host[part]) for part in parts)
+    if current.storage_offset() % 8 or host.storage_offset() % 8:
+        return torch.equal(current, host)
+    # Comparing as int64 is five times faster than as uint8.
+    whole = current.numel() - current.numel() % 8
+    return torch.equal(current[:whole].view(torch.int64), host[:whole].view(torch.int64)) and torch.equal(
+        current[whole:], host[whole:]
+    )

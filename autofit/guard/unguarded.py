@@ -1,0 +1,188 @@
+"""What is only watched: what cannot be followed, and what of a data set is too large to be copied.
+
+It is named before the search. A change that is seen all the same is named after it.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
+from types import MemberDescriptorType
+from typing import Any, TypeVar
+
+import torch
+
+from autofit.core.units import format_bytes, format_names
+from autofit.guard import kinds
+from autofit.guard.bindings import slot_value
+from autofit.guard.library_state import shown_state
+from autofit.guard.object_state import Piece
+from autofit.guard.value_state import (
+    WatchPiece,
+    is_mapped,
+    watched_array,
+    watched_object,
+    watched_tensors,
+)
+
+AnyPiece = TypeVar("AnyPiece", bound=Piece)
+
+DATA_BYTES = 256 * 2**20
+"""So much of a data set's tensors and arrays is copied."""
+DATA_OBJECTS = 20_000
+"""So many objects are followed below a data set, and in what libraries hold: about 0.3 s."""
+FEW = 16
+"""From so many entries on, a container of plain values, or of tuples of them, is recorded and not entered."""
+LONG = 10_000
+"""A container with more entries than this is recorded, but not entered."""
+MANY = 256
+"""From so many tensors of a data set in one container on, they are handled together."""
+_NAMED = 5
+_HAND_OVER = "Hand over by extras=[...] an object whose state_dict() and load_state_dict() cover it, if that matters."
+
+
+class Unguarded:
+    """What the walk cannot put back, or does not for its size.
+
+    Attributes:
+        pieces: watch over it.
+    """
+
+    def __init__(self) -> None:
+        self.pieces: list[WatchPiece] = []
+        self._opaque: dict[int, tuple[str, str]] = {}
+        self._large: dict[str, str] = {}
+        self._vouched: set[int] = set()
+        self._data_bytes = self._objects = 0
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """What a person is to know before the search; nothing for most workloads."""
+        found = []
+        if opaque := [f"{name} ({what})" for key, (name, what) in self._opaque.items() if key not in self._vouched]:
+            found.append(f"cannot be put back if a step changes it: {format_names(opaque, _NAMED)}. {_HAND_OVER}")
+        if self._large:
+            large = [f"{name} ({what})" for name, what in self._large.items()]
+            found.append(
+                f"watched but not copied, because it is large: {format_names(large, _NAMED)}. What your code writes to "
+                "it while tuning stays. Hand over by extras=[...] what is to be put back."
+            )
+        return tuple(found)
+
+    def vouched_for_by(self, extra: object) -> None:
+        """Takes note that `extra` says and sets the state of what it holds."""
+        members = (
+            m for kind in type(extra).__mro__ for m in vars(kind).values() if isinstance(m, MemberDescriptorType)
+        )
+        held = [*getattr(extra, "__dict__", {}).values(), *(slot_value(extra, member) for member in members)]
+        self._vouched |= {id(value) for value in (extra, *held)}
+
+    def cannot_follow(self, name: str, found: object, what: str, own: bool) -> None:
+        """Takes note of an object that can be neither followed nor copied; a library's own are its own business."""
+        if own:
+            self._opaque[id(found)] = (name, what)
+            self.pieces.append(watched_object(name, found))
+
+    def watch(self, name: str, found: object) -> None:
+        """Watches the state that a library's object shows."""
+        if (read := shown_state(found)) is not None:
+            self.pieces.append(WatchPiece(name, read))
+
+    def saved(self, pieces: Iterable[AnyPiece]) -> list[AnyPiece]:
+        """Saves the pieces and returns them, but for those that cannot be read: of these it takes note."""
+        saved = []
+        for piece in pieces:
+            try:
+                piece.save()
+            except Exception as error:  # noqa: BLE001  # an object that raises when it is read stops no search
+                self._opaque[id(piece)] = (piece.name, f"reading it raised {type(error).__name__}")
+            else:
+                saved.append(piece)
+        return saved
+
+    def may_follow(self, name: str, limited: bool) -> bool:
+        """Returns whether the attributes of one more object are followed; without limit in the user's own state."""
+        if not limited:
+            return True
+        self._objects += 1
+        if self._objects == DATA_OBJECTS:
+            self._large[name] = f"and others: only {DATA_OBJECTS:,} objects are followed"
+        return self._objects < DATA_OBJECTS
+
+    def may_enter(self, name: str, found: Collection[Any], own: bool) -> bool:
+        """Returns whether the entries of a container are followed: not plain values, nor many others."""
+        if len(found) < FEW:
+            return True
+        if _are_plain(found):
+            return False
+        if len(found) <= LONG:
+            return True
+        if own:
+            tensors = [value for value in found if isinstance(value, torch.Tensor)]
+            if tensors:
+                self.pieces.append(watched_tensors(name, tensors))
+            self._large[name] = f"{len(found):,} entries"
+        return False
+
+    def may_copy_samples(self, name: str, samples: Sequence[torch.Tensor]) -> bool:
+        """Returns whether the many tensors of a data set are copied."""
+        if self._take(name, sum(tensor.nbytes for tensor in samples)):
+            return True
+        self.pieces.append(watched_tensors(name, samples))
+        return False
+
+    def may_copy_tensor(self, name: str, tensor: torch.Tensor, data: bool) -> bool:
+        """Returns whether a tensor is copied; a large one of a data set is only watched."""
+        if not data or tensor.layout is not torch.strided:
+            return True
+        size_bytes = tensor.numel() * tensor.element_size()
+        if self._take(name, size_bytes):
+            return True
+        self.pieces.append(watched_tensors(name, [tensor]))
+        return False
+
+    def may_copy_array(self, name: str, array: Any, data: bool) -> bool:
+        """Returns whether an array is copied; one that nobody can write need not be, one in a file cannot."""
+        if not array.flags.writeable:
+            return False
+        if is_mapped(array):
+            self._large[name] = f"a file of {format_bytes(array.nbytes)} that is open for writing"
+        elif not data or self._take(name, array.nbytes):
+            return True
+        self.pieces.append(watched_array(name, array))
+        return False
+
+    def _take(self, name: str, size_bytes: int) -> bool:
+        if self._data_bytes + size_bytes <= DATA_BYTES:
+            self._data_bytes += size_bytes
+            return True
+        self._large[name] = f"{format_bytes(size_bytes)}; {format_bytes(DATA_BYTES)} of a data set are copied"
+        return False
+
+
+def many_samples(found: Collection[Any]) -> list[torch.Tensor]:
+    """Returns the tensors of a container of many plain tensors, or of tuples of them; none of any other container."""
+    if len(found) < MANY:
+        return []
+    if set(map(type, found)).isdisjoint((torch.Tensor, tuple)):
+        return []
+    flat: list[Any] = []
+    for item in found:
+        flat.extend(item) if type(item) is tuple else flat.append(item)
+    tensors = [value for value in flat if type(value) is torch.Tensor]
+    others = {type(value) for value in flat} - {torch.Tensor}
+    simple = all(issubclass(kind, kinds.IMMUTABLE) for kind in others)
+    return tensors if simple and all(map(_is_plain, tensors)) else []
+
+
+def _are_plain(values: Collection[Any]) -> bool:
+    """Returns whether all are plain values, or all are tuples of them; asks each class once."""
+    types = set(map(type, values))
+    if types == {tuple}:
+        types = set(map(type, chain.from_iterable(values)))
+    return all(issubclass(kind, kinds.IMMUTABLE) for kind in types)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor is values and nothing else: no graph, hooks, transform or layout of its own."""
+    if tensor.requires_grad or not tensor.is_leaf or tensor.is_inference() or tensor.is_nested:
+        return False
+    return tensor.layout is torch.strided and tensor.device.type == "cpu" and not vars(tensor)

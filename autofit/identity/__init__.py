@@ -1,0 +1,1 @@
+"""What makes measurements of two workloads comparable: digests of their structure, code and options."""

@@ -1,0 +1,152 @@
+"""Identity: what makes two measurements comparable. Digests of a workload's structure, code, options and flags."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from autofit.identity.reach import reach
+from autofit.identity.reached_facts import ReachedFacts
+from autofit.identity.stable_text import plain
+from autofit.workloads.batches import BatchSource
+from autofit.workloads.tree import describe
+from autofit.workloads.weights import COLLATED, SAMPLES
+from autofit.workloads.workload import Workload
+
+
+def signature(model: nn.Module, structure: str, loss: str) -> str:
+    """Returns "model-data": short digests of the model's structure, and of the batch's structure with the loss.
+
+    Values do not count: a model keeps its signature while it trains.
+    """
+    return f"{model_signature(model)}-{digest([structure, loss])}"
+
+
+def model_signature(model: nn.Module) -> str:
+    """Returns a short digest of the names, classes, shapes and types of a model's modules and parameters."""
+    modules = [f"{name}:{type(module).__qualname__}" for name, module in model.named_modules()]
+    return digest(modules + [f"{n}:{tuple(p.shape)}:{p.dtype}:{p.requires_grad}" for n, p in model.named_parameters()])
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The code and the plain attributes that a workload reaches (see `autofit.identity.reach`).
+
+    Attributes:
+        step: from model, loss or step function, and optimizer recipe.
+        data: from the data set, what samples and what collates it, and the worst case.
+    """
+
+    step: ReachedFacts
+    data: ReachedFacts
+
+    @classmethod
+    def of(cls, workload: Workload) -> Self:
+        """Returns what a workload reaches now. Takes milliseconds, and changes nothing."""
+        recipe = workload.optimizer
+        made = {"optimizer": type(recipe) if isinstance(recipe, torch.optim.Optimizer) else recipe}
+        step = reach(model=workload.model, loss_fn=workload.loss_fn, step_fn=workload.step_fn, **made)
+        return cls(step, reach(**_data_of(workload.loader), worst_case=workload.worst_case))
+
+    def digests(self, others: Sequence[Self]) -> dict[str, str]:
+        """Returns digests of what was the same in other looks: what steps in between have changed says nothing."""
+        step, data = self.step, self.data
+        for other in others:
+            step, data = step.stable(other.step), data.stable(other.data)
+        return {
+            "code": digest(step.lines("code")),
+            "attributes": digest(step.lines("attributes")),
+            "data": digest([*data.lines("code"), *data.lines("attributes")]),
+        }
+
+
+def settings(
+    workload: Workload,
+    optimizer: torch.optim.Optimizer | None,
+    device_type: str,
+    source: BatchSource,
+    others: Sequence[Reached] = (),
+) -> dict[str, str]:
+    """Returns what else changes what is measured, as names and short digests.
+
+    Args:
+        workload: the code and the plain attributes that it reaches, and its options count; its weights do not.
+        optimizer: the optimizer of a step; its options count but for the learning rate.
+        device_type: whose autocast state counts.
+        source: whose worst batch counts, and how the samples of its batches are counted.
+        others: what the workload reached before any step of it ran, and when some had run, if any has.
+    """
+    found = {
+        "mode": workload.mode,
+        "max_grad_norm": str(workload.max_grad_norm),
+        **Reached.of(workload).digests(others),
+        "worst_sample": digest([describe([source.worst(source.small_size)])]),
+        "flags": digest(_flags(device_type)),
+    }
+    if not source.has_rows:
+        found[SAMPLES] = COLLATED
+    if optimizer is not None:
+        found["optimizer"] = type(optimizer).__name__
+        found["optimizer_options"] = digest(_options(optimizer))
+    return found
+
+
+def own_version() -> str:
+    """Returns the version of the installed distribution, or "source"."""
+    try:
+        return version("torch-autofit")
+    except PackageNotFoundError:
+        return "source"
+
+
+def digest(lines: Sequence[str]) -> str:
+    """Returns 8 hexadecimal digits that change with any of `lines`."""
+    return hashlib.sha256("\n".join(lines).encode(errors="backslashreplace")).hexdigest()[:8]
+
+
+def _data_of(loader: Any) -> dict[str, object]:
+    """Returns what makes batches: the parts of a `DataLoader`, or else the loader itself; and how long its data is."""
+    parts: dict[str, object] = {"dataset": loader}
+    if isinstance(loader, DataLoader):
+        names = ("dataset", "collate_fn", "sampler", "batch_sampler")
+        parts = {name: getattr(loader, name) for name in names}
+    data = parts["dataset"]
+    return parts | {"kind": type(data).__qualname__, "length": _length(data)}
+
+
+def _length(data: Any) -> int | None:
+    try:
+        return len(data)
+    except Exception:  # noqa: BLE001  # the user's own method: without a length there is none to compare
+        return None
+
+
+def _options(optimizer: torch.optim.Optimizer) -> list[str]:
+    """Returns the options of each group, less those that a schedule changes and that no measurement depends on."""
+    groups: Iterable[dict[str, Any]] = optimizer.param_groups
+    return [f"{len(group['params'])}:" + ",".join(_options_of(group)) for group in groups]
+
+
+def _options_of(group: dict[str, Any]) -> Iterator[str]:
+    varying = {"params", "lr", "initial_lr"}
+    if {"base_momentum", "max_momentum"} & group.keys():  # of a cyclic schedule
+        varying |= {"momentum", "betas"}
+    for name, value in sorted(group.items()):
+        if name not in varying:
+            yield f"{name}={plain(value) or type(value).__qualname__}"
+
+
+def _flags(device_type: str) -> list[str]:
+    return [
+        f"matmul={torch.backends.cuda.matmul.fp32_precision}",
+        f"conv={torch.backends.cudnn.conv.fp32_precision}",  # type: ignore[attr-defined]  # torch has no type for it
+        f"benchmark={torch.backends.cudnn.benchmark}",
+        f"deterministic={torch.backends.cudnn.deterministic},{torch.are_deterministic_algorithms_enabled()}",
+        f"autocast={torch.is_autocast_enabled(device_type)},{torch.get_autocast_dtype(device_type)}",
+        f"dtype={torch.get_default_dtype()}",
+    ]

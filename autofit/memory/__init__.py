@@ -1,0 +1,1 @@
+"""From a trace to a peak: alignment, scaling, the allocator. Never loads torch."""

@@ -1,0 +1,131 @@
+"""Breakdown: what makes up a peak, found from its trace, in parts that a person can take in."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from pydantic import BaseModel, ConfigDict
+
+from autofit.memory.trace import Kind, Trace
+
+BEYOND = "allocator's cache and rounding"
+"""Part of a peak: what the allocator holds beyond live tensors."""
+OUTSIDE = "context and libraries"
+"""Part of a peak: what the process holds on the device outside the allocator."""
+
+STANDING = (Kind.PARAMETER, Kind.BUFFER, Kind.GRADIENT, Kind.OPTIMIZER_STATE)
+PASSING = (Kind.ACTIVATION, Kind.TEMPORARY)
+"""What belongs to the pass of a module; the other kinds belong to the training as a whole."""
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
+
+
+class Part(BaseModel):
+    """A part of a peak.
+
+    Attributes:
+        name: what it is: a kind of tensor, or a module, where * stands for the numbers of repeated ones.
+        size_bytes: how much of the peak it is.
+        count: how many modules share the name.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    size_bytes: int
+    count: int = 1
+
+
+class Breakdown(BaseModel):
+    """What makes up the peak of the user's own plan.
+
+    Attributes:
+        moment: the phase of the step in which live tensors peak.
+        allocated_bytes: peak of live tensors.
+        reserved_bytes: peak of the allocator's segments; None on a host, which has none.
+        kinds: by kind of tensor, largest first; then what the allocator holds beyond live tensors, and what lies
+            outside it. They sum to the peak.
+        modules: by the module in whose pass live tensors were made, largest first; their sum is that of live tensors.
+        standing: what a step keeps whatever its batch: parameters, buffers, gradients, optimizer state.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    moment: str
+    allocated_bytes: int
+    reserved_bytes: int | None
+    kinds: tuple[Part, ...]
+    modules: tuple[Part, ...]
+    standing: tuple[Part, ...]
+
+    @property
+    def standing_bytes(self) -> int:
+        """The sum of what stands."""
+        return sum(part.size_bytes for part in self.standing)
+
+
+def anatomy(  # the readings of one peak
+    trace: Trace,
+    event: int,
+    moment: str,
+    allocated_bytes: int,
+    reserved_bytes: int | None,
+    outside_bytes: int,
+    waiting_bytes: int = 0,
+) -> Breakdown:
+    """Returns what makes up a peak.
+
+    Args:
+        trace: of the plan that peaks.
+        event: number of events up to where live tensors peak.
+        moment: the phase in which they do.
+        allocated_bytes: peak of live tensors.
+        reserved_bytes: peak of the allocator's segments; None on a host.
+        outside_bytes: what lies outside the allocator.
+        waiting_bytes: batches that are held beside those of the trace.
+    """
+    alive = trace.alive(event)
+    kinds = _by_kind(trace, alive, {Kind.BATCH.value: waiting_bytes})
+    held = allocated_bytes if reserved_bytes is None else reserved_bytes
+    beyond = held - sum(part.size_bytes for part in kinds)
+    extra = (Part(name=BEYOND, size_bytes=beyond), Part(name=OUTSIDE, size_bytes=outside_bytes))
+    return Breakdown(
+        moment=moment,
+        allocated_bytes=allocated_bytes,
+        reserved_bytes=reserved_bytes,
+        kinds=(*kinds, *(part for part in extra if part.size_bytes > 0)),
+        modules=_by_module(trace, alive),
+        standing=standing(trace),
+    )
+
+
+def standing(trace: Trace) -> tuple[Part, ...]:
+    """Returns what a step keeps whatever its batch, as it is before the last update: gradients are all there then."""
+    updates = [mark.event for mark in trace.marks if mark.name.endswith("optimizer")]
+    found = _by_kind(trace, trace.alive(updates[-1] if updates else len(trace.events)))
+    return tuple(part for part in found if part.name in STANDING)
+
+
+def _by_kind(trace: Trace, alive: Iterable[int], beside: Mapping[str, int] | None = None) -> tuple[Part, ...]:
+    sums = Counter[str](beside)
+    for handle in alive:
+        sums[trace.tensors.kinds[handle].value] += trace.tensors.sizes[handle]
+    return tuple(Part(name=name, size_bytes=size) for name, size in sums.most_common() if size)
+
+
+def _by_module(trace: Trace, alive: Iterable[int]) -> tuple[Part, ...]:
+    """Returns activations and temporaries by module; repeated modules, which differ by number, are one part."""
+    sums, members = Counter[str](), dict[str, set[int]]()
+    for handle in alive:
+        if trace.tensors.kinds[handle] not in PASSING or not trace.tensors.sizes[handle]:
+            continue
+        origin = trace.tensors.origins[handle]
+        name = _pattern(trace.modules[origin]) if origin >= 0 else "outside any module"
+        sums[name] += trace.tensors.sizes[handle]
+        members.setdefault(name, set()).add(origin)
+    return tuple(Part(name=name, size_bytes=size, count=len(members[name])) for name, size in sums.most_common())
+
+
+def _pattern(name: str) -> str:
+    """Returns a module's name with a star for each number; one that has nothing but numbers stays as it is."""
+    pattern = _NUMBER.sub("*", name)
+    return pattern if pattern.strip("*.") else name or "the model itself"

@@ -1,0 +1,179 @@
+"""Replay: a trace through the simulated allocator: how much it takes, phase by phase, and whether it fits."""
+
+from dataclasses import dataclass, field
+
+from autofit.memory.allocator.blocks import Block
+from autofit.memory.allocator.settings import Settings
+from autofit.memory.allocator.simulator import DEVICE_BYTES, CachingAllocator
+from autofit.memory.trace import Trace
+
+END = "end"
+FIRST_STEP = "step 1 "
+BEFORE = "before the first step"
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The memory that a replay has, and how the allocator uses it.
+
+    Attributes:
+        settings: the allocator's options.
+        capacity_bytes: what the device can still give to the allocator; None: no end.
+        limit_bytes: the most that the allocator may reserve (a memory fraction); None: no limit.
+        device_bytes: all memory of the device.
+    """
+
+    settings: Settings = field(default_factory=Settings)
+    capacity_bytes: int | None = None
+    limit_bytes: int | None = None
+    device_bytes: int = DEVICE_BYTES
+
+    def allocator(self) -> CachingAllocator:
+        """Returns an empty allocator with this room."""
+        return CachingAllocator(
+            self.settings,
+            capacity_bytes=self.capacity_bytes,
+            limit_bytes=self.limit_bytes,
+            device_bytes=self.device_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One phase of a trace.
+
+    Attributes:
+        name: as in `Mark.name`; what stands before the first mark is "before the first step".
+        allocated_bytes: peak while it lasted.
+        reserved_bytes: likewise.
+        peak_event: number of events up to where `allocated_bytes` was first reached.
+        retries: how often the allocator had to give its whole cache back.
+    """
+
+    name: str
+    allocated_bytes: int
+    reserved_bytes: int
+    peak_event: int
+    retries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What a trace takes of a device.
+
+    Attributes:
+        phases: in order; where memory runs out, that phase is the last.
+        ran_out_at: number of events before the request that could not be served; None: all were.
+    """
+
+    phases: tuple[Phase, ...]
+    ran_out_at: int | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether every request was served, with retries or without."""
+        return self.ran_out_at is None
+
+    @property
+    def fits_without_retries(self) -> bool:
+        """Whether it fits at full speed: the allocator never had to give its cache back."""
+        return self.fits and not any(phase.retries for phase in self.phases)
+
+    @property
+    def first_step(self) -> Phase:
+        """The largest of the first step, in which optimizer state and library workspaces appear."""
+        return _largest("first step", [p for p in self.phases if p.name.startswith((FIRST_STEP, BEFORE))])
+
+    @property
+    def later_steps(self) -> Phase | None:
+        """The largest of all later steps; None when the trace has one step or memory ran out in it."""
+        later = [p for p in self.phases if not p.name.startswith((FIRST_STEP, BEFORE))]
+        return _largest("later steps", later) if later else None
+
+    @property
+    def peak(self) -> Phase:
+        """The largest of the whole trace."""
+        return _largest("peak", list(self.phases))
+
+
+def replay(trace: Trace, room: Room | None = None) -> Replay:
+    """Returns what `trace` takes when its requests are served one by one in `room` (None: endless, torch's defaults).
+
+    All requests are made on one stream.
+    """
+    allocator = (room or Room()).allocator()
+    blocks: list[Block | None] = [None] * len(trace.tensors.sizes)
+    phases: list[Phase] = []
+    ran_out_at = None
+    for name, begin, end in _stretches(trace):
+        retries = allocator.retries
+        allocator.reset_peaks()
+        ran_out_at, peak_event = _run(allocator, trace, blocks, begin, end)
+        phase = Phase(
+            name=name,
+            allocated_bytes=allocator.peak_allocated_bytes,
+            reserved_bytes=allocator.peak_reserved_bytes,
+            peak_event=peak_event,
+            retries=allocator.retries - retries,
+        )
+        phases.append(phase)
+        if ran_out_at is not None:
+            break
+    return Replay(tuple(phases), ran_out_at)
+
+
+def peaks(trace: Trace) -> tuple[Phase, ...]:
+    """Returns the phases of a trace by live tensors alone, as a host counts them: no rounding, no segments."""
+    live, phases = 0, []
+    sizes = trace.tensors.sizes
+    for name, begin, end in _stretches(trace):
+        peak, peak_event = live, begin
+        for number, event in enumerate(trace.events[begin:end], begin):
+            live += sizes[event] if event >= 0 else -sizes[~event]
+            if live > peak:
+                peak, peak_event = live, number + 1
+        phases.append(Phase(name=name, allocated_bytes=peak, reserved_bytes=peak, peak_event=peak_event, retries=0))
+    return tuple(phases)
+
+
+def _stretches(trace: Trace) -> list[tuple[str, int, int]]:
+    """Returns name, first event and end of each phase that has events."""
+    marks = [(BEFORE, 0), *((mark.name, mark.event) for mark in trace.marks)]
+    ends = [event for _, event in marks[1:]] + [len(trace.events)]
+    stretches = [(name, begin, end) for (name, begin), end in zip(marks, ends, strict=True) if end > begin]
+    return stretches or [(BEFORE, 0, 0)]
+
+
+def _run(
+    allocator: CachingAllocator, trace: Trace, blocks: list[Block | None], begin: int, end: int
+) -> tuple[int | None, int]:
+    """Serves a stretch of events; returns where memory ran out, if it did, and where allocated was highest."""
+    malloc, free, sizes = allocator.malloc, allocator.free, trace.tensors.sizes
+    peak, peak_event = allocator.allocated_bytes, begin
+    for number, event in enumerate(trace.events[begin:end], begin):
+        if event >= 0:
+            size = sizes[event]
+            if size:
+                block = malloc(size)
+                if block is None:
+                    return number, peak_event
+                blocks[event] = block
+                if allocator.allocated_bytes > peak:
+                    peak, peak_event = allocator.allocated_bytes, number + 1
+        else:
+            freed = blocks[~event]
+            if freed is not None:
+                free(freed)
+                blocks[~event] = None
+    return None, peak_event
+
+
+def _largest(name: str, phases: list[Phase]) -> Phase:
+    highest = max(phases, key=lambda phase: phase.allocated_bytes)
+    return Phase(
+        name=name,
+        allocated_bytes=highest.allocated_bytes,
+        reserved_bytes=max(phase.reserved_bytes for phase in phases),
+        peak_event=highest.peak_event,
+        retries=sum(phase.retries for phase in phases),
+    )

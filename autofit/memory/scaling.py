@@ -1,0 +1,213 @@
+"""Scaling: the trace of a plan at any micro batch size, from its traces at a few sizes.
+
+The size of everything that lasts is a + c·b in the micro batch b, with whole numbers a and c
+(reference/memory_prediction.md 5): two traces give a and c, all others check them. What an operator takes for the
+moment may follow the device instead (a sum takes room for so many blocks of threads, then no more); where it is not
+affine it is drawn between the traced sizes, in straight pieces. So is everything where the batches themselves are not
+affine: the largest graph has more nodes than the next. Peaks are not scaled: the scaled trace is replayed.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil, gcd
+
+from autofit.memory.alignment import Alignment, Refusal, aligned, described
+from autofit.memory.trace import Kind, Tensors, Trace
+
+LEAST_TRACES = 3
+SHOWN = 3
+FEWEST_UNITS = 32
+"""Of so many units a wrong guess of the unit does not matter much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """The law of each allocation's size.
+
+    Attributes:
+        pattern: the trace whose events hold at all sizes.
+        traced: the micro batch sizes that were traced, ascending.
+        fixed: bytes at a micro batch of 0, by handle; may be negative.
+        per_sample: bytes more for each sample.
+        uneven: allocations that are not affine: handle to bytes at each of the traced sizes.
+        rounded: those of them that last, and are nearly affine.
+        momentary: allocations that an operator takes and gives back.
+    """
+
+    pattern: Trace
+    traced: tuple[int, ...]
+    fixed: tuple[int, ...]
+    per_sample: tuple[int, ...]
+    uneven: dict[int, tuple[int, ...]]
+    rounded: frozenset[int] = frozenset()
+    momentary: frozenset[int] = frozenset()
+
+    def exact_at(self, micro_batch_size: int) -> bool:
+        """Says whether no size at this micro batch is drawn between, or beyond, the traced ones."""
+        return not self.uneven or micro_batch_size in self.traced
+
+    def at(self, micro_batch_size: int, grown_to: int | None = None) -> Trace | Refusal:
+        """Returns the trace at a micro batch size; refuses where a size would be negative.
+
+        Args:
+            micro_batch_size: any.
+            grown_to: what is momentary is no larger than at this size: beyond it may have stopped growing.
+        """
+        sizes = self._sizes(micro_batch_size)
+        if grown_to is not None and grown_to < micro_batch_size:
+            then = self._sizes(grown_to)
+            for handle in self.momentary:
+                sizes[handle] = min(sizes[handle], then[handle])
+        if sizes and min(sizes) < 0:
+            handle = sizes.index(min(sizes))
+            what = described(self.pattern, handle)
+            return Refusal(f"at a micro batch of {micro_batch_size} {what} would have {sizes[handle]} bytes")
+        # model_copy does not validate the columns again: a replay must not cost less than making its trace.
+        tensors = self.pattern.tensors.model_copy(update={"sizes": tuple(sizes)})
+        notes = (*self.pattern.notes, *self._notes(micro_batch_size))
+        return self.pattern.model_copy(
+            update={"micro_batch_size": micro_batch_size, "tensors": tensors, "notes": notes}
+        )
+
+    def _sizes(self, micro_batch_size: int) -> list[int]:
+        sizes = [a + c * micro_batch_size for a, c in zip(self.fixed, self.per_sample, strict=True)]
+        for handle, nodes in self.uneven.items():
+            beyond = handle in self.rounded and micro_batch_size > self.traced[-1]
+            draw = _line if beyond else _between
+            sizes[handle] = max(int(draw(self.traced, nodes, micro_batch_size)), 0)
+        return sizes
+
+    def _notes(self, micro_batch_size: int) -> tuple[str, ...]:
+        if self.exact_at(micro_batch_size):
+            return ()
+        handle = max(self.uneven, key=lambda h: max(self.uneven[h]))
+        traced = ", ".join(map(str, self.traced))
+        return (
+            f"{len(self.uneven)} allocations are not affine in the micro batch and are taken from the traces "
+            f"at {traced}; the largest is {described(self.pattern, handle)}, of up to {max(self.uneven[handle])} bytes",
+        )
+
+
+def scaling(traces: Sequence[Trace], least: int = LEAST_TRACES, slack_ratio: float = 0.0) -> Scaling | Refusal:
+    """Returns the law of the sizes in the traces of one plan at different micro batch sizes.
+
+    Args:
+        traces: the largest should not be below the sizes that will be asked for.
+        least: so many traces at least; two give a law that nothing checks.
+        slack_ratio: by this share may what lasts differ from a straight line, as a library rounds up what it keeps; it
+            is then drawn between the traced sizes too.
+    """
+    traces = sorted(traces, key=lambda trace: trace.micro_batch_size)
+    traced = tuple(trace.micro_batch_size for trace in traces)
+    if len(set(traced)) < max(least, len(traces)):
+        return Refusal(f"the traces are at micro batches of {traced}; expected at least {least} different sizes")
+    alignment = aligned(traces)
+    if isinstance(alignment, Refusal):
+        return alignment
+    fixed, per_sample, bent = _laws(alignment, traced)
+    pattern = _pattern(alignment, traces)
+    uneven = {handle: tuple(sizes[handle] for sizes in alignment.sizes) for handle in bent}
+    lasting = [handle for handle in bent if not alignment.momentary[handle]]
+    ragged = any(alignment.kinds[handle] is Kind.BATCH for handle in lasting)
+    if not ragged and not all(_is_straight(traced, uneven[handle], slack_ratio) for handle in lasting):
+        return Refusal(_not_affine(pattern, alignment, traced, lasting))
+    momentary = frozenset(handle for handle, brief in enumerate(alignment.momentary) if brief)
+    return Scaling(pattern, traced, fixed, per_sample, uneven, frozenset(lasting), momentary)
+
+
+def _laws(alignment: Alignment, traced: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], list[int]]:
+    """Returns a and c of each allocation by the two smallest traces, and which a further trace contradicts."""
+    fixed, per_sample, bent = [], [], []
+    for handle, sizes in enumerate(zip(*alignment.sizes, strict=True)):
+        slope, rest = divmod(sizes[1] - sizes[0], traced[1] - traced[0])
+        start = sizes[0] - slope * traced[0]
+        fixed.append(start)
+        per_sample.append(slope)
+        if rest or any(start + slope * b != size for b, size in zip(traced, sizes, strict=True)):
+            bent.append(handle)
+    return tuple(fixed), tuple(per_sample), bent
+
+
+def _is_straight(traced: tuple[int, ...], nodes: tuple[int, ...], slack_ratio: float) -> bool:
+    """Says whether no size is further from the line through the first and the last than a share of the last."""
+    pairs = zip(traced, nodes, strict=True)
+    return all(abs(node - _line(traced, nodes, size)) <= slack_ratio * nodes[-1] for size, node in pairs)
+
+
+def _line(traced: tuple[int, ...], nodes: tuple[int, ...], size: int) -> Fraction:
+    """Returns what the line through the first and the last of the traced sizes has at a size."""
+    return nodes[0] + Fraction((nodes[-1] - nodes[0]) * (size - traced[0]), traced[-1] - traced[0])
+
+
+def _pattern(alignment: Alignment, traces: Sequence[Trace]) -> Trace:
+    tensors = Tensors(sizes=tuple(alignment.sizes[0]), kinds=tuple(alignment.kinds), origins=tuple(alignment.origins))
+    return traces[0].model_copy(
+        update={
+            "tensors": tensors,
+            "events": tuple(alignment.events),
+            "marks": tuple(alignment.marks),
+            "answered": max(trace.answered for trace in traces),
+            "notes": tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
+            "work": None,
+        }
+    )
+
+
+def _between(traced: tuple[int, ...], nodes: tuple[int, ...], size: int) -> int:
+    """Returns what an allocation that is not affine has at a size.
+
+    What an operator takes for the moment grows with its work up to what the device can do at once and stays there, or
+    appears when the work is worth it: pieces of straight lines. Between two traced sizes it is on the line from the
+    left or on that from the right, and changes where these meet. Left of all traces it comes from 0; right of them
+    its last line goes on.
+    """
+    if size <= traced[0]:
+        return nodes[0] * size // traced[0]
+    right = min(bisect_left(traced, size), len(traced) - 1)
+    (b1, s1), (b2, s2) = ((traced[i], nodes[i]) for i in (right - 1, right))
+    chord = s1 + Fraction((s2 - s1) * (size - b1), b2 - b1)
+    if size < b2 and (stair := _stair((b1, s1), (b2, s2), gcd(*nodes), size)):
+        return stair
+    if size >= b2:
+        return int(chord)
+    if s1 == 0:  # it appears somewhere between: as much as it has if it is there
+        return s2 * size // b2
+    rises = [_slope(traced, nodes, right - 1), _slope(traced, nodes, right + 1)]
+    # A line from the left that is steeper than one from 0 was a leap: since then it grows with the work.
+    lines = s1 + min(rises[0], Fraction(s1, b1)) * (size - b1), s2 - rises[1] * (b2 - size)
+    if min(lines) >= chord:
+        return int(min(lines))
+    return int(max(lines) if max(lines) <= chord else chord)
+
+
+def _stair(left: tuple[int, int], right: tuple[int, int], unit: int, size: int) -> int:
+    """Returns what an allocation of whole units, one for each so many samples begun, has at a size between two.
+
+    0 where the two sizes do not grow so, or have too few units to tell.
+    """
+    (b1, s1), (b2, s2) = left, right
+    lower, upper = max(Fraction(s1 - unit, b1), Fraction(s2 - unit, b2)), min(Fraction(s1, b1), Fraction(s2, b2))
+    if lower >= upper or s1 < FEWEST_UNITS * unit:
+        return 0
+    return ceil((lower + upper) / 2 * size / unit) * unit
+
+
+def _slope(traced: tuple[int, ...], nodes: tuple[int, ...], right: int) -> Fraction:
+    """Returns the rise that ends at a traced size: from 0 to the first, none after the last."""
+    if right == 0:
+        return Fraction(nodes[0], traced[0])
+    if right == len(traced):
+        return Fraction(0)
+    return Fraction(nodes[right] - nodes[right - 1], traced[right] - traced[right - 1])
+
+
+def _not_affine(pattern: Trace, alignment: Alignment, traced: tuple[int, ...], handles: list[int]) -> str:
+    shown = "; ".join(
+        f"{described(pattern, handle)} has "
+        + ", ".join(f"{sizes[handle]} at {b}" for b, sizes in zip(traced, alignment.sizes, strict=True))
+        for handle in handles[:SHOWN]
+    )
+    more = f", and {len(handles) - SHOWN} more" if len(handles) > SHOWN else ""
+    return f"sizes that last are not affine in the micro batch: {shown} bytes{more}"

@@ -1,0 +1,1 @@
+"""A bench in a child process."""

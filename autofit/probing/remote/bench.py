@@ -1,0 +1,292 @@
+"""RemoteBench: a bench in a warm child process, replaced when it is no longer to be trusted. Never loads torch."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from pydantic import ValidationError
+
+from autofit.core import errors
+from autofit.core.briefing import Briefing
+from autofit.core.budget import SHARES, TRACE_SHARE, Clock
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
+from autofit.core.trial import Purpose
+from autofit.core.units import format_duration
+from autofit.memory.breakdown import Part
+from autofit.memory.trace import Trace
+from autofit.probing.opening import HOST_LIMIT_ENVIRONMENT, SURVEY, Target
+from autofit.probing.remote.child import Child, ChildEnded, Deadlines
+from autofit.probing.remote.output import OutputLog
+
+__all__ = ["HOST_LIMIT_ENVIRONMENT", "RemoteBench", "Target"]
+
+BRIEF_GRACE_S = 1.0
+"""Patience with a polite signal where there is a time budget."""
+ONE_CACHE = 1
+"""Something that the user's code or a library makes once and keeps, such as a table, is left behind by one run only."""
+_REPLACED_AFTER = (Status.POISONED, Status.TIMED_OUT, Status.CRASHED, Status.AMBIGUOUS, Status.WORKER_LOST)
+
+
+class RemoteBench:
+    """Probes a target in one warm child process, and proves host plans under a real limit in a fresh one.
+
+    Use it as a context manager: leaving it ends every process it started.
+
+    Args:
+        target: what the child opens.
+        deadlines: how long to wait for it, where the time budget does not leave less.
+        probes_per_child: a child is replaced after so many requests.
+        beat: called with each phase of a probe as it begins.
+        claim: called with the lock key and the name of the device before a child uses it; returns when it may. None
+            where nothing is locked.
+        clock: the time that is left; without a limit, the deadlines alone hold.
+        log: the file for what the user's code prints; None: a temporary one, kept when a message names it.
+
+    Attributes:
+        briefing: what is known before the first probe.
+        proof_start_s: seconds that a proof takes before it begins, where that needs a fresh process.
+
+    Raises:
+        AutofitError: what opening the target raised in the child, as it would have been raised here.
+        UserCodeError: the child died or hung while it opened the target.
+        BudgetSpent: the time budget ended before the target was open.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        deadlines: Deadlines | None = None,
+        probes_per_child: int = 50,
+        beat: Callable[[str], None] = lambda phase: None,
+        claim: Callable[[str, str], None] | None = None,
+        clock: Clock | None = None,
+        log: Path | None = None,
+    ) -> None:
+        self._target, self._beat, self._claim, self._clock = target, beat, claim, clock or Clock()
+        self._deadlines = deadlines or Deadlines()
+        if self._clock.limit_s is not None:
+            self._deadlines = replace(self._deadlines, grace_s=min(self._deadlines.grace_s, BRIEF_GRACE_S))
+        self._log = OutputLog(log)
+        self._most, self._count, self._leaks = probes_per_child, 0, 0
+        # The first child's findings hold for all: what memory is available changes from one moment to the next, and
+        # the gates take time.
+        self._memory_bytes: int | None = None
+        self._known: Briefing | None = None
+        self._child: Child | None = None
+        began, self._survey_s, self._waited_s = self._clock.elapsed_s, 0.0, 0.0
+        try:
+            self._child, self.briefing = self._start({}, enforce=False)
+        except BaseException:
+            self._log.close()
+            raise
+        self._memory_bytes, self._known = self.briefing.budget.memory_bytes, self.briefing
+        opened_s = self._clock.elapsed_s - began
+        on_host = self.briefing.environment.device_type == "cpu"
+        self.proof_start_s = max(opened_s - self._survey_s - self._waited_s, 0.0) if on_host else 0.0
+
+    def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
+        """Runs `plan` in the child; a child that died, hung, leaked twice or is poisoned is replaced for the next call.
+
+        On a host device a proof also has to pass in a fresh process whose memory is really limited to the budget.
+        """
+        if self._clock.patience_s(SHARES[purpose]) <= 0:
+            return Outcome(status=Status.SKIPPED, reason=f"{self._over()} before it began")
+        try:
+            if purpose is Purpose.PROOF and self.briefing.environment.device_type == "cpu":
+                limited = self._evaluate_limited(plan)
+                if not limited.measured:
+                    return limited
+            child = self._warm()
+        except errors.BudgetSpent as spent:  # while a fresh child was opened
+            return Outcome(status=Status.SKIPPED, reason=str(spent))
+        outcome = self._evaluate(child, plan, purpose)
+        self._count += 1
+        self._leaks += bool(outcome.leaked)
+        untrusted = outcome.status in _REPLACED_AFTER or self._leaks > ONE_CACHE
+        if child.ended or untrusted or self._count >= self._most:
+            self._retire()
+        return outcome
+
+    def trace(self, plan: Plan) -> Trace:
+        """Returns the allocations of the plan's training steps, traced in the warm child.
+
+        Raises:
+            Untraceable: it cannot be traced, or the child ended over it; a new one serves the next call.
+        """
+        return self._trace(plan, "trace", "in the process that traces")
+
+    def record(self, plan: Plan) -> Trace:
+        """Returns the allocations of a few steps of the plan, run in the warm child.
+
+        Raises:
+            Untraceable: as in `Bench.record`, or the child ended over it; a new one serves the next call.
+        """
+        return self._trace(plan, "record", "in the process that probes")
+
+    def standing(self) -> tuple[Part, ...]:
+        """Returns what a step of a stand-in's workload keeps whatever its batch; () where that is not known."""
+        try:
+            reply = self._reply(self._warm(), {"do": "standing"}, "standing", self._clock.patience_s())
+        except ChildEnded:
+            self._retire()
+            return ()
+        return tuple(Part.model_validate(part) for part in reply["parts"])
+
+    def _trace(self, plan: Plan, do: str, where: str) -> Trace:
+        patience_s = self._clock.patience_s(TRACE_SHARE)
+        if patience_s <= 0:
+            raise errors.Untraceable(f"{self._over()} before it began", where)
+        request: dict[str, Any] = {"do": do, "plan": plan.model_dump(mode="json")}
+        if do == "trace" and patience_s < math.inf:
+            request["limit_s"] = patience_s / 2  # the process that traces ends by itself, and takes no child along
+        try:
+            child = self._warm()
+            reply = self._reply(child, request, "trace", patience_s)
+        except errors.BudgetSpent as spent:
+            raise errors.Untraceable(str(spent), where) from None
+        except ChildEnded as ended:
+            self._retire()
+            raise errors.Untraceable(ended.outcome.reason, where) from None
+        except errors.DevicePoisoned as error:  # for that process; it has ended
+            raise errors.Untraceable(str(error), where) from None
+        if "trace" not in reply:
+            raise errors.Untraceable(str(reply.get("reason")), str(reply.get("where")))
+        try:
+            return Trace.model_validate(reply["trace"])
+        except ValidationError as error:
+            first = error.errors()[0]["msg"]
+            raise errors.Untraceable(f"no valid trace came back: {first}", "from its process") from None
+
+    def close(self) -> None:
+        """Ends the child, having it put its workload back and verify that.
+
+        Raises:
+            RestoreError: the child found a difference.
+        """
+        child, self._child = self._child, None
+        try:
+            if child is not None and not child.ended:
+                self._reply(child, {"do": "close"}, "closed", self._clock.patience_s())
+        except ChildEnded:
+            return
+        finally:
+            if child is not None:
+                child.close()
+            self._log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self._retire()
+        finally:
+            self._log.close()
+
+    def _warm(self) -> Child:
+        """Returns the warm child, a new one when the last was retired."""
+        if self._child is None or self._child.ended:  # it may have died since it was last asked
+            self._retire()
+            self._count = self._leaks = 0
+            self._child, briefing = self._start({}, enforce=False)
+            found, expected = briefing.environment.workload, self.briefing.environment.workload
+            if found != expected:
+                raise errors.WorkloadError(
+                    f"{self._target.name} gave another workload when it was called again (signature {found}, before "
+                    f"{expected}). Make it give the same each time."
+                )
+        return self._child
+
+    def _start(self, environment: Mapping[str, str], enforce: bool) -> tuple[Child, Briefing]:
+        patience_s, phase, began = self._clock.patience_s(), "starting its process", self._clock.elapsed_s
+
+        def beat(entered: str) -> None:
+            nonlocal phase, began
+            if phase == SURVEY and entered != SURVEY:
+                self._survey_s = self._clock.elapsed_s - began
+            if entered != phase:
+                phase, began = entered, self._clock.elapsed_s
+            self._beat(entered)
+
+        if patience_s <= 0:
+            raise errors.BudgetSpent(f"{self._over()} before {self._target.name} was opened.")
+        child = Child(self._deadlines, {**environment, **self._target.environment}, self._log)
+        try:
+            request = self._target.request(enforce, self._memory_bytes, self._known)
+            request |= {"claims": self._claim is not None}
+            if self._clock.limit_s is not None:
+                request["time_budget"] = {"limit_s": self._clock.limit_s, "elapsed_s": self._clock.elapsed_s}
+            reply = self._reply(child, request, ("briefing", "device"), patience_s, beat)
+            if reply["kind"] == "device" and self._claim is not None:
+                asked_s = self._clock.elapsed_s
+                self._claim(str(reply.get("key")), str(reply.get("name")))
+                self._waited_s = self._clock.elapsed_s - asked_s
+                reply = self._reply(child, {"do": "go"}, "briefing", self._clock.patience_s(), beat)
+        except ChildEnded as ended:
+            if ended.outcome.status is Status.TIMED_OUT and self._clock.left_s <= 0:
+                since = format_duration(self._clock.elapsed_s - began)
+                raise errors.BudgetSpent(
+                    f"{self._over()} before {self._target.name} was open: {phase!r} had gone on for {since}. Give more "
+                    f"time, or look for what hangs there. ({ended.outcome.reason}.)"
+                ) from None
+            raise errors.UserCodeError(f"opening {self._target.name} failed: {ended.outcome.reason}") from None
+        except BaseException:
+            child.kill()
+            raise
+        return child, Briefing.model_validate(reply["briefing"])
+
+    def _over(self) -> str:
+        return f"the time budget of {format_duration(self._clock.limit_s or 0.0)} was over"
+
+    def _evaluate(self, child: Child, plan: Plan, purpose: Purpose) -> Outcome:
+        request = {"do": "evaluate", "plan": plan.model_dump(mode="json"), "purpose": purpose.value}
+        try:
+            patience_s = self._clock.patience_s(SHARES[purpose])
+            return Outcome.model_validate(self._reply(child, request, "outcome", patience_s).get("outcome"))
+        except ChildEnded as ended:
+            return ended.outcome
+        except ValidationError as error:
+            child.kill()
+            first = error.errors()[0]["msg"]
+            return Outcome(status=Status.CRASHED, reason=f"the probe's process sent no valid outcome: {first}")
+
+    def _evaluate_limited(self, plan: Plan) -> Outcome:
+        child, _ = self._start(HOST_LIMIT_ENVIRONMENT, enforce=True)
+        try:
+            return self._evaluate(child, plan, Purpose.PROOF)
+        finally:
+            child.kill()
+
+    def _reply(
+        self,
+        child: Child,
+        request: dict[str, Any],
+        expected: str | tuple[str, ...],
+        patience_s: float,
+        beat: Callable[[str], None] | None = None,
+    ) -> dict[str, Any]:
+        """Returns the reply of an expected kind; raises again what the child reports as an error, its last word."""
+        reply = child.ask(request, beat or self._beat, patience_s)
+        if reply["kind"] in ((expected,) if isinstance(expected, str) else expected):
+            return reply
+        child.kill()
+        kind = getattr(errors, str(reply.get("type")), None)
+        if not (isinstance(kind, type) and issubclass(kind, errors.AutofitError)):
+            kind = errors.AutofitError
+        message, text = str(reply.get("message", "")), str(reply.get("traceback", ""))
+        raise kind(message, text) if issubclass(kind, errors.UserCodeError) else kind(message)
+
+    def _retire(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()

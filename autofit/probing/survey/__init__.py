@@ -1,0 +1,1 @@
+"""What is looked at before the first probe: knobs and gates."""

@@ -1,0 +1,238 @@
+"""Gates: does a technique keep this model's gradient? Asked once per search, before anything is probed.
+
+Thresholds and their measured background: reference/reliability.md sections 7 and 8 (accumulation: 1e-7 where splitting
+is harmless, 0.26 and more where it is not; bf16 autocast: relative L2 about 1e-2, cosine 0.9999). The precision gate
+is a smoke test on one batch: it says nothing about convergence.
+
+Both sides of a comparison draw the same random numbers for the same samples (`shared_draws`) and start from the same
+state. Where a step draws numbers that cannot be shared, the sides are drawn many times and their means are compared
+(`chance`).
+
+Accumulation is compared in training mode, since samples may meet in training alone: in batch normalisation by hand, in
+a balance term under `if self.training`. Only where chance hides what is asked about is it compared in evaluation mode.
+Precision is compared in evaluation mode, or in training mode where the model has no loss in the other.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from autofit.core.plan import Plan
+from autofit.probing.survey.chance import compare
+from autofit.probing.survey.gradients import STATELESS, Build, Gradient, Gradients, State, difference
+from autofit.workloads.counted import Counted, Cuttable
+from autofit.workloads.tree import Batch
+from autofit.workloads.weighing import candidates, shares
+from autofit.workloads.weights import Weighing
+
+__all__ = ["STATELESS", "Build", "State", "Verdict", "accumulation", "precision"]
+
+ACCUMULATION_L2 = 1e-3
+ACCUMULATION_NORM = 1e-3
+REDUCED_L2 = 0.05
+"""For both, when the model itself computes in 16 bits: rounding alone is then about 1e-2, and what changes the
+objective was never below 0.26."""
+PRECISION_COSINE = 0.999
+PRECISION_L2 = 0.05
+LOSS_RATIO = 1e-3
+"""A weighing with which the losses of the parts do not add up to that of the whole by this is not tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a technique keeps the gradient, and the numbers in words.
+
+    Attributes:
+        passed: whether it does.
+        reason: what was compared, found and allowed; where it failed, what to do.
+        weighing: what micro batches have to be weighed by for that; None: their samples.
+        moves: names of state that the step itself changes in each micro batch.
+        evaluated: whether it was compared in evaluation mode, so that what a model does in training alone was not.
+    """
+
+    passed: bool
+    reason: str
+    weighing: Weighing | None = None
+    moves: tuple[str, ...] = ()
+    evaluated: bool = False
+
+
+ZERO = Verdict(False, "could not be checked: the gradient is zero on this batch")
+
+
+def accumulation(build: Build, batch: Batch | Cuttable, seed: int, state: State = STATELESS) -> Verdict:
+    """Compares the gradient of `batch` with that of its samples one by one, accumulated as `TrainStep` does.
+
+    A model that takes no single samples (batch normalisation of vectors, a deviation over the batch) is shown halves
+    instead. Where weights by samples do not keep the gradient, weights by what the loss may be a mean over are tried.
+
+    Args:
+        build: makes a train step; its model's gradients are left as None.
+        batch: at least 2 samples; a plain one is cut along its first dimension.
+        seed: for the random numbers that remain when the dropout of torch's own layers is off.
+        state: puts back what a step changes beside gradients.
+    """
+    found = Cuttable.of(batch)
+    size, whole = found.samples, Counted(found.batch, found.samples)
+    try:
+        return _Accumulation(build, whole, found.cut([1] * size), seed, state).verdict()
+    except ValueError:
+        if size == 2:
+            raise
+        halves = found.cut([size // 2, size - size // 2])
+        return _Accumulation(build, whole, halves, seed, state).verdict()
+
+
+def precision(build: Build, plan: Plan, batch: Batch | Counted, seed: int, state: State = STATELESS) -> Verdict:
+    """Compares the gradient under `plan` with the one as the user has it, on the same batch and random numbers."""
+    with suppress(Exception):  # a detector has losses in training and detections in evaluation
+        return _precision(Gradients(build, state), plan, batch, seed)
+    return _precision(Gradients(build, state, training=True), plan, batch, seed)
+
+
+def _precision(gradients: Gradients, plan: Plan, batch: Batch | Counted, seed: int) -> Verdict:
+    with gradients:
+        reference = gradients.rehearse(batch, seed).vector
+        if not float(reference.norm()):
+            return ZERO
+        reduced = gradients.of([batch], seed, plan=plan).vector
+        if not bool(torch.isfinite(reduced).all()):
+            return Verdict(False, "the gradient is not finite")
+        cosine = float(nn.functional.cosine_similarity(reduced, reference, dim=0))
+        error = difference(reduced, reference)
+        numbers = (
+            f"cosine of the gradient {cosine:.5f} (at least {PRECISION_COSINE}), relative L2 {error:.1e} "
+            f"(at most {PRECISION_L2})"
+        )
+        if cosine >= PRECISION_COSINE and error <= PRECISION_L2:
+            return Verdict(True, numbers)
+        if not _is_random(gradients, batch, seed, reference, PRECISION_L2):
+            return Verdict(False, numbers)
+        found = compare(
+            lambda draw: (
+                gradients.of([batch], seed + draw, plan=plan, others=_MANY * draw).vector,
+                gradients.of([batch], seed + draw, others=_MANY * draw).vector,
+            )
+        )
+        return Verdict(found.alike, found.text)
+
+
+@dataclass(slots=True)
+class _Accumulation:
+    """One comparison of a whole batch with its parts."""
+
+    build: Build
+    batch: Counted
+    parts: Sequence[Counted]
+    seed: int
+    state: State
+
+    def verdict(self) -> Verdict:
+        training = Gradients(self.build, self.state, training=True)
+        with training:
+            found = self._compared(training)
+        if found is not None:
+            return found
+        calm = Gradients(self.build, self.state)
+        try:
+            with calm:
+                found = self._compared(calm)
+        except Exception:  # noqa: BLE001  # a step that runs in training alone
+            calm = training
+        if found is None:
+            with calm:
+                found = self._by_chance(calm)
+        moves = tuple(dict.fromkeys((*training.moves, *calm.moves)))
+        return replace(found, moves=moves, evaluated=calm is not training)
+
+    def _compared(self, gradients: Gradients) -> Verdict | None:
+        """Returns a verdict on one draw of the step's random numbers; None where its sides differ by chance."""
+        gradients.rehearse(self.parts[0], self.seed)
+        found, whole = self._judged(gradients)
+        if not found.passed and gradients.moves:
+            gradients.first = self.batch
+            found, whole = self._judged(gradients)
+        most = REDUCED_L2 if whole.reduced else ACCUMULATION_L2
+        if found.passed or not float(whole.vector.norm()):
+            return found
+        return None if _is_random(gradients, self.batch, self.seed, whole.vector, most) else found
+
+    def _judged(self, gradients: Gradients) -> tuple[Verdict, Gradient]:
+        """Returns a verdict, and the gradient of the whole batch."""
+        whole = gradients.of([self.batch], self.seed)
+        if not float(whole.vector.norm()):
+            return ZERO, whole
+        parts = gradients.of(self.parts, self.seed)
+        if bool(whole.vector.isfinite().all()) and not bool(parts.vector.isfinite().all()):
+            raise ValueError("the gradient of its parts is not finite")  # a deviation over one sample
+        passed, numbers = _judge(whole, parts)
+        if passed:
+            return Verdict(True, f"accumulation gives the same gradient: {numbers}", moves=gradients.moves), whole
+        weighed = self._weighed(gradients, whole, parts, numbers)
+        moved = (
+            f". The step changes {gradients.moves[0]} by itself, once for each micro batch" if gradients.moves else ""
+        )
+        failed = Verdict(False, f"accumulation changes the gradient of this model: {numbers}{moved}. {_CURE}")
+        return weighed or failed, whole
+
+    def _weighed(self, gradients: Gradients, whole: Gradient, parts: Gradient, before: str) -> Verdict | None:
+        """Returns a verdict that passes with micro batches weighed by something else than samples, if one does."""
+        for weighing, weights in self._weights():
+            sums = sum(loss * weight for loss, weight in zip(parts.losses, weights, strict=True) if weight)
+            if abs(sums - whole.losses[0]) > LOSS_RATIO * abs(whole.losses[0]):
+                continue
+            passed, numbers = _judge(whole, gradients.of(self.parts, self.seed, weights=weights))
+            if passed:
+                reason = f"accumulation gives the same gradient with micro batches weighed by {weighing}: {numbers}"
+                return Verdict(True, f"{reason}; by their samples: {before}", weighing, gradients.moves)
+        return None
+
+    def _weights(self) -> list[tuple[Weighing, Sequence[float]]]:
+        """Returns what the loss may be a mean over with the weights that follow; the same weights once."""
+        with self.build(Plan()) as step:
+            ignore_index = step.draft.loss.ignore_index
+        found: dict[tuple[float, ...], Weighing] = {}
+        for weighing in candidates(*self.batch, ignore_index):
+            found.setdefault(tuple(shares(weighing, [part.batch for part in self.parts])), weighing)
+        return [(weighing, weights) for weights, weighing in found.items()]
+
+    def _by_chance(self, gradients: Gradients) -> Verdict:
+        """Returns a verdict on the means of many draws."""
+        found = compare(
+            lambda draw: (
+                gradients.of(self.parts, self.seed + draw, others=_MANY * draw).vector,
+                gradients.of([self.batch], self.seed + draw, others=_MANY * draw).vector,
+            )
+        )
+        if found.alike:
+            return Verdict(True, f"accumulation gives the same gradient: {found.text}")
+        said = "changes the gradient of this model" if found.sure else "could not be checked"
+        return Verdict(False, f"accumulation {said}: {found.text}. {_CURE}")
+
+
+def _is_random(gradients: Gradients, batch: Batch | Counted, seed: int, found: torch.Tensor, most: float) -> bool:
+    """Returns whether the gradient of a batch differs by chance, as two sides that are compared then do too."""
+    shared = gradients.ledger.drawn and not gradients.ledger.apart
+    afresh = bool(gradients.moves) and gradients.moves_tensors_alone
+    again = gradients.of([batch], seed if shared else seed + 1, others=_MANY, afresh=afresh)
+    return difference(again.vector, found) > most
+
+
+_MANY = 1000
+"""Between the seeds of two draws; more than micro batches are compared."""
+_CURE = (
+    "If the loss is a mean over tokens or a mask, have the labels or the mask that it counts in the batch, so that "
+    "micro batches can be weighed by them, or average over samples. If samples of a batch meet (batch normalisation, "
+    "contrastive loss), no weights help; numerics='any' allows it all the same"
+)
+
+
+def _judge(whole: Gradient, parts: Gradient) -> tuple[bool, str]:
+    error = difference(parts.vector, whole.vector)
+    ratio = float(parts.vector.norm()) / float(whole.vector.norm())
+    most, most_norm = (REDUCED_L2, REDUCED_L2) if whole.reduced else (ACCUMULATION_L2, ACCUMULATION_NORM)
+    numbers = f"relative L2 of the gradient {error:.1e} (at most {most:g}), norm ratio {ratio:.4f}"
+    return error <= most and abs(ratio - 1) <= most_norm, numbers

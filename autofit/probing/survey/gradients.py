@@ -1,0 +1,250 @@
+"""Gradients of one step that may be compared: alike in modes, random numbers and the state that they start from."""
+
+import math
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Protocol, Self
+
+import torch
+from torch import nn
+
+from autofit.core.plan import Plan
+from autofit.probing.survey.modes import dropout_off, evaluating
+from autofit.probing.survey.shared_draws import Ledger, SharedDraws
+from autofit.workloads.batch_store import fresh
+from autofit.workloads.counted import Counted, counted
+from autofit.workloads.step import StepBatch, TrainStep
+from autofit.workloads.tree import Batch
+
+BACKOFF = 16.0
+"""Scale of a gradient scaler is lowered by this while the gradient overflows, down to about 1."""
+
+
+class Build(Protocol):
+    """Makes a train step; its model's gradients are left as None."""
+
+    def __call__(self, plan: Plan, /) -> TrainStep:
+        """Returns the step of a plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a step may change beside gradients; nothing, unless it is said.
+
+    Attributes:
+        restore: puts everything back, ready for a step.
+        differences: returns the names of all that is not as it was.
+    """
+
+    restore: Callable[[], None] = lambda: None
+    differences: Callable[[], Sequence[str]] = lambda: ()
+
+
+STATELESS = State()
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """The gradient of one step.
+
+    Attributes:
+        vector: float32, on the host, over every parameter that is trained.
+        reduced: whether it was computed in 16 bits.
+        losses: of the micro batches, each by itself.
+    """
+
+    vector: torch.Tensor
+    reduced: bool
+    losses: tuple[float, ...]
+
+
+@dataclass(slots=True)
+class Gradients:
+    """Takes the gradients of one workload, torch's own dropout off, nothing updated.
+
+    A step that changes state of its own (a moving average of the weights, a counter) finds the same state in each of
+    its micro batches: what is asked is what the gradient is, not what becomes of the state.
+
+    Attributes:
+        build: makes a train step; its model's gradients are left as None.
+        state: puts back what a step changes beside gradients.
+        training: whether modules keep their mode; else only batch normalisation does.
+        moves: names of what the step was seen to change; filled by `rehearse`.
+        first: a batch that a step which changes state has seen before each gradient: what is set by the first batch of
+            a training alone (an initialisation from data) is then set; None where nothing was seen.
+        ledger: what is known of the step's random draws.
+    """
+
+    build: Build
+    state: State = STATELESS
+    training: bool = False
+    moves: tuple[str, ...] = ()
+    first: Batch | Counted | None = None
+    ledger: Ledger = field(default_factory=Ledger)
+
+    def rehearse(self, part: Batch | Counted, seed: int) -> Gradient:
+        """Returns the gradient of one micro batch, and sees what a step draws and changes. Comes first, once."""
+        before = set(self.state.differences())
+        found = self.of([part], seed)
+        self.ledger.learning = False
+        self.moves = tuple(name for name in self.state.differences() if name not in before)
+        return found
+
+    @property
+    def moves_tensors_alone(self) -> bool:
+        """Whether the step changes nothing but parameters and buffers of the model: no generator of the user's own."""
+        with self.build(Plan()) as step:
+            model = step.draft.model
+            known = {f"model.{name}" for name, _ in (*model.named_parameters(), *model.named_buffers())}
+        return known.issuperset(self.moves)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Puts back what the steps changed."""
+        if self.moves or error is not None:
+            self.state.restore()
+
+    def of(
+        self,
+        parts: Sequence[Batch | Counted],
+        seed: int,
+        *,
+        weights: Sequence[float] | None = None,
+        plan: Plan | None = None,
+        others: int | None = None,
+        afresh: bool = False,
+    ) -> Gradient:
+        """Returns the gradient of one step.
+
+        Args:
+            parts: its micro batches.
+            seed: of random numbers. With the same seed a sample gets the same ones of torch in any micro batch.
+            weights: of the micro batches; None: by their samples.
+            plan: what is applied; None: nothing.
+            others: seed of Python's and NumPy's random numbers, which then differ from one micro batch to the next, and
+                state goes on from where it is, as generators of the user's own are part of it; None: all are the same.
+            afresh: whether state is put back all the same.
+        """
+        whole = StepBatch.of(parts)
+        if weights is not None:
+            whole = replace(whole, weights=weights)
+        run = _Run(self, plan or Plan(), seed, [counted(part).samples for part in parts], others, afresh)
+        if not self.moves or others is not None:
+            return run.gradient(whole)
+        vector, reduced = torch.zeros(()), False
+        losses: list[float] = []
+        for at, (part, weight) in enumerate(zip(whole.parts, whole.weights, strict=True)):
+            if weight:
+                one = run.gradient(StepBatch([part], [weight]), at)
+                vector, reduced, losses = vector + one.vector, one.reduced, [*losses, *one.losses]
+        return Gradient(vector, reduced, tuple(losses))
+
+
+@dataclass(slots=True)
+class _Run:
+    """One gradient in the making."""
+
+    owner: Gradients
+    plan: Plan
+    seed: int
+    sizes: Sequence[int]
+    others: int | None
+    afresh: bool
+
+    def gradient(self, batch: StepBatch, first: int = 0) -> Gradient:
+        """Returns the gradient of `batch`, whose first micro batch is number `first` of the step.
+
+        Where a scaler's first scale makes it overflow, the scale is lowered as training would lower it.
+        """
+        if self.owner.moves and (self.others is None or self.afresh):
+            self.owner.state.restore()
+            if self.owner.first is not None:
+                replace(self.owner, first=None, moves=()).of([self.owner.first], self.seed)
+        quiet = dropout_off if self.owner.training else evaluating
+        with self.owner.build(self.plan) as step, quiet(step.draft.model):
+            model, scaler = step.draft.model, step.draft.scaler
+            step.draft.weighing = None
+            while True:
+                losses = self._backward(step, batch, first)
+                scale = 1.0 if scaler is None else scaler.get_scale()
+                found = torch.cat([_flat(p) for p in model.parameters() if p.requires_grad]) / scale
+                if scaler is None or scale <= 1 or bool(torch.isfinite(found).all()):
+                    model.zero_grad(set_to_none=True)
+                    return Gradient(found, _is_reduced(step), losses)
+                scaler.update(scale / BACKOFF)
+
+    def _backward(self, step: TrainStep, batch: StepBatch, first: int) -> tuple[float, ...]:
+        """Adds up the gradients of `batch` and returns its losses."""
+        losses: list[float] = []
+        rule, ledger = step.draft.loss, self.owner.ledger
+        shared = SharedDraws(ledger) if ledger.learning or ledger.drawn else None
+        numbers = iter(at + first for at, weight in enumerate(batch.weights) if weight)
+
+        def compute(model: nn.Module, part: Batch) -> torch.Tensor:
+            number = next(numbers)
+            self._seed(number)
+            if shared is not None:
+                shared.first, shared.size = sum(self.sizes[:number]), self.sizes[number]
+            loss = rule.compute(model, part)
+            losses.append(float(loss.detach()))
+            return loss
+
+        step.draft.model.zero_grad(set_to_none=True)
+        step.draft.loss = replace(rule, compute=compute)
+        try:
+            with _generators_kept(step.draft.device), shared or nullcontext():
+                step.backward(replace(batch, parts=[fresh(part) for part in batch.parts]))
+        finally:
+            step.draft.loss = rule
+            ledger.rewind()
+        return tuple(losses)
+
+    def _seed(self, number: int) -> None:
+        own = self.seed if self.others is None else self.others + number
+        torch.manual_seed(self.seed)
+        random.seed(own)
+        if (numpy := sys.modules.get("numpy")) is not None:
+            numpy.random.seed(own % 2**32)
+        self.owner.ledger.rewind()
+
+
+@contextmanager
+def _generators_kept(device: torch.device) -> Iterator[None]:
+    """Puts the global random generators back on exit."""
+    numpy = sys.modules.get("numpy")
+    python, arrays = random.getstate(), None if numpy is None else numpy.random.get_state()
+    others = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(others, device_type="cuda" if device.type == "cpu" else device.type):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            if numpy is not None:
+                numpy.random.set_state(arrays)
+
+
+def difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Returns the L2 norm of the difference, relative to that of `other`; nan where that is zero."""
+    norm = float(other.norm())
+    return float((one - other).norm()) / norm if norm else math.nan
+
+
+def _flat(parameter: torch.Tensor) -> torch.Tensor:
+    """Returns a parameter's gradient as a vector; zeros where the batch did not reach it."""
+    if parameter.grad is None:
+        return torch.zeros(parameter.numel())
+    gradient = parameter.grad.detach()
+    return (gradient if gradient.layout is torch.strided else gradient.to_dense()).float().flatten().cpu()
+
+
+def _is_reduced(step: TrainStep) -> bool:
+    small = any(p.is_floating_point() and p.dtype.itemsize < 4 for p in step.draft.model.parameters())
+    return small or torch.is_autocast_enabled(step.draft.device.type)

@@ -1,0 +1,226 @@
+"""The survey before a search: which knobs are in play on this workload, and which values pass the gates."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+from autofit.core.budget import GATES_SHARE
+from autofit.core.errors import SpaceError
+from autofit.core.knob import Knob
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
+from autofit.core.space import Refusal, SpaceFacts
+from autofit.core.units import format_names
+from autofit.probing.survey import gates
+from autofit.probing.watchdog import Overdue, Watchdog
+from autofit.strategies.base import Facts, Strategy
+from autofit.workloads.batches import BatchSource
+from autofit.workloads.counted import Counted, Cuttable
+from autofit.workloads.lengths import elements
+from autofit.workloads.step import TrainStep
+from autofit.workloads.weighing import may_differ, unevenness
+from autofit.workloads.weights import Weighing
+
+_GATE_SAMPLES = (8, 4, 2)
+_MOST_SAMPLES = 64
+"""Where a small batch has no gradient (no pair violates the margin of a hinge loss), a gate takes the user's own batch
+size, up to this."""
+_LOOKED_AT = 8
+"""Batches among which the gates take the one whose samples differ most in length."""
+_MOST_ELEMENTS = 2**24
+"""A batch with more numbers than this is not looked at beside others for the sake of its labels."""
+_MOST_COMBINATIONS = 4096
+_NAMED = 3
+"""So many of the names of a step's own state are shown."""
+
+
+@dataclass(slots=True)
+class Survey:
+    """Finds the search space of a workload.
+
+    Attributes:
+        facts: the workload on its device.
+        strategies: the strategies to search. One that is left out keeps its knobs as the user has them.
+        build: makes a train step, for the gates.
+        source: gives the gates' batches.
+        seed: for the gates.
+        state: puts back what a step changes beside gradients, for the gates.
+        watch: ends gates that take more than their share of the time budget.
+        refused: what was left out, with the reason; filled by `run`.
+        caveats: what a gate found that a person should know; filled by `run`.
+        weighing: what micro batches are to be weighed by; None: their samples. Filled by `run`.
+    """
+
+    facts: Facts
+    strategies: Sequence[Strategy]
+    build: gates.Build
+    source: BatchSource
+    seed: int
+    state: gates.State = gates.STATELESS
+    watch: Watchdog = field(default_factory=Watchdog)
+    refused: list[Refusal] = field(default_factory=list)
+    caveats: list[str] = field(default_factory=list)
+    weighing: Weighing | None = None
+    _gates_end_s: float = math.inf
+
+    def run(self) -> SpaceFacts:
+        """Returns the search space.
+
+        Raises:
+            SpaceError: no micro batch is usable, or there are too many combinations.
+        """
+        self._gates_end_s = self.watch.clock.elapsed_s + self.watch.clock.patience_s(GATES_SHARE)
+        facts, knobs = self.facts, self._knobs()
+        self._note_own_batch()
+        sizes = [facts.micro_batch_size]
+        if MICRO_BATCH_SIZE in knobs:
+            sizes = [int(size) for size in knobs.pop(MICRO_BATCH_SIZE).values]
+        knobs.pop(ACCUMULATION_STEPS, None)
+        if facts.training and self._accumulates(sizes) and not self._may_accumulate():
+            sizes = [facts.micro_batch_size]
+        playing = tuple(knob for knob in knobs.values() if len(knob.values) > 1)
+        own: dict[str, KnobValue] = {knob.name: knob.default for knob in playing}
+        batch: dict[str, KnobValue] = {
+            MICRO_BATCH_SIZE: facts.micro_batch_size,
+            ACCUMULATION_STEPS: facts.accumulation_steps,
+        }
+        return SpaceFacts(
+            knobs=playing,
+            sizes=tuple(sorted({*sizes, facts.micro_batch_size})),
+            global_batch_size=facts.global_batch_size,
+            baseline=Plan(values={**batch, **own}),
+            refused=tuple(self.refused),
+            forbidden=self._forbidden(playing),
+        )
+
+    def _note_own_batch(self) -> None:
+        """Says so where the user's own setting is not run in the batches of their loader."""
+        facts, size = self.facts, self.source.user_batch_size
+        if facts.global_batch_size is not None and facts.micro_batch_size != size:
+            self.caveats.append(
+                f"your loader makes batches of {size}, which do not make up the global batch of "
+                f"{facts.global_batch_size}: your setting is measured as {facts.accumulation_steps} micro "
+                f"batch{'es' * (facts.accumulation_steps > 1)} of {facts.micro_batch_size}"
+            )
+
+    def _knobs(self) -> dict[str, Knob]:
+        knobs: dict[str, Knob] = {}
+        for strategy in self.strategies:
+            offer = strategy.offer(self.facts)
+            self.refused += offer.refused
+            for knob in offer.knobs:
+                knobs[knob.name] = self._gated(knob) if strategy.gated and self.facts.training else knob
+        return knobs
+
+    def _gated(self, knob: Knob) -> Knob:
+        """Returns `knob` without the values that do not keep this model's gradient."""
+        kept = [value for value in knob.values if value == knob.default or self._keeps(knob.name, value)]
+        return knob.only(kept)
+
+    def _keeps(self, name: str, value: KnobValue) -> bool:
+        plan = Plan(values={name: value})
+
+        def gate(found: Cuttable) -> gates.Verdict:
+            return gates.precision(self._build, plan, Counted(found.batch, found.samples), self.seed, self.state)
+
+        verdict = self._asked(gate, own=True)
+        return self._decide(f"{name}={value}", verdict)
+
+    def _accumulates(self, sizes: Iterable[int]) -> bool:
+        total = self.facts.global_batch_size
+        return total is not None and any(total // size != self.facts.accumulation_steps for size in sizes)
+
+    def _may_accumulate(self) -> bool:
+        verdict = self._asked(lambda found: gates.accumulation(self._build, found, self.seed, self.state))
+        self.weighing = verdict.weighing
+        self.caveats += _notes(verdict, self.facts.accumulation_steps)
+        return self._decide("accumulation", verdict)
+
+    def _decide(self, what: str, verdict: gates.Verdict) -> bool:
+        if verdict.passed:
+            return True
+        if self.facts.numerics == "any":
+            self.caveats.append(f"{what}: {verdict.reason}; kept, as numerics='any' allows")
+            return True
+        self.refused.append(Refusal(name=what, reason=verdict.reason))
+        return False
+
+    def _asked(self, gate: Callable[[Cuttable], gates.Verdict], *, own: bool = False) -> gates.Verdict:
+        """Returns a gate's verdict on a small batch; one that cannot be run has not been passed.
+
+        Each attempt may take half of the time that is left for gates: a smaller batch may do where one was too slow.
+
+        Args:
+            gate: what is asked of a batch.
+            own: whether the user's own batch will do where smaller ones cannot be made or run, as of one graph.
+        """
+        reason = "the user's batches cannot be cut"
+        users, most = self.source.user_batch_size, self.source.max_size or math.inf
+        sizes = [size for size in _GATE_SAMPLES if size <= min(max(2, users), most)] if self.source.resizable else []
+        for size in [*sizes, *([users] if own and users not in sizes else [])]:
+            try:
+                found = self._in_time(gate, size)
+                larger = min(users, _MOST_SAMPLES)
+                return self._in_time(gate, larger) if found is gates.ZERO and larger > size else found
+            except Overdue as overdue:
+                reason = f"{overdue}; give more time to have it checked"
+            except Exception as error:  # noqa: BLE001  # the user's code; a probe shows what is wrong with it
+                reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        return gates.Verdict(False, f"could not be checked: {reason}")
+
+    def _in_time(self, gate: Callable[[Cuttable], gates.Verdict], size: int) -> gates.Verdict:
+        left_s = self._gates_end_s - self.watch.clock.elapsed_s
+        return self.watch.allowed(lambda: gate(self._batch(size)), most_s=left_s / 2)
+
+    def _build(self, plan: Plan) -> TrainStep:
+        self.watch.check()
+        return self.build(plan)
+
+    def _batch(self, size: int) -> Cuttable:
+        """Returns a batch for a gate: one whose samples differ in what a loss may be a mean over, if there is one."""
+        (first,) = self.source.cuttable(size, 1)
+        differs = may_differ(first.batch, size) and elements(first.batch) <= _MOST_ELEMENTS
+        if not self.source.resizable or not (self.source.varies or differs):
+            return first
+        return max(self.source.cuttable(size, _LOOKED_AT), key=self._unevenness)
+
+    def _unevenness(self, found: Cuttable) -> float:
+        tokens = [self.source.tokens(part.batch) or 0 for part in found.cut([1] * found.samples)]
+        return (max(tokens) - min(tokens)) / max(*tokens, 1) + unevenness(found.batch, found.samples)
+
+    def _forbidden(self, knobs: Sequence[Knob]) -> dict[str, str]:
+        """Returns the combinations that a strategy says cannot be, by key, with the reason."""
+        found: dict[str, str] = {}
+        for count, values in enumerate(product(*(knob.values for knob in knobs))):
+            if count >= _MOST_COMBINATIONS:
+                raise SpaceError(
+                    f"there are more than {_MOST_COMBINATIONS} combinations of {', '.join(k.name for k in knobs)}; "
+                    "search fewer strategies at a time: strategies=[...]."
+                )
+            plan = Plan(values=dict(zip((knob.name for knob in knobs), values, strict=True)))
+            reasons = [reason for strategy in self.strategies if (reason := strategy.conflict(plan))]
+            if reasons:
+                found[plan.key] = reasons[0]
+        return found
+
+
+def _notes(verdict: gates.Verdict, own_steps: int) -> Iterator[str]:
+    """Yields what a person should know of accumulation that passed its gate."""
+    if verdict.weighing is not None:
+        own = f"; your own setting of {own_steps} micro batches is measured so too" if own_steps > 1 else ""
+        yield (
+            f"the loss is a mean over {verdict.weighing}: micro batches are weighed by it, as only so the step equals "
+            f"that of the whole batch{own}. A loop that weighs them alike, or by samples, has another gradient"
+        )
+    if verdict.moves:
+        yield (
+            f"the step changes {format_names(verdict.moves, _NAMED)} by itself, once for each micro batch: with "
+            "accumulation that is several times per optimizer step. Where that matters (a moving average), change it "
+            "after the optimizer's step instead"
+        )
+    if verdict.passed and verdict.evaluated:
+        yield (
+            "accumulation was checked in evaluation mode, since the step draws random numbers in training that a batch "
+            "and its micro batches cannot share: what the model does in training alone was not compared. If samples "
+            "of a batch meet there (batch normalisation of your own, a balance term), keep your own micro batches"
+        )

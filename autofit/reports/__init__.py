@@ -1,0 +1,1 @@
+"""What turns records into something that a person looks at."""

@@ -1,0 +1,53 @@
+"""Canvas: bars and colours for a terminal, as far as it can show them."""
+
+import os
+from dataclasses import dataclass
+from typing import Self, TextIO
+
+from autofit.core.printable import columns
+
+LEAST, WIDTH, MOST = 60, 100, 120
+"""Characters of a line of text: at least, where there is no terminal, and at most, since longer ones read badly."""
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+_COLOURS = {"bar": "36", "good": "32", "bad": "31", "faint": "2"}
+
+
+@dataclass(frozen=True, slots=True)
+class Canvas:
+    """What can be drawn on.
+
+    Attributes:
+        width: characters of a line.
+        blocks: whether block characters can be shown; else plain ASCII.
+        colour: whether colours may be used.
+    """
+
+    width: int = WIDTH
+    blocks: bool = False
+    colour: bool = False
+
+    @classmethod
+    def of(cls, stream: TextIO) -> Self:
+        """Returns what can be drawn on a stream: as wide as its terminal, and coloured unless NO_COLOR is set."""
+        terminal = stream.isatty()
+        width = columns(stream) if terminal else WIDTH
+        encoding = (getattr(stream, "encoding", None) or "").lower().replace("-", "")
+        return cls(
+            width=min(max(width, LEAST), MOST),
+            blocks=encoding == "utf8",
+            colour=terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb",
+        )
+
+    def bar(self, share: float, cells: int) -> str:
+        """Returns a bar that fills `share` of `cells` characters, padded to them; what is not nothing is visible."""
+        share = min(max(share, 0.0), 1.0)
+        if not self.blocks:
+            text = "#" * (max(round(share * cells), 1) if share > 0 else 0)
+        else:
+            whole, eighth = divmod(max(round(share * cells * 8), 1) if share > 0 else 0, 8)
+            text = "█" * whole + (_EIGHTHS[eighth] if eighth else "")
+        return self.paint(text, "bar") + " " * (cells - len(text))
+
+    def paint(self, text: str, colour: str) -> str:
+        """Returns `text` in a colour: "bar", "good", "bad" or "faint"."""
+        return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if self.colour and text else text

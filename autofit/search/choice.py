@@ -1,0 +1,198 @@
+"""The choice among measured plans: who goes into the final, and who wins it."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from autofit.core.measurement import Measurement
+from autofit.core.objective import Objective
+from autofit.core.plan import Plan
+from autofit.core.recommendation import Ratio
+from autofit.core.statistics import DEVIATIONS_95
+from autofit.core.trial import Trial
+
+MAX_FINALISTS = 4
+LEAST_FINALISTS, DISTURBED_RATIO = 3, 0.75
+"""The fastest three race in any case, unless one is below this share of the fastest: on a machine that others share a
+probe was seen to be 31 % too fast, and the best plan was left at home."""
+PROBE_NOISE_RATIO = 0.04
+"""Standard deviation of the ratio of two separate probes on a calm machine (reference/reliability.md 9.2)."""
+TIE_LOSS = 0.75
+"""What a tie may cost on average, as a share of the tie margin. With all of it 7 of 1,550 searches of
+scripts/bench/search.py more are off by over 3 %; with half of it the lighter of two equal plans is chosen in 60 % of
+races on recorded noise, and not in 76 % (tests/search/test_race_error_rates.py)."""
+SAME_MEMORY_RATIO = 0.01
+"""Peaks closer than this are equal: readings of one plan differ by as much."""
+
+
+def finalists(trials: Iterable[Trial], baseline: Plan, objective: Objective, most: int = MAX_FINALISTS) -> list[Trial]:
+    """Returns the measured plans that may be the fastest given the noise of probes, best first, at most `most`.
+
+    A few come along that a probe on a disturbed machine may have wronged (`LEAST_FINALISTS`), and of those within the
+    tie margin of the fastest the one with the smallest batch. The baseline is added when it was measured, whatever its
+    speed.
+    """
+    measured = ranked(trials, objective)
+    best = measured[:1]
+    close = [
+        t for place, t in enumerate(measured)
+        if _may_win(best[0], t, objective) or (place < LEAST_FINALISTS and _near(best[0], t, objective))
+    ][:most]  # fmt: skip
+    tied = [t for t in measured if _rate(best[0], objective) <= (1 + objective.tie_ratio) * _rate(t, objective)]
+    small = min(tied, key=lambda t: t.plan.global_batch_size, default=None)
+    if small is not None and small not in close:
+        close[-1] = small
+    own = [t for t in measured if t.plan == baseline and t not in close]
+    return close + own
+
+
+def ranked(trials: Iterable[Trial], objective: Objective) -> list[Trial]:
+    """Returns the latest measured trial of each plan, fastest first."""
+    latest = {trial.plan.key: trial for trial in trials if trial.outcome.measured}
+    return sorted(latest.values(), key=lambda trial: (-_rate(trial, objective), trial.plan.key))
+
+
+def from_cold(trials: Iterable[Trial], known: Iterable[Trial]) -> list[Trial]:
+    """Returns measured `trials` with the longest start of their plan among the `known` ones.
+
+    A plan that its process has run before finds its kernels compiled and tuned; a training does not.
+    """
+    longest: dict[str, float] = {}
+    for trial in known:
+        startup_s = None if trial.outcome.measurement is None else trial.outcome.measurement.startup_s
+        if startup_s is not None:
+            longest[trial.plan.key] = max(startup_s, longest.get(trial.plan.key, 0.0))
+    return [_starting(trial, longest.get(trial.plan.key)) for trial in trials]
+
+
+def measurement_of(trial: Trial) -> Measurement:
+    """Returns the measurement of a measured trial.
+
+    Raises:
+        ValueError: the trial has none.
+    """
+    if trial.outcome.measurement is None:
+        raise ValueError(f"trial {trial.number} has no measurement; it was {trial.outcome.status.value}")
+    return trial.outcome.measurement
+
+
+def quotient(
+    ours: Measurement, theirs: Measurement, objective: Objective, noise_ratio: float = PROBE_NOISE_RATIO
+) -> Ratio:
+    """Returns the throughput ratio of two separate probes with a 95 % interval, `pairs` 0.
+
+    Args:
+        ours: the first.
+        theirs: the second.
+        objective: what is compared.
+        noise_ratio: standard deviation of such a ratio beside what the steps of the probes show.
+    """
+    value = objective.score(ours) / objective.score(theirs)
+    noise = math.sqrt(noise_ratio**2 + ours.spread_ratio**2 + theirs.spread_ratio**2)
+    half = DEVIATIONS_95 * noise
+    return Ratio(value=value, low=value * math.exp(-half), high=value * math.exp(half))
+
+
+def choose(
+    candidates: Sequence[Trial],
+    baseline: Plan,
+    objective: Objective,
+    ratio: Callable[[Trial, Trial], Ratio],
+    claim: Callable[[Trial, Trial], Ratio] | None = None,
+) -> Trial:
+    """Returns the winner: the fastest, or of those that tie with it the one that a person would choose.
+
+    That is one with the user's own global batch, else with the smallest; then the one with less memory, then fewer
+    changes. A gain within the noise does not change the global batch. A candidate slower than the baseline beyond the
+    noise is never chosen, and a leader that is ahead of it by less than the tie margin ties with it, however sure or
+    unsure that little is.
+
+    Args:
+        candidates: measured trials, at least one; the baseline among them if it can be recommended.
+        baseline: the user's own setting.
+        objective: what is maximised, and what is a tie.
+        ratio: throughput of the first over the second, with its interval.
+        claim: the same with the interval that a person is told, which a change of the global batch has to pass; None:
+            that of `ratio`.
+    """
+    claim = claim or ratio
+    own = next((c for c in candidates if c.plan == baseline), None)
+    yardstick = own or candidates[0]
+
+    def fastest(among: Sequence[Trial]) -> Trial:
+        return max(among, key=lambda c: ratio(c, yardstick).value if c is not yardstick else 1.0)
+
+    if same := [c for c in candidates if keeps_batch(c.plan, baseline)]:
+        first = fastest(same)
+        candidates = [c for c in candidates if c in same or claim(c, first).low > 1]
+    leader = fastest(candidates)
+    tied = [c for c in candidates if c is leader or _as_good(leader, c, baseline, objective, ratio)]
+    if own is not None:
+        if leader is not own and ratio(leader, own).value < 1 + objective.tie_ratio:
+            tied.append(own)
+        tied = [c for c in tied if c is own or ratio(c, own).high >= 1]
+    return lightest(tied or [leader], baseline)
+
+
+def keeps_batch(plan: Plan, baseline: Plan) -> bool:
+    """Says whether a plan has the global batch of the user's own setting."""
+    return plan.global_batch_size == baseline.global_batch_size
+
+
+def ties(leader_over_other: Ratio, tie_ratio: float) -> bool:
+    """Says whether the other is as good as the leader: not slower beyond the noise, and taking it costs little.
+
+    On average it must lose less than most of the tie margin (`TIE_LOSS`). A plan that was measured badly may be much
+    slower: then the better guess wins, however close it is.
+    """
+    return leader_over_other.low <= 1 and leader_over_other.expected_gain < TIE_LOSS * math.log1p(tie_ratio)
+
+
+def lightest(tied: Sequence[Trial], baseline: Plan) -> Trial:
+    """Returns the plan with the user's own global batch or else the smallest, then the least memory and fewest changes.
+
+    Peaks that readings cannot tell apart are equal.
+    """
+    batch = min((not keeps_batch(c.plan, baseline), c.plan.global_batch_size) for c in tied)[1]
+    same = [c for c in tied if c.plan.global_batch_size == batch]
+    least = min(_peak(c) for c in same)
+    light = [c for c in same if not lighter(least, _peak(c))]
+    return min(light, key=lambda c: (len(c.plan.changes_from(baseline)), _peak(c), c.plan.key))
+
+
+def lighter(ours_bytes: int, theirs_bytes: int) -> bool:
+    """Says whether the first peak is below the second by more than readings of one plan differ."""
+    return theirs_bytes > ours_bytes * (1 + SAME_MEMORY_RATIO)
+
+
+def _as_good(
+    leader: Trial, other: Trial, baseline: Plan, objective: Objective, ratio: Callable[[Trial, Trial], Ratio]
+) -> bool:
+    """Says whether a plan is as good as the leader: a tie, or with a better batch not worse than a tie may be."""
+    ahead = ratio(leader, other)
+    better = keeps_batch(other.plan, baseline) or other.plan.global_batch_size < leader.plan.global_batch_size
+    changed = not keeps_batch(leader.plan, baseline)
+    within = ahead.expected_gain < TIE_LOSS * math.log1p(objective.tie_ratio)
+    return ties(ahead, objective.tie_ratio) or (changed and better and within)
+
+
+def _starting(trial: Trial, startup_s: float | None) -> Trial:
+    if trial.outcome.measurement is None:
+        return trial
+    measurement = trial.outcome.measurement.model_copy(update={"startup_s": startup_s})
+    return trial.model_copy(update={"outcome": trial.outcome.model_copy(update={"measurement": measurement})})
+
+
+def _peak(trial: Trial) -> int:
+    return measurement_of(trial).memory.judged_bytes
+
+
+def _may_win(best: Trial, other: Trial, objective: Objective) -> bool:
+    return best is other or quotient(measurement_of(best), measurement_of(other), objective).low <= 1
+
+
+def _near(best: Trial, other: Trial, objective: Objective) -> bool:
+    return _rate(other, objective) >= DISTURBED_RATIO * _rate(best, objective)
+
+
+def _rate(trial: Trial, objective: Objective) -> float:
+    return objective.score(measurement_of(trial))

@@ -1,0 +1,92 @@
+"""Entrants: who races. As many as the time left lets run enough rounds, those that may win most first."""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from autofit.core.objective import Objective
+from autofit.core.trial import Trial
+from autofit.search.choice import measurement_of, quotient
+from autofit.search.common_scale import CommonScale
+from autofit.search.loop import Loop
+from autofit.search.race import MAX_ROUNDS, MIN_ROUNDS, Race
+
+LATE_WORTH = 0.02
+"""A plan joins a race that runs when it is expected to gain this over the leader, as a log ratio: the leader's probe
+was lucky, so that others were left at home that may be faster. Scored by scripts/bench/claims.py."""
+MOST_LATE = 3
+"""So many plans join for that reason at most."""
+
+
+class Entrants:
+    """Says who begins a race and who joins it.
+
+    Args:
+        loop: what was searched; knows the time.
+        measured: all plans that were measured.
+        scale: what is known of their throughput.
+    """
+
+    def __init__(self, loop: Loop, measured: Sequence[Trial], scale: CommonScale) -> None:
+        self._loop, self._measured, self._scale = loop, measured, scale
+        self._own: list[Trial] = []
+        self._rivals: list[Trial] = []
+        self._blocks_s: list[float] = []
+        self._late = 0
+
+    def admit(self, finalists: Sequence[Trial]) -> None:
+        """Takes the plans that may be the fastest by their probes, best first, and the user's own setting."""
+        self._own = [t for t in finalists if t.plan == self._loop.baseline]
+        rivals = [t for t in finalists if t.plan != self._loop.baseline]
+        self._rivals = by_promise(rivals, self._loop.tuning.objective)
+
+    def first(self) -> list[Trial]:
+        """Returns who begins: the user's own setting and the best rival, and others if blocks are as long as probes."""
+        block_s, room_s = self._loop.probe_s(), self._room_s()
+        most = len(self._rivals)
+        if block_s > 0 and room_s < float("inf"):
+            most = int(room_s / (MIN_ROUNDS * block_s)) - len(self._own)
+        return self._rivals[: max(most, 2 - len(self._own))] + self._own
+
+    def ran(self, block_s: float) -> None:
+        """Learns how long a block took."""
+        self._blocks_s.append(block_s)
+
+    def joining(self) -> list[Trial]:
+        """Returns who joins the race now: finalists that there seemed no time for, then those that may yet win."""
+        race = self._scale.race
+        if race is None or not race.rounds or not self._room_for_one_more(race):
+            return []
+        if waiting := [t for t in self._rivals if t.plan.key not in race.names]:
+            return waiting[:1]
+        if not race.running or not race.ripe or self._late >= MOST_LATE:
+            return []
+        found = self._promising(race)
+        self._late += len(found)
+        return found
+
+    def _promising(self, race: Race) -> list[Trial]:
+        leading = race.leader()
+        leader = next(t for t in self._measured if t.plan.key == leading)
+        left = [t for t in self._measured if t.plan.key not in race.names]
+        promises = [(self._scale.promise(t, leader), -place, t) for place, t in enumerate(left)]
+        worth, _, trial = max(promises, default=(0.0, 0, leader))
+        return [trial] if worth > LATE_WORTH else []
+
+    def _room_for_one_more(self, race: Race) -> bool:
+        needed_s = MIN_ROUNDS * (len(race.running) + 1) * fmean(self._blocks_s)
+        return race.rounds + MIN_ROUNDS <= MAX_ROUNDS and needed_s <= self._room_s()
+
+    def _room_s(self) -> float:
+        return self._loop.time_left_s() - self._loop.proof_s()
+
+
+def by_promise(rivals: Sequence[Trial], objective: Objective) -> list[Trial]:
+    """Returns the plans by what they may gain over the one with the fastest probe, which comes first."""
+    if not rivals:
+        return []
+    best, *others = rivals
+
+    def worth(trial: Trial) -> float:
+        return quotient(measurement_of(trial), measurement_of(best), objective).expected_gain
+
+    return [best, *sorted(others, key=worth, reverse=True)]

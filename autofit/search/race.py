@@ -1,0 +1,239 @@
+"""Race: interleaved blocks of a few plans, and when one of them may leave. Statistics only."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from autofit.core.objective import TIE_RATIO
+from autofit.core.recommendation import Ratio
+from autofit.core.statistics import DEVIATIONS_95, clipped
+
+MIN_ROUNDS = 4
+"""No decision rests on fewer pairs of blocks (this, the next two and the errors: reference/reliability.md 9.3)."""
+MAX_ROUNDS = 40
+"""Most rounds. Of plans 5 % apart the slower is named in under 5 % of races after 12 rounds of the noise recorded in
+tests/data/tables, after 16 on a disturbed machine, and in up to 21 % after 4
+(tests/search/test_race_error_rates.py)."""
+TIE_ROUNDS = 12
+"""From here on a plan leaves that cannot be more than two tie margins from the leader."""
+STANDARD_ERRORS = 2.5
+"""How far from 0 a ratio has to be for a plan to be slower beyond the noise, as a normal distribution counts; Student's
+t widens it for few pairs, 1.9 times for 4. Without that, of two equal plans one was called slower in 6 to 35 % of races
+on recorded noise, with it in 4 to 15 %, in a fifth more rounds. The rate is above that of a single test, 1.2 %, because
+each round looks again."""
+_FLOOR_LOG = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """One plan against another, from blocks that ran next to each other.
+
+    Attributes:
+        log_ratio: log of the throughput ratio.
+        error: its standard error.
+        pairs: how many pairs it rests on.
+    """
+
+    log_ratio: float
+    error: float
+    pairs: int
+
+    @property
+    def surely_above(self) -> bool:
+        """Whether the first plan is faster beyond the noise."""
+        return self.log_ratio - self._margin(STANDARD_ERRORS) > 0
+
+    @property
+    def most(self) -> float:
+        """Log of the largest throughput ratio that the noise allows."""
+        return self.log_ratio + self._margin(STANDARD_ERRORS)
+
+    def ratio(self) -> Ratio:
+        """Returns the throughput ratio with its 95 % interval."""
+        half = self._margin(DEVIATIONS_95)
+        return Ratio(
+            value=math.exp(self.log_ratio),
+            low=math.exp(self.log_ratio - half),
+            high=math.exp(self.log_ratio + half),
+            pairs=self.pairs,
+        )
+
+    def _margin(self, errors: float) -> float:
+        """Returns what so many standard errors of a normal distribution are with few pairs.
+
+        Student's t by the Cornish-Fisher expansion (Abramowitz and Stegun 26.7.5, two terms).
+        """
+        z, df = errors, max(self.pairs - 1, 1)
+        return self.error * (z + (z**3 + z) / (4 * df) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2))
+
+
+def pair(ours: Sequence[float], theirs: Sequence[float]) -> Pairing:
+    """Returns the comparison of two lists of log throughputs, the same rounds at the same places.
+
+    The location is the mean of the pairs, with those clipped that are far out. On recorded noise it is as exact as the
+    median, and its standard error is known.
+
+    Raises:
+        ValueError: fewer than two common rounds.
+    """
+    differences = [a - b for a, b in zip(ours, theirs, strict=False)]
+    if len(differences) < 2:
+        raise ValueError(f"a comparison needs two pairs of blocks at least, found {len(differences)}")
+    near = clipped(differences)
+    mean = fmean(near)
+    variance = sum((d - mean) ** 2 for d in near) / (len(near) - 1)
+    return Pairing(mean, math.sqrt(variance / len(near)) + _FLOOR_LOG, len(near))
+
+
+@dataclass(slots=True)
+class Race:
+    """The state of a race.
+
+    Attributes:
+        names: who started, and who joined later.
+        pinned: never leaves, so that everyone has a ratio to it (the user's own setting); None for nobody.
+        tie_ratio: relative difference that is not worth separating.
+        logs: log throughput of each block by name, in rounds, from the round in which the name joined.
+        joined: the round in which a name joined; those that are not in it began the race.
+        left: why a plan no longer runs, by name.
+    """
+
+    names: tuple[str, ...]
+    pinned: str | None = None
+    tie_ratio: float = TIE_RATIO
+    logs: dict[str, list[float]] = field(init=False)
+    joined: dict[str, int] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+    rounds: int = 0
+    _settled: bool = False
+
+    def __post_init__(self) -> None:
+        self.logs = {name: [] for name in self.names}
+
+    @property
+    def running(self) -> list[str]:
+        """The names that still run."""
+        return [name for name in self.names if name not in self.left]
+
+    @property
+    def ripe(self) -> bool:
+        """Whether each that still runs has run the rounds that a decision needs."""
+        return all(self._ripe(name) for name in self.running)
+
+    def join(self, name: str) -> None:
+        """Lets another plan run from the next round on."""
+        self.names = (*self.names, name)
+        self.logs[name], self.joined[name] = [], self.rounds
+        self._settled = False
+
+    def order(self) -> list[str]:
+        """Returns who runs in the next round: forward and backward in turn (A B, B A), so that drift cancels."""
+        return self.running[::-1] if self.rounds % 2 else self.running
+
+    def fail(self, name: str, reason: str) -> None:
+        """Takes out a plan whose block failed, the pinned one too."""
+        self.left[name] = reason
+
+    def leader(self) -> str:
+        """Returns the fastest of those that still run, by pairs: what all share in a round tells nothing.
+
+        Who joined a moment ago does not lead yet.
+
+        Raises:
+            ValueError: fewer than two rounds, or nobody runs.
+        """
+        first, *others = [name for name in self.running if self._ripe(name)] or self.running
+        for name in others:
+            if pair(*self._common(name, first)).log_ratio > 0:
+                first = name
+        return first
+
+    def add(self, scores: Mapping[str, float]) -> None:
+        """Adds a round: the throughput of each name that still runs. Then lets go who has no more to say."""
+        for name, score in scores.items():
+            self.logs[name].append(math.log(score))
+        self.rounds += 1
+        if self.rounds < MIN_ROUNDS or len(self.running) < 2 or not any(map(self._ripe, self.running)):
+            return
+        leader = self.leader()
+        decided = {n: self._decided(leader, n) if self._ripe(n) else None for n in self.running if n != leader}
+        self._settled = all(reason is not None for reason in decided.values())
+        self.left |= {name: why for name, why in decided.items() if why is not None and name != self.pinned}
+
+    @property
+    def over(self) -> bool:
+        """Whether another round could change nothing, or the rounds are spent."""
+        return self.decided or self.rounds >= MAX_ROUNDS
+
+    @property
+    def decided(self) -> bool:
+        """Whether each plan is known to be slower than the leader, or tied with it."""
+        return self._settled or len(self.running) < 2
+
+    def _decided(self, leader: str, name: str) -> str | None:
+        pairing = pair(*self._common(leader, name))
+        if pairing.surely_above:
+            return "slower in the race"
+        if pairing.pairs >= TIE_ROUNDS and pairing.most < math.log1p(2 * self.tie_ratio):
+            return "tied in the race"
+        return None
+
+    def pairing(self, ours: str, theirs: str) -> Pairing | None:
+        """Returns the comparison over the rounds that both ran, or None when they are too few to decide anything.
+
+        Of two that did not run together, since one left before the other joined, it is what an opponent of both says:
+        the one that says it most exactly.
+        """
+        if (direct := self._direct(ours, theirs)) is not None:
+            return direct
+        found = []
+        for opponent in self.names:
+            first, second = self._direct(ours, opponent), self._direct(opponent, theirs)
+            if first is not None and second is not None:
+                log_ratio, error = first.log_ratio + second.log_ratio, math.hypot(first.error, second.error)
+                found.append(Pairing(log_ratio, error, min(first.pairs, second.pairs)))
+        return min(found, key=lambda pairing: pairing.error, default=None)
+
+    def _direct(self, ours: str, theirs: str) -> Pairing | None:
+        common = self._common(ours, theirs)
+        return pair(*common) if len(common[0]) >= MIN_ROUNDS else None
+
+    def _common(self, ours: str, theirs: str) -> tuple[list[float], list[float]]:
+        """Returns the logs of the rounds that both ran."""
+        began = max(self.joined.get(ours, 0), self.joined.get(theirs, 0))
+        first, second = (self.logs.get(name, [])[began - self.joined.get(name, 0) :] for name in (ours, theirs))
+        count = min(len(first), len(second))
+        return first[:count], second[:count]
+
+    def _ripe(self, name: str) -> bool:
+        return len(self.logs[name]) >= MIN_ROUNDS
+
+
+def run_race(
+    race: Race,
+    block: Callable[[str], float | str],
+    enough: Callable[[], bool],
+    joining: Callable[[], Sequence[str]] = tuple,
+) -> None:
+    """Runs rounds until the race is over or `enough()` says that time is.
+
+    Args:
+        race: changed in place.
+        block: runs one block of the plan of this name; returns its throughput, or why it failed.
+        enough: asked before every round.
+        joining: asked before that: who joins.
+    """
+    while True:
+        for name in joining():
+            race.join(name)
+        if race.over or enough():
+            return
+        scores: dict[str, float] = {}
+        for name in race.order():
+            result = block(name)
+            if isinstance(result, str):
+                race.fail(name, result)
+            else:
+                scores[name] = result
+        race.add(scores)

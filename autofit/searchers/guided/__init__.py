@@ -1,0 +1,1 @@
+"""The default searcher: a Gaussian process for speed, estimates corrected by probes for memory."""

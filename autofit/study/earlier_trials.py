@@ -1,0 +1,147 @@
+"""Past: what earlier runs left in a study, and what of it holds for this run."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from optuna.exceptions import UpdateFinishedTrialError
+
+from autofit.core.outcome import DIED, Outcome, Status
+from autofit.core.plan import Plan
+from autofit.core.trial import Purpose, Trial
+from autofit.core.units import format_bytes
+from autofit.study.optuna_study import Book, Entry
+from autofit.study.trial_start import Context
+
+IN_A_ROW = 2
+"""A plan that crashed, hung, or was running when its process died is tried once more: the cause may have been another
+one. So many in a row are taken as a fact about the plan."""
+
+_REUSED = (
+    Status.MEASURED,
+    Status.OVER_BUDGET,
+    Status.OUT_OF_MEMORY,
+    Status.OUT_OF_HOST_MEMORY,
+    Status.LAUNCH_LIMIT,
+    Status.NUMERIC,
+    Status.CRASHED,
+    Status.TIMED_OUT,
+    Status.POISONED,
+)
+"""What a later run takes over. The others are not facts about the plan, or are decided afresh by each run."""
+
+
+@dataclass(slots=True)
+class Past:
+    """What earlier runs left: their trials that hold for this run, and notes on the others."""
+
+    context: Context
+    notes: list[str] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)
+    comparable: list[Entry] = field(default_factory=list)
+
+    def read(self, books: Sequence[Book]) -> None:
+        """Reads the trials of `books`, oldest first, and settles those whose process is gone."""
+        entries = [entry for book in books for entry in self._of(book)]
+        self._tell_count(sum(entry is None for entry in entries), "without a readable record of autofit left out")
+        finished = self._settled([entry for entry in entries if entry is not None])
+        comparable = self.comparable = self._comparable(finished)
+        failures = _in_a_row(comparable)
+        again = 0
+        for entry in comparable:
+            told, request = entry.outcome, entry.request
+            if told is None or told.status not in _REUSED:
+                continue
+            if told.status.inconclusive and len(failures[request.plan]) < IN_A_ROW:
+                continue
+            outcome = _rejudged(told, request.memory_bytes, self.context.memory_bytes)
+            again += outcome is None
+            if outcome is not None:
+                plan, purpose = request.plan, request.purpose
+                self.trials.append(
+                    Trial(number=entry.number, plan=plan, outcome=outcome, purpose=purpose, earlier=True)
+                )
+        self._tell_count(again, "left out that did not fit a smaller memory budget")
+        for plan, reasons in failures.items():
+            if len(reasons) >= IN_A_ROW:
+                died = all(reason == DIED for reason in reasons)
+                what = "its process died" if died else "it crashed or hung"
+                self.notes.append(f"not tried again, {what} {len(reasons)} times: {plan}")
+
+    def _of(self, book: Book) -> list[Entry | None]:
+        """Returns the entries of a book less those that were dropped, with a note why."""
+        entries, gone = list(book.entries()), set[int]()
+        for drop in book.drops():
+            gone.update(drop.trials)
+            self._tell_count(len(drop.trials), f"dropped on {drop.when}: {drop.reason}")
+        return [entry for entry in entries if entry is None or entry.number not in gone]
+
+    def _settled(self, entries: Sequence[Entry]) -> list[Entry]:
+        finished, orphans = [], 0
+        for entry in entries:
+            if entry.outcome is not None:
+                finished.append(entry)
+            elif entry.request.alive:
+                where = f"process {entry.request.pid} on {entry.request.host}"
+                self.notes.append(f"trial {entry.number} is running in {where}: left alone")
+            else:
+                outcome = Outcome(status=Status.CRASHED, reason=DIED)
+                try:
+                    entry.book.settle(entry.number, outcome, entry.request.memory_bytes)
+                except UpdateFinishedTrialError:
+                    continue  # its process finished it, and then ended, after it was read here
+                orphans += 1
+                finished.append(replace(entry, outcome=outcome))
+        if orphans:
+            verb = "was running when its" if orphans == 1 else "were running when their"
+            self.notes.append(f"{_trials(orphans)} {verb} process died: told as failed")
+        return finished
+
+    def _comparable(self, entries: Sequence[Entry]) -> list[Entry]:
+        others: Counter[str] = Counter()
+        comparable = []
+        for entry in entries:
+            differences = self.context.environment.differences(entry.environment)
+            if differences:
+                others["; ".join(differences)] += 1
+            else:
+                comparable.append(entry)
+        for text, count in others.items():
+            self._tell_count(count, f"of another environment left out: {text}")
+        return comparable
+
+    def _tell_count(self, count: int, what: str) -> None:
+        if count:
+            self.notes.append(f"{_trials(count)} {what}")
+
+
+def _trials(count: int) -> str:
+    return "1 trial" if count == 1 else f"{count} trials"
+
+
+def _in_a_row(entries: Sequence[Entry]) -> dict[Plan, list[str]]:
+    """Returns why the last runs of each plan crashed or hung; nothing once one of them came to another end."""
+    reasons: dict[Plan, list[str]] = {}
+    for entry in entries:
+        found, told = reasons.setdefault(entry.request.plan, []), entry.outcome
+        if told is not None and told.status.inconclusive:
+            found.append(told.reason)
+        elif told is not None and told.status in _REUSED and entry.request.purpose is not Purpose.BLOCK:
+            found.clear()
+    return reasons
+
+
+def _rejudged(outcome: Outcome, then_bytes: int, now_bytes: int) -> Outcome | None:
+    """Returns what an outcome under the budget `then_bytes` is under `now_bytes`, or None when that is not known."""
+    ran = outcome.status in (Status.MEASURED, Status.OVER_BUDGET)
+    memory = outcome.measurement.memory if ran and outcome.measurement is not None else None
+    if memory is not None and memory.judged_bytes > now_bytes:
+        peak, budget = format_bytes(memory.judged_bytes), format_bytes(now_bytes)
+        reason = f"its peak of {peak} ({memory.judged_by}) is above the memory budget of {budget}"
+        return outcome.model_copy(update={"status": Status.OVER_BUDGET, "reason": reason})
+    if not outcome.status.does_not_fit:
+        return outcome
+    # A plan that was short of memory has no times that hold under more of it.
+    if memory is None or memory.allocator_retries or memory.swallowed_ooms:
+        return None if now_bytes > then_bytes else outcome
+    return outcome.model_copy(update={"status": Status.MEASURED, "reason": ""})

@@ -1,0 +1,193 @@
+"""Where a study is kept: memory, an SQLite file of its own, or a database. And what people may see of that place."""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+from urllib.parse import unquote
+
+import optuna
+from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from autofit import locks
+from autofit.core.errors import StudyError, UsageError
+from autofit.core.units import format_duration
+from autofit.study import permissions as safety
+
+LOCK_WAIT_S = 30.0
+"""How long another process may hold the study's file or directory."""
+
+_STORAGE_FAILURES = (
+    optuna.exceptions.OptunaError,
+    SQLAlchemyError,
+    OSError,
+    ImportError,  # the driver of a database URL is not installed
+    sqlite3.Error,  # a file that another process keeps locked
+    RuntimeError,  # a database of another Optuna version
+    ValueError,  # a damaged URL; a trial that somebody else has finished
+    LookupError,  # a study or trial that somebody else has deleted
+    TypeError,  # a damaged distribution
+    AttributeError,
+)
+
+
+DAMAGED = (
+    SQLAlchemyError, optuna.exceptions.StorageInternalError, ValueError, LookupError, TypeError, AttributeError,
+)  # fmt: skip
+"""What reading a study raises of which a byte has changed: it is no UTF-8, no JSON, no state of a trial, or no argument
+of a distribution."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a study is kept.
+
+    Attributes:
+        shown: the place as people may see it.
+        path: an SQLite file.
+        url: a database; with neither, the study is in memory.
+        secrets: parts of the URL that must not be shown, longest first.
+    """
+
+    shown: str
+    path: Path | None = None
+    url: str | None = None
+    secrets: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, location: str | Path | None) -> Self:
+        """Returns the place that a person names: None or ":memory:", a path, or a database URL.
+
+        Raises:
+            UsageError: an empty text, or the home of a user who is not known.
+        """
+        if location == "":
+            raise UsageError(
+                "the study is an empty text, perhaps a variable that is not set; expected a path, a database URL or "
+                "':memory:'. Name one, or leave it out."
+            )
+        text = "" if location is None else str(location)
+        if isinstance(location, str) and "://" in text:
+            if not text.startswith("sqlite://") or "?" in text:
+                return cls(_redacted(text), url=text, secrets=_secrets(text))
+            text = text.removeprefix("sqlite://").removeprefix("/")
+        if text in ("", ":memory:"):
+            return cls("memory")
+        # Absolute, since the user's code may change the working directory.
+        try:
+            path = Path(text).expanduser().absolute()
+        except RuntimeError as error:
+            raise UsageError(f"the study {text!r} cannot be found: {error}; expected a path. Write it out.") from None
+        return cls(str(path), path=path)
+
+    @contextmanager
+    def guarded(self, doing: str) -> Iterator[None]:
+        """Turns failures of the storage into a `StudyError`."""
+        try:
+            yield
+        except _STORAGE_FAILURES as error:
+            # Without its cause: tracebacks of database drivers can show the password.
+            raise StudyError(self._message(error, doing)) from None
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Lets one process at a time make the file and its tables: Optuna's own creation fails when two meet."""
+        if self.path is None:
+            yield
+            return
+        safety.make_directory(self.path.parent)
+        descriptor = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            free = True
+            with suppress(OSError):  # some network file systems cannot; then two first runs at once may collide
+                free = locks.locked(descriptor, LOCK_WAIT_S)
+            if not free:
+                raise StudyError(self._locked(self.path.parent))
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _locked(self, path: Path) -> str:
+        return (
+            f"the study at {self.shown} is locked: found {path} held by {locks.holder_of(path)}; expected it to be "
+            f"free within {format_duration(LOCK_WAIT_S)}. Wait until that process ends, or end it, then run again: "
+            "what was recorded before is kept."
+        )
+
+    def _message(self, error: BaseException, doing: str) -> str:
+        while (inner := getattr(error, "orig", None) or error.__cause__) is not None:
+            error = inner
+        text = (str(error).strip().splitlines() or [""])[0]
+        for secret in self.secrets:
+            text = text.replace(secret, "***")
+        if self.path is not None and "database is locked" in text:
+            return self._locked(self.path)
+        found = f"the study at {self.shown} could not be {doing}: found {type(error).__name__}: {text}"
+        if doing == "opened":
+            return (
+                f"{found}; expected the path of a new file or of an earlier study, or a database URL such as "
+                "postgresql+psycopg://host/database whose driver is installed. Name another: a path that you can write "
+                "to, or ':memory:' for a study that is not kept."
+            )
+        return (
+            f"{found}; expected to write to it, alone with this trial. Look at its free space, permissions and other "
+            "users, then run again: what was recorded before is kept."
+        )
+
+
+@contextmanager
+def writing(location: str | Path | None, name: str, wait_s: float, say: locks.Say) -> Iterator[None]:
+    """Keeps other tuners of this machine out of the study `name` at `location`; nobody, where it is a database.
+
+    Raises:
+        Busy: another one still writes to it after `wait_s` seconds.
+    """
+    place = Place.of(location)
+    if place.path is None:
+        yield
+        return
+    with locks.held(f"study-{os.path.realpath(place.path)}-{name}", f"the study {place.shown}", wait_s, say):
+        yield
+
+
+def _redacted(url: str) -> str:
+    """Returns a database URL without user, password and the values of its query."""
+    scheme, _, rest = url.partition("://")
+    body, _, query = rest.partition("?")
+    if "@" in query:  # a password with a "?", or a value with an "@": cannot be told apart
+        return f"{scheme}://***"
+    shown = f"{scheme}://{'***@' if '@' in body else ''}{body.rpartition('@')[2]}"
+    names = [f"{part.partition('=')[0]}=***" if "=" in part else "***" for part in query.split("&") if part]
+    return f"{shown}?{'&'.join(names)}" if names else shown
+
+
+def _secrets(url: str) -> tuple[str, ...]:
+    """Returns what `_redacted` hides, as it stands in the URL and as drivers see it, longest first."""
+    rest = url.partition("://")[2]
+    user, _, tail = rest.rpartition("@")
+    values = [part.rpartition("=")[2] for part in f"{rest}&{tail}".partition("?")[2].split("&")]
+    parts = [url, user, *user.split(":", 1), *values]
+    return tuple(sorted({form for part in parts for form in (part, unquote(part)) if form}, key=len, reverse=True))
+
+
+def connect(place: Place) -> BaseStorage:
+    """Opens the storage.
+
+    Raises:
+        StudyError: the path holds something else.
+    """
+    if place.url is not None:
+        return RDBStorage(place.url, engine_kwargs={"pool_pre_ping": True})
+    if place.path is None:
+        return InMemoryStorage()
+    safety.make_file(place.path, LOCK_WAIT_S)
+    url = URL.create("sqlite", database=str(place.path)).render_as_string(hide_password=False)
+    # No pool: no connection outlives a call, so none is inherited by a forked loader worker or left open.
+    kwargs = {"poolclass": NullPool, "connect_args": {"timeout": LOCK_WAIT_S}}
+    return RDBStorage(url.replace("{", "{{").replace("}", "}}"), engine_kwargs=kwargs)  # Optuna formats the URL

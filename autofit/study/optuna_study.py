@@ -1,0 +1,238 @@
+"""Book: one Optuna study, with the calls on its storage that a `Study` needs."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Self
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.storages import BaseStorage, RDBStorage
+from optuna.trial import TrialState, create_trial
+from pydantic import BaseModel, ConfigDict
+from sqlalchemy.orm import scoped_session, sessionmaker
+
+from autofit.core.environment import Environment
+from autofit.core.errors import StudyError
+from autofit.core.objective import Objective
+from autofit.core.outcome import Outcome
+from autofit.study.optuna_names import columns, holds, verdict
+from autofit.study.trial_start import Context, Request, environment_of
+
+if TYPE_CHECKING:
+    from autofit.study.sqlite_rows import Rows
+
+KNOWN_OPTUNA = "5.0."
+"""Versions of Optuna with which `autofit.study.sqlite_rows` was tested; others write a trial by their own calls."""
+STUDY_SCHEMA = "autofit.study/1"
+
+_OURS = "autofit."
+_SCHEMA, _OBJECTIVE, _ENVIRONMENT = "autofit.schema", "autofit.objective", "autofit.environment."
+_DROPPED = "autofit.dropped"
+_REQUEST, _OUTCOME, _SUM = "autofit.request", "autofit.outcome", ".sum"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A trial as it was found in the storage; without outcome while it runs."""
+
+    book: "Book"
+    number: int
+    request: Request
+    environment: Environment
+    outcome: Outcome | None
+
+
+class Drop(BaseModel):
+    """Trials that are never given again: a record in the storage.
+
+    Attributes:
+        trials: their numbers.
+        reason: what contradicted them.
+        when: UTC time in ISO 8601.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    trials: tuple[int, ...]
+    reason: str
+    when: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Book:
+    """One Optuna study, with the calls on its storage that a `Study` needs."""
+
+    storage: BaseStorage
+    study: optuna.Study
+    study_id: int
+    objective: Objective
+    distributions: dict[str, BaseDistribution] = field(default_factory=dict)
+    rows: "Rows | None" = None
+
+    @classmethod
+    def load(cls, storage: BaseStorage, name: str, objective: Objective) -> Self:
+        """Returns the study of that name, made if need be; `objective` holds for a new one.
+
+        Raises:
+            StudyError: it is a study of another program, or of a newer schema.
+        """
+        with _quiet():
+            study = optuna.create_study(
+                storage=storage,
+                study_name=name,
+                direction="maximize",
+                load_if_exists=True,
+                sampler=optuna.samplers.RandomSampler(),  # never asked; this one costs nothing
+            )
+        study_id = storage.get_study_id_from_name(name)
+        book = cls(storage, study, study_id, objective, rows=_rows(storage, study_id))
+        attributes = study.user_attrs
+        known = {key for key in attributes if key.startswith(_OURS)}
+        if known or storage.get_n_trials(book.study_id):
+            _check_schema(name, attributes.get(_SCHEMA, STUDY_SCHEMA if known else None))
+        for key, value in ((_OBJECTIVE, objective.unit), (_SCHEMA, STUDY_SCHEMA)):
+            if key not in attributes:  # it is new, or a damaged value was taken out
+                study.set_user_attr(key, value)
+        return replace(
+            book, objective=objective.model_copy(update={"unit": attributes.get(_OBJECTIVE, objective.unit)})
+        )
+
+    def remember(self, context: Context) -> None:
+        """Keeps the environment of this run, which its trials name by digest."""
+        self.study.set_user_attr(_ENVIRONMENT + context.digest, context.environment.model_dump(mode="json"))
+
+    def drop(self, numbers: Sequence[int], reason: str) -> None:
+        """Keeps that these trials are never to be given again."""
+        drop = Drop(trials=tuple(numbers), reason=reason, when=datetime.now(UTC).isoformat(timespec="seconds"))
+        drops = [one.model_dump(mode="json") for one in (*self.drops(), drop)]
+        self.study.set_user_attr(_DROPPED, drops)
+
+    def drops(self) -> list[Drop]:
+        """Returns what was dropped so far."""
+        return [Drop.model_validate(found) for found in self.study.user_attrs.get(_DROPPED, [])]
+
+    def add(self, request: Request) -> int:
+        """Adds a running trial in one transaction and returns its number."""
+        values = {k: v for k, v in request.plan.values.items() if holds(self.distributions.get(k), v)}
+        text = request.model_dump_json()
+        about = {_REQUEST: text, _REQUEST + _SUM: checksum(text), "purpose": request.purpose.value}
+        if self.rows is not None:
+            return self.rows.add(values, self.distributions, about)
+        template = create_trial(
+            state=TrialState.RUNNING,
+            params=values,
+            distributions={name: self.distributions[name] for name in values},
+            user_attrs=about,
+        )
+        return self.storage.get_trial_number_from_id(self.storage.create_new_trial(self.study_id, template))
+
+    def settle(self, number: int, outcome: Outcome, memory_bytes: int) -> None:
+        """Writes what became of a running trial, all of it or nothing."""
+        told = verdict(outcome, self.objective, memory_bytes)
+        # Text, because NaN is not JSON and would break the dashboard's page; our own reader understands it.
+        text = json.dumps(outcome.model_dump(mode="json"))
+        about = {_OUTCOME: text, _OUTCOME + _SUM: checksum(text), **columns(outcome)}
+        if self.rows is not None:
+            self.rows.settle(number, told, about)
+            return
+        with _one_transaction(self.storage):
+            trial_id = self.storage.get_trial_id_from_study_id_trial_number(self.study_id, number)
+            trial = optuna.trial.Trial(self.study, trial_id)
+            for key, value in about.items():
+                trial.set_user_attr(key, value)
+            for key, violation in told.constraints.items():
+                trial.set_constraint(key, violation)
+            self.study.tell(trial, told.value, state=told.state)
+
+    def entries(self) -> Iterator[Entry | None]:
+        """Yields the trials; None for one that has no record of ours, or one that cannot be read."""
+        environments = self.study.user_attrs
+        states = (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+        for found in self.study.get_trials(deepcopy=False, states=states):
+            try:
+                request = Request.model_validate_json(_sound(found.user_attrs, _REQUEST))
+                environment = environment_of(environments[_ENVIRONMENT + request.environment], request.environment)
+                text = _sound(found.user_attrs, _OUTCOME) if found.state.is_finished() else None
+                outcome = None if text is None else Outcome.model_validate_json(text)
+            except (LookupError, ValueError):  # pydantic's ValidationError is a ValueError
+                yield None
+                continue
+            yield Entry(self, found.number, request, environment, outcome)
+
+
+def checksum(text: str) -> str:
+    """Returns what tells a text from one in which a byte has changed."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _sound(attributes: Mapping[str, Any], name: str) -> str:
+    """Returns a record as it was written; those of earlier versions have no checksum.
+
+    Raises:
+        LookupError: there is none.
+        ValueError: it has changed since.
+    """
+    text = str(attributes[name])
+    if attributes.get(name + _SUM, checksum(text)) != checksum(text):
+        raise ValueError(f"{name} is not as it was written")
+    return text
+
+
+def _rows(storage: BaseStorage, study_id: int) -> "Rows | None":
+    """Returns what writes trials faster than Optuna's calls do; None where that is not known to write the same."""
+    if not isinstance(storage, RDBStorage) or storage.engine.name != "sqlite":
+        return None
+    if not optuna.__version__.startswith(KNOWN_OPTUNA):
+        return None
+    from autofit.study.sqlite_rows import Rows  # noqa: PLC0415  it imports what is private to Optuna
+
+    return Rows(storage, study_id)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps what Optuna says of a new study out of the log. Takes milliseconds: every logger forgets its level."""
+    level = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(max(level, optuna.logging.WARNING))
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(level)
+
+
+@contextmanager
+def _one_transaction(storage: BaseStorage) -> Iterator[None]:
+    """Makes one transaction of all calls on a database: whole or not there, and one wait for the disk, not nine.
+
+    Optuna commits after each call. Its sessions are bound, for a moment, to a transaction of ours, which their commits
+    leave open and their rollbacks end.
+    """
+    if not isinstance(storage, RDBStorage):
+        yield
+        return
+    own = storage.scoped_session
+    with storage.engine.begin() as connection:
+        maker = sessionmaker(bind=connection, join_transaction_mode="rollback_only")
+        storage.scoped_session = scoped_session(maker)
+        try:
+            yield
+        finally:
+            storage.scoped_session = own
+
+
+def _check_schema(name: str, found: object) -> None:
+    if found == STUDY_SCHEMA:
+        return
+    if isinstance(found, str) and found.startswith("autofit.study/"):
+        raise StudyError(
+            f"the study {name} has the schema {found}; expected {STUDY_SCHEMA}, which is what this version reads. "
+            "Upgrade autofit, or choose another study."
+        )
+    raise StudyError(
+        f"the study {name} was not made by autofit: found trials but no schema; expected {STUDY_SCHEMA}. Choose "
+        "another name, or another storage."
+    )

@@ -1,0 +1,73 @@
+"""What CUDA's losses take beside their results.
+
+After aten/src/ATen/native/Loss.cpp and aten/src/ATen/native/cuda/Loss.cu, where a loss is one operator.
+"""
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+
+from autofit.tracing.cuda.chip import Chip, Passing, Rule, nbytes, within
+from autofit.tracing.cuda.reductions import Axes, staging_bytes
+from autofit.tracing.cuda.results import UNREDUCED, broadcast
+
+aten = torch.ops.aten
+
+
+def _summed(chip: Chip, count: int) -> tuple[int, int]:
+    """Returns what the sum of all of `count` elements takes."""
+    return staging_bytes(Axes(reduced=((count, 1),), kept=()), 4, chip.multiprocessors, chip.threads)
+
+
+def _errors(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+    """The loss of each element, and what their sum takes; the result itself has room for all of them too."""
+    if len(args) > 2 and args[2] == UNREDUCED:
+        return ()
+    errors = math.prod(broadcast(*args[:2]))
+    return within(errors * out.element_size(), *_summed(chip, errors))
+
+
+def _shrunk(chip: Chip, args: tuple[Any, ...], out: Any, place: int) -> Passing:
+    """The mean, beside a result that has room for the loss of each element; `place` is the reduction's."""
+    if len(args) > place and args[place] == UNREDUCED:
+        return ()
+    return within(out.element_size(), *_summed(chip, math.prod(broadcast(*args[:2]))))
+
+
+def _huber(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+    """The loss of each element, before the result."""
+    if len(args) > 2 and args[2] == UNREDUCED:
+        return ()
+    errors = math.prod(broadcast(*args[:2]))
+    return (errors * out.element_size(), None, *_summed(chip, errors), ~2, ~1, ~0)
+
+
+def _logits(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+    """The logarithm, what it is weighted by, and the loss of each element, which may be the result."""
+    shape = broadcast(*args[:2])
+    each = math.prod(shape) * args[0].element_size()
+    weights = args[3] if len(args) > 3 else None
+    before: Passing = (each,) if weights is None else (each, nbytes(weights), each, ~1, ~2)
+    if len(args) > 4 and args[4] == UNREDUCED:
+        return (*before, None, ~0)
+    loss = sum(step is not None and step >= 0 for step in before)
+    return (*before, each, None, *_summed(chip, math.prod(shape)), ~(loss + 2), ~(loss + 1), ~loss, ~0)
+
+
+def _soft_margin_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+    """Exponential, product and quotient: the gradient is made last but one of them."""
+    each = nbytes(out)
+    return (each, each, each, ~1, ~0, None, ~2)
+
+
+RULES: dict[Any, Rule] = {
+    aten.mse_loss.default: _errors,
+    aten.smooth_l1_loss.default: _errors,
+    aten.binary_cross_entropy.default: partial(_shrunk, place=3),
+    aten.soft_margin_loss.default: partial(_shrunk, place=2),
+    aten.soft_margin_loss_backward.default: _soft_margin_backward,
+    aten.huber_loss.default: _huber,
+    aten.binary_cross_entropy_with_logits.default: _logits,
+}

@@ -1,0 +1,134 @@
+"""Answers: stand-ins for results that depend on data, which fake tensors do not have."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
+
+from autofit.core.errors import Untraceable
+from autofit.tracing.cuda.results import known
+
+aten = torch.ops.aten
+INDEXED = frozenset((aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default))
+NUMBER = aten._local_scalar_dense.default
+"""What `.item()` and a condition run."""
+UNLIKE = {
+    aten.cumprod.default: "the gradient of a cumulative product is computed in another way for real tensors than here",
+}
+"""Operators whose backward code takes another way for tensor subclasses (`cumprod_backward` in FunctionsManual.cpp)."""
+MOST_ANSWERS = 5000
+"""A loop that waits for a condition to become false never ends where each is answered as true."""
+
+
+class Answers:
+    """Runs operators, and answers those whose result depends on data with the largest result that there can be.
+
+    A condition (`if tensor:`, an assertion that all is finite) is true, a floating number is 1. A whole number is not
+    answered: it may be a size, and any guess could be too small.
+
+    Attributes:
+        given: how many answers were given.
+    """
+
+    def __init__(self) -> None:
+        self.given = 0
+
+    def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Returns the result of an operator.
+
+        Raises:
+            DataDependentOutputException: it depends on data and has no sound answer.
+            DynamicOutputShapeException: its size depends on data and has no known bound.
+            Untraceable: its gradient would be traced wrongly.
+        """
+        if func in UNLIKE and torch.is_grad_enabled() and args[0].requires_grad:
+            raise Untraceable(UNLIKE[func], func.name())
+        if func is NUMBER and isinstance(args[0], FakeTensor) and args[0].constant is None:
+            # It cannot be told from these; asking them first takes much longer.
+            found = self._answer(func, args, kwargs)
+            if found is not None:
+                return found
+        if _writes_only(func) and all(isinstance(each, FakeTensor) and each.constant is None for each in args[0]):
+            return None
+        found = known(func, args)
+        if found is not None:
+            return found
+        try:
+            return func(*args, **kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            found = self._answer(func, args, kwargs)
+            if found is None:
+                raise
+        return found
+
+    def _answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        answer = BOUNDS.get(func)
+        if answer is None or self.given >= MOST_ANSWERS:
+            return None
+        found = answer(func, args, kwargs)
+        self.given += found is not None
+        return found
+
+
+@cache
+def _writes_only(func: Any) -> bool:
+    """Says whether an operator on lists of tensors writes into them and does nothing else: fake ones stay as they are.
+
+    Most of what an optimizer's step takes to trace would go into looking at each tensor of these lists.
+    """
+    return func.name().startswith("aten::_foreach_") and not func._schema.returns
+
+
+def _number(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | float | None:
+    dtype = args[0].dtype
+    if dtype is torch.bool:
+        return True
+    return 1.0 if dtype.is_floating_point else None
+
+
+def _true(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return True
+
+
+def _positions(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    found = args[0]
+    return torch.empty((found.numel(), found.dim()), dtype=torch.int64, device=found.device)
+
+
+def _all_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    found: torch.Tensor = args[0]
+    return torch.empty((found.numel(),), dtype=found.dtype, device=found.device)
+
+
+def _all_distinct(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    found: torch.Tensor = args[0]
+    inverse = found.new_empty(found.shape if len(args) > 2 and args[2] else (0,), dtype=torch.int64)
+    counts = found.new_empty((found.numel(),) if len(args) > 3 and args[3] else (0,), dtype=torch.int64)
+    return found.new_empty((found.numel(),)), inverse, counts
+
+
+def _indexed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(args[0], list(_as_positions(args[1])), *args[2:], **kwargs)
+
+
+def _as_positions(indices: Sequence[torch.Tensor | None]) -> Iterator[torch.Tensor | None]:
+    """Yields the indices with each mask as the positions it selects when it selects all."""
+    for index in indices:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            yield from (
+                torch.empty((index.numel(),), dtype=torch.int64, device=index.device) for _ in range(index.dim())
+            )
+        else:
+            yield index
+
+
+BOUNDS: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {
+    NUMBER: _number,
+    aten.equal.default: _true,
+    aten.nonzero.default: _positions,
+    aten.masked_select.default: _all_of,
+    aten._unique2.default: _all_distinct,
+    **dict.fromkeys(INDEXED, _indexed),
+}

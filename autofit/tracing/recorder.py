@@ -1,0 +1,350 @@
+"""Recorder: a dispatch mode that turns the operators of a training step into allocations and releases, in order.
+
+It sees storages, not tensors: a view allocates nothing, and a storage is released when its last tensor dies. It runs
+above `FakeTensorMode`, where nothing is computed, or on real tensors.
+"""
+
+import math
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from autofit.core.errors import Untraceable
+from autofit.memory.trace import Kind
+from autofit.tracing.cuda.chip import Passing
+from autofit.tracing.cuda.results import laid_out, results
+from autofit.tracing.host_temporaries import HostTemporaries
+from autofit.tracing.inplace import CHAINED, SCATTERING, replaces
+from autofit.tracing.operation_count import Tally
+
+Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+Temporaries = Callable[[Any, tuple[Any, ...], Any], Passing]
+
+aten = torch.ops.aten
+PRODUCTS = frozenset(
+    packet.default
+    for packet in (
+        aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.addbmm, aten.mv, aten.addmv, aten.dot, aten._scaled_mm,
+        aten._trilinear, aten.affine_grid_generator, aten._grouped_mm,
+    )
+)  # fmt: skip
+"""Operators that take a cuBLAS handle, and with it a workspace that stays."""
+COMPOSITE = "CompositeImplicitAutograd"
+DEVICE = torch.ops.prim.device.default
+
+
+class _Watch(weakref.ref[Any]):
+    """A weak reference to a storage that knows under which key the storage is recorded."""
+
+    __slots__ = ("key",)
+    key: int
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
+    """Records allocations and releases on one device type while it is active.
+
+    Args:
+        device_type: where to record.
+        run: runs an operator; answers those whose result depends on data.
+        temporaries: what an operator takes beside its results and gives back before it returns, on a CUDA device.
+        host_temporaries: the bytes that it takes so on the host.
+        workspaces: what the first product of each thread takes and keeps, and the first with a bias beside it.
+
+    Attributes:
+        sizes: bytes of each allocation; its index is its handle.
+        kinds: what each holds, as far as known.
+        origins: index of the module in whose pass it was made, or -1.
+        events: `handle` for an allocation, `~handle` for its release.
+        standing: handles of what was there before the recorder: they are not in `events`.
+        in_place: whether a sum that comes now would be made in place, were its operands plain tensors.
+        users_own: storages of the real model, of which the trace has a copy.
+        tally: counts what the operators do.
+        deadline: value of `perf_counter` from which on no operator is run.
+        added: allocations of such sums, and of those of two gradients, with the handle of the sum's first operand.
+        replaced: allocations that are none where tensors are plain, with the handle of what the result is written into.
+    """
+
+    def __init__(
+        self,
+        device_type: str,
+        run: Run,
+        temporaries: Temporaries | None = None,
+        workspaces: tuple[int, int] = (0, 0),
+        host_temporaries: HostTemporaries | None = None,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
+        self.sizes: list[int] = []
+        self.kinds: list[Kind] = []
+        self.origins: list[int] = []
+        self.events: list[int] = []
+        self.standing: list[int] = []
+        self.added: dict[int, int] = {}
+        self.replaced: dict[int, int] = {}
+        self.in_place = False
+        self.operators: list[str] = []
+        self.modules = ModuleStack()
+        self._device_type, self._run = device_type, run
+        self._temporaries, self._workspaces = temporaries, workspaces
+        self._host_temporaries = host_temporaries
+        self._with_workspace: set[tuple[bool, bool]] = set()
+        self._live: dict[int, tuple[int, _Watch]] = {}
+        self._operator = ""
+        self.users_own: set[int] = set()
+        self.deadline = math.inf
+        self.tally = Tally()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operator and records what it allocates."""
+        if func is DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].device  # torch asks for it more often than for anything else
+        kwargs = kwargs or {}
+        self._operator = func.name()
+        if perf_counter() > self.deadline:
+            raise Untraceable("the trace took too long", f"in {self._operator}")
+        if torch.is_inference_mode_enabled() and _is_composite(func):
+            # There an operator made of others comes in whole; elsewhere autograd has taken it apart before.
+            with self:
+                return func.decompose(*args, **kwargs)
+        if func is not aten.lift_fresh.default:  # the operator that brings in what the step itself makes from numbers
+            for argument in args:
+                if isinstance(argument, torch.Tensor) and not isinstance(argument, FakeTensor):
+                    self._meet(argument)
+        out = self._run(func, args, kwargs)
+        steps: Passing = ()
+        if self._temporaries is not None and _is_on(out, self._device_type):
+            out = laid_out(func, args, out)
+            steps = self._temporaries(func, args, out)
+        elif self._host_temporaries is not None:
+            size = self._host_temporaries(func, args, kwargs, out)
+            steps = () if size is None else (None, size, ~0)
+        self._record_call(func, args, out, steps)
+        self.tally.add(func, args, kwargs, out)
+        return out
+
+    def record(self, tensor: torch.Tensor, kind: Kind = Kind.TEMPORARY, *, standing: bool = False) -> None:
+        """Records the storage of a tensor, if it is on the device and new; a storage that has grown is a new one.
+
+        Raises:
+            Untraceable: the tensor is sparse; how much it holds depends on data.
+        """
+        if tensor.device.type != self._device_type:
+            return
+        if tensor.layout is not torch.strided:
+            raise Untraceable(
+                "sparse tensors, such as gradients with `sparse=True`, have no known size", self._operator
+            )
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        known = self._live.get(key)
+        if known is not None and self.sizes[known[0]] == size:
+            return
+        handle = self._add(size, kind)
+        (self.standing if standing else self.events).append(handle)
+        if known is not None:
+            self.events.append(~known[0])
+        watch = _Watch(storage, self._release)
+        watch.key = key
+        self._live[key] = (handle, watch)
+
+    def label(self, tensors: Iterable[torch.Tensor], kind: Kind) -> None:
+        """Says what the storages of these tensors hold."""
+        for tensor in tensors:
+            if tensor.layout is torch.strided and (known := self._live.get(tensor.untyped_storage()._cdata)):
+                self.kinds[known[0]] = kind
+
+    def live(self) -> Iterator[int]:
+        """Yields the handles of what is alive now."""
+        return (handle for handle, _ in self._live.values())
+
+    def repeat(self, begin: int) -> bool:
+        """Records the events from `begin` on once more; says False, and does not, where they leave something behind."""
+        events = self.events[begin:]
+        taken = [event for event in events if event >= 0]
+        if set(taken) != {~event for event in events if event < 0}:
+            return False
+        numbers = {handle: number for number, handle in enumerate(taken, len(self.sizes))}
+        self.sizes += [self.sizes[handle] for handle in taken]
+        self.kinds += [self.kinds[handle] for handle in taken]
+        self.origins += [self.origins[handle] for handle in taken]
+        self.operators += [self.operators[handle] for handle in taken]
+        for known in (self.added, self.replaced):
+            known |= {numbers[each]: numbers.get(first, first) for each, first in known.items() if each in numbers}
+        self.events += [numbers[event] if event >= 0 else ~numbers[~event] for event in events]
+        return True
+
+    def stop(self) -> None:
+        """Forgets what is alive: its release is no longer recorded."""
+        self._live.clear()
+
+    def _add(self, size: int, kind: Kind) -> int:
+        self.sizes.append(size)
+        self.kinds.append(kind)
+        self.origins.append(self.modules.current())
+        self.operators.append(self._operator)
+        return len(self.sizes) - 1
+
+    def _release(self, watch: Any) -> None:
+        known = self._live.get(watch.key)
+        if known is not None and known[1] is watch:
+            del self._live[watch.key]
+            self.events.append(~known[0])
+
+    def _record_call(self, func: Any, args: Any, out: Any, steps: Passing) -> None:
+        """Records what an operator takes, its results among it, and gives back."""
+        first, before = self._first(func, args), len(self.sizes)
+        leaves = self._results(func, args, out)
+        steps, taken = steps if None in steps else (None, *steps), list[int]()
+        left = steps.count(None)
+        for step in steps:
+            if step is None:
+                left -= 1
+                now, leaves = (leaves[:1], leaves[1:]) if left else (leaves, ())
+                self._record_all(now)
+                if not left:
+                    self._take_workspaces(func, args)
+                continue
+            if step >= 0:
+                taken.append(self._add(step, Kind.TEMPORARY))
+            self.events.append(taken[-1] if step >= 0 else ~taken[~step])
+        if first is not None and len(self.sizes) > before and self.sizes[before] == self.sizes[first]:
+            if func in CHAINED | SCATTERING and replaces(func, args, self.operators[first]):
+                self.replaced[before] = first
+            elif func is aten.add.Tensor and len(self.sizes) == before + 1:
+                self.added[before] = first
+
+    def _results(self, func: Any, args: Any, out: Any) -> Sequence[Any]:
+        if isinstance(out, torch.Tensor):
+            return (out,)
+        if not isinstance(out, (tuple, list)):
+            return ()
+        return out if self._temporaries is None else results(func, args, out)
+
+    def _record_all(self, values: Sequence[Any]) -> None:
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                self.record(value)
+            elif isinstance(value, (tuple, list)):
+                self._record_all(value)
+
+    def _meet(self, tensor: torch.Tensor) -> None:
+        """Records a real tensor that the user's code holds, such as class weights: it was there from the beginning.
+
+        Raises:
+            Untraceable: it is one of the model's own, of which there is a copy here.
+        """
+        if tensor.layout is torch.strided and tensor.untyped_storage()._cdata in self.users_own:
+            raise Untraceable("the step reaches the model's tensors past the model that it is given", self._operator)
+        if tensor.device.type == self._device_type and tensor.untyped_storage()._cdata not in self._live:
+            self.record(tensor, Kind.BUFFER, standing=True)
+
+    def _take_workspaces(self, func: Any, args: Any) -> None:
+        # A thread keeps one handle and one workspace of each: the forward pass's thread, and the autograd engine's.
+        if func not in PRODUCTS or args[0].device.type != self._device_type:
+            return
+        # cuBLASLt adds a bias to more than one column only: `useLtInterface` in aten/src/ATen/native/cuda/Blas.cpp.
+        with_bias = func is aten.addmm.default and args[0].dim() == 1 and min(args[2].shape) > 1
+        for biased, size in zip((False, True), self._workspaces, strict=True):
+            key = (in_backward(), biased)
+            if size and key not in self._with_workspace and with_bias >= biased:
+                self._with_workspace.add(key)
+                self.events.append(self._add(size, Kind.WORKSPACE))
+
+    def _first(self, func: Any, args: Any) -> int | None:
+        """Returns the handle of the first operand where torch may write the result into it if tensors are plain."""
+        if func not in CHAINED | SCATTERING or not isinstance(args[0], torch.Tensor):
+            return None
+        # A forward pass that runs again inside the backward pass has gradients enabled; a view shares its memory.
+        backward = in_backward() and not torch.is_grad_enabled() and not args[0]._is_view()
+        if not backward and not (self.in_place and func is aten.add.Tensor):
+            return None
+        if args[0].layout is not torch.strided:
+            return None
+        known = self._live.get(args[0].untyped_storage()._cdata)
+        return None if known is None else known[0]
+
+
+class ModuleStack:
+    """Knows in which module's forward or backward pass the program is.
+
+    In the backward pass that is found by number: the nodes of the autograd graph are numbered as they are made, so
+    those of a module's own forward pass lie in known intervals.
+    """
+
+    def __init__(self) -> None:
+        self._indices: dict[int, int] = {}
+        self._stack: list[int] = []
+        self._firsts: list[int] = []
+        self._owners: list[int] = []
+
+    @contextmanager
+    def following(self, model: nn.Module) -> Iterator[tuple[str, ...]]:
+        """Follows the modules of `model` while the context is open; gives their names."""
+        named = list(model.named_modules())
+        self._indices = {id(module): index for index, (_, module) in enumerate(named)}
+        hooks = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+        try:
+            yield tuple(name for name, _ in named)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def current(self) -> int:
+        """Returns the index of the innermost module whose pass is running; -1 for none."""
+        if self._stack:
+            return self._stack[-1]
+        if not in_backward():
+            return -1
+        node = torch._C._current_autograd_node()
+        position = bisect_right(self._firsts, node._sequence_nr()) - 1 if node is not None else -1
+        # What adds up a parameter's gradient has the largest number there is: it belongs to no module's pass.
+        last = node is not None and node._sequence_nr() >= 2**63
+        return -1 if position < 0 or last else self._owners[position]
+
+    def forget(self) -> None:
+        """Forgets the numbers of a step that is over."""
+        self._stack.clear()
+        self._firsts.clear()
+        self._owners.clear()
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        index = self._indices.get(id(module))
+        if index is not None:
+            self._stack.append(index)
+            self._turn()
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._stack and self._indices.get(id(module)) is not None:
+            self._stack.pop()
+            self._turn()
+
+    def _turn(self) -> None:
+        if not in_backward():
+            self._firsts.append(torch._C._autograd._get_sequence_nr())
+            self._owners.append(self._stack[-1] if self._stack else -1)
+
+
+def _is_composite(func: Any) -> bool:
+    known = func.namespace == "aten"  # others (prim) are not operators of the dispatcher
+    return known and bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), COMPOSITE))
+
+
+def _is_on(argument: Any, device_type: str) -> bool:
+    leaves = argument if isinstance(argument, (tuple, list)) else (argument,)
+    return any(isinstance(leaf, torch.Tensor) and leaf.device.type == device_type for leaf in leaves)
+
+
+def in_backward() -> bool:
+    """Says whether the autograd engine is running this thread."""
+    return bool(torch._C._current_graph_task_id() != -1)

@@ -1,0 +1,314 @@
+"""Tracing: one plan's training steps on a fake copy of the workload, as the sequence of its allocations.
+
+The step that is traced is the real `TrainStep`, made by the real `prepare` with the real strategies. Nothing is
+computed and nothing of the user's is changed; neither is the random state.
+
+Where the real device is present, call `trace` in any process: fake tensors of its type are used. For a CUDA device
+that is not here, call it in a fresh process that ends afterwards, with the device of `standin.install()`.
+"""
+
+import gc
+import linecache
+import math
+import os
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from autofit import devices
+from autofit.core.errors import SpaceError, Untraceable
+from autofit.core.plan import ACCUMULATION_STEPS, Plan
+from autofit.core.work import StepWork, Work
+from autofit.memory.trace import MOST_PARTS, Kind, Mark, Trace
+from autofit.prepare import prepare
+from autofit.strategies import MEMBERS
+from autofit.tracing.assembly import assembled
+from autofit.tracing.cuda.chip import Chip
+from autofit.tracing.cuda.disguise import disguised
+from autofit.tracing.cuda.standin import NAME, attending
+from autofit.tracing.cuda.temporaries import passing
+from autofit.tracing.data_dependent import Answers
+from autofit.tracing.fake_copy import Shadow, fake_batch, fake_mode, shadow
+from autofit.tracing.host_temporaries import HostTemporaries
+from autofit.tracing.operation_count import Tally
+from autofit.tracing.plain_tensors import as_plain, has_padding
+from autofit.tracing.recorder import Recorder
+from autofit.workloads.counted import Counted
+from autofit.workloads.loss import LossRule
+from autofit.workloads.step import Draft, StepBatch, TrainStep, state_tensors
+from autofit.workloads.tree import Batch, map_tensors, tensors
+from autofit.workloads.workload import Workload
+
+STEPS = 3
+"""The optimizer's state appears at the end of the first step, so that the second's peak is higher. The third repeats
+the second, but finds other free blocks: its reserved peak may be higher still."""
+LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
+
+
+def trace(
+    workload: Workload,
+    loss: LossRule,
+    plan: Plan,
+    batch: Batch | Counted,
+    device: torch.device,
+    chip: Chip | None = None,
+    limit_s: float = math.inf,
+    threads: int | None = None,
+) -> Trace:
+    """Returns the allocations of `STEPS` optimizer steps of a plan.
+
+    Args:
+        workload: the user's objects; only read.
+        loss: how the loss of a micro batch is computed.
+        plan: what the strategies apply, with the micro batch to trace.
+        batch: a worst micro batch, real, on the host; where its size is not the plan's, it is resized.
+        device: where the step runs: its type is the model's, or the stand-in's.
+        chip: of a CUDA device; None reads it from the one that is present.
+        limit_s: seconds after which it is given up.
+        threads: with how many threads training computes on the host; None: as many as this process now does.
+
+    Raises:
+        Untraceable: something in the step cannot run without data, or fails on fake tensors.
+        SpaceError: the plan cannot be applied to this workload.
+    """
+    if any(type(module).__name__ == "OptimizedModule" for module in workload.model.modules()):
+        raise Untraceable("torch.compile decides by itself what is kept in memory", "the model is compiled")
+    check_layers(workload.model)
+    if chip is None and device.type == "cuda":
+        chip = Chip.of(device)
+    run = _Run(plan, device, chip, threads or torch.get_num_threads())
+    run.recorder.users_own = {t.untyped_storage()._cdata for t in _strided(workload)}
+    run.recorder.deadline = perf_counter() + limit_s
+    padded = has_padding(batch)
+    disguise = disguised(device, chip or Chip()) if device.type == NAME else nullcontext()
+    with _undisturbed(), fake_mode(), as_plain(run.recorder, padded), attending(chip or Chip()), disguise:
+        try:
+            return run.trace(workload, loss, batch)
+        except (SpaceError, Untraceable):
+            raise
+        except Exception as error:  # whatever the user's code or torch raises on fake tensors ends the trace
+            raise Untraceable(_reason(error), _where(error, run.doing)) from error
+        finally:
+            run.recorder.stop()
+
+
+def check_layers(model: nn.Module) -> None:
+    """Raises where the model has layers that a library runs whole, in memory of its own making, or sparse gradients.
+
+    Raises:
+        Untraceable: it has.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.RNNBase):
+            kind = type(module).__name__
+            raise Untraceable(
+                f"a library runs an {kind} as a whole and keeps what no trace shows", f"the module {name!r}"
+            )
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+            raise Untraceable("sparse gradients hold as many rows as the data asks for", f"the module {name!r}")
+
+
+def _strided(workload: Workload) -> Iterator[torch.Tensor]:
+    roots = [root for root in (workload.model, workload.loss_fn) if isinstance(root, nn.Module)]
+    found = (tensor for root in roots for tensor in (*root.parameters(), *root.buffers()))
+    return (tensor for tensor in found if tensor.layout is torch.strided and not is_lazy(tensor))
+
+
+@dataclass(slots=True)
+class _Run:
+    """One trace in the making."""
+
+    plan: Plan
+    device: torch.device
+    chip: Chip | None
+    threads: int
+    doing: str = "making the batch"
+    answers: Answers = field(default_factory=Answers)
+    marks: list[Mark] = field(default_factory=list)
+    recorder: Recorder = field(init=False)
+    _number: int = 0
+    _micro: Tally = field(default_factory=Tally)
+    _begun: tuple[int, int, int] = (0, 0, 0)
+
+    def __post_init__(self) -> None:
+        self.recorder = Recorder(
+            self.device.type,
+            self.answers,
+            None if self.chip is None else partial(passing, self.chip),
+            (0, 0) if self.chip is None else self.chip.workspaces,
+            HostTemporaries(devices.choose("cpu"), self.threads) if self.device.type == "cpu" else None,
+        )
+
+    def trace(self, workload: Workload, loss: LossRule, batch: Batch | Counted) -> Trace:
+        recorder, count = self.recorder, min(self.plan.accumulation_steps, MOST_PARTS)
+        part = fake_batch(batch, self.plan.micro_batch_size, torch.device("cpu"))
+        self.doing = "copying the model"
+        copied = shadow(workload, loss, part, self.device)
+        copied.workload.set_mode()
+        self._stand(copied)
+        self.doing = "preparing the plan"
+        draft = Draft.of(copied.workload, copied.loss, self.device)
+        if draft.optimizer is not None:
+            for tensor in state_tensors(draft.optimizer):
+                recorder.record(tensor, Kind.OPTIMIZER_STATE, standing=True)
+        shorter = Plan(values={**self.plan.values, ACCUMULATION_STEPS: count}) if count > 1 else self.plan
+        with recorder.modules.following(draft.model) as names, recorder, prepare(shorter, draft, MEMBERS) as step:
+            step.observe = self._observe(step)
+            if draft.scaler is not None:
+                # A step whose gradients overflow updates nothing and needs less; which it is depends on data.
+                vars(draft.scaler)["_maybe_opt_step"] = _update_always
+            for self._number in range(1, STEPS + 1):
+                if self._number < STEPS or not self._repeat():
+                    self._step(step, part, count)
+            self._mark("end")
+            found = self._finish(names)
+            _strip(draft)
+        return found
+
+    def _stand(self, copied: Shadow) -> None:
+        for tensor, is_parameter in copied.standing():
+            self.recorder.record(tensor, Kind.PARAMETER if is_parameter else Kind.BUFFER, standing=True)
+
+    def _repeat(self) -> bool:
+        """Adds a step like the last without running it, where that one left nothing behind; says whether it did."""
+        event, mark, given = self._begun
+        shift = len(self.recorder.events) - event
+        if not self.recorder.repeat(event):
+            return False
+        for each in self.marks[mark:]:
+            phase = each.name.removeprefix(f"step {self._number - 1} ")
+            self.marks.append(Mark(name=f"step {self._number} {phase}", event=each.event + shift))
+        self.answers.given += self.answers.given - given
+        return True
+
+    def _step(self, step: TrainStep, part: Batch, count: int) -> None:
+        self._begun = len(self.recorder.events), len(self.marks), self.answers.given
+        self._micro = self.recorder.tally = Tally()
+        parts = [part] * count
+        if self.device.type == "cpu":  # as in a probe: the host's batches are copies, and part of what is measured
+            self.doing = "copying the batch"
+            parts = [map_tensors(part, torch.clone) for _ in range(count)]
+            for each in parts:
+                self.recorder.label(tensors(each), Kind.BATCH)
+        step(StepBatch.alike(parts))
+        if step.optimizer is not None:
+            self.recorder.label(state_tensors(step.optimizer), Kind.OPTIMIZER_STATE)
+        self.recorder.modules.forget()
+
+    def _observe(self, step: TrainStep) -> Any:
+        recorder, begun = self.recorder, 0
+
+        def observe(phase: str) -> None:
+            nonlocal begun
+            before, self.doing = self.doing, phase
+            if before == "transfer":
+                _relabel(recorder, begun, Kind.BATCH)
+            if before == "forward":
+                _relabel(recorder, begun, Kind.ACTIVATION)
+            if before == "backward":
+                gradients = (p.grad for p in step.model.parameters() if p.grad is not None)
+                recorder.label(gradients, Kind.GRADIENT)
+            begun = len(recorder.sizes)
+            if phase == "optimizer":
+                recorder.tally = Tally()
+            if phase != "forward":
+                self._mark(f"step {self._number} {'forward' if phase == 'transfer' else phase}")
+
+        return observe
+
+    def _mark(self, name: str) -> None:
+        self.marks.append(Mark(name=name, event=len(self.recorder.events)))
+
+    def _finish(self, names: tuple[str, ...]) -> Trace:
+        notes = []
+        if self.answers.given:
+            notes.append(
+                f"{self.answers.given} results that depend on data were answered with their largest size, conditions "
+                "as true"
+            )
+        columns, events, marks = assembled(self.recorder, self.marks)
+        return Trace(
+            micro_batch_size=self.plan.micro_batch_size,
+            tensors=columns,
+            events=events,
+            marks=marks,
+            modules=names,
+            answered=self.answers.given,
+            notes=tuple(notes),
+            work=self._work(),
+        )
+
+    def _work(self) -> StepWork | None:
+        """Returns what the last step that ran did; the memory of two micro batches is that of all, the work is not."""
+        update = self.recorder.tally
+        if not (self._micro.complete and update.complete):
+            return None
+        if update is self._micro:  # a pass without updates
+            return StepWork(micro=self._micro.work(), update=Work())
+        return StepWork(micro=self._micro.work(min(self.plan.accumulation_steps, MOST_PARTS)), update=update.work())
+
+
+def _relabel(recorder: Recorder, begun: int, kind: Kind) -> None:
+    """Says what is alive of the allocations from `begun` on."""
+    for handle in recorder.live():
+        if handle >= begun and recorder.kinds[handle] is Kind.TEMPORARY:
+            recorder.kinds[handle] = kind
+
+
+def _update_always(optimizer: torch.optim.Optimizer, state: Any, *args: Any, **kwargs: Any) -> Any:
+    return optimizer.step(*args, **kwargs)
+
+
+def _strip(draft: Draft) -> None:
+    """Takes gradients and optimizer state off a copy that is thrown away: to lay them out as they were takes long."""
+    draft.model.zero_grad(set_to_none=True)
+    if draft.optimizer is not None:
+        draft.optimizer.state.clear()
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Keeps garbage collection out of steps: it would release tensors at odd moments."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Keeps garbage collection and the random state out of a trace."""
+    with uncollected(), torch.random.fork_rng(devices=[]):
+        yield
+
+
+def _reason(error: BaseException) -> str:
+    operator = getattr(error, "func", None)
+    line = next(iter(str(error).strip().splitlines()), "")
+    if operator is not None:
+        return f"the result of {operator} depends on data"
+    return f"{type(error).__name__}: {line}"
+
+
+def _where(error: BaseException, doing: str) -> str:
+    """Returns the innermost line of a traceback that is neither torch's nor autofit's; else what was running."""
+    trace: TracebackType | None = error.__traceback__
+    frames = [f for f in traceback.extract_tb(trace) if not f.filename.startswith(LIBRARIES)]
+    if not frames:
+        return f"in {doing}"
+    frame = frames[-1]
+    text = linecache.getline(frame.filename, frame.lineno or 0).strip()
+    return f"{frame.filename}:{frame.lineno}: {text}" if text else f"{frame.filename}:{frame.lineno}"

@@ -1,0 +1,104 @@
+"""Loaders of every form are found, and put back or watched (fault matrix F29)."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+
+from autofit.core.errors import RestoreError
+from autofit.guard import Guard
+
+
+def _loader(seed: int, **options: Any) -> DataLoader[Any]:
+    data = TensorDataset(torch.arange(16))
+    return DataLoader(data, batch_size=4, generator=torch.Generator().manual_seed(seed), **options)
+
+
+@pytest.mark.parametrize("form", ["shuffle", "sampler"])
+def test_the_next_batches_are_those_without_a_guard(form: str) -> None:
+    def build() -> DataLoader[Any]:
+        if form == "shuffle":
+            return _loader(3, shuffle=True)
+        sampler = RandomSampler(range(16), generator=torch.Generator().manual_seed(4))
+        return DataLoader(TensorDataset(torch.arange(16)), batch_size=4, sampler=sampler)
+
+    def read(loader: DataLoader[Any]) -> list[Any]:
+        return [batch[0].tolist() for batch in loader]
+
+    torch.manual_seed(0)
+    expected = read(build())
+    torch.manual_seed(0)
+    loader = build()
+    with Guard(nn.Linear(1, 1), loader=loader):
+        assert read(loader) == expected
+        assert read(loader) != expected
+    assert read(loader) == expected
+
+
+def test_an_iterator_in_flight_is_untouched() -> None:
+    loader = _loader(3, shuffle=True)
+    flying, twin = iter(loader), iter(_loader(3, shuffle=True))
+    next(flying), next(twin)
+    with Guard(nn.Linear(1, 1), loader=loader):
+        next(iter(loader))
+    assert next(flying)[0].tolist() == next(twin)[0].tolist()
+
+
+def test_a_loader_iterator_that_was_advanced_is_named() -> None:
+    loader = _loader(3)
+    iterator = loader._iterator = iter(loader)
+    with pytest.raises(RestoreError, match=r"loader\._iterator"), Guard(nn.Linear(1, 1), loader=loader):
+        next(iterator)
+    with pytest.raises(RestoreError, match="loader"), Guard(nn.Linear(1, 1), loader=iterator):
+        next(iterator)
+
+
+def test_workers_kept_by_a_probe_are_released() -> None:
+    loader = _loader(3, num_workers=1, persistent_workers=True)
+    with Guard(nn.Linear(1, 1), loader=loader):
+        next(iter(loader))
+        assert loader._iterator is not None
+    assert loader._iterator is None
+
+
+def test_a_list_of_batches_comes_back() -> None:
+    batches = [{"x": torch.zeros(2)} for _ in range(3)]
+    with Guard(nn.Linear(1, 1), loader=batches) as guard:
+        batches.pop()
+        assert "loader" in guard.differences()
+    assert len(batches) == 3
+    with Guard(nn.Linear(1, 1), loader=batches) as guard:
+        batches[1]["x"].add_(1)
+        assert guard.differences() == ["loader[1].x"]
+    assert batches[1]["x"].tolist() == [0.0, 0.0]
+
+
+class StatefulLoader:
+    """A loader with a position, whose `load_state_dict` must not be called."""
+
+    def __init__(self) -> None:
+        self.position = [0]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position[0]}
+
+
+def test_a_stateful_loader_is_compared_by_its_state() -> None:
+    loader = StatefulLoader()
+    with Guard(nn.Linear(1, 1), loader=loader) as guard:
+        loader.position[0] = 5
+        assert "loader.state_dict()" in guard.differences()
+    assert loader.position == [0]
+
+
+def test_a_random_data_set_goes_on_where_it_was() -> None:
+    data = TensorDataset(torch.arange(4.0))
+    data.rng = np.random.default_rng(1)
+    expected = np.random.default_rng(1).random()
+    with Guard(nn.Linear(1, 1), loader=DataLoader(data)) as guard:
+        data.rng.random()
+        assert guard.differences() == ["loader.dataset.rng"]
+    assert data.rng.random() == expected

@@ -1,0 +1,89 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from autofit.identity.identity import settings
+from autofit.workloads.batches import BatchSource
+from autofit.workloads.workload import Workload
+from tests.probing import targets
+from tests.processes import printed_by_two_processes
+
+ADAM: dict[str, Any] = {"lr": 1e-3}
+
+
+def adam(workload: Workload, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(workload.model.parameters(), **ADAM | options)
+
+
+def of(
+    workload: Workload, optimizer: torch.optim.Optimizer | None = None, source: BatchSource | None = None
+) -> dict[str, str]:
+    return settings(workload, optimizer or adam(workload), "cpu", source or BatchSource.of(workload.loader))
+
+
+def differing(one: dict[str, str], other: dict[str, str]) -> set[str]:
+    return {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
+
+
+def test_weights_and_the_learning_rate_do_not_count() -> None:
+    workload = targets.make_mlp()
+    before = of(workload)
+    with torch.no_grad():
+        next(workload.model.parameters()).add_(1.0)
+    assert of(workload, adam(workload, lr=0.5)) == before
+
+
+@pytest.mark.parametrize("options", [{"weight_decay": 0.3}, {"amsgrad": True}, {"foreach": True}])
+def test_options_of_the_optimizer_count(options: dict[str, Any]) -> None:
+    workload = targets.make_mlp()
+    assert differing(of(workload), of(workload, adam(workload, **options))) == {"optimizer_options"}
+
+
+def test_the_code_of_the_users_functions_counts() -> None:
+    workload = replace(targets.make_mlp(), loss_fn=F.cross_entropy)
+    one = replace(workload, loss_fn=lambda output, target: F.cross_entropy(output, target) * 2)
+    other = replace(workload, loss_fn=lambda output, target: F.cross_entropy(output, target) * 3)
+    same = replace(workload, loss_fn=lambda output, target: F.cross_entropy(output, target) * 2)
+    assert differing(of(one), of(other)) == {"code"}
+    assert of(one) == of(same)
+
+
+def test_the_code_of_the_users_modules_counts() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)
+
+    class Squared(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) ** 2
+
+    Squared.__qualname__ = Net.__qualname__
+    one, other = (Workload(cls(), targets.vectors()) for cls in (Net, Squared))
+    assert differing(of(one), of(other)) == {"code"}
+
+
+def test_the_worst_sample_and_the_flags_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = targets.make_mlp()
+    before = of(workload)
+    longer = BatchSource.of(workload.loader, worst_case=lambda size: (torch.zeros(size, 9), torch.zeros(size)))
+    assert differing(before, of(workload, source=longer)) == {"worst_sample"}
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", not torch.backends.cudnn.benchmark)
+    assert differing(before, of(workload)) == {"flags"}
+
+
+def test_every_process_finds_the_same() -> None:
+    code = (
+        "from tests.probing import targets; from autofit.identity.identity import settings; "
+        "from autofit.workloads.batches import BatchSource; workload = targets.make_mlp(); "
+        "print(settings(workload, None, 'cpu', BatchSource.of(workload.loader)))"
+    )
+    found = printed_by_two_processes(code)
+    assert len(found) == 1

@@ -1,0 +1,212 @@
+"""The simulated caching allocator: against recorded answers of the real one, and rule by rule."""
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autofit.core.errors import UsageError
+from autofit.memory.allocator.blocks import Block
+from autofit.memory.allocator.settings import INTERVALS, MIB, Settings
+from autofit.memory.allocator.simulator import CachingAllocator
+
+RECORD = json.loads((Path(__file__).parents[2] / "data" / "allocator_streams.json").read_text(encoding="utf-8"))
+STREAMS, EMPTY_CACHE, CHECK_EVERY = 3, 0, 20  # as tests/cuda/allocator_streams.py records them
+
+
+def given(allocator: CachingAllocator, size: int, stream: int = 0) -> Block:
+    block = allocator.malloc(size, stream)
+    assert block is not None, "memory ran out"
+    return block
+
+
+def sizes(allocator: CachingAllocator) -> list[int]:
+    return [segment.size_bytes for segment in allocator.segments()]
+
+
+def figures(allocator: CachingAllocator) -> list[int]:
+    held = sorted((s.stream, s.small, s.blocks) for s in allocator.segments())
+    return [
+        allocator.allocated_bytes, allocator.reserved_bytes,
+        allocator.peak_allocated_bytes, allocator.peak_reserved_bytes,
+        allocator.retries, allocator.ooms, zlib.crc32(json.dumps(held).encode()),
+    ]  # fmt: skip
+
+
+def served(stream: dict[str, Any]) -> list[list[int]]:
+    """Returns the simulator's figures wherever the real allocator's were recorded."""
+    limit, capacity = (None if stream[key] is None else stream[key] * MIB for key in ("limit_mib", "capacity_mib"))
+    allocator = CachingAllocator(
+        Settings.parse(stream["options"]),
+        capacity_bytes=capacity,
+        limit_bytes=limit,
+        device_bytes=RECORD["head"]["device_bytes"],
+    )
+    blocks: list[Block | None] = []
+    found = []
+    for number, operation in enumerate(stream["operations"], 1):
+        if operation == EMPTY_CACHE:
+            allocator.empty_cache()
+        elif operation > 0:
+            blocks.append(allocator.malloc(operation // STREAMS, operation % STREAMS))
+        elif (block := blocks[~operation]) is not None:
+            allocator.free(block)
+            blocks[~operation] = None
+        if number % CHECK_EVERY == 0 or number == len(stream["operations"]):
+            found.append(figures(allocator))
+    return found
+
+
+@pytest.mark.parametrize("stream", RECORD["streams"], ids=lambda stream: f"{stream['name']}, {stream['seed']}")
+def test_recorded_streams_have_the_real_allocators_segments_peaks_and_counters(stream: dict[str, Any]) -> None:
+    assert served(stream) == stream["answers"]
+
+
+def test_the_record_holds_retries_and_out_of_memories_of_plain_and_expandable_segments() -> None:
+    for expandable in (False, True):
+        last = [
+            s["answers"][-1] for s in RECORD["streams"] if ("expandable_segments:True" in s["options"]) is expandable
+        ]
+        assert any(retries for *_, retries, _, _ in last)
+        assert any(ooms for *_, ooms, _ in last)
+
+
+@pytest.mark.parametrize(
+    ("asked", "rounded"), [(1, 512), (512, 512), (513, 1024), (MIB, MIB), (MIB + 1, MIB + 512), (3 * MIB, 3 * MIB)]
+)
+def test_sizes_are_multiples_of_512(asked: int, rounded: int) -> None:
+    assert Settings().rounded(asked) == rounded
+
+
+def test_divisions_round_up_to_the_next_part_of_a_power_of_two() -> None:
+    settings = Settings.parse("roundup_power2_divisions:4")
+    assert settings.rounded(1200 * 1024) == 1280 * 1024  # the example in the comment of torch's source
+    assert settings.rounded(1024 * 1024) == 1024 * 1024
+    assert settings.rounded(2048) == 2048  # not above 512 times the divisions
+    assert settings.rounded(2049) == 2560
+
+
+def test_divisions_differ_by_size() -> None:
+    settings = Settings.parse("roundup_power2_divisions:[256:1, 512:2, 1024:4, >:8]")
+    assert settings.divisions == (1,) * 9 + (2, 4, 8, 8, 8, 8, 8)
+    assert len(settings.divisions) == INTERVALS
+    assert settings.rounded(300 * MIB + 1) == 300 * MIB + 512
+    assert settings.rounded(600 * MIB) == 768 * MIB
+    assert settings.rounded(1100 * MIB) == 1280 * MIB
+    assert settings.rounded(2100 * MIB) == 2304 * MIB
+
+
+def test_segments_follow_the_request() -> None:
+    settings = Settings()
+    cases = {1: 2 * MIB, MIB: 2 * MIB, MIB + 512: 20 * MIB, 10 * MIB - 512: 20 * MIB, 10 * MIB: 10 * MIB}
+    assert {size: settings.segment_bytes(size) for size in cases} == cases
+    assert settings.segment_bytes(10 * MIB + 512) == 12 * MIB
+    assert Settings.parse("large_segment_size_mb:32").segment_bytes(2 * MIB) == 32 * MIB
+
+
+def test_options_without_effect_are_accepted_and_options_not_simulated_are_named() -> None:
+    settings = Settings.parse("pinned_num_register_threads:8,throw_on_cudamalloc_oom:True,max_split_size_mb:64")
+    assert settings.max_split_bytes == 64 * MIB
+    assert len(settings.notes) == 1
+    assert settings.notes[0].startswith("throw_on_cudamalloc_oom:True")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("max_spilt_size_mb:64", "unknown allocator option 'max_spilt_size_mb'"),
+        ("backend:cudaMallocAsync", "cudaMallocAsync"),
+        ("max_split_size_mb:19", "from 20 on"),
+        ("max_split_size_mb:32,large_segment_size_mb:64", "from 64 on"),
+        ("garbage_collection_threshold:1", "between 0 and 1"),
+        ("garbage_collection_threshold:nan", "between 0 and 1"),
+        ("garbage_collection_threshold:high", "a number"),
+        ("expandable_segments:true", "True or False"),
+        ("per_process_memory_fraction:2", "from 0 to 1"),
+        ("roundup_power2_divisions:[256:4", "closing bracket"),
+        ("roundup_power2_divisions:[255:4]", "a power of two"),
+        ("max_split_size_mb=64", "name:value"),
+    ],
+)
+def test_bad_options_are_refused_with_what_was_expected(text: str, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Settings.parse(text)
+    assert says in str(caught.value)
+
+
+def test_the_tail_of_a_large_block_counts_as_allocated_up_to_one_mebibyte() -> None:
+    allocator = CachingAllocator()
+    given(allocator, 19 * MIB)  # a segment of 20 MiB, with 1 MiB left: not split
+    assert allocator.allocated_bytes == 20 * MIB
+    given(allocator, 19 * MIB - 512)
+    assert allocator.allocated_bytes == 39 * MIB - 512
+    assert sizes(allocator) == [20 * MIB, 20 * MIB]
+
+
+def test_freed_neighbours_become_one_block() -> None:
+    allocator = CachingAllocator()
+    blocks = [given(allocator, 5 * MIB) for _ in range(4)]
+    for index in (1, 3, 2, 0):
+        allocator.free(blocks[index])
+    assert [segment.blocks for segment in allocator.segments()] == [((20 * MIB, False),)]
+    assert allocator.malloc(20 * MIB - MIB) is blocks[0]
+
+
+def test_streams_do_not_share_blocks() -> None:
+    allocator = CachingAllocator()
+    allocator.free(given(allocator, 30 * MIB, stream=0))
+    given(allocator, 30 * MIB, stream=1)
+    assert sizes(allocator) == [30 * MIB, 30 * MIB]
+    given(allocator, 30 * MIB, stream=0)
+    assert allocator.reserved_bytes == 60 * MIB
+
+
+def test_at_the_limit_the_cache_is_given_back_once_before_memory_runs_out() -> None:
+    allocator = CachingAllocator(limit_bytes=100 * MIB)
+    allocator.free(given(allocator, 60 * MIB))
+    given(allocator, 80 * MIB)
+    assert (allocator.retries, allocator.ooms, allocator.reserved_bytes) == (1, 0, 80 * MIB)
+    assert allocator.malloc(30 * MIB) is None
+    assert (allocator.retries, allocator.ooms) == (2, 1)
+
+
+def test_the_fraction_in_the_settings_is_a_limit() -> None:
+    allocator = CachingAllocator(Settings.parse("per_process_memory_fraction:0.5"), device_bytes=100 * MIB)
+    assert allocator.malloc(52 * MIB) is None
+    given(allocator, 50 * MIB)
+
+
+def test_old_segments_are_collected_above_the_threshold_without_a_retry() -> None:
+    allocator = CachingAllocator(Settings.parse("garbage_collection_threshold:0.5"), limit_bytes=200 * MIB)
+    old, new, other = (given(allocator, size * MIB) for size in (40, 60, 12))
+    allocator.free(old)
+    for _ in range(3):
+        allocator.free(other)
+        other = given(allocator, 12 * MIB)
+    allocator.free(new)
+    given(allocator, 80 * MIB)  # 112 MiB held, above 100: of what is free, what has at least the mean age goes
+    assert sizes(allocator) == [60 * MIB, 12 * MIB, 80 * MIB]
+    assert allocator.retries == 0
+
+
+def test_without_a_limit_nothing_is_collected() -> None:
+    allocator = CachingAllocator(Settings.parse("garbage_collection_threshold:0.1"), capacity_bytes=200 * MIB)
+    allocator.free(given(allocator, 100 * MIB))
+    given(allocator, 20 * MIB + 1 * MIB + 512, stream=1)
+    assert 100 * MIB in sizes(allocator)
+
+
+def test_expandable_segments_grow_by_pages_and_shrink_to_none() -> None:
+    allocator = CachingAllocator(Settings.parse("expandable_segments:True"))
+    first = given(allocator, 21 * MIB)
+    second = given(allocator, 30 * MIB)
+    assert sizes(allocator) == [60 * MIB]
+    allocator.free(first)
+    allocator.empty_cache()
+    assert sizes(allocator) == [40 * MIB]  # one whole page of the first was free
+    allocator.free(second)
+    allocator.empty_cache()
+    assert sizes(allocator) == []
+    assert (allocator.reserved_bytes, allocator.peak_reserved_bytes) == (0, 60 * MIB)

@@ -1,0 +1,313 @@
+"""The gates let through what keeps the gradient, refuse what does not, and leave no trace (fault matrix F46)."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from autofit.core.plan import Plan
+from autofit.prepare import prepare
+from autofit.probing.survey import gates
+from autofit.strategies import MEMBERS
+from autofit.workloads.loss import LossRule
+from autofit.workloads.step import Draft, TrainStep
+from autofit.workloads.weights import Weighing
+from tests.probing import targets
+
+Loss = Callable[[nn.Module, Any], torch.Tensor]
+
+
+def build(model: nn.Module, loss: Loss, max_grad_norm: float | None = None) -> gates.Build:
+    def make(plan: Plan) -> TrainStep:
+        rule = LossRule("loss", loss, inferred=False, about="")
+        optimizer = torch.optim.SGD(model.parameters())
+        return prepare(plan, Draft(model, rule, optimizer, torch.device("cpu"), max_grad_norm=max_grad_norm), MEMBERS)
+
+    return make
+
+
+def mean(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def total(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+
+
+def contrastive(model: nn.Module, batch: Any) -> torch.Tensor:
+    """InfoNCE: each sample against all others of its batch."""
+    first, second = F.normalize(model(batch[0])), F.normalize(model(batch[0] + 0.1))
+    return F.cross_entropy(first @ second.T / 0.1, torch.arange(len(first)))
+
+
+def balanced(model: nn.Module, batch: Any) -> torch.Tensor:
+    """The balance term of a mixture of experts: a square of a mean over the batch."""
+    return mean(model, batch) + F.softmax(model(batch[0]), 1).mean(0).square().sum()
+
+
+def norm(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    layers: dict[str, Callable[[], nn.Module]] = {
+        "batch": lambda: nn.BatchNorm1d(16),
+        "layer": lambda: nn.LayerNorm(16),
+        "group": lambda: nn.GroupNorm(4, 16),
+        "dropout": lambda: nn.Dropout(0.5),
+        "frozen": lambda: nn.BatchNorm1d(16).eval(),
+        "by hand": lambda: ByHand(16),
+        "none": nn.Identity,
+    }
+    return nn.Sequential(nn.Linear(8, 16), layers[kind](), nn.ReLU(), nn.Linear(16, 4))
+
+
+class ByHand(nn.Module):
+    """Batch normalisation as people write it themselves."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(width))
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("variance", torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean, variance = self.mean, self.variance
+        if self.training:
+            mean, variance = x.mean(0), x.var(0, unbiased=False)
+            with torch.no_grad():
+                self.mean.lerp_(mean, 0.1)
+                self.variance.lerp_(variance, 0.1)
+        return self.gain * (x - mean) / (variance + 1e-5).sqrt()
+
+
+def in_training(loss: Loss) -> Loss:
+    """A loss of training; in evaluation it is a mean over samples."""
+
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        return loss(model, batch) if model.training else mean(model, batch)
+
+    return step
+
+
+def vectors(size: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(size, 8, generator=generator), torch.randint(0, 4, (size,), generator=generator)
+
+
+@pytest.mark.parametrize("kind", ["none", "layer", "group", "dropout", "frozen"])
+@pytest.mark.parametrize("size", [2, 8])
+def test_accumulation_passes_where_samples_are_independent(kind: str, size: int) -> None:
+    verdict = gates.accumulation(build(norm(kind), mean), vectors(size), seed=0)
+    assert verdict.passed, verdict.reason
+    assert "accumulation gives the same gradient" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss"),
+    [
+        ("batch", mean),
+        ("by hand", mean),
+        ("none", contrastive),
+        ("none", total),
+        ("none", balanced),
+        ("none", in_training(contrastive)),
+        ("dropout", in_training(balanced)),
+    ],
+    ids=["batch norm", "batch norm by hand", "contrastive", "sum", "balance", "in training", "balance in training"],
+)
+@pytest.mark.parametrize("size", [4, 8])
+def test_accumulation_is_refused_where_samples_meet(kind: str, loss: Loss, size: int) -> None:
+    verdict = gates.accumulation(build(norm(kind), loss), vectors(size), seed=0)
+    assert not verdict.passed
+    assert "accumulation changes the gradient of this model: relative L2" in verdict.reason
+    assert "at most 0.001" in verdict.reason
+
+
+def standardised(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Weighs samples by targets in units of the batch's deviation, as PPO does with advantages."""
+    scale = (batch[1].float() - batch[1].float().mean()) / (batch[1].float().std() + 1e-8)
+    return (model(batch[0]).mean(1) * scale).mean()
+
+
+def test_a_deviation_over_the_batch_is_asked_about_with_halves_not_with_single_samples() -> None:
+    torch.manual_seed(0)
+    verdict = gates.accumulation(build(norm("group"), standardised), vectors(), seed=0)
+    assert not verdict.passed
+    assert "nan" not in verdict.reason
+    assert "accumulation changes the gradient of this model: relative L2" in verdict.reason
+
+
+def test_a_sum_is_recognised_by_the_norm_alone() -> None:
+    """All samples alike: the direction is right, only the length is not."""
+    inputs, labels = vectors(1)
+    alike = inputs.expand(4, -1).clone(), labels.expand(4).clone()
+    assert gates.accumulation(build(norm("none"), mean), alike, seed=0).passed
+    verdict = gates.accumulation(build(norm("none"), total), alike, seed=0)
+    assert not verdict.passed
+    assert "norm ratio 0.2500" in verdict.reason
+
+
+def tokens(lengths: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    return targets.pad([torch.arange(1, length + 1) % 31 + 1 for length in lengths])
+
+
+UNEVEN = [(3, 24), (3, 24, 24, 3), (24, 3, 3, 24, 3, 24, 24, 3)]
+
+
+@pytest.mark.parametrize("lengths", UNEVEN)
+def test_a_mean_over_tokens_of_uneven_samples_is_kept_by_weighing_tokens(lengths: tuple[int, ...]) -> None:
+    """D10, also where both halves of the batch have as many tokens; weights by samples are off by more than half."""
+    verdict = gates.accumulation(build(targets.Transformer(), targets.token_mean), tokens(lengths), seed=0)
+    assert verdict.passed, verdict.reason
+    assert verdict.weighing == Weighing("['labels']", ignored=-100)
+    assert "micro batches weighed by batch['labels'] != -100: relative L2" in verdict.reason
+    found = gates.accumulation(build(targets.Transformer(), targets.sample_mean), tokens(lengths), seed=0)
+    assert found.passed
+    assert found.weighing is None
+
+
+def test_a_mean_over_tokens_of_even_samples_passes() -> None:
+    assert gates.accumulation(build(targets.Transformer(), targets.token_mean), tokens((6, 6, 6, 6)), seed=0).passed
+
+
+def test_a_model_in_16_bits_is_allowed_its_own_rounding_and_nothing_else() -> None:
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        return mean(model, (batch[0].bfloat16(), batch[1])).float()
+
+    verdict = gates.accumulation(build(norm("none").bfloat16(), step), vectors(), seed=0)
+    assert verdict.passed, verdict.reason
+    assert "at most 0.05" in verdict.reason
+    assert not gates.accumulation(build(norm("batch").bfloat16(), step), vectors(), seed=0).passed
+
+
+def test_a_zero_gradient_shows_nothing() -> None:
+    verdict = gates.accumulation(build(norm("none"), lambda model, batch: 0.0 * mean(model, batch)), vectors(), seed=0)
+    assert not verdict.passed
+    assert "the gradient is zero" in verdict.reason
+
+
+def test_parameters_that_only_some_samples_reach_count_as_zero() -> None:
+    class Routed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(8, 4), nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            flags = x[:, 0] > 0
+            output = torch.zeros(len(x), 4)
+            if flags.any():
+                output[flags] = self.one(x[flags])
+            if (~flags).any():
+                output[~flags] = self.two(x[~flags])
+            return output
+
+    verdict = gates.accumulation(build(Routed(), mean), vectors(), seed=0)
+    assert verdict.passed, verdict.reason
+
+
+BF16, FP16 = Plan(values={"precision": "bf16"}), Plan(values={"precision": "fp16"})
+
+
+def test_bf16_passes_on_a_transformer() -> None:
+    verdict = gates.precision(build(targets.Transformer(), targets.token_mean), BF16, tokens((6,) * 8), seed=0)
+    assert verdict.passed, verdict.reason
+    assert "cosine of the gradient 0.999" in verdict.reason
+
+
+class Overflowing(nn.Module):
+    """Its activations are beyond what fp16 can say, and harmless in fp32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x * 1e5) * 1e-5)
+
+
+def test_a_model_that_overflows_in_fp16_is_refused() -> None:
+    verdict = gates.precision(build(Overflowing(), mean), FP16, vectors(), seed=0)
+    assert not verdict.passed
+    assert verdict.reason == "the gradient is not finite"
+    assert gates.precision(build(Overflowing(), mean), BF16, vectors(), seed=0).passed
+
+
+def test_the_scalers_first_scale_is_lowered_as_training_would() -> None:
+    """Gradients of this loss are large: times 2**16 they overflow in fp16, times 1 they do not."""
+    model = norm("none")
+    verdict = gates.precision(build(model, lambda model, batch: 5000 * mean(model, batch)), FP16, vectors(), seed=0)
+    assert verdict.passed, verdict.reason
+    with build(model, mean)(FP16) as step:
+        step.draft.scaler.scale(torch.ones(1))
+        assert step.draft.scaler.get_scale() == 2**16  # no scaler is left lowered
+
+
+def test_a_defect_that_only_reduced_precision_shows_is_refused() -> None:
+    def cancelling(model: nn.Module, batch: Any) -> torch.Tensor:
+        # The difference of two nearly equal products: nothing of it is left in bf16.
+        output = model(batch[0])
+        return ((output + 300.0).to(output.dtype) - 300.0).square().mean()
+
+    verdict = gates.precision(build(norm("none"), cancelling), BF16, vectors(), seed=0)
+    assert not verdict.passed
+    assert "at least 0.999" in verdict.reason
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    modes = {name: module.training for name, module in model.named_modules()}
+    weights = {name: value.clone() for name, value in model.named_parameters()}
+    generator = torch.get_rng_state()
+    yield
+    assert {name: module.training for name, module in model.named_modules()} == modes
+    assert all(torch.equal(value, weights[name]) for name, value in model.named_parameters())
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_modes_weights_random_numbers_and_gradients_are_as_before() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.BatchNorm1d(16).eval(), nn.Linear(16, 4))
+
+    def noisy(model: nn.Module, batch: Any) -> torch.Tensor:
+        return mean(model, (batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]))
+
+    with unchanged(model):
+        gates.accumulation(build(model, noisy, max_grad_norm=1.0), vectors(), seed=0)
+    with unchanged(model):
+        gates.precision(build(model, noisy), BF16, vectors(), seed=0)
+
+
+def test_modes_are_back_after_a_failure() -> None:
+    model = norm("dropout")
+
+    def broken(model: nn.Module, batch: Any) -> torch.Tensor:
+        raise KeyError("labels")
+
+    with pytest.raises(KeyError):
+        gates.accumulation(build(model, broken), vectors(), seed=0)
+    assert all(module.training for module in model.modules())
+
+
+def test_the_same_random_numbers_are_drawn_on_both_sides() -> None:
+    """Noise that a model adds itself would otherwise hide what is asked about."""
+
+    def noisy(model: nn.Module, batch: Any) -> torch.Tensor:
+        return mean(model, (batch[0] + torch.randn_like(batch[0]), batch[1]))
+
+    verdict = gates.precision(build(norm("none"), noisy), BF16, vectors(), seed=0)
+    assert verdict.passed
+    torch.manual_seed(99)  # whatever the user drew before
+    assert gates.precision(build(norm("none"), noisy), BF16, vectors(), seed=0) == verdict
+    assert gates.precision(build(norm("none"), noisy), BF16, vectors(), seed=1) != verdict
+
+
+def test_a_step_that_empties_its_batch_can_be_asked_twice() -> None:
+    def pops(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return F.cross_entropy(model(batch.pop("x")), batch.pop("y"))
+
+    batch = dict(zip(("x", "y"), vectors(), strict=True))
+    assert gates.accumulation(build(norm("none"), pops), batch, seed=0).passed
+    assert gates.precision(build(norm("none"), pops), BF16, batch, seed=0).passed
+    assert batch.keys() == {"x", "y"}

@@ -1,0 +1,88 @@
+"""Gradients that are compared start alike: random numbers, state, modes; nothing is left behind."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from autofit.guard import Guard
+from autofit.probing.survey.gradients import Gradients, State, difference
+from autofit.workloads.tree import split
+from tests.probing.survey.test_gates import build, mean, norm, vectors
+
+
+class Averaged(nn.Module):
+    """A model with a moving average of its inputs, which each step changes and the next one uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.line = nn.Linear(8, 4)
+        self.register_buffer("seen", torch.zeros(8))
+        self.seen: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.line(x - self.seen)
+        self.seen.lerp_(x.mean(0), 0.5)
+        return found
+
+
+def guarded(model: nn.Module) -> State:
+    guard = Guard(model)
+    return State(guard.restore, guard.differences)
+
+
+def test_each_micro_batch_finds_the_state_that_the_whole_batch_found() -> None:
+    model, batch = Averaged(), vectors()
+    with Gradients(build(model, mean), guarded(model)) as gradients:
+        gradients.rehearse(split(batch, [1] * 8)[0], 0)
+        assert gradients.moves == ("model.seen",)
+        whole, parts = gradients.of([batch], 0), gradients.of(split(batch, [1] * 8), 0)
+    assert difference(parts.vector, whole.vector) < 1e-6
+    assert len(parts.losses) == 8
+    assert torch.equal(model.seen, torch.zeros(8))
+
+
+def test_state_is_put_back_when_a_step_fails() -> None:
+    def broken(model: nn.Module, batch: Any) -> torch.Tensor:
+        mean(model, batch)
+        raise KeyError("labels")
+
+    model = Averaged()
+    with pytest.raises(KeyError), Gradients(build(model, broken), guarded(model)) as gradients:
+        gradients.rehearse(vectors(), 0)
+    assert torch.equal(model.seen, torch.zeros(8))
+
+
+def test_weights_are_those_given_and_a_part_without_any_is_left_out() -> None:
+    batch = vectors(4)
+    parts = split(batch, [1] * 4)
+    gradients = Gradients(build(norm("none"), mean))
+    gradients.rehearse(parts[0], 0)
+    two = gradients.of(parts, 0, weights=[0.5, 0, 0.5, 0])
+    wanted = gradients.of([parts[0], parts[2]], 0)
+    assert difference(two.vector, wanted.vector) < 1e-6
+    assert len(two.losses) == 2
+
+
+def test_random_numbers_of_python_and_numpy_are_alike_in_each_part_or_not_as_asked() -> None:
+    seen: list[tuple[float, float]] = []
+
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        seen.append((random.random(), float(np.random.rand())))
+        return mean(model, batch)
+
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+    gradients = Gradients(build(norm("none"), step))
+    parts = split(vectors(4), [1] * 4)
+    gradients.of(parts, 0)
+    assert len(set(seen)) == 1
+    seen.clear()
+    gradients.of(parts, 0, others=5)
+    assert len(set(seen)) == 4
+    assert random.getstate() == before[0]
+    assert np.random.get_state()[1].tolist() == before[1]
+    assert torch.equal(torch.get_rng_state(), before[2])

@@ -1,0 +1,323 @@
+"""One search over a fake bench: what is remembered, what is told, and what the recommendation says."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autofit.core.budget import Clock
+from autofit.core.errors import BudgetSpent, DevicePoisoned, StudyError, UsageError
+from autofit.core.event import Event
+from autofit.core.measurement import Measurement, Memory
+from autofit.core.objective import Objective
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
+from autofit.core.recommendation import Recommendation
+from autofit.core.space import Refusal
+from autofit.core.trial import Purpose
+from autofit.search.search import DEFAULT_STUDY, Listen, Request, search
+from autofit.search.tuning import Evaluate
+from tests.fakes import FakeBench, always, briefing_of, small_bench
+
+MEMORY = Request(study=":memory:")
+
+
+def found(bench: FakeBench, request: Request = MEMORY, listen: Sequence[Listen] = ()) -> Recommendation:
+    return search(briefing_of(bench), bench.evaluate, request, listen, Clock(bench.time))
+
+
+def test_the_recommended_plan_was_proven_and_is_the_fastest() -> None:
+    bench = small_bench()
+    result = found(bench)
+    assert (result.plan, Purpose.PROOF) in bench.runs
+    assert bench.regret(result.plan) < 0.03
+    assert result.proof.memory.judged_bytes <= bench.budget_bytes
+    assert result.gain is not None
+    assert result.gain.low > 1
+    assert sum(result.counts.values()) >= len(bench.probes())
+
+
+def test_what_the_briefing_says_is_in_the_recommendation() -> None:
+    bench = small_bench()
+    refusal = Refusal(name="fp16", reason="failed the gate")
+    facts = bench.space.facts.model_copy(update={"refused": (refusal,)})
+    briefing = briefing_of(bench, space=facts, caveats=("the loss was inferred",))
+    request = Request(study=":memory:", time_s=500, max_trials=40)
+    result = search(briefing, bench.evaluate, request, (), Clock(bench.time))
+    assert result.refused == (refusal,)
+    assert "the loss was inferred" in result.caveats
+    assert (result.budget.time_s, result.budget.max_trials) == (500, 40)
+    assert result.budget.memory_bytes == bench.budget_bytes
+    assert result.environment == briefing.environment
+    assert result.study == "memory"
+
+
+def test_the_time_budget_counts_from_the_clock_that_was_handed_over() -> None:
+    bench = small_bench()
+    clock = Clock(bench.time)
+    bench.time.advance(99.9)  # opening took so long
+    result = search(briefing_of(bench), bench.evaluate, Request(study=":memory:", time_s=101), (), clock)
+    assert len(bench.probes()) <= 3
+    assert any("cut short" in caveat for caveat in result.caveats)
+    assert 99.9 < result.duration_s < 110
+
+
+def test_time_that_is_over_before_the_first_probe_is_said_and_the_users_own_setting_kept(tmp_path: Path) -> None:
+    bench = small_bench()
+    clock = Clock(bench.time)
+    bench.time.advance(10)
+    with pytest.raises(
+        BudgetSpent, match=r"time budget of 5 s is spent. Your own setting was run all the same, in 837 ms: "
+    ):
+        search(briefing_of(bench), bench.evaluate, Request(study=tmp_path / "study.db", time_s=5), (), clock)
+    own = bench.space.baseline
+    assert bench.runs == [(own, Purpose.PROBE)]
+    found = search(briefing_of(bench), bench.evaluate, Request(study=tmp_path / "study.db"))
+    assert bench.runs.count((own, Purpose.PROBE)) == 2  # each run measures it anew
+    assert found.gain is not None
+
+
+def test_no_more_trials_are_run_than_allowed() -> None:
+    bench = small_bench()
+    found(bench, Request(study=":memory:", max_trials=4))
+    assert 1 <= len(bench.probes()) <= 5  # the user's own setting is run in any case
+
+
+class Stop:
+    """Raises after so many trials."""
+
+    def __init__(self, after: int, error: type[BaseException] = KeyboardInterrupt) -> None:
+        self.left, self.error = after, error
+
+    def __call__(self, event: Event) -> None:
+        self.left -= event.kind == "trial"
+        if self.left <= 0:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("after", [1, 5])
+def test_an_interrupted_search_goes_on_from_its_trials(tmp_path: Path, after: int, error: type[BaseException]) -> None:
+    request = Request(study=tmp_path / "study.db")
+    first = small_bench()
+    with pytest.raises(error):
+        found(first, request, [Stop(after, error)])
+    assert len(first.probes()) == after
+    second, told = small_bench(), list[Event]()
+    result = found(second, request, [told.append])
+    assert set(first.probes()) & set(second.probes()) <= {first.space.baseline}
+    assert any(event.text.startswith(f"{after} plans are known from earlier runs") for event in told)
+    assert (result.plan, Purpose.PROOF) in second.runs  # a proof is never taken over
+    assert second.regret(result.plan) < 0.03
+    assert ((tmp_path / "study.db").stat().st_mode & 0o777) == 0o600
+
+
+def test_a_trial_that_runs_when_the_user_stops_costs_one_trial(tmp_path: Path) -> None:
+    request = Request(study=str(tmp_path / "study.db"))
+    bench = small_bench()
+
+    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+        if len(bench.runs) == 3:
+            raise KeyboardInterrupt
+        return bench.evaluate(plan, purpose)
+
+    with pytest.raises(KeyboardInterrupt):
+        search(briefing_of(bench), evaluate, request, (), Clock(bench.time))
+    again = small_bench()
+    found(again, request)
+    assert set(bench.probes()) & set(again.probes()) <= {bench.space.baseline}
+
+
+def test_trials_of_another_environment_are_not_used(tmp_path: Path) -> None:
+    request = Request(study=tmp_path / "study.db")
+    found(small_bench(), request)
+    bench = small_bench()
+    briefing = briefing_of(bench)
+    other = briefing.model_copy(update={"environment": briefing.environment.model_copy(update={"threads": 9})})
+    result = search(other, bench.evaluate, request, (), Clock(bench.time))
+    assert bench.space.baseline in bench.probes()
+    assert any("another environment" in caveat and "threads" in caveat for caveat in result.caveats)
+
+
+def test_earlier_trials_outside_the_present_space_are_not_recommended(tmp_path: Path) -> None:
+    """The user first left batch and precision free, then fixed both: the study still holds the faster plans."""
+    request = Request(study=tmp_path / "study.db")
+    first = found(small_bench(), request)
+    bench = small_bench()
+    facts = bench.space.facts
+    fixed = facts.model_copy(update={"knobs": (), "global_batch_size": facts.baseline.micro_batch_size})
+    own = facts.baseline.combination.values
+    baseline = Plan(values={k: v for k, v in facts.baseline.values.items() if k not in own})
+    sizes = tuple(size for size in facts.sizes if baseline.micro_batch_size % size == 0)
+    briefing = briefing_of(bench, space=fixed.model_copy(update={"baseline": baseline, "sizes": sizes}))
+
+    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+        return bench.evaluate(Plan(values={**own, **plan.values}), purpose)
+
+    second = search(briefing, evaluate, request, (), Clock(bench.time))
+    assert first.plan.combination.values
+    assert second.plan.global_batch_size == baseline.micro_batch_size
+    assert not second.plan.combination.values
+
+
+def test_without_a_study_the_default_place_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = found(small_bench(), Request())
+    assert (tmp_path / DEFAULT_STUDY).is_file()
+    assert result.study == str(tmp_path / DEFAULT_STUDY)
+
+
+def test_a_study_that_cannot_be_kept_is_refused_before_a_probe(tmp_path: Path) -> None:
+    bench = small_bench()
+    with pytest.raises(StudyError, match=r"found a directory.*choose another path"):
+        found(bench, Request(study=tmp_path))
+    assert bench.runs == []
+
+
+def test_an_unknown_searcher_is_refused_at_once() -> None:
+    with pytest.raises(UsageError, match=r"unknown searcher 'quick'; expected one of"):
+        Request(searcher="quick")
+
+
+def test_one_poisoned_trial_is_survived_only_where_the_next_gets_a_fresh_process() -> None:
+    poisoned = small_bench()
+    poisoned.faults[poisoned.space.baseline.key] = always(Status.POISONED, "illegal address")
+    result = found(poisoned, Request(study=":memory:", isolated=True))
+    assert result.baseline.outcome.status is Status.POISONED
+    assert result.gain is None
+    with pytest.raises(DevicePoisoned, match="illegal address"):
+        found(poisoned, Request(study=":memory:"))
+
+
+def test_every_listener_is_told_every_event() -> None:
+    one, two = list[Event](), list[Event]()
+    bench = small_bench()
+    found(bench, listen=[one.append, two.append])
+    assert one == two
+    assert {"stage", "trial", "race", "proof"} <= {event.kind for event in one}
+    counted = [event.done for event in one]
+    assert counted == sorted(counted)
+    assert counted[-1] == len(bench.probes())
+
+
+def test_a_free_global_batch_that_changed_is_named() -> None:
+    result = found(small_bench())
+    assert result.plan.global_batch_size != 8
+    assert any("learning rate" in caveat and "from 8 to" in caveat for caveat in result.caveats)
+
+
+def test_an_inference_has_no_learning_rate() -> None:
+    bench = small_bench()
+    briefing = briefing_of(bench)
+    environment = briefing.environment.model_copy(update={"settings": {"mode": "inference"}})
+    result = search(
+        briefing.model_copy(update={"environment": environment}), bench.evaluate, MEMORY, (), Clock(bench.time)
+    )
+    assert result.plan.global_batch_size != 8
+    assert not any("learning rate" in caveat for caveat in result.caveats)
+
+
+@pytest.mark.parametrize(
+    ("fetch_s", "workers"), [(None, None), (0.0099, None), (0.05, "1 worker process,"), (0.25, "3 worker processes,")]
+)
+def test_a_loader_that_holds_the_training_back_is_named(fetch_s: float | None, workers: str | None) -> None:
+    bench = small_bench()
+    memory = Memory(allocated_bytes=1, judged_bytes=1, judged_by="test")
+
+    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+        measurement = Measurement(
+            step_times_s=(0.1,) * 5, samples_per_step=plan.global_batch_size, memory=memory, fetch_s=fetch_s
+        )
+        return Outcome(status=Status.MEASURED, measurement=measurement)
+
+    result = search(briefing_of(bench), evaluate, Request(study=":memory:", max_trials=3))
+    told = [caveat for caveat in result.caveats if "worker process" in caveat]
+    assert [workers in caveat for caveat in told] == ([True] if workers else [])
+
+
+def starting(bench: FakeBench, startup_s: Callable[[Plan], float | None]) -> Evaluate:
+    """Returns the evaluation of `bench` with what the first steps of a plan take longer, except in a block."""
+
+    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+        outcome = bench.evaluate(plan, purpose)
+        if outcome.measurement is None or purpose is Purpose.BLOCK:
+            return outcome
+        measurement = outcome.measurement.model_copy(update={"startup_s": startup_s(plan)})
+        return outcome.model_copy(update={"measurement": measurement})
+
+    return evaluate
+
+
+def slow_to_start(plan: Plan) -> float:
+    return 0.5 if plan.values["precision"] == "float32" else 60.0
+
+
+def test_the_shorter_whole_training_wins() -> None:
+    """The other precisions are twice as fast in the end, and take a minute to start."""
+    chosen = {}
+    for planned_steps in (None, 100, 100_000):
+        bench = small_bench()
+        request = Request(study=":memory:", planned_steps=planned_steps)
+        result = search(briefing_of(bench), starting(bench, slow_to_start), request, (), Clock(bench.time))
+        chosen[planned_steps] = result
+    assert chosen[None].plan.values["precision"] == "bf16"
+    assert chosen[100_000].plan.values["precision"] == "bf16"
+    assert chosen[100].plan.values["precision"] == "float32"
+    # The user's own batch is 8: 100 steps are 800 samples, whatever the batch of a plan.
+    assert [r.objective.planned_samples for r in chosen.values()] == [None, 800, 800_000]
+    few = chosen[100]
+    assert few.gain is not None
+    assert few.gain.value == pytest.approx(trained_s(bench, bench.space.baseline) / trained_s(bench, few.plan), rel=0.1)
+
+
+def trained_s(bench: FakeBench, plan: Plan, samples: int = 800) -> float:
+    return slow_to_start(plan) + samples / bench.samples_per_s(plan)
+
+
+def test_the_same_study_serves_another_planned_training(tmp_path: Path) -> None:
+    path = tmp_path / "study.db"
+    long, short = small_bench(), small_bench()
+    for bench, planned_steps in ((long, 100_000), (short, 100)):
+        request = Request(study=path, planned_steps=planned_steps)
+        result = search(briefing_of(bench), starting(bench, slow_to_start), request, (), Clock(bench.time))
+    assert set(long.probes()) & set(short.probes()) == {
+        long.space.baseline
+    }  # what was measured is scored anew, not measured anew
+    assert result.plan.values["precision"] == "float32"
+    assert result.proof.startup_s == 0.5
+
+
+def test_a_plan_that_its_process_has_run_before_is_charged_its_cold_start(tmp_path: Path) -> None:
+    """A proof of an earlier run is the latest trial of its plan, and found the kernels ready."""
+    path, bench = tmp_path / "study.db", small_bench()
+
+    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+        return starting(bench, lambda p: 0.0 if purpose is Purpose.PROOF else slow_to_start(p))(plan, purpose)
+
+    for planned_steps in (100_000, 100):
+        request = Request(study=path, planned_steps=planned_steps)
+        result = search(briefing_of(bench), evaluate, request, (), Clock(bench.time))
+    assert result.plan.values["precision"] == "float32"
+
+
+def test_plans_whose_start_is_not_known_are_charged_nothing_and_named() -> None:
+    bench = small_bench()
+    told = found(bench, Request(study=":memory:", planned_steps=100)).caveats
+    assert any("it is not known what their first steps take longer" in caveat for caveat in told)
+    assert not any("first steps" in caveat for caveat in found(small_bench()).caveats)
+
+
+@pytest.mark.parametrize("steps", [0, -3, 1.5, True, "many"])
+def test_planned_steps_that_are_no_number_of_steps_are_refused_at_once(steps: Any) -> None:
+    with pytest.raises(UsageError, match=f"found planned_steps={steps!r}; expected"):
+        Request(planned_steps=steps)
+
+
+def test_the_objective_decides_and_has_a_study_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "study.db"
+    found(small_bench(), Request(study=path))
+    bench = small_bench()
+    result = found(bench, Request(study=path, objective=Objective(unit="tokens")))
+    assert result.objective.unit == "tokens"
+    assert bench.space.baseline in bench.probes()

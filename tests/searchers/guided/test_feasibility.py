@@ -1,0 +1,339 @@
+"""How likely a plan is to fit: by bounds, by others' peaks, by what did not fit."""
+
+import math
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from autofit.core.estimate import Estimate
+from autofit.core.objective import Objective
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
+from autofit.core.trial import Purpose
+from autofit.replay.table import read_table
+from autofit.searchers.base import Problem
+from autofit.searchers.guided.feasibility import ABOVE_LINE, BELOW_LINE, BEND, FAR, UNCHANGED, Fitting
+from autofit.searchers.guided.surrogate import points_of
+from tests.fakes import MIB, FakeBench, small_bench
+
+TABLES = sorted((Path(__file__).parents[2] / "data" / "tables").glob("*.json"))
+
+
+class Judge:
+    """A `Fitting` that is asked and told by plans."""
+
+    def __init__(self, bench: FakeBench, estimate=lambda plan: None) -> None:
+        space = bench.space
+        grid = [space.at(c, s) for c in space.combinations() for s in space.sizes]
+        self.bench, self.plans = bench, list(dict.fromkeys([space.baseline, *grid]))
+        points = points_of(space.facts.knobs, self.plans, space.baseline.micro_batch_size)
+        given = Problem(space, Objective(), bench.budget_bytes, estimate)
+        self.fitting = Fitting(given, self.plans, points)
+
+    def likely(self, plan: Plan) -> float:
+        return self.fitting.likely(self.plans.index(plan))
+
+    def run(self, plan: Plan) -> None:
+        place = self.plans.index(plan)
+        self.fitting.expect(place)
+        self.fitting.tell(place, self.bench.evaluate(plan, Purpose.PROBE))
+
+
+def at(bench: FakeBench, size: int, **changes: str) -> Plan:
+    return bench.space.at(bench.space.baseline.combination.replace(**changes), size)
+
+
+def linear(**changes: object) -> FakeBench:
+    """A device whose peak is a straight line in the batch."""
+    return small_bench(gradient_mib=0.0, logits_mib=0.0, **changes)
+
+
+def test_bounds_decide_where_they_are_narrow() -> None:
+    bench = linear()
+    limit = bench.budget_bytes
+
+    def estimate(plan: Plan) -> Estimate:
+        value = limit * plan.micro_batch_size // 32
+        return Estimate(value_bytes=value, lower_bytes=round(0.99 * value), upper_bytes=round(1.01 * value))
+
+    judge = Judge(bench, estimate)
+    assert judge.likely(at(bench, 16)) == 1.0
+    assert judge.likely(at(bench, 64)) == 0.0
+    assert 0.2 < judge.likely(at(bench, 32)) < 0.8
+
+
+def test_wide_bounds_are_corrected_by_what_ran() -> None:
+    bench = linear(budget_bytes=1500 * MIB)
+
+    def estimate(plan: Plan) -> Estimate:
+        value = 1.15 * bench.peak_bytes(plan)
+        return Estimate(value_bytes=round(value), lower_bytes=round(0.85 * value), upper_bytes=round(1.15 * value))
+
+    judge = Judge(bench, estimate)
+    fits = max((s for s in bench.space.sizes if bench.fits(at(bench, s))), default=0)
+    before = judge.likely(at(bench, fits))
+    judge.run(bench.space.baseline)
+    assert judge.likely(at(bench, fits)) > max(before, 0.9)
+
+
+def with_room(room: float) -> tuple[FakeBench, Plan]:
+    """Returns a device whose budget is `room` times the peak of a plan, and that plan."""
+    bench = linear(budget_bytes=1500 * MIB)
+    largest = at(bench, max(size for size in bench.space.sizes if bench.fits(at(bench, size))))
+    bench.budget_bytes = round(room * bench.peak_bytes(largest))
+    return bench, largest
+
+
+def small(bench: FakeBench) -> list[Plan]:
+    """Returns plans that surely fit."""
+    return [at(bench, 4, precision=precision) for precision in ("float32", "tf32", "bf16")]
+
+
+def foretold(bench: FakeBench, plan: Plan, **changes: int) -> Estimate:
+    """Returns a guess that is a tenth too low, with bounds that are wider than that."""
+    said = round(0.9 * bench.peak_bytes(plan))
+    wide = Estimate(value_bytes=said, lower_bytes=round(0.88 * said), upper_bytes=round(1.12 * said))
+    return wide.model_copy(update=changes | ({"said_bytes": said} if changes else {}))
+
+
+def judge_of_the_largest(room: float, **changes: float) -> float:
+    """Returns how likely the largest plan is to fit after smaller ones ran; `changes` are shares of its peak."""
+    bench, largest = with_room(room)
+    moved = {name: round(share * bench.peak_bytes(largest)) for name, share in changes.items()}
+    judge = Judge(bench, lambda plan: foretold(bench, plan, **(moved if plan == largest else {})))
+    for plan in small(bench):
+        judge.run(plan)
+    return judge.likely(largest)
+
+
+def test_a_guess_that_what_ran_raised_is_corrected_as_it_was_said() -> None:
+    assert judge_of_the_largest(1.01, value_bytes=0.96, lower_bytes=0.96) > 0.9
+
+
+def test_a_corrected_guess_is_not_below_what_a_plan_needs_at_least() -> None:
+    alone = judge_of_the_largest(1.02)
+    assert judge_of_the_largest(1.02, value_bytes=1.019, lower_bytes=1.019, upper_bytes=1.2) < 0.7 < alone
+
+
+def test_a_guess_that_what_ran_lowered_stays_lowered() -> None:
+    assert judge_of_the_largest(0.95) < 0.1
+    assert judge_of_the_largest(0.95, value_bytes=0.8, upper_bytes=0.8, lower_bytes=0.7) > 0.9
+
+
+@pytest.mark.parametrize(("room", "fits"), [(1.02, True), (0.98, False)])
+def test_what_was_said_counts_for_how_far_guesses_are_off(room: float, fits: bool) -> None:
+    bench, largest = with_room(room)
+
+    def estimate(plan: Plan) -> Estimate:
+        if plan == largest:
+            return foretold(bench, plan)
+        peak = bench.peak_bytes(plan)
+        return foretold(bench, plan, value_bytes=peak, lower_bytes=peak, upper_bytes=round(1.2 * peak))
+
+    judge = Judge(bench, estimate)
+    for plan in small(bench):
+        judge.run(plan)
+    assert judge.likely(largest) == pytest.approx(float(fits), abs=0.1)
+
+
+def test_guesses_that_were_all_off_alike_are_trusted_the_more_of_them_ran() -> None:
+    bench, tight = with_room(1.01)
+    judge, chances = Judge(bench, lambda plan: foretold(bench, plan)), []
+    for plan in small(bench):
+        judge.run(plan)
+        chances.append(judge.likely(tight))
+    assert chances == sorted(chances)
+    assert chances[-1] > chances[0] + 0.05
+
+
+def test_that_one_value_needs_room_says_little_of_another() -> None:
+    bench = linear(budget_bytes=1200 * MIB)
+    judge = Judge(bench)
+    judge.run(bench.space.baseline)
+    other = at(bench, 16, optimizer="fused")
+    before = judge.likely(other)
+    place = judge.plans.index(at(bench, 16, optimizer="foreach"))
+    judge.fitting.tell(place, Outcome(status=Status.OUT_OF_MEMORY, reason="full"))
+    assert 0.9 < judge.likely(other) < before, "a relation of 0.5, as for speed, would make it 0.86"
+
+
+def test_after_three_out_of_memories_what_was_only_ever_refused_is_suspect() -> None:
+    bench = linear(budget_bytes=4000 * MIB)
+    judge = Judge(bench)
+    judge.run(bench.space.baseline)
+    place = judge.plans.index(at(bench, 4, optimizer="foreach", precision="bf16"))
+    for size in (16, 32, 64):
+        assert not judge.fitting.suspect(place)
+        refused = judge.plans.index(at(bench, size, optimizer="foreach"))
+        judge.fitting.tell(refused, Outcome(status=Status.OUT_OF_MEMORY, reason="full"))
+    assert judge.fitting.suspect(place)
+    assert not judge.fitting.suspect(judge.plans.index(at(bench, 4, optimizer="fused", precision="bf16")))
+    ran = bench.evaluate(at(bench, 4, optimizer="foreach"), Purpose.PROBE).model_copy(
+        update={"status": Status.OVER_BUDGET, "reason": "larger"}
+    )
+    judge.fitting.tell(judge.plans.index(at(bench, 4, optimizer="foreach")), ran)
+    assert not judge.fitting.suspect(place), "it is known what it needs"
+
+
+def test_peaks_of_two_sizes_tell_which_larger_one_fits() -> None:
+    bench = linear(budget_bytes=1500 * MIB)
+    judge = Judge(bench)
+    judge.run(at(bench, 4))
+    judge.run(bench.space.baseline)
+    sizes = [s for s in bench.space.sizes if s > 8]
+    fitting = [s for s in sizes if bench.fits(at(bench, s))]
+    chances = [judge.likely(at(bench, s)) for s in sizes]
+    assert chances == sorted(chances, reverse=True)
+    assert judge.likely(at(bench, fitting[0])) > 0.7
+    assert chances[-1] < 0.5
+
+
+def above_the_line() -> list[float]:
+    """Returns how far recorded peaks are above the line through two smaller sizes, as a share of what it adds."""
+    peaks: defaultdict[tuple[Path, str], dict[int, int]] = defaultdict(dict)
+    for path in TABLES:
+        for entry in read_table(path.read_text(encoding="utf-8"), path.name).entries:
+            if (measurement := entry.outcome.measurement) is not None:
+                peaks[path, entry.plan.combination.key][entry.plan.micro_batch_size] = measurement.memory.judged_bytes
+    found = []
+    for of_size in peaks.values():
+        for first, last in pairwise(sorted(of_size)):
+            slope = (of_size[last] - of_size[first]) / (last - first)
+            larger = [size for size in of_size if last < size <= FAR * last]
+            if of_size[last] > (1 + UNCHANGED) * of_size[first]:
+                found += [(of_size[size] - of_size[last]) / (slope * (size - last)) - 1 for size in larger]
+    return found
+
+
+def test_how_far_peaks_are_from_a_line_is_as_recorded() -> None:
+    found = above_the_line()
+    assert len(found) > 700
+    assert sum(off < -0.01 for off in found) / len(found) == pytest.approx(BELOW_LINE, abs=0.03)
+    for room in (0.01, 0.05, 0.1, 0.2, 0.4):
+        share = sum(off <= room for off in found) / len(found)
+        assert 1 - ABOVE_LINE * math.exp(-room / BEND) == pytest.approx(share, abs=0.035)
+
+
+def test_a_line_through_two_sizes_says_whether_the_next_fits() -> None:
+    beside = {"extra_mib": lambda plan: 500.0}  # what neither stays nor grows: from what stays alone nothing is sure
+    free = linear(budget_bytes=100_000 * MIB, **beside)
+    peaks = []
+    for size in (16, 32):
+        measurement = free.evaluate(at(free, size), Purpose.PROBE).measurement
+        assert measurement is not None
+        peaks.append(measurement.memory.judged_bytes)
+    adds = peaks[1] - peaks[0]
+    for room, low, high in ((0.2, 0.9, 0.95), (0.02, 0.75, 0.85), (-0.02, 0.0, 0.06)):
+        bench = linear(budget_bytes=round(peaks[1] + room * adds), **beside)
+        judge = Judge(bench)
+        judge.run(at(bench, 8))
+        judge.run(at(bench, 16))
+        assert low <= judge.likely(at(bench, 32)) <= high
+
+
+def test_peaks_that_fall_with_the_size_make_no_line() -> None:
+    bench = linear(budget_bytes=3000 * MIB, extra_mib=lambda plan: 900.0 if plan.micro_batch_size == 4 else 0.0)
+    judge = Judge(bench)
+    for size in (4, 8):
+        judge.run(at(bench, size))
+    assert judge.likely(at(bench, 16)) > 0.5
+
+
+def test_a_refusal_that_contradicts_what_ran_says_little_of_other_plans() -> None:
+    """A library that takes room at one size only must not make all that shares a value with that plan look large."""
+    bench = linear(budget_bytes=4000 * MIB)
+    large = at(bench, 64, precision="bf16", optimizer="fused")
+    calm, told = Judge(bench), Judge(bench)
+    for judge in (calm, told):
+        for size, changes in ((8, {}), (32, {"precision": "bf16"}), (8, {"optimizer": "fused"})):
+            judge.run(at(bench, size, **changes))
+    assert calm.likely(large) > 0.9
+    told.fitting.tell(
+        told.plans.index(at(bench, 16, precision="tf32", optimizer="fused")),
+        Outcome(status=Status.OUT_OF_MEMORY, reason="full"),
+    )
+    assert told.likely(large) > 0.5
+
+
+def test_after_three_out_of_memories_one_refusal_makes_a_size_doubtful() -> None:
+    bench = linear(budget_bytes=4000 * MIB)
+    judge = Judge(bench)
+    judge.run(bench.space.baseline)
+    full = Outcome(status=Status.OUT_OF_MEMORY, reason="full")
+    refused = [at(bench, 16, precision="tf32"), at(bench, 32, precision="tf32"), at(bench, 64, precision="tf32")]
+    for plan in refused:
+        before = judge.likely(at(bench, 16, optimizer="fused"))
+        judge.fitting.tell(judge.plans.index(plan), full)
+    assert judge.likely(at(bench, 16, optimizer="fused")) <= 1 / 3 < before
+
+
+def test_a_size_surely_fits_where_even_the_steepest_line_from_what_stays_does() -> None:
+    bench = linear()
+    measurement = bench.evaluate(at(bench, 8), Purpose.PROBE).measurement
+    assert measurement is not None
+    stays, peak = measurement.memory.static_bytes or 0, measurement.memory.judged_bytes
+    assert stays > 0
+    for size in (16, 32):
+        most = stays + (peak - stays) * size // 8
+        for room, sure in ((1, True), (-1, False)):
+            judge = Judge(linear(budget_bytes=most + room))
+            judge.run(at(bench, 8))
+            assert (judge.likely(at(bench, size)) == 1.0) is sure
+            assert judge.likely(at(bench, size, precision="bf16")) < 1.0  # of another combination nothing is sure
+
+
+def test_a_change_that_saves_is_taken_to_another_size() -> None:
+    bench = linear(budget_bytes=1200 * MIB)
+    judge = Judge(bench)
+    for plan in (at(bench, 4), bench.space.baseline, at(bench, 8, precision="bf16", checkpoint="all")):
+        judge.run(plan)
+    large = next(s for s in bench.space.sizes if not bench.fits(at(bench, s)))
+    assert judge.likely(at(bench, large, precision="bf16", checkpoint="all")) > judge.likely(at(bench, large)) + 0.3
+
+
+def test_a_size_at_which_two_combinations_did_not_fit_is_doubted_in_all() -> None:
+    bench = linear(budget_bytes=4000 * MIB)
+    judge = Judge(bench)
+    judge.run(bench.space.baseline)
+    other = at(bench, 16, optimizer="fused")
+    full = Outcome(status=Status.OUT_OF_MEMORY, reason="full")
+    chances = []
+    for precision in ("tf32", "bf16"):
+        judge.fitting.tell(judge.plans.index(at(bench, 16, precision=precision)), full)
+        chances.append(judge.likely(other))
+    assert chances[1] <= 1 / 3 < chances[0]
+    judge.run(at(bench, 16))  # it ran, so it is not the size alone
+    assert judge.likely(other) > chances[1]
+
+
+def test_between_a_size_that_ran_and_one_that_did_not_it_may_be_either() -> None:
+    bench = linear(budget_bytes=100_000 * MIB)
+    judge = Judge(bench)
+    judge.run(bench.space.baseline)
+    judge.fitting.tell(judge.plans.index(at(bench, 64)), Outcome(status=Status.OUT_OF_MEMORY, reason="full"))
+    assert judge.likely(at(bench, 64)) == 0.0
+    assert judge.likely(at(bench, 16)) <= 1 - (16 - 8) / (64 - 8)
+    assert judge.likely(at(bench, 32)) < judge.likely(at(bench, 16))
+
+
+def test_where_nothing_grows_larger_sizes_are_likely_once_two_ran() -> None:
+    bench = small_bench(sample_mib=0.01, logits_mib=0.0, gradient_mib=600.0, budget_bytes=1100 * MIB)
+    judge = Judge(bench)
+    judge.run(bench.space.baseline)
+    judge.run(at(bench, 16))
+    assert judge.likely(at(bench, 32)) > 0.5
+
+
+@pytest.mark.parametrize("worst_case", [False, True])
+def test_a_worst_case_refuses_nothing(worst_case: bool) -> None:
+    bench = linear()
+
+    def estimate(plan: Plan) -> Estimate:
+        much = 2 * bench.budget_bytes
+        return Estimate(value_bytes=much, lower_bytes=much, upper_bytes=much, worst_case=worst_case)
+
+    judge = Judge(bench, estimate)
+    judge.run(bench.space.baseline)
+    assert (judge.likely(at(bench, 4)) > 0) is worst_case

@@ -1,0 +1,51 @@
+"""A search that is the first to load Optuna does not keep its caller's variables alive."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import gc, weakref
+import torch
+from torch import nn
+
+def main():
+    import autofit
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    batches = [(torch.randn(4, 4), torch.randint(0, 2, (4,))) for _ in range(4)]
+    try:
+        autofit.tune(model, batches, study=":memory:", progress=False, global_batch_size=4, memory_budget={budget!r})
+    except autofit.NothingFits:
+        pass
+    return weakref.ref(model)
+
+model = main()
+gc.collect()
+assert model() is None, "the model outlives the function that tuned it"
+"""
+
+
+def test_the_model_of_the_first_caller_is_freed_when_its_function_ends(tmp_path: Path) -> None:
+    for budget in ("1GiB", "1B"):
+        script = SCRIPT.format(budget=budget)
+        run = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert run.returncode == 0, run.stderr
+
+
+def test_an_error_that_optuna_keeps_can_still_be_shown() -> None:
+    from optuna import _imports  # noqa: PLC0415
+
+    from autofit.study import optuna_imports as frames  # noqa: PLC0415
+
+    with _imports.try_import() as kept:
+        import no_such_package  # type: ignore[import-not-found]  # noqa: F401, PLC0415
+    module = sys.modules["optuna.storages"]
+    module.kept_for_a_test = kept  # type: ignore[attr-defined]
+    try:
+        assert kept._deferred is not None
+        assert kept._deferred[0].__traceback__ is not None
+        frames.release()
+        assert kept._deferred[0].__traceback__ is None
+        assert not kept.is_successful()
+    finally:
+        del module.kept_for_a_test

@@ -1,0 +1,153 @@
+import hashlib
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from autofit.core.errors import WorkloadError
+from autofit.tracing.fake_copy import fake_batch, fake_mode, shadow
+from autofit.workloads.workload import Workload
+from tests.tracing.tiny import Cnn, Gpt, images, words, workload
+
+CPU = torch.device("cpu")
+
+
+def digest(module: nn.Module) -> str:
+    found = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        found.update(name.encode() + tensor.numpy().tobytes())
+    return found.hexdigest()
+
+
+def shadowed(model: nn.Module, batch: object, **more: object) -> Workload:
+    made, rule = workload(model, batch, **more)  # type: ignore[arg-type]
+    with fake_mode():
+        return shadow(made, rule, batch, CPU).workload
+
+
+def test_every_tensor_is_fake_and_ties_are_kept() -> None:
+    model = Gpt()
+    copied = shadowed(model, words(2)).model
+    assert all(isinstance(p, FakeTensor) and isinstance(p, nn.Parameter) for p in copied.parameters())
+    assert copied.head.weight is copied.words.weight
+    assert [(n, p.shape, p.dtype) for n, p in copied.named_parameters()] == [
+        (n, p.shape, p.dtype) for n, p in model.named_parameters()
+    ]
+
+
+def test_buffers_strides_and_flags_are_kept() -> None:
+    model = Cnn().to(memory_format=torch.channels_last)
+    model.stem.weight.requires_grad = False
+    model.eval()
+    copied = shadowed(model, images(2)).model
+    assert copied.stem.weight.stride() == model.stem.weight.stride()
+    assert not copied.stem.weight.requires_grad
+    assert not copied.training
+    assert isinstance(copied.blocks[0].norm.num_batches_tracked, FakeTensor)
+
+
+def test_the_users_model_is_not_touched() -> None:
+    model = Cnn()
+    before, tensors = digest(model), [id(t) for t in (*model.parameters(), *model.buffers())]
+    shadowed(model, images(2))
+    assert digest(model) == before
+    assert [id(t) for t in (*model.parameters(), *model.buffers())] == tensors
+
+
+def test_attributes_of_parameters_and_plain_tensors_are_copied() -> None:
+    model = Cnn()
+    model.stem.weight.no_decay = True
+    model.scale = torch.ones(3)
+    copied = shadowed(model, images(2)).model
+    assert copied.stem.weight.no_decay is True
+    assert isinstance(copied.scale, FakeTensor)
+
+
+def test_views_of_one_storage_share_it() -> None:
+    flat = torch.zeros(12)
+    model = nn.Linear(2, 4)
+    model.weight, model.bias = nn.Parameter(flat[:8].view(4, 2)), nn.Parameter(flat[8:])
+    copied = shadowed(model, (torch.zeros(2, 2), torch.zeros(2, dtype=torch.long))).model
+    assert copied.weight.untyped_storage()._cdata == copied.bias.untyped_storage()._cdata
+    assert copied.bias.storage_offset() == 8
+
+
+def test_an_optimizer_instance_is_rebuilt_with_its_options_and_state() -> None:
+    model = Gpt()
+    decayed, other = list(model.parameters())[:2], list(model.parameters())[2:]
+    own = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.5}, {"params": other}], lr=0.25, amsgrad=True)
+    model(words(2)[0]).sum().backward()
+    own.step()
+    copied = shadowed(model, words(2), optimizer=own)
+    made = copied.make_optimizer()
+    assert type(made) is torch.optim.AdamW
+    assert made is not own
+    assert [(g["weight_decay"], g["lr"], g["amsgrad"]) for g in made.param_groups] == [
+        (0.5, 0.25, True),
+        (0.01, 0.25, True),
+    ]
+    first = made.param_groups[0]["params"][0]
+    assert first is next(iter(copied.model.parameters()))
+    assert isinstance(made.state[first]["max_exp_avg_sq"], FakeTensor)
+    assert not isinstance(own.state[decayed[0]]["exp_avg"], FakeTensor)
+
+
+def test_a_recipe_gets_the_fake_parameters() -> None:
+    seen = []
+
+    def recipe(parameters: object) -> torch.optim.Optimizer:
+        seen.extend(parameters)  # type: ignore[arg-type]
+        return torch.optim.SGD(seen, lr=0.1)
+
+    shadowed(Gpt(), words(2), optimizer=recipe).make_optimizer()
+    assert seen
+    assert all(isinstance(p, FakeTensor) for p in seen)
+
+
+def test_a_loss_module_is_copied_too() -> None:
+    model, batch = Cnn(), images(2)
+    loss_fn = nn.CrossEntropyLoss(weight=torch.ones(10))
+    made = Workload(model, [batch], loss_fn=loss_fn)
+    with fake_mode():
+        fake = fake_batch(batch, 2, CPU)
+        found = shadow(made, workload(model, batch)[1], fake, CPU)
+        assert isinstance(found.loss.compute(found.workload.model, fake), FakeTensor)
+        assert isinstance(found.workload.loss_fn.weight, FakeTensor)
+    assert not isinstance(loss_fn.weight, FakeTensor)
+
+
+def test_what_cannot_be_copied_is_named() -> None:
+    model = Cnn()
+    model.lines = (line for line in "ab")
+    with pytest.raises(WorkloadError, match=r"cannot be copied: TypeError.*generator"):
+        shadowed(model, images(2))
+
+
+def test_sparse_parameters_are_refused() -> None:
+    model = Cnn()
+    model.extra = nn.Parameter(torch.eye(3).to_sparse())
+    with pytest.raises(WorkloadError, match="sparse_coo"):
+        shadowed(model, images(2))
+
+
+def test_a_batch_of_any_size() -> None:
+    with fake_mode():
+        made = fake_batch({"x": torch.zeros(2, 3), "y": torch.zeros(2, dtype=torch.long), "n": 5}, 7, CPU)
+    assert made["x"].shape == (7, 3)
+    assert made["y"].dtype is torch.long
+    assert made["n"] == 5
+
+
+def test_a_batch_keeps_its_layout() -> None:
+    with fake_mode():
+        made = fake_batch(torch.zeros(2, 3, 4, 4).contiguous(memory_format=torch.channels_last), 5, CPU)
+    assert made.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_batch_with_a_tensor_for_all_samples_keeps_its_size() -> None:
+    batch = {"x": torch.zeros(2, 3), "classes": torch.zeros(9)}
+    with fake_mode():
+        assert fake_batch(batch, 2, CPU)["classes"].shape == (9,)
+        with pytest.raises(WorkloadError, match=r"\[9\].*not one entry per sample"):
+            fake_batch(batch, 3, CPU)

@@ -1,0 +1,143 @@
+"""Typical batches are made once, kept within bounds, and safe from the code that uses them."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from autofit.workloads import batch_store, sample_batches
+from autofit.workloads.batch_store import BatchStore, fresh
+from autofit.workloads.batches import BatchSource
+from autofit.workloads.representative import representative
+from autofit.workloads.tree import tensors
+from tests.fakes import FakeTime
+from tests.probing import targets
+
+
+class Counting:
+    """A source that counts what it is asked for."""
+
+    def __init__(self, source: BatchSource) -> None:
+        self.source, self.asked = source, []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.source, name)
+
+    def typical(self, size: int, count: int) -> list[Any]:
+        self.asked.append((size, count))
+        return self.source.typical(size, count)
+
+
+def store_of(loader: Any) -> tuple[BatchStore, Counting]:
+    source = Counting(BatchSource.of(loader))
+    return BatchStore(source), source  # type: ignore[arg-type]  # as much of a source as the store needs
+
+
+def test_batches_of_one_size_are_made_once() -> None:
+    store, source = store_of(targets.vectors())
+    first = store.typical(4, 3)
+    assert [batch[0].shape for batch in first.batches] == [(4, 8)] * 12
+    assert store.typical(4, 3) is first
+    assert store.typical(8, 3) is not first
+    assert source.asked == [(4, 12), (8, 12)]
+    assert first.fetch_s > 0
+    assert first.tokens is None
+    assert first.tokens_per_step(3) is None
+    assert first.cycle == 1
+
+
+def test_choosing_samples_is_no_part_of_what_a_batch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeTime()
+    monkeypatch.setattr(batch_store, "perf_counter", clock)
+
+    def slow(*given: Any) -> Any:
+        clock.advance(10.0)
+        return representative(*given)
+
+    monkeypatch.setattr(sample_batches, "representative", slow)
+    store, _ = store_of(targets.sentences((3, 24, 5, 17, 9)))
+    assert store.typical(2, 1).fetch_s == 0
+    assert clock() == 10.0
+
+
+@pytest.mark.parametrize(("parts", "kept"), [(1, 4), (16, 4), (20, 3), (40, 1), (64, 1), (100, 1)])
+def test_steps_go_through_whole_batches_in_turn(parts: int, kept: int) -> None:
+    store, _ = store_of(targets.sentences((3, 24)))
+    typical = store.typical(2, parts)
+    assert typical.cycle == kept
+    assert len(typical.batches) == min(kept * parts, 64)
+    steps = [[id(batch) for batch in typical.of_step(number)] for number in range(kept + 1)]
+    assert all(len(step) == parts for step in steps)
+    assert steps[kept] == steps[0]
+    assert len({at for step in steps for at in step}) == len(typical.batches)
+
+
+@pytest.mark.parametrize("rising", [True, False])
+@pytest.mark.parametrize("parts", [1, 3, 20, 100])
+def test_in_the_order_of_their_size_the_steps_are_the_same_work(parts: int, rising: bool) -> None:
+    store, _ = store_of(targets.sentences((*range(3, 20), 40), batch_size=2, samples=90))
+    typical = store.typical(2, parts)
+    ordered, steps = typical.by_size(rising=rising), typical.cycle
+    lengths = [batch["input_ids"].shape[1] for step in range(steps) for batch in ordered.of_step(step)]
+    assert lengths == sorted(lengths, reverse=not rising)
+    assert sorted(lengths) == sorted(
+        batch["input_ids"].shape[1] for step in range(steps) for batch in typical.of_step(step)
+    )
+    assert ordered.tokens_per_step(steps) == pytest.approx(typical.tokens_per_step(steps))
+
+
+def test_the_oldest_are_dropped_when_there_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, source = store_of(targets.vectors())
+    one = sum(tensor.nbytes for batch in store.typical(4, 1).batches for tensor in tensors(batch))
+    monkeypatch.setattr(batch_store, "MOST_BYTES", 3 * one)
+    store.typical(4, 2)  # 3 times as much
+    store.typical(4, 1)  # used again, so the other is now the oldest
+    store.typical(2, 2)  # as much as the first
+    source.asked.clear()
+    store.typical(4, 1)
+    store.typical(2, 2)
+    assert source.asked == []
+    store.typical(4, 2)
+    assert source.asked == [(4, 8)]
+
+
+def test_batches_larger_than_all_that_is_kept_are_given_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_store, "MOST_BYTES", 1)
+    store, source = store_of(targets.vectors())
+    assert len(store.typical(8, 2).batches) == 8
+    store.typical(4, 1)
+    store.typical(8, 2)
+    assert source.asked == [(8, 8), (4, 4), (8, 8)]
+
+
+def test_useful_tokens_are_those_of_the_steps_that_ran() -> None:
+    store, _ = store_of(targets.sentences((3, 24, 5, 17, 9)))
+    typical = store.typical(1, 2)
+    counts = [int(batch["attention_mask"].sum()) for batch in typical.batches]
+    assert len(set(counts)) > 1
+    assert typical.tokens_per_step(1) == sum(counts[:2])
+    assert typical.tokens_per_step(3) == sum(counts[:6]) / 3
+    assert typical.tokens_per_step(4) == typical.tokens_per_step(9) == sum(counts) / 4
+
+
+def test_where_all_have_one_shape_no_size_has_more_useful_tokens_a_sample() -> None:
+    padded = [{"input_ids": torch.ones(24, dtype=torch.long), "attention_mask": (torch.arange(24) < 1 + at % 24).long()}
+              for at in range(96)]  # fmt: skip
+    store, source = store_of(DataLoader(padded, batch_size=8, shuffle=True))  # type: ignore[arg-type]
+    counts = {size: store.typical(size, 1).tokens_per_step(4) for size in (1, 2, 8, 64)}
+    per_sample = {tokens / size for size, tokens in counts.items() if tokens is not None}
+    assert len(per_sample) == 1
+    assert per_sample.pop() == pytest.approx(12.5, abs=2.5)  # of 64 of the 96 samples
+    assert source.asked.count((8, 8)) == 1
+
+
+def test_a_fresh_batch_shares_nothing_that_can_be_changed() -> None:
+    batch = {"x": torch.ones(2), "nested": {"y": torch.ones(2)}, "names": ["a", "b"]}
+    copy = fresh(batch)
+    copy["x"].zero_()
+    copy["nested"].pop("y")
+    copy["names"].clear()
+    assert torch.equal(batch["x"], torch.ones(2))
+    assert "y" in batch["nested"]
+    assert batch["names"] == ["a", "b"]
