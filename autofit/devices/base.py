@@ -64,7 +64,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class AllocatorRequest:
     """One request to an allocator.
 
     Attributes:
@@ -89,7 +89,7 @@ class Recording:
 
     mark: Callable[[], None]
     standing: Mapping[int, int] | None = None
-    requests: list[Request] = field(default_factory=list)
+    requests: list[AllocatorRequest] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
 
 

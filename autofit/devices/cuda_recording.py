@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from autofit.core.errors import Untraceable
-from autofit.devices.base import Recording, Request
+from autofit.devices.base import AllocatorRequest, Recording
 
 INACTIVE = "inactive"
 COUNTED = ("alloc", "free_requested")
@@ -68,7 +68,7 @@ def _read(history: list[dict[str, Any]], counts: list[int], found: Recording) ->
                 due = next(waiting, None)
             seen += 1
         if action == "alloc":
-            found.requests.append(Request(entry["addr"], entry["size"]))
+            found.requests.append(AllocatorRequest(entry["addr"], entry["size"]))
         elif action == "free_completed":
-            found.requests.append(Request(entry["addr"], -entry["size"]))
+            found.requests.append(AllocatorRequest(entry["addr"], -entry["size"]))
     found.marks += [len(found.requests)] * (len(counts) - len(found.marks))

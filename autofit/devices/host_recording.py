@@ -13,7 +13,7 @@ import torch
 from torch._C._profiler import ProfilerActivity, ProfilerConfig, ProfilerState, _EventType, _ExperimentalConfig
 
 from autofit.core.errors import Untraceable
-from autofit.devices.base import Recording, Request
+from autofit.devices.base import AllocatorRequest, Recording
 
 MARK = "autofit: mark"
 LOG_LEVEL, SILENT = "KINETO_LOG_LEVEL", "99"
@@ -58,7 +58,7 @@ def _read(roots: list[Any], found: Recording) -> None:
         if event.tag == _EventType.Allocation:
             memory = event.typed[1]
             if memory.device.type == "cpu":
-                found.requests.append(Request(memory.ptr, memory.alloc_size))
+                found.requests.append(AllocatorRequest(memory.ptr, memory.alloc_size))
         elif event.name == MARK:
             found.marks.append(len(found.requests))
 

@@ -4,7 +4,7 @@ from autofit.estimators.base import Estimator
 from autofit.estimators.measured import Measured
 from autofit.estimators.short_runs import ShortRuns, listed, small_sizes
 from autofit.estimators.traced import Traced, Tracer
-from autofit.memory.alignment import Refusal
+from autofit.memory.alignment import Mismatch
 from autofit.memory.peak import Prediction, predict
 from autofit.memory.roofline import samples_per_s
 from autofit.memory.scaling import Scaling, scaling
@@ -13,6 +13,18 @@ MEMBERS: tuple[type[Estimator], ...] = (Measured,)
 """Every estimator that needs no model, the most trusted first."""
 
 __all__ = [
-    "MEMBERS", "Estimator", "Measured", "Prediction", "Refusal", "Scaling", "ShortRuns", "Traced", "Tracer",
-    "listed", "predict", "samples_per_s", "scaling", "small_sizes",
+    "MEMBERS",
+    "Estimator",
+    "Measured",
+    "Mismatch",
+    "Prediction",
+    "Scaling",
+    "ShortRuns",
+    "Traced",
+    "Tracer",
+    "listed",
+    "predict",
+    "samples_per_s",
+    "scaling",
+    "small_sizes",
 ]  # fmt: skip

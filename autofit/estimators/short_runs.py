@@ -9,7 +9,7 @@ from time import perf_counter
 
 from autofit.core.errors import AutofitError, DevicePoisoned, RestoreError, Untraceable
 from autofit.core.plan import MICRO_BATCH_SIZE, Plan
-from autofit.memory.alignment import Refusal
+from autofit.memory.alignment import Mismatch
 from autofit.memory.scaling import LEAST_TRACES, Scaling, scaling
 from autofit.memory.trace import Trace
 
@@ -63,21 +63,21 @@ class Records:
                 if len(traces) < FEWEST or self._left_s > 0:
                     traces.append(self._timed(run, size))
             law = self._scaled(traces)
-            if isinstance(law, Refusal) and self._left_s > 0:
+            if isinstance(law, Mismatch) and self._left_s > 0:
                 # What a first run makes and keeps, such as a library's table, the later ones find: once more.
                 law = self._scaled([self._timed(run, sizes[0]), *traces[1:]])
         except Untraceable as error:
-            law = Refusal(f"{error.reason} ({error.where})")
+            law = Mismatch(f"{error.reason} ({error.where})")
         except (DevicePoisoned, RestoreError):
             raise
         except AutofitError as error:  # a probe shows what is wrong with the user's code
-            law = Refusal(str(error))
+            law = Mismatch(str(error))
         if isinstance(law, Scaling):
             return law
         self.reason = self.reason if self._own else law.reason
         return None
 
-    def _scaled(self, traces: Sequence[Trace]) -> Scaling | Refusal:
+    def _scaled(self, traces: Sequence[Trace]) -> Scaling | Mismatch:
         return scaling(traces, least=FEWEST, slack_ratio=ROUNDED_RATIO)
 
     def _timed(self, run: Run, size: int) -> Trace:
@@ -100,7 +100,7 @@ class ShortRuns:
 
     def __init__(self, record: Callable[[Plan], Trace], sizes: Sequence[int]) -> None:
         self._record, self._sizes = record, sizes
-        self._laws: dict[tuple[str, bool], Scaling | Refusal] = {}
+        self._laws: dict[tuple[str, bool], Scaling | Mismatch] = {}
 
     def __call__(self, plan: Plan) -> Trace:
         """Returns the trace of a plan, scaled from its combination's short runs.
@@ -112,10 +112,10 @@ class ShortRuns:
         if key not in self._laws:
             records = Records()
             law = records.own(lambda size: self._record(plan.replace(**{MICRO_BATCH_SIZE: size})), self._sizes)
-            self._laws[key] = law or Refusal(records.reason)
+            self._laws[key] = law or Mismatch(records.reason)
         known = self._laws[key]
-        found = known if isinstance(known, Refusal) else known.at(plan.micro_batch_size)
-        if isinstance(found, Refusal):
+        found = known if isinstance(known, Mismatch) else known.at(plan.micro_batch_size)
+        if isinstance(found, Mismatch):
             raise Untraceable(found.reason, "in short runs")
         return found
 

@@ -19,7 +19,7 @@ from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes
 from autofit.estimators.base import Estimator
 from autofit.estimators.short_runs import REACH, Records, listed, small_sizes
-from autofit.memory.alignment import Refusal
+from autofit.memory.alignment import Mismatch
 from autofit.memory.allocator.settings import Settings
 from autofit.memory.peak import Prediction, predict
 from autofit.memory.scaling import LEAST_TRACES, Scaling, scaling
@@ -242,7 +242,7 @@ class Traced(Estimator):
             trace = law.at(*key)
             floors[key] = (
                 0
-                if isinstance(trace, Refusal)
+                if isinstance(trace, Mismatch)
                 else predict(
                     trace, self._account, self._limit_bytes, accumulation_steps=plan.accumulation_steps
                 ).judged_bytes
@@ -339,7 +339,7 @@ class Traced(Estimator):
             trace, exact = known.traces.get(size), True
             if trace is None and known.law is not None:
                 scaled, exact = known.law.at(size), known.law.exact_at(size)
-                trace = None if isinstance(scaled, Refusal) else scaled
+                trace = None if isinstance(scaled, Mismatch) else scaled
             if trace is None:
                 return None
             known.predictions[place] = predict(trace, self._account, self._limit_bytes, exact, steps)

@@ -68,7 +68,7 @@ _LOCATION = re.compile(r'File "([^"\n]+)", line (\d+), in (\S+)')
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Failure:
     """A failure's status and, in one line for a person, what was found."""
 
     status: Status
@@ -104,7 +104,7 @@ def failure_texts() -> tuple[FailureText, ...]:
     return tuple(FailureText.model_validate(entry) for entry in (*corpus["negative"], *corpus["positive"]))
 
 
-def classify(evidence: Evidence, device_is_host: bool = False) -> Verdict:
+def classify(evidence: Evidence, device_is_host: bool = False) -> Failure:
     """Returns what the failure means: by type, then by the allocator's counters, then by the texts.
 
     A refusal of host memory is the device's own out-of-memory when the device is the CPU. oneDNN's
@@ -125,7 +125,7 @@ def classify(evidence: Evidence, device_is_host: bool = False) -> Verdict:
     if status in (Status.USER_ERROR, Status.DATA_ERROR):
         advice = _last_location(evidence.traceback_text)
     told = plain(f"{note}{_headline(link)}", _REASON_LIMIT)
-    return Verdict(status, f"{told} ({advice})" if advice else told)
+    return Failure(status, f"{told} ({advice})" if advice else told)
 
 
 def _decide(evidence: Evidence) -> tuple[Status, ErrorLink, str]:
@@ -206,7 +206,7 @@ def _last_location(traceback_text: str) -> str | None:
     return _one_line(f"{file}:{line} in {function}")
 
 
-def _classify_exit(evidence: Evidence) -> Verdict:
+def _classify_exit(evidence: Evidence) -> Failure:
     number, code = evidence.exit_signal, evidence.exit_code
     if number is None and code is not None and (code < 0 or 128 < code < 192):
         number = -code if code < 0 else code - 128  # subprocess, then shells and containers
@@ -215,17 +215,17 @@ def _classify_exit(evidence: Evidence) -> Verdict:
             f"the step ran, but the allocator refused memory {evidence.new_ooms} times "
             f"and had to flush its cache {evidence.new_retries} times"
         )
-        return Verdict(Status.OUT_OF_MEMORY, reason)
+        return Failure(Status.OUT_OF_MEMORY, reason)
     if number is None:
         ended = "without an exit code" if code is None else f"with exit code {code}"
-        return Verdict(Status.CRASHED, f"the process ended {ended} and left no result and no error")
+        return Failure(Status.CRASHED, f"the process ended {ended} and left no result and no error")
     name = _signal_name(number)
     if number == signal.SIGINT:  # how CPython ends on a KeyboardInterrupt that nobody catches
-        return Verdict(Status.INTERRUPTED, f"the process was interrupted ({name})")
+        return Failure(Status.INTERRUPTED, f"the process was interrupted ({name})")
     if name == "SIGKILL":
         cause = "it may be the host's out-of-memory killer, see the kernel log or the cgroup's memory.events"
-        return Verdict(Status.CRASHED, f"the process was killed by {name}; {cause}")
-    return Verdict(Status.CRASHED, f"the process was ended by {name}")
+        return Failure(Status.CRASHED, f"the process was killed by {name}; {cause}")
+    return Failure(Status.CRASHED, f"the process was ended by {name}")
 
 
 def _signal_name(number: int) -> str:

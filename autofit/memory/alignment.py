@@ -20,7 +20,7 @@ BEFORE = "before the first step"
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Mismatch:
     """Why traces cannot be taken for the same step at different sizes; each size then needs its own trace.
 
     Attributes:
@@ -71,12 +71,12 @@ class _Moment:
     handles: dict[int, list[int]]
 
 
-def aligned(traces: Sequence[Trace]) -> Alignment | Refusal:
+def aligned(traces: Sequence[Trace]) -> Alignment | Mismatch:
     """Returns `traces` laid over each other, or where they differ."""
     outlines = [_outline(trace) for trace in traces]
     for outline in outlines[1:]:
         if reason := _different(outlines[0], outline):
-            return Refusal(reason)
+            return Mismatch(reason)
     first = outlines[0]
     result = Alignment(sizes=[[] for _ in traces])
     brief = _brief(traces[0])

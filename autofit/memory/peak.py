@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from autofit.core.account import Account
 from autofit.memory.allocator.settings import Settings
-from autofit.memory.replay import Phase, Room, peaks, replay
+from autofit.memory.replay import PhasePeak, Room, peaks, replay
 from autofit.memory.trace import MOST_PARTS, Kind, Trace
 
 STATIC = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE)
@@ -32,14 +32,14 @@ class Prediction:
     allocated_bytes: int
     reserved_bytes: int | None
     outside_bytes: int
-    phases: tuple[Phase, ...]
+    phases: tuple[PhasePeak, ...]
     static_bytes: int
     exact: bool = True
     answered: int = 0
     waiting_bytes: int = 0
 
     @property
-    def peak(self) -> Phase:
+    def peak(self) -> PhasePeak:
         """The phase in which live tensors peak."""
         return max(self.phases, key=lambda phase: phase.allocated_bytes)
 
@@ -86,7 +86,7 @@ def predict(
     )
 
 
-def _served(trace: Trace, account: Account, limit_bytes: int | None) -> tuple[Phase, ...]:
+def _served(trace: Trace, account: Account, limit_bytes: int | None) -> tuple[PhasePeak, ...]:
     """Returns the phases with all requests served: within the limit where that changes what is cached, else freely."""
     settings = Settings.parse(account.settings)
     if settings.gc_threshold_ratio and limit_bytes is not None:

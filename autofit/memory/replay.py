@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from autofit.memory.allocator.blocks import Block
+from autofit.memory.allocator.blocks import MemoryBlock
 from autofit.memory.allocator.settings import Settings
 from autofit.memory.allocator.simulator import DEVICE_BYTES, CachingAllocator
 from autofit.memory.trace import Trace
@@ -39,7 +39,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class PhasePeak:
     """One phase of a trace.
 
     Attributes:
@@ -66,7 +66,7 @@ class Replay:
         ran_out_at: number of events before the request that could not be served; None: all were.
     """
 
-    phases: tuple[Phase, ...]
+    phases: tuple[PhasePeak, ...]
     ran_out_at: int | None
 
     @property
@@ -80,18 +80,18 @@ class Replay:
         return self.fits and not any(phase.retries for phase in self.phases)
 
     @property
-    def first_step(self) -> Phase:
+    def first_step(self) -> PhasePeak:
         """The largest of the first step, in which optimizer state and library workspaces appear."""
         return _largest("first step", [p for p in self.phases if p.name.startswith((FIRST_STEP, BEFORE))])
 
     @property
-    def later_steps(self) -> Phase | None:
+    def later_steps(self) -> PhasePeak | None:
         """The largest of all later steps; None when the trace has one step or memory ran out in it."""
         later = [p for p in self.phases if not p.name.startswith((FIRST_STEP, BEFORE))]
         return _largest("later steps", later) if later else None
 
     @property
-    def peak(self) -> Phase:
+    def peak(self) -> PhasePeak:
         """The largest of the whole trace."""
         return _largest("peak", list(self.phases))
 
@@ -102,14 +102,14 @@ def replay(trace: Trace, room: Room | None = None) -> Replay:
     All requests are made on one stream.
     """
     allocator = (room or Room()).allocator()
-    blocks: list[Block | None] = [None] * len(trace.tensors.sizes)
-    phases: list[Phase] = []
+    blocks: list[MemoryBlock | None] = [None] * len(trace.tensors.sizes)
+    phases: list[PhasePeak] = []
     ran_out_at = None
     for name, begin, end in _stretches(trace):
         retries = allocator.retries
         allocator.reset_peaks()
         ran_out_at, peak_event = _run(allocator, trace, blocks, begin, end)
-        phase = Phase(
+        phase = PhasePeak(
             name=name,
             allocated_bytes=allocator.peak_allocated_bytes,
             reserved_bytes=allocator.peak_reserved_bytes,
@@ -122,7 +122,7 @@ def replay(trace: Trace, room: Room | None = None) -> Replay:
     return Replay(tuple(phases), ran_out_at)
 
 
-def peaks(trace: Trace) -> tuple[Phase, ...]:
+def peaks(trace: Trace) -> tuple[PhasePeak, ...]:
     """Returns the phases of a trace by live tensors alone, as a host counts them: no rounding, no segments."""
     live, phases = 0, []
     sizes = trace.tensors.sizes
@@ -132,7 +132,7 @@ def peaks(trace: Trace) -> tuple[Phase, ...]:
             live += sizes[event] if event >= 0 else -sizes[~event]
             if live > peak:
                 peak, peak_event = live, number + 1
-        phases.append(Phase(name=name, allocated_bytes=peak, reserved_bytes=peak, peak_event=peak_event, retries=0))
+        phases.append(PhasePeak(name=name, allocated_bytes=peak, reserved_bytes=peak, peak_event=peak_event, retries=0))
     return tuple(phases)
 
 
@@ -145,7 +145,7 @@ def _stretches(trace: Trace) -> list[tuple[str, int, int]]:
 
 
 def _run(
-    allocator: CachingAllocator, trace: Trace, blocks: list[Block | None], begin: int, end: int
+    allocator: CachingAllocator, trace: Trace, blocks: list[MemoryBlock | None], begin: int, end: int
 ) -> tuple[int | None, int]:
     """Serves a stretch of events; returns where memory ran out, if it did, and where allocated was highest."""
     malloc, free, sizes = allocator.malloc, allocator.free, trace.tensors.sizes
@@ -168,9 +168,9 @@ def _run(
     return None, peak_event
 
 
-def _largest(name: str, phases: list[Phase]) -> Phase:
+def _largest(name: str, phases: list[PhasePeak]) -> PhasePeak:
     highest = max(phases, key=lambda phase: phase.allocated_bytes)
-    return Phase(
+    return PhasePeak(
         name=name,
         allocated_bytes=highest.allocated_bytes,
         reserved_bytes=max(phase.reserved_bytes for phase in phases),

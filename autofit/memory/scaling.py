@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, gcd
 
-from autofit.memory.alignment import Alignment, Refusal, aligned, described
+from autofit.memory.alignment import Alignment, Mismatch, aligned, described
 from autofit.memory.trace import Kind, Tensors, Trace
 
 LEAST_TRACES = 3
@@ -48,7 +48,7 @@ class Scaling:
         """Says whether no size at this micro batch is drawn between, or beyond, the traced ones."""
         return not self.uneven or micro_batch_size in self.traced
 
-    def at(self, micro_batch_size: int, grown_to: int | None = None) -> Trace | Refusal:
+    def at(self, micro_batch_size: int, grown_to: int | None = None) -> Trace | Mismatch:
         """Returns the trace at a micro batch size; refuses where a size would be negative.
 
         Args:
@@ -63,7 +63,7 @@ class Scaling:
         if sizes and min(sizes) < 0:
             handle = sizes.index(min(sizes))
             what = described(self.pattern, handle)
-            return Refusal(f"at a micro batch of {micro_batch_size} {what} would have {sizes[handle]} bytes")
+            return Mismatch(f"at a micro batch of {micro_batch_size} {what} would have {sizes[handle]} bytes")
         # model_copy does not validate the columns again: a replay must not cost less than making its trace.
         tensors = self.pattern.tensors.model_copy(update={"sizes": tuple(sizes)})
         notes = (*self.pattern.notes, *self._notes(micro_batch_size))
@@ -90,7 +90,7 @@ class Scaling:
         )
 
 
-def scaling(traces: Sequence[Trace], least: int = LEAST_TRACES, slack_ratio: float = 0.0) -> Scaling | Refusal:
+def scaling(traces: Sequence[Trace], least: int = LEAST_TRACES, slack_ratio: float = 0.0) -> Scaling | Mismatch:
     """Returns the law of the sizes in the traces of one plan at different micro batch sizes.
 
     Args:
@@ -102,9 +102,9 @@ def scaling(traces: Sequence[Trace], least: int = LEAST_TRACES, slack_ratio: flo
     traces = sorted(traces, key=lambda trace: trace.micro_batch_size)
     traced = tuple(trace.micro_batch_size for trace in traces)
     if len(set(traced)) < max(least, len(traces)):
-        return Refusal(f"the traces are at micro batches of {traced}; expected at least {least} different sizes")
+        return Mismatch(f"the traces are at micro batches of {traced}; expected at least {least} different sizes")
     alignment = aligned(traces)
-    if isinstance(alignment, Refusal):
+    if isinstance(alignment, Mismatch):
         return alignment
     fixed, per_sample, bent = _laws(alignment, traced)
     pattern = _pattern(alignment, traces)
@@ -112,7 +112,7 @@ def scaling(traces: Sequence[Trace], least: int = LEAST_TRACES, slack_ratio: flo
     lasting = [handle for handle in bent if not alignment.momentary[handle]]
     ragged = any(alignment.kinds[handle] is Kind.BATCH for handle in lasting)
     if not ragged and not all(_is_straight(traced, uneven[handle], slack_ratio) for handle in lasting):
-        return Refusal(_not_affine(pattern, alignment, traced, lasting))
+        return Mismatch(_not_affine(pattern, alignment, traced, lasting))
     momentary = frozenset(handle for handle, brief in enumerate(alignment.momentary) if brief)
     return Scaling(pattern, traced, fixed, per_sample, uneven, frozenset(lasting), momentary)
 

@@ -28,7 +28,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device
-from autofit.failures.classify import Verdict, classify
+from autofit.failures.classify import Failure, classify
 from autofit.failures.evidence import collect
 from autofit.guard import Backstop, Guard, leave_surely
 from autofit.identity.identity import Reached, own_version, settings, signature
@@ -327,7 +327,7 @@ class Bench:
                 evidence.traceback_text,
             ) from error
 
-    def _poison(self, verdict: Verdict) -> str | None:
+    def _poison(self, verdict: Failure) -> str | None:
         """Returns why the device answers no call any more, or None; a library may have told it in words of its own."""
         if verdict.status is Status.POISONED:
             return verdict.reason

@@ -21,7 +21,7 @@ from autofit.failures.evidence import Evidence, collect, scrub
 from autofit.memory.trace import MOST_PARTS, Kind, Trace
 from autofit.probing.meter import run_step
 from autofit.probing.probe import static_bytes
-from autofit.probing.short_run_trace import Point, Standing, trace_of
+from autofit.probing.short_run_trace import RecordedMark, Standing, trace_of
 from autofit.tracing.tracing import STEPS, uncollected
 from autofit.workloads.batch_store import fresh
 from autofit.workloads.batches import BatchSource
@@ -154,7 +154,7 @@ class _Watch:
     """Marks the recording at each phase of the steps, with what is known there of what is alive."""
 
     def __init__(self, step: TrainStep, recording: Recording) -> None:
-        self.points: list[Point] = []
+        self.points: list[RecordedMark] = []
         self.number = 0
         self._step, self._recording = step, recording
         self._before = ""
@@ -183,7 +183,7 @@ class _Watch:
         if name == "end":
             self._take_down(_state(self._step), Kind.OPTIMIZER_STATE)
         self._recording.mark()
-        self.points.append(Point(name, KEPT.get(self._before), self._kinds))
+        self.points.append(RecordedMark(name, KEPT.get(self._before), self._kinds))
         self._kinds = {}
 
     def _take_down(self, found: Iterable[torch.Tensor], kind: Kind) -> None:

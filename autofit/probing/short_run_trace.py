@@ -8,7 +8,7 @@ from autofit.memory.trace import Kind, Mark, Tensors, Trace
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class RecordedMark:
     """What is known where a recording was marked.
 
     Attributes:
@@ -31,7 +31,7 @@ class Standing:
 
 
 def trace_of(
-    recording: Recording, points: Sequence[Point], standing: Mapping[int, Standing], micro_batch_size: int
+    recording: Recording, points: Sequence[RecordedMark], standing: Mapping[int, Standing], micro_batch_size: int
 ) -> Trace:
     """Returns a recording as a trace. Nothing is known of modules.
 
@@ -87,7 +87,7 @@ class _Making:
         elif (handle := self._live.pop(address, None)) is not None:
             self.events.append(~handle)
 
-    def label(self, point: Point) -> None:
+    def label(self, point: RecordedMark) -> None:
         """Says what is alive at a point."""
         if point.kept is not None:
             for handle in self._live.values():

@@ -264,8 +264,8 @@ class _Absent(Device):
 class _Ungated(Survey):
     """A survey for a device on which nothing can run: what a gate would have to pass is let in."""
 
-    def _asked(self, gate: Callable[[Cuttable], gates.Verdict], *, own: bool = False) -> gates.Verdict:
-        return gates.Verdict(True, "not checked: nothing runs on a device that is not here")
+    def _asked(self, gate: Callable[[Cuttable], gates.GateResult], *, own: bool = False) -> gates.GateResult:
+        return gates.GateResult(True, "not checked: nothing runs on a device that is not here")
 
 
 def _resolved_without_data(workload: Workload, found: Counted) -> LossRule:

@@ -14,7 +14,7 @@ from autofit.search.common_scale import CommonScale
 from autofit.search.endings import nothing_measured, nothing_proven
 from autofit.search.entrants import Entrants
 from autofit.search.loop import Loop, summary
-from autofit.search.pareto import Point, front
+from autofit.search.pareto import FrontPoint, front
 from autofit.search.race import MIN_ROUNDS, Race, run_race
 from autofit.search.tuning import Findings
 
@@ -211,8 +211,10 @@ class Final:
         """Returns the keys of the plans on the Pareto front; a plan that failed after its probe is not among them."""
         others = [t for t in self._measured if t.plan != winner.plan]
         sound = [t for t in others if not self._failed_in_race(t) and t.plan.key not in self._unproven]
-        points = [Point(t.plan.key, self._ratio(t, winner).value, measurement_of(t).memory.judged_bytes) for t in sound]
-        own = Point(winner.plan.key, 1.0, proof.memory.judged_bytes)
+        points = [
+            FrontPoint(t.plan.key, self._ratio(t, winner).value, measurement_of(t).memory.judged_bytes) for t in sound
+        ]
+        own = FrontPoint(winner.plan.key, 1.0, proof.memory.judged_bytes)
         return {point.key for point in front([own, *points], self._objective.tie_ratio)}
 
     def _failed_in_race(self, trial: Trial) -> str:

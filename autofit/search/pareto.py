@@ -6,7 +6,7 @@ from typing import NamedTuple
 from autofit.search.choice import SAME_MEMORY_RATIO
 
 
-class Point(NamedTuple):
+class FrontPoint(NamedTuple):
     """A measured plan, as the front sees it.
 
     Attributes:
@@ -20,7 +20,7 @@ class Point(NamedTuple):
     memory_bytes: int
 
 
-def front(points: Iterable[Point], tie_ratio: float) -> list[Point]:
+def front(points: Iterable[FrontPoint], tie_ratio: float) -> list[FrontPoint]:
     """Returns the points that no other one is as good as, lightest first; each is faster than all before it.
 
     Every plan left out has one on the front that is as fast within the tie margin and needs no more memory, where peaks
@@ -31,11 +31,11 @@ def front(points: Iterable[Point], tie_ratio: float) -> list[Point]:
         points: one for each plan.
         tie_ratio: relative difference in speed that is noise.
     """
-    distinct: list[Point] = []  # none has a faster one of the same memory or less
+    distinct: list[FrontPoint] = []  # none has a faster one of the same memory or less
     for point in sorted(points, key=lambda point: (-point.speed, point.memory_bytes, point.key)):
         if all(point.memory_bytes * (1 + SAME_MEMORY_RATIO) < faster.memory_bytes for faster in distinct):
             distinct.append(point)
-    kept: list[Point] = []
+    kept: list[FrontPoint] = []
     for point in reversed(distinct):
         if not kept or point.speed > kept[-1].speed * (1 + tie_ratio):
             kept.append(point)

@@ -19,7 +19,7 @@ from autofit.core.errors import UsageError
 from autofit.core.plan import MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.searchers.base import Problem, Searcher
-from autofit.study.optuna_names import Verdict, verdict
+from autofit.study.optuna_names import OptunaResult, optuna_result
 
 PATIENCE = 15
 """Trials in a row without a gain beyond the tie margin after which a sampler is taken to have converged."""
@@ -28,8 +28,8 @@ STARTUP = 5
 (reference/ecosystem.md 3.4)."""
 ATTEMPTS = 50
 """Suggestions in a row that are forbidden, or known already, after which there is nothing new."""
-SKIPPED = Verdict(TrialState.COMPLETE, 0.0, {"memory": 0.5, "valid": -1.0})
-FORBIDDEN = Verdict(TrialState.COMPLETE, 0.0, {"memory": 0.0, "valid": 1.0})
+SKIPPED = OptunaResult(TrialState.COMPLETE, 0.0, {"memory": 0.5, "valid": -1.0})
+FORBIDDEN = OptunaResult(TrialState.COMPLETE, 0.0, {"memory": 0.0, "valid": 1.0})
 """Constraints are the same two of every trial, in the same order: GPSampler goes by their position."""
 
 
@@ -42,7 +42,7 @@ class Sampled(Searcher):
         self._domains |= {knob.name: knob.values for knob in problem.space.facts.knobs}
         self._distributions = {name: _distribution(values) for name, values in self._domains.items()}
         self._pending: dict[str, optuna.Trial] = {}
-        self._told: dict[str, Verdict] = {}
+        self._told: dict[str, OptunaResult] = {}
         self._best, self._since = 0.0, 0
         with _quiet():
             self._study = optuna.create_study(direction="maximize", sampler=self._sampler(problem.seed))
@@ -79,7 +79,7 @@ class Sampled(Searcher):
         plan, outcome = trial.plan, trial.outcome
         if trial.purpose is Purpose.BLOCK or self.problem.space.violation(plan) is not None:
             return
-        told = verdict(outcome, self.problem.objective, self.problem.memory_bytes)
+        told = optuna_result(outcome, self.problem.objective, self.problem.memory_bytes)
         if told.state is not TrialState.COMPLETE:
             told = SKIPPED if told.state is TrialState.PRUNED else FORBIDDEN
         self._since += plan.key not in self._told
@@ -100,7 +100,7 @@ class Sampled(Searcher):
                     )
                 )
 
-    def _settle(self, asked: optuna.Trial, told: Verdict) -> None:
+    def _settle(self, asked: optuna.Trial, told: OptunaResult) -> None:
         for name, violation in told.constraints.items():
             asked.set_constraint(name, violation)
         self._study.tell(asked, told.value)

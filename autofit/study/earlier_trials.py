@@ -10,7 +10,7 @@ from autofit.core.outcome import DIED, Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes
-from autofit.study.optuna_study import Book, Entry
+from autofit.study.optuna_study import OptunaStudy, StoredTrial
 from autofit.study.trial_start import Context
 
 IN_A_ROW = 2
@@ -38,9 +38,9 @@ class Past:
     context: Context
     notes: list[str] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
-    comparable: list[Entry] = field(default_factory=list)
+    comparable: list[StoredTrial] = field(default_factory=list)
 
-    def read(self, books: Sequence[Book]) -> None:
+    def read(self, books: Sequence[OptunaStudy]) -> None:
         """Reads the trials of `books`, oldest first, and settles those whose process is gone."""
         entries = [entry for book in books for entry in self._of(book)]
         self._tell_count(sum(entry is None for entry in entries), "without a readable record of autofit left out")
@@ -68,7 +68,7 @@ class Past:
                 what = "its process died" if died else "it crashed or hung"
                 self.notes.append(f"not tried again, {what} {len(reasons)} times: {plan}")
 
-    def _of(self, book: Book) -> list[Entry | None]:
+    def _of(self, book: OptunaStudy) -> list[StoredTrial | None]:
         """Returns the entries of a book less those that were dropped, with a note why."""
         entries, gone = list(book.entries()), set[int]()
         for drop in book.drops():
@@ -76,7 +76,7 @@ class Past:
             self._tell_count(len(drop.trials), f"dropped on {drop.when}: {drop.reason}")
         return [entry for entry in entries if entry is None or entry.number not in gone]
 
-    def _settled(self, entries: Sequence[Entry]) -> list[Entry]:
+    def _settled(self, entries: Sequence[StoredTrial]) -> list[StoredTrial]:
         finished, orphans = [], 0
         for entry in entries:
             if entry.outcome is not None:
@@ -97,7 +97,7 @@ class Past:
             self.notes.append(f"{_trials(orphans)} {verb} process died: told as failed")
         return finished
 
-    def _comparable(self, entries: Sequence[Entry]) -> list[Entry]:
+    def _comparable(self, entries: Sequence[StoredTrial]) -> list[StoredTrial]:
         others: Counter[str] = Counter()
         comparable = []
         for entry in entries:
@@ -119,7 +119,7 @@ def _trials(count: int) -> str:
     return "1 trial" if count == 1 else f"{count} trials"
 
 
-def _in_a_row(entries: Sequence[Entry]) -> dict[Plan, list[str]]:
+def _in_a_row(entries: Sequence[StoredTrial]) -> dict[Plan, list[str]]:
     """Returns why the last runs of each plan crashed or hung; nothing once one of them came to another end."""
     reasons: dict[Plan, list[str]] = {}
     for entry in entries:

@@ -26,7 +26,7 @@ _REFUSED = frozenset({Status.SKIPPED, Status.REJECTED})
 _INVALID = frozenset({Status.NUMERIC, Status.LAUNCH_LIMIT, Status.SHARED_MEMORY})
 
 
-class Verdict(NamedTuple):
+class OptunaResult(NamedTuple):
     """What Optuna is told of an outcome; `constraints` are violated above 0."""
 
     state: TrialState
@@ -34,21 +34,21 @@ class Verdict(NamedTuple):
     constraints: dict[str, float]
 
 
-def verdict(outcome: Outcome, objective: Objective, memory_bytes: int) -> Verdict:
+def optuna_result(outcome: Outcome, objective: Objective, memory_bytes: int) -> OptunaResult:
     """Returns the outcome in Optuna's words; see the table at the top of this file."""
     status, measurement = outcome.status, outcome.measurement
     over = None if measurement is None else measurement.memory.judged_bytes / memory_bytes - 1
     if status in _REFUSED:
-        return Verdict(TrialState.PRUNED, None, {})
+        return OptunaResult(TrialState.PRUNED, None, {})
     if status is Status.MEASURED and measurement is not None and over is not None:
-        return Verdict(TrialState.COMPLETE, objective.score(measurement), {"memory": over, "valid": -1.0})
+        return OptunaResult(TrialState.COMPLETE, objective.score(measurement), {"memory": over, "valid": -1.0})
     if status.does_not_fit:
         # An allocator retry can make a plan unfit below the budget: it still has to read as infeasible.
         over = over if over is not None and over > 0 else _UNKNOWN_OVERSHOOT
-        return Verdict(TrialState.COMPLETE, 0.0, {"memory": over, "valid": -1.0})
+        return OptunaResult(TrialState.COMPLETE, 0.0, {"memory": over, "valid": -1.0})
     if status in _INVALID:
-        return Verdict(TrialState.COMPLETE, 0.0, {"memory": over or 0.0, "valid": 1.0})
-    return Verdict(TrialState.FAIL, None, {})
+        return OptunaResult(TrialState.COMPLETE, 0.0, {"memory": over or 0.0, "valid": 1.0})
+    return OptunaResult(TrialState.FAIL, None, {})
 
 
 def columns(outcome: Outcome) -> dict[str, str | float]:

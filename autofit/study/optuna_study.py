@@ -1,4 +1,4 @@
-"""Book: one Optuna study, with the calls on its storage that a `Study` needs."""
+"""OptunaStudy: one Optuna study, with the calls on its storage that a `Study` needs."""
 
 import hashlib
 import json
@@ -19,8 +19,8 @@ from autofit.core.environment import Environment
 from autofit.core.errors import StudyError
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
-from autofit.study.optuna_names import columns, holds, verdict
-from autofit.study.trial_start import Context, Request, environment_of
+from autofit.study.optuna_names import columns, holds, optuna_result
+from autofit.study.trial_start import Context, TrialStart, environment_of
 
 if TYPE_CHECKING:
     from autofit.study.sqlite_rows import Rows
@@ -36,12 +36,12 @@ _REQUEST, _OUTCOME, _SUM = "autofit.request", "autofit.outcome", ".sum"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StoredTrial:
     """A trial as it was found in the storage; without outcome while it runs."""
 
-    book: "Book"
+    book: "OptunaStudy"
     number: int
-    request: Request
+    request: TrialStart
     environment: Environment
     outcome: Outcome | None
 
@@ -63,7 +63,7 @@ class Drop(BaseModel):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Book:
+class OptunaStudy:
     """One Optuna study, with the calls on its storage that a `Study` needs."""
 
     storage: BaseStorage
@@ -115,7 +115,7 @@ class Book:
         """Returns what was dropped so far."""
         return [Drop.model_validate(found) for found in self.study.user_attrs.get(_DROPPED, [])]
 
-    def add(self, request: Request) -> int:
+    def add(self, request: TrialStart) -> int:
         """Adds a running trial in one transaction and returns its number."""
         values = {k: v for k, v in request.plan.values.items() if holds(self.distributions.get(k), v)}
         text = request.model_dump_json()
@@ -132,7 +132,7 @@ class Book:
 
     def settle(self, number: int, outcome: Outcome, memory_bytes: int) -> None:
         """Writes what became of a running trial, all of it or nothing."""
-        told = verdict(outcome, self.objective, memory_bytes)
+        told = optuna_result(outcome, self.objective, memory_bytes)
         # Text, because NaN is not JSON and would break the dashboard's page; our own reader understands it.
         text = json.dumps(outcome.model_dump(mode="json"))
         about = {_OUTCOME: text, _OUTCOME + _SUM: checksum(text), **columns(outcome)}
@@ -148,20 +148,20 @@ class Book:
                 trial.set_constraint(key, violation)
             self.study.tell(trial, told.value, state=told.state)
 
-    def entries(self) -> Iterator[Entry | None]:
+    def entries(self) -> Iterator[StoredTrial | None]:
         """Yields the trials; None for one that has no record of ours, or one that cannot be read."""
         environments = self.study.user_attrs
         states = (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
         for found in self.study.get_trials(deepcopy=False, states=states):
             try:
-                request = Request.model_validate_json(_sound(found.user_attrs, _REQUEST))
+                request = TrialStart.model_validate_json(_sound(found.user_attrs, _REQUEST))
                 environment = environment_of(environments[_ENVIRONMENT + request.environment], request.environment)
                 text = _sound(found.user_attrs, _OUTCOME) if found.state.is_finished() else None
                 outcome = None if text is None else Outcome.model_validate_json(text)
             except (LookupError, ValueError):  # pydantic's ValidationError is a ValueError
                 yield None
                 continue
-            yield Entry(self, found.number, request, environment, outcome)
+            yield StoredTrial(self, found.number, request, environment, outcome)
 
 
 def checksum(text: str) -> str:

@@ -30,7 +30,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.sql.expression import Insert
 
 from autofit.core.plan import KnobValue
-from autofit.study.optuna_names import Verdict
+from autofit.study.optuna_names import OptunaResult
 
 _CONSTRAINT = "constraints:"  # so a trial's constraints are named among its system attributes
 
@@ -91,7 +91,7 @@ class Rows:
         self._checked |= values.keys()
         return number
 
-    def settle(self, number: int, told: Verdict, about: Mapping[str, str | float]) -> None:
+    def settle(self, number: int, told: OptunaResult, about: Mapping[str, str | float]) -> None:
         """Writes what became of a running trial, all of it or nothing.
 
         Raises:

@@ -23,9 +23,9 @@ from autofit.study.current_space import in_terms_of
 from autofit.study.earlier_trials import Past
 from autofit.study.location import DAMAGED, LOCK_WAIT_S, Place, connect
 from autofit.study.optuna_names import distributions_of, domain
-from autofit.study.optuna_study import Book
+from autofit.study.optuna_study import OptunaStudy
 from autofit.study.repair import heal
-from autofit.study.trial_start import Context, Request
+from autofit.study.trial_start import Context, TrialStart
 
 
 class Study:
@@ -38,12 +38,14 @@ class Study:
         notes: what a person should know on opening.
     """
 
-    def __init__(self, place: Place, book: Book, past: Past, earlier: Sequence[Trial], notes: Sequence[str]) -> None:
+    def __init__(
+        self, place: Place, book: OptunaStudy, past: Past, earlier: Sequence[Trial], notes: Sequence[str]
+    ) -> None:
         self.location = place.shown
         self.notes = tuple(notes)
         self._place, self._book, self._context, self._past = place, book, past.context, past
         self._earlier = tuple(earlier)
-        self._running: dict[int, Request] = {}
+        self._running: dict[int, TrialStart] = {}
 
     @classmethod
     def open(
@@ -93,7 +95,7 @@ class Study:
         Raises:
             StudyError: the record cannot be written.
         """
-        request = Request.now(plan, purpose, self._context)
+        request = TrialStart.now(plan, purpose, self._context)
         with self._place.guarded("written"):
             number = self._book.add(request)
         self._running[number] = request
@@ -116,7 +118,7 @@ class Study:
         del self._running[number]
         return Trial(number=kept, plan=request.plan, outcome=outcome, purpose=request.purpose)
 
-    def _settled(self, number: int, request: Request, outcome: Outcome) -> int:
+    def _settled(self, number: int, request: TrialStart, outcome: Outcome) -> int:
         """Writes an outcome and returns the number of its trial: another one where a run has given this one up.
 
         Containers that share a host name do not see each other's processes, and take them for dead.
@@ -158,10 +160,10 @@ class Study:
             self._book.study.set_user_attr(name, value)
 
 
-def _read(place: Place, name: str, context: Context, space: SpaceFacts) -> tuple[Book, Past]:
+def _read(place: Place, name: str, context: Context, space: SpaceFacts) -> tuple[OptunaStudy, Past]:
     """Returns where this run's trials go, and what earlier runs left."""
     storage = connect(place)
-    books = [Book.load(storage, found, context.objective) for found in _family(storage, name)]
+    books = [OptunaStudy.load(storage, found, context.objective) for found in _family(storage, name)]
     book, notes = _choose(storage, name, books, space, context.objective)
     book.remember(context)
     past = Past(context, notes)
@@ -170,8 +172,8 @@ def _read(place: Place, name: str, context: Context, space: SpaceFacts) -> tuple
 
 
 def _choose(
-    storage: BaseStorage, name: str, books: Sequence[Book], space: SpaceFacts, objective: Objective
-) -> tuple[Book, list[str]]:
+    storage: BaseStorage, name: str, books: Sequence[OptunaStudy], space: SpaceFacts, objective: Objective
+) -> tuple[OptunaStudy, list[str]]:
     """Returns the newest of `books` that can take trials of this space, or a new one with a note why."""
     reasons: list[str] = []
     for book in reversed(books):
@@ -180,12 +182,14 @@ def _choose(
             return book, []
         reasons = reasons or found
     if not books:
-        return Book.load(storage, name, objective), []
+        return OptunaStudy.load(storage, name, objective), []
     fresh = f"{name}#{max(int(book.study.study_name[len(name) + 1 :] or 1) for book in books) + 1}"
-    return Book.load(storage, fresh, objective), [f"trials of this run go to the study {fresh}: {'; '.join(reasons)}"]
+    return OptunaStudy.load(storage, fresh, objective), [
+        f"trials of this run go to the study {fresh}: {'; '.join(reasons)}"
+    ]
 
 
-def _obstacles(book: Book, space: SpaceFacts, objective: Objective) -> list[str]:
+def _obstacles(book: OptunaStudy, space: SpaceFacts, objective: Objective) -> list[str]:
     """Returns what keeps trials of this space out of an Optuna study."""
     reasons = []
     if book.objective.unit != objective.unit:

@@ -1,4 +1,4 @@
-"""Request: what is known of a trial when it begins, and whether the process that runs it is still there."""
+"""TrialStart: what is known of a trial when it begins, and whether the process that runs it is still there."""
 
 import hashlib
 import json
@@ -49,7 +49,7 @@ def _digest(record: object) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:12]
 
 
-class Request(BaseModel):
+class TrialStart(BaseModel):
     """What is known of a trial when it begins: a record in the storage."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

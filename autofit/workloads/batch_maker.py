@@ -11,7 +11,7 @@ from autofit.workloads.tree import Batch
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class BatchOptions:
     """What the user asked of a source.
 
     Attributes:
@@ -49,7 +49,7 @@ class BatchMaker(ABC):
     even: bool
     has_rows: bool
 
-    def __init__(self, options: Options, notes: Iterable[str]) -> None:
+    def __init__(self, options: BatchOptions, notes: Iterable[str]) -> None:
         self._options = options
         self.notes = dict.fromkeys(notes)  # a dict, so that each note is kept once and in order
 

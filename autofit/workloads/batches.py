@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from autofit.core.errors import WorkloadError
-from autofit.workloads.batch_maker import BatchMaker, Options
+from autofit.workloads.batch_maker import BatchMaker, BatchOptions
 from autofit.workloads.counted import Counted, Cuttable
 from autofit.workloads.dataloaders import dataloader_maker
 from autofit.workloads.lengths import useful_tokens
@@ -53,7 +53,7 @@ class BatchSource:
             WorkloadError: the loader is empty, a one-shot iterator, no loader, or its batches hold no tensor.
         """
         loader = _checked(loader)
-        return cls(loader, _maker_of(loader, Options(worst_case, seed, max(scan, 2))), worst_case)
+        return cls(loader, _maker_of(loader, BatchOptions(worst_case, seed, max(scan, 2))), worst_case)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -181,7 +181,7 @@ def _checked(loader: object) -> Iterable[Any]:
     return loader
 
 
-def _maker_of(loader: Iterable[Any], options: Options) -> BatchMaker:
+def _maker_of(loader: Iterable[Any], options: BatchOptions) -> BatchMaker:
     if isinstance(loader, DataLoader):
         return dataloader_maker(loader, options)
     if isinstance(loader, (list, tuple)):

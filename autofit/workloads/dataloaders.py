@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from autofit.workloads.batch_maker import BatchMaker, Options
+from autofit.workloads.batch_maker import BatchMaker, BatchOptions
 from autofit.workloads.counted import Collating, CollatingCounted, KeyLists
 from autofit.workloads.ready_batches import ReadyBatches
 from autofit.workloads.resized import Pass, Rechunked, one_pass, resized
@@ -35,7 +35,7 @@ _KEPT = (
 )
 
 
-def dataloader_maker(loader: DataLoader[Any], options: Options) -> BatchMaker:
+def dataloader_maker(loader: DataLoader[Any], options: BatchOptions) -> BatchMaker:
     """Returns what makes batches from a DataLoader, of one of its five kinds."""
     if isinstance(loader.dataset, IterableDataset):
         return _of_stream(loader, options)
@@ -103,7 +103,7 @@ def _map_recipe(loader: DataLoader[Any], batch_sampler: Any, scan: int, *, liste
     )
 
 
-def _of_stream(loader: DataLoader[Any], options: Options) -> BatchMaker:
+def _of_stream(loader: DataLoader[Any], options: BatchOptions) -> BatchMaker:
     """Returns the maker for a data set that can only be iterated: a bounded number of samples is held."""
     dataset, user_size, collate = loader.dataset, loader.batch_size, loader.collate_fn
     if user_size is None:

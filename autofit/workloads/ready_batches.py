@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from autofit.core.errors import WorkloadError
-from autofit.workloads.batch_maker import BatchMaker, Options, no_batches
+from autofit.workloads.batch_maker import BatchMaker, BatchOptions, no_batches
 from autofit.workloads.counted import Alike, Counted, Cuttable
 from autofit.workloads.lengths import elements, spaced
 from autofit.workloads.streams import STREAM_BATCHES
@@ -36,7 +36,7 @@ class ReadyBatches(BatchMaker):
         loader: Iterable[Any],
         keys: Sequence[Any],
         fetch: Callable[[Any], Batch],
-        options: Options,
+        options: BatchOptions,
         *,
         complete: bool = True,
         notes: Iterable[str] = (),

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from autofit.core.errors import WorkloadError
-from autofit.workloads.batch_maker import BatchMaker, Options, no_batches
+from autofit.workloads.batch_maker import BatchMaker, BatchOptions, no_batches
 from autofit.workloads.counted import Alike, Counted, Cuttable, has_rows
 from autofit.workloads.groups import Groups
 from autofit.workloads.lengths import Lengths, elements, scan
@@ -51,7 +51,7 @@ class Recipe:
 class SampleBatches(BatchMaker):
     """Collates samples."""
 
-    def __init__(self, loader: DataLoader[Any], recipe: Recipe, options: Options) -> None:
+    def __init__(self, loader: DataLoader[Any], recipe: Recipe, options: BatchOptions) -> None:
         super().__init__(options, recipe.notes)
         self.user_batch_size, self.length = recipe.user_batch_size, recipe.length
         if not recipe.keys or (recipe.drop_last and self.length is not None and self.length < self.user_batch_size):

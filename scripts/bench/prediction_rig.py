@@ -15,7 +15,7 @@ from torch import nn
 from transformers import masking_utils
 
 from autofit.core.plan import KnobValue, Plan
-from autofit.memory.alignment import Refusal
+from autofit.memory.alignment import Mismatch
 from autofit.memory.replay import replay
 from autofit.memory.scaling import Scaling, scaling
 from autofit.memory.trace import Trace
@@ -172,12 +172,12 @@ class Predictor:
     refused: str = ""
     own: set[int] = field(default_factory=set)
     drawn: dict[int, Peaks] = field(default_factory=dict)
-    _law: Scaling | Refusal = field(init=False)
+    _law: Scaling | Mismatch = field(init=False)
     _known: dict[int, Peaks] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._law = scaling([self._trace(size) for size in self.traced])
-        if isinstance(self._law, Refusal):
+        if isinstance(self._law, Mismatch):
             self.refused = self._law.reason
 
     def at(self, size: int) -> Peaks:
@@ -188,12 +188,12 @@ class Predictor:
 
     def _at(self, size: int) -> Peaks:
         begun = time.process_time()
-        found = self._law if isinstance(self._law, Refusal) else self._law.at(size)
+        found = self._law if isinstance(self._law, Mismatch) else self._law.at(size)
         if isinstance(found, Trace) and isinstance(self._law, Scaling) and not self._law.exact_at(size):
             peak = replay(found).peak
             self.drawn[size] = peak.allocated_bytes, peak.reserved_bytes
-        if isinstance(found, Refusal) or size in self.drawn:
-            self.refused = self.refused or (found.reason if isinstance(found, Refusal) else "")
+        if isinstance(found, Mismatch) or size in self.drawn:
+            self.refused = self.refused or (found.reason if isinstance(found, Mismatch) else "")
             self.own.add(size)
             found = self._trace(size)
             begun = time.process_time()

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from autofit.memory.allocator.blocks import Block
+from autofit.memory.allocator.blocks import MemoryBlock
 from autofit.memory.allocator.settings import Settings
 from autofit.memory.allocator.simulator import CachingAllocator, Segment
 from tests.phantom.phantom import Phantom
@@ -170,10 +170,10 @@ class Simulated:
             settings, capacity_bytes=capacity, limit_bytes=limit, device_bytes=device_bytes
         )
 
-    def ask(self, size: int, stream: int) -> Block | None:
+    def ask(self, size: int, stream: int) -> MemoryBlock | None:
         return self._allocator.malloc(size, stream)
 
-    def free(self, block: Block) -> None:
+    def free(self, block: MemoryBlock) -> None:
         self._allocator.free(block)
 
     def empty(self) -> None:

@@ -125,6 +125,6 @@ def cap() -> Iterator[Callable[[int], None]]:
 def trusted_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes both gradient gates pass on a phantom, whose kernels compute nothing; a real GPU has to pass them."""
     if present():
-        passed = gates.Verdict(True, "not asked of a phantom GPU, which computes nothing")
+        passed = gates.GateResult(True, "not asked of a phantom GPU, which computes nothing")
         monkeypatch.setattr(gates, "accumulation", lambda *_: passed)
         monkeypatch.setattr(gates, "precision", lambda *_: passed)

@@ -270,7 +270,7 @@ def say(told: dict[str, Any]) -> None:
 
 def suit_phantom() -> None:
     """Makes the gradient gates pass, which a phantom gives nothing to compare, and the pace a quick one."""
-    passed = gates.Verdict(True, "not asked of a phantom GPU")
+    passed = gates.GateResult(True, "not asked of a phantom GPU")
     gates.accumulation = gates.precision = lambda *_: passed
     probe.PACES = QUICK
 

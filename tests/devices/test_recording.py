@@ -7,7 +7,7 @@ import torch
 
 from autofit import devices
 from autofit.core.errors import Untraceable
-from autofit.devices.base import Device, Request
+from autofit.devices.base import AllocatorRequest, Device
 
 KIB = 1024
 CPU = devices.choose("cpu")
@@ -23,10 +23,10 @@ def test_requests_and_marks_come_in_order_with_their_bytes() -> None:
         recording.mark()
         del second
     assert recording.requests == [
-        Request(addresses[0], 100 * KIB),
-        Request(addresses[1], 50 * KIB),
-        Request(addresses[0], -100 * KIB),
-        Request(addresses[1], -50 * KIB),
+        AllocatorRequest(addresses[0], 100 * KIB),
+        AllocatorRequest(addresses[1], 50 * KIB),
+        AllocatorRequest(addresses[0], -100 * KIB),
+        AllocatorRequest(addresses[1], -50 * KIB),
     ]
     assert recording.marks == [1, 3]
     assert recording.standing is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autofit.memory.alignment import BRIEF, Refusal
+from autofit.memory.alignment import BRIEF, Mismatch
 from autofit.memory.replay import replay
 from autofit.memory.scaling import Scaling, scaling
 from autofit.memory.trace import Kind, Trace
@@ -47,7 +47,7 @@ def at(found: Scaling, size: int) -> Trace:
 
 def refused(*traces: Trace) -> str:
     found = scaling(traces)
-    assert isinstance(found, Refusal), found
+    assert isinstance(found, Mismatch), found
     return found.reason
 
 
@@ -193,13 +193,13 @@ def test_a_size_at_which_something_would_be_negative_is_refused() -> None:
     found = law(*traces)
     assert at(found, 3).tensors.sizes == (0,)
     refusal = found.at(2)
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, Mismatch)
     assert "allocation 0 (activation) would have -512 bytes" in refusal.reason
 
 
 def test_two_traces_are_enough_where_that_is_asked_for() -> None:
     traces = [step(size, rows=10**9) for size in (2, 4)]
-    assert isinstance(scaling(traces), Refusal)
+    assert isinstance(scaling(traces), Mismatch)
     found = scaling(traces, least=2)
     assert isinstance(found, Scaling)
     assert at(found, 64).tensors.sizes == step(64, rows=10**9).tensors.sizes
@@ -222,7 +222,7 @@ def test_what_lasts_may_be_rounded_where_that_is_allowed_and_goes_on_from_the_fi
 
 
 def test_what_is_further_from_a_line_than_allowed_is_refused() -> None:
-    assert isinstance(scaling([rounded(size, unit=400_000) for size in (2, 5, 8)], slack_ratio=0.02), Refusal)
+    assert isinstance(scaling([rounded(size, unit=400_000) for size in (2, 5, 8)], slack_ratio=0.02), Mismatch)
 
 
 def ragged(size: int) -> Trace:

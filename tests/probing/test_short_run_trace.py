@@ -1,21 +1,23 @@
 """Recorded: requests, marks and what is known at them, made into a trace."""
 
-from autofit.devices.base import Recording, Request
+from autofit.devices.base import AllocatorRequest, Recording
 from autofit.memory.trace import Kind, Trace
-from autofit.probing.short_run_trace import Point, Standing, trace_of
+from autofit.probing.short_run_trace import RecordedMark, Standing, trace_of
 
 
 def recorded(
     requests: list[tuple[int, int]],
-    points: list[tuple[int, Point]],
+    points: list[tuple[int, RecordedMark]],
     standing: dict[int, Standing] | None = None,
     found: dict[int, int] | None = None,
 ) -> Trace:
-    recording = Recording(lambda: None, found, [Request(*each) for each in requests], [place for place, _ in points])
+    recording = Recording(
+        lambda: None, found, [AllocatorRequest(*each) for each in requests], [place for place, _ in points]
+    )
     return trace_of(recording, [point for _, point in points], standing or {}, 4)
 
 
-END = Point("end")
+END = RecordedMark("end")
 
 
 def test_requests_become_events_and_a_release_is_of_what_is_at_its_address() -> None:
@@ -28,7 +30,7 @@ def test_requests_become_events_and_a_release_is_of_what_is_at_its_address() -> 
 
 def test_what_was_there_before_comes_first_in_the_order_of_the_step() -> None:
     standing = {9: Standing(30, Kind.PARAMETER), 5: Standing(20, Kind.BUFFER)}
-    trace = recorded([(1, 100)], [(0, Point("step 1 forward")), (1, END)], standing)
+    trace = recorded([(1, 100)], [(0, RecordedMark("step 1 forward")), (1, END)], standing)
     assert trace.tensors.sizes == (30, 20, 100)
     assert trace.tensors.kinds == (Kind.PARAMETER, Kind.BUFFER, Kind.TEMPORARY)
     assert [mark.event for mark in trace.marks] == [2, 3]
@@ -47,9 +49,9 @@ def test_a_release_of_what_nobody_knows_is_left_out() -> None:
 
 def test_kinds_are_told_by_address_and_by_phase() -> None:
     points = [
-        (1, Point("step 1 forward", None, {1: Kind.BATCH})),
-        (4, Point("step 1 backward", Kind.ACTIVATION)),
-        (5, Point("step 1 optimizer", None, {4: Kind.GRADIENT})),
+        (1, RecordedMark("step 1 forward", None, {1: Kind.BATCH})),
+        (4, RecordedMark("step 1 backward", Kind.ACTIVATION)),
+        (5, RecordedMark("step 1 optimizer", None, {4: Kind.GRADIENT})),
         (5, END),
     ]
     trace = recorded([(1, 10), (2, 20), (3, 30), (3, -30), (4, 40)], points)
@@ -57,6 +59,6 @@ def test_kinds_are_told_by_address_and_by_phase() -> None:
 
 
 def test_a_point_without_a_name_makes_no_mark() -> None:
-    trace = recorded([(1, 10)], [(0, Point("step 1 forward")), (1, Point("", Kind.BATCH)), (1, END)])
+    trace = recorded([(1, 10)], [(0, RecordedMark("step 1 forward")), (1, RecordedMark("", Kind.BATCH)), (1, END)])
     assert [mark.name for mark in trace.marks] == ["step 1 forward", "end"]
     assert trace.tensors.kinds == (Kind.BATCH,)

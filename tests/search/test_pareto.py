@@ -4,13 +4,13 @@ import random
 from itertools import pairwise
 
 from autofit.search.choice import SAME_MEMORY_RATIO
-from autofit.search.pareto import Point, front
+from autofit.search.pareto import FrontPoint, front
 
 TIE = 0.02
 
 
 def keys(*points: tuple[str, float, int]) -> str:
-    return "".join(point.key for point in front([Point(*point) for point in points], TIE))
+    return "".join(point.key for point in front([FrontPoint(*point) for point in points], TIE))
 
 
 def test_faster_plans_that_need_more_memory_are_on_the_front_lightest_first() -> None:
@@ -56,7 +56,9 @@ def test_whatever_is_left_out_has_one_on_the_front_that_is_as_good() -> None:
     draw = random.Random(0)
     for _ in range(300):
         points = [
-            Point(str(n), draw.choice((1.0, draw.uniform(0.9, 1.1), draw.uniform(0.1, 2))), draw.randint(950, 1100))
+            FrontPoint(
+                str(n), draw.choice((1.0, draw.uniform(0.9, 1.1), draw.uniform(0.1, 2))), draw.randint(950, 1100)
+            )
             for n in range(draw.randint(1, 12))
         ]
         kept = front(points, TIE)

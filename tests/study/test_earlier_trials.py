@@ -17,7 +17,7 @@ from autofit.core.outcome import DIED, Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.study import trial_start as request
-from autofit.study.optuna_study import Book, Entry
+from autofit.study.optuna_study import OptunaStudy, StoredTrial
 from tests.study.samples import MIB, PLAN, measured, reopen
 
 
@@ -215,7 +215,7 @@ def test_a_run_that_was_taken_for_dead_loses_nothing(db: Path, monkeypatch: pyte
     study = reopen(db)
     number = study.begin(PLAN, Purpose.PROBE)
     with monkeypatch.context() as patch:
-        patch.setattr(request.Request, "alive", property(lambda one: False))
+        patch.setattr(request.TrialStart, "alive", property(lambda one: False))
         assert reopen(db).notes == ("1 trial was running when its process died: told as failed",)
     finished = study.finish(number, outcome_of(1))
     assert finished.number == number + 1
@@ -227,13 +227,13 @@ def test_a_trial_that_ends_while_the_study_is_read_is_no_orphan(db: Path, monkey
     """Its process finished it and ended between the reading of the trials and the look for the process."""
     study = reopen(db)
     number = study.begin(PLAN, Purpose.PROBE)
-    entries = Book.entries
+    entries = OptunaStudy.entries
 
-    def then_it_ends(book: Book) -> Iterator[Entry | None]:
+    def then_it_ends(book: OptunaStudy) -> Iterator[StoredTrial | None]:
         found = list(entries(book))
         study.finish(number, outcome_of(1))
         yield from found
 
-    monkeypatch.setattr(Book, "entries", then_it_ends)
-    monkeypatch.setattr(request.Request, "alive", property(lambda one: False))
+    monkeypatch.setattr(OptunaStudy, "entries", then_it_ends)
+    monkeypatch.setattr(request.TrialStart, "alive", property(lambda one: False))
     assert reopen(db).notes == ()

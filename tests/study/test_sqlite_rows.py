@@ -17,7 +17,7 @@ from sqlalchemy.engine import Engine
 from autofit.core.errors import StudyError
 from autofit.core.outcome import Outcome, Status
 from autofit.core.trial import Purpose
-from autofit.study.optuna_names import Verdict
+from autofit.study.optuna_names import OptunaResult
 from autofit.study.sqlite_rows import Rows
 from tests.study.samples import PLAN, failed, measured, reopen, space
 
@@ -40,8 +40,8 @@ def rows_of(path: Path) -> dict[str, list[dict[str, object]]]:
     return found
 
 
-def ours_verdict() -> Verdict:
-    return Verdict(TrialState.COMPLETE, 1.0, {"memory": -0.5, "valid": -1.0})
+def ours_verdict() -> OptunaResult:
+    return OptunaResult(TrialState.COMPLETE, 1.0, {"memory": -0.5, "valid": -1.0})
 
 
 def record(path: Path, outcomes: list[Outcome], by_rows: bool) -> None:

@@ -1,4 +1,4 @@
-"""Block and Pool: the pieces that segments are cut into, and the lists of those that are free.
+"""MemoryBlock and Pool: the pieces that segments are cut into, and the lists of those that are free.
 
 After `Block`, `BlockPool`, `BlockComparatorSize` and `try_merge_blocks` of c10/cuda/CUDACachingAllocator.cpp. The sets
 of the original are one list per stream, since no search there crosses streams.
@@ -10,7 +10,7 @@ ADDRESS_BITS = 64
 """A free block's place in its pool is (size << ADDRESS_BITS) + address: by size, then by address, as one number."""
 
 
-class Block:
+class MemoryBlock:
     """A stretch of a segment: in use, cached (free and mapped), or address space without memory (unmapped).
 
     Attributes:
@@ -31,15 +31,15 @@ class Block:
         self.size = size
         self.pool = pool
         self.start = start
-        self.before: Block | None = None
-        self.after: Block | None = None
+        self.before: MemoryBlock | None = None
+        self.after: MemoryBlock | None = None
         self.free = True
         self.mapped = True
         self.freed_at = 0
 
-    def cut(self, size: int) -> "Block":
+    def cut(self, size: int) -> "MemoryBlock":
         """Shortens this block to `size` bytes and returns the rest, which is in no list yet."""
-        rest = Block(self.address + size, self.size - size, self.pool, self.start)
+        rest = MemoryBlock(self.address + size, self.size - size, self.pool, self.start)
         rest.mapped = self.mapped
         self.size = size
         rest.before, rest.after = self, self.after
@@ -48,7 +48,7 @@ class Block:
         self.after = rest
         return rest
 
-    def joined(self) -> "Block":
+    def joined(self) -> "MemoryBlock":
         """Returns this free block with its free neighbours of the same kind; they leave their lists.
 
         The earliest of them remains, so the first block of a segment is always the same object.
@@ -66,7 +66,7 @@ class Block:
                 before.after.before = before
         return first
 
-    def _absorb(self, after: "Block") -> None:
+    def _absorb(self, after: "MemoryBlock") -> None:
         after.pool.remove(after)
         self.size += after.size
         self.after = after.after
@@ -93,10 +93,10 @@ class Pool:
         self.small = small
         self.least_rest = least_rest
         self.places: list[int] = []
-        self.cached: dict[int, Block] = {}
-        self.unmapped: list[Block] = []
+        self.cached: dict[int, MemoryBlock] = {}
+        self.unmapped: list[MemoryBlock] = []
 
-    def add(self, block: Block) -> None:
+    def add(self, block: MemoryBlock) -> None:
         """Puts a free block into its list."""
         if block.mapped:
             place = (block.size << ADDRESS_BITS) + block.address
@@ -105,7 +105,7 @@ class Pool:
         else:
             insort(self.unmapped, block, key=_address)
 
-    def remove(self, block: Block) -> None:
+    def remove(self, block: MemoryBlock) -> None:
         """Takes a free block out of its list."""
         if block.mapped:
             place = (block.size << ADDRESS_BITS) + block.address
@@ -119,5 +119,5 @@ class Pool:
         return bisect_left(self.places, size << ADDRESS_BITS)
 
 
-def _address(block: Block) -> int:
+def _address(block: MemoryBlock) -> int:
     return block.address

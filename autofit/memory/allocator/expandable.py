@@ -5,7 +5,7 @@ c10/cuda/CUDACachingAllocator.cpp. A segment is address space for more than the 
 where it is needed, at the lowest address first, and whole free pages are unmapped when the cache is emptied.
 """
 
-from autofit.memory.allocator.blocks import Block, Pool
+from autofit.memory.allocator.blocks import MemoryBlock, Pool
 from autofit.memory.allocator.driver import Driver
 from autofit.memory.allocator.settings import SMALL_SEGMENT_BYTES
 
@@ -18,7 +18,7 @@ class ExpandableSegments:
     """
 
     def __init__(self, driver: Driver, large_page_bytes: int, device_bytes: int) -> None:
-        self.heads: set[Block] = set()
+        self.heads: set[MemoryBlock] = set()
         self._driver = driver
         self._large_page_bytes = large_page_bytes
         self._address_bytes = device_bytes + device_bytes // 8
@@ -38,12 +38,12 @@ class ExpandableSegments:
             index, size = index + 1, larger
         return index
 
-    def grow(self, pool: Pool, size: int) -> Block | None:
+    def grow(self, pool: Pool, size: int) -> MemoryBlock | None:
         """Returns a free block of at least `size` bytes, in no list, or None when the driver has too little.
 
         Memory that was mapped before the driver ran out stays in the pool, as in torch.
         """
-        block: Block | None = _room(pool, size) or self._new(pool)
+        block: MemoryBlock | None = _room(pool, size) or self._new(pool)
         if block is not None and not block.mapped:
             block = self._map(block, min(size, block.size))
         while block is not None and block.size < size:
@@ -62,17 +62,17 @@ class ExpandableSegments:
     def _page_bytes(self, pool: Pool) -> int:
         return SMALL_SEGMENT_BYTES if pool.small else self._large_page_bytes
 
-    def _new(self, pool: Pool) -> Block:
+    def _new(self, pool: Pool) -> MemoryBlock:
         page = self._page_bytes(pool)
         size = -(-self._address_bytes // page) * page
         start = self._driver.addresses(size)
-        block = Block(start, size, pool, start)
+        block = MemoryBlock(start, size, pool, start)
         block.mapped = False
         pool.add(block)
         self.heads.add(block)
         return block
 
-    def _map(self, block: Block, size: int) -> Block | None:
+    def _map(self, block: MemoryBlock, size: int) -> MemoryBlock | None:
         """Maps pages for the first `size` bytes of an unmapped block; returns what they now belong to, in its pool."""
         page = self._page_bytes(block.pool)
         count = -(-size // page)
@@ -86,7 +86,7 @@ class ExpandableSegments:
         block.pool.add(block)
         return block
 
-    def _unmap(self, block: Block) -> None:
+    def _unmap(self, block: MemoryBlock) -> None:
         page, pool = self._page_bytes(block.pool), block.pool
         first = -(-(block.address - block.start) // page)
         count = (block.address + block.size - block.start) // page - first
@@ -108,12 +108,12 @@ class ExpandableSegments:
             pool.add(block)
 
 
-def _grown(block: Block) -> int:
+def _grown(block: MemoryBlock) -> int:
     after = block.after
     return block.size + (after.size if after is not None and not after.mapped else 0)
 
 
-def _room(pool: Pool, size: int) -> Block | None:
+def _room(pool: Pool, size: int) -> MemoryBlock | None:
     """Returns the first block of the lowest free stretch, mapped or not, that holds `size` bytes and can grow."""
     for unmapped in pool.unmapped:
         before = unmapped.before

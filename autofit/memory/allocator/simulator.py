@@ -10,7 +10,7 @@ waits for no other stream), memory callbacks, settings that change while memory 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autofit.memory.allocator.blocks import ADDRESS_BITS, Block, Pool
+from autofit.memory.allocator.blocks import ADDRESS_BITS, MemoryBlock, Pool
 from autofit.memory.allocator.driver import Driver
 from autofit.memory.allocator.expandable import ExpandableSegments
 from autofit.memory.allocator.settings import BLOCK_BYTES, SMALL_BYTES, Settings
@@ -79,7 +79,7 @@ class CachingAllocator:
             limit_bytes is not None and self._settings.gc_threshold_ratio > 0 and not self._expands
         )
         self._searches = 0  # in the large pools; a cached block's age is counted in them
-        self._heads: set[Block] = set()
+        self._heads: set[MemoryBlock] = set()
         self._small: dict[int, Pool] = {}
         self._large: dict[int, Pool] = {}
         self._rounded: dict[int, int] = {}
@@ -99,7 +99,7 @@ class CachingAllocator:
         self.peak_allocated_bytes = self.allocated_bytes
         self._driver.peak_reserved_bytes = self._driver.reserved_bytes
 
-    def malloc(self, requested_bytes: int, stream: int = 0) -> Block | None:
+    def malloc(self, requested_bytes: int, stream: int = 0) -> MemoryBlock | None:
         """Returns the block that serves a request of at least one byte, or None when memory has run out."""
         size = self._rounded.get(requested_bytes)
         if size is None:
@@ -118,7 +118,7 @@ class CachingAllocator:
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
         return block
 
-    def free(self, block: Block) -> None:
+    def free(self, block: MemoryBlock) -> None:
         """Takes back a block that `malloc` returned."""
         self.allocated_bytes -= block.size
         block.free = True
@@ -141,7 +141,7 @@ class CachingAllocator:
         """Yields what is held, in the order of addresses; of an expandable segment each mapped stretch."""
         for head in sorted(self._heads | self._expandable.heads, key=lambda block: block.address):
             blocks: list[tuple[int, bool]] = []
-            block: Block | None = head
+            block: MemoryBlock | None = head
             while block is not None:
                 if block.mapped:
                     blocks.append((block.size, not block.free))
@@ -156,7 +156,7 @@ class CachingAllocator:
         (self._small if small else self._large)[stream] = pool
         return pool
 
-    def _cached(self, pool: Pool, size: int) -> Block | None:
+    def _cached(self, pool: Pool, size: int) -> MemoryBlock | None:
         """Returns the best fitting cached block, taken out of its pool."""
         if self._collects and not pool.small:
             self._searches += 1
@@ -176,7 +176,7 @@ class CachingAllocator:
             return block_bytes < self._max_split
         return block_bytes < size + self._settings.max_non_split_rounding_bytes
 
-    def _obtained(self, pool: Pool, size: int) -> Block | None:
+    def _obtained(self, pool: Pool, size: int) -> MemoryBlock | None:
         """Returns fresh memory from the driver; when it has too little, gives more and more of the cache back."""
         if self._collects:
             self._collect()
@@ -189,7 +189,7 @@ class CachingAllocator:
             block = self._fresh(pool, size)
         return block
 
-    def _fresh(self, pool: Pool, size: int) -> Block | None:
+    def _fresh(self, pool: Pool, size: int) -> MemoryBlock | None:
         segment_bytes = self._settings.segment_bytes(size)
         if self._limit_bytes is not None and self.reserved_bytes + segment_bytes > self._limit_bytes:
             return None
@@ -197,11 +197,11 @@ class CachingAllocator:
             return self._expandable.grow(pool, size)
         if not self._driver.take(segment_bytes):
             return None
-        block = Block(self._driver.addresses(segment_bytes), segment_bytes, pool)
+        block = MemoryBlock(self._driver.addresses(segment_bytes), segment_bytes, pool)
         self._heads.add(block)
         return block
 
-    def _release(self, block: Block) -> None:
+    def _release(self, block: MemoryBlock) -> None:
         block.pool.remove(block)
         self._heads.remove(block)
         self._driver.give_back(block.size)

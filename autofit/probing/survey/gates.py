@@ -28,7 +28,7 @@ from autofit.workloads.tree import Batch
 from autofit.workloads.weighing import candidates, shares
 from autofit.workloads.weights import Weighing
 
-__all__ = ["STATELESS", "Build", "State", "Verdict", "accumulation", "precision"]
+__all__ = ["STATELESS", "Build", "GateResult", "State", "accumulation", "precision"]
 
 ACCUMULATION_L2 = 1e-3
 ACCUMULATION_NORM = 1e-3
@@ -42,7 +42,7 @@ LOSS_RATIO = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GateResult:
     """Whether a technique keeps the gradient, and the numbers in words.
 
     Attributes:
@@ -60,10 +60,10 @@ class Verdict:
     evaluated: bool = False
 
 
-ZERO = Verdict(False, "could not be checked: the gradient is zero on this batch")
+ZERO = GateResult(False, "could not be checked: the gradient is zero on this batch")
 
 
-def accumulation(build: Build, batch: Batch | Cuttable, seed: int, state: State = STATELESS) -> Verdict:
+def accumulation(build: Build, batch: Batch | Cuttable, seed: int, state: State = STATELESS) -> GateResult:
     """Compares the gradient of `batch` with that of its samples one by one, accumulated as `TrainStep` does.
 
     A model that takes no single samples (batch normalisation of vectors, a deviation over the batch) is shown halves
@@ -86,21 +86,21 @@ def accumulation(build: Build, batch: Batch | Cuttable, seed: int, state: State 
         return _Accumulation(build, whole, halves, seed, state).verdict()
 
 
-def precision(build: Build, plan: Plan, batch: Batch | Counted, seed: int, state: State = STATELESS) -> Verdict:
+def precision(build: Build, plan: Plan, batch: Batch | Counted, seed: int, state: State = STATELESS) -> GateResult:
     """Compares the gradient under `plan` with the one as the user has it, on the same batch and random numbers."""
     with suppress(Exception):  # a detector has losses in training and detections in evaluation
         return _precision(Gradients(build, state), plan, batch, seed)
     return _precision(Gradients(build, state, training=True), plan, batch, seed)
 
 
-def _precision(gradients: Gradients, plan: Plan, batch: Batch | Counted, seed: int) -> Verdict:
+def _precision(gradients: Gradients, plan: Plan, batch: Batch | Counted, seed: int) -> GateResult:
     with gradients:
         reference = gradients.rehearse(batch, seed).vector
         if not float(reference.norm()):
             return ZERO
         reduced = gradients.of([batch], seed, plan=plan).vector
         if not bool(torch.isfinite(reduced).all()):
-            return Verdict(False, "the gradient is not finite")
+            return GateResult(False, "the gradient is not finite")
         cosine = float(nn.functional.cosine_similarity(reduced, reference, dim=0))
         error = difference(reduced, reference)
         numbers = (
@@ -108,16 +108,16 @@ def _precision(gradients: Gradients, plan: Plan, batch: Batch | Counted, seed: i
             f"(at most {PRECISION_L2})"
         )
         if cosine >= PRECISION_COSINE and error <= PRECISION_L2:
-            return Verdict(True, numbers)
+            return GateResult(True, numbers)
         if not _is_random(gradients, batch, seed, reference, PRECISION_L2):
-            return Verdict(False, numbers)
+            return GateResult(False, numbers)
         found = compare(
             lambda draw: (
                 gradients.of([batch], seed + draw, plan=plan, others=_MANY * draw).vector,
                 gradients.of([batch], seed + draw, others=_MANY * draw).vector,
             )
         )
-        return Verdict(found.alike, found.text)
+        return GateResult(found.alike, found.text)
 
 
 @dataclass(slots=True)
@@ -130,7 +130,7 @@ class _Accumulation:
     seed: int
     state: State
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> GateResult:
         training = Gradients(self.build, self.state, training=True)
         with training:
             found = self._compared(training)
@@ -148,7 +148,7 @@ class _Accumulation:
         moves = tuple(dict.fromkeys((*training.moves, *calm.moves)))
         return replace(found, moves=moves, evaluated=calm is not training)
 
-    def _compared(self, gradients: Gradients) -> Verdict | None:
+    def _compared(self, gradients: Gradients) -> GateResult | None:
         """Returns a verdict on one draw of the step's random numbers; None where its sides differ by chance."""
         gradients.rehearse(self.parts[0], self.seed)
         found, whole = self._judged(gradients)
@@ -160,7 +160,7 @@ class _Accumulation:
             return found
         return None if _is_random(gradients, self.batch, self.seed, whole.vector, most) else found
 
-    def _judged(self, gradients: Gradients) -> tuple[Verdict, Gradient]:
+    def _judged(self, gradients: Gradients) -> tuple[GateResult, Gradient]:
         """Returns a verdict, and the gradient of the whole batch."""
         whole = gradients.of([self.batch], self.seed)
         if not float(whole.vector.norm()):
@@ -170,15 +170,15 @@ class _Accumulation:
             raise ValueError("the gradient of its parts is not finite")  # a deviation over one sample
         passed, numbers = _judge(whole, parts)
         if passed:
-            return Verdict(True, f"accumulation gives the same gradient: {numbers}", moves=gradients.moves), whole
+            return GateResult(True, f"accumulation gives the same gradient: {numbers}", moves=gradients.moves), whole
         weighed = self._weighed(gradients, whole, parts, numbers)
         moved = (
             f". The step changes {gradients.moves[0]} by itself, once for each micro batch" if gradients.moves else ""
         )
-        failed = Verdict(False, f"accumulation changes the gradient of this model: {numbers}{moved}. {_CURE}")
+        failed = GateResult(False, f"accumulation changes the gradient of this model: {numbers}{moved}. {_CURE}")
         return weighed or failed, whole
 
-    def _weighed(self, gradients: Gradients, whole: Gradient, parts: Gradient, before: str) -> Verdict | None:
+    def _weighed(self, gradients: Gradients, whole: Gradient, parts: Gradient, before: str) -> GateResult | None:
         """Returns a verdict that passes with micro batches weighed by something else than samples, if one does."""
         for weighing, weights in self._weights():
             sums = sum(loss * weight for loss, weight in zip(parts.losses, weights, strict=True) if weight)
@@ -187,7 +187,7 @@ class _Accumulation:
             passed, numbers = _judge(whole, gradients.of(self.parts, self.seed, weights=weights))
             if passed:
                 reason = f"accumulation gives the same gradient with micro batches weighed by {weighing}: {numbers}"
-                return Verdict(True, f"{reason}; by their samples: {before}", weighing, gradients.moves)
+                return GateResult(True, f"{reason}; by their samples: {before}", weighing, gradients.moves)
         return None
 
     def _weights(self) -> list[tuple[Weighing, Sequence[float]]]:
@@ -199,7 +199,7 @@ class _Accumulation:
             found.setdefault(tuple(shares(weighing, [part.batch for part in self.parts])), weighing)
         return [(weighing, weights) for weights, weighing in found.items()]
 
-    def _by_chance(self, gradients: Gradients) -> Verdict:
+    def _by_chance(self, gradients: Gradients) -> GateResult:
         """Returns a verdict on the means of many draws."""
         found = compare(
             lambda draw: (
@@ -208,9 +208,9 @@ class _Accumulation:
             )
         )
         if found.alike:
-            return Verdict(True, f"accumulation gives the same gradient: {found.text}")
+            return GateResult(True, f"accumulation gives the same gradient: {found.text}")
         said = "changes the gradient of this model" if found.sure else "could not be checked"
-        return Verdict(False, f"accumulation {said}: {found.text}. {_CURE}")
+        return GateResult(False, f"accumulation {said}: {found.text}. {_CURE}")
 
 
 def _is_random(gradients: Gradients, batch: Batch | Counted, seed: int, found: torch.Tensor, most: float) -> bool:

@@ -120,7 +120,7 @@ class Survey:
     def _keeps(self, name: str, value: KnobValue) -> bool:
         plan = Plan(values={name: value})
 
-        def gate(found: Cuttable) -> gates.Verdict:
+        def gate(found: Cuttable) -> gates.GateResult:
             return gates.precision(self._build, plan, Counted(found.batch, found.samples), self.seed, self.state)
 
         verdict = self._asked(gate, own=True)
@@ -136,7 +136,7 @@ class Survey:
         self.caveats += _notes(verdict, self.facts.accumulation_steps)
         return self._decide("accumulation", verdict)
 
-    def _decide(self, what: str, verdict: gates.Verdict) -> bool:
+    def _decide(self, what: str, verdict: gates.GateResult) -> bool:
         if verdict.passed:
             return True
         if self.facts.numerics == "any":
@@ -145,7 +145,7 @@ class Survey:
         self.refused.append(Refusal(name=what, reason=verdict.reason))
         return False
 
-    def _asked(self, gate: Callable[[Cuttable], gates.Verdict], *, own: bool = False) -> gates.Verdict:
+    def _asked(self, gate: Callable[[Cuttable], gates.GateResult], *, own: bool = False) -> gates.GateResult:
         """Returns a gate's verdict on a small batch; one that cannot be run has not been passed.
 
         Each attempt may take half of the time that is left for gates: a smaller batch may do where one was too slow.
@@ -166,9 +166,9 @@ class Survey:
                 reason = f"{overdue}; give more time to have it checked"
             except Exception as error:  # noqa: BLE001  # the user's code; a probe shows what is wrong with it
                 reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-        return gates.Verdict(False, f"could not be checked: {reason}")
+        return gates.GateResult(False, f"could not be checked: {reason}")
 
-    def _in_time(self, gate: Callable[[Cuttable], gates.Verdict], size: int) -> gates.Verdict:
+    def _in_time(self, gate: Callable[[Cuttable], gates.GateResult], size: int) -> gates.GateResult:
         left_s = self._gates_end_s - self.watch.clock.elapsed_s
         return self.watch.allowed(lambda: gate(self._batch(size)), most_s=left_s / 2)
 
@@ -204,7 +204,7 @@ class Survey:
         return found
 
 
-def _notes(verdict: gates.Verdict, own_steps: int) -> Iterator[str]:
+def _notes(verdict: gates.GateResult, own_steps: int) -> Iterator[str]:
     """Yields what a person should know of accumulation that passed its gate."""
     if verdict.weighing is not None:
         own = f"; your own setting of {own_steps} micro batches is measured so too" if own_steps > 1 else ""

@@ -196,7 +196,7 @@ class Guided(Searcher):
     def _most_worthy(self, gains: Array, seconds: Array) -> int | None:
         """Returns the plan with the most gain per second: one that is likely to fit, or a step towards one that may."""
         rates, likely, predicted = gains / seconds, self._likely(), self._fitting.predicted
-        sure = step = dare = Offer()
+        sure = step = dare = Proposal()
         for place in (int(place) for place in np.argsort(-rates)):
             if rates[place] <= 0 or rates[place] < (1 - EQUAL) * sure.rate:
                 break
@@ -256,7 +256,7 @@ class Guided(Searcher):
         doubt = 1 - (CAUTIOUS if self._careful else LIKELY)
         return 1 - doubt * 0.5**refused
 
-    def _step(self, best: "Offer", target: int, gain: float, seconds: Array, likely: float) -> "Offer":
+    def _step(self, best: "Proposal", target: int, gain: float, seconds: Array, likely: float) -> "Proposal":
         """Returns the largest size below a plan that is likely to fit, which shows how its memory grows; or `best`."""
         points = self._points
         same = (points.combinations == points.combinations[target]) & (points.octaves < points.octaves[target])
@@ -272,13 +272,13 @@ class Guided(Searcher):
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class Proposal:
     """A plan and what it promises: log ratio per second of probing."""
 
     rate: float = 0.0
     place: int | None = None
 
-    def or_better(self, rate: float, place: int) -> "Offer":
+    def or_better(self, rate: float, place: int) -> "Proposal":
         """Returns the better of this offer and another; of equal ones that of the plan which is listed first."""
         first = self.place is not None and place < self.place and rate > (1 - EQUAL) * self.rate
-        return Offer(float(rate), place) if first or rate > (1 + EQUAL) * self.rate else self
+        return Proposal(float(rate), place) if first or rate > (1 + EQUAL) * self.rate else self

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autofit.core.errors import UsageError
-from autofit.memory.allocator.blocks import Block
+from autofit.memory.allocator.blocks import MemoryBlock
 from autofit.memory.allocator.settings import INTERVALS, MIB, Settings
 from autofit.memory.allocator.simulator import CachingAllocator
 
@@ -16,7 +16,7 @@ RECORD = json.loads((Path(__file__).parents[2] / "data" / "allocator_streams.jso
 STREAMS, EMPTY_CACHE, CHECK_EVERY = 3, 0, 20  # as tests/cuda/allocator_streams.py records them
 
 
-def given(allocator: CachingAllocator, size: int, stream: int = 0) -> Block:
+def given(allocator: CachingAllocator, size: int, stream: int = 0) -> MemoryBlock:
     block = allocator.malloc(size, stream)
     assert block is not None, "memory ran out"
     return block
@@ -44,7 +44,7 @@ def served(stream: dict[str, Any]) -> list[list[int]]:
         limit_bytes=limit,
         device_bytes=RECORD["head"]["device_bytes"],
     )
-    blocks: list[Block | None] = []
+    blocks: list[MemoryBlock | None] = []
     found = []
     for number, operation in enumerate(stream["operations"], 1):
         if operation == EMPTY_CACHE:
