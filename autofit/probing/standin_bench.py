@@ -1,6 +1,6 @@
 """StandInBench: a workload for a device that need not be here, ready to be traced. Nothing is probed and no gate runs.
 
-Opened in place of a `Bench`: by a worker for a device that is described (`core.catalogue`), or in the user's own
+Opened in place of a `Bench`: by a worker for a device that is described (`chips`), or in the user's own
 process for the one that the model is on.
 """
 

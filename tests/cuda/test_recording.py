@@ -95,7 +95,7 @@ def test_runs_at_small_batches_predict_what_is_reserved_at_large_ones(
         assert isinstance(law, Scaling), law
         for size in (8 * RECORDED[0], 8 * RECORDED[-1]):
             scaled = law.at(size)
-            assert not isinstance(scaled, estimators.Refusal)
+            assert not isinstance(scaled, estimators.Mismatch)
             predicted = estimators.predict(scaled, account)
             measured = bench.evaluate(plan(size), Purpose.PROBE).measurement
             assert measured is not None

@@ -400,7 +400,7 @@ def test_loss_functions_of_torch_differ() -> None:
 
 def test_every_process_finds_the_same() -> None:
     code = (
-        "from tests.probing import test_reach as t; "
+        "from tests.identity import test_reach as t; "
         "print(t.lines(model=t.Net(names={'a', 'b', 'c'}, run=t.doubled), step_fn=t.by_module(t.doubled), "
         "f=t.Wrapper(t.F.relu)))"
     )

@@ -68,7 +68,7 @@ def test_runs_at_small_batches_predict_the_peak_at_large_ones(name: str) -> None
         assert isinstance(law, Scaling), law
         for size in (4 * RECORDED[-1], 16 * RECORDED[-1]):
             scaled = law.at(size)
-            assert not isinstance(scaled, estimators.Refusal)
+            assert not isinstance(scaled, estimators.Mismatch)
             predicted = estimators.predict(scaled, bench.briefing.account)
             measured = bench.evaluate(base.replace(micro_batch_size=size), Purpose.PROBE).measurement
             assert measured is not None

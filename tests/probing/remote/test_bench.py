@@ -22,8 +22,7 @@ from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.space import SpaceFacts
 from autofit.core.trial import Purpose
-from autofit.estimators import Scaling, predict
-from autofit.memory import scaling
+from autofit.estimators import Scaling, predict, scaling
 from autofit.memory.trace import Kind, Mark, Tensors, Trace
 from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.probing.remote.child import Deadlines
@@ -437,8 +436,7 @@ import sys
 from pathlib import Path
 from autofit.core.briefing import Options
 from autofit.core.trial import Purpose
-from autofit.estimators import Scaling, predict
-from autofit.memory import scaling
+from autofit.estimators import Scaling, predict, scaling
 from autofit.probing.remote.bench import RemoteBench, Target
 order = Path(sys.argv[2])
 order.write_text("go")
