@@ -26,12 +26,6 @@ def test_a_host_issues_between_its_work_and_an_accelerator_beside_it() -> None:
     assert samples_per_s(PLAN, step, host) == pytest.approx(8 / (2 * 0.13))
 
 
-def test_another_precision_changes_the_products_only() -> None:
-    step = StepWork(micro=MICRO, update=Work())
-    faster = samples_per_s(PLAN, step.in_precision("fp32", "bf16"), DEVICE)
-    assert faster == pytest.approx(8 / (2 * (0.010 / 8 + 0.020)))
-
-
 def test_without_a_ceiling_or_any_work_there_is_no_order() -> None:
     step = StepWork(micro=MICRO, update=Work())
     assert samples_per_s(PLAN, step.in_precision("fp32", "fp8"), DEVICE) is None

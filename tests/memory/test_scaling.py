@@ -6,49 +6,8 @@ from autofit.memory.alignment import BRIEF, Mismatch
 from autofit.memory.replay import replay
 from autofit.memory.scaling import Scaling, scaling
 from autofit.memory.trace import Kind, Trace
+from tests.memory.steps import MIB, PARTIALS_MOST, WEIGHT, at, law, refused, step
 from tests.memory.traces import Script
-
-MIB = 1 << 20
-WEIGHT = 7 * MIB
-PARTIALS_MOST = 4 * MIB
-
-
-def step(size: int, rows: int = 1024, swapped: bool = False, extra: int = 0, square: bool = False) -> Trace:
-    """A step with activations that grow with the size, and a sum that takes partial results from `rows` rows on."""
-    script = Script(size, modules=("layer",))
-    script.take(WEIGHT, Kind.PARAMETER, 0)
-    script.mark("step 1 forward")
-    first = script.take(3 * MIB * size + 512, Kind.ACTIVATION, 0)
-    second = script.take(MIB * size * (size if square else 1), Kind.ACTIVATION)
-    script.moment(MIB * size)
-    script.mark("step 1 backward")
-    gradient = script.take(WEIGHT, Kind.GRADIENT, 0)
-    if 256 * size >= rows:
-        script.moment(min(MIB * size // 2, PARTIALS_MOST), 8)
-    for _ in range(extra):
-        script.take(1, Kind.BUFFER)
-    script.give(*((first, second) if swapped else (second, first)))
-    script.mark("step 1 optimizer")
-    script.give(gradient)
-    return script.trace()
-
-
-def law(*traces: Trace) -> Scaling:
-    found = scaling(traces)
-    assert isinstance(found, Scaling), found
-    return found
-
-
-def at(found: Scaling, size: int) -> Trace:
-    trace = found.at(size)
-    assert isinstance(trace, Trace), trace
-    return trace
-
-
-def refused(*traces: Trace) -> str:
-    found = scaling(traces)
-    assert isinstance(found, Mismatch), found
-    return found.reason
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 64, 1000])
@@ -63,15 +22,6 @@ def test_an_affine_step_is_known_at_any_size(size: int) -> None:
     if size <= 8:
         assert scaled.tensors == expected.tensors
     assert found.exact_at(size)
-
-
-def test_the_order_of_the_traces_does_not_matter() -> None:
-    assert law(step(7), step(4), step(5)) == law(step(4), step(5), step(7))
-
-
-def test_releases_in_a_row_may_come_in_any_order() -> None:
-    found = law(step(4), step(5, swapped=True), step(7))
-    assert replay(at(found, 6)) == replay(step(6))
 
 
 def test_what_is_taken_for_the_moment_may_be_missing_at_small_sizes() -> None:
@@ -160,23 +110,6 @@ def test_a_third_trace_that_contradicts_the_law_is_named() -> None:
     reason = refused(step(2, square=True), step(3, square=True), step(5, square=True))
     assert "not affine in the micro batch" in reason
     assert f"allocation 2 (activation) has {4 * MIB} at 2, {9 * MIB} at 3, {25 * MIB} at 5" in reason
-
-
-def test_a_lasting_allocation_more_is_named_with_its_place() -> None:
-    reason = refused(step(2), step(3), step(7, extra=1))
-    assert reason.startswith("the events at micro batches of 2 and 7 part in step 1 backward")
-    assert "(gradient of layer)" in reason
-
-
-def test_an_allocation_of_another_kind_is_named() -> None:
-    script = Script(5)
-    script.take(5, Kind.BATCH)
-    others = []
-    for size in (2, 3):
-        other = Script(size)
-        other.take(size, Kind.BUFFER)
-        others.append(other.trace())
-    assert "allocation 0 (buffer) is allocation 0 (batch)" in refused(*others, script.trace())
 
 
 def test_two_traces_prove_nothing() -> None:

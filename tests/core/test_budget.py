@@ -1,0 +1,75 @@
+"""What is left of a time budget, and what one run may take of it."""
+
+import math
+
+import pytest
+
+from autofit.core.budget import FLOOR_S, OVERTIME_RATIO, OVERTIME_S, Clock
+from autofit.core.errors import ClockError
+
+
+class Source:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def __call__(self) -> float:
+        """Returns the seconds so far."""
+        return self.seconds
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source()
+
+
+def test_time_counts_from_when_the_clock_was_made(source: Source) -> None:
+    clock = Clock(now=source, limit_s=60.0)
+    source.seconds += 45
+    assert (clock.elapsed_s, clock.left_s) == (45, 15)
+
+
+def test_time_before_the_clock_was_made_counts_where_its_start_is_given(source: Source) -> None:
+    assert Clock(now=source, start=70.0).elapsed_s == 30
+
+
+def test_without_a_limit_nothing_is_stopped(source: Source) -> None:
+    clock = Clock(now=source)
+    assert clock.left_s == clock.patience_s(0.1) == math.inf
+
+
+@pytest.mark.parametrize("reading", [99.0, math.nan])
+def test_a_clock_that_goes_backwards_or_gives_no_number_is_refused(source: Source, reading: float) -> None:
+    clock = Clock(now=source)
+    source.seconds = reading
+    with pytest.raises(ClockError, match="expected seconds that only grow"):
+        _ = clock.elapsed_s
+
+
+def test_one_run_gets_its_share_of_what_is_left(source: Source) -> None:
+    clock = Clock(now=source, limit_s=200.0)
+    source.seconds += 100
+    assert clock.patience_s(0.5) == 50
+
+
+def test_the_last_run_has_the_overtime_too(source: Source) -> None:
+    clock = Clock(now=source, limit_s=200.0)
+    source.seconds += 100
+    assert clock.patience_s() == 100 + OVERTIME_RATIO * 200 + OVERTIME_S
+
+
+def test_a_small_share_is_raised_to_what_a_run_needs_and_leaves_some_for_the_rest(source: Source) -> None:
+    clock = Clock(now=source, limit_s=60.0)
+    source.seconds += 50
+    assert clock.patience_s(0.01) == 5.0  # of 10 s
+    source.seconds += 6
+    assert clock.patience_s(0.01) == pytest.approx(3.2)  # 80 % of 4 s
+
+
+def test_beyond_the_overtime_nothing_may_run(source: Source) -> None:
+    clock = Clock(now=source, limit_s=60.0)
+    source.seconds += 60
+    assert clock.patience_s(0.5) == FLOOR_S
+    source.seconds += 100
+    assert clock.patience_s(0.5) == clock.patience_s() == 0.0
