@@ -1,0 +1,44 @@
+"""Promise 3: the global batch is kept exactly, and what changes the result is named and left out."""
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import autofit
+from tests.promises.conftest import GLOBAL_BATCH, Tuned
+
+
+def test_the_global_batch_is_kept_exactly(tuned: Tuned) -> None:
+    plans = [tuned.fit.plan, *(other.plan for other in tuned.fit.alternatives)]
+    assert {plan.global_batch_size for plan in plans} == {GLOBAL_BATCH}
+
+
+def test_a_step_has_the_gradient_of_the_whole_global_batch(tuned: Tuned) -> None:
+    model = copy.deepcopy(tuned.model).eval()  # without dropout
+    plan = tuned.fit.plan.replace(micro_batch_size=8, accumulation_steps=GLOBAL_BATCH // 8)
+    data = TensorDataset(*next(iter(DataLoader(tuned.loader.dataset, batch_size=GLOBAL_BATCH))))
+    model.zero_grad(set_to_none=True)
+    rates = torch.optim.SGD(model.parameters(), lr=1.0)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    F.cross_entropy(model(data.tensors[0]), data.tensors[1]).backward()
+    expected = [old - parameter.grad for old, parameter in zip(before, model.parameters(), strict=True)]
+    model.zero_grad(set_to_none=True)
+    fit = autofit.Fit(tuned.fit.recommendation.model_copy(update={"plan": plan}))
+    loader = DataLoader(data, batch_size=8)
+    with fit.prepare(model, loader, rates, loss_fn=F.cross_entropy) as step:
+        step(next(iter(step.loader)))
+    for parameter, value in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.detach(), value, rtol=1e-3, atol=1e-5)
+
+
+def test_a_technique_that_changes_the_gradient_is_named_and_left_out(untuned: Tuned) -> None:
+    untuned.model = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 4))
+    untuned.optimizer = torch.optim.AdamW(untuned.model.parameters())
+    fit = untuned.tune(strategies=("batching",))
+    assert fit.plan.micro_batch_size == 8  # as it is: with another, batches would be normalised by other samples
+    refused = {refusal.name: refusal.reason for refusal in fit.recommendation.refused}
+    assert "changes the gradient of this model" in refused["accumulation"]
+    assert "running_mean" in refused["accumulation"]
