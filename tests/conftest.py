@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from autofit.devices import base
 from autofit.probing import meter
 from tests.fakes import FakeTime
+from tests.leaks import State
 
 # Two threads on a machine that also does other work wait for each other at every operator: one is faster and steadier.
 torch.set_num_threads(1)
@@ -23,6 +25,12 @@ atexit.register(shutil.rmtree, os.environ["AUTOFIT_RUNTIME_DIR"], ignore_errors=
 
 # A shell that starts the tests in the background has them, and the processes that they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Runs files with slow tests first: side by side, the last file then keeps no process waiting for long."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(scope="session")
@@ -52,3 +60,15 @@ def step_clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     monkeypatch.setattr(base, "perf_counter", clock)
     monkeypatch.setattr(meter, "perf_counter", clock)
     return clock
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test that leaves a thread, a process, a descriptor or a switch of torch behind.
+
+    `@pytest.mark.leaves("why")` excuses a test that has to.
+    """
+    before = State.now()
+    yield
+    if not request.node.get_closest_marker("leaves"):
+        assert before.left_over() == []

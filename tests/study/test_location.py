@@ -160,6 +160,7 @@ def _open_at_once(path: Path, barrier: "multiprocessing.synchronize.Barrier") ->
         study.finish(study.begin(PLAN, Purpose.PROBE), measured())
 
 
+@pytest.mark.leaves("multiprocessing keeps the memory of a barrier until the process ends")
 def test_processes_that_make_the_same_study_at_once(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(3)

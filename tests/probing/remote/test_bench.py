@@ -402,6 +402,7 @@ def test_the_users_output_does_not_reach_the_protocol_and_no_secret_leaves(contr
 
 
 @pytest.mark.slow
+@pytest.mark.leaves("the next child of the bench that the tests of this file share")
 def test_a_worker_that_is_killed_costs_one_probe(controls: Controls) -> None:
     first = controls.pid
     outcome = controls.evaluate("die")

@@ -28,15 +28,17 @@ Start = Callable[..., Child]
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     started: list[Child] = []
+    log = OutputLog(tmp_path / "printed.log")
 
     def start_child(behaviour: str, deadlines: Deadlines = QUICK, **environment: str) -> Child:
         install(tmp_path, behaviour, monkeypatch)
-        started.append(Child(deadlines, environment, OutputLog(tmp_path / "printed.log")))
+        started.append(Child(deadlines, environment, log))
         return started[-1]
 
     yield start_child
     for made in started:
         made.kill()
+    log.close()
 
 
 def ending(child: Child, beat: Callable[[str], None] = lambda phase: None) -> Outcome:
