@@ -98,6 +98,7 @@ def test_it_trains_exactly_as_a_loop_written_by_hand(fit: Fit, norm: float | Non
     step.close()
 
 
+@pytest.mark.filterwarnings("ignore:the plan was measured with")
 def test_the_clipping_that_was_tuned_with_is_kept_unless_another_is_given(tuned: Fit, tmp_path: Path) -> None:
     batch = {"micro_batch_size": MICRO, "accumulation_steps": STEPS}
     fit = with_plan(tuned, settings={"max_grad_norm": "0.05"}, **batch)
@@ -117,6 +118,7 @@ def test_the_clipping_that_was_tuned_with_is_kept_unless_another_is_given(tuned:
         with_plan(tuned, settings={"max_grad_norm": "much"}, **batch).prepare(targets.mlp(), seeded(8))
 
 
+@pytest.mark.filterwarnings("ignore:the plan was measured with")
 def test_a_scaler_of_the_users_is_used(fit: Fit) -> None:
     model, expected = targets.mlp(), targets.mlp()
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
@@ -238,6 +240,7 @@ def test_another_optimizer_than_the_tuned_one_is_warned_of(fit: Fit) -> None:
         fit.prepare(targets.mlp(), seeded(8), lambda params: torch.optim.SGD(params, lr=0.1)).close()
 
 
+@pytest.mark.filterwarnings("ignore:one pass over this loader")
 def test_a_loader_that_cannot_be_rebuilt_leaves_the_model_alone(fit: Fit) -> None:
     model = targets.mlp()
     before = looks(model)

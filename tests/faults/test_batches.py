@@ -366,6 +366,7 @@ def edges(layout: str = "coo") -> torch.Tensor:
 
 @pytest.mark.parametrize(("held", "layout"), [(False, "coo"), (False, "csr"), (True, "coo")])
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 def test_a_graph_whose_edges_are_a_sparse_tensor_is_tuned(held: bool, layout: str) -> None:
     batch = {"x": torch.randn(50, 8), "y": torch.randint(3, (50,))} | ({} if held else {"edges": edges(layout)})
     fit = autofit.tune(

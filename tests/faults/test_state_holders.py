@@ -83,6 +83,7 @@ def step_plainly(one: Holder) -> None:
 
 
 @pytest.mark.parametrize("name", HOLDERS)
+@pytest.mark.filterwarnings("ignore:Full backward hook", "ignore:Detected call of .lr_scheduler")
 def test_f26_defect_01_a_plain_step_changes_it(name: str) -> None:
     """Without the guard each holder's state differs: the tests below can fail."""
     one = HOLDERS[name]()
@@ -94,6 +95,7 @@ def test_f26_defect_01_a_plain_step_changes_it(name: str) -> None:
 
 @pytest.mark.parametrize("end", [None, KeyboardInterrupt(), Ended()], ids=["normal", "interrupt", "error"])
 @pytest.mark.parametrize("name", HOLDERS)
+@pytest.mark.filterwarnings("ignore:Full backward hook", "ignore:Detected call of .lr_scheduler")
 def test_f26_defect_01_it_is_bit_identical_after_tune(
     name: str, end: BaseException | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -379,6 +379,7 @@ class Odd:
         raise RuntimeError("no")
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_what_cannot_be_looked_at_stops_no_search() -> None:
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)

@@ -110,6 +110,7 @@ class Tripling(nn.Module):
         (lambda: "a" * 5000, lambda: "a" * 4999 + "b"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_what_computes_something_else_is_told_apart(one: Callable[[], object], other: Callable[[], object]) -> None:
     def told(thing: object) -> list[str]:
         return lines(holder=SimpleNamespace(thing=thing))

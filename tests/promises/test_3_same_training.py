@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -16,6 +17,7 @@ def test_the_global_batch_is_kept_exactly(tuned: Tuned) -> None:
     assert {plan.global_batch_size for plan in plans} == {GLOBAL_BATCH}
 
 
+@pytest.mark.filterwarnings("ignore:the plan was measured with")
 def test_a_step_has_the_gradient_of_the_whole_global_batch(tuned: Tuned) -> None:
     model = copy.deepcopy(tuned.model).eval()  # without dropout
     plan = tuned.fit.plan.replace(micro_batch_size=8, accumulation_steps=GLOBAL_BATCH // 8)

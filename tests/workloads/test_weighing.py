@@ -117,6 +117,7 @@ def test_labels_of_any_type_are_counted(dtype: torch.dtype) -> None:
     ],
     ids=["sparse", "csr", "nested", "float8"],
 )
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 def test_tensors_of_other_kinds_do_not_hide_the_labels(odd: Callable[[], torch.Tensor]) -> None:
     labels = torch.tensor([[1, -100]] * 4)
     assert Weighing("[1]", ignored=-100) in candidates([odd(), labels], 4)

@@ -131,6 +131,7 @@ def standardised(model: nn.Module, batch: Any) -> torch.Tensor:
     return (model(batch[0]).mean(1) * scale).mean()
 
 
+@pytest.mark.filterwarnings("ignore:std")
 def test_a_deviation_over_the_batch_is_asked_about_with_halves_not_with_single_samples() -> None:
     torch.manual_seed(0)
     verdict = gates.accumulation(build(norm("group"), standardised), vectors(), seed=0)
