@@ -4,13 +4,13 @@ import json
 import os
 import re
 import reprlib
-from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
+from autofit import strict_yaml
 from autofit.core.errors import PlanFileError
 from autofit.core.files import write_atomically
 from autofit.core.printable import one_line
@@ -22,13 +22,11 @@ SCHEMA_FILE = Path(__file__).parent / "core" / "plan.schema.json"
 """The published JSON Schema, made by `schema_text`."""
 
 MAX_BYTES = 2**20
-MAX_NODES = 100_000
-"""Values of a file that is read, containers included: a record of `MAX_BYTES` has fewer. Each takes about 30 us."""
+"""Most bytes of a plan file. A record of this length has fewer values than `strict_yaml` reads."""
 _ROOM_RATIO = 0.95
-"""Of `MAX_BYTES`: what alternatives are left out for, since their lengths differ."""
+"""Alternatives are left out until the file is estimated to take this share of `MAX_BYTES`; their lengths differ."""
 _SHOWN_ERRORS = 3
 _SHOWN_LETTERS = 200
-_MOST_DIGITS = 19
 _SCHEMA_LINE = re.compile(rb"^schema: *['\"]?autofit\.plan/", re.MULTILINE)
 _AGAIN = "Make the file again with `autofit tune ... -o FILE`, or correct it."
 
@@ -37,14 +35,14 @@ def dumps(recommendation: Recommendation) -> str:
     """Returns the plan file's text: a comment for people, then the whole record. `load` gives back an equal record."""
     full = recommendation.model_dump(mode="json", by_alias=True)
     told = recommendation.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    text = yaml.dump(_without_empty(full, told), Dumper=_Dumper, sort_keys=False, width=96, allow_unicode=True)
-    return _comment(recommendation) + text
+    return _comment(recommendation) + strict_yaml.dump(_without_empty(full, told))
 
 
 def save(recommendation: Recommendation, path: str | Path, *, force: bool = False) -> None:
     """Writes the plan file, all of it or nothing; an earlier plan file at `path` is replaced and its mode is kept.
 
-    Of more alternatives than it may hold, the last that are not on the Pareto front are left out, which a caveat says.
+    Where the alternatives do not fit into the file, the last that are not on the Pareto front are left out, and a
+    caveat says so.
 
     Args:
         recommendation: what is written.
@@ -97,7 +95,7 @@ def check_replaceable(path: str | Path, *, force: bool = False) -> Path:
     if target.exists() and not (target.is_file() and (force or _is_earlier(target))):
         instead = ", move that file away, or replace it with --force" if target.is_file() else ""
         raise PlanFileError(
-            f"{path} was not written: found {'a file' if instead else 'something'} there that is no autofit plan; "
+            f"{path} was not written: found {'a file' if instead else 'something'} there that is not an autofit plan; "
             f"expected none, or an earlier plan. Choose another path{instead}."
         )
     return target
@@ -116,7 +114,7 @@ def load(path: str | Path) -> Recommendation:
     try:
         recommendation = Recommendation.model_validate(data)
     except ValidationError as error:
-        raise PlanFileError(f"{path} is no {PLAN_SCHEMA}: {_explained(error)}. {_AGAIN}") from error
+        raise PlanFileError(f"{path} is not valid {PLAN_SCHEMA}: {_explained(error)}. {_AGAIN}") from error
     for problem in problems(recommendation):
         raise PlanFileError(f"{path}: {problem}. {_AGAIN}")
     return recommendation
@@ -157,91 +155,6 @@ def _without_empty(full: Any, told: Any) -> Any:
     return full
 
 
-class _Dumper(yaml.SafeDumper):
-    """Writes lists of numbers on one line, and no aliases."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-    def represent_text(self, data: str) -> yaml.ScalarNode:
-        # YAML folds Unicode's own line breaks into plain ones, except where they are escaped.
-        style = '"' if any(letter in data for letter in "\x85\u2028\u2029") else None
-        return self.represent_scalar("tag:yaml.org,2002:str", data, style)
-
-    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
-        numbers = all(isinstance(item, int | float) for item in sequence)
-        return super().represent_sequence(tag, sequence, flow_style=numbers)
-
-
-_Dumper.add_representer(str, _Dumper.represent_text)
-_Dumper.add_representer(list, lambda dumper, data: dumper.represent_sequence("tag:yaml.org,2002:seq", data))
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads JSON's values and nothing more: no tags, dates, binary, sets, or numbers to the base 60.
-
-    Refuses what can make a small file large or say two things: aliases and duplicate keys.
-    """
-
-    yaml_implicit_resolvers = {}  # noqa: RUF012  # declared by the base class
-    yaml_constructors: ClassVar[dict[Any, Any]] = {}
-    nodes = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        self.nodes += 1
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]  # no types
-        tag = getattr(event, "tag", None)
-        if isinstance(event, yaml.AliasEvent):
-            raise _refused("an alias", "values written out", event)
-        if tag is not None:
-            raise _refused(f"the tag {reprlib.repr(tag)}", "plain values without tags", event)
-        if self.nodes > MAX_NODES:
-            raise _refused(f"more than {MAX_NODES} values", "a plan file, which has fewer", event)
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise _refused("a list or a mapping as a key", "a text", key)
-            if key.value in seen:
-                raise _refused(f"the key {reprlib.repr(key.value)} twice", "it once", key)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def _refused(found: str, expected: str, at: Any) -> yaml.constructor.ConstructorError:
-    return yaml.constructor.ConstructorError(None, None, f"found {found}; expected {expected}", at.start_mark)
-
-
-def _whole(node: yaml.ScalarNode) -> int:
-    digits = len(node.value.lstrip("-"))
-    if digits > _MOST_DIGITS:
-        raise _refused(f"a number of {digits} digits", f"at most {_MOST_DIGITS}", node)
-    return int(node.value)
-
-
-_YAML = "tag:yaml.org,2002:"
-_Loader.add_implicit_resolver(f"{_YAML}null", re.compile(r"(?:null|Null|NULL|~|)\Z"), ["n", "N", "~", ""])
-_Loader.add_implicit_resolver(f"{_YAML}bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z"), list("tTfF"))
-_Loader.add_implicit_resolver(f"{_YAML}int", re.compile(r"-?(?:0|[1-9][0-9]*)\Z"), list("-0123456789"))
-_Loader.add_implicit_resolver(
-    f"{_YAML}float", re.compile(r"-?[0-9]+\.[0-9]*(?:[eE][-+][0-9]+)?\Z|-?\.inf\Z|\.nan\Z"), list("-.0123456789")
-)
-# Each is a part of what YAML 1.1 reads as that type, so that any YAML writer quotes the texts that look like one.
-_CONSTRUCTORS: dict[str, Callable[[Any, Any], Any]] = {
-    "null": lambda loader, node: None,
-    "bool": lambda loader, node: node.value.lower() == "true",
-    "int": lambda loader, node: _whole(node),
-    "float": lambda loader, node: float(node.value.replace(".inf", "inf").replace(".nan", "nan")),
-    "str": _Loader.construct_scalar,
-    "seq": _Loader.construct_yaml_seq,
-    "map": _Loader.construct_yaml_map,
-}
-for _tag, _construct in _CONSTRUCTORS.items():
-    _Loader.add_constructor(f"{_YAML}{_tag}", _construct)
-
-
 def _read(path: Path) -> str:
     try:
         with path.open("rb") as file:
@@ -261,7 +174,7 @@ def _read(path: Path) -> str:
 
 def _parse(text: str, path: str | Path) -> Any:
     try:
-        return yaml.load(text, Loader=_Loader)
+        return strict_yaml.load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an escape above U+10FFFF
         where = getattr(error, "problem_mark", None)
         line = f" in line {where.line + 1}" if where is not None else ""
@@ -304,7 +217,7 @@ def _short(text: str) -> str:
 
 
 def _is_earlier(path: Path) -> bool:
-    """Says whether a file is an earlier plan, also a damaged one, or empty."""
+    """Returns whether a file is empty or an earlier plan, which may be damaged."""
     with path.open("rb") as file:
         head = file.read(2**16)
     return not head or _SCHEMA_LINE.search(head) is not None

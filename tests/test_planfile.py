@@ -268,7 +268,7 @@ def test_records_that_say_something_else(tmp_path: Path, keys: tuple[str, ...], 
     with pytest.raises(PlanFileError) as caught:
         planfile.load(path)
     assert words in str(caught.value)
-    assert "is no autofit.plan/1" in str(caught.value)
+    assert "is not valid autofit.plan/1" in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [..., 0, True, "8", 1.5])

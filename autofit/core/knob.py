@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from autofit.core.plan import KnobValue
+from autofit.core.plan import KnobValue, same_value
 
 
 class Knob(BaseModel):
@@ -31,7 +31,7 @@ class Knob(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> "Knob":
-        if not any(_same(value, self.default) for value in self.values):
+        if not any(same_value(value, self.default) for value in self.values):
             raise ValueError(f"knob {self.name}: the default {self.default!r} is not one of {self.values!r}")
         for expected in (self.expected, self.growth):
             if expected and len(expected) != len(self.values):
@@ -40,7 +40,7 @@ class Knob(BaseModel):
 
     def only(self, values: Sequence[KnobValue]) -> "Knob":
         """Returns the knob with these of its values; the default should be among them."""
-        kept = [place for place, value in enumerate(self.values) if any(_same(value, one) for one in values)]
+        kept = [place for place, value in enumerate(self.values) if any(same_value(value, one) for one in values)]
 
         def of(column: tuple[float, ...]) -> tuple[float, ...]:
             return tuple(column[place] for place in kept) if column else ()
@@ -54,9 +54,5 @@ class Knob(BaseModel):
         )
 
     def admits(self, value: KnobValue) -> bool:
-        """Says whether `value` is in the domain; `True` and `1` are different values."""
-        return any(_same(value, mine) for mine in self.values)
-
-
-def _same(a: KnobValue, b: KnobValue) -> bool:
-    return type(a) is type(b) and a == b
+        """Returns whether `value` is in the domain; `True` and `1` are different values."""
+        return any(same_value(value, mine) for mine in self.values)

@@ -14,6 +14,11 @@ ACCUMULATION_STEPS = "accumulation_steps"
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
+def same_value(one: object, other: object) -> bool:
+    """Returns whether two values of a knob are the same, type included: `1` is neither `True` nor `1.0`."""
+    return type(one) is type(other) and one == other
+
+
 class Plan(BaseModel):
     """A value for each knob in play.
 
@@ -56,8 +61,7 @@ class Plan(BaseModel):
 
     def changes_from(self, other: "Plan") -> dict[str, KnobValue]:
         """Returns the values of this plan that differ from those of `other`."""
-        theirs = other.values
-        return {k: v for k, v in self.values.items() if type(theirs.get(k)) is not type(v) or theirs[k] != v}
+        return {k: v for k, v in self.values.items() if not same_value(v, other.values.get(k))}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Plan) and self.key == other.key

@@ -2,7 +2,7 @@
 
 from autofit.core.errors import UsageError
 from autofit.exporters.base import Exporter
-from autofit.exporters.python import Python
+from autofit.exporters.python.python import Python
 
 MEMBERS: tuple[Exporter, ...] = (Python(),)
 """Every exporter, in the order in which they are listed to a person."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from autofit.core.plan import KnobValue, Plan
+from autofit.core.plan import Plan
 from autofit.core.printable import one_line
 from autofit.core.recommendation import Recommendation
 from autofit.core.wording import describe_plan
@@ -63,9 +63,7 @@ class Exporter(ABC):
         """Returns the plan in the target's words. What the target cannot say is listed, in the file too."""
         plan, own = recommendation.plan, recommendation.baseline.plan
         fields = self.fields(plan, recommendation)
-        unmapped = tuple(
-            knob for knob, value in plan.values.items() if knob not in fields and not _same(value, own.values.get(knob))
-        )
+        unmapped = tuple(knob for knob in plan.changes_from(own) if knob not in fields)
         settings = {key: value for said in fields.values() for key, value in said.items()}
         text = self._header(recommendation, unmapped) + self.render(settings, recommendation)
         return Export(text=text.rstrip("\n") + "\n", filename=self.filename, unmapped=unmapped)
@@ -83,7 +81,3 @@ class Exporter(ABC):
             lines.append(f"NOT in this file, {self.name} has no words for it; the measured speed and memory need it:")
         knobs = [f"  {one_line(f'{knob}={r.plan.values[knob]}')}" for knob in unmapped]
         return "".join(f"{self.comment}{line}\n" for line in [*map(one_line, lines), *knobs])
-
-
-def _same(value: KnobValue, other: KnobValue | None) -> bool:
-    return type(value) is type(other) and value == other

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 from autofit.identity.reach import reach
 from autofit.identity.reached_facts import ReachedFacts
 from autofit.identity.stable_text import plain
+from autofit.workloads.batch_algebra import describe
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.tree import describe
 from autofit.workloads.weights import COLLATED, SAMPLES
 from autofit.workloads.workload import Workload
 

@@ -16,7 +16,7 @@ from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.trial import TrialState, create_trial
 
 from autofit.core.errors import UsageError
-from autofit.core.plan import MICRO_BATCH_SIZE, KnobValue, Plan
+from autofit.core.plan import MICRO_BATCH_SIZE, KnobValue, Plan, same_value
 from autofit.core.trial import Purpose, Trial
 from autofit.searchers.base import Problem, Searcher
 from autofit.study.optuna_names import OptunaResult, optuna_result
@@ -118,7 +118,7 @@ class Sampled(Searcher):
         params = {}
         for name, values in self._domains.items():
             mine = plan.values[name]
-            places = [place for place, value in enumerate(values) if type(value) is type(mine) and value == mine]
+            places = [place for place, value in enumerate(values) if same_value(value, mine)]
             if not places:
                 return None
             params[name] = places[0]

@@ -17,7 +17,7 @@ from optuna.trial import TrialState
 
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
-from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, same_value
 from autofit.core.space import SpaceFacts
 
 _LARGEST_SIZE = 2**20  # one range for every search: a parameter reads the same in all its trials
@@ -83,7 +83,7 @@ def holds(distribution: BaseDistribution | None, value: KnobValue) -> bool:
     if isinstance(distribution, IntDistribution):
         return type(value) is int and distribution.low <= value <= distribution.high
     choices = distribution.choices if isinstance(distribution, CategoricalDistribution) else ()
-    return any(type(choice) is type(value) and choice == value for choice in choices)
+    return any(same_value(choice, value) for choice in choices)
 
 
 def domain(distribution: BaseDistribution) -> str:

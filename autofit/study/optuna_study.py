@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import optuna
 from optuna.distributions import BaseDistribution
@@ -22,11 +22,6 @@ from autofit.core.outcome import Outcome
 from autofit.study.optuna_names import columns, holds, optuna_result
 from autofit.study.trial_start import Context, TrialStart, environment_of
 
-if TYPE_CHECKING:
-    from autofit.study.sqlite_rows import Rows
-
-KNOWN_OPTUNA = "5.0."
-"""Versions of Optuna with which `autofit.study.sqlite_rows` was tested; others write a trial by their own calls."""
 STUDY_SCHEMA = "autofit.study/1"
 
 _OURS = "autofit."
@@ -71,7 +66,6 @@ class OptunaStudy:
     study_id: int
     objective: Objective
     distributions: dict[str, BaseDistribution] = field(default_factory=dict)
-    rows: "Rows | None" = None
 
     @classmethod
     def load(cls, storage: BaseStorage, name: str, objective: Objective) -> Self:
@@ -89,7 +83,7 @@ class OptunaStudy:
                 sampler=optuna.samplers.RandomSampler(),  # never asked; this one costs nothing
             )
         study_id = storage.get_study_id_from_name(name)
-        book = cls(storage, study, study_id, objective, rows=_rows(storage, study_id))
+        book = cls(storage, study, study_id, objective)
         attributes = study.user_attrs
         known = {key for key in attributes if key.startswith(_OURS)}
         if known or storage.get_n_trials(book.study_id):
@@ -116,37 +110,43 @@ class OptunaStudy:
         return [Drop.model_validate(found) for found in self.study.user_attrs.get(_DROPPED, [])]
 
     def add(self, request: TrialStart) -> int:
-        """Adds a running trial in one transaction and returns its number."""
+        """Adds a running trial in one transaction and returns its number.
+
+        Raises:
+            ValueError: the study has another distribution of a parameter.
+        """
         values = {k: v for k, v in request.plan.values.items() if holds(self.distributions.get(k), v)}
         text = request.model_dump_json()
         about = {_REQUEST: text, _REQUEST + _SUM: checksum(text), "purpose": request.purpose.value}
-        if self.rows is not None:
-            return self.rows.add(values, self.distributions, about)
         template = create_trial(
             state=TrialState.RUNNING,
             params=values,
             distributions={name: self.distributions[name] for name in values},
             user_attrs=about,
         )
+        _wait_for_lock(self.storage)
         return self.storage.get_trial_number_from_id(self.storage.create_new_trial(self.study_id, template))
 
     def settle(self, number: int, outcome: Outcome, memory_bytes: int) -> None:
-        """Writes what became of a running trial, all of it or nothing."""
+        """Writes what became of a running trial, all of it or nothing.
+
+        Raises:
+            UpdateFinishedTrialError: it does not run any more.
+            KeyError: there is no such trial.
+        """
         told = optuna_result(outcome, self.objective, memory_bytes)
         # Text, because NaN is not JSON and would break the dashboard's page; our own reader understands it.
         text = json.dumps(outcome.model_dump(mode="json"))
         about = {_OUTCOME: text, _OUTCOME + _SUM: checksum(text), **columns(outcome)}
-        if self.rows is not None:
-            self.rows.settle(number, told, about)
-            return
+        values = None if told.value is None else [told.value]
+        finished = create_trial(state=told.state, value=told.value, user_attrs=about, constraints=told.constraints)
         with _one_transaction(self.storage):
             trial_id = self.storage.get_trial_id_from_study_id_trial_number(self.study_id, number)
-            trial = optuna.trial.Trial(self.study, trial_id)
-            for key, value in about.items():
-                trial.set_user_attr(key, value)
-            for key, violation in told.constraints.items():
-                trial.set_constraint(key, violation)
-            self.study.tell(trial, told.value, state=told.state)
+            for key, value in finished.user_attrs.items():
+                self.storage.set_trial_user_attr(trial_id, key, value)
+            for key, value in finished.system_attrs.items():  # the constraints
+                self.storage.set_trial_system_attr(trial_id, key, value)
+            self.storage.set_trial_state_values(trial_id, told.state, values)
 
     def entries(self) -> Iterator[StoredTrial | None]:
         """Yields the trials; None for one that has no record of ours, or one that cannot be read."""
@@ -182,17 +182,6 @@ def _sound(attributes: Mapping[str, Any], name: str) -> str:
     return text
 
 
-def _rows(storage: BaseStorage, study_id: int) -> "Rows | None":
-    """Returns what writes trials faster than Optuna's calls do; None where that is not known to write the same."""
-    if not isinstance(storage, RDBStorage) or storage.engine.name != "sqlite":
-        return None
-    if not optuna.__version__.startswith(KNOWN_OPTUNA):
-        return None
-    from autofit.study.sqlite_rows import Rows  # noqa: PLC0415  it imports what is private to Optuna
-
-    return Rows(storage, study_id)
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keeps what Optuna says of a new study out of the log. Takes milliseconds: every logger forgets its level."""
@@ -204,12 +193,19 @@ def _quiet() -> Iterator[None]:
         optuna.logging.set_verbosity(level)
 
 
+def _wait_for_lock(storage: BaseStorage) -> None:
+    """Waits once for an SQLite file that another process writes to. Optuna's call for a new trial waits five times."""
+    if isinstance(storage, RDBStorage) and storage.engine.name == "sqlite":
+        with storage.engine.begin() as connection:
+            connection.exec_driver_sql("begin immediate")
+
+
 @contextmanager
 def _one_transaction(storage: BaseStorage) -> Iterator[None]:
-    """Makes one transaction of all calls on a database: whole or not there, and one wait for the disk, not nine.
+    """Makes one transaction of all calls on a database: all of it is written or nothing, and the disk is awaited once.
 
-    Optuna commits after each call. Its sessions are bound, for a moment, to a transaction of ours, which their commits
-    leave open and their rollbacks end.
+    Optuna commits after each call. Here its sessions join a transaction of ours, which their commits leave open and
+    their rollbacks end.
     """
     if not isinstance(storage, RDBStorage):
         yield

@@ -119,13 +119,13 @@ class Study:
         return Trial(number=kept, plan=request.plan, outcome=outcome, purpose=request.purpose)
 
     def _settled(self, number: int, request: TrialStart, outcome: Outcome) -> int:
-        """Writes an outcome and returns the number of its trial: another one where a run has given this one up.
+        """Writes an outcome and returns the number of its trial: a new one if this one was given up or deleted.
 
         Containers that share a host name do not see each other's processes, and take them for dead.
         """
         try:
             self._book.settle(number, outcome, request.memory_bytes)
-        except UpdateFinishedTrialError:
+        except (UpdateFinishedTrialError, KeyError):
             number = self._book.add(request)
             self._book.settle(number, outcome, request.memory_bytes)
         return number

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from autofit.workloads.tree import Batch, batch_size, split, tensors
+from autofit.workloads.batch_algebra import batch_size, split
+from autofit.workloads.tree import Batch, tensors
 
 
 class Counted(NamedTuple):

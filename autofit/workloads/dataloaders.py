@@ -4,12 +4,13 @@ A DataLoader makes batches from samples, so any batch is made from its data set 
 iterator is never touched; without batching it gives ready batches.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from autofit.workloads.batch_algebra import concat
 from autofit.workloads.batch_maker import BatchMaker, BatchOptions
 from autofit.workloads.counted import Collating, CollatingCounted, KeyLists
 from autofit.workloads.ready_batches import ReadyBatches
@@ -17,7 +18,6 @@ from autofit.workloads.resized import Pass, Rechunked, one_pass, resized
 from autofit.workloads.sample_batches import Recipe, SampleBatches
 from autofit.workloads.samplers import batch_sampler_keys, draws_at_random, sampler_keys
 from autofit.workloads.streams import STREAM_BATCHES, known_length, read
-from autofit.workloads.tree import concat
 
 _STREAM_SAMPLES = 512  # samples read from a data set that can only be iterated
 _KEPT = (
@@ -48,25 +48,49 @@ def dataloader_maker(loader: DataLoader[Any], options: BatchOptions) -> BatchMak
     return ReadyBatches(loader, keys, lambda key: loader.collate_fn(dataset[key]), options)
 
 
-def _map_recipe(loader: DataLoader[Any], batch_sampler: Any, scan: int, *, listed: bool) -> Recipe:
-    """Returns the recipe of a map-style data set; `listed` when it takes lists of keys and gives batches."""
-    dataset: Any = loader.dataset
-    collate: Any = loader.collate_fn
-    many = getattr(dataset, "__getitems__", None)  # torch's own fetcher prefers it too
-    plain = type(batch_sampler) is BatchSampler
-    notes = _subclass_note(loader)
-    if plain:
-        keys, length = sampler_keys(batch_sampler.sampler, dataset, scan)
-        user_size = int(batch_sampler.batch_size)
-    else:
-        keys, length, user_size, more = batch_sampler_keys(batch_sampler, dataset, scan)
-        notes += more
-    drop_last = bool(getattr(batch_sampler, "drop_last", False))
+class _KeyDraw(NamedTuple):
+    """The lists of keys that a DataLoader draws samples by.
 
-    def fetch(chosen: list[Any]) -> Any:
-        if listed:
-            return chosen
-        return many(chosen) if callable(many) else [dataset[key] for key in chosen]
+    Attributes:
+        keys: of all samples that may be drawn.
+        length: samples in one pass; None where that is not known.
+        user_size: the batch size that the user has set.
+        drop_last: whether a last list that is short is left out.
+        lists: returns the lists of another size.
+        grouped: whether a batch sampler of the user's own says which samples meet.
+        resizes: whether lists of another size keep the rule by which the user's are made.
+        at_random: whether any samples may meet in a list.
+        notes: what a person should know.
+    """
+
+    keys: Sequence[Any]
+    length: int | None
+    user_size: int
+    drop_last: bool
+    lists: Callable[[int], Iterable[list[Any]]]
+    grouped: bool
+    resizes: bool
+    at_random: bool
+    notes: tuple[str, ...]
+
+
+def _plain_draw(batch_sampler: BatchSampler, dataset: Any, scan: int) -> _KeyDraw:
+    """Returns how torch's own batch sampler draws: the keys of its sampler in order, cut to lists."""
+    sampler, drop_last = batch_sampler.sampler, bool(batch_sampler.drop_last)
+    keys, length = sampler_keys(sampler, dataset, scan)
+
+    @cache
+    def lists(size: int) -> Iterable[list[Any]]:
+        return BatchSampler(sampler, size, drop_last)
+
+    size, at_random = int(batch_sampler.batch_size), draws_at_random(sampler)
+    return _KeyDraw(keys, length, size, drop_last, lists, False, True, at_random, notes=())
+
+
+def _own_draw(batch_sampler: Any, dataset: Any, scan: int) -> _KeyDraw:
+    """Returns how a batch sampler of the user's own draws."""
+    keys, length, user_size, notes = batch_sampler_keys(batch_sampler, dataset, scan)
+    drop_last = bool(getattr(batch_sampler, "drop_last", False))
 
     @cache
     def own() -> Pass:
@@ -74,32 +98,76 @@ def _map_recipe(loader: DataLoader[Any], batch_sampler: Any, scan: int, *, liste
 
     @cache
     def lists(size: int) -> Iterable[list[Any]]:
-        if plain:
-            return BatchSampler(batch_sampler.sampler, size, drop_last)
         return batch_sampler if size == user_size else resized(batch_sampler, size, user_size, drop_last, own)
 
-    def count(size: int, by_rows: bool) -> DataLoader[Any]:
-        if not listed:
-            return _again(loader, lists(size), listed=False, changes=_counting(loader, by_rows))
-        changes = {"dataset": KeyLists(loader.dataset), "collate_fn": CollatingCounted(loader.collate_fn)}
-        return _again(loader, lists(size), listed=True, changes=changes)
+    resizes = not keys or type(lists(user_size // 2 or 2)) is not Rechunked
+    return _KeyDraw(keys, length, user_size, drop_last, lists, True, resizes, False, notes)
+
+
+class _Reading(NamedTuple):
+    """How samples become a batch: the functions of the same names in `Recipe`.
+
+    Attributes:
+        counting: by_rows -> what of the user's DataLoader is replaced so that samples are counted.
+    """
+
+    sample: Callable[[Any], Any]
+    fetch: Callable[[list[Any]], Any]
+    join: Callable[[Any], Any]
+    collate: Callable[[list[Any]], Any]
+    counting: Callable[[bool], dict[str, Any]]
+
+
+def _by_sample(loader: DataLoader[Any]) -> _Reading:
+    """Returns the reading of a data set that takes one key."""
+    dataset: Any = loader.dataset
+    many = getattr(dataset, "__getitems__", None)  # torch's own fetcher prefers it too
+
+    def fetch(chosen: list[Any]) -> Any:
+        return many(chosen) if callable(many) else [dataset[key] for key in chosen]
+
+    collate = loader.collate_fn
+    return _Reading(lambda key: dataset[key], fetch, collate, collate, lambda by_rows: _counting(loader, by_rows))
+
+
+def _by_list(loader: DataLoader[Any]) -> _Reading:
+    """Returns the reading of a data set that takes a list of keys and gives a batch."""
+    dataset: Any = loader.dataset
+    collate: Any = loader.collate_fn
+    return _Reading(
+        sample=lambda key: dataset[[key]],
+        fetch=lambda chosen: chosen,
+        join=lambda chosen: collate(dataset[chosen]),
+        collate=concat,
+        counting=lambda by_rows: {"dataset": KeyLists(dataset), "collate_fn": CollatingCounted(collate)},
+    )
+
+
+def _map_recipe(loader: DataLoader[Any], batch_sampler: Any, scan: int, *, listed: bool) -> Recipe:
+    """Returns the recipe of a map-style data set; `listed` when it takes lists of keys and gives batches."""
+    plain = type(batch_sampler) is BatchSampler
+    draw = (_plain_draw if plain else _own_draw)(batch_sampler, loader.dataset, scan)
+    reading = (_by_list if listed else _by_sample)(loader)
+
+    def again(size: int, changes: Mapping[str, Any]) -> DataLoader[Any]:
+        return _again(loader, draw.lists(size), listed=listed, changes=changes)
 
     return Recipe(
-        keys=keys,
-        sample=lambda key: dataset[[key]] if listed else dataset[key],
-        fetch=fetch,
-        join=(lambda chosen: collate(dataset[chosen])) if listed else collate,
-        collate=concat if listed else collate,
-        rebuild=lambda size: _again(loader, lists(size), listed=listed, changes={}),
-        count=count,
-        lists=None if plain and draws_at_random(batch_sampler.sampler) else lists,
-        grouped=not plain,
-        resizes=plain or not keys or type(lists(user_size // 2 or 2)) is not Rechunked,
-        user_batch_size=user_size,
-        length=length,
-        drop_last=drop_last,
+        keys=draw.keys,
+        sample=reading.sample,
+        fetch=reading.fetch,
+        join=reading.join,
+        collate=reading.collate,
+        rebuild=lambda size: again(size, {}),
+        count=lambda size, by_rows: again(size, reading.counting(by_rows)),
+        lists=None if draw.at_random else draw.lists,
+        grouped=draw.grouped,
+        resizes=draw.resizes,
+        user_batch_size=draw.user_size,
+        length=draw.length,
+        drop_last=draw.drop_last,
         own_way=_own_way(loader),
-        notes=notes,
+        notes=_subclass_note(loader) + draw.notes,
     )
 
 

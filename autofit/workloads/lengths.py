@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from autofit.workloads.tree import Batch, asked, children, leaves, tensors
+from autofit.workloads.batch_algebra import leaves
+from autofit.workloads.tree import Batch, asked, children, tensors
 
 _MAX_ENTRIES = 8  # a list with more entries than this is measured as a whole, not entry by entry
 _MAX_COLUMNS = 6  # rankings tried one by one when the worst batch is chosen

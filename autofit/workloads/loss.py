@@ -1,4 +1,4 @@
-"""How the loss of a batch is computed: given by the user, or inferred by a rule that can be told in five lines.
+"""How the loss of a batch is computed: given by the user, or inferred by a rule that is stated in five lines.
 
 1. `step_fn(model, batch)` returns the loss.
 2. `loss_fn`: a batch `(inputs, targets)` gives `loss_fn(model(inputs), targets)`; a mapping with exactly one of the
@@ -16,24 +16,21 @@ Rules 3 and 4 need one forward pass, on two samples; the result is a closure wit
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils.rnn import PackedSequence
 
 from autofit.core.errors import WorkloadError
-from autofit.workloads.tree import Batch, batch_size, describe, map_tensors, split, strays, tensors
+from autofit.workloads.batch_algebra import batch_size, describe, split, strays
+from autofit.workloads.model_call import ADVICE, TARGETS, Call, binds, call_for, check_keys, whole_call
+from autofit.workloads.tree import Batch, map_tensors, tensors
 from autofit.workloads.weighing import ignore_index_of
 
 Compute = Callable[[nn.Module, Batch], torch.Tensor]
-Call = Callable[[nn.Module, Any], Any]
-
-_TARGETS = ("labels", "label", "targets", "target", "y")
-_ADVICE = "pass loss_fn(outputs, targets) or step_fn(model, batch) -> loss"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +74,7 @@ def resolve_loss(
         Exception: whatever the model's own forward raises, unchanged.
     """
     if step_fn is not None and loss_fn is not None:
-        raise WorkloadError("found both loss_fn and step_fn; expected one of them; step_fn does all by itself")
+        raise WorkloadError("found both loss_fn and step_fn; expected one of them; step_fn computes the loss by itself")
     if step_fn is not None:
         return _from_step_fn(step_fn)
     if loss_fn is not None:
@@ -86,7 +83,7 @@ def resolve_loss(
 
 
 def _from_step_fn(step_fn: Callable[..., Any]) -> LossRule:
-    if _binds(step_fn, (None, None), {}) is False:
+    if binds(step_fn, (None, None), {}) is False:
         raise WorkloadError(
             f"found step_fn{inspect.signature(step_fn)}; expected a function that can be called as "
             "step_fn(model, batch); change its parameters, or wrap it in a lambda"
@@ -97,7 +94,7 @@ def _from_step_fn(step_fn: Callable[..., Any]) -> LossRule:
 def _from_loss_fn(model: nn.Module, batch: Batch, loss_fn: Callable[..., Any]) -> LossRule:
     if isinstance(batch, Mapping):
         target = _target_key(batch)
-        _check_keys(model, batch, without=target)
+        check_keys(model, batch, without=target)
 
         def of_mapping(model: nn.Module, batch: Any) -> Any:
             output = model(**{key: value for key, value in batch.items() if key != target})
@@ -108,9 +105,9 @@ def _from_loss_fn(model: nn.Module, batch: Batch, loss_fn: Callable[..., Any]) -
     if not _is_pair(batch):
         raise WorkloadError(
             f"found a batch ({_shown(batch)}); expected (inputs, targets), or a mapping with a key "
-            f"{_TARGETS[0]!r}, for loss_fn; pass step_fn(model, batch) -> loss instead"
+            f"{TARGETS[0]!r}, for loss_fn; pass step_fn(model, batch) -> loss instead"
         )
-    call, text = _call_for(model, batch[0])
+    call, text = call_for(model, batch[0])
 
     def of_pair(model: nn.Module, batch: Any) -> Any:
         return loss_fn(call(model, batch[0]), batch[1])
@@ -120,7 +117,7 @@ def _from_loss_fn(model: nn.Module, batch: Batch, loss_fn: Callable[..., Any]) -
 
 
 def _inferred(model: nn.Module, batch: Batch) -> LossRule:
-    call, text = _whole_call(model, batch)
+    call, text = whole_call(model, batch)
     output = _tried(call, model, batch)
     if _has_loss(output):
         about = f"the model computes its own loss: {text}.loss"
@@ -135,34 +132,8 @@ def _inferred(model: nn.Module, batch: Batch) -> LossRule:
             return LossRule("mse_loss", _mse_loss(call, output.dim() == batch[1].dim()), True, about)
     raise WorkloadError(
         f"no loss can be inferred: found a batch ({_shown(batch)}) for which {text} gives {_output_text(output)}; "
-        f"expected an output with .loss, or (x, y) with an output that fits y; {_ADVICE}{_hint(batch, output)}"
+        f"expected an output with .loss, or (x, y) with an output that fits y; {ADVICE}{_hint(batch, output)}"
     )
-
-
-def _whole_call(model: nn.Module, batch: Batch) -> tuple[Call, str]:
-    """Returns how the model takes a batch when nobody says what its inputs are, and that as text."""
-    if isinstance(batch, Mapping):
-        _check_keys(model, batch)
-        return (lambda model, batch: model(**batch)), "model(**batch)"
-    if not isinstance(batch, (list, tuple)) or isinstance(batch, PackedSequence):
-        return (lambda model, batch: model(batch)), "model(batch)"
-    if len(batch) != 2 or _second_is_target(model):
-        return (lambda model, batch: model(*batch)), "model(*batch)"
-    inputs, text = _call_for(model, batch[0])
-    return (lambda model, batch: inputs(model, batch[0])), text
-
-
-def _call_for(model: nn.Module, inputs: Any) -> tuple[Call, str]:
-    """Returns how the model takes the inputs of a pair, and that as text."""
-    if isinstance(inputs, Mapping):
-        _check_keys(model, inputs)
-        return (lambda model, inputs: model(**inputs)), "model(**inputs)"
-    if isinstance(inputs, (list, tuple)) and not isinstance(inputs, PackedSequence):
-        # A model of one argument that takes a list of images, or a named tuple, gets it whole.
-        fits = _binds(model.forward, tuple(inputs), {}) is not False
-        if fits or _binds(model.forward, (inputs,), {}) is False:
-            return (lambda model, inputs: model(*inputs)), "model(*inputs)"
-    return (lambda model, inputs: model(inputs)), "model(inputs)"
 
 
 def _tried(call: Call, model: nn.Module, batch: Batch) -> Any:
@@ -242,52 +213,13 @@ def _regresses(output: torch.Tensor, targets: torch.Tensor) -> bool:
 
 
 def _target_key(batch: Mapping[str, Any]) -> str:
-    found = [key for key in _TARGETS if key in batch]
+    found = [key for key in TARGETS if key in batch]
     if len(found) != 1:
         raise WorkloadError(
-            f"found {found or 'none'} of the keys {', '.join(_TARGETS)} in a batch ({_shown(batch)}); expected "
+            f"found {found or 'none'} of the keys {', '.join(TARGETS)} in a batch ({_shown(batch)}); expected "
             "exactly one for loss_fn; rename the key in collate_fn, or pass step_fn(model, batch) -> loss"
         )
     return found[0]
-
-
-def _check_keys(model: nn.Module, batch: Mapping[str, Any], without: str | None = None) -> None:
-    """Fails when the model's forward does not take all entries of a mapping as keywords."""
-    try:
-        parameters = inspect.signature(model.forward).parameters.values()
-    except (TypeError, ValueError):  # a compiled or scripted forward does not tell
-        return
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return
-    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    unknown = [str(key) for key in batch if key != without and key not in named]
-    if unknown:
-        raise WorkloadError(
-            f"found the keys {', '.join(unknown)} in the batch, which {type(model).__name__}.forward does not take; "
-            f"expected some of {', '.join(named)}; leave them out in collate_fn, or {_ADVICE}"
-        )
-
-
-def _second_is_target(model: nn.Module) -> bool:
-    """Returns whether the model's forward takes the targets as its second argument."""
-    try:
-        parameters = list(inspect.signature(model.forward).parameters)
-    except (TypeError, ValueError):
-        return False
-    return len(parameters) > 1 and parameters[1] in _TARGETS
-
-
-def _binds(function: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]) -> bool | None:
-    """Returns whether a function can be called so; None when it does not tell."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return None
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError:
-        return False
-    return True
 
 
 def _logits(output: Any) -> Any:

@@ -10,22 +10,12 @@ from typing import Any
 import torch
 
 from autofit.core.errors import WorkloadError
+from autofit.workloads.batch_algebra import batch_size, concat, describe, leaves, regroup, split, strays
 from autofit.workloads.batch_maker import BatchMaker, BatchOptions, no_batches
 from autofit.workloads.counted import Alike, Counted, Cuttable
 from autofit.workloads.lengths import elements, spaced
 from autofit.workloads.streams import STREAM_BATCHES
-from autofit.workloads.tree import (
-    Batch,
-    batch_size,
-    concat,
-    describe,
-    leaves,
-    map_tensors,
-    regroup,
-    same,
-    split,
-    strays,
-)
+from autofit.workloads.tree import Batch, map_tensors, same
 
 
 class ReadyBatches(BatchMaker):

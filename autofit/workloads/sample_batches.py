@@ -11,13 +11,14 @@ import torch
 from torch.utils.data import DataLoader
 
 from autofit.core.errors import WorkloadError
+from autofit.workloads.batch_algebra import batch_size, describe, leaves
 from autofit.workloads.batch_maker import BatchMaker, BatchOptions, no_batches
 from autofit.workloads.counted import Alike, Counted, Cuttable, has_rows
 from autofit.workloads.groups import Groups
 from autofit.workloads.lengths import Lengths, elements, scan
 from autofit.workloads.representative import representative
 from autofit.workloads.streams import undisturbed
-from autofit.workloads.tree import Batch, batch_size, describe, leaves, map_tensors, tensors
+from autofit.workloads.tree import Batch, map_tensors, tensors
 
 _STRUCTURE_SIZES = (2, 5)  # two sizes tell the batch dimension from a dimension that happens to be as long
 _SCANNED_WITH_WORST_CASE = 512  # samples measured where the user gives the worst case: what typical batches are like

@@ -44,8 +44,8 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.guard.digest import fingerprint
 from autofit.probing.bench import facts_of
 from autofit.strategies import MEMBERS
+from autofit.workloads.batch_algebra import batch_size
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.tree import batch_size
 from autofit.workloads.workload import Workload
 
 TIMED = 4

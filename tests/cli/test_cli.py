@@ -281,7 +281,7 @@ USAGE = [
     (("tune", "t.py", "--planned-steps", "0"), "whole number of at least 1"),
     (("tune", "t.py", "--planned-steps", "1e5"), "invalid int value"),
     (("tune", "t.py", "-o", "nowhere/autofit.yaml"), "no writable directory"),
-    (("tune", "t.py", "-o", "."), "no autofit plan"),
+    (("tune", "t.py", "-o", "."), "not an autofit plan"),
     (("show", "missing.yaml"), "Check the path"),
     (("export", "missing.yaml"), "Check the path"),
 ]
@@ -310,7 +310,7 @@ def test_an_output_that_is_no_plan_is_refused_before_anything_runs(
     Path("mine.yaml").write_text(content)
     code, _, err = run("tune", "t.py", "-o", "mine.yaml")
     assert code == 2
-    assert "no autofit plan" in err
+    assert "not an autofit plan" in err
     assert Path("mine.yaml").read_text() == content
 
 

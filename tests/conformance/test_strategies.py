@@ -16,9 +16,9 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, P
 from autofit.prepare import prepare
 from autofit.strategies import MEMBERS
 from autofit.strategies.base import Facts, Numerics, Strategy
+from autofit.workloads.batch_algebra import split
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch
-from autofit.workloads.tree import split
 
 CAPABILITIES = frozenset({"bf16", "fp16", "channels_last", "foreach", "fused"})
 """What a CPU can do. TF32 is missing: it exists on CUDA only, and its settings are tested beside the strategy."""

@@ -1,7 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from autofit.core.plan import Plan
+from autofit.core.plan import Plan, same_value
 
 PLAN = Plan(values={"micro_batch_size": 8, "accumulation_steps": 4, "precision": "bf16", "fused": True})
 
@@ -50,6 +50,22 @@ def test_changes_are_the_values_that_differ() -> None:
 
 def test_a_change_of_type_is_a_change() -> None:
     assert Plan(values={"fused": True}).changes_from(Plan(values={"fused": 1})) == {"fused": True}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (1, 1, True),
+        ("a", "a", True),
+        (1, True, False),
+        (0, False, False),
+        (1, 1.0, False),
+        (1, "1", False),
+        (None, 0, False),
+    ],
+)
+def test_values_are_the_same_when_their_types_are(one: object, other: object, same: bool) -> None:
+    assert same_value(one, other) is same_value(other, one) is same
 
 
 def test_a_plan_reads_as_text() -> None:

@@ -16,9 +16,9 @@ from autofit.prepare import prepare
 from autofit.probing.survey import gates
 from autofit.probing.survey.gradients import Gradients
 from autofit.strategies import MEMBERS
+from autofit.workloads.batch_algebra import split
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, TrainStep
-from autofit.workloads.tree import split
 
 SAMPLES = 8
 

@@ -20,10 +20,10 @@ from autofit.estimators.traced import Traced
 from autofit.fit import Fit
 from autofit.identity.identity import model_signature
 from autofit.probing.bench import Bench
+from autofit.workloads.batch_algebra import batch_size
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted import Counted
 from autofit.workloads.step import StepBatch, StepLoader
-from autofit.workloads.tree import batch_size
 from autofit.workloads.workload import Workload
 from tests.test_planfile import RECORD
 from tests.workloads.loaders import pad

@@ -21,8 +21,8 @@ from autofit.core.briefing import Options
 from autofit.core.plan import Plan
 from autofit.fit import Fit
 from autofit.probing.bench import Bench
+from autofit.workloads.batch_algebra import split
 from autofit.workloads.step import StepBatch
-from autofit.workloads.tree import split
 from autofit.workloads.workload import Workload
 
 GLOBAL = 16

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
+from autofit.workloads.batch_algebra import batch_size
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.tree import batch_size
 from tests.workloads.loaders import labels, pairs, shuffling, use_all
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from autofit.core.errors import WorkloadError
+from autofit.workloads.batch_algebra import batch_size
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.tree import batch_size
 
 
 def test_list_of_batches_is_regrouped() -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from autofit.guard import Guard
 from autofit.probing.survey.gradients import Gradients, State, difference
-from autofit.workloads.tree import split
+from autofit.workloads.batch_algebra import split
 from tests.probing.survey.test_gates import build, mean, norm, vectors
 
 

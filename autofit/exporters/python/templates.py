@@ -1,119 +1,14 @@
-"""Plain PyTorch: a training loop that does what was measured, without autofit."""
+"""Templates of the exported module.
 
-import math
-from collections.abc import Callable, Mapping
-from typing import ClassVar
+A line that ends in `#? a !b` is there when `a` is a part of the loop and `b` is not; `select` decides it.
+"""
 
-from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
-from autofit.core.recommendation import Recommendation
-from autofit.exporters.base import Exporter, Settings
-from autofit.workloads.weights import COLLATED, SAMPLES, Weighing
+CONSTANTS = "# constants\n"
+"""Stands for the constants of a plan."""
+COUNTED = "entries that count"
+"""Stands for what a batch weighs, where accumulated losses are weighed by their entries."""
 
-_PRECISIONS: dict[KnobValue, Settings] = {
-    "fp32": {},
-    "tf32": {"tf32": True},
-    "bf16": {"AUTOCAST_DTYPE": "torch.bfloat16"},
-    "fp16": {"AUTOCAST_DTYPE": "torch.float16", "scaler": True},
-}
-_MEMORY_FORMATS: dict[KnobValue, Settings] = {"default": {}, "channels_last": {"channels_last": True}}
-_OPTIMIZERS: dict[KnobValue, Settings] = {
-    "default": {},
-    "for-loop": {"OPTIMIZER_FLAGS": {"foreach": False, "fused": False}},
-    "foreach": {"OPTIMIZER_FLAGS": {"foreach": True, "fused": False}},
-    "fused": {"OPTIMIZER_FLAGS": {"foreach": False, "fused": True}},
-}
-
-
-def _count(key: str, default: int) -> Callable[[KnobValue], Settings | None]:
-    """Returns what says a whole number of at least `default`, which is what the loop does without the key."""
-
-    def say(value: KnobValue) -> Settings | None:
-        if type(value) is not int or value < default:
-            return None
-        return {key: value} if value > default else {}
-
-    return say
-
-
-_SAYS: Mapping[str, Callable[[KnobValue], Settings | None]] = {
-    MICRO_BATCH_SIZE: _count("MICRO_BATCH_SIZE", 0),
-    ACCUMULATION_STEPS: _count("ACCUMULATION_STEPS", 1),
-    "precision": _PRECISIONS.get,
-    "checkpointed_blocks": _count("CHECKPOINTED_BLOCKS", 0),
-    "memory_format": _MEMORY_FORMATS.get,
-    "optimizer_implementation": _OPTIMIZERS.get,
-}
-"""What each knob becomes: constants at the top of the file in capitals, parts of the loop in small letters."""
-
-
-class Python(Exporter):
-    """A module with a function `train`, or `predict` for a plan that was tuned for inference."""
-
-    name: ClassVar[str] = "python"
-    filename: ClassVar[str] = "train_loop.py"
-
-    def fields(self, plan: Plan, recommendation: Recommendation) -> Mapping[str, Settings]:
-        """Returns constants and parts of the loop for each knob."""
-        said = {knob: _SAYS[knob](value) for knob, value in plan.values.items() if knob in _SAYS}
-        return {knob: settings for knob, settings in said.items() if settings is not None}
-
-    def render(self, settings: Settings, recommendation: Recommendation) -> str:
-        """Returns the module's text."""
-        environment = recommendation.environment.settings
-        predicts = environment.get("mode") == "inference"
-        norm = _positive(environment.get("max_grad_norm", ""))
-        if norm is not None and not predicts:
-            settings = {**settings, "MAX_GRAD_NORM": norm}
-        parts = frozenset(_PARTS.get(key, key) for key in settings) - (frozenset(_HELPERS) if predicts else frozenset())
-        weighing = Weighing.of(environment)
-        if "accumulate" in parts:
-            parts |= {"by_samples" if weighing is None else "weighed"}
-        if "by_samples" in parts and environment.get(SAMPLES) != COLLATED:
-            parts |= {"shapes"}
-        constants = "".join(f"{key} = {value}\n" for key, value in settings.items() if key.isupper())
-        loop = _PREDICT if predicts else _TRAIN
-        name = environment.get("optimizer", "")
-        helpers = [text for part, text in _HELPERS.items() if part in parts]
-        text = "".join([_IMPORTS, _CONSTANTS, loop, *helpers, _TO_DEVICE])
-        text = text.replace("AdamW", name if name.isidentifier() else "AdamW")
-        return _select(text, parts).replace(_CONSTANTS, constants).replace(_COUNTED, str(weighing))
-
-
-def _positive(text: str) -> float | None:
-    """Returns the number above 0 that `text` says, or None."""
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if number > 0 and math.isfinite(number) else None
-
-
-def _select(template: str, parts: frozenset[str]) -> str:
-    """Returns the lines of `template` that go with `parts`.
-
-    A line that ends in `#? a !b` is there when `a` is a part and `b` is not.
-    """
-    lines = []
-    for line in template.splitlines():
-        code, _, flags = line.partition("  #? ")
-        if all((flag.lstrip("!") in parts) != flag.startswith("!") for flag in flags.split()):
-            lines.append(code)
-    return "".join(f"{line}\n" for line in lines)
-
-
-_PARTS = {
-    "MICRO_BATCH_SIZE": "micro",
-    "ACCUMULATION_STEPS": "accumulate",
-    "AUTOCAST_DTYPE": "autocast",
-    "CHECKPOINTED_BLOCKS": "blocks",
-    "OPTIMIZER_FLAGS": "flags",
-    "MAX_GRAD_NORM": "clip",
-}
-"""What the constants are called in the templates below."""
-
-_CONSTANTS, _COUNTED = "# constants\n", "entries that count"
-
-_IMPORTS = """
+IMPORTS = """
 import copy
 from collections.abc import Mapping
 from functools import partial  #? blocks
@@ -124,7 +19,7 @@ from torch.utils.data import DataLoader  #? by_samples
 
 """
 
-_TRAIN = '''
+TRAIN = '''
 
 def train(model, loader, optimizer, compute_loss, epochs=1):  #? !blocks
 def train(model, loader, optimizer, compute_loss, epochs=1, blocks=None):  #? blocks
@@ -177,7 +72,7 @@ def train(model, loader, optimizer, compute_loss, epochs=1, blocks=None):  #? bl
             optimizer.zero_grad(set_to_none=True)
 '''
 
-_PREDICT = '''
+PREDICT = '''
 
 def predict(model, loader, forward):
     """Yields `forward(model, batch)` for each batch, with the plan that was measured.
@@ -303,7 +198,7 @@ def size(batch):
     return float((entries that count).sum(dtype=torch.float64))
 '''
 
-_TO_DEVICE = """
+TO_DEVICE = """
 
 def to_device(batch, device):
     if isinstance(batch, torch.Tensor):
@@ -332,7 +227,7 @@ def to_device(batch, device):
     return batch
 """
 
-_HELPERS = {
+HELPERS = {
     "flags": _SET_IMPLEMENTATION,
     "blocks": _CHECKPOINT_FIRST,
     "accumulate": _STEPS,
@@ -341,3 +236,16 @@ _HELPERS = {
     "weighed": _WEIGHED,
 }
 """What the loop of a part calls."""
+
+
+def select(template: str, parts: frozenset[str]) -> str:
+    """Returns the lines of `template` that go with `parts`.
+
+    A line that ends in `#? a !b` is there when `a` is a part and `b` is not.
+    """
+    lines = []
+    for line in template.splitlines():
+        code, _, flags = line.partition("  #? ")
+        if all((flag.lstrip("!") in parts) != flag.startswith("!") for flag in flags.split()):
+            lines.append(code)
+    return "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,104 @@
+"""Exporter to plain PyTorch: which constants and parts of the loop a plan becomes."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
+from autofit.core.recommendation import Recommendation
+from autofit.exporters.base import Exporter, Settings
+from autofit.exporters.python.templates import CONSTANTS, COUNTED, HELPERS, IMPORTS, PREDICT, TO_DEVICE, TRAIN, select
+from autofit.workloads.weights import COLLATED, SAMPLES, Weighing
+
+_PRECISIONS: dict[KnobValue, Settings] = {
+    "fp32": {},
+    "tf32": {"tf32": True},
+    "bf16": {"AUTOCAST_DTYPE": "torch.bfloat16"},
+    "fp16": {"AUTOCAST_DTYPE": "torch.float16", "scaler": True},
+}
+_MEMORY_FORMATS: dict[KnobValue, Settings] = {"default": {}, "channels_last": {"channels_last": True}}
+_OPTIMIZERS: dict[KnobValue, Settings] = {
+    "default": {},
+    "for-loop": {"OPTIMIZER_FLAGS": {"foreach": False, "fused": False}},
+    "foreach": {"OPTIMIZER_FLAGS": {"foreach": True, "fused": False}},
+    "fused": {"OPTIMIZER_FLAGS": {"foreach": False, "fused": True}},
+}
+
+
+def _count(key: str, default: int) -> Callable[[KnobValue], Settings | None]:
+    """Returns the settings of a whole number of at least `default`; at `default` the loop needs no constant."""
+
+    def say(value: KnobValue) -> Settings | None:
+        if type(value) is not int or value < default:
+            return None
+        return {key: value} if value > default else {}
+
+    return say
+
+
+_SAYS: Mapping[str, Callable[[KnobValue], Settings | None]] = {
+    MICRO_BATCH_SIZE: _count("MICRO_BATCH_SIZE", 0),
+    ACCUMULATION_STEPS: _count("ACCUMULATION_STEPS", 1),
+    "precision": _PRECISIONS.get,
+    "checkpointed_blocks": _count("CHECKPOINTED_BLOCKS", 0),
+    "memory_format": _MEMORY_FORMATS.get,
+    "optimizer_implementation": _OPTIMIZERS.get,
+}
+"""What each knob becomes: constants at the top of the file in capitals, parts of the loop in small letters."""
+_PARTS = {
+    "MICRO_BATCH_SIZE": "micro",
+    "ACCUMULATION_STEPS": "accumulate",
+    "AUTOCAST_DTYPE": "autocast",
+    "CHECKPOINTED_BLOCKS": "blocks",
+    "OPTIMIZER_FLAGS": "flags",
+    "MAX_GRAD_NORM": "clip",
+}
+"""The parts of the templates that go with a constant; a setting in small letters is a part itself."""
+
+
+class Python(Exporter):
+    """A module with a function `train`, or `predict` for a plan that was tuned for inference."""
+
+    name: ClassVar[str] = "python"
+    filename: ClassVar[str] = "train_loop.py"
+
+    def fields(self, plan: Plan, recommendation: Recommendation) -> Mapping[str, Settings]:
+        """Returns constants and parts of the loop for each knob."""
+        said = {knob: _SAYS[knob](value) for knob, value in plan.values.items() if knob in _SAYS}
+        return {knob: settings for knob, settings in said.items() if settings is not None}
+
+    def render(self, settings: Settings, recommendation: Recommendation) -> str:
+        """Returns the module's text."""
+        environment = recommendation.environment.settings
+        predicts = environment.get("mode") == "inference"
+        norm = _positive(environment.get("max_grad_norm", ""))
+        if norm is not None and not predicts:
+            settings = {**settings, "MAX_GRAD_NORM": norm}
+        weighing = Weighing.of(environment)
+        parts = frozenset(_PARTS.get(key, key) for key in settings)
+        parts = parts - HELPERS.keys() if predicts else parts | _weights(parts, weighing, environment)
+        constants = "".join(f"{key} = {value}\n" for key, value in settings.items() if key.isupper())
+        loop = PREDICT if predicts else TRAIN
+        name = environment.get("optimizer", "")
+        helpers = [text for part, text in HELPERS.items() if part in parts]
+        text = "".join([IMPORTS, CONSTANTS, loop, *helpers, TO_DEVICE])
+        text = text.replace("AdamW", name if name.isidentifier() else "AdamW")
+        return select(text, parts).replace(CONSTANTS, constants).replace(COUNTED, str(weighing))
+
+
+def _weights(parts: frozenset[str], weighing: Weighing | None, environment: Mapping[str, str]) -> set[str]:
+    """Returns the parts that weigh accumulated losses: by what counts in a batch, or by its number of samples."""
+    if "accumulate" not in parts:
+        return set()
+    if weighing is not None:
+        return {"weighed"}
+    return {"by_samples"} if environment.get(SAMPLES) == COLLATED else {"by_samples", "shapes"}
+
+
+def _positive(text: str) -> float | None:
+    """Returns the number above 0 that `text` says, or None."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if number > 0 and math.isfinite(number) else None
