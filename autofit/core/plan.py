@@ -17,7 +17,7 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 class Plan(BaseModel):
     """A value for each knob in play.
 
-    A knob that is not named is left as the user has it, so the empty plan changes nothing.
+    A knob without a value is left as the user has it. The empty plan changes nothing.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -26,7 +26,7 @@ class Plan(BaseModel):
 
     @cached_property
     def key(self) -> str:
-        """The plan as canonical JSON: equal plans have equal keys, in every process and version."""
+        """The plan as canonical JSON. Equal plans have equal keys in every process and version."""
         return _CANONICAL.encode(dict(self.values))
 
     @property
@@ -46,7 +46,7 @@ class Plan(BaseModel):
 
     @cached_property
     def combination(self) -> "Plan":
-        """The plan without its batch: what is compared at one size and then taken up in batch."""
+        """The plan without its micro batch size and accumulation steps."""
         batch = (MICRO_BATCH_SIZE, ACCUMULATION_STEPS)
         return Plan(values={k: v for k, v in self.values.items() if k not in batch})
 
