@@ -1,11 +1,11 @@
-"""autofit finds, by short measured runs, the fastest way to train your model within a memory budget.
+"""Find, by short measured runs, the fastest way to train your PyTorch model within a memory budget.
 
     fit = autofit.tune(model, loader)
     step = fit.prepare(model, loader, optimizer)
     for batch in step.loader:
         loss = step(batch)
 
-Names are loaded when they are first used, so that importing the package does not import torch.
+Public names are loaded on first use: `import autofit` does not import torch.
 """
 
 from importlib import import_module

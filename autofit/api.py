@@ -1,4 +1,4 @@
-"""The public calls: the user's objects become nouns, and the parts are wired together."""
+"""The public calls `tune`, `estimate` and `load`: they turn the user's objects into a workload and wire the parts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -60,59 +60,65 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
 ) -> Fit:
     """Finds the fastest way to train `model` on batches of `loader` within the memory budget.
 
-    Short runs on this device decide. Everything passed in is bit-identical afterwards, with what it reaches:
-    attributes, containers, closures, bound objects, hooks, and the globals that your functions name in your own
-    modules. What cannot be put back (open files, iterators in progress, a data set of more than 256 MiB in memory) is
-    named in the caveats. Interrupted with Ctrl-C it puts everything back too; called again it goes on from the trials
-    in the study.
+    The search decides by short runs on this device. Afterwards everything passed in is bit-identical, and so is
+    everything reachable from it: attributes, containers, closures, bound objects, hooks, and the globals that your
+    functions use in your own modules. The caveats name what cannot be put back: open files, iterators in progress, a
+    data set of more than 256 MiB in memory. Ctrl-C also puts everything back; the next call resumes from the trials in
+    the study.
 
     Args:
         model: a module on the device to train on.
-        loader: a `DataLoader`, a list of batches, or anything that can be iterated again and again.
-        loss_fn: `loss_fn(outputs, targets) -> scalar tensor` for batches `(inputs, targets)`. Without it, and without
+        loader: a `DataLoader`, a list of batches, or any other iterable that can be iterated repeatedly. Batches are
+            made from its data set and `collate_fn`, so the loader itself is never advanced; see `autofit.Workload`.
+        loss_fn: `loss_fn(outputs, targets) -> scalar tensor`, for batches `(inputs, targets)`. Without `loss_fn` and
             `step_fn`, the loss is the output's `.loss`, or cross-entropy for integer targets, or the mean squared
-            error for targets of the output's shape; the choice is named in the caveats.
-        step_fn: `step_fn(model, batch) -> scalar tensor`, for everything else.
-        optimizer: an optimizer over the model's parameters, or a callable that makes one; None: AdamW.
-        global_batch_size: samples per optimizer step, kept exactly. None leaves the batch free: the smallest batch is
-            taken of those that are fastest within the tie margin, and yours unless another is faster beyond the noise.
-        max_global_batch_size: samples per optimizer step at most where the batch is free. None: a fiftieth of the data
-            set, so that an epoch keeps 50 steps; your own batch is always possible.
-        memory_budget: bytes, "20GiB", or a fraction of the capacity. None: what is available less the headroom.
-        time_budget: seconds, or "5min", for the whole search. None: until nothing left can win.
-        numerics: "exact" keeps the arithmetic; "mixed" also tries tf32, bf16 and fp16 autocast, each behind a
-            gradient check; "any" also what changes the result, named in the caveats.
+            error for targets of the output's shape. The caveats name the choice.
+        step_fn: `step_fn(model, batch) -> scalar tensor`, for every other kind of loss or batch.
+        optimizer: an optimizer over the model's parameters, or a callable that makes one from parameters, such as
+            `lambda params: torch.optim.SGD(params, lr=0.1)`. None uses AdamW.
+        global_batch_size: samples per optimizer step, kept exactly. None leaves the batch free: the search keeps your
+            batch size unless another is faster beyond the noise, and then takes the smallest of those that are fastest
+            within the tie margin.
+        max_global_batch_size: largest number of samples per optimizer step if the batch is free. None uses 1/50 of the
+            data set, so that an epoch keeps at least 50 steps. Your own batch size is always allowed.
+        memory_budget: bytes, "20GiB", or a fraction of the capacity. None uses the available memory less a safety
+            margin.
+        time_budget: limit for the whole search: seconds, or a text such as "5min". None searches until no remaining
+            plan can win.
+        numerics: "exact" keeps the arithmetic. "mixed" also tries tf32, bf16 and fp16 autocast, each checked against
+            the float32 gradient on your batch; this is a smoke test and says nothing about convergence. "any" also
+            keeps techniques that change the result; the caveats name them.
         strategies: names of the techniques to search: "batching", "precision", "checkpointing", "memory_format",
-            "optimizer_implementation". None: all that apply.
-        worst_case: a sample, or a callable `size -> batch`, that needs the most memory. None: the data set is scanned
-            for its longest samples.
+            "optimizer_implementation". None searches all that apply.
+        worst_case: the sample that needs the most memory, or a callable `size -> batch` that makes such a batch. None
+            scans the data set for its longest samples.
         mode: "train", or "inference" for the forward pass alone.
-        max_grad_norm: clip gradients to this L2 norm, as your training does.
-        extras: further objects to put back, where a caveat says that they are not found or not followed: anything with
-            attributes, a tensor, or an object with `state_dict` and `load_state_dict`.
-        device: "cuda", "cuda:1", "cpu". None: the device the model is on.
+        max_grad_norm: clip gradients to this L2 norm, as your training does. None does not clip.
+        extras: further objects to put back after the search, if a caveat says that they were not found or not
+            followed: any object with attributes, a tensor, or an object with `state_dict` and `load_state_dict`.
+        device: "cuda", "cuda:1", "cpu". None uses the model's device.
         seed: makes the search repeatable.
-        study: where trials are kept: a path, an Optuna storage URL, or ":memory:". None: `.autofit/study.db`.
-        searcher: name of the searcher.
-        objective: what is counted per second: "samples", or "tokens" that are not padding.
-        planned_steps: optimizer steps (in inference, batches) that your training will have, at your own global batch.
-            Where a plan's first steps take longer than steady ones (a model that compiles, kernels to be tuned), that
-            time is spread over as many samples, and the shortest whole training wins. None: steady steps alone count.
-        progress: True shows finished trials above a live line on a terminal, plain lines elsewhere; False nothing; a
-            callable gets each event. What gives no sign of life for long is told from another thread, by an event of
-            kind "waiting".
+        study: where trials are kept: a path, an Optuna storage URL, or ":memory:". None uses `.autofit/study.db`.
+        searcher: name of the search method: "guided" (default), "tpe", "gp", "random", "grid".
+        objective: what to maximise per second: "samples", or "tokens" that are not padding.
+        planned_steps: number of optimizer steps (in inference, batches) that you plan to train, at your own global
+            batch size. Warm-up cost (compilation, kernel tuning) is amortised over the samples of these steps, and the
+            shortest whole training wins. None ignores warm-up and compares steady steps.
+        progress: True shows finished trials above a live line on a terminal, and as plain lines elsewhere. False shows
+            nothing. A callable receives each event. If a run makes no progress for long, an event of kind "waiting"
+            comes from another thread.
 
     Returns:
         The proven plan, with its proof, the baseline, the alternatives and the caveats.
 
     Raises:
-        WorkloadError, SpaceError, StudyError, UsageError: what was given cannot be used; the message says why.
+        WorkloadError, SpaceError, StudyError, UsageError: an argument cannot be used; the message says why.
         NothingFits: no plan runs inside the memory budget.
-        UserCodeError: the model, loss or data raised an error of their own at every size.
-        BudgetSpent: the time ended before any plan was measured, or proven. What hangs is ended for that, unless it
-            is one call into a library that does not return.
-        Busy: another tuner uses the device or the study, and did so for half of the time budget (10 minutes without).
-        DevicePoisoned: the device stopped answering; the study keeps all finished trials.
+        UserCodeError: the model, loss or data raised an exception at every size.
+        BudgetSpent: the time budget ended before a plan was measured, or before one was proven. A run that hangs is
+            stopped at that point, except inside a single library call that never returns.
+        Busy: another tuner used the device or the study for half of the time budget (10 minutes without a budget).
+        DevicePoisoned: the device stopped responding. The study keeps all finished trials.
         RestoreError: something could not be put back.
     """
     clock = Clock(limit_s=None if time_budget is None else parse_duration(time_budget))
@@ -179,35 +185,37 @@ def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of 
     arguments: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> Estimation:
-    """Returns what training will need on a device, from traces alone: nothing runs there, and it need not be here.
+    """Estimates the memory that training needs on a device, from traces alone. The device need not be present.
+
+    A step that cannot be traced is run a few times at small micro batch sizes if the device is the CPU.
 
     Args:
-        workload: "train.py:make_workload" or "package.module:make_workload", which runs in a process of its own; or a
-            model, for the device that it is on.
-        loader: with a model: as in `tune`, and so are `loss_fn`, `step_fn`, `optimizer` and `worst_case`.
-        device: with a factory: a device such as "H200", or "cpu" for this machine; None for one with `memory_budget`
-            of memory. With a model: the device that it is on.
-        memory_budget: bytes, "20GiB", or a fraction of the capacity. None: the device less the headroom.
+        workload: "train.py:make_workload" or "package.module:make_workload", which runs in a child process; or a
+            model, to estimate for the device that it is on.
+        loader: with a model, see `tune`; the same holds for `loss_fn`, `step_fn`, `optimizer` and `worst_case`.
+        device: with a factory, a device such as "H200", or "cpu" for this machine; None means any device with
+            `memory_budget` of memory. With a model, the device that the model is on.
+        memory_budget: bytes, "20GiB", or a fraction of the capacity. None uses the capacity less a safety margin.
         loss_fn: see `tune`.
         step_fn: see `tune`.
         optimizer: see `tune`.
-        global_batch_size: samples per optimizer step, kept exactly. None leaves it to the factory, or free.
+        global_batch_size: samples per optimizer step, kept exactly. None uses the factory's, if it has one.
         numerics: see `tune`.
         strategies: see `tune`.
         worst_case: see `tune`.
-        mode: "train" or "inference"; None: what the factory says, or "train".
+        mode: "train" or "inference". None uses the factory's, or "train".
         max_grad_norm: see `tune`.
         arguments: keyword arguments for the factory.
-        seed: chooses the samples that are looked at.
+        seed: selects the samples that are inspected.
 
     Returns:
-        By precision, the largest micro batch that fits, and how many blocks have to be checkpointed for larger ones;
-        what makes up the peak of your own plan. `print` draws it.
+        For each precision, the largest micro batch size that fits and the number of blocks to checkpoint for larger
+        ones; and what the peak of your own plan consists of. `print` it to read it.
 
     Raises:
         Untraceable: the step cannot be traced; the message says what stopped it and where.
-        UsageError, WorkloadError, SpaceError: what was given cannot be used; the message says why.
-        UserCodeError: the factory, model, loss or data raised an error of their own.
+        UsageError, WorkloadError, SpaceError: an argument cannot be used; the message says why.
+        UserCodeError: the factory, model, loss or data raised an exception.
     """
     options = _options(memory_budget, numerics, strategies, seed)
     common: dict[str, Any] = {"global_batch_size": global_batch_size, "max_grad_norm": max_grad_norm}
@@ -238,7 +246,7 @@ def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of 
 
 
 def load(path: str | Path) -> Fit:
-    """Returns the recommendation that a plan file holds, ready to `prepare`.
+    """Loads a plan file, ready to `prepare`.
 
     Raises:
         PlanFileError: the file is missing, damaged, or of another schema.
@@ -247,10 +255,10 @@ def load(path: str | Path) -> Fit:
 
 
 def _opened(workload: Workload, device: Device, options: Options, watch: Watchdog) -> Bench:
-    """Returns a bench, as long as opening it does not use up the time.
+    """Opens a bench within the time budget.
 
     Raises:
-        BudgetSpent: it did.
+        BudgetSpent: opening it used up the time.
     """
     try:
         return watch.allowed(lambda: Bench(workload, device, options, watch=watch))
@@ -273,10 +281,10 @@ def _options(
 
 
 def _record(kind: type[_Record], **values: object) -> _Record:
-    """Returns a record of what the user gave.
+    """Returns a record of the user's arguments.
 
     Raises:
-        UsageError: a value is none of those that are possible.
+        UsageError: an argument has a value that is not allowed.
     """
     try:
         return kind.model_validate(values)
@@ -287,10 +295,10 @@ def _record(kind: type[_Record], **values: object) -> _Record:
 
 
 def _where_it_is(model: nn.Module, asked: str | torch.device | None) -> Device:
-    """Returns the device that the model is on, which alone can be estimated for in the user's own process.
+    """Returns the model's device, the only one that can be estimated for in the user's own process.
 
     Raises:
-        UsageError: another one is asked for.
+        UsageError: the user asked for another device.
     """
     if not isinstance(model, nn.Module):
         raise WorkloadError(
@@ -312,7 +320,7 @@ def _home(model: nn.Module) -> torch.device:
 
 
 def _device(model: nn.Module, asked: str | torch.device | None) -> Device:
-    """Returns the device asked for, or the one that the model is on."""
+    """Returns the device that the user asked for, or the model's."""
     if asked is not None:
         return devices.choose(str(asked))
     if not isinstance(model, nn.Module):

@@ -1,4 +1,4 @@
-"""Fit: what `tune()` returns. A Recommendation that can prepare, save and export."""
+"""Fit: the result of `tune()`. A Recommendation that can prepare a train step, save itself and be exported."""
 
 import sys
 import warnings
@@ -32,12 +32,12 @@ from autofit.workloads.weights import Weighing
 from autofit.workloads.workload import OptimizerRecipe, Workload
 
 _SCANNED = 64
-"""Samples looked at to rebuild a loader; their lengths decide nothing here."""
+"""Number of samples inspected to rebuild a loader. Their lengths decide nothing here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How the tuned workload computes its loss and updates: what `prepare` assumes unless it is told otherwise."""
+    """Loss and optimizer of the tuned workload: the defaults of `prepare`."""
 
     loss_fn: Callable[..., torch.Tensor] | None = None
     step_fn: Callable[..., torch.Tensor] | None = None
@@ -46,11 +46,11 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A recommendation, ready to be used.
+    """The result of `tune()`: a proven plan that can be applied, saved and exported.
 
     Attributes:
         recommendation: the record that `save` writes.
-        terms: the loss of the tuned workload; empty after `autofit.load`, since a plan file holds no code.
+        terms: loss and optimizer of the tuned workload. Empty after `autofit.load`, since a plan file holds no code.
     """
 
     recommendation: Recommendation
@@ -63,17 +63,17 @@ class Fit:
 
     @property
     def proof(self) -> Measurement:
-        """The run that proved the plan."""
+        """The measurement of the run that proved the plan."""
         return self.recommendation.proof
 
     @property
     def baseline(self) -> Candidate:
-        """The user's own setting and what became of it."""
+        """Your own setting, with its measurement or the reason there is none."""
         return self.recommendation.baseline
 
     @property
     def gain(self) -> Ratio | None:
-        """Throughput over the baseline with its interval, or None when the baseline does not run."""
+        """Throughput over the baseline, with its interval. None if the baseline does not run."""
         return self.recommendation.gain
 
     @property
@@ -83,7 +83,7 @@ class Fit:
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """What a person should know before using the plan."""
+        """Notes to read before using the plan."""
         return self.recommendation.caveats
 
     def __str__(self) -> str:
@@ -101,25 +101,25 @@ class Fit:
         scaler: torch.amp.GradScaler | None = None,
         max_grad_norm: float | None = None,
     ) -> TrainStep:
-        """Returns the measured train step over the user's objects, ready to train with.
+        """Returns the train step that was measured, applied to your objects and ready to train with.
 
-        A plan for inference gives a step that runs the forward pass alone and returns the model's output.
+        A plan for inference gives a step that runs only the forward pass and returns the model's output.
 
         Args:
-            model: the tuned model, or one of the same structure, on the device to train on. Its modules are
-                changed as the plan says until `step.close()`; train or eval mode is left to you.
-            loader: the tuned loader; `step.loader` is rebuilt from it at the plan's micro batch.
-            optimizer: as in `autofit.tune`; None keeps the tuned workload's (after `autofit.load`: AdamW).
-                `step.optimizer` is the one in use.
-            loss_fn: as in `autofit.tune`; None keeps the tuned workload's.
-            step_fn: as in `autofit.tune`; None keeps the tuned workload's.
-            scheduler: its `step()` is called after each optimizer step.
-            scaler: a gradient scaler to use with fp16 instead of a fresh one.
-            max_grad_norm: clip gradients to this L2 norm; None keeps the tuned workload's.
+            model: the tuned model, or one of the same structure, on the device to train on. The plan changes its
+                modules until `step.close()`. Switching between train and eval mode is up to you.
+            loader: the tuned loader. `step.loader` is rebuilt from it at the plan's micro batch size.
+            optimizer: see `autofit.tune`. None uses the optimizer given to `tune` (after `autofit.load`: AdamW).
+                `step.optimizer` is the optimizer in use.
+            loss_fn: see `autofit.tune`. None uses the loss given to `tune`.
+            step_fn: see `autofit.tune`. None uses the step function given to `tune`.
+            scheduler: learning rate scheduler; its `step()` is called after each optimizer step.
+            scaler: gradient scaler to use with fp16. None makes a new one if the plan needs one.
+            max_grad_norm: clip gradients to this L2 norm. None uses the value given to `tune`.
 
         Raises:
             PlanFileError: the plan was made for a model of another structure.
-            SpaceError: the plan cannot be applied here.
+            SpaceError: the plan cannot be applied to this model or device.
             WorkloadError: the loader, loss or optimizer cannot be used.
         """
         self._check_model(model)
@@ -164,18 +164,18 @@ class Fit:
         return step
 
     def save(self, path: str | Path) -> None:
-        """Writes the plan file (YAML, schema autofit.plan/1), replacing an older plan file in one move.
+        """Writes the plan file (YAML, schema autofit.plan/1). An existing plan file is replaced atomically.
 
         Raises:
-            PlanFileError: the path cannot be written, or holds something else than a plan file.
+            PlanFileError: the path cannot be written, or holds a file that is not a plan file.
         """
         planfile.save(self.recommendation, path)
 
     def export(self, target: str) -> Export:
-        """Returns the plan in the words of another framework, with the knobs that it cannot say.
+        """Returns the plan as code or settings for another framework, with the knobs that it cannot express.
 
         Raises:
-            UsageError: there is no such target.
+            UsageError: no exporter has this name.
         """
         return exporters.by_name(target).export(self.recommendation)
 
@@ -239,7 +239,7 @@ class Fit:
 
 
 def _loss(workload: Workload, source: BatchSource, device: torch.device) -> LossRule:
-    """Returns how the loss is computed; finding that out may run the model once."""
+    """Returns how the loss is computed. This may run the model once."""
     batch = map_tensors(source.typical(source.small_size, 1)[0], lambda t: t.to(device))
     if not workload.training:
         return resolve_forward(batch, workload.step_fn)

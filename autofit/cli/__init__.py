@@ -1,9 +1,7 @@
 """The command line: arguments in, exit code out. The only place that prints results.
 
-Exit codes, which are stable: 0 ok, 1 internal error, 2 usage, 3 nothing fits, 5 the user's code failed, 6 the device
-or the study is in use by another tuner, 7 the time ended with no plan, 8 the device does not answer, 130 interrupted.
-A result goes to stdout, everything else to stderr. Where the plan file cannot be written, `tune` prints the result all
-the same, and ends with 2.
+Exit codes are stable; `_EXIT_CODES` lists them. The result goes to stdout, everything else to stderr. If the plan file
+cannot be written, `tune` still prints the result, and exits with 2.
 """
 
 import argparse
@@ -15,21 +13,37 @@ from time import monotonic
 from typing import NoReturn
 
 from autofit.cli import arguments as _arguments
+from autofit.cli.examples import EXAMPLES, TOUR, shown
 from autofit.core.printable import printable
 
 _COMMANDS = {
     "tune": ("find the fastest plan for a workload within a memory budget", _arguments.tune),
-    "estimate": ("tell the memory that a workload will need on a device, without running it", _arguments.estimate),
+    "estimate": ("estimate the memory that a workload needs on a device, without running it", _arguments.estimate),
     "show": ("explain a plan file", _arguments.show),
-    "export": ("write a plan in the words of another framework", _arguments.export),
+    "export": ("write a plan as code or settings for another framework", _arguments.export),
 }
+_EXIT_CODES = """\
+exit codes:
+  0    success
+  1    internal error
+  2    usage error, or the plan could not be saved
+  3    no plan fits into the memory budget
+  5    your code failed
+  6    the device or the study is in use by another tuner
+  7    the time budget ended before a plan was proven
+  8    the device does not respond
+  130  interrupted"""
+_ENVIRONMENT = """\
+environment variables:
+  AUTOFIT_RUNTIME_DIR  directory of the locks that keep two tuners apart
+  NO_COLOR             if set, no colours are used"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code.
 
     Args:
-        arguments: the command line without the program's name; None for the process's own.
+        arguments: the command line without the program name; None uses `sys.argv`.
     """
     began_s = monotonic()
     words = sys.argv[1:] if arguments is None else list(arguments)
@@ -46,21 +60,34 @@ def parser() -> argparse.ArgumentParser:
     top = _Parser(
         prog="autofit",
         description="Find, by short measured runs, the fastest way to train your PyTorch model within a memory budget.",
-        epilog="exit codes: 0 ok, 1 internal, 2 usage or the plan could not be saved, 3 nothing fits, "
-        "5 your code failed, 6 device busy, 7 time ended with no plan, 8 device does not answer, 130 interrupted",
+        epilog="\n\n".join((_EXIT_CODES, _ENVIRONMENT, shown(TOUR))),
+        formatter_class=_Formatter,
     )
     top.add_argument("--version", action=_Version)
-    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = top.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     for name, (about, add) in _COMMANDS.items():
-        sub = commands.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
+        sub = commands.add_parser(
+            name,
+            help=about,
+            description=about[0].upper() + about[1:] + ".",
+            epilog=shown(EXAMPLES[name]),
+            formatter_class=_Formatter,
+        )
         add(sub)
         sub.add_argument("--json", action="store_true", help="print one JSON document on stdout, also on failure")
-        sub.add_argument("-q", "--quiet", action="store_true", help="print nothing but the result and errors")
+        sub.add_argument("-q", "--quiet", action="store_true", help="print only the result and errors")
     return top
 
 
+class _Formatter(argparse.HelpFormatter):
+    """Keeps the lines of a text that has several; wraps the others to the terminal."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
+
+
 class _Parser(argparse.ArgumentParser):
-    """Says a usage error on stdout too when the command line asks for JSON."""
+    """Reports a usage error on stdout too if the command line asks for JSON."""
 
     as_json = False
 
@@ -72,7 +99,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Version(argparse.Action):
-    """Prints the version; found only when asked for, which costs 20 ms."""
+    """Prints the version, which takes 20 ms to find: only on request."""
 
     def __init__(self, option_strings: Sequence[str], dest: str) -> None:
         super().__init__(option_strings, dest, nargs=0, help="print the version and exit")

@@ -2,46 +2,22 @@
 
 import argparse
 
+_Group = argparse._ActionsContainer
+"""A parser, or a group of its arguments."""
+
 
 def tune(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `autofit tune`."""
     parser.add_argument(
         "target",
         metavar="TARGET",
-        help="train.py:make_workload or package.module:make_workload. The file is executed, in a process of its "
-        "own. The function returns an autofit.Workload, a pair (model, loader), or a dict of autofit.tune's arguments",
+        help="train.py:make_workload or package.module:make_workload. The code runs in a child process. The function "
+        "returns an autofit.Workload, a pair (model, loader), or a dict of autofit.tune's arguments",
     )
-    parser.add_argument("-o", "--output", metavar="FILE", default="autofit.yaml", help="plan file (%(default)s)")
-    _force(parser)
-    parser.add_argument("--global-batch", type=int, metavar="N", help="samples per optimizer step, kept exactly")
-    parser.add_argument(
-        "--max-global-batch",
-        type=int,
-        metavar="N",
-        help="samples per optimizer step at most where the batch is free (a fiftieth of the data set)",
-    )
-    parser.add_argument("--memory", metavar="SIZE", help="memory budget: 20GiB, bytes, or a fraction such as 0.5")
-    parser.add_argument("--time", metavar="TIME", help="time budget: 5min, 90s, 1h")
-    parser.add_argument("--trials", type=int, metavar="N", help="probes at most")
-    parser.add_argument(
-        "--numerics",
-        choices=("exact", "mixed", "any"),
-        help="exact keeps the arithmetic; mixed (default) also tries tf32, bf16, fp16; any changes the result too",
-    )
-    parser.add_argument("--strategies", metavar="A,B", help="techniques to search (default: all that apply)")
-    parser.add_argument("--objective", choices=("samples", "tokens"), help="what is counted per second (samples)")
-    parser.add_argument(
-        "--planned-steps",
-        type=int,
-        metavar="N",
-        help="optimizer steps of your training: what a plan's first steps take longer is charged to them",
-    )
-    parser.add_argument("--device", help="cuda, cuda:1, cpu (default: the best there is)")
-    _training(parser)
-    parser.add_argument("--study", metavar="PATH", help="path or Optuna URL of the study (.autofit/study.db)")
-    parser.add_argument("--searcher", help="name of the search method")
-    parser.add_argument("--seed", type=int, help="makes the search repeatable (0)")
-    _keywords(parser)
+    _tune_training(parser.add_argument_group("training"))
+    _tune_budget(parser.add_argument_group("budget"))
+    _tune_search(parser.add_argument_group("search"))
+    _plan_output(parser.add_argument_group("output"))
 
 
 def estimate(parser: argparse.ArgumentParser) -> None:
@@ -49,51 +25,138 @@ def estimate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "target",
         metavar="TARGET",
-        help="train.py:make_workload or package.module:make_workload, as for tune. The file is executed, in a process "
-        "of its own that sees no accelerator: build model and data on the CPU",
+        help="train.py:make_workload or package.module:make_workload, as for tune. The code runs in a child process "
+        "that sees no accelerator: create the model and the data on the CPU",
     )
-    parser.add_argument("--device", metavar="NAME", help='a device that need not be here, such as "H200", or cpu')
-    parser.add_argument("--memory", metavar="SIZE", help="memory budget: 20GiB, bytes, or a fraction such as 0.5")
-    parser.add_argument("--global-batch", type=int, metavar="N", help="samples per optimizer step, kept exactly")
-    parser.add_argument(
-        "--numerics", choices=("exact", "mixed", "any"), help="exact: the user's own precision; mixed (default): all"
-    )
-    parser.add_argument("--strategies", metavar="A,B", help="techniques to look at (default: all that apply)")
-    _training(parser)
-    parser.add_argument("--seed", type=int, help="chooses the samples that are looked at (0)")
-    _keywords(parser)
+    training = parser.add_argument_group("training")
+    _global_batch(training)
+    _training(training)
+    _keywords(training)
+    wanted = parser.add_argument_group("device and plans")
+    wanted.add_argument("--device", metavar="NAME", help='device, which need not be present, such as "H200"; or cpu')
+    _memory(wanted)
+    _numerics(wanted, "exact: only your own precision; mixed (default) and any: other precisions too")
+    wanted.add_argument("--strategies", metavar="A,B", help="techniques to consider (default: all that apply)")
+    wanted.add_argument("--seed", type=int, metavar="N", help="selects the samples that are inspected (default: 0)")
 
 
 def show(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `autofit show`."""
-    parser.add_argument("plan", metavar="PLAN", nargs="?", default="autofit.yaml", help="plan file (%(default)s)")
+    _plan(parser)
 
 
 def export(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `autofit export`."""
-    parser.add_argument("plan", metavar="PLAN", nargs="?", default="autofit.yaml", help="plan file (%(default)s)")
-    parser.add_argument("--to", metavar="NAME", default="python", help="framework to export to (%(default)s)")
+    _plan(parser)
+    parser.add_argument("--to", metavar="NAME", default="python", help="export format (default: %(default)s)")
     parser.add_argument("-o", "--output", metavar="FILE", help="file to write (default: stdout)")
     _force(parser)
+
+
+def _tune_training(group: _Group) -> None:
+    _global_batch(group)
+    group.add_argument(
+        "--max-global-batch",
+        type=int,
+        metavar="N",
+        help="largest number of samples per optimizer step if --global-batch is not given (default: 1/50 of the data "
+        "set)",
+    )
+    _training(group)
+    group.add_argument(
+        "--planned-steps",
+        type=int,
+        metavar="N",
+        help="number of optimizer steps you plan to train. Warm-up cost (compilation, kernel tuning) is amortised over "
+        "them (default: ignore warm-up)",
+    )
+    _keywords(group)
+
+
+def _tune_budget(group: _Group) -> None:
+    _memory(group)
+    group.add_argument(
+        "--time", metavar="TIME", help="time for the whole search: 5min, 90s, 1h (default: until nothing left can win)"
+    )
+    group.add_argument("--trials", type=int, metavar="N", help="maximum number of probes (default: no limit)")
+
+
+def _tune_search(group: _Group) -> None:
+    group.add_argument("--device", metavar="NAME", help="cuda, cuda:1, cpu (default: the best that is available)")
+    _numerics(
+        group,
+        "exact: keep the arithmetic; mixed (default): also try tf32, bf16 and fp16; any: also try what changes the "
+        "result",
+    )
+    group.add_argument(
+        "--strategies",
+        metavar="A,B",
+        help="techniques to search, of batching, precision, checkpointing, memory_format and optimizer_implementation "
+        "(default: all that apply)",
+    )
+    group.add_argument(
+        "--objective",
+        choices=("samples", "tokens"),
+        help="what to maximise per second: samples (default), or tokens that are not padding",
+    )
+    group.add_argument("--searcher", metavar="NAME", help="search method: guided (default), tpe, gp, random, grid")
+    group.add_argument("--seed", type=int, metavar="N", help="makes the search repeatable (default: 0)")
+    group.add_argument(
+        "--study",
+        metavar="PATH",
+        help="where trials are kept: a path or an Optuna storage URL (default: .autofit/study.db)",
+    )
+
+
+def _plan_output(group: _Group) -> None:
+    group.add_argument(
+        "-o", "--output", metavar="FILE", default="autofit.yaml", help="plan file to write (default: %(default)s)"
+    )
+    _force(group)
 
 
 # What several commands take.
 
 
-def _force(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--force", action="store_true", help="replace FILE also when autofit did not write it")
+def _plan(group: _Group) -> None:
+    group.add_argument(
+        "plan", metavar="PLAN", nargs="?", default="autofit.yaml", help="plan file (default: %(default)s)"
+    )
 
 
-def _training(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--max-grad-norm", type=float, metavar="X", help="clip gradients, as your training does")
-    parser.add_argument("--mode", choices=("train", "inference"), help="what is run: train (default) or inference")
+def _global_batch(group: _Group) -> None:
+    group.add_argument("--global-batch", type=int, metavar="N", help="samples per optimizer step, kept exactly")
 
 
-def _keywords(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+def _memory(group: _Group) -> None:
+    group.add_argument(
+        "--memory",
+        metavar="SIZE",
+        help="memory budget: 20GiB, a number of bytes, or a fraction of the device such as 0.5 (default: what is "
+        "available, less a safety margin)",
+    )
+
+
+def _numerics(group: _Group, about: str) -> None:
+    group.add_argument("--numerics", choices=("exact", "mixed", "any"), help=about)
+
+
+def _training(group: _Group) -> None:
+    group.add_argument("--max-grad-norm", type=float, metavar="X", help="clip gradients to this L2 norm")
+    group.add_argument(
+        "--mode", choices=("train", "inference"), help="train (default), or inference for the forward pass alone"
+    )
+
+
+def _keywords(group: _Group) -> None:
+    group.add_argument(
         "--arg",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="keyword argument for the function, its value read as YAML; may be repeated",
+        help="keyword argument for the function; VALUE is read as YAML. May be repeated",
     )
+
+
+def _force(group: _Group) -> None:
+    group.add_argument("--force", action="store_true", help="replace FILE even if autofit did not write it")

@@ -17,11 +17,11 @@ class Briefing(BaseModel):
     Attributes:
         space: the plans that may be proposed.
         environment: where measurements are made.
-        budget: the memory budget with its arithmetic; time and trials are the caller's.
-        enforced: whether the device itself refuses what is over the budget.
-        account: what a prediction of memory has to imitate; None where memory can only be measured.
-        ceilings: how fast the device is at best; None where that is not known, or where plans are probed.
-        caveats: what a person should know: an inferred loss, a scan that was not complete, a gate that failed.
+        budget: the memory budget with its arithmetic. The caller adds the limits on time and trials.
+        enforced: whether the device itself refuses allocations beyond the budget.
+        account: the allocator that an estimate of memory imitates; None if memory can only be measured.
+        ceilings: peak speed of the device; None if unknown, or if plans are probed.
+        caveats: notes for the user: an inferred loss, an incomplete scan, a gate that failed.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -36,19 +36,18 @@ class Briefing(BaseModel):
 
 
 class Options(BaseModel):
-    """What the caller of `tune()` asks of a search, as data: it also travels to a worker.
+    """The options of `tune()` that also travel to a child process.
 
     Attributes:
-        memory_budget: bytes, a text such as "20GiB", a fraction of the capacity, or None for what is available less
+        memory_budget: bytes, a text such as "20GiB", a fraction of the capacity, or None for the available memory less
             the headroom.
         numerics: "exact" admits strategies that keep the arithmetic, "mixed" adds tf32, bf16 and fp16 autocast, "any"
             adds what changes the result.
         strategies: names of the strategies to search; None for all.
-        seed: chooses samples and seeds the gates and the searcher.
+        seed: selects samples and seeds the gates and the searcher.
         enforce: whether the device limits the probing process to the budget while steps run.
-        cold: whether each probe begins as cold as a training, what torch.compile has made forgotten: plans are then
-            charged for their start.
-        may_move: whether the model may be moved to the device, because it is not the user's own object.
+        cold: whether each probe starts cold, with compiled code discarded, so that its warm-up can be measured.
+        may_move: whether the model may be moved to the device, because the user holds no reference to it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,4 +1,4 @@
-"""Budget: the limits on memory, time and trials. Clock: time that a test can replace."""
+"""Budget: the limits on memory, time and trials. Clock: the time left of a budget."""
 
 import math
 import time
@@ -15,10 +15,10 @@ class Budget(BaseModel):
     """The limits of one `tune()`.
 
     Attributes:
-        memory_bytes: no plan may peak above this, in the reading that the device judges by.
-        memory_note: the arithmetic behind `memory_bytes`, for a person.
+        memory_bytes: largest peak that a plan may have, in the reading that the device judges by.
+        memory_note: the arithmetic behind `memory_bytes`, in words.
         time_s: seconds after which no new trial starts; None for no limit.
-        max_trials: probes at most; None for no limit.
+        max_trials: largest number of probes; None for no limit.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -30,27 +30,29 @@ class Budget(BaseModel):
 
 
 OVERTIME_RATIO, OVERTIME_S = 0.05, 2.0
-"""What still runs when the time budget is over has this share of it, and so many seconds more, until it is stopped.
-With what stopping and putting back take, nothing goes on for more than 10 % and 5 s beyond its budget."""
+"""Overtime of a run that is still going when the time budget ends: this share of the budget plus this many seconds.
+Together with stopping the run and putting everything back, a search exceeds its budget by at most 10 % and 5 s."""
 SHARES = {Purpose.PROBE: 0.5, Purpose.BLOCK: 0.5, Purpose.PROOF: 1.0}
-"""Shares of the time left that one run may take: what takes more than half of it cannot be proven in the rest."""
+"""Share of the remaining time that one run may take. If a probe took more than half, no time would be left to prove its
+plan."""
 TRACE_SHARE = 0.25
-"""The same for a trace."""
+"""Share of the remaining time that one trace may take."""
 GATES_SHARE = 0.15
-"""The same for all gates together, so that with the traces they leave most of the time to the probes."""
+"""Share of the remaining time that all gates together may take, so that most of the time is left for probes."""
 LEAST_PATIENCE_S, MOST_SHARE, FLOOR_S = 5.0, 0.8, 2.0
-"""What is given a share of the time left has at least so many seconds, where that is not more than this share of it;
-and at the very end so many, unless it would end beyond the overtime."""
+"""Lower limits on the time of a run that may take a share of the remaining time. It gets at least
+`LEAST_PATIENCE_S`, or `MOST_SHARE` of the remaining time if that is less, but no less than `FLOOR_S`, unless the
+overtime ends first."""
 
 
 @dataclass(slots=True)
 class Clock:
-    """Seconds since a call began, from a monotonic source, and what is left of its time budget.
+    """Seconds since a call began, and how many are left of its time budget.
 
     Attributes:
-        now: reads the source.
+        now: returns the time of a monotonic clock, in seconds.
         limit_s: the time budget; None for no limit.
-        start: what the source read when the call began; None: now.
+        start: the time at which the call began; None uses the present time.
     """
 
     now: Callable[[], float] = time.monotonic
@@ -66,7 +68,7 @@ class Clock:
         """Seconds since the call began.
 
         Raises:
-            ClockError: the source gives no number, or went backwards.
+            ClockError: the clock returns no number, or went backwards.
         """
         elapsed = self.now() - self._start
         if not elapsed >= 0:  # NaN too
@@ -78,14 +80,14 @@ class Clock:
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left of the budget, below 0 when it is over; infinity without one."""
+        """Seconds left of the budget: negative after its end, infinity without a budget."""
         return math.inf if self.limit_s is None else self.limit_s - self.elapsed_s
 
     def patience_s(self, share: float = 1.0) -> float:
-        """Returns the seconds that what begins now may take before it is stopped; infinity without a budget.
+        """Returns how many seconds a run that begins now may take before it is stopped; infinity without a budget.
 
         Args:
-            share: of the time that is left, if the rest is wanted for something else; 1: all of it, and the overtime.
+            share: share of the remaining time that the run may take; 1 is all of it, and the overtime.
         """
         if self.limit_s is None:
             return math.inf

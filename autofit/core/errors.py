@@ -3,17 +3,17 @@
 AutofitError                 1   something inside autofit is broken
 ├── UsageError               2   an argument, a file or a workload that cannot be used as given
 │   ├── WorkloadError        2   the model, loader, loss or optimizer cannot be tuned as given
-│   ├── SpaceError           2   no plan satisfies what was asked for (unknown strategy, no divisor)
+│   ├── SpaceError           2   no plan satisfies the request (unknown strategy, no divisor)
 │   ├── PlanFileError        2   a plan file that is damaged, of another schema, or of another model
 │   ├── StudyError           2   a study that cannot be opened, written or compared
-│   ├── ClockError           2   a clock that stands still or gives no number
-│   └── Untraceable          2   a workload whose memory cannot be traced; a search finds it by probes instead
+│   ├── ClockError           2   a clock that stands still or returns no number
+│   └── Untraceable          2   a workload whose memory cannot be traced; a search measures it by probes
 ├── NothingFits              3   no plan runs inside the memory budget
 ├── UserCodeError            5   the user's own code failed; their error is shown
-│   └── NonFiniteLoss        5   the user's own setting already gives a loss that is not finite
+│   └── NonFiniteLoss        5   the baseline already gives a loss that is not finite
 ├── Busy                     6   another tuner uses the device or the study
-├── BudgetSpent              7   the time budget ended before any plan was measured
-├── DevicePoisoned           8   the device answers every call with an error; only a new process helps
+├── BudgetSpent              7   the time budget ended before a plan was measured, or proven
+├── DevicePoisoned           8   every call to the device fails; only a new process helps
 └── RestoreError             1   something the user passed in could not be put back bit-identically
 
 The number is the exit code of the command line. Expected events of a probe (an out-of-memory, a
@@ -25,10 +25,10 @@ from typing import ClassVar
 
 
 class AutofitError(Exception):
-    """Base of every error raised by autofit on purpose.
+    """Base class of every error that autofit raises on purpose.
 
     Attributes:
-        exit_code: what the command line exits with when this error ends it.
+        exit_code: exit code of the command line if this error ends it.
     """
 
     exit_code: ClassVar[int] = 1
@@ -45,7 +45,7 @@ class WorkloadError(UsageError):
 
 
 class SpaceError(UsageError):
-    """No plan satisfies what was asked for."""
+    """No plan satisfies the request: for example an unknown strategy, or no divisor of the global batch size."""
 
 
 class PlanFileError(UsageError):
@@ -57,20 +57,20 @@ class StudyError(UsageError):
 
 
 class ClockError(UsageError):
-    """A clock that stands still, goes backwards, or gives no number: nothing can be timed."""
+    """A clock that stands still, goes backwards, or returns no number, so that nothing can be timed."""
 
 
 class Untraceable(UsageError):
     """A workload whose memory cannot be traced.
 
     Attributes:
-        reason: what stopped the trace; the operator, where it was one.
-        where: the user's line that led to it, or what was running.
+        reason: what stopped the trace, such as the name of an operator.
+        where: the line of the user's code that led to it, or what was running.
 
     Args:
         reason: see above.
         where: see above.
-        advice: whole sentences that say what is known all the same, and what to do next.
+        advice: whole sentences: what is known nevertheless, and what to do next.
     """
 
     def __init__(self, reason: str, where: str, advice: str = "") -> None:
@@ -99,7 +99,7 @@ class UserCodeError(AutofitError):
 
 
 class NonFiniteLoss(UserCodeError):
-    """The user's own setting gives a loss that is not finite."""
+    """The baseline, the user's own setting, gives a loss that is not finite."""
 
 
 class Busy(AutofitError):
@@ -109,13 +109,13 @@ class Busy(AutofitError):
 
 
 class BudgetSpent(AutofitError):
-    """The time budget ended before any plan was measured."""
+    """The time budget ended before a plan was measured, or before one was proven."""
 
     exit_code = 7
 
 
 class DevicePoisoned(AutofitError):
-    """The device answers every call with an error; only a new process helps."""
+    """Every call to the device fails. Only a new process helps."""
 
     exit_code = 8
 

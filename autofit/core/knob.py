@@ -15,9 +15,9 @@ class Knob(BaseModel):
         values: the domain, in the order in which a person would list it.
         default: the value that leaves the training as the user has it; one of `values`.
         about: what the knob does, in one line.
-        expected: throughput with each value over that with the default at the same batch, where theory says it; ()
-            where only a probe can. A searcher begins with it; nothing is decided on it.
-        growth: the same of the part of the peak that grows with the batch.
+        expected: expected throughput of each value relative to the default, at the same batch size; () if only a probe
+            can tell. It is a searcher's starting point and decides nothing.
+        growth: expected memory per sample of each value relative to the default; () if only a probe can tell.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -39,7 +39,7 @@ class Knob(BaseModel):
         return self
 
     def only(self, values: Sequence[KnobValue]) -> "Knob":
-        """Returns the knob with these of its values; the default should be among them."""
+        """Returns the knob restricted to these values. The default should be among them."""
         kept = [place for place, value in enumerate(self.values) if any(same_value(value, one) for one in values)]
 
         def of(column: tuple[float, ...]) -> tuple[float, ...]:
@@ -54,5 +54,5 @@ class Knob(BaseModel):
         )
 
     def admits(self, value: KnobValue) -> bool:
-        """Returns whether `value` is in the domain; `True` and `1` are different values."""
+        """Returns whether `value` is in the domain. `True` and `1` are different values."""
         return any(same_value(value, mine) for mine in self.values)

@@ -1,4 +1,4 @@
-"""Measurement: what a probe saw. Raw step times, memory, phases, warnings."""
+"""Measurement: step times, memory, phases and warnings of a probe."""
 
 import math
 from collections.abc import Sequence
@@ -8,17 +8,17 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Memory(BaseModel):
-    """The peak of a probe in three numbers (DESIGN.md section 6).
+    """The memory peak of a probe.
 
     Attributes:
-        allocated_bytes: live tensors at the peak, the model and the optimizer state included.
-        reserved_bytes: what the caching allocator held in segments; None where there is no such allocator.
-        footprint_bytes: what the device or the host lost to this process; None where it cannot be read.
-        judged_bytes: the number that is held against the budget.
-        judged_by: which reading `judged_bytes` is, in words.
+        allocated_bytes: live tensors at the peak, including the model and the optimizer state.
+        reserved_bytes: segments held by the caching allocator at the peak; None without such an allocator.
+        footprint_bytes: memory that the device or the host lost to this process; None if it cannot be read.
+        judged_bytes: the reading that is compared with the budget.
+        judged_by: name of the reading in `judged_bytes`.
         static_bytes: live tensors between two steps: parameters, buffers, optimizer state.
         allocator_retries: allocations that succeeded only after the cache was flushed.
-        swallowed_ooms: out-of-memory events that the user's code caught and hid.
+        swallowed_ooms: out-of-memory errors that the user's code caught and hid.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -34,25 +34,25 @@ class Memory(BaseModel):
 
 
 class Measurement(BaseModel):
-    """What a probe saw.
+    """The speed and memory that a probe measured.
 
     Attributes:
-        step_times_s: raw wall times of whole optimizer steps, device synchronised, in order.
-        samples_per_step: samples of one optimizer step.
-        tokens_per_step: useful tokens of one optimizer step, padding not counted; None when not known. The mean over
-            the steps that were timed, where batches differ in shape.
-        cycle: steps after which the same batches come again, where batches differ in shape; 1 where all are alike.
-        memory: the peak over all steps, the worst batch included.
+        step_times_s: raw wall times of whole optimizer steps, with the device synchronised, in order.
+        samples_per_step: samples in one optimizer step.
+        tokens_per_step: useful tokens in one optimizer step, without padding; None if unknown. If batches differ in
+            shape, the mean over the timed steps.
+        cycle: number of steps after which the same batches come again; 1 if all batches have one shape.
+        memory: the peak over all steps, including those on the worst batch.
         warmup_times_s: times of the steps before the measured ones.
-        startup_s: seconds that the first steps, on the worst batch and before the measured ones, took beyond as many
-            steady ones: compilation, the tuning of kernels, updates that the GradScaler skipped. A process does some of
-            this once, for the plan that comes first. None when not known, as in a block of a race.
-        worst_steps: how many of the steps ran on the worst batch known.
+        startup_s: warm-up cost in seconds: how much longer the first steps took than the same number of steady steps
+            (compilation, kernel tuning, updates that the GradScaler skipped). Some of it happens once per process, in
+            the plan that runs first. None if unknown, as in a block of a race.
+        worst_steps: number of steps that ran on the worst batch known.
         loss: loss of the last step.
         skipped_steps: steps whose update the GradScaler skipped; they are not in `step_times_s`.
         phases_s: seconds per step by phase (forward, backward, optimizer).
-        fetch_s: median seconds that the user's own loader takes per step; None when not measured.
-        warnings: what a person should know about this measurement.
+        fetch_s: median time per step that the user's own loader takes, in seconds; None if not measured.
+        warnings: notes about this measurement.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -73,12 +73,12 @@ class Measurement(BaseModel):
 
     @property
     def step_time_s(self) -> float:
-        """Seconds of one optimizer step, see `steady`."""
+        """Duration of one steady optimizer step in seconds (`steady`)."""
         return steady(self.step_times_s, self.cycle)
 
     @property
     def of_worst_batch(self) -> bool:
-        """Whether the times are those of the steps on the worst batch, because none were timed after them."""
+        """Whether the times are those of steps on the worst batch, because no others were timed."""
         return not self.warmup_times_s
 
     @property
@@ -88,15 +88,16 @@ class Measurement(BaseModel):
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Useful tokens per second of steady steps, or None when tokens are not known."""
+        """Useful tokens per second of steady steps; None if the number of tokens is unknown."""
         return None if self.tokens_per_step is None else self.tokens_per_step / self.step_time_s
 
     @property
     def spread_ratio(self) -> float:
-        """Standard error of the step time over that time: 1.253 s / sqrt(n) (normal samples).
+        """Relative standard error of the step time: 1.253 s / sqrt(n), as for normal samples.
 
-        `s` is 1.4826 times the median absolute deviation, so that one slow step does not count: from the median of all
-        steps, or of those on the same batches, which costs a degree of freedom each. 0 where no batches came twice.
+        `s` is 1.4826 times the median absolute deviation, which is robust against a single slow step. Deviations are
+        from the median of all steps, or, if batches differ, from the median of the steps on the same batch, at the cost
+        of one degree of freedom each. 0 if no batch came twice.
         """
         if self.cycle == 1:
             return _standard_error(_from_median(self.step_times_s), len(self.step_times_s))
@@ -107,7 +108,7 @@ class Measurement(BaseModel):
 
 
 def _from_median(times_s: Sequence[float]) -> list[float]:
-    """Returns how far each time is from the median, as a share of it."""
+    """Returns the distance of each time from the median, as a share of the median."""
     middle = median(times_s)
     return [abs(time_s / middle - 1) for time_s in times_s]
 
@@ -117,13 +118,13 @@ def _standard_error(deviations: Sequence[float], free: int) -> float:
 
 
 def steady(times_s: Sequence[float], cycle: int) -> float:
-    """Returns the seconds of a step: the median, so that one slow step does not count.
+    """Returns the duration of a steady step in seconds: the median, which is robust against a single slow step.
 
-    Where batches differ, and so the steps do, the median of them is no measure of how long all take: it is that of the
-    steps on each batch of the cycle, and then their mean.
+    If batches differ, their steps take different times. The result is then the mean, over the batches of the cycle, of
+    the median over the steps on that batch.
 
     Args:
-        times_s: seconds of each step in order, the first on the first batch of the cycle; one at least.
-        cycle: steps after which the same batches come again; 1 where all are alike.
+        times_s: duration of each step in seconds, in order, starting with the first batch of the cycle; not empty.
+        cycle: number of steps after which the same batches come again; 1 if all batches have one shape.
     """
     return fmean(median(times_s[at::cycle]) for at in range(min(cycle, len(times_s))))

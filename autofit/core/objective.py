@@ -1,4 +1,4 @@
-"""Objective: what is maximised, and when two plans are as good as each other."""
+"""Objective: what a search maximises, and which plans count as equally good."""
 
 from typing import Literal
 
@@ -7,19 +7,19 @@ from pydantic import BaseModel, ConfigDict, Field
 from autofit.core.measurement import Measurement
 
 TIE_RATIO = 0.02
-"""Two plans within 2 % are a tie: below the noise of 40 paired steps (reference/reliability.md 9.3)."""
+"""Default tie margin: 2 %, which is below the noise of 40 paired steps (reference/reliability.md 9.3)."""
 
 
 class Objective(BaseModel):
     """Samples or useful tokens per second of whole optimizer steps.
 
     Attributes:
-        unit: what is counted. "tokens" falls back to samples for a measurement without tokens.
-        tie_ratio: what a plan may lose on average, as a ratio, for less memory, then fewer changes, to decide; one that
-            is slower beyond the noise never wins by them. The user's own setting may also be this much slower.
-        planned_samples: samples that the training will go through; each plan is then charged what its first steps take
-            longer than steady ones. Samples, because a step of another global batch is another amount of data. None
-            charges nothing, as if the training never ended.
+        unit: what is counted. A measurement without tokens is scored in samples.
+        tie_ratio: tie margin, as a share of throughput. Among plans that lose on average at most this much to the
+            fastest plan and that noise cannot separate from it, the one with less memory wins, then the one with fewer
+            changes. The baseline stays if it loses no more than this.
+        planned_samples: number of samples in the planned training. Warm-up cost is amortised over them. They are
+            samples and not steps, because the size of a step depends on the plan. None ignores warm-up.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -29,10 +29,10 @@ class Objective(BaseModel):
     planned_samples: int | None = Field(default=None, gt=0)
 
     def score(self, measurement: Measurement) -> float:
-        """Returns the throughput of `measurement` in this objective's unit per second.
+        """Returns the throughput of a measurement, in this objective's unit per second.
 
-        That of steady steps; with `planned_samples` that of the whole training, its start included. A measurement that
-        does not know its start is charged none.
+        Without `planned_samples` this is the throughput of steady steps. With `planned_samples` it is that of the whole
+        training, warm-up included; a measurement whose warm-up is unknown counts as having none.
         """
         tokens = measurement.tokens_per_s if self.unit == "tokens" else None
         steady = measurement.samples_per_s if tokens is None else tokens

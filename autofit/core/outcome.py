@@ -1,4 +1,4 @@
-"""Outcome: a Measurement, or why there is none."""
+"""Outcome: a Measurement, or the reason there is none."""
 
 from enum import StrEnum
 
@@ -7,11 +7,11 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from autofit.core.measurement import Measurement
 
 DIED = "the process died while this plan ran"
-"""Reason of a trial that was running when the process of the search itself ended."""
+"""Reason given to a trial that was still running when the process of the search ended."""
 
 
 class Status(StrEnum):
-    """What became of a plan. Only `MEASURED` can be recommended."""
+    """How the run of a plan ended. Only a `MEASURED` plan can be recommended."""
 
     MEASURED = "measured"
     OVER_BUDGET = "over budget"  # ran, but its peak was above the memory budget
@@ -19,8 +19,8 @@ class Status(StrEnum):
     OUT_OF_HOST_MEMORY = "out of host memory"
     SHARED_MEMORY = "shared memory"  # /dev/shm or file handles: fewer workers, not a smaller batch
     LAUNCH_LIMIT = "launch limit"  # a kernel that this chip cannot run at this shape; memory is not short
-    AMBIGUOUS = "ambiguous"  # a text that may or may not mean memory: once more in a fresh process
-    POISONED = "poisoned"  # the device answers every call with an error
+    AMBIGUOUS = "ambiguous"  # the message may or may not mean memory; retried once in a fresh process
+    POISONED = "poisoned"  # every call to the device fails
     TIMED_OUT = "timed out"
     CRASHED = "crashed"  # the process died
     WORKER_LOST = "loader worker lost"
@@ -34,31 +34,31 @@ class Status(StrEnum):
 
     @property
     def does_not_fit(self) -> bool:
-        """Whether a smaller micro batch is the cure."""
+        """Whether a smaller micro batch size may help."""
         return self in (Status.OUT_OF_MEMORY, Status.OVER_BUDGET, Status.OUT_OF_HOST_MEMORY)
 
     @property
     def inconclusive(self) -> bool:
-        """Whether it says little by itself, because something else may be the cause: only two in a row count."""
+        """Whether something other than the plan may be the cause, so that only two in a row count."""
         return self in (Status.CRASHED, Status.TIMED_OUT)
 
     @property
     def at_any_size(self) -> bool:
-        """Whether the combination of the other knobs is at fault, so that no micro batch is the cure."""
+        """Whether the combination of the other knobs is at fault, so that no micro batch size helps."""
         return self in (Status.USER_ERROR, Status.DATA_ERROR, Status.NUMERIC, Status.REJECTED, Status.NO_STEP)
 
 
 class Outcome(BaseModel):
-    """A Measurement, or why there is none.
+    """A Measurement, or the reason there is none.
 
     Attributes:
-        status: what became of the plan.
+        status: how the run of the plan ended.
         reason: one line for a person; never empty unless the status is `MEASURED`.
-        measurement: present when `MEASURED`, and for `OVER_BUDGET` where the step did run.
-        phase: where a failure happened: fetch, transfer, forward, backward, optimizer, prepare.
+        measurement: present if the status is `MEASURED`, or `OVER_BUDGET` after steps that did run.
+        phase: phase in which a failure happened: fetch, transfer, forward, backward, optimizer, prepare.
         traceback_text: the failing code's traceback, shortened to the user's frames.
-        duration_s: seconds the attempt took, preparation and cleaning included.
-        leaked: what the run left on the device, in words; empty when nothing.
+        duration_s: duration of the attempt in seconds, with preparation and cleanup.
+        leaked: description of the memory that the run left on the device; "" if none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -22,7 +22,7 @@ def same_value(one: object, other: object) -> bool:
 class Plan(BaseModel):
     """A value for each knob in play.
 
-    A knob that is not named is left as the user has it, so the empty plan changes nothing.
+    A knob without a value is left as the user has it. The empty plan changes nothing.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -31,7 +31,7 @@ class Plan(BaseModel):
 
     @cached_property
     def key(self) -> str:
-        """The plan as canonical JSON: equal plans have equal keys, in every process and version."""
+        """The plan as canonical JSON. Equal plans have equal keys in every process and version."""
         return _CANONICAL.encode(dict(self.values))
 
     @property
@@ -51,7 +51,7 @@ class Plan(BaseModel):
 
     @cached_property
     def combination(self) -> "Plan":
-        """The plan without its batch: what is compared at one size and then taken up in batch."""
+        """The plan without its micro batch size and accumulation steps."""
         batch = (MICRO_BATCH_SIZE, ACCUMULATION_STEPS)
         return Plan(values={k: v for k, v in self.values.items() if k not in batch})
 

@@ -19,13 +19,13 @@ PLAN_SCHEMA = "autofit.plan/1"
 
 
 class Ratio(BaseModel):
-    """A throughput ratio with its interval.
+    """A throughput ratio with its 95 % interval.
 
     Attributes:
         value: median of the paired ratios.
-        low: lower end of the 95 % interval.
-        high: upper end.
-        pairs: how many pairs of blocks it rests on; 0 when it is the quotient of two separate probes.
+        low: lower end of the interval.
+        high: upper end of the interval.
+        pairs: number of pairs of blocks that were measured; 0 for the quotient of two separate probes.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -37,15 +37,14 @@ class Ratio(BaseModel):
 
     @property
     def expected_gain(self) -> float:
-        """Mean log throughput that the first plan wins over the second, counted as nothing where it loses.
+        """Mean log throughput lost by taking the second plan instead of the first; 0 wherever the second is faster.
 
-        That is what is lost on average by taking the second, for the first may be faster. The logarithm of the ratio is
-        taken to be normal.
+        The logarithm of the ratio is assumed to be normally distributed.
         """
         return expected_gain(math.log(self.value), math.log(self.high / self.low) / (2 * DEVIATIONS_95))
 
     def widened(self, times: float) -> Self:
-        """Returns the ratio with an interval so many times as wide, as a logarithm."""
+        """Returns the ratio with its interval `times` as wide, on a logarithmic scale."""
         low, high = (self.value * (end / self.value) ** times for end in (self.low, self.high))
         return self.model_copy(update={"low": low, "high": high})
 
@@ -54,16 +53,16 @@ class Ratio(BaseModel):
 
 
 class Candidate(BaseModel):
-    """A plan with what is known of it.
+    """A plan that was measured or tried, with its outcome.
 
     Attributes:
         plan: the plan.
-        outcome: its latest probe.
-        gain: throughput over the user's own setting, paired where the two raced.
-        rate_per_s: throughput in the objective's unit, on one scale with all others of this search: as the race has it,
-            and else the probes. None where that is not known.
+        outcome: the outcome of its latest probe.
+        gain: throughput over the baseline; from paired blocks if the two raced.
+        rate_per_s: throughput in the objective's unit, on one scale for all plans of this search: from the race if the
+            plan raced, otherwise from its probe. None if unknown.
         note: why it was not chosen, or "".
-        on_front: whether no measured plan is as fast with less memory, see `autofit.search.pareto`.
+        on_front: whether no measured plan is as fast with less memory (`autofit.search.pareto`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -81,22 +80,22 @@ class Recommendation(BaseModel):
 
     Attributes:
         schema_name: the record's schema and version.
-        plan: the recommended plan; it was run as it stands here.
+        plan: the recommended plan, exactly as it was run.
         proof: the measurement of that run: whole steps on the worst batch, inside the budget.
-        predicted: what was thought of the plan's peak before it first ran; None where nothing was.
-        baseline: the user's own setting and what became of it.
-        gain: throughput of `plan` over the baseline, or None when the baseline does not run.
-        rate_per_s: of `plan`, as that of a `Candidate`.
-        alternatives: other plans that were measured, best first. Those that are `on_front` and `plan` are the Pareto
-            front of throughput against memory, and so is the baseline where it says so.
-        untried: why nothing else than the user's own setting could be measured, and what would help, as a sentence
-            without its full stop; "" where something was.
-        caveats: what a person should know before using the plan.
+        predicted: estimate of the plan's peak before it first ran; None if there was none.
+        baseline: the user's plan, with its outcome.
+        gain: throughput of `plan` over the baseline. None if the baseline does not run.
+        rate_per_s: throughput of `plan`, on the same scale as `Candidate.rate_per_s`.
+        alternatives: other measured plans, best first. `plan`, the alternatives that are `on_front`, and the baseline
+            if it is `on_front`, are the Pareto front of throughput against memory.
+        untried: why nothing but the baseline could be measured, and what would help, as a sentence without a full
+            stop; "" if another plan was measured.
+        caveats: notes to read before using the plan.
         refused: strategies and knob values left out of the search, with the reason.
-        budget: the limits that were kept.
+        budget: the limits of the search.
         objective: what was maximised.
-        environment: where it was measured.
-        study: where the trials are kept, secrets removed.
+        environment: where the plan was measured.
+        study: where the trials are kept, without passwords.
         counts: number of trials by status.
         duration_s: seconds that the search took.
         created: UTC time in ISO 8601.

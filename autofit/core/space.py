@@ -1,4 +1,4 @@
-"""SearchSpace: the knobs in play and what forbids their combinations."""
+"""SearchSpace: the knobs in play, and the constraints on their combinations."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ LADDER = (1, 2, 4)
 
 
 class Refusal(BaseModel):
-    """A strategy, or one value of a knob, that is left out of the search, and why."""
+    """A strategy, or one value of a knob, that is left out of the search, with the reason."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -23,15 +23,15 @@ class Refusal(BaseModel):
 
 
 class SpaceFacts(BaseModel):
-    """A search space as data: what a child process reports of the user's workload.
+    """A search space as data, as a child process reports it.
 
     Attributes:
-        knobs: the knobs in play, the batch not among them.
-        sizes: micro batches that may be run, ascending.
-        global_batch_size: samples per optimizer step to keep exactly, or None when the batch is free.
-        baseline: the user's own setting.
-        refused: what was left out, with the reason.
-        forbidden: keys of combinations (plans without batch) that conflict, with the reason.
+        knobs: the knobs in play, without micro batch size and accumulation steps.
+        sizes: micro batch sizes that may be run, ascending.
+        global_batch_size: samples per optimizer step to keep exactly; None if the batch is free.
+        baseline: the user's own plan.
+        refused: strategies and knob values that were left out, with the reason.
+        forbidden: keys of combinations that conflict, with the reason.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -46,11 +46,11 @@ class SpaceFacts(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
-    """The plans that may be proposed: combinations of knob values times micro-batch sizes.
+    """The plans that may be proposed: all combinations of knob values, at all micro batch sizes.
 
     Attributes:
         facts: the space as data.
-        conflict: says why a combination is forbidden, or None.
+        conflict: returns why a combination is forbidden, or None.
     """
 
     facts: SpaceFacts
@@ -58,16 +58,16 @@ class SearchSpace:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Micro batches that may be run, ascending."""
+        """Micro batch sizes that may be run, ascending."""
         return self.facts.sizes
 
     @property
     def baseline(self) -> Plan:
-        """The user's own setting; it is always in the space."""
+        """The user's own plan, which is always in the space."""
         return self.facts.baseline
 
     def combinations(self) -> Iterator[Plan]:
-        """Yields every allowed combination of the other knobs, the baseline's first."""
+        """Yields every allowed combination, the baseline's first."""
         first = self.baseline.combination
         yield first
         for values in product(*(knob.values for knob in self.facts.knobs)):
@@ -76,10 +76,10 @@ class SearchSpace:
                 yield plan
 
     def at(self, combination: Plan, micro_batch_size: int) -> Plan:
-        """Returns the plan of this combination at this micro batch, the global batch kept exactly.
+        """Returns the plan of a combination at a micro batch size, keeping the global batch size exactly.
 
         Raises:
-            SpaceError: the micro batch does not divide the global batch.
+            SpaceError: the micro batch size does not divide the global batch size.
         """
         total = self.facts.global_batch_size
         if total is not None and total % micro_batch_size:
@@ -91,7 +91,7 @@ class SearchSpace:
         return Plan(values={**batch, **combination.values})
 
     def plans(self) -> Iterator[Plan]:
-        """Yields every plan once, the user's own first."""
+        """Yields every plan once, the baseline first."""
         yield self.baseline
         for combination in self.combinations():
             for size in self.sizes:
@@ -100,7 +100,7 @@ class SearchSpace:
                     yield plan
 
     def violation(self, plan: Plan) -> str | None:
-        """Returns why `plan` is not in the space, or None when it is. The baseline always is."""
+        """Returns why `plan` is not in the space, or None if it is. The baseline always is."""
         if plan == self.baseline:
             return None
         return self._conflict(plan.combination) or self._misfit(plan)
@@ -117,7 +117,7 @@ class SearchSpace:
         return None
 
     def _conflict(self, plan: Plan) -> str | None:
-        """Returns why a combination (a plan without its batch) cannot be, or None."""
+        """Returns why a combination is not allowed, or None."""
         for knob in self.facts.knobs:
             value = plan.values.get(knob.name)
             if value is None:
@@ -136,11 +136,11 @@ def divisors(number: int) -> tuple[int, ...]:
 
 
 def ladder(most: int) -> tuple[int, ...]:
-    """Returns the batches up to `most` that a person would choose, ascending; `most` itself is not added.
+    """Returns the usual batch sizes up to `most`, ascending. `most` itself is not added.
 
-    These are 1, 2, 4, multiples of 8 up to 64, of 32 up to 256, and from there four to each doubling. Where memory ends
-    between two of them the smaller is at most a fifth below what would fit, and of a batch that large a step costs
-    little beside its samples.
+    These are 1, 2, 4, multiples of 8 up to 64, multiples of 32 up to 256, and from there four to each doubling. If the
+    memory limit lies between two sizes, the smaller one is at most a fifth below it. At such sizes the fixed cost of a
+    step is already small.
     """
     sizes, step = [*LADDER, *range(8, 65, 8), *range(96, 257, 32)], 64
     while sizes[-1] + step <= most:

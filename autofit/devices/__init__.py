@@ -10,17 +10,17 @@ from autofit.devices.mps import Mps
 from autofit.devices.xpu import Xpu
 
 MEMBERS: tuple[type[Device], ...] = (Cuda, Xpu, Mps, Cpu)
-"""Every back end, the preferred ones first."""
+"""Every back end, in order of preference."""
 
 _NAME = re.compile(r"([a-z]+)(?::(0|[1-9][0-9]*))?")
-"""What torch takes as the name of a device."""
+"""Pattern of the device names that torch accepts."""
 
 
 def choose(name: str | None = None) -> Device:
     """Returns the device called `name` ("cuda", "cuda:1", "mps", "cpu"), or the best that is available.
 
     Raises:
-        UsageError: there is no such device here.
+        UsageError: no such device is available here.
     """
     if name is None:
         return next(member() for member in MEMBERS if member.is_available())

@@ -1,8 +1,8 @@
-"""What devices with torch's caching allocator share: its counters, its peaks and its limit.
+"""Accelerator: a device with torch's caching allocator, its counters, peaks and limit.
 
-The budget is on the footprint: what the device loses to this process. The allocator accounts for the reserved part, of
-all streams and of the pools of captured graphs alike; a member says what lies outside it (the context, and libraries
-that allocate for themselves).
+The budget applies to the footprint: the memory that the device loses to this process. The allocator accounts for the
+reserved part, for all streams and the pools of captured graphs. Each member adds what lies outside it: the context, and
+libraries that allocate memory themselves.
 """
 
 import math
@@ -18,7 +18,7 @@ from autofit.devices import host_memory
 from autofit.devices.base import Counters, Device, Reading
 
 CONTEXT_BYTES = 1536 * 2**20
-"""More than a context with its libraries takes (0.3 to 1.3 GB, reference/memory_prediction.md section 4)."""
+"""Upper bound on a context with its libraries, which take 0.3 to 1.3 GB (reference/memory_prediction.md section 4)."""
 
 
 class Accelerator(Device):
@@ -33,11 +33,11 @@ class Accelerator(Device):
 
     @abstractmethod
     def driver_info(self) -> tuple[int, int]:
-        """Returns what the driver says is free, and all the memory that it says the device has."""
+        """Returns the free and the total memory of the device, as the driver reports them."""
 
     @abstractmethod
     def fraction_base(self) -> int:
-        """Returns the bytes that the allocator multiplies its memory fraction by."""
+        """Returns the number of bytes of which the allocator's memory fraction is a fraction."""
 
     @property
     @abstractmethod
@@ -45,15 +45,15 @@ class Accelerator(Device):
         """Whether the chip computes in the machine's main memory."""
 
     def capacity_bytes(self) -> int:
-        """Returns all memory of the device; of the machine or the container, where that is less and shared."""
+        """Returns the total memory of the device; for an integrated chip at most that of the machine or container."""
         total = self.driver_info()[1]
         return min(total, host_memory.capacity()) if self.is_integrated else total
 
     def available_bytes(self) -> int:
-        """Returns the free memory plus what this process holds, inside the fraction that the user has set.
+        """Returns the free memory plus what this process holds, limited to the fraction that the user has set.
 
-        "Free" of a chip in main memory is what nobody uses at all: next to nothing, once the system has read some
-        files. There the system is asked what it could give.
+        An integrated chip reports only unused memory as free, which is next to nothing once the system has cached some
+        files. There the system is asked how much it could provide.
         """
         told = host_memory.available() if self.is_integrated else None
         free = self.driver_info()[0] if told is None else told
@@ -65,10 +65,10 @@ class Accelerator(Device):
     def outside_bytes(self) -> int:
         """Returns the bytes that this process holds on the device outside the caching allocator.
 
-        From the device's own figures this process cannot be told from the others: what is used beyond its segments is
-        taken to be its context, up to what a context can be, and to be other processes' beyond that. Too much is then
-        counted as its own, but the same in what is available and in what a plan needs. In main memory those figures
-        change with each file that is read, so a context's most is taken.
+        The device's figures do not separate this process from others. Memory used beyond this process's segments is
+        attributed to its context, up to `CONTEXT_BYTES`, and the rest to other processes. The error affects the
+        available memory and the need of a plan alike. On an integrated chip the figures change with each file that is
+        read, so `CONTEXT_BYTES` is assumed.
         """
         if self.is_integrated:
             return CONTEXT_BYTES
@@ -80,7 +80,7 @@ class Accelerator(Device):
         torch.accelerator.synchronize(self.torch_device)
 
     def release(self) -> None:
-        """Gives cached segments back to the device."""
+        """Returns cached segments to the device."""
         torch.accelerator.empty_cache()
 
     def counters(self) -> Counters:
@@ -94,7 +94,7 @@ class Accelerator(Device):
 
     @contextmanager
     def meter(self, static: Callable[[], int]) -> Iterator[Reading]:
-        """Meters the steps inside by the allocator's peaks; costs nothing, so the steps may be timed."""
+        """Meters the steps inside by the allocator's peak counters. This costs nothing, so the steps may be timed."""
         reading, before = Reading(), self.counters()
         torch.accelerator.reset_peak_memory_stats(self.torch_device)
         yield reading
@@ -115,7 +115,7 @@ class Accelerator(Device):
 
     @contextmanager
     def limit(self, budget_bytes: int, static: Callable[[], int]) -> Iterator[None]:
-        """Caps the caching allocator at the budget less what lies outside it; a lower fraction of the user's stays."""
+        """Caps the caching allocator at the budget less the memory outside it, or at the user's lower fraction."""
         before = self._fraction()
         wanted = max(budget_bytes - self.outside_bytes(), 0) / self.fraction_base()
         self._set_fraction(min(wanted, before))

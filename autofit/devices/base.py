@@ -1,4 +1,4 @@
-"""Device: a back end. Capacity, synchronisation, memory readings, limit enforcement."""
+"""Device: a back end, with its capacity, synchronisation, memory readings and memory limit."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -21,13 +21,13 @@ T = TypeVar("T")
 
 HEADROOM_RATIO = 0.08
 HEADROOM_BYTES = 512 * 2**20
-"""8 % and at least 512 MiB: between the 5 to 10 % that peers leave (reference/reliability.md section 5)."""
+"""Default headroom: 8 % of the available memory, at least 512 MiB. Peers leave 5 to 10 % (reference/reliability.md)."""
 VARYING_FACTOR = 1.5
-"""More headroom when shapes vary: fragmentation grows for hours."""
+"""Factor on the headroom if shapes vary: fragmentation then grows for hours."""
 
 
 class Capability(StrEnum):
-    """What a device can do, by the name that strategies ask for."""
+    """A feature of a device, by the name that strategies ask for."""
 
     BF16 = "bf16"
     FP16 = "fp16"
@@ -39,7 +39,7 @@ class Capability(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """The allocator's event counters since the process began; zero where there is no such allocator."""
+    """Event counters of the caching allocator since the process began; zero without such an allocator."""
 
     ooms: int = 0
     retries: int = 0
@@ -54,9 +54,9 @@ class Reading:
     """Receives the memory peak of a metered stretch when its context is left.
 
     Attributes:
-        memory: the peak; None until then.
-        drain: to be called now and then within the stretch: works off what was recorded so far, where the device
-            meters by a record that grows with the operators that run.
+        memory: the peak; None until the context is left.
+        drain: processes the record made so far. To be called now and then within the stretch, because some devices
+            meter by a record that grows with each operator.
     """
 
     memory: Memory | None = None
@@ -68,8 +68,8 @@ class AllocatorRequest:
     """One request to an allocator.
 
     Attributes:
-        address: of the memory that was given, or is given back.
-        size_bytes: as asked for, without the allocator's rounding; negative where it is given back.
+        address: address of the memory that is allocated or released.
+        size_bytes: requested size, without the allocator's rounding; negative for a release.
     """
 
     address: int
@@ -78,12 +78,12 @@ class AllocatorRequest:
 
 @dataclass(slots=True)
 class Recording:
-    """Receives what an allocator is asked for, request by request; complete when its context is left.
+    """Receives the requests to an allocator; complete when its context is left.
 
     Attributes:
-        mark: remembers the point that is reached now, between two requests.
-        standing: what was alive at the beginning, address to bytes; None where the device cannot tell.
-        requests: in order.
+        mark: records the present position between two requests.
+        standing: memory that was live at the beginning, address to bytes; None if unknown.
+        requests: the requests, in order.
         marks: for each call of `mark`, the number of requests before it.
     """
 
@@ -96,12 +96,12 @@ class Recording:
 class Device(ABC):
     """A back end.
 
-    Made once per process that runs probes. Every method is called in that process, from one thread.
+    One is made in each process that runs probes. Every method is called in that process, from one thread.
 
     Attributes:
         type: torch's name of the device type.
-        meter_slows: whether steps inside `meter` must not be timed.
-        is_host: whether the device's memory is the machine's main memory.
+        meter_slows: whether `meter` slows steps down, so that they must not be timed.
+        is_host: whether the device is the CPU, whose memory is the machine's main memory.
     """
 
     type: ClassVar[str]
@@ -118,13 +118,13 @@ class Device(ABC):
 
     @property
     def lock_key(self) -> str:
-        """What names the device to all processes of this machine, whichever of its devices they see."""
+        """Name of the device that is the same in all processes of this machine, whichever devices they see."""
         return f"{self.type}-{self.index or 0}"
 
     @classmethod
     @abstractmethod
     def is_available(cls) -> bool:
-        """Says whether this process can use a device of this type."""
+        """Returns whether this process can use a device of this type."""
 
     @classmethod
     def count(cls) -> int:
@@ -133,19 +133,19 @@ class Device(ABC):
 
     @abstractmethod
     def name(self) -> str:
-        """Returns the device as its maker calls it."""
+        """Returns the manufacturer's name of the device."""
 
     @abstractmethod
     def capacity_bytes(self) -> int:
-        """Returns all memory of the device."""
+        """Returns the total memory of the device."""
 
     @abstractmethod
     def available_bytes(self) -> int:
-        """Returns the memory that this process could hold in all, what it holds now included."""
+        """Returns the memory that this process could hold in total, including what it holds now."""
 
     @abstractmethod
     def capabilities(self) -> frozenset[str]:
-        """Returns the names from `Capability` that this device has."""
+        """Returns the capabilities of this device."""
 
     @abstractmethod
     def meter(self, static: Callable[[], int]) -> AbstractContextManager[Reading]:
@@ -157,19 +157,19 @@ class Device(ABC):
         """
 
     def versions(self) -> dict[str, str]:
-        """Returns versions beside torch's own that decide what is measured: driver, libraries."""
+        """Returns versions, other than torch's, that affect measurements: driver and libraries."""
         return {}
 
     def caveats(self) -> tuple[str, ...]:
-        """Returns what a person should know about readings on this device, for the caveats of a search."""
+        """Returns notes about readings on this device, for the caveats of a search."""
         return ()
 
     def synchronize(self) -> None:
-        """Waits until the device has done all it was given. Raises what a poisoned device raises."""
+        """Waits until the device has finished all queued work. Raises the error of a poisoned device."""
         return
 
     def timed(self, work: Callable[[], T]) -> tuple[T, float]:
-        """Runs `work` and returns what it returned, and the seconds it took, synchronised at both edges."""
+        """Runs `work`; returns its result and its duration in seconds, with the device synchronised at both ends."""
         self.synchronize()
         began = perf_counter()
         result = work()
@@ -177,7 +177,7 @@ class Device(ABC):
         return result, perf_counter() - began
 
     def release(self) -> None:
-        """Gives cached memory back to the device."""
+        """Returns cached memory to the device."""
         return
 
     def counters(self) -> Counters:
@@ -185,35 +185,35 @@ class Device(ABC):
         return Counters()
 
     def live_bytes(self) -> int | None:
-        """Returns the bytes of this process's live tensors on the device; None where nothing counts them."""
+        """Returns the bytes of this process's live tensors on the device; None if they are not counted."""
         return None
 
     def account(self) -> Account | None:
-        """Returns how memory is accounted for here; None where it cannot be predicted, only measured."""
+        """Returns the allocator that an estimate of memory imitates; None if memory can only be measured."""
         return None
 
     def recording(self) -> AbstractContextManager[Recording]:
-        """Records what the allocator is asked for while the context is open: the steps of one short run.
+        """Records the requests to the allocator while the context is open: the steps of one short run.
 
         Raises:
-            Untraceable: the device keeps no such record, or cannot do so now.
+            Untraceable: the device cannot record requests, or cannot do so now.
         """
         raise Untraceable(f"{self.type} keeps no record of what its allocator is asked for", "in recording a short run")
 
     def ceilings(self) -> Ceilings | None:
-        """Returns how fast the device is at best; None where that is not known. May take a fraction of a second."""
+        """Returns the peak speed of the device; None if unknown. May take a fraction of a second."""
         return None
 
     def limit(self, budget_bytes: int, static: Callable[[], int]) -> AbstractContextManager[None]:
-        """Enforces the budget while the context is open, so that exceeding it is a clean out-of-memory."""
+        """Enforces the budget while the context is open, so that exceeding it raises a clean out-of-memory error."""
         return _no_limit()
 
     def budget(self, wanted: int | float | str | None, varies: bool) -> Budget:
-        """Returns the memory budget that `wanted` asks for, with its arithmetic in words.
+        """Returns the memory budget for the user's `memory_budget`, with its arithmetic in words.
 
         Args:
-            wanted: bytes, a text such as "20GiB", a fraction of the capacity (a float up to 1), or None for what
-                is available less the headroom.
+            wanted: bytes, a text such as "20GiB", a fraction of the capacity (a float up to 1), or None for the
+                available memory less the headroom.
             varies: whether batches have varying shapes.
 
         Raises:

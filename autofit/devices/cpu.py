@@ -1,11 +1,11 @@
-"""The CPU: tensors metered by torch's own allocation record, a real limit by `RLIMIT_DATA`.
+"""The CPU: memory from torch's allocation record, and a hard limit by `RLIMIT_DATA`.
 
-The record (host_meter.py) lists every allocation and release of the CPU allocator: it is exact and repeats to the byte.
-The process's resident memory is reported beside it. The legacy profiler makes it, because starting the Kineto one costs
-400 ms a reading; both give the same peak.
+The record (host_meter.py) lists every allocation and release of the CPU allocator. It is exact and repeatable to the
+byte. The resident memory of the process is reported beside it. The record comes from the legacy profiler, because
+starting the Kineto profiler costs 400 ms per reading; both give the same peak.
 
-What the record leaves out: allocations of threads that the user's code starts itself, and the release of tensors that
-were there before it began, so that a model which replaces its buffers or optimizer state is metered as needing more.
+The record does not contain allocations by threads that the user's code starts, nor the release of tensors that existed
+before it began. A model that replaces its buffers or optimizer state is therefore metered too high.
 """
 
 import ctypes
@@ -25,11 +25,11 @@ from autofit.devices.base import Capability, Device, Reading, Recording, nothing
 from autofit.devices.host_meter import HostMeter
 
 BOOKKEEPING_BYTES = 2 * 2**20
-"""What the interpreter and the graph's nodes may grow by under a limit: they are not tensors."""
+"""Allowance under a limit for the interpreter and the nodes of the graph, which are not tensors."""
 
 
 class Cpu(Device):
-    """The machine's own processors and main memory."""
+    """The machine's processors and main memory."""
 
     type = "cpu"
     meter_slows = True
@@ -37,7 +37,7 @@ class Cpu(Device):
 
     @classmethod
     def is_available(cls) -> bool:
-        """Says yes."""
+        """Returns True."""
         return True
 
     def name(self) -> str:
@@ -51,11 +51,11 @@ class Cpu(Device):
         return platform.processor() or platform.machine()
 
     def capacity_bytes(self) -> int:
-        """Returns the machine's main memory, or the control group's limit when that is lower."""
+        """Returns the machine's main memory, or the limit of the control group if that is lower."""
         return host_memory.capacity()
 
     def available_bytes(self) -> int:
-        """Returns what the system could still give plus what this process holds, inside the control group's limit."""
+        """Returns the system's available memory plus what this process holds, within the control group's limit."""
         available = host_memory.available()
         if available is None:
             return self.capacity_bytes()
@@ -63,9 +63,9 @@ class Cpu(Device):
         return min(available + (host_memory.status_bytes("VmRSS") or 0), self.capacity_bytes())
 
     def capabilities(self) -> frozenset[str]:
-        """Returns what torch's CPU kernels offer; reduced precision only where the chip computes in it; fp16 is tried.
+        """Returns the capabilities of torch's CPU kernels, with reduced precision only if the chip computes in it.
 
-        Emulated, a step in fp16 was 50 times slower than in fp32: not worth a probe.
+        fp16 is also tried: where it is emulated, a step was 50 times slower than in fp32, which is not worth a probe.
         """
         found = {Capability.CHANNELS_LAST, Capability.FOREACH, Capability.FUSED}
         chip: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # older torch cannot say
@@ -78,7 +78,7 @@ class Cpu(Device):
 
     @contextmanager
     def meter(self, static: Callable[[], int]) -> Iterator[Reading]:
-        """Meters the steps inside by the allocation record; the footprint is the peak resident memory."""
+        """Meters the steps inside by the allocation record. The footprint is the peak of resident memory."""
         before, meter = static(), HostMeter()
         reading = Reading(drain=meter.drain)
         footprint_known = _reset_resident_peak()
@@ -98,24 +98,23 @@ class Cpu(Device):
         )
 
     def ceilings(self) -> Ceilings:
-        """Measures it, with as many threads as torch uses now."""
+        """Measures the peak speed with the number of threads that torch uses now."""
         return host_speed.measured("fp32", *(c for c in (Capability.BF16, Capability.FP16) if c in self.capabilities()))
 
     def account(self) -> Account:
-        """Returns that live tensors count."""
+        """Returns an account in which live tensors count."""
         return Account(allocator="host")
 
     def recording(self) -> AbstractContextManager[Recording]:
-        """Records what torch's CPU allocator is asked for."""
+        """Records the requests to torch's CPU allocator."""
         return host_recording.recording()
 
     @contextmanager
     def limit(self, budget_bytes: int, static: Callable[[], int]) -> Iterator[None]:
-        """Lets this process allocate only what the budget leaves beside its live tensors, by `RLIMIT_DATA`.
+        """Limits this process by `RLIMIT_DATA` to the part of the budget that its live tensors leave.
 
-        Exact only in a fresh process that was started with the allocator settings that
-        `autofit.probing.remote.bench` gives it. The limit is on the whole
-        process, so nothing else should allocate meanwhile.
+        This is exact only in a fresh process with the allocator settings of `autofit.probing.remote.bench`. The limit
+        applies to the whole process, so nothing else should allocate meanwhile.
         """
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
         _trim()
@@ -134,7 +133,7 @@ class Cpu(Device):
 
 
 def _trim() -> None:
-    """Gives freed heap back to the system (glibc; elsewhere there is nothing to do)."""
+    """Returns freed heap memory to the system (with glibc only)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

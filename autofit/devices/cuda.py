@@ -1,9 +1,9 @@
-"""CUDA, and ROCm, which torch gives the same names: the driver's memory, NVML, the allocator's settings, events.
+"""CUDA devices, and ROCm devices, which torch also calls "cuda".
 
-Three things decide which figure to believe. Where the chip computes in the machine's main memory, "free" leaves out
-the page cache, so the system is asked what is available. Where NVML names this process, its figure is exact; elsewhere
-what lies outside the allocator is bounded (`Accelerator.outside_bytes`). The allocator's fraction is one of the memory
-that the device was built with, which is not always what the driver reports for it.
+Which memory figure is used depends on three things. On an integrated chip "free" leaves out the page cache, so the
+system is asked how much is available. If NVML lists this process, its figure is exact; otherwise the memory outside the
+allocator is bounded (`Accelerator.outside_bytes`). The allocator's fraction refers to the memory that the device was
+built with, which may differ from what the driver reports.
 """
 
 import os
@@ -26,11 +26,11 @@ from autofit.devices.base import Capability, Recording, T
 from autofit.devices.nvml import Nvml
 
 NATIVE, ASYNC = "native", "cudaMallocAsync"
-"""The allocators of torch that can be metered: its own, and CUDA's memory pools."""
+"""The allocator back ends that can be metered: torch's caching allocator, and CUDA's memory pools."""
 UNCACHED = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING")
-"""Set to anything, one of these makes torch go to the driver for each tensor."""
+"""Environment variables that make torch ask the driver for each tensor, whatever their value."""
 UNTOLD = ("large_segment_size_mb", "max_non_split_rounding_mb")
-"""Options that the allocator does not tell, except in the words it was given."""
+"""Options that the allocator reports only within the text of its environment variable."""
 SETTINGS = ("expandable_segments", "max_split_size", "garbage_collection_threshold")
 
 
@@ -45,7 +45,7 @@ class Cuda(Accelerator):
 
     @classmethod
     def is_available(cls) -> bool:
-        """Says whether torch sees a device and its driver answers; torch warns when the driver is too old."""
+        """Returns whether torch sees a device with a working driver. torch warns if the driver is too old."""
         return torch.cuda.is_available()
 
     @classmethod
@@ -59,15 +59,15 @@ class Cuda(Accelerator):
 
     @property
     def lock_key(self) -> str:
-        """The card's own number, which is the same whatever CUDA_VISIBLE_DEVICES says."""
+        """The UUID of the card, which does not depend on CUDA_VISIBLE_DEVICES."""
         return f"{self.type}-{torch.cuda.get_device_properties(self.torch_device).uuid}"
 
     def ceilings(self) -> Ceilings | None:
-        """Returns what is published of a card of this name."""
+        """Returns the published peak rates of a card with this name."""
         return ceilings_of(self.name())
 
     def driver_info(self) -> tuple[int, int]:
-        """Returns what the driver says is free and in all: of this slice, under MIG."""
+        """Returns free and total memory as the driver reports them; under MIG, those of this slice."""
         free, total = torch.cuda.mem_get_info(self.torch_device)
         return int(free), int(total)
 
@@ -77,7 +77,7 @@ class Cuda(Accelerator):
         return bool(getattr(torch.cuda.get_device_properties(self.torch_device), "is_integrated", False))
 
     def fraction_base(self) -> int:
-        """Returns the memory that the chip was built with; torch's own allocator multiplies by that."""
+        """Returns the memory that the chip was built with, to which the fraction of torch's allocator refers."""
         if torch.cuda.get_allocator_backend() == ASYNC:
             return int(torch.cuda.mem_get_info(self.torch_device)[1])
         return int(torch.cuda.get_device_properties(self.torch_device).total_memory)
@@ -85,9 +85,9 @@ class Cuda(Accelerator):
     def outside_bytes(self) -> int:
         """Returns the bytes that this process holds on the device outside the caching allocator.
 
-        A figure of NVML's is believed only where it can be true: there may be another process of the same number, it
-        may be that of the whole card under MIG, of all processes of a container, or a mark for "not available". Once
-        one was believed the last such figure holds, so that a budget and what is held against it rest on the same.
+        A figure of NVML is used only if it is plausible: it may belong to another process with the same number, to the
+        whole card under MIG, or to all processes of a container, or it may stand for "not available". After the first
+        plausible figure the latest one is kept, so that budgets and peaks rest on the same source.
         """
         told = self._nvml.used_bytes() if self._nvml is not None else None
         if told is not None:
@@ -101,10 +101,10 @@ class Cuda(Accelerator):
         return super().outside_bytes()
 
     def budget(self, wanted: int | float | str | None, varies: bool) -> Budget:
-        """Returns the memory budget that `wanted` asks for, with its arithmetic in words.
+        """Returns the memory budget for the user's `memory_budget`, with its arithmetic in words.
 
         Raises:
-            UsageError: as in `Device.budget`; or torch's allocator is one that cannot be metered.
+            UsageError: as in `Device.budget`, or torch's allocator cannot be metered.
         """
         backend = torch.cuda.get_allocator_backend()
         if backend not in (NATIVE, ASYNC):
@@ -119,7 +119,7 @@ class Cuda(Accelerator):
         return super().budget(wanted, varies)
 
     def caveats(self) -> tuple[str, ...]:
-        """Returns what to know about memory on this device: who else uses it, and what its allocator cannot tell."""
+        """Returns notes about memory on this device: other users of it, and what its allocator cannot report."""
         found = []
         free, total = self.driver_info()
         unclear = total - free - self._reserved_bytes() - self.outside_bytes()
@@ -136,7 +136,7 @@ class Cuda(Accelerator):
         return tuple(found)
 
     def capabilities(self) -> frozenset[str]:
-        """Returns what this generation of chips computes in hardware."""
+        """Returns the capabilities that this generation of chips has in hardware."""
         found = {Capability.FP16, Capability.CHANNELS_LAST, Capability.FOREACH, Capability.FUSED}
         with torch.cuda.device(self.torch_device):
             if torch.cuda.is_bf16_supported(including_emulation=False):
@@ -146,7 +146,7 @@ class Cuda(Accelerator):
         return frozenset(found)
 
     def versions(self) -> dict[str, str]:
-        """Returns the CUDA or ROCm and cuDNN versions and the allocator's settings that are in force."""
+        """Returns the versions of CUDA or ROCm and cuDNN, and the allocator settings in force."""
         runtime = torch.version.hip or torch.version.cuda or "unknown"
         found = {"cuda" if torch.version.hip is None else "rocm": runtime}
         if torch.backends.cudnn.is_available():  # type: ignore[no-untyped-call]  # torch has no types here
@@ -156,25 +156,25 @@ class Cuda(Accelerator):
         return found
 
     def account(self) -> Account | None:
-        """Returns the options that the allocator really has; None for CUDA's memory pools and for ROCm.
+        """Returns the allocator's options in force; None for CUDA's memory pools and for ROCm.
 
-        What operators take there is not known to the trace.
+        The trace does not know what operators allocate there.
         """
         if torch.cuda.get_allocator_backend() != NATIVE or torch.version.hip is not None:
             return None
         return Account(allocator="caching", settings=self._options(), outside_bytes=self.outside_bytes())
 
     def recording(self) -> AbstractContextManager[Recording]:
-        """Records what torch's own allocator is asked for; others keep no history."""
+        """Records the requests to torch's caching allocator; others keep no history."""
         if torch.cuda.get_allocator_backend() != NATIVE:
             return super().recording()
         return cuda_recording.recording(self.torch_device.index)
 
     def timed(self, work: Callable[[], T]) -> tuple[T, float]:
-        """Runs `work` and returns what it returned, and the seconds between two events on the current stream.
+        """Runs `work`; returns its result and the seconds between two events on the current stream.
 
-        The stream is idle when the first event is recorded, so gaps in which it waits for the host count, while the
-        host's waking up after the last kernel does not. The current device stays the user's.
+        The stream is idle when the first event is recorded. So gaps in which the stream waits for the host count, and
+        the time that the host needs to wake up after the last kernel does not. The current device does not change.
         """
         stream = torch.cuda.current_stream(self.torch_device)
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # no types
@@ -186,7 +186,7 @@ class Cuda(Accelerator):
         return result, float(first.elapsed_time(last)) / 1e3
 
     def release(self) -> None:
-        """Gives cached segments back, and cuBLAS workspaces where torch lets us: they would hold segments."""
+        """Returns cached segments, and first cuBLAS workspaces, which would hold segments, if torch allows it."""
         clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
         if clear is not None:
             clear()
@@ -199,7 +199,7 @@ class Cuda(Accelerator):
         return Nvml.open(str(torch.cuda.get_device_properties(self.torch_device).uuid))
 
     def _options(self) -> str:
-        """Returns the allocator's options as `PYTORCH_ALLOC_CONF` would say them."""
+        """Returns the allocator's options in the syntax of `PYTORCH_ALLOC_CONF`."""
         known = torch.cuda.memory._snapshot()["allocator_settings"]
         text = str(known.get("PYTORCH_CUDA_ALLOC_CONF") or known.get("PYTORCH_ALLOC_CONF") or "")
         found = [option for name in UNTOLD for option in re.findall(rf"{name}:\d+", text)]
@@ -216,9 +216,9 @@ class Cuda(Accelerator):
         return ",".join(found)
 
     def _allocator(self) -> str:
-        """Returns the settings that decide how much memory is reserved, "" where they are torch's defaults.
+        """Returns the settings that affect reserved memory; "" if they are torch's defaults.
 
-        They come from any of three environment variables, of which one wins, or from a call: only the allocator knows.
+        They come from one of three environment variables or from a call. Only the allocator knows which are in force.
         """
         backend = torch.cuda.get_allocator_backend()
         if backend != NATIVE:

@@ -1,7 +1,7 @@
-"""CUDA recording: the requests to the caching allocator, from the history that it can keep.
+"""CUDA recording: the requests to the caching allocator, from its history.
 
-Marks are counts: the allocator counts its requests also while it keeps no history. A block that another stream still
-uses is asked back before it can be used again; what counts here is when it can.
+Marks are counts of requests, which the allocator keeps even without a history. A block that another stream still uses
+is released later than requested; the recording has the time at which it can be used again.
 """
 
 from collections.abc import Iterator
@@ -19,10 +19,10 @@ COUNTED = ("alloc", "free_requested")
 
 @contextmanager
 def recording(index: int) -> Iterator[Recording]:
-    """Records what is asked of the caching allocator on one device while the context is open.
+    """Records the requests to the caching allocator of one device while the context is open.
 
     Raises:
-        Untraceable: the user has the history on: it would be lost.
+        Untraceable: the user has switched the allocator's history on, and it would be lost.
     """
     if torch._C._cuda_isHistoryEnabled():
         raise Untraceable("the allocator's history is on, and would be lost", "in recording a short run")
@@ -45,7 +45,7 @@ def recording(index: int) -> Iterator[Recording]:
 
 
 def _count(index: int) -> int:
-    """Returns how often memory was asked for or given back since the process began."""
+    """Returns the number of allocations and releases since the process began."""
     stats = torch.cuda.memory_stats(index)
     return int(stats.get("allocation.all.allocated", 0)) + int(stats.get("allocation.all.freed", 0))
 
@@ -55,8 +55,8 @@ def _read(history: list[dict[str, Any]], counts: list[int], found: Recording) ->
 
     Args:
         history: the allocator's entries, the oldest first.
-        counts: for each mark, how many entries of the kinds that are `COUNTED` came before it.
-        found: what is filled in.
+        counts: for each mark, the number of entries before it whose kind is in `COUNTED`.
+        found: the recording to fill in.
     """
     seen, waiting = 0, iter(counts)
     due = next(waiting, None)

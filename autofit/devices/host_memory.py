@@ -1,19 +1,19 @@
-"""The machine's main memory, as Linux and control groups tell it. For devices that compute in it, and for the CPU."""
+"""Main memory of the machine, as Linux and control groups report it, for the CPU and integrated chips."""
 
 import os
 from pathlib import Path
 
 
 def capacity() -> int:
-    """Returns the bytes of main memory, or the control group's limit when that is lower."""
+    """Returns the bytes of main memory, or the limit of the control group if that is lower."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(total, _cgroup("memory.max") or total)
 
 
 def available() -> int | None:
-    """Returns the bytes that the system could still give, inside the control group's limit; None where it is not told.
+    """Returns the bytes available on the system, within the control group's limit; None if unknown.
 
-    The page cache counts as available: the system gives it up when memory is wanted.
+    The page cache counts as available, because the system frees it on demand.
     """
     found = kib_line(Path("/proc/meminfo"), "MemAvailable")
     limit = _cgroup("memory.max")
@@ -24,12 +24,12 @@ def available() -> int | None:
 
 
 def status_bytes(key: str) -> int | None:
-    """Returns a line of this process's status, such as "VmRSS", in bytes; None where there is none."""
+    """Returns a line of this process's status, such as "VmRSS", in bytes; None if there is no such line."""
     return kib_line(Path("/proc/self/status"), key)
 
 
 def kib_line(path: Path, key: str) -> int | None:
-    """Returns the bytes on the line "key: n kB" of a file; None where there is no such file or line."""
+    """Returns the bytes on the line "key: n kB" of a file; None if there is no such file or line."""
     try:
         for line in path.read_text().splitlines():
             if line.startswith(key + ":"):
@@ -40,7 +40,7 @@ def kib_line(path: Path, key: str) -> int | None:
 
 
 def _inactive_file_bytes() -> int:
-    """Returns the part of the control group's memory that holds files and is given up first; 0 where it is not told."""
+    """Returns the control group's inactive file memory, which is reclaimed first; 0 if unknown."""
     for line in (_cgroup_text("memory.stat") or "").splitlines():
         name, _, value = line.partition(" ")
         if name == "inactive_file" and value.isdigit():
@@ -54,7 +54,7 @@ def _cgroup(name: str) -> int | None:
 
 
 def _cgroup_text(name: str) -> str | None:
-    """Returns a file of this process's version 2 control group, or None where there is none."""
+    """Returns the text of a file of this process's version 2 control group; None if there is none."""
     try:
         group = Path("/proc/self/cgroup").read_text().strip().rsplit("::", 1)[-1].lstrip("/")
         return (Path("/sys/fs/cgroup") / group / name).read_text().strip()

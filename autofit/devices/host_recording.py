@@ -1,7 +1,7 @@
 """Host recording: the requests to torch's CPU allocator, with their addresses, from the Kineto profiler.
 
-The legacy profiler, which meters (cpu.py), is quicker but gives no addresses, so that a release could not be told from
-another of the same size. Both leave out the same: what was there before, and threads that the user's code starts.
+The legacy profiler, which host_meter.py uses, is faster but gives no addresses, so that releases of the same size could
+not be told apart. Both leave out memory that existed before, and threads that the user's code starts.
 """
 
 import os
@@ -17,15 +17,15 @@ from autofit.devices.base import AllocatorRequest, Recording
 
 MARK = "autofit: mark"
 LOG_LEVEL, SILENT = "KINETO_LOG_LEVEL", "99"
-"""The profiler's library reads this once, when it is first used; without it each run prints lines of its own."""
+"""Variable, and its value, that keeps the profiler's library from printing. It is read once, at the first use."""
 
 
 @contextmanager
 def recording() -> Iterator[Recording]:
-    """Records what is asked of the CPU's allocator while the context is open.
+    """Records the requests to the CPU allocator while the context is open.
 
     Raises:
-        Untraceable: a profiler is running already, or this build of torch has none.
+        Untraceable: a profiler is already running, or this build of torch has none.
     """
     if not torch.profiler.kineto_available():
         raise Untraceable("this build of torch has no profiler that tells addresses", "in recording a short run")
@@ -53,7 +53,7 @@ def _mark() -> None:
 
 
 def _read(roots: list[Any], found: Recording) -> None:
-    """Fills in requests and marks from the tree of the profiler's events; threads are merged by time."""
+    """Fills in requests and marks from the profiler's tree of events. Threads are merged by time."""
     for event in sorted(_all(roots), key=lambda event: event.start_time_ns):
         if event.tag == _EventType.Allocation:
             memory = event.typed[1]
@@ -74,7 +74,7 @@ def _all(roots: list[Any]) -> Iterator[Any]:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Keeps the profiler's library from printing, unless the user has said what it prints."""
+    """Keeps the profiler's library from printing, unless the user has set its log level."""
     before = os.environ.get(LOG_LEVEL)
     os.environ[LOG_LEVEL] = SILENT if before is None else before
     try:

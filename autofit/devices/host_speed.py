@@ -1,4 +1,4 @@
-"""How fast the host computes and moves memory at best, measured in a fraction of a second."""
+"""Peak speed of the host in arithmetic and memory traffic, measured in a fraction of a second."""
 
 from collections.abc import Callable
 from functools import cache
@@ -10,20 +10,20 @@ import torch
 from autofit.core.work import Ceilings
 
 LONG_S = 2e-3
-"""A product that takes so long is large enough to show its peak rate: issuing it takes a thousandth of that."""
+"""Duration at which a matrix product is large enough to show the peak rate: launching it takes a thousandth of this."""
 SIDES = (128, 256, 512, 1024)
 COPIED_BYTES = 64 * 2**20
-"""Larger than the last cache of most chips."""
+"""Size of the copy that shows memory bandwidth: larger than the last-level cache of most chips."""
 OPERATORS = 200
 REPEATS = 3
 SLOW_RATIO = 4
-"""A precision in which a small convolution is trained so many times slower than in fp32 is emulated somewhere: fp16
-took 40 times as long on a chip with AVX512-FP16 (torch 2.13)."""
+"""A precision is taken to be emulated if training a small convolution in it is this many times slower than in fp32.
+fp16 took 40 times as long on a chip with AVX512-FP16 (torch 2.13)."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def measured(*precisions: str) -> Ceilings:
-    """Returns the ceilings for products in these precisions ("fp32", "bf16", "fp16"), with torch's present threads."""
+    """Measures the ceilings for these precisions ("fp32", "bf16", "fp16"), with the present number of threads."""
     source = torch.empty(COPIED_BYTES, dtype=torch.uint8).fill_(1)
     target, one = torch.empty_like(source).fill_(0), torch.ones(1)
 
@@ -42,7 +42,7 @@ def measured(*precisions: str) -> Ceilings:
 
 @cache
 def trains_in(precision: str) -> bool:
-    """Says whether a small convolution is trained in a precision without being emulated. Asked once in a process."""
+    """Returns whether training a small convolution in a precision is not emulated. Measured once per process."""
     plain, reduced = (_training_s(DTYPES[name]) for name in ("fp32", precision))
     return reduced <= SLOW_RATIO * plain
 
@@ -62,7 +62,7 @@ def _training_s(dtype: torch.dtype) -> float:
 
 
 def _rate(dtype: torch.dtype) -> float:
-    """Returns the rate of the largest product that was needed to see it, in operations per second."""
+    """Returns the peak rate in operations per second, from the largest product that was needed to see it."""
     rate = 0.0
     for side in SIDES:
         factor = torch.ones(side, side, dtype=dtype)
@@ -74,7 +74,7 @@ def _rate(dtype: torch.dtype) -> float:
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """Returns the median seconds of a few runs, after one that is not counted."""
+    """Returns the median duration of a few runs in seconds, after one warm-up run."""
     times = []
     for _ in range(REPEATS + 1):
         began = perf_counter()

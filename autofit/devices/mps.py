@@ -1,8 +1,8 @@
-"""Apple's GPUs, through `torch.mps`. Written after torch's sources and never run on hardware; it says so.
+"""Apple's GPUs, through `torch.mps`. Written from torch's sources and never run on hardware; a caveat says so.
 
-`torch.accelerator` has no memory functions for MPS before torch 2.13 (pytorch #167447), so those of `torch.mps` are
-used, which are in every version that is supported. They know no peaks. But Metal's allocator keeps what it once had,
-short of a shortage, so what the driver has given to this process after the steps is the most that they needed at once.
+`torch.accelerator` has no memory functions for MPS before torch 2.13 (pytorch #167447), so this module uses those of
+`torch.mps`, which every supported version has. They report no peaks. But Metal's allocator keeps its memory unless
+memory runs short, so the driver's memory after the steps is the peak of the steps.
 """
 
 import os
@@ -16,7 +16,7 @@ from autofit.devices import host_memory
 from autofit.devices.base import Capability, Device, Reading
 
 DEFAULT_RATIO, HIGHEST_RATIO = 1.7, 2.0
-"""Of the recommended memory: the allocator's own limit, and the highest that it takes (ATen/mps/MPSAllocator.h)."""
+"""The allocator's default and highest limit, relative to the recommended memory (ATen/mps/MPSAllocator.h)."""
 
 
 class Mps(Device):
@@ -26,12 +26,12 @@ class Mps(Device):
 
     @classmethod
     def is_available(cls) -> bool:
-        """Says whether this torch and this system have Metal."""
+        """Returns whether this build of torch and this system support Metal."""
         return torch.mps.is_available()
 
     @property
     def torch_device(self) -> torch.device:
-        """The device with its index, as torch gives it to tensors: there is one."""
+        """The device with its index, as tensors report it. There is only one."""
         return torch.device("mps", 0)
 
     def name(self) -> str:
@@ -39,16 +39,16 @@ class Mps(Device):
         return str(torch.backends.mps.get_name())
 
     def capacity_bytes(self) -> int:
-        """Returns the main memory that Metal recommends to use; beyond it the machine becomes slow."""
+        """Returns the memory that Metal recommends as a maximum. Beyond it the machine becomes slow."""
         return int(torch.mps.recommended_max_memory())
 
     def available_bytes(self) -> int:
-        """Returns what the system could still give plus what this process holds; all, where it is not told (macOS)."""
+        """Returns the system's available memory plus what this process holds; the capacity if unknown (macOS)."""
         capacity, available = self.capacity_bytes(), host_memory.available()
         return capacity if available is None else min(available + self._driver_bytes(), capacity)
 
     def caveats(self) -> tuple[str, ...]:
-        """Returns what is not known of this back end."""
+        """Returns what is unknown about this back end."""
         return (
             "the mps back end has never been run on hardware: check the memory of a longer training yourself",
             "Metal counts no peaks, no allocator retries and no out-of-memory that the model hides, and does not say "
@@ -57,18 +57,18 @@ class Mps(Device):
         )
 
     def capabilities(self) -> frozenset[str]:
-        """Returns what torch's kernels for Metal offer."""
+        """Returns the capabilities of torch's kernels for Metal."""
         found = {Capability.FP16, Capability.CHANNELS_LAST, Capability.FUSED}
         if torch.backends.mps.is_macos_or_newer(14, 0):
             found.add(Capability.BF16)
         return frozenset(found)
 
     def synchronize(self) -> None:
-        """Waits until the device has done all it was given."""
+        """Waits until the device has finished all queued work."""
         torch.mps.synchronize()
 
     def release(self) -> None:
-        """Gives cached memory back to the system."""
+        """Returns cached memory to the system."""
         torch.mps.empty_cache()
 
     def live_bytes(self) -> int:
@@ -77,7 +77,7 @@ class Mps(Device):
 
     @contextmanager
     def meter(self, static: Callable[[], int]) -> Iterator[Reading]:
-        """Meters the steps inside by the driver's memory after them; that of live tensors is at most as much."""
+        """Meters the steps inside by the driver's memory after them, an upper bound on live tensors."""
         reading = Reading()
         yield reading
         self.synchronize()
@@ -93,7 +93,7 @@ class Mps(Device):
 
     @contextmanager
     def limit(self, budget_bytes: int, static: Callable[[], int]) -> Iterator[None]:
-        """Caps what Metal gives this process at the budget; afterwards torch's own limit holds again."""
+        """Caps Metal's memory for this process at the budget, then restores torch's default limit."""
         before = _usual_ratio()
         # Zero would mean no limit at all.
         wanted = max(budget_bytes, 1) / self.capacity_bytes()
@@ -108,5 +108,5 @@ class Mps(Device):
 
 
 def _usual_ratio() -> float:
-    """Returns the limit that the allocator started with, as a ratio; 0 is none."""
+    """Returns the limit that the allocator started with, as a ratio; 0 means no limit."""
     return float(os.environ.get("PYTORCH_MPS_HIGH_WATERMARK_RATIO", DEFAULT_RATIO))

@@ -1,7 +1,7 @@
-"""NVML: what NVIDIA's driver says of the processes on one device. An extra: every way it can fail means "not told".
+"""NVML: the memory of each process on one device, as NVIDIA's driver reports it. Every failure means "unknown".
 
-Called by `ctypes`, from the library that comes with the driver, so that it needs no package. In most containers, under
-MIG without permission, on Windows and on ROCm it says nothing of use.
+The library comes with the driver and is called through `ctypes`, so that no package is needed. It reports nothing
+useful in most containers, under MIG without permission, on Windows and on ROCm.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ from typing import Any, Self
 LIBRARY = "libnvidia-ml.so.1"
 _SUCCESS, _INSUFFICIENT_SIZE = 0, 7
 _ROOM = 64
-"""Processes that are asked for at first; NVML says how many there are when that is too few."""
+"""Number of processes to ask for at first. NVML reports the number it needs if this is too small."""
 
 
 class _Process(ctypes.Structure):
@@ -26,14 +26,14 @@ class _Process(ctypes.Structure):
 
 
 class Nvml:
-    """One device as NVML knows it. Use `open`."""
+    """One device in NVML. Use `open`."""
 
     def __init__(self, library: Any, handle: ctypes.c_void_p) -> None:
         self._library, self._handle = library, handle
 
     @classmethod
     def open(cls, uuid: str) -> Self | None:
-        """Returns the device with torch's `uuid`, a whole one or a slice (MIG); None where NVML does not answer."""
+        """Returns the device (or MIG slice) with torch's `uuid`; None if NVML is unavailable."""
         try:
             library = ctypes.CDLL(LIBRARY)
             if library.nvmlInit_v2() != _SUCCESS:
@@ -47,11 +47,11 @@ class Nvml:
         return None
 
     def used_bytes(self) -> tuple[int, bool] | None:
-        """Returns the device memory of this process, and whether it was found by its number; None when NVML is silent.
+        """Returns the device memory of this process and whether its process number was listed; None if unknown.
 
-        It lists the processes of the whole machine by the machine's own numbers, which in a container are not those
-        that the process knows. This one holds a context, so when only one is listed that is this one, or all of a
-        container taken together.
+        NVML lists the processes of the whole machine by the machine's process numbers, which differ from those inside a
+        container. This process holds a context; if only one process is listed, it is this one, or all processes of a
+        container together.
         """
         found = self._processes()
         for process in found:

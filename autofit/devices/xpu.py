@@ -1,4 +1,4 @@
-"""Intel GPUs, through `torch.accelerator`. Written after torch's sources and never run on hardware; it says so."""
+"""Intel GPUs, through `torch.accelerator`. Written from torch's sources and never run on hardware; a caveat says so."""
 
 import torch
 
@@ -13,7 +13,7 @@ class Xpu(Accelerator):
 
     @classmethod
     def is_available(cls) -> bool:
-        """Says whether torch sees a device."""
+        """Returns whether torch sees a device."""
         return torch.xpu.is_available()
 
     @classmethod
@@ -26,10 +26,10 @@ class Xpu(Accelerator):
         return str(torch.xpu.get_device_name(self.torch_device))
 
     def driver_info(self) -> tuple[int, int]:
-        """Returns what the driver says is free and in all.
+        """Returns free and total memory as the driver reports them.
 
-        Chips in main memory, and all under WSL, cannot say what is free (pytorch #159728, #194576): it is then taken
-        to be all but this process's own.
+        Integrated chips, and all chips under WSL, do not report free memory (pytorch #159728, #194576). It is then
+        assumed that no other process uses the device.
         """
         total = self.fraction_base()
         try:
@@ -43,11 +43,11 @@ class Xpu(Accelerator):
         return bool(getattr(torch.xpu.get_device_properties(self.torch_device), "is_integrated_gpu", False))
 
     def fraction_base(self) -> int:
-        """Returns the memory that the device has in all."""
+        """Returns the total memory of the device."""
         return int(torch.xpu.get_device_properties(self.torch_device).total_memory)
 
     def caveats(self) -> tuple[str, ...]:
-        """Returns what is not known of this back end."""
+        """Returns what is unknown about this back end."""
         return (
             "the xpu back end has never been run on hardware: check the memory of a longer training yourself",
             "running out of memory can end the process or lose the device on XPU: prefer the command line, which "
@@ -55,13 +55,13 @@ class Xpu(Accelerator):
         )
 
     def capabilities(self) -> frozenset[str]:
-        """Returns what torch's kernels offer; TF32 is left out, its setting here is another one than CUDA's."""
+        """Returns the capabilities of torch's kernels, without TF32, which has another setting than on CUDA."""
         found = {Capability.FP16, Capability.CHANNELS_LAST, Capability.FOREACH, Capability.FUSED}
         if torch.xpu.get_device_properties(self.torch_device).has_bfloat16_conversions:
             found.add(Capability.BF16)
         return frozenset(found)
 
     def versions(self) -> dict[str, str]:
-        """Returns the driver's version and the compiler runtime's."""
+        """Returns the versions of the driver and of the compiler runtime."""
         driver = str(torch.xpu.get_device_properties(self.torch_device).driver_version)
         return {"xpu": str(torch.version.xpu or "unknown"), "driver": driver}

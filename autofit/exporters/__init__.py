@@ -5,14 +5,14 @@ from autofit.exporters.base import Exporter
 from autofit.exporters.python.python import Python
 
 MEMBERS: tuple[Exporter, ...] = (Python(),)
-"""Every exporter, in the order in which they are listed to a person."""
+"""Every exporter, in the order in which they are listed."""
 
 
 def by_name(name: str) -> Exporter:
     """Returns the exporter of that name.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no exporter has this name.
     """
     for member in MEMBERS:
         if member.name == name:

@@ -1,4 +1,4 @@
-"""Exporter: writes a plan in another framework's words, and names the knobs that it could not say."""
+"""Exporter: writes a plan as code or settings for another framework, and lists the knobs it cannot express."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -11,17 +11,17 @@ from autofit.core.recommendation import Recommendation
 from autofit.core.wording import describe_plan
 
 Settings = Mapping[str, object]
-"""Keys of the target with their values."""
+"""The target's settings: key and value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A plan in another framework's words.
+    """A plan as code or settings for another framework.
 
     Attributes:
-        text: the file's content, ending with a newline.
-        filename: what the file is usually called.
-        unmapped: knobs that the plan changes and the target has no words for, in the plan's order.
+        text: content of the file, ending with a newline.
+        filename: usual name of the file.
+        unmapped: knobs that the plan changes and the target cannot express, in the plan's order.
     """
 
     text: str
@@ -30,16 +30,16 @@ class Export:
 
 
 class Exporter(ABC):
-    """Writes a plan in another framework's words.
+    """Writes a plan as code or settings for another framework.
 
-    `fields` and `render` are called once per export, by `export`, in the user's process or the command line's; torch
-    need not be installed. Texts of a recommendation may come from a file of somebody else: what goes into the export
-    is a number, a word of the exporter's own table, or quoted.
+    `export` calls `fields` and `render` once each, in the user's process or that of the command line; torch need not be
+    installed. A recommendation may come from a file that somebody else wrote: every value in an export is a number, a
+    constant from the exporter's own table, or quoted text.
 
     Attributes:
-        name: what `fit.export(name)` and the command line call it.
-        filename: what the exported file is usually called.
-        comment: begins a comment line in the target's language; "" where it has no comments.
+        name: name for `fit.export(name)` and `autofit export --to name`.
+        filename: usual name of the exported file.
+        comment: start of a comment line in the target's language; "" if it has no comments.
     """
 
     name: ClassVar[str]
@@ -48,19 +48,19 @@ class Exporter(ABC):
 
     @abstractmethod
     def fields(self, plan: Plan, recommendation: Recommendation) -> Mapping[str, Settings]:
-        """Returns the target's settings for each knob of `plan` that it can say, by the name of the knob.
+        """Returns the target's settings for each knob of `plan` that it can express, by name of the knob.
 
-        A knob whose value is what the target does anyway has empty settings. A knob, or a value, that the target has
-        no words for is left out: never invent a key.
+        A knob whose value is the target's default has empty settings. A knob or value that the target cannot express is
+        left out: never invent a key.
         """
 
     @abstractmethod
     def render(self, settings: Settings, recommendation: Recommendation) -> str:
-        """Returns the file's text for the settings of all knobs together, without the leading comment."""
+        """Returns the text of the file for the settings of all knobs, without the leading comment."""
 
     @final
     def export(self, recommendation: Recommendation) -> Export:
-        """Returns the plan in the target's words. What the target cannot say is listed, in the file too."""
+        """Returns the plan for the target, and lists the knobs that it cannot express, also in the file."""
         plan, own = recommendation.plan, recommendation.baseline.plan
         fields = self.fields(plan, recommendation)
         unmapped = tuple(knob for knob in plan.changes_from(own) if knob not in fields)

@@ -14,4 +14,4 @@ MEMBERS: tuple[Strategy, ...] = (
     Checkpointing(),
     Batching(),
 )
-"""Every strategy, in the order in which their knobs are shown and first tried: what costs no time before what does."""
+"""Every strategy, in the order in which their knobs are shown and first tried: those without a time cost come first."""

@@ -17,14 +17,14 @@ from autofit.workloads.step import Draft
 from autofit.workloads.tree import Batch
 
 Numerics = Literal["exact", "mixed", "any"]
-"""What arithmetic a search may use: as the user has it; also reduced precision; also what changes the result."""
+"""Arithmetic that a search may use: the user's own; also reduced precision; also techniques that change the result."""
 
 
 class Phase(IntEnum):
-    """When a strategy is applied, first to last. Two strategies of one phase do not depend on their order."""
+    """Order in which strategies are applied, first to last. Within a phase the order does not matter."""
 
-    LAYOUT = 1  # where and how parameters lie in memory
-    MODULES = 2  # what a module's forward does
+    LAYOUT = 1  # layout of parameters in memory
+    MODULES = 2  # what a module's forward computes
     ARITHMETIC = 3  # the context that forward and backward run in
     OPTIMIZER = 4
     BATCHING = 5
@@ -32,25 +32,25 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a strategy looks at to say which knobs it offers.
+    """Facts from which a strategy decides which knobs it offers.
 
     Attributes:
-        model: the user's model, on its device; not to be changed.
+        model: the user's model, on its device. It must not be changed.
         batch: one small batch of the user's data.
-        optimizer: the optimizer that will be used; None in inference.
+        optimizer: the optimizer of the training; None in inference.
         device_type: "cpu", "cuda", ...
         capabilities: names from `autofit.devices.base.Capability`.
-        numerics: what arithmetic the user allows.
+        numerics: arithmetic that the user allows.
         training: False in inference.
-        micro_batch_size: the user's own.
-        accumulation_steps: the user's own.
-        global_batch_size: samples per step to keep exactly; None when the batch is free.
-        max_global_batch_size: samples per step at most where the batch is free, as the user says; None: a share of the
-            data set.
-        dataset_size: samples in the data set; None when unknown.
-        resizable: whether batches of other sizes than the user's can be made.
-        cut_from: size of the batches that others are cut from and never joined from: a size that does not divide it
-            leaves smaller pieces behind; None where batches of any size can be made.
+        micro_batch_size: micro batch size of the baseline.
+        accumulation_steps: accumulation steps of the baseline.
+        global_batch_size: samples per optimizer step to keep exactly; None if the batch is free.
+        max_global_batch_size: the user's largest number of samples per optimizer step if the batch is free; None means
+            a share of the data set.
+        dataset_size: samples in the data set; None if unknown.
+        resizable: whether batches of other sizes than the baseline's can be made.
+        cut_from: size of the batches from which smaller ones are cut. A size that does not divide it would leave
+            smaller pieces over. None if batches of any size can be made.
     """
 
     model: nn.Module
@@ -71,7 +71,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a strategy brings to a search: its knobs, and what it leaves out with the reasons."""
+    """The knobs that a strategy adds to a search, and what it leaves out, with reasons."""
 
     knobs: tuple[Knob, ...] = ()
     refused: tuple[Refusal, ...] = ()
@@ -80,14 +80,14 @@ class Offer:
 class Strategy(ABC):
     """A training technique.
 
-    `offer` and `conflict` are called once per search, in the process that holds the model. `apply` is called by
-    `autofit.prepare` for each step that is built: for a probe, for a gate, and for the user's training.
+    A search calls `offer` and `conflict` once, in the process that holds the model. `autofit.prepare` calls `apply` for
+    each step that it builds: for a probe, for a gate, and for the user's training.
 
     Attributes:
-        name: the name that `tune(strategies=[...])` and reports use.
-        phase: when it is applied.
+        name: name of the strategy in `tune(strategies=[...])` and in reports.
+        phase: when the strategy is applied.
         owns: names of the knobs that it may offer.
-        gated: whether each value other than the default must first pass the gradient gate on the user's batch.
+        gated: whether each value except the default must first pass the gradient gate on the user's batch.
     """
 
     name: ClassVar[str]
@@ -97,28 +97,28 @@ class Strategy(ABC):
 
     @abstractmethod
     def offer(self, facts: Facts) -> Offer:
-        """Returns the knobs that this strategy has on this workload, and what it refuses with the reason."""
+        """Returns the knobs of this strategy on this workload, and what it refuses, with the reason."""
 
     @abstractmethod
     def apply(self, plan: Plan, draft: Draft) -> AbstractContextManager[None]:
-        """Changes `draft` (and its model and optimizer) as `plan` says until the context is left.
+        """Applies `plan` to `draft`, its model and its optimizer, until the context is left.
 
-        A plan that does not name a knob of this strategy leaves the draft as it is. Leaving the context puts back
-        all but the trained values.
+        A plan without a knob of this strategy does not change the draft. Leaving the context puts back everything
+        except the trained values.
 
         Raises:
-            SpaceError: the plan asks for something that this model or device does not have.
+            SpaceError: this model or device does not support the plan.
         """
 
     def conflict(self, plan: Plan) -> str | None:
-        """Returns why the values of this strategy cannot go with others in `plan`, or None."""
+        """Returns why the values of this strategy conflict with others in `plan`, or None."""
         return None
 
     def refuse(self, reason: str) -> Offer:
-        """Returns an offer without knobs, for the given reason."""
+        """Returns an offer without knobs, with the reason."""
         return Offer(refused=(Refusal(name=self.name, reason=reason),))
 
 
 def unknown_value(knob: str, value: object, expected: str) -> SpaceError:
-    """Returns the error for a plan whose knob has a value that this model or device does not have."""
+    """Returns the error for a knob value that this model or device does not support."""
     return SpaceError(f"{knob}={value!r} cannot be applied here; expected {expected}. Tune again for this model.")

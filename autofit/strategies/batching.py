@@ -1,4 +1,4 @@
-"""Batching: how many samples go through the model at once, and how many such passes make one step."""
+"""Batching: samples per forward pass, and passes per optimizer step."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +11,10 @@ from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.workloads.step import Draft
 
 MOST_TIMES_LARGER = 64
-"""A free batch is tried up to this many times the user's own; beyond, the training would be another one."""
+"""A free batch grows to at most this many times the baseline's. A larger one would be a different training."""
 
 FREE_SHARE = 1 / 50
-"""A free batch of a training is at most this share of the data set, so that an epoch keeps 50 steps."""
+"""A free batch is at most this share of the data set, so that an epoch keeps at least 50 steps."""
 
 ABOUT = {
     MICRO_BATCH_SIZE: "samples per forward and backward pass",
@@ -23,9 +23,9 @@ ABOUT = {
 
 
 class Batching(Strategy):
-    """The micro batch, and gradient accumulation over several of them.
+    """The micro batch size, and gradient accumulation over several micro batches.
 
-    There is nothing to change on a draft: `TrainStep` is handed the micro batches of a whole step.
+    It changes nothing on a draft: `TrainStep` receives the micro batches of a whole step.
     """
 
     name = "batching"
@@ -33,12 +33,12 @@ class Batching(Strategy):
     owns = (MICRO_BATCH_SIZE, ACCUMULATION_STEPS)
 
     def offer(self, facts: Facts) -> Offer:
-        """Returns the micro batches and the accumulation that goes with them.
+        """Returns the micro batch sizes and the accumulation steps that go with them.
 
-        In inference nothing is accumulated and no global batch has to be kept.
+        Inference has no accumulation and no global batch size.
 
         Raises:
-            SpaceError: a global batch that cannot be kept with these samples or with the user's own setting.
+            SpaceError: the global batch size cannot be kept with this data set or with the baseline.
         """
         if facts.training and facts.global_batch_size is not None:
             sizes = _dividing(facts, facts.global_batch_size)
@@ -55,7 +55,7 @@ class Batching(Strategy):
 
     @contextmanager
     def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
-        """Checks the batch of `plan`; the draft stays as it is."""
+        """Checks the batch of `plan`. The draft does not change."""
         for knob in (MICRO_BATCH_SIZE, ACCUMULATION_STEPS):
             value = plan.values.get(knob, 1)
             if type(value) is not int or value < 1:
@@ -66,10 +66,10 @@ class Batching(Strategy):
 
 
 def _dividing(facts: Facts, total: int) -> tuple[int, ...]:
-    """Returns the micro batches that make up the global batch `total` exactly, ascending.
+    """Returns the micro batch sizes that divide the global batch size `total`, ascending.
 
-    A global batch above the size of the data set stays possible: its micro batches come from several epochs. One
-    micro batch cannot hold more samples than there are.
+    The global batch may exceed the data set: its micro batches then come from several epochs. A micro batch cannot hold
+    more samples than the data set has.
     """
     own = facts.micro_batch_size
     if total < 1:
@@ -88,7 +88,7 @@ def _dividing(facts: Facts, total: int) -> tuple[int, ...]:
 
 
 def _free(facts: Facts) -> tuple[int, ...]:
-    """Returns the micro batches to try when the batch is free, ascending; the user's own is among them."""
+    """Returns the micro batch sizes to try if the batch is free, ascending, with the baseline's among them."""
     own = facts.micro_batch_size
     if not facts.resizable:
         return (own,)
@@ -101,14 +101,14 @@ def _free(facts: Facts) -> tuple[int, ...]:
 
 
 def _whole(size: int, facts: Facts) -> bool:
-    """Whether batches of a size can be made without smaller pieces between them."""
+    """Returns whether batches of a size can be made without smaller pieces in between."""
     return facts.cut_from is None or facts.cut_from % size == 0
 
 
 def _most_per_step(facts: Facts) -> int:
-    """Returns the samples of an optimizer step at most: as the user says, or a share of the data set.
+    """Returns the largest number of samples per optimizer step: the user's limit, or a share of the data set.
 
-    A batch that is no larger than the user's own is never too large.
+    The baseline's own batch is never too large.
     """
     own = facts.micro_batch_size * facts.accumulation_steps
     if facts.max_global_batch_size is not None:

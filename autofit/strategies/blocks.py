@@ -9,23 +9,23 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 _SPLIT_GAIN = 1.25
-"""Inner blocks replace outer ones only when they free this much more: a guess from parameters needs a margin."""
+"""Inner blocks replace outer ones only if they free this many times as much. Parameters are a rough measure."""
 
 _SPLIT_SHARE = 0.5
-"""Inner blocks stand for a block only when they hold at least this share of its work."""
+"""Inner blocks replace a block only if they hold at least this share of its work."""
 
 
 def find_blocks(model: nn.Module) -> tuple[nn.Module, ...]:
-    """Returns the repeated blocks of `model` in module order, none inside another; () when there are none.
+    """Returns the repeated blocks of `model` in module order, none inside another; () if there are none.
 
     A block is one of two or more modules of one class that share a parent, has children of its own and holds
-    parameters. Modules without a forward (`ModuleList`, `ModuleDict`) are looked through, and two `Sequential`
-    are of one class when their contents are. Blocks of several parents (the stages of a ResNet, an encoder and a
-    decoder) are taken together. The outermost blocks are taken, unless they are stages or stacks: recomputing
-    one block at a time frees all activations but those of the largest block, and the blocks inside are taken
-    when that frees clearly more.
+    parameters. Modules without a forward (`ModuleList`, `ModuleDict`) are skipped in favour of their children. Two
+    `Sequential` are of one class if their contents are. Blocks of several parents (the stages of a ResNet, an encoder
+    and a decoder) are taken together. The outermost blocks are taken, unless they are stages or stacks: recomputing one
+    block at a time frees all activations except those of the largest block, so inner blocks are taken if that frees
+    clearly more.
 
-    Parameters stand in for activations, embeddings not counted. Not found: blocks that share all their weights
+    Parameters, without embeddings, stand in for activations. Not found: blocks that share all their weights
     (one module called repeatedly), blocks written with bare parameters, TorchScript modules, and repeated leaf
     modules (a plain `Sequential` of `Linear` and `ReLU`), where there is nothing worth recomputing.
     """
@@ -56,13 +56,13 @@ def _finer(block: nn.Module) -> tuple[nn.Module, ...]:
 
 
 def _freed(blocks: tuple[nn.Module, ...]) -> int:
-    """Returns what full checkpointing frees: the work of all blocks but the largest, which is live again."""
+    """Returns what checkpointing all blocks frees: the work of all except the largest, which becomes live again."""
     works = [_work(block) for block in blocks]
     return sum(works) - max(works, default=0)
 
 
 def _units(module: nn.Module) -> Iterator[nn.Module]:
-    """Yields the children of `module` that have a forward, looking through those that have none."""
+    """Yields the children of `module` that have a forward; one without a forward is replaced by its children."""
     for child in _children(module):
         if isinstance(child, torch.jit.ScriptModule):
             continue
@@ -73,7 +73,7 @@ def _units(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _children(module: nn.Module) -> list[nn.Module]:
-    """Returns the children of `module`; what computes a weight (weight norm, spectral norm) is not one of them."""
+    """Returns the children of `module` without its parametrizations (weight norm, spectral norm)."""
     return [child for name, child in module.named_children() if name != "parametrizations"]
 
 
@@ -84,7 +84,7 @@ def _kind(module: nn.Module) -> object:
 
 
 def _work(module: nn.Module) -> int:
-    """Returns the number of parameters that take part in arithmetic; an embedding is only looked up."""
+    """Returns the number of parameters that take part in arithmetic, so without embeddings."""
     return sum(
         parameter.numel()
         for part in module.modules()

@@ -1,4 +1,4 @@
-"""Activation checkpointing: keep a block's inputs only, and run the block again in the backward pass."""
+"""Activation checkpointing: keep only the inputs of a block, and recompute the block in the backward pass."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,12 +25,12 @@ _ABSENT = object()
 class Checkpointing(Strategy):
     """Checkpoints the first k of the model's n repeated blocks, which trades time for memory.
 
-    Gradients are those without checkpointing up to rounding: torch's random state is replayed, and buffers (the
-    statistics of BatchNorm, the vectors of spectral norm) are updated once. What a block keeps elsewhere than in
-    buffers (attributes, Python's or numpy's random state, parameters that forward writes) is not replayed.
+    Gradients are the same as without checkpointing, up to rounding: torch's random state is replayed, and buffers
+    (BatchNorm statistics, spectral norm vectors) are updated once. Other state of a block is not replayed: attributes,
+    Python's and numpy's random state, parameters that forward writes.
 
-    A model with a checkpointing method of its own (transformers) is asked to use it, because it knows what else
-    must change, such as its key-value cache.
+    If the model has its own checkpointing method (transformers), that method is used, because it knows what else must
+    change, such as the key-value cache.
     """
 
     name = "checkpointing"
@@ -38,7 +38,7 @@ class Checkpointing(Strategy):
     owns = (CHECKPOINTED_BLOCKS,)
 
     def offer(self, facts: Facts) -> Offer:
-        """Returns the knob `checkpointed_blocks`: none, a quarter, half, three quarters or all of the blocks."""
+        """Returns the knob `checkpointed_blocks`: 0, or a quarter, half, three quarters or all of the blocks."""
         if not facts.training:
             return self.refuse("inference has no backward pass, so no activations are kept that could be freed")
         objection = _objection(facts.model)
@@ -61,7 +61,7 @@ class Checkpointing(Strategy):
         return Offer(knobs=(knob,))
 
     def apply(self, plan: Plan, draft: Draft) -> AbstractContextManager[None]:
-        """Checkpoints the first blocks of `draft.model`; any number up to that of its blocks is accepted.
+        """Checkpoints the first blocks of `draft.model`. Any number up to that of its blocks is accepted.
 
         Raises:
             SpaceError: the model has fewer blocks, can only checkpoint all of them, checkpoints already, or is
@@ -80,12 +80,12 @@ class Checkpointing(Strategy):
 
 
 class _Target:
-    """What can be checkpointed in a model.
+    """The parts of a model that can be checkpointed.
 
     Attributes:
-        owners: outermost modules with a checkpointing method of their own; () when there are none.
-        blocks: the blocks that can be switched one by one, in module order.
-        counts: how many blocks may be checkpointed, from 0 up.
+        owners: outermost modules with their own checkpointing method; () if there are none.
+        blocks: blocks that can be switched individually, in module order.
+        counts: numbers of blocks that may be checkpointed, from 0 up.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -108,9 +108,9 @@ class _Target:
 
 
 class CheckpointedForward:
-    """A block's forward that is checkpointed in training, and straight through in eval mode or without gradients.
+    """A forward that checkpoints its block in training, and calls it directly in eval mode or without gradients.
 
-    It holds the block and not its bound method, so that a copied or pickled model calls its own copy.
+    It holds the block and not its bound method, so that a copied or pickled model calls its own block.
     """
 
     def __init__(self, block: nn.Module) -> None:
@@ -119,7 +119,7 @@ class CheckpointedForward:
         self.recompute = Recompute(block)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the block. Its arguments may be of any type; tensors in them are kept for the backward pass."""
+        """Runs the block. Arguments may have any type; tensors in them are kept for the backward pass."""
         if not (self.block.training and torch.is_grad_enabled()):
             return self._original(*args, **kwargs)
         leaves, structure = pytree.tree_flatten((args, kwargs))
@@ -141,7 +141,7 @@ class CheckpointedForward:
 
 @contextmanager
 def _by_forward(blocks: tuple[nn.Module, ...]) -> Iterator[None]:
-    """Gives each block a forward of its own, below its hooks, so that these run once."""
+    """Replaces the forward of each block, below its hooks, so that hooks run once."""
     with Undo() as undo:
         for block in blocks:
             undo.callback(_put, vars(block), "forward", vars(block).get("forward", _ABSENT))
@@ -151,7 +151,7 @@ def _by_forward(blocks: tuple[nn.Module, ...]) -> Iterator[None]:
 
 @contextmanager
 def _by_own_method(owners: tuple[nn.Module, ...], layers: tuple[nn.Module, ...], count: int) -> Iterator[None]:
-    """Switches the owners' own checkpointing on, then off again for all layers but the first `count`."""
+    """Switches the owners' checkpointing on, then off again for all layers after the first `count`."""
     before = [(attributes, dict(attributes)) for owner in owners for attributes in _attributes(owner)]
     changed: list[tuple[dict[Any, Any], Any, Any]] = []
     with Undo() as undo:
@@ -175,7 +175,7 @@ def _by_own_method(owners: tuple[nn.Module, ...], layers: tuple[nn.Module, ...],
 def _differences(
     before: list[tuple[dict[Any, Any], dict[Any, Any]]],
 ) -> Iterator[tuple[dict[Any, Any], Any, Any]]:
-    """Yields each entry that is another object than before, with the value it had."""
+    """Yields each entry that is no longer the same object, with its previous value."""
     for attributes, earlier in before:
         for key in attributes.keys() | earlier.keys():
             if attributes.get(key, _ABSENT) is not earlier.get(key, _ABSENT):
@@ -183,7 +183,7 @@ def _differences(
 
 
 def _attributes(owner: nn.Module) -> Iterator[dict[Any, Any]]:
-    """Yields the dictionaries in which switching on may leave something: attributes, hooks, the configuration."""
+    """Yields the dictionaries that switching on may change: attributes, hooks, the configuration."""
     for module in owner.modules():
         yield vars(module)
         yield from (value for key, value in vars(module).items() if isinstance(value, dict) and "hooks" in key)
@@ -205,7 +205,7 @@ def _put_all(entries: list[tuple[dict[Any, Any], Any, Any]]) -> None:
 
 
 def _switch(owner: nn.Module, way: str, *arguments: Any) -> None:
-    """Calls the owner's method to "enable" or "disable" checkpointing, under the newer of its names."""
+    """Calls the owner's method to "enable" or "disable" checkpointing, by its newer name if it has that."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # transformers 5.23 renamed it; 4.x has the older name only
         method = getattr(owner, f"activation_checkpointing_{way}", None)
@@ -213,7 +213,7 @@ def _switch(owner: nn.Module, way: str, *arguments: Any) -> None:
 
 
 def _owners(module: nn.Module) -> Iterator[nn.Module]:
-    """Yields the outermost modules that can switch checkpointing themselves."""
+    """Yields the outermost modules that have their own checkpointing method."""
     has_method = callable(getattr(module, "gradient_checkpointing_enable", None))
     if has_method and getattr(module, "supports_gradient_checkpointing", True):
         yield module

@@ -1,4 +1,4 @@
-"""Memory format: convolution weights and images with the channels last, as tensor cores read them."""
+"""Memory format: convolution weights and images in channels-last layout, which tensor cores prefer."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from autofit.workloads.tree import tensors
 KNOB = "memory_format"
 CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
 _ALONE = 2
-"""Users of a storage into which one tensor looks: the tensor, and the storage's own object in Python."""
+"""Reference count of a storage with a single tensor: the tensor, and the storage's Python object."""
 
 
 class MemoryFormat(Strategy):
@@ -32,7 +32,7 @@ class MemoryFormat(Strategy):
     owns = (KNOB,)
 
     def offer(self, facts: Facts) -> Offer:
-        """Returns the layouts of a model with 2-d convolutions over images."""
+        """Returns the layouts for a model with 2-d convolutions over images."""
         reason = _refusal(facts)
         if reason is not None:
             return self.refuse(reason)
@@ -41,7 +41,7 @@ class MemoryFormat(Strategy):
 
     @contextmanager
     def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
-        """Lays the model's 4-d tensors, with their gradients and optimizer state, out anew until left."""
+        """Changes the layout of the model's 4-d tensors, gradients and optimizer state until the context is left."""
         value = plan.values.get(KNOB, "default")
         if value == "default":
             yield
@@ -79,7 +79,7 @@ def _refusal(facts: Facts) -> str | None:
 def _weights(model: nn.Module) -> list[torch.Tensor]:
     """Returns the 4-d parameters of the 2-d convolutions.
 
-    `module.weight` is not read: under a parametrization that computes it, and may change the model's state.
+    `module.weight` is not read, because under a parametrization reading computes it and may change the model.
     """
     convolutions = (module for module in model.modules() if isinstance(module, CONVOLUTIONS))
     parameters = chain.from_iterable(module.parameters() for module in convolutions)
@@ -87,7 +87,7 @@ def _weights(model: nn.Module) -> list[torch.Tensor]:
 
 
 def _is_channels_last(weight: torch.Tensor) -> bool:
-    """Says whether the layout is channels last and nothing else; a 1x1 kernel can be read both ways."""
+    """Returns whether the layout is only channels last; that of a 1x1 kernel is both."""
     return weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
 
 
@@ -97,7 +97,7 @@ def _can_move(model: nn.Module) -> bool:
 
 
 def _movable(model: nn.Module) -> list[torch.Tensor]:
-    """Returns the 4-d parameters and buffers that are alone in their memory: no other tensor sees the order change."""
+    """Returns the 4-d parameters and buffers that share their memory with no other tensor."""
     plain = [tensor for tensor in chain(model.parameters(), model.buffers()) if _is_plain(tensor)]
     storages = [tensor.untyped_storage() for tensor in plain]
     users = Counter(storages)
@@ -106,12 +106,12 @@ def _movable(model: nn.Module) -> list[torch.Tensor]:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Says whether `tensor` is one block of memory: neither yet to be created, nor sparse, sharded or quantized."""
+    """Returns whether `tensor` is one block of memory: not lazy, sparse, sharded or quantized."""
     return not is_lazy(tensor) and not is_traceable_wrapper_subclass(tensor) and tensor.layout is torch.strided
 
 
 def _fills(tensor: torch.Tensor) -> bool:
-    """Says whether `tensor` is the whole of its memory, each element once, and no other process reads it."""
+    """Returns whether `tensor` fills its memory, each element once, and no other process reads it."""
     if tensor.device.type == "cpu" and tensor.is_shared():  # type: ignore[no-untyped-call]  # torch has no types here
         return False
     storage = tensor.untyped_storage()
@@ -123,10 +123,10 @@ def _fills(tensor: torch.Tensor) -> bool:
 
 @contextmanager
 def _channels_last(draft: Draft) -> Iterator[None]:
-    """Keeps the movable 4-d tensors in channels last until left, then gives each its own strides again.
+    """Keeps the movable 4-d tensors in channels last until the context is left, then restores their strides.
 
-    Gradients and optimizer state go along: the fused optimizers on CPU read them by address, and update wrongly and
-    silently when their strides differ from the parameter's (torch 2.13). The tensor objects stay the same.
+    Gradients and optimizer state change along with them: the fused optimizers on CPU read them by address, and silently
+    compute wrong updates if their strides differ from the parameter's (torch 2.13). The tensor objects stay the same.
     """
     owners = _movable(draft.model)
     with Undo() as undo:
@@ -140,7 +140,7 @@ def _channels_last(draft: Draft) -> Iterator[None]:
 
 
 def _put_back(owner: torch.Tensor, draft: Draft, strides_of: dict[str, tuple[int, ...]]) -> None:
-    """Gives a tensor its own strides again; what training has added, gradients and optimizer state, follows it."""
+    """Restores the strides of a tensor, and of the gradients and optimizer state that training has added."""
     for name, tensor in _followers(owner, draft).items():
         _lay_out(tensor, strides_of.get(name, strides_of["owner"]))
 
@@ -156,7 +156,7 @@ def _followers(owner: torch.Tensor, draft: Draft) -> dict[str, torch.Tensor]:
 
 
 def _lay_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> None:
-    """Brings the values of `tensor` into the order of these strides, in its own memory, which stays where it is."""
+    """Reorders the values of `tensor` to these strides, in place and at the same address."""
     if tensor.stride() != strides:
         values = tensor.data.clone()
         # Through `.data`, so that a graph which the user still holds does not see a change in place.

@@ -1,4 +1,4 @@
-"""Optimizer implementation: the same update as a loop, over lists of tensors, or in one fused kernel."""
+"""Optimizer implementation: the same update as a for-loop, with foreach kernels, or in one fused kernel."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ FLAGS: dict[str, dict[str, bool | None]] = {
     "foreach": {"foreach": True, "fused": False},
     "fused": {"foreach": False, "fused": True},
 }
-"""The flags of each value. torch forbids both to be true; one false flag alone already means the loop."""
+"""The optimizer's flags for each value. torch forbids both to be true; a single false flag already selects the loop."""
 SWITCHES = ("foreach", "fused")  # also what devices call the capability
 MARKS = ("_step_supports_amp_scaling", "_need_device_dtype_check_for_fused")
 TORCH = "torch.optim."
@@ -33,7 +33,7 @@ Flags = Mapping[str, bool | None]
 
 
 class OptimizerImplementation(Strategy):
-    """How torch's own optimizers run their update. The arithmetic stays the same up to rounding."""
+    """The implementation of the update in torch's optimizers. The arithmetic stays the same up to rounding."""
 
     name = "optimizer_implementation"
     phase = Phase.OPTIMIZER
@@ -42,7 +42,7 @@ class OptimizerImplementation(Strategy):
     def offer(self, facts: Facts) -> Offer:
         """Returns the implementations that this optimizer can run on this device, besides the one it runs.
 
-        Each is tried with a throw-away optimizer on parameters of one element.
+        Each is tried with a temporary optimizer on parameters of one element.
         """
         if facts.optimizer is None:
             return self.refuse("inference updates nothing")
@@ -61,7 +61,7 @@ class OptimizerImplementation(Strategy):
 
     @contextmanager
     def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
-        """Switches the optimizer's flags, and moves its step counters to where they belong, until left."""
+        """Switches the optimizer's flags, and moves its step counters to match, until the context is left."""
         value = plan.values.get(KNOB, "default")
         if value == "default":
             yield
@@ -98,7 +98,7 @@ def _unswitchable(optimizer: Optimizer) -> str | None:
 
 
 def _lack(value: str, facts: Facts, optimizer: Optimizer, in_use: str) -> str | None:
-    """Returns why `value` is not offered, or None."""
+    """Returns why `value` is not offered, or None if it is."""
     if value == in_use:
         return "this is what the default runs here"
     if value in SWITCHES and value not in facts.capabilities:
@@ -111,7 +111,7 @@ def _lack(value: str, facts: Facts, optimizer: Optimizer, in_use: str) -> str | 
 
 
 def _obstacle(value: str, optimizer: Optimizer, model: nn.Module) -> str | None:
-    """Returns why this optimizer cannot run as `value`, as far as can be seen without a trial, or None."""
+    """Returns why this optimizer cannot run as `value`, as far as that is known without a trial, or None."""
     if value != "fused":
         return None
     if "fused" not in optimizer.defaults:
@@ -124,9 +124,9 @@ def _obstacle(value: str, optimizer: Optimizer, model: nn.Module) -> str | None:
 
 
 def _is_even(parameter: torch.Tensor, optimizer: Optimizer) -> bool:
-    """Says whether the gradient and state lie in memory as the parameter does, element by element.
+    """Returns whether gradient and state have the same memory layout as the parameter.
 
-    The fused kernels on CPU read them by address: with other strides they update wrongly and silently (torch 2.13).
+    The fused kernels on CPU read them by address; with other strides they silently compute wrong updates (torch 2.13).
     """
     strides = parameter.stride()
     mates = [parameter.grad, *optimizer.state.get(parameter, {}).values()]
@@ -136,7 +136,7 @@ def _is_even(parameter: torch.Tensor, optimizer: Optimizer) -> bool:
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
-    """Records the names of the operations that run inside."""
+    """Records the names of the operations that run in its context."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
@@ -150,8 +150,8 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
 def _ran(optimizer: Optimizer, flags: Flags) -> str:
     """Returns which implementation a step with these flags runs, or the error with which it fails.
 
-    The step is that of a throw-away optimizer of torch's class with the same hyper-parameters, on one element of
-    each device and dtype in each group.
+    The step is that of a temporary optimizer of the same torch class and hyperparameters, on one element of each device
+    and dtype in each group.
     """
     seen = _Operations()
     try:
@@ -194,7 +194,7 @@ def _parameters(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], torch.Te
 
 @contextmanager
 def _switched(optimizer: Optimizer, value: str) -> Iterator[None]:
-    """Makes `optimizer` run as `value` until left, with what its constructor would have set for it."""
+    """Makes `optimizer` run as `value` until the context is left, as if it had been constructed that way."""
     own, flags = _flags_of(optimizer.param_groups[0]), FLAGS[value]
     with Undo() as undo:
         undo.enter_context(_attributes(optimizer, fused=value == "fused"))
@@ -207,14 +207,14 @@ def _switched(optimizer: Optimizer, value: str) -> Iterator[None]:
 
 
 def _set_groups(optimizer: Optimizer, flags: Flags) -> None:
-    """Sets the flags in every group, those added meanwhile too."""
+    """Sets the flags in every group, including groups that were added meanwhile."""
     for group in optimizer.param_groups:
         group.update({flag: value for flag, value in flags.items() if flag in group})
 
 
 @contextmanager
 def _defaults(optimizer: Optimizer, flags: Flags) -> Iterator[None]:
-    """Gives groups that are added until left the same flags."""
+    """Sets the same flags in groups that are added before the context is left."""
     own = {flag: optimizer.defaults[flag] for flag in SWITCHES if flag in optimizer.defaults}
     with Undo() as undo:
         undo.callback(optimizer.defaults.update, own)
@@ -224,7 +224,7 @@ def _defaults(optimizer: Optimizer, flags: Flags) -> Iterator[None]:
 
 @contextmanager
 def _attributes(optimizer: Optimizer, *, fused: bool) -> Iterator[None]:
-    """Sets what tells `GradScaler` and the first fused step which implementation runs, until left."""
+    """Sets the attributes by which `GradScaler` and the first fused step recognise the implementation."""
     own = {name: vars(optimizer)[name] for name in MARKS if name in vars(optimizer)}
     with Undo() as undo:
         undo.callback(vars(optimizer).update, own)
@@ -236,9 +236,9 @@ def _attributes(optimizer: Optimizer, *, fused: bool) -> Iterator[None]:
 
 @contextmanager
 def _step_counters(optimizer: Optimizer, *, now: bool, later: bool) -> Iterator[None]:
-    """Keeps the step counters where a fused optimizer (`now`), or one that is not, has them, until left.
+    """Keeps the step counters where a fused (`now`) or other optimizer expects them, until the context is left.
 
-    What was there before comes back as the same tensor object, with its new value.
+    Afterwards the previous tensor objects are back, with the new values.
     """
     own: dict[torch.Tensor, torch.Tensor] = {}
     with Undo() as undo:
@@ -252,7 +252,7 @@ def _step_counters(optimizer: Optimizer, *, now: bool, later: bool) -> Iterator[
 
 
 def _put_back(optimizer: Optimizer, own: dict[torch.Tensor, torch.Tensor], fused: bool) -> None:
-    """Puts the step counters where an optimizer that is `fused`, or is not, has them."""
+    """Moves the step counters to where a `fused` or other optimizer expects them."""
     for group, parameter in _parameters(optimizer):
         state = optimizer.state.get(parameter, {})
         if parameter in own and "step" in state:
@@ -262,7 +262,7 @@ def _put_back(optimizer: Optimizer, own: dict[torch.Tensor, torch.Tensor], fused
 
 
 def _placed(step: torch.Tensor, group: dict[str, Any], parameter: torch.Tensor, *, fused: bool) -> torch.Tensor:
-    """Returns the counter on the device and in the dtype that torch.optim creates it with."""
+    """Returns the counter on the device and in the dtype in which torch.optim creates it."""
     device = parameter.device if fused or group.get("capturable") else torch.device("cpu")
     wide = not fused and torch.get_default_dtype() == torch.float64
     return step.to(device, torch.float64 if wide else torch.float32)

@@ -1,4 +1,4 @@
-"""Precision: the number format that products and convolutions are computed in; weights stay float32."""
+"""Precision: the number format of matrix products and convolutions. Weights stay float32."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,14 +22,15 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 GENERAL_SETTING: Any = torch.backends
 CUDA_SETTING: Any = torch.backends.cudnn
 TF32_SETTINGS: tuple[Any, ...] = (torch.backends.cuda.matmul, CUDA_SETTING.conv, CUDA_SETTING.rnn)
-"""Holders of `fp32_precision`: for all devices; for CUDA, which follows that; for its operations, which follow CUDA's.
-cuDNN's recurrent layers go with its convolutions: the older flag that covers both raises when they differ."""
+"""Objects with `fp32_precision`: one for all devices; one for CUDA, which inherits from it; and those of CUDA's
+operations, which inherit from CUDA's. cuDNN's recurrent layers and convolutions must have the same value, because the
+older flag that covers both raises an error if they differ."""
 
 
 class Precision(Strategy):
     """Autocast to bfloat16 or float16, or TF32 for float32 products on CUDA.
 
-    The default "fp32" leaves everything as it is, also TF32 that is on already.
+    The default "fp32" changes nothing: TF32 stays on if the user has switched it on.
     """
 
     name = "precision"
@@ -38,7 +39,7 @@ class Precision(Strategy):
     gated = True
 
     def offer(self, facts: Facts) -> Offer:
-        """Returns the precisions that the device has, when the user allows them and chose none himself."""
+        """Returns the precisions that the device supports, if the user allows them and has not chosen one already."""
         reason = _refusal(facts)
         if reason is not None:
             return self.refuse(reason)
@@ -55,7 +56,7 @@ class Precision(Strategy):
 
     @contextmanager
     def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
-        """Sets the draft's autocast and gradient scaler, or the process's TF32 settings, until left."""
+        """Sets the draft's autocast and gradient scaler, or the process's TF32 settings, until the context is left."""
         value = plan.values.get(KNOB, "fp32")
         if value not in VALUES or (value == "tf32" and draft.device.type != "cuda"):
             raise unknown_value(KNOB, value, f"one of {', '.join(VALUES)} (tf32 on CUDA only)")
@@ -68,7 +69,7 @@ class Precision(Strategy):
 
 
 def _refusal(facts: Facts) -> str | None:
-    """Returns why no other precision than the user's own is offered, or None."""
+    """Returns why only the user's own precision is offered, or None."""
     if facts.numerics == "exact":
         return "numerics='exact' keeps the arithmetic; numerics='mixed' allows reduced precision"
     if torch.is_autocast_enabled(facts.device_type):
@@ -90,7 +91,7 @@ def _lack(value: str, facts: Facts) -> str | None:
 
 @contextmanager
 def _autocast(draft: Draft, value: str) -> Iterator[None]:
-    """Makes the draft's forward passes run under autocast; float16 in training gets a gradient scaler."""
+    """Runs the draft's forward passes under autocast; float16 training gets a gradient scaler."""
     make = partial(torch.autocast, draft.device.type, dtype=AUTOCAST[value])
     try:
         make()
@@ -109,12 +110,12 @@ def _autocast(draft: Draft, value: str) -> Iterator[None]:
 
 @contextmanager
 def _tf32() -> Iterator[None]:
-    """Lets float32 products, convolutions and recurrent layers on CUDA run in TF32; process-wide.
+    """Runs float32 products, convolutions and recurrent layers on CUDA in TF32, in the whole process.
 
-    Only `fp32_precision` is written: next to it the older `allow_tf32` and `set_float32_matmul_precision` cannot put
-    back what was, and raise when read (reference/reliability.md 4.3). What follows CUDA's common setting is changed
-    through that. Convolutions that nobody has set are in a state of their own (TF32, unless the common setting says
-    otherwise) which a write would end for good (torch 2.13).
+    Only `fp32_precision` is written. Mixed with it, the older `allow_tf32` and `set_float32_matmul_precision` cannot
+    restore the previous state, and raise an error when read (reference/reliability.md 4.3). Operations that inherit
+    CUDA's common setting are changed through that setting. Convolutions that nobody has set have a special state (TF32,
+    unless the common setting differs), which a write would end irreversibly (torch 2.13).
     """
     with Undo() as undo:
         undo.callback(_set, CUDA_SETTING, _own_cuda_precision())
@@ -131,10 +132,10 @@ def _set(setting: Any, value: str) -> None:
 
 
 def _own_cuda_precision() -> str:
-    """Returns what CUDA's common setting was itself set to, "none" when it follows torch's setting for all devices.
+    """Returns the value that was set for CUDA itself, "none" if CUDA inherits torch's setting for all devices.
 
-    Reading gives the value in force. Writing that back would pin it, and a later change for all devices would have
-    no effect on CUDA. Whether it follows shows when the setting for all devices is changed for a moment.
+    Reading returns the value in force. Writing that value back would pin it, and a later change for all devices would
+    not reach CUDA. To find out whether CUDA inherits, the setting for all devices is changed for a moment.
     """
     value, general = str(CUDA_SETTING.fp32_precision), str(GENERAL_SETTING.fp32_precision)
     try:

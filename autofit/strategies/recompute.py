@@ -1,4 +1,4 @@
-"""Recompute: a block's second run in the backward pass, which leaves the block's state as the first run did."""
+"""Recompute: the second run of a block in the backward pass, which does not change the block's state again."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,11 +16,11 @@ _KEEPS_MOMENTUM = (_BatchNorm.forward, nn.SyncBatchNorm.forward, _InstanceNorm.f
 
 
 class Recompute:
-    """`torch.utils.checkpoint.checkpoint` for one block, whose buffers the second run leaves as they are.
+    """`torch.utils.checkpoint.checkpoint` for one block, in which the second run does not change buffers.
 
-    torch's own batch and instance norms only need their momentum set to 0. For other modules the buffers that
-    forward changes are found by watching it: their values on entry are kept for the second run, which works on
-    copies. All buffers are copied during the first call, later only those that have changed before.
+    For torch's batch and instance norms it suffices to set their momentum to 0. For other modules, the buffers that
+    forward changes are found by observation: their values on entry are kept for the second run, which works on copies.
+    The first call copies all buffers, later calls only those that have changed before.
     """
 
     def __init__(self, block: nn.Module) -> None:
@@ -31,7 +31,7 @@ class Recompute:
         self.changing: set[int] | None = None
 
     def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Returns `function(*args)`, which is run again in the backward pass."""
+        """Returns `function(*args)`, which is recomputed in the backward pass."""
         contexts = self._contexts if self.norms or self.buffers else noop_context_fn
         return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=True, context_fn=contexts)
 
@@ -41,7 +41,7 @@ class Recompute:
 
     @contextmanager
     def _watched(self, kept: dict[int, torch.Tensor | None]) -> Iterator[None]:
-        """Puts the buffers that change within the context into `kept`, by position, with their values on entry."""
+        """Stores in `kept`, by position, the buffers that change within the context, with their values on entry."""
         before = self._values()
         versions = [_version(value) for value in before]
         watched = range(len(before)) if self.changing is None else self.changing
@@ -79,9 +79,9 @@ class Recompute:
 
 
 class _Replay(AbstractContextManager[None]):
-    """Gives a block the buffers in `kept` to work on, then the real ones back.
+    """Gives a block the buffers in `kept` to work on, and then the real ones.
 
-    A class, because a graph that is kept for a second backward pass enters the same context again.
+    It is a class, because a graph kept for a second backward pass enters the same context again.
     """
 
     def __init__(self, recompute: Recompute, kept: dict[int, torch.Tensor | None]) -> None:
@@ -115,7 +115,7 @@ def _copy(value: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _compare(one: torch.Tensor, other: torch.Tensor) -> None:
-    """Takes the memory that `torch.equal` takes, on fake tensors."""
+    """Allocates, on fake tensors, the memory that `torch.equal` allocates."""
     apart = torch.ne(one, other)
     apart.any()
 

@@ -1,23 +1,23 @@
-"""Undo: what a strategy does when its step is closed, and not when the step is dropped."""
+"""Undo: what a strategy does when its step is closed, but not when the step is dropped."""
 
 from contextlib import ExitStack
 from types import TracebackType
 
 
 class Undo(ExitStack):
-    """An `ExitStack` for the context of a strategy: it does nothing when the step was never closed.
+    """An `ExitStack` for the context of a strategy that does nothing if the step was never closed.
 
-    A step that a person drops, or still holds at the end of their script, ends in the garbage collector, which closes
-    the generators of its contexts: each `finally` would run there. It may be while the interpreter shuts down, when
-    imports fail, and along with the tensors that it would change: torch 2.13 then ends the process. So such a step
-    leaves the model as the plan has it, as a step does that is not closed. `TrainStep.close` leaves contexts without an
-    exception, so that a `GeneratorExit` can only come from there.
+    If the user drops a step, or still holds it at the end of a script, the garbage collector closes the generators of
+    its contexts, and each `finally` would run there. That may happen during interpreter shutdown, when imports fail,
+    and after the tensors were freed; torch 2.13 then aborts the process. A step that was not closed therefore leaves
+    the model as the plan has it. `TrainStep.close` leaves its contexts without an exception, so a `GeneratorExit` can
+    only come from the garbage collector.
     """
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        """Does what was noted, the last first; nothing when the generator that holds it is dropped."""
+        """Runs the callbacks in reverse order, or none if the generator that holds the stack was dropped."""
         if kind is GeneratorExit:
             self.pop_all()
             return False

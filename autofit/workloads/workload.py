@@ -22,21 +22,31 @@ class Workload:
 
     Attributes:
         model: any module. It is put back bit-identically after tuning.
-        loader: a `DataLoader`, a list of batches, or anything that can be iterated again and again.
+        loader: a `DataLoader`, a list of batches, or any other iterable that can be iterated repeatedly.
         loss_fn: `loss_fn(outputs, targets) -> scalar tensor`, for batches `(inputs, targets)`.
-        step_fn: `step_fn(model, batch) -> scalar tensor`, for everything else.
+        step_fn: `step_fn(model, batch) -> scalar tensor`, for every other kind of loss or batch.
         optimizer: an optimizer over the model's parameters, a callable that makes one from parameters, or None
             for `torch.optim.AdamW` with its defaults.
-        global_batch_size: samples per optimizer step, kept exactly; None leaves the batch free.
-        max_global_batch_size: samples per optimizer step at most where the batch is free; None: a fiftieth of the data
-            set, and the loader's own batch in any case.
-        worst_case: a sample, or a callable `size -> batch`, that needs the most memory; None: the loader's data
-            set is scanned for the longest samples.
+        global_batch_size: samples per optimizer step, kept exactly. None leaves the batch free.
+        max_global_batch_size: largest number of samples per optimizer step if the batch is free. None uses 1/50 of the
+            data set. The loader's own batch size is always allowed.
+        worst_case: the sample that needs the most memory, or a callable `size -> batch` that makes such a batch. None
+            scans the loader's data set for the longest samples.
         mode: "train", or "inference" for the forward pass alone.
-        max_grad_norm: clip gradients to this L2 norm, as the training does; None for no clipping.
-        extras: further objects that are to be put back, where they are not found by themselves: what the workload
-            reaches through attributes, closures and named globals is. An object with `state_dict` and
-            `load_state_dict` is put back through these too.
+        max_grad_norm: clip gradients to this L2 norm, as the training does. None does not clip.
+        extras: further objects to put back. Objects that the workload reaches through attributes, closures and named
+            globals are found without it. An object with `state_dict` and `load_state_dict` is also restored through
+            these.
+
+    Batches for measuring are made from the loader's data set and `collate_fn`:
+
+    * If lengths vary, a plan must fit the longest samples found. For a `DataLoader` over samples, speed is measured on
+      batches whose useful and padded elements together match an average batch of that size. Samples are drawn in the
+      order of your sampler if that order decides which samples meet.
+    * Graphs, bags and lists are collated anew at each size. Micro batches are weighted by the samples collated.
+    * A batch sampler keeps its rule at other sizes if it has an attribute or argument `batch_size`. Otherwise its
+      batches are joined and cut in order.
+    * If the loss is a mean over tokens, micro batches are weighted by their tokens.
     """
 
     model: nn.Module

@@ -1,0 +1,52 @@
+"""The examples with which each `--help` ends."""
+
+from collections.abc import Sequence
+
+EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
+    "tune": (
+        ("Search for 5 minutes, for a plan that needs at most 20 GiB:",
+         "autofit tune train.py:make_workload --memory 20GiB --time 5min"),
+        ("Keep 64 samples per optimizer step, and keep the arithmetic:",
+         "autofit tune train.py:make_workload --global-batch 64 --numerics exact"),
+        ("Pass keyword arguments to the function:",
+         "autofit tune train.py:make_workload --arg depth=12 --arg size=large"),
+        ("Search two techniques only:",
+         "autofit tune train.py:make_workload --strategies batching,precision"),
+        ("Find the shortest training of 20,000 steps, warm-up included:",
+         "autofit tune train.py:make_workload --planned-steps 20000"),
+        ("Keep the trials in another study. The same command resumes it:",
+         "autofit tune train.py:make_workload --study bert.db -o bert.yaml"),
+    ),
+    "estimate": (
+        ("Estimate for a device that is not in this machine:",
+         "autofit estimate train.py:make_workload --device H200"),
+        ("Estimate for a memory size alone, in the precision you train in:",
+         "autofit estimate train.py:make_workload --memory 24GiB --numerics exact"),
+    ),
+    "show": (
+        ("Explain autofit.yaml:", "autofit show"),
+        ("Print another plan as JSON:", "autofit show bert.yaml --json"),
+    ),
+    "export": (
+        ("Print the training loop in plain PyTorch:", "autofit export"),
+        ("Write it to a file:", "autofit export bert.yaml --to python -o loop.py"),
+    ),
+}  # fmt: skip
+"""For each command: what an example does, and its command line."""
+
+TOUR = (
+    ("Tune, explain the plan, and write it as plain PyTorch:", "autofit tune train.py:make_workload --memory 20GiB"),
+    ("", "autofit show autofit.yaml"),
+    ("", "autofit export autofit.yaml --to python"),
+    ("See what training needs on another device:", "autofit estimate train.py:make_workload --device H200"),
+)
+"""The examples of `autofit --help`."""
+
+
+def shown(examples: Sequence[tuple[str, str]]) -> str:
+    """Returns examples as the last lines of a help text."""
+    lines = ["examples:"]
+    for about, line in examples:
+        lines += [f"  {about}"] if about else []
+        lines.append(f"    {line}")
+    return "\n".join(lines)
