@@ -151,43 +151,42 @@ def directory() -> Path:
 def _claim(key: str, what: str, wait_s: float, say: Say) -> int | None:
     """Returns the descriptor that holds the lock; None where there is none to hold."""
     name = f"{re.sub('[^A-Za-z0-9]+', '-', key)[:40]}-{hashlib.sha256(key.encode()).hexdigest()[:8]}.lock"
-    began = time.monotonic()
-
-    def without(error: OSError) -> None:
+    descriptor, holds = None, False
+    try:
+        descriptor = os.open(directory() / name, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        holds = _taken(descriptor, what, wait_s, say)
+    except OSError as error:
         if key not in _said_without:  # once
             _said_without.add(key)
             say(f"{what} cannot be locked here ({error}): do not run two tuners on it at once")
+    finally:
+        if descriptor is not None and not holds:
+            os.close(descriptor)
+    return descriptor if holds else None
 
-    try:
-        descriptor = os.open(directory() / name, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
-    except OSError as error:
-        without(error)
-        return None
+
+def _taken(descriptor: int, what: str, wait_s: float, say: Say) -> bool:
+    """Takes and signs a lock; returns False where a process that started this one holds it.
+
+    Raises:
+        Busy: another process held it for all of `wait_s`.
+        OSError: the file system knows no such locks.
+    """
+    began = time.monotonic()
 
     def waiting() -> None:
         say(f"waiting up to {format_duration(wait_s)} for {what}, in use by {_holder(descriptor)}")
 
-    nested = False
-    try:
-        nested = _by_ancestor(descriptor)
-        if not nested and not locked(descriptor, wait_s, waiting):
-            raise Busy(
-                f"{what} is in use: found {_holder(descriptor)}, after {format_duration(time.monotonic() - began)} of "
-                "waiting; expected one tuner at a time, since two disturb each other's timing and memory. Wait until "
-                "it ends, end it, or give more time."
-            )
-        if not nested:
-            _sign(descriptor)
-    except OSError as error:
-        without(error)
-        nested = True
-    except BaseException:
-        os.close(descriptor)
-        raise
-    if nested:
-        os.close(descriptor)
-        return None
-    return descriptor
+    if _by_ancestor(descriptor):
+        return False
+    if not locked(descriptor, wait_s, waiting):
+        raise Busy(
+            f"{what} is in use: found {_holder(descriptor)}, after {format_duration(time.monotonic() - began)} of "
+            "waiting; expected one tuner at a time, since two disturb each other's timing and memory. Wait until "
+            "it ends, end it, or give more time."
+        )
+    _sign(descriptor)
+    return True
 
 
 def _sign(descriptor: int) -> None:

@@ -6,9 +6,10 @@
 import hashlib
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -57,19 +58,24 @@ def feed(sink: Sink, value: object) -> None:
     elif numpy is not None and isinstance(value, numpy.ndarray):
         _feed_text(sink, f"array:{value.dtype}:{value.shape}")
         sink.update(value.tobytes())
-    elif isinstance(value, Mapping):
-        _feed_text(sink, f"mapping:{len(value)}")
-        for key, item in value.items():
-            feed(sink, key)
-            feed(sink, item)
-    elif isinstance(value, (list, tuple, deque)):
-        _feed_text(sink, f"{type(value).__qualname__}:{len(value)}")
-        for item in value:
-            feed(sink, item)
     elif isinstance(value, (set, frozenset)):
         _feed_text(sink, f"set:{sorted(fingerprint(item) for item in value)}")
+    elif isinstance(value, (Mapping, list, tuple, deque)):
+        _feed_items(sink, value)
     else:
         _feed_text(sink, f"object:{type(value).__module__}.{type(value).__qualname__}")
+
+
+def _feed_items(sink: Sink, value: Mapping[Any, Any] | Sequence[Any]) -> None:
+    """Feeds the keys and values of a mapping, or the items of a sequence, in order."""
+    if isinstance(value, Mapping):
+        kind = "mapping"
+        items: Iterator[Any] = chain.from_iterable(value.items())
+    else:
+        kind, items = type(value).__qualname__, iter(value)
+    _feed_text(sink, f"{kind}:{len(value)}")
+    for item in items:
+        feed(sink, item)
 
 
 def _feed_text(sink: Sink, text: str) -> None:

@@ -29,7 +29,8 @@ from autofit.guard.object_state import (
     TensorPiece,
     ValuePiece,
 )
-from autofit.guard.process_state import ProcessState, global_rngs
+from autofit.guard.process_state import ProcessState
+from autofit.guard.random_state import global_rngs
 from autofit.guard.state_walk import Walk
 from autofit.guard.tensor_state import OpaqueTensor, StorageBytes, keep
 from autofit.guard.value_state import ArrayPiece, SamplesPiece

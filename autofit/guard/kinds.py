@@ -58,6 +58,8 @@ _FILE, _LOCK, _GENERATOR, _ITERATOR = "an open file", "a lock", "a generator in 
 _WORDS = (_FILE, _LOCK, _GENERATOR, _ITERATOR)
 _MEMO = type(lru_cache(len))
 _RUNNING = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+DATA_KEYS = ("dataset", "data_source")
+"""Where loaders and samplers have their data."""
 
 
 def is_followed(found: object) -> bool:

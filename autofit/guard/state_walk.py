@@ -39,9 +39,6 @@ from autofit.guard.origin import Origin, class_origin
 from autofit.guard.unguarded import Unguarded, many_samples
 from autofit.guard.value_state import ArrayPiece, SamplesPiece, array_parts, is_array, value_piece
 
-DATA_KEYS = ("dataset", "data_source")
-"""Where loaders and samplers have their data."""
-
 
 class Walk:
     """The pieces of state below some roots.
@@ -207,7 +204,7 @@ class Walk:
             if value is not None:
                 self._add(progress_piece(label, value), Whereabouts())
             return
-        if isinstance(owner, (DataLoader, Sampler)) and key in DATA_KEYS:
+        if isinstance(owner, (DataLoader, Sampler)) and key in kinds.DATA_KEYS:
             place = replace(place, data=True)
         self._todo.append((label, value, place))
 

@@ -18,13 +18,8 @@ Nothing here depends on addresses, on the order of sets, or on how far a search 
 
 import functools
 import re
-import sys
-import sysconfig
-from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import is_dataclass
-from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -32,31 +27,31 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from autofit.identity.object_parts import (
+    DEFINED,
+    INSIDE,
+    attributes_of,
+    cell_content,
+    codes_of,
+    counts_in_a_class,
+    is_configuration,
+    is_drawn_positions,
+    wrapped_function,
+)
+from autofit.identity.packages import installed, named, of_package
 from autofit.identity.reached_facts import Changing, Fact, Name, ReachedFacts
-from autofit.identity.stable_text import DEEPEST, MOST_ITEMS, SEQUENCES, SETS, assigned_by, names_of, plain, text_of
+from autofit.identity.stable_text import DEEPEST, SEQUENCES, SETS, assigned_by, names_of, plain, text_of
 
 MOST_OBJECTS = 50_000
 """Nothing more is followed then. The count is the same in every process, which seconds would not be."""
 _OF_A_MODULE = frozenset(vars(nn.Module()))
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-_OF_A_CLASS = frozenset({
-    "__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__", "__annotate_func__",
-    "__annotations_cache__", "__firstlineno__", "__static_attributes__", "__parameters__", "__orig_bases__",
-    "__dataclass_fields__", "__dataclass_params__", "__match_args__", "__abstractmethods__", "_abc_impl", "__slots__",
-})  # fmt: skip
 _MANGLED = re.compile(r"___torch_mangle_\d+\.")
 """How many classes of one name TorchScript has met in this process."""
 _COMPILED = "_torchdynamo"
 """What torch.compile puts on functions and modules: numbers of objects, and what it has compiled."""
-_INSIDE = ("__func__", "func", "fget", "fset")
-"""Where Python's own decorators of methods hold the function."""
-_DEFINED = (FunctionType, MethodType, type, staticmethod, classmethod, property)
 _STEPPING = frozenset({"forward", "__call__", "__getitem__", "__iter__", "__next__"})
 _MAKING = frozenset({"__init__", "__new__", "__post_init__", "__setstate__", "__init_subclass__"})
-_INSTALLED = tuple(
-    {str(Path(path)) + "/" for name, path in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))}
-    | {f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[1]}/"}
-)
 
 
 def reach(**given: object) -> ReachedFacts:
@@ -96,7 +91,7 @@ class _Walk:
             if text is None:
                 self._follow(path, value, depth + 1)
         if text is not None:
-            self._note("code" if issubclass(type(value), _DEFINED) else "attributes", path, text)
+            self._note("code" if issubclass(type(value), DEFINED) else "attributes", path, text)
 
     def changing(self) -> Changing:
         """Returns the attributes and globals that the code of a step assigns."""
@@ -136,7 +131,7 @@ class _Walk:
         elif isinstance(value, functools.partial):
             self._each(path, {"func": value.func, "args": value.args, "keywords": value.keywords}, depth)
         elif isinstance(value, (staticmethod, classmethod, functools.cached_property, property)):
-            self._each(path, {name: getattr(value, name, None) for name in _INSIDE}, depth)
+            self._each(path, {name: getattr(value, name, None) for name in INSIDE}, depth)
         elif isinstance(value, type):
             self._class(path, value, depth)
         elif isinstance(value, ModuleType):
@@ -152,7 +147,9 @@ class _Walk:
         self._codes[code] = self._codes.get(code, False) or "." not in given or given.endswith("]")
         own = not installed(code.co_filename)
         self._note("code", path, text_of(code) if own else named(function.__module__, function.__qualname__))
-        cells = {name: _content(cell) for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False)}
+        cells = {
+            name: cell_content(cell) for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False)
+        }
         self._each(f"{path}.closure", cells, depth)
         self._each(path, vars(function), depth)  # __wrapped__ is among them
         if not own:
@@ -165,26 +162,26 @@ class _Walk:
 
     def _global(self, path: str, name: str, value: object, names: frozenset[str], depth: int) -> None:
         """Follows a global; of a module of the user's, what the code names of it."""
-        if isinstance(value, ModuleType) and not _of_package(value.__name__) and depth <= DEEPEST:
+        if isinstance(value, ModuleType) and not of_package(value.__name__) and depth <= DEEPEST:
             for inner in sorted(names & vars(value).keys() - {name}):
                 self._global(f"{path}.{inner}", inner, vars(value)[inner], names, depth + 1)
             return
         self._named(path, name, value, depth)
 
     def _class(self, path: str, kind: type, depth: int) -> None:
-        bases = [base for base in kind.__mro__ if _of_package(base.__module__)]
+        bases = [base for base in kind.__mro__ if of_package(base.__module__)]
         own = [base for base in kind.__mro__ if base not in bases]
         above = [named(base.__module__, base.__qualname__) for base in bases if base is not object]
         self._note("code", path, ", ".join(above))
         for base in own:
-            items = {k: v for k, v in sorted(vars(base).items()) if _counts(k, v)}
-            self._owners.update({code: base for value in items.values() for code in _codes_of(value)})
+            items = {k: v for k, v in sorted(vars(base).items()) if counts_in_a_class(k, v)}
+            self._owners.update({code: base for value in items.values() for code in codes_of(value)})
             self._each(f"{path}.{base.__qualname__}", items, depth, base)
         if own and issubclass(kind, nn.Module):
             return
         for base in bases:  # what an installed module's step assigns changes too
             if issubclass(base, nn.Module) and base is not nn.Module:
-                codes = [code for value in vars(base).values() for code in _codes_of(value)]
+                codes = [code for value in vars(base).values() for code in codes_of(value)]
                 self._codes.update(dict.fromkeys(codes, False))
                 self._owners.update(dict.fromkeys(codes, base))
 
@@ -208,19 +205,19 @@ class _Walk:
             self._module(path, value, depth)
         elif isinstance(value, torch.optim.Optimizer):
             self.visit(f"{path}.class", kind, depth)
-        elif not _of_package(kind.__module__) or _is_configuration(value):
+        elif not of_package(kind.__module__) or is_configuration(value):
             self.visit(f"{path}.class", kind, depth)
             self._each(path, attributes_of(value), depth, kind)
         elif isinstance(value, (DataLoader, Dataset, Sampler)):  # of torch's own, such as a subset: what it is made of
             self.visit(f"{path}.class", kind, depth)
-            self._each(path, {k: v for k, v in attributes_of(value).items() if not _is_draw(v)}, depth, kind)
+            self._each(path, {k: v for k, v in attributes_of(value).items() if not is_drawn_positions(v)}, depth, kind)
         elif isinstance(value, BuiltinFunctionType):
             self._note("code", path, named(value.__module__, value.__qualname__))
         elif isinstance(value, (np.ufunc, torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
             self._note("code", path, f"{named(kind.__module__, kind.__qualname__)}{value}")
         else:
             self._note("code", path, named(kind.__module__, kind.__qualname__))
-            if (inner := _wrapped(value)) is not None:
+            if (inner := wrapped_function(value)) is not None:
                 self.visit(f"{path}.__wrapped__", inner, depth)
 
     def _module(self, path: str, module: nn.Module, depth: int) -> None:
@@ -244,81 +241,6 @@ class _Walk:
     def _named(self, path: str, name: str, value: object, depth: int, owner: type | None = None) -> None:
         """Follows a value that has a name; functions and classes are no state that a step could change."""
         before = self._through
-        self._through = before if issubclass(type(value), _DEFINED) else (*before, Name(owner, name))
+        self._through = before if issubclass(type(value), DEFINED) else (*before, Name(owner, name))
         self.visit(path, value, depth)
         self._through = before
-
-
-@functools.lru_cache(4096)
-def installed(filename: str) -> bool:
-    """Says whether a file of code belongs to Python, torch, this package or another installed one."""
-    return filename.startswith((*_INSTALLED, "<frozen")) or "site-packages/" in filename or "dist-packages/" in filename
-
-
-def _of_package(module_name: str | None) -> bool:
-    if module_name == "__main__" or module_name not in sys.modules:
-        return False
-    found = getattr(sys.modules[module_name], "__file__", None)
-    return found is None or installed(found)
-
-
-def named(module_name: str | None, name: str = "") -> str:
-    """Returns how something of an installed package is named, with the package's version where it says one."""
-    version = getattr(sys.modules.get((module_name or "").partition(".")[0]), "__version__", "")
-    return f"{module_name}.{name} {version if isinstance(version, str) else ''}"
-
-
-def attributes_of(value: object) -> dict[str, object]:
-    """Returns the attributes of an object, without asking it."""
-    try:
-        found = dict(object.__getattribute__(value, "__dict__"))
-    except AttributeError:
-        found = {}
-    for kind in type(value).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else tuple(slots):
-            private = name.startswith("__") and not name.endswith("__")
-            own = f"_{kind.__name__.lstrip('_')}{name}" if private else name
-            if hasattr(kind, own) and name not in ("__dict__", "__weakref__"):
-                found[name] = getattr(value, own, None)
-    return found
-
-
-def _counts(name: str, value: object) -> bool:
-    """Whether an attribute of a class counts: what a library keeps under names of its own does not."""
-    special = name.startswith("__") and name.endswith("__")
-    return name not in _OF_A_CLASS and (not special or isinstance(value, _DEFINED))
-
-
-def _codes_of(value: object) -> list[CodeType]:
-    """Returns the code of a method, plain or decorated in one of Python's own ways."""
-    inner = [getattr(value, name, None) for name in _INSIDE]
-    return [each.__code__ for each in (value, *inner) if isinstance(each, FunctionType)]
-
-
-def _is_draw(value: object) -> bool:
-    """Whether a value is a list of positions in a data set, which another run may draw anew."""
-    return isinstance(value, (list, tuple, range)) and all(isinstance(each, int) for each in value[:MOST_ITEMS])
-
-
-def _is_configuration(value: object) -> bool:
-    kind = type(value)
-    by_name = kind.__name__.endswith("Config") and hasattr(kind, "to_dict")
-    return isinstance(value, (SimpleNamespace, Namespace, dict)) or is_dataclass(kind) or by_name
-
-
-def _wrapped(value: object) -> object:
-    """Returns the function inside an object of a library that is known to hold one."""
-    module = type(value).__module__
-    if module in ("functools", "builtins"):
-        return getattr(value, "__wrapped__", None)
-    if isinstance(value, np.vectorize):
-        return value.pyfunc
-    return getattr(value, "_init_fn", None) if module.startswith("torch._library") else None
-
-
-def _content(cell: Any) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # nothing was put in yet
-        return None

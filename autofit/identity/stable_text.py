@@ -42,13 +42,15 @@ def plain(value: Any) -> str | None:
     return _Texts().of(value, 0)
 
 
-def _simple(value: Any) -> str | None:  # one line for each kind
+def _simple(value: Any) -> str | None:
     """Returns the text of a value that holds no others; None of any other."""
     kind = type(value)
     if kind in (str, bytes) and len(value) > LONGEST:
         return f"{kind.__name__} of {len(value)}{_digest(value)}"
-    if kind in _SIMPLE:
-        return in_full(value)
+    return in_full(value) if kind in _SIMPLE else _of_known_class(value, kind)
+
+
+def _of_known_class(value: Any, kind: type) -> str | None:  # one line for each
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return f"{kind.__name__}{tuple(value.shape)}{value.dtype}"
     if isinstance(value, Enum):

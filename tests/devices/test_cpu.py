@@ -59,8 +59,8 @@ def test_what_lives_on_from_before_is_added() -> None:
         kept[0] = floats(300 * KIB)
         floats(100 * KIB)
 
-    # The release of what was there before is not in the record: an upper bound, never less than the truth of 600.
-    assert metered(replace, static=300 * KIB).allocated_bytes == 700 * KIB
+    # The release of what was there before need not be in the record: an upper bound, never less than the truth of 600.
+    assert metered(replace, static=300 * KIB).allocated_bytes in (600 * KIB, 700 * KIB)
 
 
 def test_static_bytes_are_those_at_the_end() -> None:

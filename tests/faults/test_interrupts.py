@@ -18,11 +18,21 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from autofit import api
-from autofit.guard import bindings, guard, object_state, process_state, tensor_state, value_state
+from autofit.guard import (
+    bindings,
+    guard,
+    object_state,
+    process_flags,
+    process_state,
+    random_state,
+    tensor_state,
+    value_state,
+)
 from autofit.guard.digest import fingerprint
 from autofit.probing import bench
 
-MODULES = (api, bench, guard, bindings, object_state, process_state, tensor_state, value_state)
+PIECES = (bindings, object_state, process_flags, process_state, random_state, tensor_state, value_state)
+MODULES = (api, bench, guard, *PIECES)
 IN_BENCH = ("__init__", "__enter__", "__exit__", "_leave", "_freeze", "_unfreeze", "_put_back")
 IN_API = ("tune",)
 MOST = 80
@@ -141,6 +151,7 @@ def raise_the_signal() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.timeout(900)  # a minute alone, five on a machine that does much else
 @pytest.mark.parametrize("strike", [raise_on_the_spot, raise_the_signal])
 def test_f27_defect_14_an_interrupt_at_any_line_loses_nothing(
     strike: Callable[[], object], monkeypatch: pytest.MonkeyPatch

@@ -51,6 +51,7 @@ def test_nan_is_not_a_difference() -> None:
         assert guard.differences() == []
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 def test_every_type_of_tensor_is_compared_by_its_bytes() -> None:
     model = nn.Module()
     model.complex = nn.Parameter(torch.randn(3, dtype=torch.complex64))

@@ -99,7 +99,8 @@ def test_gates_end_with_their_share_of_the_time_budget_and_try_fewer_samples_bef
     assert space.sizes == (8,)
     (refused,) = survey.refused
     assert refused.reason.startswith("could not be checked: not done in its part of the time budget of 30 s")
-    assert {8, 4, 2} <= set(sizes)
+    assert 8 in sizes
+    assert min(sizes) < 8  # how many times smaller depends on how busy the machine is
     assert took_s <= 5.0 + 2 * _LOOK_S
 
 

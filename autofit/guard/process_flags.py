@@ -1,0 +1,246 @@
+"""Process-wide settings: of torch and its back ends, compilers, Python, and signals.
+
+Each has one name, one way to read and one way to write it.
+"""
+
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from autofit.guard.random_state import accelerator_kinds, running_accelerator
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# General before special: a special setting of "none" inherits from the general one.
+_PRECISION_KEYS = (
+    *(("generic", "all"), ("cuda", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn")),
+    *(("mkldnn", "all"), ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One process-wide setting; a value that is a dictionary is compared key by key."""
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+
+
+def process_flags() -> list[Flag]:
+    """Returns every flag that can be read in this process, signal handlers last."""
+    return [
+        Flag("flags.fp32_precision", read_precision, write_precision),
+        *_backend_flags(),
+        *_torch_flags(),
+        *_autocast_flags(),
+        *(flag for name in ("torch._dynamo.config", "torch._inductor.config") for flag in _config_flag(name)),
+        *_device_flags(),
+        *_python_flags(),
+        *_signal_flags(),
+    ]
+
+
+def read_precision() -> dict[str, object]:
+    """Returns the settings of float32 precision, each as set itself and not as inherited.
+
+    The older and the newer interface contradict each other: once the newer one was used, reading through the
+    older one may raise, and an inherited setting reads like a setting of one's own. So the newer settings are
+    read from general to special and cleared on the way, then the older ones are readable, then all return.
+    """
+    own: dict[tuple[str, str], str] = {}
+    try:
+        for key in _PRECISION_KEYS:
+            own[key] = torch._C._get_fp32_precision_getter(*key)
+            torch._C._set_fp32_precision_setter(*key, "none")
+        matmul = torch.get_float32_matmul_precision()
+        try:
+            cudnn_tf32 = torch._C._get_cudnn_allow_tf32()
+        except RuntimeError:  # raised when it is on while the newer settings, cleared above, say off
+            cudnn_tf32 = True
+    finally:
+        for key, value in own.items():
+            torch._C._set_fp32_precision_setter(*key, value)
+    return {"matmul": matmul, "cudnn_tf32": cudnn_tf32} | {".".join(key): own[key] for key in own}
+
+
+def write_precision(kept: dict[str, Any]) -> None:
+    """Writes what `read_precision` returned: the older interface first, as it changes the newer settings."""
+    torch.set_float32_matmul_precision(kept["matmul"])
+    torch._C._set_cudnn_allow_tf32(kept["cudnn_tf32"])
+    for key in _PRECISION_KEYS:
+        torch._C._set_fp32_precision_setter(*key, kept[".".join(key)])
+
+
+def _backend_flags() -> Iterator[Flag]:
+    """Yields the flags of cuDNN, oneDNN, cuBLAS and scaled dot product attention."""
+    backends = torch.backends
+    for attribute in ("enabled", "benchmark", "benchmark_limit", "deterministic"):
+        yield _attribute(f"flags.cudnn.{attribute}", backends.cudnn, attribute)
+    for attribute in ("enabled", "deterministic"):
+        yield _attribute(f"flags.mkldnn.{attribute}", backends.mkldnn, attribute)
+    matmul = backends.cuda.matmul
+    yield _attribute("flags.cuda.matmul.allow_fp16_accumulation", matmul, "allow_fp16_accumulation")
+    for dtype in ("fp16", "bf16"):
+        yield _reduction_flag(f"allow_{dtype}_reduced_precision_reduction")
+    cuda = backends.cuda
+    yield Flag("flags.sdp.flash", cuda.flash_sdp_enabled, cuda.enable_flash_sdp)
+    yield Flag("flags.sdp.mem_efficient", cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp)
+    yield Flag("flags.sdp.math", cuda.math_sdp_enabled, cuda.enable_math_sdp)
+    yield Flag("flags.sdp.cudnn", cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp)
+    allowed, allow = cuda.fp16_bf16_reduction_math_sdp_allowed, cuda.allow_fp16_bf16_reduction_math_sdp
+    yield Flag("flags.sdp.reduced_math", allowed, allow)
+
+
+def _reduction_flag(attribute: str) -> Flag:
+    """Returns the flag of a reduced-precision reduction, with its split-k half where torch has one."""
+    matmul: Any = torch.backends.cuda.matmul
+
+    def read() -> tuple[bool, bool]:
+        return getattr(matmul, attribute), getattr(matmul, f"{attribute}_split_k", True)
+
+    def write(kept: tuple[bool, bool]) -> None:
+        setattr(matmul, attribute, kept[0] if kept[1] else kept)
+
+    return Flag(f"flags.cuda.matmul.{attribute}", read, write)
+
+
+def _torch_flags() -> Iterator[Flag]:
+    """Yields the flags of torch itself."""
+
+    def read_deterministic() -> tuple[bool, bool]:
+        return (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
+
+    def write_deterministic(kept: tuple[bool, bool]) -> None:
+        torch.use_deterministic_algorithms(kept[0], warn_only=kept[1])
+
+    def write_device(kept: torch.device) -> None:
+        # No default device reads as "cpu"; setting "cpu" itself would slow down every later call.
+        torch.set_default_device(None if kept.type == "cpu" else kept)
+
+    def read_anomaly() -> tuple[bool, bool]:
+        return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+
+    yield Flag("flags.deterministic_algorithms", read_deterministic, write_deterministic)
+    fill = torch.utils.deterministic
+    yield _attribute("flags.fill_uninitialized_memory", fill, "fill_uninitialized_memory")
+    yield Flag("flags.default_dtype", torch.get_default_dtype, torch.set_default_dtype)
+    yield Flag("flags.default_device", torch.get_default_device, write_device)
+    yield Flag("flags.grad_enabled", torch.is_grad_enabled, torch.set_grad_enabled)
+    yield Flag("flags.anomaly", read_anomaly, lambda kept: torch.autograd.set_detect_anomaly(*kept))
+    yield Flag("flags.num_threads", torch.get_num_threads, torch.set_num_threads)
+
+
+def _autocast_flags() -> Iterator[Flag]:
+    """Yields autocast's state for each kind of device, and whether casts are cached."""
+    for kind in ("cpu", *accelerator_kinds()):
+
+        def read(kind: str = kind) -> tuple[bool, torch.dtype]:
+            return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+
+        def write(kept: tuple[bool, torch.dtype], kind: str = kind) -> None:
+            torch.set_autocast_enabled(kind, kept[0])
+            torch.set_autocast_dtype(kind, kept[1])
+
+        yield Flag(f"flags.autocast.{kind}", read, write)
+    yield Flag("flags.autocast.cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled)
+
+
+def _config_flag(module_name: str) -> Iterator[Flag]:
+    """Yields a compiler's configuration as one flag, if that compiler was imported already."""
+    config: Any = sys.modules.get(module_name)
+    if config is None:
+        return
+
+    def write(kept: dict[str, object]) -> None:
+        now = config.get_config_copy()
+        config.load_config({key: value for key, value in kept.items() if now.get(key) != value})
+
+    yield Flag(f"flags.{module_name.removeprefix('torch.')}", config.get_config_copy, write)
+
+
+def _device_flags() -> Iterator[Flag]:
+    """Yields the current device and each device's memory fraction, if an accelerator is running."""
+    accelerator = running_accelerator()
+    if accelerator is None:
+        return
+    if hasattr(accelerator, "set_device"):
+        yield Flag("flags.current_device", accelerator.current_device, accelerator.set_device)
+    memory: Any = getattr(accelerator, "memory", None)
+    if not hasattr(memory, "get_per_process_memory_fraction"):
+        return
+    for device in range(accelerator.device_count()):
+
+        def read(device: int = device) -> float:
+            # Kept by the allocator as bytes: what is read after it was put back may differ in the last places.
+            # Without a limit cudaMallocAsync says a number far above 1, which cannot be written.
+            return round(min(float(memory.get_per_process_memory_fraction(device)), 1.0), 9)
+
+        def write(kept: float, device: int = device) -> None:
+            memory.set_per_process_memory_fraction(kept, device)
+
+        yield Flag(f"flags.memory_fraction[{device}]", read, write)
+
+
+def _python_flags() -> Iterator[Flag]:
+    """Yields the environment, working directory, logging, warnings and garbage collection."""
+    root = logging.getLogger()
+
+    def write_environment(kept: dict[str, str]) -> None:
+        for key in [key for key in os.environ if key not in kept]:
+            del os.environ[key]
+        os.environ.update({key: value for key, value in kept.items() if os.environ.get(key) != value})
+
+    def write_filters(kept: tuple[Any, ...]) -> None:
+        warnings.filters[:] = kept  # type: ignore[index]  # typed as a Sequence, is a list
+        # Leaving this block is the public way to tell the warnings machinery that its filters changed.
+        with warnings.catch_warnings():
+            pass
+
+    yield Flag("environ", lambda: dict(os.environ), write_environment)
+    yield Flag("cwd", _working_directory, lambda kept: None if kept is None else os.chdir(kept))
+    yield Flag("logging.root.level", lambda: root.level, root.setLevel)
+    yield Flag("logging.disable", lambda: root.manager.disable, logging.disable)
+    yield Flag("warnings.filters", lambda: tuple(warnings.filters), write_filters)
+    yield Flag("gc.enabled", gc.isenabled, lambda kept: gc.enable() if kept else gc.disable())
+
+
+def _working_directory() -> str | None:
+    """Returns the working directory, or None where it was deleted."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
+
+
+def _signal_flags() -> Iterator[Flag]:
+    """Yields the signal handlers; Python lets only the main thread write them."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in _SIGNALS:
+
+        def read(number: signal.Signals = number) -> object:
+            return signal.getsignal(number)
+
+        def write(kept: Any, number: signal.Signals = number) -> None:
+            # A handler that was not installed from Python reads as None and cannot be written.
+            if kept is not None:
+                signal.signal(number, kept)
+
+        yield Flag(f"signal.{number.name}", read, write)
+
+
+def _attribute(name: str, owner: Any, attribute: str) -> Flag:
+    """Returns the flag that is an attribute of a module or object."""
+    return Flag(name, lambda: getattr(owner, attribute), lambda kept: setattr(owner, attribute, kept))
