@@ -34,8 +34,8 @@ _AGAIN = "Make the file again with `autofit tune ... -o FILE`, or correct it."
 def dumps(recommendation: Recommendation) -> str:
     """Returns the plan file's text: a comment for people, then the whole record. `load` gives back an equal record."""
     full = recommendation.model_dump(mode="json", by_alias=True)
-    told = recommendation.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    return _comment(recommendation) + strict_yaml.dump(_without_empty(full, told))
+    changed = recommendation.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return _comment(recommendation) + strict_yaml.dump(_without_empty(full, changed))
 
 
 def save(recommendation: Recommendation, path: str | Path, *, force: bool = False) -> None:
@@ -80,8 +80,10 @@ def _fewer(candidates: tuple[Candidate, ...], share: float) -> tuple[Candidate, 
 
 def _with(recommendation: Recommendation, alternatives: tuple[Candidate, ...]) -> Recommendation:
     gone = len(recommendation.alternatives) - len(alternatives)
-    told = f"{gone} of {len(recommendation.alternatives)} alternatives are left out of this file; the study has them"
-    return recommendation.model_copy(update={"alternatives": alternatives, "caveats": (*recommendation.caveats, told)})
+    caveat = f"{gone} of {len(recommendation.alternatives)} alternatives are left out of this file; the study has them"
+    return recommendation.model_copy(
+        update={"alternatives": alternatives, "caveats": (*recommendation.caveats, caveat)}
+    )
 
 
 def check_replaceable(path: str | Path, *, force: bool = False) -> Path:
@@ -142,16 +144,16 @@ def _comment(recommendation: Recommendation) -> str:
     return "".join(f"# {one_line(line)}\n" for line in lines)
 
 
-def _without_empty(full: Any, told: Any) -> Any:
-    """Returns `full` without the entries that are empty and empty by default; `told` is `full` without defaults."""
+def _without_empty(full: Any, changed: Any) -> Any:
+    """Returns `full` without the entries that are empty and empty by default; `changed` is `full` without defaults."""
     if isinstance(full, dict):
         return {
-            key: _without_empty(value, told.get(key, value))
+            key: _without_empty(value, changed.get(key, value))
             for key, value in full.items()
-            if key in told or value not in (None, "", [], {})
+            if key in changed or value not in (None, "", [], {})
         }
     if isinstance(full, list):
-        return [_without_empty(value, mine) for value, mine in zip(full, told, strict=True)]
+        return [_without_empty(value, mine) for value, mine in zip(full, changed, strict=True)]
     return full
 
 

@@ -1,4 +1,4 @@
-"""Present: earlier trials in terms of the space that is searched now."""
+"""Earlier trials in terms of the space that is searched now."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from autofit.core.trial import Trial
 
 
 def in_terms_of(facts: SpaceFacts, trials: Sequence[Trial]) -> tuple[list[Trial], list[str]]:
-    """Returns the trials with a value for each knob in play, and a note on those that the space does not hold.
+    """Returns the trials with a value for each knob in play, and a note on those whose plans are outside the space.
 
     A knob that was not in play then was left as the user has it, which is its default.
     """

@@ -1,4 +1,4 @@
-"""Past: what earlier runs left in a study, and what of it holds for this run."""
+"""EarlierTrials: the trials of earlier runs, those that hold for this run, and notes on the others."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from autofit.study.optuna_study import OptunaStudy, StoredTrial
 from autofit.study.trial_start import Context
 
 IN_A_ROW = 2
-"""A plan that crashed, hung, or was running when its process died is tried once more: the cause may have been another
-one. So many in a row are taken as a fact about the plan."""
+"""This many crashes, hangs or dead processes in a row are taken as a fact about the plan. After fewer it is tried
+again, since the cause may have been another one."""
 
 _REUSED = (
     Status.MEASURED,
@@ -28,52 +28,59 @@ _REUSED = (
     Status.TIMED_OUT,
     Status.POISONED,
 )
-"""What a later run takes over. The others are not facts about the plan, or are decided afresh by each run."""
+"""Outcomes that a later run takes over. The others are not facts about the plan, or each run decides them anew."""
 
 
 @dataclass(slots=True)
-class Past:
-    """What earlier runs left: their trials that hold for this run, and notes on the others."""
+class EarlierTrials:
+    """The trials of earlier runs that hold for this run, and notes on the others.
+
+    Attributes:
+        context: what the trials of this run have in common.
+        notes: what a person should know.
+        trials: those that hold for this run, oldest first.
+        comparable: all finished trials of a comparable environment, as they are stored.
+    """
 
     context: Context
     notes: list[str] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
     comparable: list[StoredTrial] = field(default_factory=list)
 
-    def read(self, books: Sequence[OptunaStudy]) -> None:
-        """Reads the trials of `books`, oldest first, and settles those whose process is gone."""
-        entries = [entry for book in books for entry in self._of(book)]
-        self._tell_count(sum(entry is None for entry in entries), "without a readable record of autofit left out")
+    def read(self, studies: Sequence[OptunaStudy]) -> None:
+        """Reads the trials of `studies`, oldest first, and records as failed those whose process is gone."""
+        entries = [entry for study in studies for entry in self._of(study)]
+        self._note_count(sum(entry is None for entry in entries), "without a readable record of autofit left out")
         finished = self._settled([entry for entry in entries if entry is not None])
         comparable = self.comparable = self._comparable(finished)
         failures = _in_a_row(comparable)
         again = 0
         for entry in comparable:
-            told, request = entry.outcome, entry.request
-            if told is None or told.status not in _REUSED:
+            stored, request = entry.outcome, entry.request
+            if stored is None or stored.status not in _REUSED:
                 continue
-            if told.status.inconclusive and len(failures[request.plan]) < IN_A_ROW:
+            if stored.status.inconclusive and len(failures[request.plan]) < IN_A_ROW:
                 continue
-            outcome = _rejudged(told, request.memory_bytes, self.context.memory_bytes)
+            outcome = _rejudged(stored, request.memory_bytes, self.context.memory_bytes)
             again += outcome is None
             if outcome is not None:
                 plan, purpose = request.plan, request.purpose
                 self.trials.append(
                     Trial(number=entry.number, plan=plan, outcome=outcome, purpose=purpose, earlier=True)
                 )
-        self._tell_count(again, "left out that did not fit a smaller memory budget")
+        self._note_count(again, "left out that did not fit a smaller memory budget")
         for plan, reasons in failures.items():
             if len(reasons) >= IN_A_ROW:
                 died = all(reason == DIED for reason in reasons)
                 what = "its process died" if died else "it crashed or hung"
                 self.notes.append(f"not tried again, {what} {len(reasons)} times: {plan}")
 
-    def _of(self, book: OptunaStudy) -> list[StoredTrial | None]:
-        """Returns the entries of a book less those that were dropped, with a note why."""
-        entries, gone = list(book.entries()), set[int]()
-        for drop in book.drops():
+    def _of(self, study: OptunaStudy) -> list[StoredTrial | None]:
+        """Returns the entries of a study without those that were dropped, with a note why."""
+        entries, gone = list(study.entries()), set[int]()
+        for drop in study.drops():
             gone.update(drop.trials)
-            self._tell_count(len(drop.trials), f"dropped on {drop.when}: {drop.reason}")
+            self._note_count(len(drop.trials), f"dropped on {drop.when}: {drop.reason}")
         return [entry for entry in entries if entry is None or entry.number not in gone]
 
     def _settled(self, entries: Sequence[StoredTrial]) -> list[StoredTrial]:
@@ -87,14 +94,14 @@ class Past:
             else:
                 outcome = Outcome(status=Status.CRASHED, reason=DIED)
                 try:
-                    entry.book.settle(entry.number, outcome, entry.request.memory_bytes)
+                    entry.study.settle(entry.number, outcome, entry.request.memory_bytes)
                 except UpdateFinishedTrialError:
                     continue  # its process finished it, and then ended, after it was read here
                 orphans += 1
                 finished.append(replace(entry, outcome=outcome))
         if orphans:
             verb = "was running when its" if orphans == 1 else "were running when their"
-            self.notes.append(f"{_trials(orphans)} {verb} process died: told as failed")
+            self.notes.append(f"{_trials(orphans)} {verb} process died: recorded as failed")
         return finished
 
     def _comparable(self, entries: Sequence[StoredTrial]) -> list[StoredTrial]:
@@ -107,10 +114,10 @@ class Past:
             else:
                 comparable.append(entry)
         for text, count in others.items():
-            self._tell_count(count, f"of another environment left out: {text}")
+            self._note_count(count, f"of another environment left out: {text}")
         return comparable
 
-    def _tell_count(self, count: int, what: str) -> None:
+    def _note_count(self, count: int, what: str) -> None:
         if count:
             self.notes.append(f"{_trials(count)} {what}")
 
@@ -120,13 +127,13 @@ def _trials(count: int) -> str:
 
 
 def _in_a_row(entries: Sequence[StoredTrial]) -> dict[Plan, list[str]]:
-    """Returns why the last runs of each plan crashed or hung; nothing once one of them came to another end."""
+    """Returns why the last runs of each plan crashed or hung, in a row; a run with another outcome ends the row."""
     reasons: dict[Plan, list[str]] = {}
     for entry in entries:
-        found, told = reasons.setdefault(entry.request.plan, []), entry.outcome
-        if told is not None and told.status.inconclusive:
-            found.append(told.reason)
-        elif told is not None and told.status in _REUSED and entry.request.purpose is not Purpose.BLOCK:
+        found, outcome = reasons.setdefault(entry.request.plan, []), entry.outcome
+        if outcome is not None and outcome.status.inconclusive:
+            found.append(outcome.reason)
+        elif outcome is not None and outcome.status in _REUSED and entry.request.purpose is not Purpose.BLOCK:
             found.clear()
     return reasons
 

@@ -18,10 +18,10 @@ from sqlalchemy.pool import NullPool
 from autofit import locks
 from autofit.core.errors import StudyError, UsageError
 from autofit.core.units import format_duration
-from autofit.study import permissions as safety
+from autofit.study import permissions
 
 LOCK_WAIT_S = 30.0
-"""How long another process may hold the study's file or directory."""
+"""Another process may hold the study's file or directory for this long."""
 
 _STORAGE_FAILURES = (
     optuna.exceptions.OptunaError,
@@ -40,8 +40,8 @@ _STORAGE_FAILURES = (
 DAMAGED = (
     SQLAlchemyError, optuna.exceptions.StorageInternalError, ValueError, LookupError, TypeError, AttributeError,
 )  # fmt: skip
-"""What reading a study raises of which a byte has changed: it is no UTF-8, no JSON, no state of a trial, or no argument
-of a distribution."""
+"""Exceptions from reading a study in which a byte has changed: a value is not valid UTF-8, not valid JSON, or not what
+Optuna expects there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +97,11 @@ class Place:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Lets one process at a time make the file and its tables: Optuna's own creation fails when two meet."""
+        """Lets one process at a time make the file and its tables: Optuna fails when two make them at once."""
         if self.path is None:
             yield
             return
-        safety.make_directory(self.path.parent)
+        permissions.make_directory(self.path.parent)
         descriptor = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             free = True
@@ -186,7 +186,7 @@ def connect(place: Place) -> BaseStorage:
         return RDBStorage(place.url, engine_kwargs={"pool_pre_ping": True})
     if place.path is None:
         return InMemoryStorage()
-    safety.make_file(place.path, LOCK_WAIT_S)
+    permissions.make_file(place.path, LOCK_WAIT_S)
     url = URL.create("sqlite", database=str(place.path)).render_as_string(hide_password=False)
     # No pool: no connection outlives a call, so none is inherited by a forked loader worker or left open.
     kwargs = {"poolclass": NullPool, "connect_args": {"timeout": LOCK_WAIT_S}}

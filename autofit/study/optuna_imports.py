@@ -1,4 +1,4 @@
-"""What Optuna's imports keep alive: the stack of whoever used it first."""
+"""Optuna's failed optional imports keep the stack of their first caller alive; it is released here."""
 
 import sys
 from collections.abc import Callable

@@ -7,7 +7,7 @@ refused or screened out               PRUNED: shown apart; samplers take it for 
 crashed, timed out, the user's error  FAIL: samplers ignore it
 
 A plan that does not fit is never FAIL: samplers forget a FAIL and propose the same plan again. Both constraints are
-told of every COMPLETE trial, in this order, because GPSampler goes by their position (reference/ecosystem.md 3.2).
+set on every COMPLETE trial, in this order, because GPSampler goes by their position (reference/ecosystem.md 3.2).
 """
 
 from typing import NamedTuple
@@ -27,7 +27,7 @@ _INVALID = frozenset({Status.NUMERIC, Status.LAUNCH_LIMIT, Status.SHARED_MEMORY}
 
 
 class OptunaResult(NamedTuple):
-    """What Optuna is told of an outcome; `constraints` are violated above 0."""
+    """An outcome in Optuna's words; a constraint above 0 is violated."""
 
     state: TrialState
     value: float | None
@@ -79,7 +79,7 @@ def distributions_of(space: SpaceFacts) -> dict[str, BaseDistribution]:
 
 
 def holds(distribution: BaseDistribution | None, value: KnobValue) -> bool:
-    """Says whether `value` can be shown as a parameter; the record has it in any case."""
+    """Returns whether `value` can be a parameter of Optuna's; the record has it in any case."""
     if isinstance(distribution, IntDistribution):
         return type(value) is int and distribution.low <= value <= distribution.high
     choices = distribution.choices if isinstance(distribution, CategoricalDistribution) else ()
@@ -87,7 +87,7 @@ def holds(distribution: BaseDistribution | None, value: KnobValue) -> bool:
 
 
 def domain(distribution: BaseDistribution) -> str:
-    """Returns what has to stay the same within a study, in words."""
+    """Returns the part of a distribution that has to stay the same within a study, in words."""
     if isinstance(distribution, CategoricalDistribution):
         return ", ".join(map(str, distribution.choices))
     return "whole numbers"

@@ -34,7 +34,7 @@ _REQUEST, _OUTCOME, _SUM = "autofit.request", "autofit.outcome", ".sum"
 class StoredTrial:
     """A trial as it was found in the storage; without outcome while it runs."""
 
-    book: "OptunaStudy"
+    study: "OptunaStudy"
     number: int
     request: TrialStart
     environment: Environment
@@ -42,7 +42,7 @@ class StoredTrial:
 
 
 class Drop(BaseModel):
-    """Trials that are never given again: a record in the storage.
+    """Trials that are never returned again: a record in the storage.
 
     Attributes:
         trials: their numbers.
@@ -83,30 +83,30 @@ class OptunaStudy:
                 sampler=optuna.samplers.RandomSampler(),  # never asked; this one costs nothing
             )
         study_id = storage.get_study_id_from_name(name)
-        book = cls(storage, study, study_id, objective)
+        loaded = cls(storage, study, study_id, objective)
         attributes = study.user_attrs
         known = {key for key in attributes if key.startswith(_OURS)}
-        if known or storage.get_n_trials(book.study_id):
+        if known or storage.get_n_trials(study_id):
             _check_schema(name, attributes.get(_SCHEMA, STUDY_SCHEMA if known else None))
         for key, value in ((_OBJECTIVE, objective.unit), (_SCHEMA, STUDY_SCHEMA)):
             if key not in attributes:  # it is new, or a damaged value was taken out
                 study.set_user_attr(key, value)
         return replace(
-            book, objective=objective.model_copy(update={"unit": attributes.get(_OBJECTIVE, objective.unit)})
+            loaded, objective=objective.model_copy(update={"unit": attributes.get(_OBJECTIVE, objective.unit)})
         )
 
     def remember(self, context: Context) -> None:
-        """Keeps the environment of this run, which its trials name by digest."""
+        """Stores the environment of this run, which its trials name by digest."""
         self.study.set_user_attr(_ENVIRONMENT + context.digest, context.environment.model_dump(mode="json"))
 
     def drop(self, numbers: Sequence[int], reason: str) -> None:
-        """Keeps that these trials are never to be given again."""
+        """Stores that these trials are never returned again."""
         drop = Drop(trials=tuple(numbers), reason=reason, when=datetime.now(UTC).isoformat(timespec="seconds"))
         drops = [one.model_dump(mode="json") for one in (*self.drops(), drop)]
         self.study.set_user_attr(_DROPPED, drops)
 
     def drops(self) -> list[Drop]:
-        """Returns what was dropped so far."""
+        """Returns the drops so far."""
         return [Drop.model_validate(found) for found in self.study.user_attrs.get(_DROPPED, [])]
 
     def add(self, request: TrialStart) -> int:
@@ -128,28 +128,30 @@ class OptunaStudy:
         return self.storage.get_trial_number_from_id(self.storage.create_new_trial(self.study_id, template))
 
     def settle(self, number: int, outcome: Outcome, memory_bytes: int) -> None:
-        """Writes what became of a running trial, all of it or nothing.
+        """Writes the outcome of a running trial, all of it or nothing.
 
         Raises:
             UpdateFinishedTrialError: it does not run any more.
             KeyError: there is no such trial.
         """
-        told = optuna_result(outcome, self.objective, memory_bytes)
+        result = optuna_result(outcome, self.objective, memory_bytes)
         # Text, because NaN is not JSON and would break the dashboard's page; our own reader understands it.
         text = json.dumps(outcome.model_dump(mode="json"))
         about = {_OUTCOME: text, _OUTCOME + _SUM: checksum(text), **columns(outcome)}
-        values = None if told.value is None else [told.value]
-        finished = create_trial(state=told.state, value=told.value, user_attrs=about, constraints=told.constraints)
+        values = None if result.value is None else [result.value]
+        finished = create_trial(
+            state=result.state, value=result.value, user_attrs=about, constraints=result.constraints
+        )
         with _one_transaction(self.storage):
             trial_id = self.storage.get_trial_id_from_study_id_trial_number(self.study_id, number)
             for key, value in finished.user_attrs.items():
                 self.storage.set_trial_user_attr(trial_id, key, value)
             for key, value in finished.system_attrs.items():  # the constraints
                 self.storage.set_trial_system_attr(trial_id, key, value)
-            self.storage.set_trial_state_values(trial_id, told.state, values)
+            self.storage.set_trial_state_values(trial_id, result.state, values)
 
     def entries(self) -> Iterator[StoredTrial | None]:
-        """Yields the trials; None for one that has no record of ours, or one that cannot be read."""
+        """Yields the trials; None for one without a record of autofit, or with one that cannot be read."""
         environments = self.study.user_attrs
         states = (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
         for found in self.study.get_trials(deepcopy=False, states=states):
@@ -165,7 +167,7 @@ class OptunaStudy:
 
 
 def checksum(text: str) -> str:
-    """Returns what tells a text from one in which a byte has changed."""
+    """Returns a checksum that shows whether a byte of a text has changed."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -184,7 +186,7 @@ def _sound(attributes: Mapping[str, Any], name: str) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps what Optuna says of a new study out of the log. Takes milliseconds: every logger forgets its level."""
+    """Keeps Optuna's message on a new study out of the log. Takes milliseconds: every logger forgets its level."""
     level = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(max(level, optuna.logging.WARNING))
     try:

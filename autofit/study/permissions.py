@@ -1,4 +1,4 @@
-"""Safety: a study's file and directory are this user's own, and what is there is a study."""
+"""Permissions: a study's file and directory belong to this user alone, and the file is a study."""
 
 import os
 import sqlite3
@@ -9,7 +9,7 @@ from urllib.parse import quote
 from autofit.core.errors import StudyError
 
 DEFAULT_DIRECTORY = ".autofit"
-"""The directory that is made where the user names none; a repository may bring one along."""
+"""Directory of the study where the user names none. A repository may contain one."""
 
 
 def make_directory(directory: Path) -> None:
@@ -87,7 +87,7 @@ def _objection(path: Path, wait_s: float) -> str | None:
         head = file.read(16)
     if not head:
         return None  # its maker was killed before Optuna wrote the tables
-    return "a file that is no SQLite database" if head != b"SQLite format 3\0" else _foreign_tables(path, wait_s)
+    return "a file that is not an SQLite database" if head != b"SQLite format 3\0" else _foreign_tables(path, wait_s)
 
 
 def _not_a_file(mode: int) -> str | None:

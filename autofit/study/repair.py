@@ -1,4 +1,4 @@
-"""Healing: takes out of an SQLite study what is damaged, so that a flipped byte costs one record and not the study."""
+"""Repair: deletes damaged values from an SQLite study, so that a flipped byte costs one record and not the study."""
 
 import json
 import sqlite3
@@ -19,9 +19,9 @@ _Check = Callable[[Any], bool]
 
 
 def heal(path: Path, wait_s: float) -> int:
-    """Deletes what cannot be read in the study at `path`, in one transaction; a damaged trial counts as failed.
+    """Deletes the values of the study at `path` that cannot be read, in one transaction; a damaged trial is failed.
 
-    Called when a study could not be read. What cannot be read otherwise, such as a damaged page, raises as before.
+    Called when a study could not be read. Other damage, such as that of a page, raises.
 
     Args:
         path: an SQLite file with Optuna's tables.
@@ -35,7 +35,7 @@ def heal(path: Path, wait_s: float) -> int:
     """
     uri = f"file:{quote(str(path))}?mode=rw"
     with closing(sqlite3.connect(uri, uri=True, timeout=wait_s)) as connection, connection:
-        connection.text_factory = bytes  # text that is no UTF-8 can be read too
+        connection.text_factory = bytes  # text that is not valid UTF-8 can be read too
         lost = int(connection.execute("pragma integrity_check(1)").fetchone()[0] != b"ok")
         if lost:
             connection.execute("reindex")  # what is damaged in an index is whole in its table
@@ -80,7 +80,7 @@ def _text(cell: object) -> bool:
 def _json(cell: object) -> bool:
     try:
         json.loads(cell.decode() if isinstance(cell, bytes) else "")
-    except ValueError:  # also what is no UTF-8
+    except ValueError:  # text that is not valid UTF-8 included
         return False
     return True
 

@@ -20,7 +20,7 @@ from autofit.core.plan import Plan
 from autofit.core.space import SpaceFacts
 from autofit.core.trial import Purpose, Trial
 from autofit.study.current_space import in_terms_of
-from autofit.study.earlier_trials import Past
+from autofit.study.earlier_trials import EarlierTrials
 from autofit.study.location import DAMAGED, LOCK_WAIT_S, Place, connect
 from autofit.study.optuna_names import distributions_of, domain
 from autofit.study.optuna_study import OptunaStudy
@@ -39,11 +39,11 @@ class Study:
     """
 
     def __init__(
-        self, place: Place, book: OptunaStudy, past: Past, earlier: Sequence[Trial], notes: Sequence[str]
+        self, place: Place, stored: OptunaStudy, past: EarlierTrials, earlier: Sequence[Trial], notes: Sequence[str]
     ) -> None:
         self.location = place.shown
         self.notes = tuple(notes)
-        self._place, self._book, self._context, self._past = place, book, past.context, past
+        self._place, self._stored, self._context, self._past = place, stored, past.context, past
         self._earlier = tuple(earlier)
         self._running: dict[int, TrialStart] = {}
 
@@ -79,15 +79,15 @@ class Study:
         context = Context.of(environment, objective, memory_bytes)
         with place.guarded("opened"), place.alone():
             try:
-                book, past = _read(place, name, context, space)
+                stored, past = _read(place, name, context, space)
             except DAMAGED as error:
                 lost = 0 if place.path is None else heal(place.path, LOCK_WAIT_S)
                 if not lost:
                     raise error from None
-                book, past = _read(place, name, context, space)
+                stored, past = _read(place, name, context, space)
                 past.notes.append(f"the study was damaged: {lost} of its values could not be read and were taken out")
         earlier, more = in_terms_of(space, past.trials)
-        return cls(place, replace(book, distributions=distributions_of(space)), past, earlier, [*past.notes, *more])
+        return cls(place, replace(stored, distributions=distributions_of(space)), past, earlier, [*past.notes, *more])
 
     def begin(self, plan: Plan, purpose: Purpose) -> int:
         """Records that `plan` runs from now on, and returns the number of its trial.
@@ -97,12 +97,12 @@ class Study:
         """
         request = TrialStart.now(plan, purpose, self._context)
         with self._place.guarded("written"):
-            number = self._book.add(request)
+            number = self._stored.add(request)
         self._running[number] = request
         return number
 
     def finish(self, number: int, outcome: Outcome) -> Trial:
-        """Records what became of a trial of this run. When it returns, the record survives the process.
+        """Records the outcome of a trial of this run. When it returns, the record survives the process.
 
         Raises:
             StudyError: the record cannot be written; calling again is allowed. Or the trial does not run here.
@@ -124,10 +124,10 @@ class Study:
         Containers that share a host name do not see each other's processes, and take them for dead.
         """
         try:
-            self._book.settle(number, outcome, request.memory_bytes)
+            self._stored.settle(number, outcome, request.memory_bytes)
         except (UpdateFinishedTrialError, KeyError):
-            number = self._book.add(request)
-            self._book.settle(number, outcome, request.memory_bytes)
+            number = self._stored.add(request)
+            self._stored.settle(number, outcome, request.memory_bytes)
         return number
 
     def earlier(self) -> Sequence[Trial]:
@@ -140,62 +140,62 @@ class Study:
         return self._earlier
 
     def drop(self, reason: str) -> None:
-        """Has the comparable trials of earlier runs never be given again, also not to a later run; they stay on disk.
+        """Drops the comparable trials of earlier runs: no later run gets them either. They stay on disk.
 
         Raises:
             StudyError: it cannot be written.
         """
         with self._place.guarded("written"):
-            for book in {id(entry.book): entry.book for entry in self._past.comparable}.values():
-                book.drop([entry.number for entry in self._past.comparable if entry.book is book], reason)
+            for stored in {id(entry.study): entry.study for entry in self._past.comparable}.values():
+                stored.drop([entry.number for entry in self._past.comparable if entry.study is stored], reason)
         self._earlier = ()
 
     def note(self, name: str, value: dict[str, object]) -> None:
-        """Keeps a named remark on the whole study, as JSON.
+        """Stores a named remark on the whole study, as JSON.
 
         Raises:
             StudyError: it cannot be written.
         """
         with self._place.guarded("written"):
-            self._book.study.set_user_attr(name, value)
+            self._stored.study.set_user_attr(name, value)
 
 
-def _read(place: Place, name: str, context: Context, space: SpaceFacts) -> tuple[OptunaStudy, Past]:
+def _read(place: Place, name: str, context: Context, space: SpaceFacts) -> tuple[OptunaStudy, EarlierTrials]:
     """Returns where this run's trials go, and what earlier runs left."""
     storage = connect(place)
-    books = [OptunaStudy.load(storage, found, context.objective) for found in _family(storage, name)]
-    book, notes = _choose(storage, name, books, space, context.objective)
-    book.remember(context)
-    past = Past(context, notes)
-    past.read([*books, *([] if book in books else [book])])
-    return book, past
+    studies = [OptunaStudy.load(storage, found, context.objective) for found in _family(storage, name)]
+    stored, notes = _choose(storage, name, studies, space, context.objective)
+    stored.remember(context)
+    past = EarlierTrials(context, notes)
+    past.read([*studies, *([] if stored in studies else [stored])])
+    return stored, past
 
 
 def _choose(
-    storage: BaseStorage, name: str, books: Sequence[OptunaStudy], space: SpaceFacts, objective: Objective
+    storage: BaseStorage, name: str, studies: Sequence[OptunaStudy], space: SpaceFacts, objective: Objective
 ) -> tuple[OptunaStudy, list[str]]:
-    """Returns the newest of `books` that can take trials of this space, or a new one with a note why."""
+    """Returns the newest of `studies` that can take trials of this space, or a new one with a note why."""
     reasons: list[str] = []
-    for book in reversed(books):
-        found = _obstacles(book, space, objective)
+    for stored in reversed(studies):
+        found = _obstacles(stored, space, objective)
         if not found:
-            return book, []
+            return stored, []
         reasons = reasons or found
-    if not books:
+    if not studies:
         return OptunaStudy.load(storage, name, objective), []
-    fresh = f"{name}#{max(int(book.study.study_name[len(name) + 1 :] or 1) for book in books) + 1}"
+    fresh = f"{name}#{max(int(stored.study.study_name[len(name) + 1 :] or 1) for stored in studies) + 1}"
     return OptunaStudy.load(storage, fresh, objective), [
         f"trials of this run go to the study {fresh}: {'; '.join(reasons)}"
     ]
 
 
-def _obstacles(book: OptunaStudy, space: SpaceFacts, objective: Objective) -> list[str]:
+def _obstacles(stored: OptunaStudy, space: SpaceFacts, objective: Objective) -> list[str]:
     """Returns what keeps trials of this space out of an Optuna study."""
     reasons = []
-    if book.objective.unit != objective.unit:
-        reasons.append(f"objective: {objective.unit}, was {book.objective.unit}")
+    if stored.objective.unit != objective.unit:
+        reasons.append(f"objective: {objective.unit}, was {stored.objective.unit}")
     wanted = distributions_of(space)
-    for trial in book.study.get_trials(deepcopy=False):
+    for trial in stored.study.get_trials(deepcopy=False):
         for knob in wanted.keys() & trial.distributions.keys():
             now, was = domain(wanted[knob]), domain(trial.distributions[knob])
             if now != was and f"{knob}: {now}, was {was}" not in reasons:

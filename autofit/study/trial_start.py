@@ -1,4 +1,4 @@
-"""TrialStart: what is known of a trial when it begins, and whether the process that runs it is still there."""
+"""TrialStart: the record of a trial when it begins, and whether the process that runs it is still there."""
 
 import hashlib
 import json
@@ -38,7 +38,7 @@ def environment_of(record: object, digest: str) -> Environment:
     """Returns an environment as it was written.
 
     Raises:
-        ValueError: the record is none, or has changed since.
+        ValueError: the record is not an environment, or has changed since.
     """
     if _digest(record) != digest:
         raise ValueError(f"the environment {digest} is not as it was written")
@@ -50,7 +50,7 @@ def _digest(record: object) -> str:
 
 
 class TrialStart(BaseModel):
-    """What is known of a trial when it begins: a record in the storage."""
+    """The record of a trial when it begins, as it is stored."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

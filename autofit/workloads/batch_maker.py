@@ -17,7 +17,7 @@ class BatchOptions:
     Attributes:
         worst_case: None, a callable `size -> batch`, or one sample (for ready batches: one batch).
         seed: of the private generator that chooses samples.
-        scan: at most so many samples are measured for their length.
+        scan: at most this many samples are measured for their length.
     """
 
     worst_case: Any

@@ -13,24 +13,24 @@ from autofit.workloads.lengths import elements
 from autofit.workloads.tree import Batch, map_tensors, nbytes, tensors
 
 MOST_BYTES = 2**30
-"""Batches of other sizes are dropped when those kept are more than this, in host memory."""
+"""Batches of other sizes are dropped when the batches in host memory exceed this many bytes."""
 STEPS_KEPT, MOST_BATCHES = 4, 64
-"""Steps of different batches that a probe goes through in turn, so that one odd batch does not decide, and at most so
-many micro batches."""
+"""A probe cycles through this many steps of different batches, so that one odd batch does not decide. Together they
+hold at most `MOST_BATCHES` micro batches."""
 COUNTED = 64
-"""Samples whose useful tokens are counted where every batch of a size has the same shape."""
+"""The useful tokens of this many samples are counted where every batch of a size has the same shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """Typical batches of one size, for steps of so many micro batches.
+    """Typical batches of one size, for steps of several micro batches.
 
     Attributes:
         batches: to be copied before they are handed to the user's code, which may change them.
         parts: micro batches of a step.
         cycle: steps after which the same batches come again, where they differ in shape; 1 where all are alike.
         fetch_s: seconds that making one of them took.
-        tokens: useful tokens of each batch; None for data that is no sequence.
+        tokens: useful tokens of each batch; None for data that is not sequences.
     """
 
     batches: Sequence[Batch]
@@ -44,7 +44,7 @@ class Typical:
         return [self.batches[at] for at in self._places(number)]
 
     def tokens_per_step(self, steps: int) -> float | None:
-        """Returns the mean of the useful tokens of the first `steps` steps; None for data that is no sequence."""
+        """Returns the mean of the useful tokens of the first `steps` steps; None for data that is not sequences."""
         if self.tokens is None:
             return None
         return fmean(sum(self.tokens[at] for at in self._places(number)) for number in range(min(steps, self.cycle)))
@@ -111,7 +111,7 @@ def fresh(batch: Batch) -> Batch:
 
 
 def _steps_kept(parts: int) -> int:
-    """Returns how many different steps of so many micro batches there are."""
+    """Returns how many different steps of this many micro batches there are."""
     return max(min(STEPS_KEPT, MOST_BATCHES // parts), 1)
 
 

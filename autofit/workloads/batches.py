@@ -48,7 +48,7 @@ class BatchSource:
             worst_case: None (scan the data), a callable `size -> batch`, or one sample that is repeated and
                 collated (for ready batches: one batch that is repeated or cut).
             seed: of the private generator that chooses samples.
-            scan: at most so many samples are measured for their length.
+            scan: at most this many samples are measured for their length.
 
         Raises:
             WorkloadError: the loader is empty, a one-shot iterator, no loader, or its batches hold no tensor.
@@ -119,7 +119,7 @@ class BatchSource:
         return batch
 
     def tokens(self, batch: Batch) -> int | None:
-        """Returns the useful tokens of a batch, padding not counted; None for data that is no sequence."""
+        """Returns the useful tokens of a batch, padding not counted; None for data that is not sequences."""
         return useful_tokens(batch)
 
     def rebuild(self, size: int, *, counted: bool = False) -> Iterable[Batch | Counted]:
@@ -161,7 +161,7 @@ class BatchSource:
 
 
 def _checked(loader: object) -> Iterable[Any]:
-    """Returns the loader, which can be iterated over batches as far as its type tells.
+    """Returns the loader if its type says that it can be iterated over batches.
 
     Raises:
         WorkloadError: it is a data set, one batch, or nothing that can be iterated.

@@ -18,12 +18,12 @@ from autofit.workloads.representative import alike
 from autofit.workloads.streams import undisturbed
 
 MOST_LISTS = 4096
-"""Lists among which a few are chosen, where the lengths of all their samples were scanned."""
+"""Lists are chosen among at most this many where the lengths of all their samples were scanned."""
 LISTS, MEASURED = 128, 2
-"""Lists that are looked at where not all lengths were scanned, and samples of each: in a list of a sampler that groups
-by length they are alike, and one that does not group makes lists that are alike."""
+"""Where not all lengths were scanned, this many lists are read and `MEASURED` samples of each are measured. A few are
+enough: a sampler that groups by length has like samples in a list, and one that does not group makes like lists."""
 READ_KEYS = 200_000
-"""Keys that are read at most of one pass."""
+"""At most this many keys of one pass are read."""
 
 
 class Groups:

@@ -67,7 +67,7 @@ def scan(sample: Callable[[int], Any], count: int, limit: int) -> Lengths:
     Args:
         sample: the sample at a position; called once for each scanned position, its result is dropped at once.
         count: samples in all, at least 1.
-        limit: at most so many are looked at: the first, the last, and others evenly spaced. Those without any extent,
+        limit: at most this many are looked at: the first, the last, and others evenly spaced. Those without any extent,
             such as the None of a file that cannot be read, are left out where others have one.
     """
     seen_at = {position: extents(sample(position)) for position in spaced(count, limit)}
@@ -124,7 +124,7 @@ def elements(batch: Batch) -> int:
 
 
 def useful_tokens(batch: Batch) -> int | None:
-    """Returns the tokens of a batch that are not padding; None for data that is no sequence.
+    """Returns the tokens of a batch that are not padding; None for data that is not sequences.
 
     The first of: the sum of `attention_mask`, the `labels` [B, T] that are not -100, the sum of `lengths`, the size
     of `input_ids` [B, T]. Padded tokens do not count, since a throughput in padded tokens rewards waste.

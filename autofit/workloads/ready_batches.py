@@ -126,7 +126,7 @@ class ReadyBatches(BatchMaker):
                 "expected batches of one structure; for one batch (x, y) pass [(x, y)], for data "
                 "DataLoader(TensorDataset(x, y))"
             )
-        # A tensor that is no batch of samples (class weights) is known to be shared only if it never changes.
+        # A tensor that is not a batch of samples (class weights) is known to be shared only if it never changes.
         self.resizable = alike and (not first or len(self._rows) > 1)
         self.even, self.has_rows = alike and not first, self.resizable
         self._join = self.resizable and len(outlines) == 1

@@ -13,8 +13,8 @@ from statistics import fmean
 from autofit.workloads.lengths import Lengths
 
 DRAWN = 8192
-"""Samples in all draws together. Of texts of 8 to 96 tokens, four batches of 2, 4, 8 and 16 are then within 2 % of the
-mean in useful and in padded elements (tests/workloads/test_representative.py)."""
+"""All draws together have this many samples. Of texts of 8 to 96 tokens, four batches of 2, 4, 8 and 16 are then within
+2 % of the mean in useful and in padded elements (tests/workloads/test_representative.py)."""
 
 
 def representative(lengths: Lengths, size: int, count: int, chance: random.Random) -> list[list[int]] | None:

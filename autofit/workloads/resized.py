@@ -15,10 +15,10 @@ from typing import Any
 from autofit.workloads.streams import undisturbed
 
 CHECKED_KEYS = 200_000
-"""Keys that are read at most of one pass over a sampler."""
+"""At most this many keys of one pass over a sampler are read."""
 FULL_RATIO = 0.75
-"""At least this share of the keys must come in batches of just the wanted size: else the sampler has not followed, or
-its groups are too small for batches of this size, and what is measured of full ones would not hold."""
+"""At least this share of the keys must come in batches of exactly the wanted size. With less, the sampler ignored the
+size or its groups are too small for it, and a measurement of full batches would not hold for its batches."""
 SAME_RATIO = 0.5
 """At least this share of the keys must be the user's own; some samplers draw other keys in each pass."""
 Pass = tuple[list[list[Any]], bool]

@@ -147,7 +147,7 @@ class SampleBatches(BatchMaker):
             self._chosen[size, count] = self._drawn_alike(size, count)
 
     def _drawn_alike(self, size: int, count: int) -> list[list[Any]] | None:
-        """Returns keys of batches that are together like all; None where there is no telling, or no need to."""
+        """Returns keys of batches that are together like all; None where that is unknown or not needed."""
         chance = random.Random(self._options.seed)
         if self._groups is not None:
             return self._groups.typical(size, count, chance)

@@ -18,7 +18,7 @@ from autofit.core.errors import WorkloadError
 from autofit.workloads.tree import asked, nbytes
 
 STREAM_BATCHES = 64
-"""Ready batches that are looked at or held."""
+"""At most this many ready batches are read or held."""
 
 _STREAM_BYTES = 256 * 2**20  # what is held from a stream at most, in tensors
 _SHORT = 64  # containers with more entries than this are data, not state

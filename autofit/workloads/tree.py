@@ -21,7 +21,7 @@ def tensors(batch: Batch) -> Iterator[torch.Tensor]:
     """Yields every tensor of a batch, in the order of its structure.
 
     Raises:
-        WorkloadError: the batch holds itself, so that there is no end of it.
+        WorkloadError: the batch holds itself, or is nested without end.
     """
     try:
         yield from _tensors(batch)

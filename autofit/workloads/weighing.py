@@ -15,7 +15,7 @@ from autofit.workloads.tree import Batch, children
 from autofit.workloads.weights import Weighing
 
 IGNORED = (-100, -1, 255)
-"""Usual values of labels that are left out: of torch and `transformers`, of many data sets, of segmentation masks."""
+"""Label values that losses usually ignore: of torch and `transformers`, of many data sets, of segmentation masks."""
 _TARGETS = ("label", "target", "['y']")
 _MOST_VALUES, _LENGTHS_DIM = 8, 2
 _UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)

@@ -8,11 +8,11 @@ from typing import Self
 from autofit.core.errors import PlanFileError
 
 WEIGHING = "weighing"
-"""Name of the setting of an `Environment` that says it; absent where micro batches are weighed by their samples."""
+"""Setting of an `Environment` that names the weighing; absent where micro batches are weighed by their samples."""
 
 SAMPLES, COLLATED = "samples", "collated"
-"""Name and value of the setting that says that a batch holds as many samples as were collated into it, whatever the
-shapes of its tensors; absent where shapes tell the number of samples."""
+"""Name and value of the setting for batches that hold as many samples as were collated into them, whatever the shapes
+of their tensors; absent where shapes tell the number of samples."""
 
 _STEP = r"\[\d+\]|\['[^'\\\n]*'\]|\.[^\W\d]\w*"
 _TEXT = re.compile(rf"batch(?P<where>(?:{_STEP})*)(?P<shifted>\[\.\.\., 1:\])?(?: != (?P<ignored>-?\d+))?")

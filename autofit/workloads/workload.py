@@ -74,7 +74,7 @@ class Workload:
             )
         if self.loss_fn is not None and self.step_fn is not None:
             raise WorkloadError(
-                "both loss_fn and step_fn were given; expected one of them. step_fn does all by itself."
+                "both loss_fn and step_fn were given; expected one of them. step_fn computes the loss by itself."
             )
         if self.mode not in ("train", "inference"):
             raise WorkloadError(f'mode is {self.mode!r}; expected "train" or "inference".')

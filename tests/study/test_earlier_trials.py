@@ -129,7 +129,7 @@ def test_a_trial_that_was_cut_off_while_it_was_written_is_as_before(db: Path, tm
     (found,) = optuna.load_study(study_name="net", storage=f"sqlite:///{db}").trials
     assert (found.state, found.constraints) == (TrialState.RUNNING, {})
     assert set(found.user_attrs) == {"autofit.request", "autofit.request.sum", "purpose"}
-    assert reopen(db).notes == ("1 trial was running when its process died: told as failed",)
+    assert reopen(db).notes == ("1 trial was running when its process died: recorded as failed",)
 
 
 def test_a_kill_from_outside_loses_no_acknowledged_trial(db: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_plan_is_tried_once_more_after_its_process_died_and_then_no_more(db: P
     begin_and_die(db)
     once = reopen(db)
     assert once.earlier() == ()
-    assert once.notes == ("1 trial was running when its process died: told as failed",)
+    assert once.notes == ("1 trial was running when its process died: recorded as failed",)
     (kept,) = optuna.load_study(study_name="net", storage=f"sqlite:///{db}").trials
     assert (kept.state, kept.user_attrs["reason"]) == (TrialState.FAIL, DIED)
     begin_and_die(db)
@@ -203,7 +203,7 @@ def test_a_later_process_with_the_same_number_is_another_one(db: Path, monkeypat
     found = request.process_of(os.getpid())
     assert found is not None
     monkeypatch.setattr(request, "process_of", lambda pid: found._replace(start=found.start + 1))
-    assert reopen(db).notes == ("1 trial was running when its process died: told as failed",)
+    assert reopen(db).notes == ("1 trial was running when its process died: recorded as failed",)
 
 
 def test_a_process_that_has_ended_but_was_not_reaped_is_dead(db: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_process_that_has_ended_but_was_not_reaped_is_dead(db: Path) -> None:
         os._exit(0)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
     try:
-        assert reopen(db).notes == ("1 trial was running when its process died: told as failed",)
+        assert reopen(db).notes == ("1 trial was running when its process died: recorded as failed",)
     finally:
         os.waitpid(pid, 0)
 
@@ -227,7 +227,7 @@ def test_a_trial_of_another_host_is_given_up_after_its_deadline(db: Path, monkey
     first, second = reopen(db).notes
     assert first.startswith("trial 0 is running in process ")
     assert first.endswith(" on elsewhere: left alone")
-    assert second == "1 trial was running when its process died: told as failed"
+    assert second == "1 trial was running when its process died: recorded as failed"
 
 
 def test_a_run_that_was_taken_for_dead_loses_nothing(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +236,7 @@ def test_a_run_that_was_taken_for_dead_loses_nothing(db: Path, monkeypatch: pyte
     number = study.begin(PLAN, Purpose.PROBE)
     with monkeypatch.context() as patch:
         patch.setattr(request.TrialStart, "alive", property(lambda one: False))
-        assert reopen(db).notes == ("1 trial was running when its process died: told as failed",)
+        assert reopen(db).notes == ("1 trial was running when its process died: recorded as failed",)
     finished = study.finish(number, outcome_of(1))
     assert finished.number == number + 1
     again = reopen(db)

@@ -73,7 +73,7 @@ def test_other_things_than_a_study_are_refused_and_left_alone(db: Path, tmp_path
     connection.close()
     (tmp_path / "torn.db").write_bytes(db.read_bytes()[:50])
     assert "found a directory" in refused(tmp_path)
-    assert "found a file that is no SQLite database" in refused(tmp_path / "text.db")
+    assert "found a file that is not an SQLite database" in refused(tmp_path / "text.db")
     assert "found a symbolic link" in refused(tmp_path / "link.db")
     assert "found a symbolic link" in refused(tmp_path / "dangling.db")
     assert "found a special file" in refused(tmp_path / "pipe.db")

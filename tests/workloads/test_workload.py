@@ -22,7 +22,12 @@ def loss(*_: Any) -> torch.Tensor:
     ("changes", "found", "expected", "following"),
     [
         ({"model": [1]}, "model is a list", "expected a torch.nn.Module", "Pass the model first"),
-        ({"loss_fn": loss, "step_fn": loss}, "both loss_fn and step_fn", "expected one of them", "step_fn does all"),
+        (
+            {"loss_fn": loss, "step_fn": loss},
+            "both loss_fn and step_fn",
+            "expected one of them",
+            "step_fn computes the loss",
+        ),
         ({"mode": "predict"}, "mode is 'predict'", '"train" or "inference"', ""),
         ({"global_batch_size": 0}, "global_batch_size is 0", "whole number of at least 1", "or None"),
         ({"global_batch_size": 2.0}, "global_batch_size is 2.0", "whole number", ""),
