@@ -159,7 +159,7 @@ class Fit:
         step = prepare(self.plan, draft, MEMBERS)
         step.loader = groups
         if draft.optimizer is not None:
-            # Each step clears after itself; before the first nobody has.
+            # Each step clears gradients after its update; before the first step they may be set.
             draft.optimizer.zero_grad(set_to_none=True)
         return step
 
@@ -186,7 +186,7 @@ class Fit:
         tuned, found = self._setting("optimizer"), type(optimizer).__name__
         if optimizer is not None and tuned is not None and found != tuned:
             warnings.warn(
-                f"the plan was measured with {tuned}, this step updates with {found}: other memory and another speed. "
+                f"the plan was measured with {tuned}, but this step uses {found}: memory and speed will differ. "
                 f"Pass a {tuned} as optimizer, or tune with {found}.",
                 stacklevel=3,
             )
@@ -233,7 +233,7 @@ class Fit:
         if (device.type, name) != (environment.device_type, environment.device_name):
             warnings.warn(
                 f"the plan was proven on {environment.device_name} ({environment.device_type}) and is used on {name} "
-                f"({device.type}): neither its speed nor its fit is known here. Tune again on this device.",
+                f"({device.type}), where its speed and peak memory are unknown. Tune again on this device.",
                 stacklevel=3,
             )
 

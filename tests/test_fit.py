@@ -236,7 +236,7 @@ def test_the_optimizer_that_was_tuned_with_is_the_default(tuned: Fit) -> None:
 
 
 def test_another_optimizer_than_the_tuned_one_is_warned_of(fit: Fit) -> None:
-    with pytest.warns(UserWarning, match="measured with AdamW, this step updates with SGD"):
+    with pytest.warns(UserWarning, match="measured with AdamW, but this step uses SGD"):
         fit.prepare(targets.mlp(), seeded(8), lambda params: torch.optim.SGD(params, lr=0.1)).close()
 
 

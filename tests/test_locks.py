@@ -168,11 +168,13 @@ def test_a_process_that_was_forked_meanwhile_does_not_keep_the_lock() -> None:
             os._exit(0)
     try:
         other = holding()
-        other.kill()
-        other.wait()
+        with other:
+            other.kill()
     finally:
         os.write(write, b"x")
         os.waitpid(child, 0)
+        os.close(read)
+        os.close(write)
 
 
 def test_what_a_holder_has_written_is_gone_with_its_lock(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`autofit estimate`: what a workload will need on a device that need not be here. This process loads no user code."""
+"""`autofit estimate`: the memory a workload needs on a device that need not be present. Loads no user code here."""
 
 import argparse
 import sys
@@ -18,7 +18,7 @@ _CLEAR = "\r\x1b[K"
 
 
 def execute(given: argparse.Namespace) -> int:
-    """Estimates the target and prints the result; 3 where nothing fits."""
+    """Estimates the target and prints the result. Returns 3 if nothing fits."""
     estimation = _estimated(_target(given), quiet=given.quiet)
     if given.json:
         print(ascii_json(estimation.model_dump_json(by_alias=True, indent=2)))
@@ -48,7 +48,7 @@ def _estimated(target: Target, quiet: bool) -> Estimation:
 
 @contextmanager
 def _progress(shown: bool) -> Iterator[Callable[[str], None]]:
-    """Gives what shows on a terminal how many plans were traced, and takes it off again."""
+    """Shows on a terminal how many plans were traced, and clears the line at the end."""
     shown, count = shown and sys.stderr.isatty(), 0
 
     def beat(phase: str) -> None:

@@ -1,4 +1,4 @@
-"""What becomes of a command: runs it, prints its error, returns its exit code."""
+"""Runs a command, prints its error, returns its exit code."""
 
 import argparse
 import json
@@ -22,7 +22,7 @@ def run(execute: Callable[[argparse.Namespace], int], given: argparse.Namespace)
     except AutofitError as error:
         text = error.traceback_text if isinstance(error, UserCodeError) else ""
         return _fail(given, error.exit_code, type(error).__name__, str(error), text)
-    except BrokenPipeError:  # whoever read the result has enough of it: `autofit show | head -1`
+    except BrokenPipeError:  # the reader has closed the pipe: `autofit show | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to fail when Python ends
         return 0
     except KeyboardInterrupt as interrupt:

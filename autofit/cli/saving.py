@@ -1,4 +1,4 @@
-"""Files that commands write: what is there and is not autofit's own is kept, and no result is lost."""
+"""Files that commands write. They never replace a file that autofit did not write, and never lose a result."""
 
 import tempfile
 from pathlib import Path
@@ -11,7 +11,7 @@ from autofit.exporters.base import Export
 
 
 def save_plan(recommendation: Recommendation, output: str, *, force: bool) -> str:
-    """Writes the plan file; returns "", or why it is not at `output` and where the plan is instead."""
+    """Writes the plan file. Returns "", or why it is not at `output` and where the plan is instead."""
     try:
         planfile.save(recommendation, output, force=force)
     except PlanFileError as error:
@@ -20,10 +20,10 @@ def save_plan(recommendation: Recommendation, output: str, *, force: bool) -> st
 
 
 def save_export(export: Export, output: str, *, force: bool) -> None:
-    """Writes an export, all of it or nothing; an earlier export at `output` is replaced.
+    """Writes an export completely or not at all. An earlier export at `output` is replaced.
 
     Raises:
-        UsageError: `output` holds something else, or cannot be written.
+        UsageError: `output` is a file that autofit did not export, or cannot be written.
     """
     path = Path(output)
     try:
@@ -31,8 +31,8 @@ def save_export(export: Export, output: str, *, force: bool) -> None:
         if target.exists() and not (target.is_file() and (force or _is_earlier(target, export))):
             force_it = ", move that file away, or replace it with --force" if target.is_file() else ""
             raise UsageError(
-                f"{output} was not written: found {'a file' if force_it else 'something'} there that is no export of "
-                f"autofit; expected none, or an earlier export. Choose another path{force_it}."
+                f"{output} was not written: found {'a file' if force_it else 'something'} there that autofit did "
+                f"not export; expected nothing, or an earlier export. Choose another path{force_it}."
             )
         write_atomically(target, export.text.encode())
     except OSError as error:
@@ -43,7 +43,7 @@ def save_export(export: Export, output: str, *, force: bool) -> None:
 
 
 def _is_earlier(path: Path, export: Export) -> bool:
-    """Says whether a file begins as `export` does, with the line that every export begins with, or is empty."""
+    """Returns whether a file is empty, or begins with the first line of every export."""
     with path.open("rb") as file:
         head = file.read(2**12)
     mark, colon, _ = export.text.partition("\n")[0].partition("autofit plan:")
@@ -51,7 +51,7 @@ def _is_earlier(path: Path, export: Export) -> bool:
 
 
 def _kept_elsewhere(recommendation: Recommendation) -> str:
-    """Saves the plan among the temporary files; says where, or how to get it again."""
+    """Saves the plan to a temporary file. Returns where it is, or how to get it again."""
     try:
         path = Path(tempfile.mkdtemp(prefix="autofit-")) / "autofit.yaml"
         planfile.save(recommendation, path)

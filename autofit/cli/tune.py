@@ -77,7 +77,7 @@ def execute(given: argparse.Namespace) -> int:
 
 
 def _claiming(held: ExitStack, request: Request, say: Callable[[str], None]) -> Callable[[str, str], None]:
-    """Returns what locks a device until `held` is closed; a lock that this process holds already is no obstacle."""
+    """Returns a function that locks a device until `held` is closed, unless this process already holds the lock."""
 
     def claim(key: str, name: str) -> None:
         wait_s = locks.patience_s(request.time_s)
@@ -114,9 +114,9 @@ def _saying(quiet: bool) -> Callable[[str], None]:
 
 
 def _log(study: str | Path | None) -> Path | None:
-    """Returns the file beside the study for what the user's code prints; None for a study that is no file.
+    """Returns the log file, beside the study, for the output of the user's code; None if the study is not a file.
 
-    The study's whole name is part of it: `train.log` beside a study `train.db` may be the user's own.
+    Its name contains the whole name of the study, because `train.log` beside a study `train.db` may be the user's.
     """
     text = str(DEFAULT_STUDY if study is None else study)
     path = Path(os.path.expanduser(text)).absolute()  # that of pathlib raises for an unknown user
@@ -130,7 +130,9 @@ def _check_output(path: Path, *, force: bool) -> None:
     try:
         folder = path.resolve().parent
         if not folder.is_dir() or not os.access(folder, os.W_OK):
-            raise PlanFileError(f"{path} cannot be written: {folder} is no writable directory. Give another --output.")
+            raise PlanFileError(
+                f"{path} cannot be written: {folder} is not a writable directory. Give another --output."
+            )
         planfile.check_replaceable(path, force=force)
     except OSError as error:
         found = error.strerror or str(error)

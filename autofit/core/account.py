@@ -1,4 +1,4 @@
-"""Account: how a device keeps account of memory, which is what a prediction has to imitate."""
+"""Account: how a device accounts for memory, which an estimate has to imitate."""
 
 from typing import Literal
 
@@ -6,12 +6,12 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Account(BaseModel):
-    """How a device keeps account of memory.
+    """How a device accounts for memory.
 
     Attributes:
-        allocator: "caching" for torch's caching allocator, whose segments count; "host" where live tensors count.
-        settings: the caching allocator's options, written as in `PYTORCH_ALLOC_CONF`; "" for torch's defaults.
-        outside_bytes: what this process holds on the device outside the allocator: context and libraries.
+        allocator: "caching" for torch's caching allocator, whose segments count; "host" if live tensors count.
+        settings: options of the caching allocator in the syntax of `PYTORCH_ALLOC_CONF`; "" for torch's defaults.
+        outside_bytes: memory that this process holds on the device outside the allocator: context and libraries.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

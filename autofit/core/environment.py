@@ -1,4 +1,4 @@
-"""Environment: where a measurement was made, and whether another may be compared with it."""
+"""Environment: where a measurement was made, and which other measurements may be compared with it."""
 
 from pydantic import BaseModel, ConfigDict
 
@@ -9,7 +9,7 @@ class Environment(BaseModel):
     Attributes:
         workload: short digest of the model's structure, the batch's structure and the loss.
         device_type: "cpu", "cuda", ...
-        device_name: the device as its maker calls it.
+        device_name: the manufacturer's name of the device.
         capacity_bytes: memory of the device.
         threads: intra-op threads of torch; they decide speed on CPU.
         versions: version by name: python, torch, autofit, driver, ...
@@ -27,7 +27,7 @@ class Environment(BaseModel):
     settings: dict[str, str] = {}
 
     def differences(self, other: "Environment") -> list[str]:
-        """Returns what keeps measurements of the two from being compared, as "name: mine, theirs"."""
+        """Returns the differences that make measurements incomparable, as "name: mine, was theirs"."""
         mine, theirs = self._facts(), other._facts()
         return [
             f"{name}: {mine.get(name, 'absent')}, was {theirs.get(name, 'absent')}"
@@ -36,7 +36,7 @@ class Environment(BaseModel):
         ]
 
     def comparable(self, other: "Environment") -> bool:
-        """Says whether measurements made in the two environments may be compared."""
+        """Returns whether measurements made in the two environments may be compared."""
         return not self.differences(other)
 
     def _facts(self) -> dict[str, str]:

@@ -1,17 +1,16 @@
-"""Estimate: a predicted memory peak with its bounds."""
+"""Estimate: an estimated memory peak with its bounds."""
 
 from pydantic import BaseModel, ConfigDict
 
 
 class Estimate(BaseModel):
-    """A predicted peak, in the reading that the budget is held against.
+    """An estimated peak, in the reading that is compared with the budget.
 
     Attributes:
-        value_bytes: the best guess.
-        lower_bytes: the peak is not below this; None when there is no such bound. Only a lower bound
-            may keep a plan from being run.
-        upper_bytes: the peak is not above this; None when there is no such bound.
-        worst_case: whether the value is the most that a plan may take, whatever its data, and not what it will take.
+        value_bytes: the expected peak.
+        lower_bytes: lower bound of the peak; None if there is none. Only a lower bound can keep a plan from being run.
+        upper_bytes: upper bound of the peak; None if there is none.
+        worst_case: whether the value is the maximum over all possible data, rather than the expected peak.
         said_bytes: the best guess as it was before the bounds of others moved it; None where none did. By it is judged
             how far such guesses are off.
         static_bytes: of it, what stays between two steps: no smaller batch saves that; None when not known.
@@ -30,5 +29,5 @@ class Estimate(BaseModel):
 
     @property
     def is_bounded(self) -> bool:
-        """Whether there is a bound on either side; without one the value is a guess."""
+        """Whether there is a bound on either side. Without one the value is a guess."""
         return self.lower_bytes is not None or self.upper_bytes is not None

@@ -1,4 +1,4 @@
-"""Event: what a search tells its listeners while it runs."""
+"""Event: what a search reports to its listeners while it runs."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,11 @@ class Event:
     """Something that happened in a search.
 
     Attributes:
-        kind: "trial", "skipped", "stage", "race" or "proof"; "waiting" for what has gone on for long, which comes from
-            another thread, while a run goes on.
-        text: one line for a person.
+        kind: "trial", "skipped", "stage", "race" or "proof"; or "waiting", which comes from another thread if a run
+            makes no progress for long.
+        text: one line of text.
         trial: the trial, for "trial", "skipped" and "proof".
-        done: trials run so far.
+        done: number of trials run so far.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""Omission: a combination of knob values of which no plan was measured, and why."""
+"""Omission: a combination that was never measured, with the reason."""
 
 from enum import StrEnum
 
@@ -8,20 +8,20 @@ from autofit.core.plan import Plan
 
 
 class Basis(StrEnum):
-    """What a reason rests on."""
+    """Evidence behind a reason."""
 
     MEASURED = "measured"  # a plan that ran and failed
     PREDICTED = "predicted"  # bounds on memory
-    ASSUMED = "assumed"  # what is believed from plans that have something in common with it
+    ASSUMED = "assumed"  # inferred from similar plans
 
 
 class Omission(BaseModel):
-    """Why no plan of a combination was measured.
+    """The reason why no plan of a combination was measured.
 
     Attributes:
         plan: the plan of the combination that came closest to being run.
-        basis: what the reason rests on.
-        reason: in words.
+        basis: evidence behind the reason.
+        reason: the reason, in words.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

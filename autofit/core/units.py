@@ -1,4 +1,4 @@
-"""Bytes, durations and lists of names: parse what a person writes, print what a person reads."""
+"""Bytes, durations and lists of names: parsing and formatting."""
 
 import re
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ _BYTES = {
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
 LEAST_BARE_BYTES = 100_000
-"""A memory budget below this is given with its unit: `20` was meant as 20 GiB."""
+"""Smallest memory budget that may be given without a unit: `20` was meant as 20 GiB."""
 _SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*")
 

@@ -125,13 +125,13 @@ class Cuda(Accelerator):
         unclear = total - free - self._reserved_bytes() - self.outside_bytes()
         if self._nvml is None and unclear > 0 and not self.is_integrated:
             found.append(
-                f"{format_bytes(unclear)} of the device seem to be other processes' and "
-                f"{format_bytes(CONTEXT_BYTES)} are counted as this one's context: NVML does not tell them apart"
+                f"{format_bytes(unclear)} of the device seem to belong to other processes, and "
+                f"{format_bytes(CONTEXT_BYTES)} are counted as the context of this one: NVML does not separate them"
             )
         if torch.cuda.get_allocator_backend() == ASYNC:
             found.append(
-                "the allocator is cudaMallocAsync: it counts no retries and no out-of-memory that the model hides, and "
-                "its limit is on live tensors alone, so plans are held to the budget by their measured peak only"
+                "the allocator is cudaMallocAsync: it counts no retries and no out-of-memory errors that the model "
+                "hides, and its limit covers only live tensors: only the measured peak holds a plan to the budget"
             )
         return tuple(found)
 

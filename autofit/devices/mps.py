@@ -51,9 +51,9 @@ class Mps(Device):
         """Returns what is unknown about this back end."""
         return (
             "the mps back end has never been run on hardware: check the memory of a longer training yourself",
-            "Metal counts no peaks, no allocator retries and no out-of-memory that the model hides, and does not say "
-            "what other programs use",
-            "a limit that you set with torch.mps.set_per_process_memory_fraction cannot be read: set it again",
+            "Metal reports no peaks, no allocator retries, no out-of-memory errors that the model hides, and not what "
+            "other programs use",
+            "a limit set with torch.mps.set_per_process_memory_fraction cannot be read: set it again after tuning",
         )
 
     def capabilities(self) -> frozenset[str]:

@@ -51,7 +51,7 @@ class Xpu(Accelerator):
         return (
             "the xpu back end has never been run on hardware: check the memory of a longer training yourself",
             "running out of memory can end the process or lose the device on XPU: prefer the command line, which "
-            "probes in a process of its own",
+            "probes in a child process",
         )
 
     def capabilities(self) -> frozenset[str]:

@@ -78,6 +78,8 @@ class Exporter(ABC):
             f"measured on {r.environment.device_name} with torch {torch}" + (f": {r.gain}" if r.gain else ""),
         ]
         if unmapped:
-            lines.append(f"NOT in this file, {self.name} has no words for it; the measured speed and memory need it:")
+            lines.append(
+                f"NOT in this file, because {self.name} cannot express it; the measured speed and memory depend on it:"
+            )
         knobs = [f"  {one_line(f'{knob}={r.plan.values[knob]}')}" for knob in unmapped]
         return "".join(f"{self.comment}{line}\n" for line in [*map(one_line, lines), *knobs])

@@ -26,7 +26,7 @@ from autofit.workloads.workload import Workload
 
 
 class Scheduler(Protocol):
-    """What `TrainStep` asks of a learning-rate scheduler: one `step()` after each optimizer step."""
+    """The interface of a learning rate scheduler: `TrainStep` calls `step()` after each optimizer step."""
 
     def step(self) -> Any:
         """Advances the schedule by one optimizer step."""
@@ -46,8 +46,8 @@ class Draft:
         memory_format: layout that 4-d inputs are brought into, or None.
         max_grad_norm: gradients are clipped to this L2 norm before the update; None for no clipping.
         scheduler: steps after each update.
-        weighing: what micro batches are weighed by where the loss is a mean over tokens or the like; None: by the
-            weights of the `StepBatch`, which are shares of the samples.
+        weighing: how micro batches are weighted if the loss is a mean over tokens or the like; None uses the weights of
+            the `StepBatch`, which are shares of the samples.
     """
 
     model: nn.Module
@@ -102,10 +102,10 @@ class StepBatch:
 
 @dataclass(slots=True)
 class StepLoader:
-    """Groups the micro batches of a loader, counted ones where that is possible, into the batches of optimizer steps.
+    """Groups the micro batches of a loader into the batches of optimizer steps.
 
-    With one micro batch a step the loader's own batches come through unchanged. A last incomplete group makes a
-    step of its own, as a last incomplete batch does in a `DataLoader`, unless `drop_last` leaves it out.
+    With one micro batch per step, the loader's batches are passed on unchanged. A last incomplete group becomes a
+    smaller step, like the last incomplete batch of a `DataLoader`, unless `drop_last` is set.
     """
 
     loader: Any
@@ -134,13 +134,15 @@ class StepLoader:
 class TrainStep:
     """One optimizer step under a plan. Use it as `for batch in step.loader: loss = step(batch)`.
 
-    Leave it with `close()`, or use it as a context manager, to take the strategies off the model again.
+    `close()`, or leaving it as a context manager, removes the strategies from the model. A step that is dropped without
+    `close()` leaves the model as the plan has it.
 
     Attributes:
         plan: the plan that is applied.
-        loader: yields the batches of whole optimizer steps; None for a probe, which brings its own.
-        phase: what is running: transfer, forward, backward, optimizer. Read by the probe when a step fails.
-        observe: called with each phase as it begins; None when nobody listens.
+        draft: the model, optimizer, loss and settings of the step.
+        loader: yields the batches of whole optimizer steps; None in a probe, which has its own batches.
+        phase: the phase that is running: transfer, forward, backward or optimizer. A probe reads it when a step fails.
+        observe: called with each phase as it begins; None for no call.
     """
 
     plan: Plan
@@ -152,7 +154,7 @@ class TrainStep:
 
     @property
     def model(self) -> nn.Module:
-        """The model that is trained."""
+        """The model in training."""
         return self.draft.model
 
     @property
@@ -163,8 +165,8 @@ class TrainStep:
     def __call__(self, batch: Batch | StepBatch) -> torch.Tensor:
         """Runs one optimizer step and returns its mean loss, detached, on the device.
 
-        In inference the forward pass runs under `torch.inference_mode`, nothing is updated, and the model's output
-        on the last micro batch is returned.
+        In inference, runs the forward pass under `torch.inference_mode`, updates nothing, and returns the model's
+        output on the last micro batch.
         """
         step_batch = batch if isinstance(batch, StepBatch) else StepBatch((batch,), (1.0,))
         if self.draft.optimizer is None:
@@ -235,7 +237,7 @@ class TrainStep:
             self.observe(phase)
 
     def close(self) -> None:
-        """Takes the strategies off the model and optimizer again. The weights stay as trained."""
+        """Removes the strategies from the model and optimizer. The weights stay as trained."""
         self._undo.close()
 
     def __enter__(self) -> Self:

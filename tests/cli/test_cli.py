@@ -275,12 +275,12 @@ USAGE = [
     (("tune", "t.py", "--memory", "nan"), "cannot read"),
     (("tune", "t.py", "--time", "soon"), "5min"),
     (("tune", "t.py", "--arg", "depth"), "NAME=VALUE"),
-    (("tune", "t.py", "--arg", "x=[1"), "no value that can be read"),
-    (("tune", "t.py", "--arg", "x=2026-01-31"), "quote what is a text"),
+    (("tune", "t.py", "--arg", "x=[1"), "the value of --arg 'x=[1' cannot be read"),
+    (("tune", "t.py", "--arg", "x=2026-01-31"), "Quote a string that YAML reads as something else"),
     (("tune", "t.py", "--searcher", "quick"), "unknown searcher"),
     (("tune", "t.py", "--planned-steps", "0"), "whole number of at least 1"),
     (("tune", "t.py", "--planned-steps", "1e5"), "invalid int value"),
-    (("tune", "t.py", "-o", "nowhere/autofit.yaml"), "no writable directory"),
+    (("tune", "t.py", "-o", "nowhere/autofit.yaml"), "not a writable directory"),
     (("tune", "t.py", "-o", "."), "not an autofit plan"),
     (("show", "missing.yaml"), "Check the path"),
     (("export", "missing.yaml"), "Check the path"),
@@ -371,7 +371,7 @@ def test_defect_12_an_export_replaces_an_earlier_export_and_nothing_else(remote:
     Path("train.py").write_text("import torch\n")
     code, out, err = run("export", "-o", "train.py")
     assert (code, out) == (2, "")
-    assert "found a file there that is no export of autofit; expected" in err
+    assert "found a file there that autofit did not export; expected" in err
     assert "--force" in err
     assert Path("train.py").read_text() == "import torch\n"
     assert run("export", "-o", "train.py", "--force")[0] == 0

@@ -90,7 +90,7 @@ def test_a_neighbour_that_leaves_too_little_is_an_out_of_memory(neighbour: Proce
 def test_who_cannot_be_told_apart_is_said(neighbour: Process, tuner: Process) -> None:
     neighbour.ask("hold", bytes=6 * GIB)
     (caveat,) = tuner.ask("read")["caveats"]
-    assert "of the device seem to be other processes'" in caveat
+    assert "of the device seem to belong to other processes" in caveat
 
 
 @pytest.mark.phantom

@@ -157,7 +157,7 @@ def test_rocm_is_not_asked_for_nvml(card: Card, monkeypatch: pytest.MonkeyPatch)
 def test_who_cannot_be_told_apart_is_said(card: Card) -> None:
     assert Cuda().caveats() == ()
     card.others_bytes = 5 * GIB
-    assert "3.891 GiB of the device seem to be other processes'" in Cuda().caveats()[0]
+    assert "3.891 GiB of the device seem to belong to other processes" in Cuda().caveats()[0]
 
 
 # Unified memory
