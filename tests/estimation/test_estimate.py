@@ -14,8 +14,9 @@ from autofit.core.plan import Plan
 from autofit.core.space import Refusal, SpaceFacts
 from autofit.core.work import Ceilings, StepWork, Work
 from autofit.estimation import estimate as estimating
-from autofit.estimation.estimate import MOST, described, estimate
+from autofit.estimation.estimate import described, estimate
 from autofit.estimation.estimation import Estimation
+from autofit.estimation.outlook import MOST
 from autofit.estimation.records import Row
 from autofit.memory.trace import Kind, Mark, Tensors, Trace
 from autofit.probing.remote.bench import Target

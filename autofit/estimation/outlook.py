@@ -1,0 +1,276 @@
+"""The looks at one plan after another that find the largest micro batches that fit, by their traces."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from autofit.core.briefing import Briefing
+from autofit.core.errors import SpaceError, Untraceable
+from autofit.core.knob import Knob
+from autofit.core.plan import MICRO_BATCH_SIZE, Plan
+from autofit.core.space import SearchSpace, divisors
+from autofit.core.work import StepWork
+from autofit.estimation.crossing import last_below, nearest_below, on_line
+from autofit.estimation.records import Foreseen, Need, Row
+from autofit.estimators import Traced, Tracer, samples_per_s
+from autofit.memory.breakdown import Breakdown, anatomy
+from autofit.memory.trace import Trace
+
+PRECISION, CHECKPOINTED = "precision", "checkpointed_blocks"
+SAME_MEMORY = {"tf32": "fp32"}
+"""TF32 changes how products are computed, not what is stored."""
+MOST = 65536
+"""Where the batch is free, no larger micro batch is looked at."""
+TOLERANCE = 0.01
+"""The largest micro batch is found to within this share of itself: next to it, traces differ by less than they err."""
+SURE_TOLERANCE = 0.03
+"""The same for the largest micro batch whose upper bound fits: a bound needs no such care."""
+NEVER = 2**62
+"""Bytes that no device has: of a peak without an upper bound."""
+
+
+@dataclass
+class Outlook:
+    """Looks at one plan after another; each is traced once."""
+
+    briefing: Briefing
+    tracer: Tracer
+    reach: int | None = None  # the largest micro batch whose peak has an upper bound; None for any
+    ran: tuple[int, ...] = ()  # micro batches of which short steps were run
+    _seen: dict[str, Foreseen] = field(default_factory=dict)
+    _work: dict[str, StepWork | None] = field(default_factory=dict)
+    _floor_bytes: int = 0  # about what a step takes without any samples
+
+    @property
+    def own(self) -> Plan:
+        """The user's own plan."""
+        return self.briefing.space.baseline
+
+    @property
+    def limit_bytes(self) -> int:
+        """The memory budget."""
+        return self.briefing.budget.memory_bytes
+
+    def foreseen(self, plan: Plan) -> Foreseen:
+        """Returns a plan with its peak.
+
+        Raises:
+            Untraceable, SpaceError: it cannot be traced.
+        """
+        if plan.key not in self._seen:
+            trace = self.tracer(plan)
+            self._work[plan.key] = trace.work
+            self._seen[plan.key] = self._judged(plan, self._traced(plan, trace))
+        return self._seen[plan.key]
+
+    def look_at_own(self) -> tuple[Foreseen, Breakdown, tuple[str, ...]]:
+        """Returns the user's own plan, what makes up its peak, and what to know of its trace."""
+        trace = self.tracer(self.own)
+        self._work[self.own.key] = trace.work
+        traced = self._traced(self.own, trace)
+        prediction = traced.prediction(self.own)
+        assert prediction is not None, "it was traced"
+        self._seen[self.own.key] = self._judged(self.own, traced)
+        parts = anatomy(
+            trace,
+            prediction.peak.peak_event,
+            prediction.peak.name,
+            prediction.allocated_bytes,
+            prediction.reserved_bytes,
+            prediction.outside_bytes,
+            prediction.waiting_bytes,
+        )
+        self._floor_bytes = parts.standing_bytes + prediction.outside_bytes
+        return self._seen[self.own.key], parts, trace.notes
+
+    def rows(self) -> tuple[Row, ...]:
+        """Returns what fits, precision by precision; each is looked for where the one before it was found."""
+        knob, rows, before = self._knob(PRECISION), dict[str, Row](), Row(precision="")
+        for value in ("",) if knob is None else knob.values:
+            name = str(value)
+            twin = rows.get(SAME_MEMORY.get(name, ""))
+            if twin is not None:
+                rows[name] = self._twin(name, twin)
+                continue
+            rows[name] = before = self._row(name, before)
+        return tuple(rows.values())
+
+    def _twin(self, precision: str, row: Row) -> Row:
+        """Returns the row of a precision that takes the same memory as another's and computes its products faster."""
+        largest = row.largest
+        if largest is not None:
+            work = self._work[largest.plan.key]
+            rate = None if work is None else self._rate(largest.plan, work.in_precision(row.precision, precision))
+            plan = largest.plan.replace(**{PRECISION: precision})
+            largest = largest.model_copy(update={"plan": plan, "samples_per_s": rate})
+        return row.model_copy(update={"precision": precision, "same_as": row.precision, "largest": largest})
+
+    def _rate(self, plan: Plan, work: StepWork | None) -> float | None:
+        ceilings = self.briefing.ceilings
+        return None if work is None or ceilings is None else samples_per_s(plan, work, ceilings)
+
+    def least(self) -> Foreseen:
+        """Returns the plan that needs the least of those with the smallest batch and all blocks checkpointed."""
+        found: list[Foreseen] = []
+        stopped: Untraceable | SpaceError | None = None
+        for name in self._precisions():
+            plan = self._at(self._combination(name), self.sizes[0])
+            blocks = self._knob(CHECKPOINTED)
+            plan = plan if blocks is None else plan.replace(**{CHECKPOINTED: blocks.values[-1]})
+            try:
+                found.append(self.foreseen(plan))
+            except (Untraceable, SpaceError) as error:  # of this precision
+                stopped = error
+        if stopped is not None and not found:
+            raise stopped
+        return min(found, key=lambda one: one.peak.value_bytes)
+
+    @cached_property
+    def sizes(self) -> Sequence[int]:
+        """Micro batches to look at: those that make up the global batch, and where the batch is free any."""
+        space = self.briefing.space
+        if self._fixed:
+            return space.sizes
+        if space.global_batch_size is not None:
+            return divisors(space.global_batch_size)
+        return range(1, MOST + 1)
+
+    @property
+    def _fixed(self) -> bool:
+        return any(refused.name == MICRO_BATCH_SIZE for refused in self.briefing.space.refused)
+
+    @property
+    def _cap(self) -> str:
+        """Why no larger micro batch is looked at."""
+        if self._fixed:
+            return "the loader's own batch, which can be neither cut nor joined"
+        total = self.briefing.space.global_batch_size
+        return "the whole global batch" if total is not None else "no larger one was looked at"
+
+    def _row(self, precision: str, before: Row) -> Row:
+        combination = self._combination(precision)
+        if reason := self.briefing.space.forbidden.get(combination.key):
+            return Row(precision=precision, reason=reason)
+        try:
+            largest = self._largest(combination, before.largest)
+            return Row(
+                precision=precision,
+                largest=largest,
+                surely=None if largest is None else self._surely(combination, largest),
+                capped=self._cap if largest and largest.plan.micro_batch_size == self.sizes[-1] else "",
+                needs=tuple(self._need(combination, size, largest, before.needs) for size in self._wanted()),
+            )
+        except Untraceable as error:
+            return Row(precision=precision, reason=f"{error.reason} ({error.where})")
+        except SpaceError as error:
+            return Row(precision=precision, reason=str(error))
+
+    def _largest(self, combination: Plan, near: Foreseen | None) -> Foreseen | None:
+        """Returns the largest micro batch that fits, looked for near that of another precision."""
+        found = last_below(
+            self.sizes,
+            lambda size: self.foreseen(self._at(combination, size)).peak.value_bytes,
+            self.limit_bytes,
+            (near.plan if near is not None else self.own).micro_batch_size,
+            {0: self._floor_bytes, **self._known(combination)},
+            TOLERANCE,
+        )
+        return None if found is None else self.foreseen(self._at(combination, found))
+
+    def _surely(self, combination: Plan, largest: Foreseen) -> int | None:
+        """Returns the largest micro batch whose upper bound fits, about; None where no bound does or none is known."""
+        if largest.surely:
+            return largest.plan.micro_batch_size
+        slack = (largest.peak.upper_bytes or largest.peak.value_bytes) - largest.peak.value_bytes
+        seen = {
+            one.plan.micro_batch_size: one.peak for one in self._seen.values() if one.plan.combination == combination
+        }
+        uppers = {size: peak.upper_bytes for size, peak in seen.items() if peak.upper_bytes is not None}
+        first = nearest_below(
+            self.sizes, {size: peak.value_bytes + slack for size, peak in seen.items()}, self.limit_bytes
+        )
+
+        def upper_of(size: int) -> int:
+            upper = self.foreseen(self._at(combination, size)).peak.upper_bytes
+            return NEVER if upper is None else upper
+
+        start = largest.plan.micro_batch_size if first is None else first
+        return last_below(
+            self.sizes, upper_of, self.limit_bytes, start, {0: self._floor_bytes, **uppers}, SURE_TOLERANCE
+        )
+
+    def _need(self, combination: Plan, size: int, largest: Foreseen | None, before: Sequence[Need]) -> Need:
+        """Returns the smallest number of checkpointed blocks with which a micro batch fits.
+
+        Looked for near the number that another precision needs; without one, all blocks are tried first.
+        """
+        whole = self._at(combination, size)
+        if largest is not None and size <= largest.plan.micro_batch_size:
+            return Need(micro_batch_size=size, blocks=0, foreseen=self._seen.get(whole.key))
+        counts = self._counts()
+        most = counts[-1]
+        near = next((need.blocks for need in before if need.micro_batch_size == size and need.blocks), most)
+        free = last_below(
+            sorted(most - count for count in counts if count),
+            lambda left: self.foreseen(whole.replace(**{CHECKPOINTED: most - left})).peak.value_bytes,
+            self.limit_bytes,
+            most - near,
+            {most: round(on_line(self._known(combination), size))},
+        )
+        blocks = None if free is None else most - free
+        plan = whole.replace(**{CHECKPOINTED: most if blocks is None else blocks})
+        return Need(micro_batch_size=size, blocks=blocks, foreseen=self.foreseen(plan))
+
+    def _wanted(self) -> tuple[int, ...]:
+        """Returns the user's own micro batch and one of at least twice its size, where blocks can be checkpointed."""
+        own = self.own.micro_batch_size
+        if self._knob(CHECKPOINTED) is None:
+            return ()
+        larger = bisect_left(self.sizes, 2 * own)
+        return (own, *self.sizes[larger : larger + 1])
+
+    def _counts(self) -> tuple[int, ...]:
+        """Returns how many blocks may be checkpointed: any number, unless the model only knows none and all."""
+        knob = self._knob(CHECKPOINTED)
+        values = (0,) if knob is None else tuple(int(value) for value in knob.values)
+        return values if len(values) <= 2 else tuple(range(values[-1] + 1))
+
+    def _known(self, combination: Plan) -> dict[int, int]:
+        """Returns the peaks that were looked at already, by micro batch."""
+        plans = (one for one in self._seen.values() if one.plan.combination == combination)
+        return {one.plan.micro_batch_size: one.peak.value_bytes for one in plans}
+
+    def _at(self, combination: Plan, size: int) -> Plan:
+        return SearchSpace(self.briefing.space).at(combination, size)
+
+    def _combination(self, precision: str) -> Plan:
+        combination = self.own.combination
+        return combination.replace(**{PRECISION: precision}) if precision else combination
+
+    def _precisions(self) -> tuple[str, ...]:
+        knob = self._knob(PRECISION)
+        return ("",) if knob is None else tuple(str(v) for v in knob.values if str(v) not in SAME_MEMORY)
+
+    def _knob(self, name: str) -> Knob | None:
+        return next((knob for knob in self.briefing.space.knobs if knob.name == name), None)
+
+    def _traced(self, plan: Plan, trace: Trace) -> Traced:
+        assert self.briefing.account is not None, "a bench that traces has an account"
+        traced = Traced(lambda _: trace, self.briefing.account, self.limit_bytes)
+        traced.foresee(plan)
+        return traced
+
+    def _judged(self, plan: Plan, traced: Traced) -> Foreseen:
+        peak = traced.estimate(plan)
+        assert peak is not None, "it was traced"
+        if self.reach is not None and plan.micro_batch_size > self.reach:
+            peak = peak.model_copy(update={"upper_bytes": None, "lower_bytes": None})
+        surely = peak.upper_bytes is not None and peak.upper_bytes <= self.limit_bytes
+        return Foreseen(
+            plan=plan,
+            peak=peak,
+            fits=peak.value_bytes <= self.limit_bytes,
+            surely=surely,
+            samples_per_s=self._rate(plan, self._work[plan.key]),
+        )
