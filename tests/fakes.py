@@ -337,7 +337,7 @@ def tuning_of(bench: FakeBench, log: MemoryLog | None = None, **changes: Any) ->
         "budget": Budget(memory_bytes=bench.budget_bytes),
         "log": log or MemoryLog(),
         "searcher": searchers.MEMBERS[0],
-        "estimators": [member() for member in estimators.MEMBERS],
+        "estimators": [estimators.Measured()],
         "clock": Clock(bench.time),
         "listen": lambda event: None,
     }

@@ -258,7 +258,7 @@ class Outlook:
     def _traced(self, plan: Plan, trace: Trace) -> Traced:
         assert self.briefing.account is not None, "a bench that traces has an account"
         traced = Traced(lambda _: trace, self.briefing.account, self.limit_bytes)
-        traced.foresee(plan)
+        traced.refine(plan)
         return traced
 
     def _judged(self, plan: Plan, traced: Traced) -> Foreseen:

@@ -1,19 +1,20 @@
-"""Ways to predict memory. To add one: write its file, add its line here."""
+"""Ways to estimate memory. To add one: write its file, add its line here."""
 
-from autofit.estimators.base import Estimator
+from autofit.estimators.base import Context, Estimator, Tracer
 from autofit.estimators.measured import Measured
 from autofit.estimators.short_runs import ShortRuns, listed, small_sizes
-from autofit.estimators.traced import Traced, Tracer
+from autofit.estimators.traced import Traced
 from autofit.memory.alignment import Mismatch
 from autofit.memory.peak import Prediction, predict
 from autofit.memory.roofline import samples_per_s
 from autofit.memory.scaling import Scaling, scaling
 
-MEMBERS: tuple[type[Estimator], ...] = (Measured,)
-"""Every estimator that needs no model, the most trusted first."""
+MEMBERS: tuple[type[Estimator], ...] = (Traced, Measured)
+"""Every estimator, the most trusted first."""
 
 __all__ = [
     "MEMBERS",
+    "Context",
     "Estimator",
     "Measured",
     "Mismatch",

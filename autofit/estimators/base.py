@@ -1,26 +1,62 @@
-"""Estimator: predicts the memory of a plan without running it."""
+"""Estimator: says how much memory a plan needs without running it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Self
 
+from autofit.core.account import Account
 from autofit.core.estimate import Estimate
 from autofit.core.plan import Plan
 from autofit.core.trial import Trial
+from autofit.memory.trace import Trace
+
+Tracer = Callable[[Plan], Trace]
+"""Traces a plan. Raises `Untraceable` where that is impossible, and `SpaceError` where the plan cannot be applied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What an estimator may work with.
+
+    Attributes:
+        limit_bytes: the memory budget.
+        account: how the device keeps account of memory; None where it does not say.
+        allowance_s: seconds that all traces of a search may take; None for no limit.
+        trace: traces a plan; None where nothing can be traced.
+        record: runs a few steps of a plan that cannot be traced, and raises as a tracer does; None where nothing can.
+    """
+
+    limit_bytes: int
+    account: Account | None = None
+    allowance_s: float | None = None
+    trace: Tracer | None = None
+    record: Tracer | None = None
 
 
 class Estimator(ABC):
-    """Predicts the memory peak of a plan.
+    """Estimates the memory peak of a plan.
 
-    Made once per `tune()`. The loop tells it every trial; `estimate` may be called at any time and must be cheap. What
-    it says of a plan changes only by `tell`, `foresee` and `survey`: between these it is asked once.
+    Made once per `tune()`, in the process that runs the loop. The loop tells it every trial. `estimate` may be called
+    at any time and must be cheap. Its answer for a plan changes only after `tell`, `refine` or `refine_all`.
     """
+
+    @classmethod
+    def of(cls, context: Context) -> Self | None:
+        """Returns an estimator for a search, or None where it has nothing to work with."""
+        return cls()
+
+    @property
+    def caveat(self) -> str:
+        """What a person should know of these estimates once the search has ended; "" where there is nothing."""
+        return ""
 
     @abstractmethod
     def tell(self, trial: Trial) -> None:
         """Learns from a trial."""
 
-    def foresee(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
-        """Prepares to estimate a plan that is about to be screened; may take seconds, unlike `estimate`.
+    def refine(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
+        """Spends time to estimate a plan better that is about to be screened; may take seconds, unlike `estimate`.
 
         Args:
             plan: what is asked for.
@@ -28,8 +64,8 @@ class Estimator(ABC):
         """
         return
 
-    def survey(self, plans: Sequence[Plan]) -> None:
-        """Prepares to estimate plans that are worth knowing before any runs, the most telling first.
+    def refine_all(self, plans: Sequence[Plan]) -> None:
+        """Spends time to estimate plans better that are worth knowing before any runs, the most telling first.
 
         May leave out the last ones where that takes long.
         """
@@ -37,4 +73,4 @@ class Estimator(ABC):
 
     @abstractmethod
     def estimate(self, plan: Plan) -> Estimate | None:
-        """Returns the predicted peak, or None for no opinion. Without a sound bound the bound is None."""
+        """Returns the estimated peak, or None for no opinion. Without a sound bound the bound is None."""

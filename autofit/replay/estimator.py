@@ -34,11 +34,11 @@ class Foretold(Estimator):
     def tell(self, trial: Trial) -> None:
         """Learns nothing: its error stays, so that what corrects it can be seen."""
 
-    def foresee(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
+    def refine(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
         """Makes a plan predictable, and those along it."""
         self._seen.update(each.key for each in (plan, *along))
 
-    def survey(self, plans: Sequence[Plan]) -> None:
+    def refine_all(self, plans: Sequence[Plan]) -> None:
         """Makes the plans predictable."""
         self._seen.update(plan.key for plan in plans)
 

@@ -67,7 +67,7 @@ class Foresight:
             plans = worth_knowing(self._tuning.space, self.estimate, self._tuning.budget.memory_bytes)
             try:
                 for estimator in self._tuning.estimators:
-                    estimator.survey(plans)
+                    estimator.refine_all(plans)
             finally:
                 self._said.clear()
 
@@ -87,7 +87,7 @@ class Foresight:
     def _prepare(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
         try:
             for estimator in self._tuning.estimators:
-                estimator.foresee(plan, along)
+                estimator.refine(plan, along)
         except DevicePoisoned as error:
             raise for_good(str(error)) from error
         finally:

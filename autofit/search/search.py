@@ -5,7 +5,6 @@ Never loads torch: the command line runs it in a process that does not know the 
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +19,7 @@ from autofit.core.objective import Objective
 from autofit.core.recommendation import Candidate, Recommendation
 from autofit.core.space import SearchSpace
 from autofit.core.units import format_duration
-from autofit.estimators import Traced, Tracer
+from autofit.estimators import Context, Tracer
 from autofit.search.phases import run
 from autofit.search.tuning import Evaluate, Findings, Tuning
 from autofit.searchers.base import Searcher
@@ -139,7 +138,14 @@ def _search(
         objective=request.objective,
         memory_bytes=budget.memory_bytes,
     )
-    traced = _traced(opening.tracer, opening.recorder, briefing, budget, clock.elapsed_s)
+    context = Context(
+        limit_bytes=budget.memory_bytes,
+        account=briefing.account,
+        allowance_s=tracing_s(budget.time_s, clock.elapsed_s),
+        trace=opening.tracer,
+        record=opening.recorder,
+    )
+    made = [estimator for member in estimators.MEMBERS if (estimator := member.of(context)) is not None]
     tuning = Tuning(
         space=SearchSpace(briefing.space),
         evaluate=evaluate,
@@ -147,7 +153,7 @@ def _search(
         budget=budget,
         log=study,
         searcher=_searcher(request.searcher),
-        estimators=[*([traced] if traced else []), *(member() for member in estimators.MEMBERS)],
+        estimators=made,
         clock=clock,
         listen=lambda event: _tell_all(listen, event),
         seed=request.seed,
@@ -157,9 +163,8 @@ def _search(
     )
     findings = run(tuning)
     found = _recommendation(findings, briefing, budget, request, study, clock)
-    if traced is None or not traced.caveat:
-        return found
-    return found.model_copy(update={"caveats": (*found.caveats, traced.caveat)})
+    said = tuple(estimator.caveat for estimator in made if estimator.caveat)
+    return found.model_copy(update={"caveats": (*found.caveats, *said)}) if said else found
 
 
 def _planned(request: Request, briefing: Briefing) -> Objective:
@@ -178,17 +183,6 @@ def tracing_s(time_s: float | None, spent_s: float) -> float:
     if time_s is None:
         return TRACING_S
     return max(min(PREPARING_RATIO * time_s - spent_s, TRACING_RATIO * time_s, TRACING_S), 0.0)
-
-
-def _traced(
-    tracer: Tracer | None, recorder: Tracer | None, briefing: Briefing, budget: Budget, spent_s: float
-) -> Traced | None:
-    if tracer is None or briefing.account is None:
-        return None
-    allowance_s = tracing_s(budget.time_s, spent_s)
-    with suppress(UsageError):  # allocator options that are newer than this: torch takes them, a prediction cannot
-        return Traced(tracer, briefing.account, budget.memory_bytes, allowance_s, recorder)
-    return None
 
 
 def _searcher(name: str | None) -> type[Searcher]:

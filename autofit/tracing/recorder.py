@@ -6,16 +6,12 @@ above `FakeTensorMode`, where nothing is computed, or on real tensors.
 
 import math
 import weakref
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autofit.core.errors import Untraceable
@@ -24,6 +20,7 @@ from autofit.tracing.cuda.chip import Passing
 from autofit.tracing.cuda.results import laid_out, results
 from autofit.tracing.host_temporaries import HostTemporaries
 from autofit.tracing.inplace import CHAINED, SCATTERING, replaces
+from autofit.tracing.module_stack import ModuleStack, in_backward
 from autofit.tracing.operation_count import Tally
 
 Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -118,17 +115,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
             for argument in args:
                 if isinstance(argument, torch.Tensor) and not isinstance(argument, FakeTensor):
                     self._meet(argument)
-        out = self._run(func, args, kwargs)
-        steps: Passing = ()
-        if self._temporaries is not None and _is_on(out, self._device_type):
-            out = laid_out(func, args, out)
-            steps = self._temporaries(func, args, out)
-        elif self._host_temporaries is not None:
-            size = self._host_temporaries(func, args, kwargs, out)
-            steps = () if size is None else (None, size, ~0)
+        out, steps = self._passing(func, args, kwargs, self._run(func, args, kwargs))
         self._record_call(func, args, out, steps)
         self.tally.add(func, args, kwargs, out)
         return out
+
+    def _passing(self, func: Any, args: Any, kwargs: Any, out: Any) -> tuple[Any, Passing]:
+        """Returns the result as the device lays it out, and what the operator takes and gives back beside it."""
+        if self._temporaries is not None and _is_on(out, self._device_type):
+            out = laid_out(func, args, out)
+            return out, self._temporaries(func, args, out)
+        if self._host_temporaries is not None:
+            size = self._host_temporaries(func, args, kwargs, out)
+            return out, () if size is None else (None, size, ~0)
+        return out, ()
 
     def record(self, tensor: torch.Tensor, kind: Kind = Kind.TEMPORARY, *, standing: bool = False) -> None:
         """Records the storage of a tensor, if it is on the device and new; a storage that has grown is a new one.
@@ -272,69 +272,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         return None if known is None else known[0]
 
 
-class ModuleStack:
-    """Knows in which module's forward or backward pass the program is.
-
-    In the backward pass that is found by number: the nodes of the autograd graph are numbered as they are made, so
-    those of a module's own forward pass lie in known intervals.
-    """
-
-    def __init__(self) -> None:
-        self._indices: dict[int, int] = {}
-        self._stack: list[int] = []
-        self._firsts: list[int] = []
-        self._owners: list[int] = []
-
-    @contextmanager
-    def following(self, model: nn.Module) -> Iterator[tuple[str, ...]]:
-        """Follows the modules of `model` while the context is open; gives their names."""
-        named = list(model.named_modules())
-        self._indices = {id(module): index for index, (_, module) in enumerate(named)}
-        hooks = [
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, always_call=True),
-        ]
-        try:
-            yield tuple(name for name, _ in named)
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def current(self) -> int:
-        """Returns the index of the innermost module whose pass is running; -1 for none."""
-        if self._stack:
-            return self._stack[-1]
-        if not in_backward():
-            return -1
-        node = torch._C._current_autograd_node()
-        position = bisect_right(self._firsts, node._sequence_nr()) - 1 if node is not None else -1
-        # What adds up a parameter's gradient has the largest number there is: it belongs to no module's pass.
-        last = node is not None and node._sequence_nr() >= 2**63
-        return -1 if position < 0 or last else self._owners[position]
-
-    def forget(self) -> None:
-        """Forgets the numbers of a step that is over."""
-        self._stack.clear()
-        self._firsts.clear()
-        self._owners.clear()
-
-    def _enter(self, module: nn.Module, args: Any) -> None:
-        index = self._indices.get(id(module))
-        if index is not None:
-            self._stack.append(index)
-            self._turn()
-
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._stack and self._indices.get(id(module)) is not None:
-            self._stack.pop()
-            self._turn()
-
-    def _turn(self) -> None:
-        if not in_backward():
-            self._firsts.append(torch._C._autograd._get_sequence_nr())
-            self._owners.append(self._stack[-1] if self._stack else -1)
-
-
 def _is_composite(func: Any) -> bool:
     known = func.namespace == "aten"  # others (prim) are not operators of the dispatcher
     return known and bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), COMPOSITE))
@@ -343,8 +280,3 @@ def _is_composite(func: Any) -> bool:
 def _is_on(argument: Any, device_type: str) -> bool:
     leaves = argument if isinstance(argument, (tuple, list)) else (argument,)
     return any(isinstance(leaf, torch.Tensor) and leaf.device.type == device_type for leaf in leaves)
-
-
-def in_backward() -> bool:
-    """Says whether the autograd engine is running this thread."""
-    return bool(torch._C._current_graph_task_id() != -1)

@@ -37,12 +37,12 @@ def measure(name: str, count: int, seed: int) -> list[dict[str, Any]]:
         account, space = bench.briefing.account, SearchSpace(bench.briefing.space)
         assert account is not None, "a CPU's memory can be predicted"
         estimator = Traced(bench.trace, account, bench.briefing.budget.memory_bytes)
-        estimator.foresee(space.baseline, [space.at(space.baseline.combination, size) for size in space.sizes])
+        estimator.refine(space.baseline, [space.at(space.baseline.combination, size) for size in space.sizes])
         outcome = bench.evaluate(space.baseline, Purpose.PROBE)
         estimator.tell(Trial(number=0, plan=space.baseline, purpose=Purpose.PROBE, outcome=outcome))
         for plan in drawn(space, count, seed):
             began = perf_counter()
-            estimator.foresee(plan)
+            estimator.refine(plan)
             seconds, estimate = perf_counter() - began, estimator.estimate(plan)
             measured = measurement(bench.evaluate(plan, Purpose.PROBE))
             if estimate is None or measured is None:

@@ -56,7 +56,7 @@ class Recorder:
 
 def estimator(recorder: Recorder | None, own: int = 16, **values: float) -> Traced:
     made = Traced(untraceable, HOST, 1000 * MIB, recorder=recorder, **values)
-    made.foresee(plan(own), [plan(size) for size in SIZES])
+    made.refine(plan(own), [plan(size) for size in SIZES])
     return made
 
 
@@ -115,15 +115,15 @@ def test_three_short_runs_give_every_size() -> None:
     found = made.estimate(plan(16))
     assert found is not None
     assert found.basis == "scaled to 16 from short runs at micro batches 2, 4 and 8"
-    made.foresee(plan(32))
+    made.refine(plan(32))
     assert len(recorder.asked) == 3
 
 
 def test_a_workload_that_can_be_traced_is_never_run() -> None:
     recorder = Recorder()
     made = Traced(Recorder(), HOST, 1000 * MIB, recorder=recorder)
-    made.foresee(plan(16), [plan(size) for size in SIZES])
-    made.foresee(plan(16, precision="bf16"))
+    made.refine(plan(16), [plan(size) for size in SIZES])
+    made.refine(plan(16, precision="bf16"))
     assert recorder.asked == []
     assert made.caveat == ""
 
@@ -236,7 +236,7 @@ def test_what_only_a_first_run_makes_is_no_reason_to_refuse() -> None:
 def test_a_run_that_fails_ends_it_with_the_reason(error: AutofitError) -> None:
     recorder = Recorder(fails=lambda wanted: error if wanted.micro_batch_size == 4 else None)
     made = estimator(recorder)
-    made.foresee(plan(16))
+    made.refine(plan(16))
     assert recorder.sizes == [2, 4]
     assert made.estimate(plan(16)) is None
     assert str(getattr(error, "reason", error)) in made.caveat
@@ -251,11 +251,11 @@ def test_another_combination_is_run_at_two_sizes_once() -> None:
     recorder = Recorder()
     made = estimator(recorder)
     for _ in range(2):
-        made.foresee(plan(64, precision="bf16"))
+        made.refine(plan(64, precision="bf16"))
     assert [asked.values.get("precision") for asked in recorder.asked[3:]] == ["bf16", "bf16"]
     assert recorder.sizes[3:] == [2, 4]
     assert (value_mib(made, plan(64, precision="bf16")), bounded(made, plan(64, precision="bf16"))) == (138, False)
-    made.foresee(plan(8, steps=4))
+    made.refine(plan(8, steps=4))
     assert [asked.accumulation_steps for asked in recorder.asked[5:]] == [4, 4]
 
 
@@ -263,20 +263,20 @@ def test_another_combination_is_not_run_where_a_run_is_slow(monkeypatch: pytest.
     monkeypatch.setattr(recorded, "QUICK_S", -1.0)
     recorder = Recorder()
     made = estimator(recorder)
-    made.foresee(plan(64, precision="bf16"))
+    made.refine(plan(64, precision="bf16"))
     assert recorder.sizes == [2, 4, 8]
     assert made.estimate(plan(64, precision="bf16")) is None
 
 
 def test_nor_where_the_users_own_has_no_law() -> None:
     recorder = Looping()
-    estimator(recorder).foresee(plan(64, precision="bf16"))
+    estimator(recorder).refine(plan(64, precision="bf16"))
     assert recorder.sizes == [2, 4, 8, 2]
 
 
 def test_no_more_is_run_than_the_time_allows() -> None:
     recorder = Recorder()
     made = estimator(recorder, allowance_s=0.0)
-    made.foresee(plan(64, precision="bf16"))
+    made.refine(plan(64, precision="bf16"))
     assert recorder.sizes == [2, 4]
     assert value_mib(made, plan(16)) == 42

@@ -152,10 +152,10 @@ def test_d7_ragged_batches_are_estimated_at_any_size(name: str) -> None:
     with Bench(workload_of(CASES[name]), CPU(), PLENTY) as bench:
         plans = [Plan(values={"micro_batch_size": size, "accumulation_steps": 1}) for size in sizes]
         estimator = Traced(bench.trace, Account(allocator="host"), 2**30)
-        estimator.foresee(plans[1], plans)
+        estimator.refine(plans[1], plans)
         assert estimator.refused == ""
         for plan in plans:
-            estimator.foresee(plan)  # as before it runs
+            estimator.refine(plan)  # as before it runs
             estimate, outcome = estimator.estimate(plan), bench.evaluate(plan, Purpose.PROBE)
             assert estimate is not None
             assert outcome.measurement is not None

@@ -47,13 +47,13 @@ def test_a_late_prediction_is_there_once_it_was_foreseen(whole: Table) -> None:
     late = Foretold(peaks_of(whole), at_once=False)
     own, other, larger = at(bench, 32), at(bench, 32, precision="bf16"), at(bench, 64, precision="bf16")
     assert late.estimate(own) is None
-    late.foresee(bench.space.baseline, [at(bench, size) for size in bench.space.sizes])
+    late.refine(bench.space.baseline, [at(bench, size) for size in bench.space.sizes])
     assert late.estimate(own) is not None
     assert late.estimate(other) is None
-    late.foresee(other)
+    late.refine(other)
     assert late.estimate(other) is not None
     assert late.estimate(larger) is None
-    late.survey([larger])
+    late.refine_all([larger])
     assert late.estimate(larger) is not None
 
 

@@ -700,7 +700,7 @@ class Looked(Estimator):
     def tell(self, trial: Trial) -> None:
         return
 
-    def foresee(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
+    def refine(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
         self.looked.append((plan, len(along)))
 
     def estimate(self, plan: Plan) -> Estimate | None:
@@ -724,7 +724,7 @@ def test_single_changes_are_looked_at_before_anything_runs_once() -> None:
         def tell(self, trial: Trial) -> None:
             return
 
-        def survey(self, plans: Sequence[Plan]) -> None:
+        def refine_all(self, plans: Sequence[Plan]) -> None:
             surveyed.append((list(plans), len(bench.runs)))
 
         def estimate(self, plan: Plan) -> Estimate | None:

@@ -31,12 +31,12 @@ class Learner(Estimator):
     def tell(self, trial: Trial) -> None:
         self.learned += 1
 
-    def foresee(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
+    def refine(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
         self.learned += 1
         if self._poisoned:
             raise DevicePoisoned("the device is poisoned")
 
-    def survey(self, plans: Sequence[Plan]) -> None:
+    def refine_all(self, plans: Sequence[Plan]) -> None:
         self.learned += 1
 
     def estimate(self, plan: Plan) -> Estimate | None:

@@ -109,7 +109,7 @@ def run(given: argparse.Namespace, clock: Clock) -> tuple[str, dict[str, Any], b
     """Returns the stage's summary, its figures, and whether what is required was met; CPU figures require nothing."""
     parts, results, traces = stage.Parts(given.out / "prediction.part.json"), [], []
     for name, trials, table in load(given.out):
-        results += [{"model": name, **score(member(), trials, table)} for member in estimators.MEMBERS]
+        results += [{"model": name, **score(estimators.Measured(), trials, table)}]
         if name not in parts and clock.elapsed_s > given.limit_s:
             stage.unfinished(f"prediction: {len(traces)} models traced", clock)
         traces.append({"model": name, **parts.get(name, partial(traced, name, trials, table, given))})

@@ -32,10 +32,10 @@ def score(tracer: Tracer, account: Account, trials: Sequence[Trial], table: Tabl
     entries = spread([e for e in table.entries if e.outcome.measured and not (probe and e.plan == probe.plan)], count)
     estimator = Traced(tracer, account, table.budget.memory_bytes)
     for entry in entries:
-        estimator.foresee(entry.plan)
+        estimator.refine(entry.plan)
     found: dict[str, Any] = {"asked": len(entries), "before": _compared(estimator.estimate, entries)}
     if probe is not None:
-        estimator.foresee(probe.plan)
+        estimator.refine(probe.plan)
         estimator.tell(probe)
         found["after"] = _compared(estimator.estimate, entries)
     found["refused"] = estimator.refused

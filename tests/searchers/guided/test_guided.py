@@ -67,7 +67,7 @@ def over_random_problems(seeds: range, foretellers: Foreteller) -> tuple[list[fl
         bench = random_bench(seed)
         if not bench.feasible():
             continue
-        findings = run(tuning_of(bench, estimators=[*foretellers(bench), *(each() for each in estimators.MEMBERS)]))
+        findings = run(tuning_of(bench, estimators=[*foretellers(bench), estimators.Measured()]))
         assert bench.fits(findings.plan), f"problem {seed}: the plan returned is over the budget"
         assert len(bench.probes()) == len({plan.key for plan in bench.probes()}), f"problem {seed}: asked twice"
         regrets.append(bench.regret(findings.plan))
@@ -136,7 +136,7 @@ def test_without_predictions_a_search_runs_out_of_memory_three_times_at_most() -
         "clock": Clock(device.time),
         "seed": 13,
     }
-    findings = run(tuning_of(small_bench(), estimators=[each() for each in estimators.MEMBERS], **fields))
+    findings = run(tuning_of(small_bench(), estimators=[estimators.Measured()], **fields))
     assert findings.counts[Status.OUT_OF_MEMORY.value] == 3, "what takes room at any size is met, and is not met again"
 
 

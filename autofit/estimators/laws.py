@@ -1,0 +1,220 @@
+"""Laws: the traces of each combination, and what they say of its peak at any micro batch.
+
+A trace takes seconds, so as few as possible are made, within a given time. What cannot be traced is run in a few short
+steps instead.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from autofit.core.account import Account
+from autofit.core.errors import AutofitError, DevicePoisoned, RestoreError, Untraceable
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
+from autofit.estimators.base import Tracer
+from autofit.estimators.short_runs import Records, small_sizes
+from autofit.memory.alignment import Mismatch
+from autofit.memory.allocator.settings import Settings
+from autofit.memory.peak import Prediction, predict
+from autofit.memory.scaling import Scaling, scaling
+from autofit.memory.trace import Trace
+
+BEYOND_RATIO = 2
+"""The law is made for peaks up to so many times the budget, where the space has such sizes."""
+LOOP_RATIO = 1.2
+"""A step whose events grow by more than this with twice the batch loops over samples: its traces take ever longer."""
+
+
+@dataclass(slots=True)
+class CombinationTraces:
+    """The traces of one combination, with or without accumulation: gradients outlive a micro batch only with it.
+
+    Attributes:
+        traces: by micro batch.
+        law: of every micro batch.
+        predictions: what traces and law say, by micro batch and accumulation steps.
+        reasons: why a micro batch has no trace.
+        dead: whether it is not to be traced any more.
+        recorded: whether its law was sought by short runs, not by traces.
+        floors: what a law from short runs has at least, in bytes, by micro batch and the largest that ran.
+    """
+
+    traces: dict[int, Trace] = field(default_factory=dict)
+    law: Scaling | None = None
+    predictions: dict[tuple[int, int], Prediction] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
+    dead: bool = False
+    recorded: bool = False
+    floors: dict[tuple[int, int], int] = field(default_factory=dict)
+
+
+class Laws:
+    """Traces plans and finds the law of each combination.
+
+    Args:
+        tracer: traces a plan.
+        account: how the device keeps account of memory.
+        limit_bytes: the memory budget.
+        allowance_s: seconds that all traces together may take, and all short runs; None for no end.
+        recorder: runs a few steps of a plan, for a workload that cannot be traced; None: there is no such way.
+
+    Attributes:
+        refused: why the workload cannot be traced at all, or "".
+        records: the short runs.
+
+    Raises:
+        UsageError: the allocator has options that cannot be simulated.
+    """
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        account: Account,
+        limit_bytes: int,
+        allowance_s: float | None = None,
+        recorder: Tracer | None = None,
+    ) -> None:
+        Settings.parse(account.settings)  # refuses here, not in the middle of a search, what it cannot read
+        self._tracer, self._account, self._limit_bytes = tracer, account, limit_bytes
+        self._allowance_s, self._spent_s = allowance_s, 0.0
+        self._known: dict[tuple[str, bool], CombinationTraces] = {}
+        self.refused = ""
+        self._recorder, self.records = recorder, Records(allowance_s)
+        self._small: tuple[int, ...] = ()
+
+    def of(self, plan: Plan) -> CombinationTraces | None:
+        """Returns what is known of a plan's combination."""
+        return self._known.get(key_of(plan))
+
+    @property
+    def first(self) -> CombinationTraces | None:
+        """What is known of the combination that was asked for first, which is the user's own."""
+        return next(iter(self._known.values()), None)
+
+    def spent(self, ratio: float) -> bool:
+        """Returns whether this share of the time for traces is used up."""
+        return self._allowance_s is not None and self._spent_s > ratio * self._allowance_s
+
+    def refine(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
+        """Traces `plan`; with `along`, what the law of its whole combination needs."""
+        known = self._known.setdefault(key_of(plan), CombinationTraces())
+        size = plan.micro_batch_size
+        if len(along) > 1:
+            self._small = small_sizes([each.micro_batch_size for each in along], size)
+        if self.refused:
+            self._record(plan, known)
+            return
+        if known.dead or (known.law is not None and known.law.exact_at(size)):
+            return
+        self._trace(plan, known)
+        known.dead = size in known.reasons
+        if known.dead and len(self._known) == 1:
+            self.refused = known.reasons[size]
+            self._record(plan, known)
+        elif len(along) > 1 and known.law is None:
+            self._find_laws(plan, along)
+
+    def prediction(self, plan: Plan) -> Prediction | None:
+        """Returns what the trace of `plan` says, uncorrected, with its phases; None when it was not traced."""
+        known, size = self._known.get(key_of(plan)), plan.micro_batch_size
+        if known is None:
+            return None
+        steps = plan.accumulation_steps
+        place = size, steps
+        if place not in known.predictions:
+            trace, exact = known.traces.get(size), True
+            if trace is None and known.law is not None:
+                scaled, exact = known.law.at(size), known.law.exact_at(size)
+                trace = None if isinstance(scaled, Mismatch) else scaled
+            if trace is None:
+                return None
+            known.predictions[place] = predict(trace, self._account, self._limit_bytes, exact, steps)
+        return known.predictions[place]
+
+    def floor_bytes(self, plan: Plan, law: Scaling, grown_to: int) -> int:
+        """Returns what a law has where momentary allocations grow no more from a size on."""
+        floors, place = self._known[key_of(plan)].floors, (plan.micro_batch_size, grown_to)
+        if place not in floors:
+            floors[place] = 0
+            if not isinstance(trace := law.at(*place), Mismatch):
+                steps = plan.accumulation_steps
+                floors[place] = predict(trace, self._account, self._limit_bytes, accumulation_steps=steps).judged_bytes
+        return floors[place]
+
+    def peak_bytes(self, plan: Plan, size: int) -> int:
+        """Returns the peak of a plan at another micro batch that was traced, else 0."""
+        prediction = self.prediction(_at(plan, size))
+        return 0 if prediction is None else prediction.judged_bytes
+
+    def _trace(self, plan: Plan, known: CombinationTraces) -> Trace | None:
+        """Traces a plan unless that was done; what goes wrong is the reason why its combination has no estimate."""
+        size = plan.micro_batch_size
+        if size in known.traces or size in known.reasons:
+            return known.traces.get(size)
+        if self.spent(1.0):
+            return None
+        began = perf_counter()
+        try:
+            known.traces[size] = self._tracer(plan)
+            # Its own trace goes before what the law draws.
+            known.predictions = {place: each for place, each in known.predictions.items() if place[0] != size}
+        except Untraceable as error:
+            known.reasons[size] = f"{error.reason} ({error.where})"
+        except (DevicePoisoned, RestoreError):
+            raise
+        except AutofitError as error:  # a probe shows what is wrong with the user's code
+            known.reasons[size] = str(error)
+        self._spent_s += perf_counter() - began
+        return known.traces.get(size)
+
+    def _record(self, plan: Plan, known: CombinationTraces) -> None:
+        """Seeks the law of a combination by short runs, once."""
+        if self._recorder is None or known.recorded:
+            return
+        known.recorded, record = True, self._recorder
+        find = self.records.own if len(self._known) == 1 else self.records.another
+        known.law = find(lambda size: record(_at(plan, size)), self._small)
+
+    def _find_laws(self, plan: Plan, along: Sequence[Plan]) -> None:
+        """Finds the law of a combination, with and without accumulation; where that leaves one plan it is traced."""
+        for accumulating in (True, False):
+            alike = [each for each in along if (each.accumulation_steps > 1) is accumulating]
+            if (plan.accumulation_steps > 1) is accumulating:
+                near = plan
+            else:
+                near = min(alike, key=lambda each: abs(each.micro_batch_size - plan.micro_batch_size), default=plan)
+            known = self._known.setdefault(key_of(near), CombinationTraces())
+            if len(alike) > 1:
+                self._find_law(near, known, alike[-1].micro_batch_size)
+            elif alike:
+                self._trace(near, known)
+
+    def _find_law(self, plan: Plan, known: CombinationTraces, largest: int) -> None:
+        """Finds the law of a combination from its own size, twice that, and the largest that may fit.
+
+        A small batch may run another sequence of operators; where it does, half and a quarter of the largest are taken.
+        """
+        own = plan.micro_batch_size
+        first, second = (self._trace(_at(plan, size), known) for size in (own, 2 * own))
+        if first is None or second is None or len(second.events) > LOOP_RATIO * len(first.events):
+            return
+        low, high = self.peak_bytes(plan, own), self.peak_bytes(plan, 2 * own)
+        wanted = BEYOND_RATIO * self._limit_bytes
+        reach = largest if high <= low else min(own + own * (wanted - low) // (high - low), largest)
+        reach = max(reach, 4) if reach not in (own, 2 * own) else 3 * own
+        for sizes in ((own, 2 * own, reach), (reach // 4, reach // 2, reach)):
+            traces = [self._trace(_at(plan, max(size, 1)), known) for size in dict.fromkeys(sizes)]
+            law = scaling([trace for trace in traces if trace is not None])
+            if isinstance(law, Scaling):
+                known.law = law
+                return
+
+
+def key_of(plan: Plan) -> tuple[str, bool]:
+    """Returns what a law belongs to: a combination, with or without accumulation."""
+    return plan.combination.key, plan.accumulation_steps > 1
+
+
+def _at(plan: Plan, size: int) -> Plan:
+    """Returns the plan at another micro batch, which need not make up the global batch: it is only traced."""
+    return Plan(values={**plan.values, MICRO_BATCH_SIZE: size, ACCUMULATION_STEPS: plan.accumulation_steps})
