@@ -37,11 +37,14 @@ class Measurement(BaseModel):
     """What a probe saw.
 
     Attributes:
-        step_times_s: raw wall times of whole optimizer steps, device synchronised, in order.
+        step_times_s: raw wall times of whole optimizer steps, device synchronised, in order. Where several steps were
+            timed together, in a window, the mean of each window.
+        steps_per_window: steps of which each value of `step_times_s` is the mean; 1 where each was timed by itself.
         samples_per_step: samples of one optimizer step.
         tokens_per_step: useful tokens of one optimizer step, padding not counted; None when not known. The mean over
             the steps that were timed, where batches differ in shape.
-        cycle: steps after which the same batches come again, where batches differ in shape; 1 where all are alike.
+        cycle: values of `step_times_s` after which the same batches come again, where batches differ in shape; 1 where
+            all are alike, or each window has all of them.
         memory: the peak over all steps, the worst batch included.
         warmup_times_s: times of the steps before the measured ones.
         startup_s: seconds that the first steps, on the worst batch and before the measured ones, took beyond as many
@@ -61,6 +64,7 @@ class Measurement(BaseModel):
     samples_per_step: int = Field(gt=0)
     memory: Memory
     tokens_per_step: float | None = None
+    steps_per_window: int = Field(default=1, ge=1)
     cycle: int = Field(default=1, ge=1)
     warmup_times_s: tuple[float, ...] = ()
     startup_s: float | None = Field(default=None, ge=0)
@@ -75,6 +79,11 @@ class Measurement(BaseModel):
     def step_time_s(self) -> float:
         """Seconds of one optimizer step, see `steady`."""
         return steady(self.step_times_s, self.cycle)
+
+    @property
+    def timed_steps(self) -> int:
+        """How many steps `step_times_s` is of."""
+        return len(self.step_times_s) * self.steps_per_window
 
     @property
     def of_worst_batch(self) -> bool:
@@ -97,6 +106,7 @@ class Measurement(BaseModel):
 
         `s` is 1.4826 times the median absolute deviation, so that one slow step does not count: from the median of all
         steps, or of those on the same batches, which costs a degree of freedom each. 0 where no batches came twice.
+        Where windows have several steps, `s` is of their means and `n` is how many windows there are.
         """
         if self.cycle == 1:
             return _standard_error(_from_median(self.step_times_s), len(self.step_times_s))

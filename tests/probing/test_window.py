@@ -1,0 +1,164 @@
+"""Steps of a window are timed together: nothing inside waits for the device, and nothing of it is lost at the edges."""
+
+import math
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from autofit import devices
+from autofit.devices.cuda import Cuda
+from autofit.devices.mps import Mps
+from autofit.devices.xpu import Xpu
+from autofit.probing import window
+from autofit.probing.window import MOST_KEPT_BYTES, MOST_STEPS, WINDOW_S, run_window, steps_per_window, watch_allocator
+from autofit.workloads.loss import LossRule
+from autofit.workloads.step import StepBatch
+from tests.fakes import FakeTime
+from tests.probing.queueing import BATCH, Overflowing, Queueing, Reads, forever, step_on
+
+
+@pytest.fixture
+def device(step_clock: FakeTime) -> Queueing:
+    return Queueing(step_clock)
+
+
+def test_nothing_in_a_window_waits_for_the_device(device: Queueing) -> None:
+    step = step_on(device, forever(0.01))
+    with Reads(device.log):
+        ran = run_window(step, [BATCH] * 5, device)
+    assert device.log == ["wait", *["step"] * 5, "wait", *["read"] * 5]
+    assert ran.steps == len(ran.losses) == 5
+    assert ran.seconds == pytest.approx(0.05)
+
+
+def test_the_scale_is_read_at_the_edges_only(device: Queueing, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = step_on(device, forever(0.01), scaler=torch.amp.GradScaler("cpu"))
+    scaler = step.draft.scaler
+    assert scaler is not None
+    scale = scaler.get_scale
+    monkeypatch.setattr(scaler, "get_scale", lambda: (device.log.append("scale"), scale())[1])
+    run_window(step, [BATCH] * 3, device)
+    assert device.log == ["scale", "wait", *["step"] * 3, "wait", "scale"]
+
+
+def test_launches_are_hidden_as_in_a_training_and_those_of_a_step_alone_are_not(device: Queueing) -> None:
+    step = step_on(device, forever(0.010), host_s=0.002)
+    alone = run_window(step, [BATCH], device)
+    assert alone.seconds == pytest.approx(0.012)
+    together = run_window(step, [BATCH] * 10, device)
+    assert together.seconds / 10 == pytest.approx(0.0102)
+
+
+def test_a_host_that_is_slower_than_the_device_is_the_pace(device: Queueing) -> None:
+    ran = run_window(step_on(device, forever(0.001), host_s=0.004), [BATCH] * 100, device)
+    assert ran.seconds / 100 == pytest.approx(0.004, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "cycle", "steps"),
+    [
+        (WINDOW_S, 1, 1),
+        (5.0, 4, 1),
+        (0.06, 1, 2),
+        (0.01, 1, 10),
+        (0.01, 4, 12),
+        (0.06, 4, 4),
+        (1e-4, 1, MOST_STEPS),
+        (1e-4, 3, 99),
+        (5e-324, 1, MOST_STEPS),
+        (0.0, 1, 1),  # a clock that stands still
+        (math.nan, 1, 1),
+    ],
+)
+def test_a_window_is_as_wide_as_short_steps_need(device: Queueing, step_s: float, cycle: int, steps: int) -> None:
+    assert steps_per_window(device, step_s, cycle) == steps
+    assert steps_per_window(devices.choose("cpu"), step_s, cycle) == 1
+
+
+def test_the_devices_say_whether_they_queue_their_work() -> None:
+    assert [member.queues_work for member in (Cuda, Xpu, Mps)] == [True] * 3
+    assert not devices.choose("cpu").queues_work
+
+
+@pytest.mark.parametrize(("numbers", "skipped"), [((), 0), ((2,), 1), ((0, 3, 4), 3), (range(5), 5)])
+def test_how_many_updates_were_skipped_is_told_by_the_scale(
+    device: Queueing, numbers: tuple[int, ...], skipped: int
+) -> None:
+    step = step_on(device, forever(0.01), scaler=torch.amp.GradScaler("cpu"))
+    Overflowing(step.model, numbers)
+    ran = run_window(step, [BATCH] * 5, device)
+    assert ran.skipped == skipped
+    assert ran.updated == (not skipped)
+
+
+def test_a_scale_that_has_become_nothing_means_that_all_were_skipped(device: Queueing) -> None:
+    step = step_on(device, forever(0.01), scaler=torch.amp.GradScaler("cpu", init_scale=5e-45))
+    Overflowing(step.model, range(5))
+    assert run_window(step, [BATCH] * 5, device).skipped == 5
+
+
+def test_the_first_loss_that_is_not_finite_is_found_at_the_edge(device: Queueing) -> None:
+    losses = iter([1.0, 2.0, math.nan, math.inf, 3.0])
+
+    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return model(batch).mean() * 0 + next(losses)
+
+    ran = run_window(step_on(device, (), loss=LossRule("l", loss, False, "")), [BATCH] * 5, device)
+    assert ran.ruined == 3
+    assert ran.loss == 3.0
+
+
+def test_the_outputs_of_an_inference_are_not_kept(device: Queueing) -> None:
+    alive: list[weakref.ref[torch.Tensor]] = []
+    most = 0
+
+    def output(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        nonlocal most
+        result = torch.ones(3)
+        alive.append(weakref.ref(result))
+        most = max(most, sum(each() is not None for each in alive))
+        return result
+
+    ran = run_window(step_on(device, (), loss=LossRule("l", output, False, ""), optimizer=None), [BATCH] * 5, device)
+    assert (ran.steps, ran.losses, ran.loss, ran.ruined) == (5, (), None, None)
+    assert most == 1
+
+
+def test_a_batch_is_made_when_its_step_begins_and_let_go_when_it_ends(device: Queueing) -> None:
+    alive: list[weakref.ref[torch.Tensor]] = []
+
+    def made(number: int) -> StepBatch:
+        assert not any(each() is not None for each in alive)
+        part = torch.ones(2, 1)
+        alive.append(weakref.ref(part))
+        return StepBatch.alike([part])
+
+    run_window(step_on(device, forever(0.01)), map(made, range(4)), device)
+    assert len(alive) == 4
+
+
+def test_a_failure_in_a_window_passes_through_with_its_phase(device: Queueing) -> None:
+    step = step_on(device, [0.01] * 3)
+    step.draft.optimizer.register_step_pre_hook(lambda *_: (_ for _ in ()).throw(KeyError("mine")))
+    with pytest.raises(KeyError, match="mine"):
+        run_window(step, [BATCH] * 3, device)
+    assert step.phase == "optimizer"
+
+
+def test_what_keeps_memory_or_makes_the_allocator_retry_may_not_run_many_times(device: Queueing) -> None:
+    repeatable = watch_allocator(device)
+    assert repeatable()
+    device.live += MOST_KEPT_BYTES  # the losses of a log, say
+    assert repeatable()
+    device.live += 1
+    assert not repeatable()
+    repeatable = watch_allocator(device)
+    device.retries += 1
+    assert not repeatable()
+
+
+def test_on_the_host_nothing_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert watch_allocator(devices.choose("cpu"))()
+    assert window.LEAST_WINDOWS >= 2  # a spread needs two
