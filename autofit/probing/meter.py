@@ -62,7 +62,8 @@ class Lap:
         skipped: steps whose update the scaler skipped; they are in neither list of times, nor is their window.
         skipped_s: seconds that these took.
         loss: loss of the last step.
-        ruined: number of the first step whose loss was not finite, from 1 on; None when there was none.
+        ruined: number of the first step whose loss was found not to be finite, from 1 on; None when there was none. The
+            last loss of a window is looked at.
         phases_s: seconds by phase, from steps of their own.
     """
 
@@ -190,9 +191,9 @@ class _Timing:
         batches = chain([self.batch_of(first)], map(self.batch_of, range(first + 1, first + steps)))
         ran, lap = run_window(self.step, batches, self.device), self.lap
         lap.loss = ran.loss
-        if ran.ruined is not None and lap.ruined is None:
-            lap.ruined = self.ran + ran.ruined
         self.ran += ran.steps
+        if ran.ruined and lap.ruined is None:
+            lap.ruined = self.ran
         lap.skipped += ran.skipped
         lap.skipped_s += ran.seconds * ran.skipped / ran.steps
         return ran

@@ -3,7 +3,7 @@
 A training gives an accelerator one step after the other and does not wait for it. A step that is timed alone begins on
 an idle device: the launches of its first kernels, which in a training are hidden behind the step before, are then part
 of its time. So on a device that works off a queue (`Device.queues_work`) short steps are timed several at a time. What
-has to wait for the device, the losses and the scale of the gradient scaler, is read at the edges of a window.
+has to wait for the device, the loss and the scale of the gradient scaler, is read at the edges of a window.
 Everywhere else, and where steps are long, a window is one step.
 
 autofit has not yet been run on a physical GPU: the constants here rest on reasoning and on simulated devices.
@@ -42,13 +42,13 @@ class Ran:
         seconds: wall time of all of them, the device synchronised at both edges.
         skipped: how many updates the gradient scaler skipped. In a window of several steps this is told by how far the
             scale fell; a skip right after the scale grew, one step in 2000 by torch's default, is not seen.
-        losses: mean loss of each step; empty in inference.
+        loss: mean loss of the last step; None in inference.
     """
 
     steps: int
     seconds: float
     skipped: int
-    losses: tuple[float, ...]
+    loss: float | None
 
     @property
     def updated(self) -> bool:
@@ -56,14 +56,9 @@ class Ran:
         return not self.skipped
 
     @property
-    def loss(self) -> float | None:
-        """The mean loss of the last step; None in inference."""
-        return self.losses[-1] if self.losses else None
-
-    @property
-    def ruined(self) -> int | None:
-        """The number of the first step whose loss is not finite, from 1 on; None when there is none."""
-        return next((number for number, loss in enumerate(self.losses, 1) if not math.isfinite(loss)), None)
+    def ruined(self) -> bool:
+        """Whether the loss is not finite."""
+        return self.loss is not None and not math.isfinite(self.loss)
 
 
 def steps_per_window(device: Device, step_s: float, cycle: int = 1) -> int:
@@ -97,7 +92,8 @@ def run_window(step: TrainStep, batches: Iterable[StepBatch], device: Device) ->
 
     Args:
         step: the step to run.
-        batches: the micro batches of each step. One that is made as it is asked for is made while the device works.
+        batches: the micro batches of each step, one at least. What is made as it is asked for, is made while the device
+            works.
         device: is synchronised at both edges, and not in between.
     """
     scaler = step.draft.scaler
@@ -106,11 +102,17 @@ def run_window(step: TrainStep, batches: Iterable[StepBatch], device: Device) ->
 
     def loss_of(batch: StepBatch) -> torch.Tensor | None:
         result = step(batch)
-        return result if trains else None  # outputs are not kept: those of many steps may be large
+        return result if trains else None  # an output may be large: it is gone when the next step begins
 
-    losses, seconds = device.timed(lambda: list(map(loss_of, batches)))
-    skipped = 0 if scaler is None or scale is None else _skipped(scaler, scale, len(losses))
-    return Ran(len(losses), seconds, skipped, tuple(float(loss) for loss in losses if loss is not None))
+    def run() -> tuple[int, torch.Tensor | None]:
+        steps, last = 0, None
+        for loss in map(loss_of, batches):  # nothing else holds a loss, an output or a batch
+            steps, last = steps + 1, loss
+        return steps, last
+
+    (steps, loss), seconds = device.timed(run)
+    skipped = 0 if scaler is None or scale is None else _skipped(scaler, scale, steps)
+    return Ran(steps, seconds, skipped, None if loss is None else float(loss))
 
 
 def run_step(step: TrainStep, batch: StepBatch, device: Device) -> Ran:
