@@ -1,7 +1,6 @@
 """Timing warms up until it settles, counts only real updates, and splits a step into its phases."""
 
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,8 +15,6 @@ from autofit.probing.window import run_step
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch, TrainStep
 from tests.fakes import FakeTime
-from tests.probing.queueing import Overflowing as OverflowingAt
-from tests.probing.queueing import Queueing, forever, step_on
 
 CPU = devices.choose("cpu")
 BATCH = StepBatch.of([torch.ones(2, 1)])
@@ -213,129 +210,3 @@ def test_the_observer_is_gone_after_a_failure(step_clock: FakeTime) -> None:
     with pytest.raises(StopIteration):
         time_phases(step, lambda number: BATCH, CPU)
     assert step.observe is None
-
-
-def queued(step_clock: FakeTime, times: Iterable[float], cycle: int = 1, **changes: Any) -> meter.Lap:
-    device = Queueing(step_clock)
-    return time_steps(step_on(device, times, **changes), lambda number: BATCH, device, PACE, cycle)
-
-
-def test_short_steps_on_a_queue_are_timed_together(step_clock: FakeTime) -> None:
-    lap = queued(step_clock, forever(0.01), host_s=0.002)
-    assert lap.warmup_s == pytest.approx([0.012] * 3)  # by themselves; the last one tells how wide a window is
-    assert lap.steps_per_window == 9
-    assert lap.steps_s == pytest.approx([0.01 + 0.002 / 9] * 3)
-    assert (lap.timed_steps, lap.cycle, lap.settled) == (27, 1, True)
-
-
-def test_long_steps_on_a_queue_are_timed_as_on_the_host(step_clock: FakeTime) -> None:
-    lap = queued(step_clock, forever(0.125))
-    assert lap.steps_per_window == 1
-    assert lap.steps_s == pytest.approx([0.125] * 4)
-
-
-SHORT_S = 2**-6
-"""A step of which 7 make a window: exact on a clock that adds seconds up."""
-
-
-def test_windows_that_turn_out_short_join_the_warm_up(step_clock: FakeTime) -> None:
-    lap = queued(step_clock, chain([0.9, 0.9, 0.04], forever(0.01)))
-    assert lap.warmup_s == pytest.approx([0.9, 0.9, 0.04] + [0.01] * 3)
-    assert (lap.steps_per_window, len(lap.steps_s)) == (10, 3)
-    assert lap.startup_s == pytest.approx(2 * 0.89 + 0.03)
-
-
-def test_a_stalled_step_does_not_make_steps_look_long(step_clock: FakeTime) -> None:
-    lap = queued(step_clock, chain([SHORT_S, SHORT_S, 4.0], forever(SHORT_S)))
-    assert (lap.steps_per_window, lap.steps_s) == (7, [SHORT_S] * 3)
-
-
-def test_one_disturbed_window_does_not_decide(step_clock: FakeTime) -> None:
-    before = 3 + 10  # in the second window
-    lap = queued(step_clock, chain([SHORT_S] * before, [4.0], forever(SHORT_S)))
-    assert lap.steps_s == [SHORT_S, (6 * SHORT_S + 4.0) / 7, SHORT_S]
-
-
-def test_where_batches_differ_a_window_has_all_of_them(step_clock: FakeTime) -> None:
-    device, asked = Queueing(step_clock), list[int]()
-
-    def batch_of(number: int) -> StepBatch:
-        asked.append(number)
-        return BATCH
-
-    cycling = (0.01 * (1 + number % 4) for number in range(3, 1000))
-    times = chain([0.01, 0.02, 0.03, 0.04], [0.01], [0.01 * (1 + number % 4) for number in range(200)], cycling)
-    lap = time_steps(step_on(device, times), batch_of, device, PACE, cycle=4)
-    assert (lap.steps_per_window, lap.cycle) == (12, 1)
-    assert lap.steps_s == pytest.approx([0.025] * 3)
-    assert asked == [*range(4), 0, *range(36)]
-
-
-def test_where_batches_differ_long_steps_are_timed_one_by_one(step_clock: FakeTime) -> None:
-    lap = queued(step_clock, [0.5, 0.2, 0.2, 0.3] * 2, cycle=4)
-    assert (lap.steps_per_window, lap.cycle, lap.steps_s) == (1, 4, pytest.approx([0.5, 0.2, 0.2, 0.3]))
-
-
-def test_a_window_with_a_skipped_update_does_not_count_and_is_run_again(step_clock: FakeTime) -> None:
-    device, asked = Queueing(step_clock), list[int]()
-
-    def batch_of(number: int) -> StepBatch:
-        asked.append(number)
-        return BATCH
-
-    step = step_on(device, forever(SHORT_S), scaler=torch.amp.GradScaler("cpu"))
-    OverflowingAt(step.model, [3 + 7 + 4, 3 + 7 + 6])
-    lap = time_steps(step, batch_of, device, PACE)
-    assert (lap.skipped, lap.skipped_s) == (2, 2 * SHORT_S)
-    assert lap.steps_s == [SHORT_S] * 3
-    assert asked == [0, 1, 0, *range(7), *range(7, 14), *range(7, 14), *range(14, 21)]
-
-
-def test_a_scaler_that_finds_no_scale_is_given_up_in_windows_too(step_clock: FakeTime) -> None:
-    device = Queueing(step_clock)
-    step = step_on(device, forever(SHORT_S), scaler=torch.amp.GradScaler("cpu"))
-    OverflowingAt(step.model, range(3, 1000))
-    lap = time_steps(step, lambda number: BATCH, device, PACE)
-    assert lap.steps_s == []
-    assert MOST_SKIPPED <= lap.skipped < MOST_SKIPPED + lap.steps_per_window
-
-
-def test_a_loss_that_is_ruined_in_a_window_is_noticed_at_its_edge(step_clock: FakeTime) -> None:
-    device, run = Queueing(step_clock), iter(range(1000))
-
-    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        device.launch(0.0, SHORT_S)
-        return model(batch).mean() * (float("nan") if next(run) >= 3 + 7 + 5 else 1.0)
-
-    step = step_on(device, (), loss=LossRule("l", loss, False, ""))
-    lap = time_steps(step, lambda number: BATCH, device, PACE)
-    assert lap.ruined == 3 + 2 * 7  # the last step of its window
-    assert lap.loss != lap.loss  # the last one is not a number
-
-
-def test_a_sign_of_life_comes_before_each_window_and_not_in_it(step_clock: FakeTime) -> None:
-    device = Queueing(step_clock)
-    step = step_on(device, forever(SHORT_S))
-    time_steps(step, lambda number: BATCH, device, PACE, beat=lambda: device.log.append("beat"))
-    alone, together = ["beat", "wait", "step", "wait"], ["beat", "wait", *["step"] * 7, "wait"]
-    assert device.log == alone * 3 + together * 3
-
-
-@pytest.mark.parametrize("of", ["live", "retries"])
-def test_steps_that_keep_memory_or_thrash_are_timed_one_by_one(of: str, step_clock: FakeTime) -> None:
-    """Hundreds of them would not fit: that would be an out-of-memory, and not what it is."""
-    device = Queueing(step_clock)
-
-    def batch_of(number: int) -> StepBatch:
-        setattr(device, of, getattr(device, of) + 2**20)
-        return BATCH
-
-    lap = time_steps(step_on(device, forever(SHORT_S)), batch_of, device, PACE)
-    assert (lap.steps_per_window, len(lap.steps_s)) == (1, PACE.steps_most)
-
-
-def test_a_window_is_timed_however_little_patience_there_is(step_clock: FakeTime) -> None:
-    pace = Pace(warmup_least=1, warmup_most=4, steps_least=5, steps_most=10, seconds=1.0, patience_s=0.0)
-    device = Queueing(step_clock)
-    lap = time_steps(step_on(device, forever(SHORT_S)), lambda number: BATCH, device, pace)
-    assert (len(lap.steps_s), lap.steps_per_window) == (1, 7)
