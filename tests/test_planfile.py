@@ -122,6 +122,19 @@ def test_the_text_reads_well() -> None:
     assert yaml.safe_load(text)["schema"] == "autofit.plan/1"  # any YAML reader reads it
 
 
+def test_steps_timed_together_are_told_and_a_file_without_them_is_read_as_before(tmp_path: Path) -> None:
+    windows = RECORD.model_copy(update={"proof": PROOF.model_copy(update={"steps_per_window": 12})})
+    text = planfile.dumps(windows)
+    assert (
+        text.count("steps_per_window: 12") == 1
+    )  # of the baseline each step was timed: as in an earlier version's file
+    path = tmp_path / "autofit.yaml"
+    path.write_text(text)
+    assert planfile.load(path) == windows
+    path.write_text(text.replace("  steps_per_window: 12\n", ""))
+    assert planfile.load(path) == RECORD
+
+
 def test_a_reason_cannot_leave_the_comment() -> None:
     outcome = Outcome(status=Status.CRASHED, reason="gone\nschema: evil\x85plan:\u2028x: 1\r\x1b[31m")
     record = RECORD.model_copy(update={"baseline": Candidate(plan=OWN, outcome=outcome)})

@@ -37,11 +37,14 @@ class Measurement(BaseModel):
     """The speed and memory that a probe measured.
 
     Attributes:
-        step_times_s: raw wall times of whole optimizer steps, with the device synchronised, in order.
+        step_times_s: raw wall times of whole optimizer steps, with the device synchronised, in order. If several steps
+            were timed together in a window, the mean of each window.
+        steps_per_window: number of steps that each value of `step_times_s` is the mean of; 1 if each was timed alone.
         samples_per_step: samples in one optimizer step.
         tokens_per_step: useful tokens in one optimizer step, without padding; None if unknown. If batches differ in
             shape, the mean over the timed steps.
-        cycle: number of steps after which the same batches come again; 1 if all batches have one shape.
+        cycle: number of values of `step_times_s` after which the same batches come again; 1 if all batches have one
+            shape, or if each window has all of them.
         memory: the peak over all steps, including those on the worst batch.
         warmup_times_s: times of the steps before the measured ones.
         startup_s: warm-up cost in seconds: how much longer the first steps took than the same number of steady steps
@@ -61,6 +64,7 @@ class Measurement(BaseModel):
     samples_per_step: int = Field(gt=0)
     memory: Memory
     tokens_per_step: float | None = None
+    steps_per_window: int = Field(default=1, ge=1)
     cycle: int = Field(default=1, ge=1)
     warmup_times_s: tuple[float, ...] = ()
     startup_s: float | None = Field(default=None, ge=0)
@@ -75,6 +79,11 @@ class Measurement(BaseModel):
     def step_time_s(self) -> float:
         """Duration of one steady optimizer step in seconds (`steady`)."""
         return steady(self.step_times_s, self.cycle)
+
+    @property
+    def timed_steps(self) -> int:
+        """The number of steps behind `step_times_s`."""
+        return len(self.step_times_s) * self.steps_per_window
 
     @property
     def of_worst_batch(self) -> bool:
@@ -97,7 +106,8 @@ class Measurement(BaseModel):
 
         `s` is 1.4826 times the median absolute deviation, which is robust against a single slow step. Deviations are
         from the median of all steps, or, if batches differ, from the median of the steps on the same batch, at the cost
-        of one degree of freedom each. 0 if no batch came twice.
+        of one degree of freedom each. 0 if no batch came twice. If windows have several steps, `s` is that of their
+        means and `n` the number of windows.
         """
         if self.cycle == 1:
             return _standard_error(_from_median(self.step_times_s), len(self.step_times_s))

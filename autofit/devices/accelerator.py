@@ -24,6 +24,8 @@ CONTEXT_BYTES = 1536 * 2**20
 class Accelerator(Device):
     """A device with torch's caching allocator, reached through `torch.accelerator`."""
 
+    queues_work = True
+
     @property
     def torch_device(self) -> torch.device:
         """The device with its index: allocator statistics are kept per index, and another may become current."""

@@ -101,11 +101,14 @@ class Device(ABC):
     Attributes:
         type: torch's name of the device type.
         meter_slows: whether `meter` slows steps down, so that they must not be timed.
+        queues_work: whether the host goes on while the device still works. Short steps are then timed several at a time
+            (`autofit.probing.window`), because a training does not wait for each step either.
         is_host: whether the device is the CPU, whose memory is the machine's main memory.
     """
 
     type: ClassVar[str]
     meter_slows: ClassVar[bool] = False
+    queues_work: ClassVar[bool] = False
     is_host: ClassVar[bool] = False
 
     def __init__(self, index: int | None = None) -> None:

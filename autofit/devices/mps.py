@@ -23,6 +23,7 @@ class Mps(Device):
     """The GPU of a Mac. Untested on hardware."""
 
     type = "mps"
+    queues_work = True
 
     @classmethod
     def is_available(cls) -> bool:

@@ -5,12 +5,14 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 from time import perf_counter
 
 import torch
 
 from autofit.core.measurement import steady
-from autofit.devices.base import Device
+from autofit.devices.base import Device, nothing
+from autofit.probing.window import LEAST_WINDOWS, Ran, run_window, steps_per_window, watch_allocator
 from autofit.workloads.step import StepBatch, TrainStep
 
 SETTLED_RATIO = 0.10
@@ -32,10 +34,10 @@ class Pace:
         warmup_least: steps before measuring, at least.
         warmup_most: steps before measuring, at most; reaching it unsettled is a warning.
         steps_least: measured steps, at least.
-        steps_most: measured steps, at most; a cycle that began is completed.
+        steps_most: measured steps, at most; a cycle that began is completed, and so is a window.
         seconds: measuring stops after this time once `steps_least` are done.
-        patience_s: once warming up or measuring took this long, what was run has to do; one step, or one cycle, is
-            always measured.
+        patience_s: once warming up or measuring took this long, what was run has to do; one step, one cycle or one
+            window is always measured.
     """
 
     warmup_least: int
@@ -46,44 +48,28 @@ class Pace:
     patience_s: float = math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """What one step did.
-
-    Attributes:
-        seconds: its wall time, the device synchronised at both edges.
-        updated: False when the gradient scaler skipped the update.
-        loss: its mean loss; None in inference.
-    """
-
-    seconds: float
-    updated: bool
-    loss: float | None
-
-    @property
-    def ruined(self) -> bool:
-        """Whether the loss is not finite."""
-        return self.loss is not None and not math.isfinite(self.loss)
-
-
 @dataclass(slots=True)
 class Lap:
     """What timing gave.
 
     Attributes:
         warmup_s: times of the steps before the measured ones.
-        steps_s: times of the measured steps.
-        cycle: steps after which the same batches came again; 1 where all are alike.
+        steps_s: times of the measured steps: of each window the mean, where windows have several.
+        steps_per_window: steps that were timed together.
+        cycle: values of `steps_s` after which the same batches came again; 1 where all are alike, or each window has
+            all of them.
         settled: whether the last warm-up steps were close to each other; where batches differ, whether each ran once.
-        skipped: steps whose update the scaler skipped; they are in neither list of times.
+        skipped: steps whose update the scaler skipped; they are in neither list of times, nor is their window.
         skipped_s: seconds that these took.
         loss: loss of the last step.
-        ruined: number of the first step whose loss was not finite, from 1 on; None when there was none.
+        ruined: number of the first step whose loss was found not to be finite, from 1 on; None when there was none. The
+            last loss of a window is looked at.
         phases_s: seconds by phase, from steps of their own.
     """
 
     warmup_s: list[float] = field(default_factory=list)
     steps_s: list[float] = field(default_factory=list)
+    steps_per_window: int = 1
     cycle: int = 1
     settled: bool = True
     skipped: int = 0
@@ -91,6 +77,11 @@ class Lap:
     loss: float | None = None
     ruined: int | None = None
     phases_s: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def timed_steps(self) -> int:
+        """How many steps were measured."""
+        return len(self.steps_s) * self.steps_per_window
 
     @property
     def startup_s(self) -> float:
@@ -123,65 +114,112 @@ def shapes_of_a_training(vary: bool) -> AbstractContextManager[object]:
     return patched
 
 
-def run_step(step: TrainStep, batch: StepBatch, device: Device) -> Ran:
-    """Runs one step and times it.
-
-    A scaler that finds an infinity skips the update and lowers its scale: such a step is faster and smaller than a
-    real one.
-    """
-    scaler = step.draft.scaler
-    scale = None if scaler is None else scaler.get_scale()
-    loss, seconds = device.timed(lambda: step(batch))
-    updated = scaler is None or scale is None or scaler.get_scale() >= scale
-    return Ran(seconds, updated, None if step.draft.optimizer is None else float(loss))
-
-
 def time_steps(
-    step: TrainStep, batch_of: Callable[[int], StepBatch], device: Device, pace: Pace, cycle: int = 1
+    step: TrainStep,
+    batch_of: Callable[[int], StepBatch],
+    device: Device,
+    pace: Pace,
+    cycle: int = 1,
+    beat: Callable[[], None] = nothing,
 ) -> Lap:
-    """Runs steps and times each; gives up when the scaler has skipped `MOST_SKIPPED` of them.
+    """Runs steps and times them; gives up when the scaler has skipped `MOST_SKIPPED` of them.
+
+    Steps of the warm-up are timed one by one, the measured ones window by window (window.py): one by one too, unless
+    the device works off a queue and they are short.
 
     Args:
         step: the step to run.
         batch_of: gives the micro batches of the step of a number, from 0 on for the warm-up and for what is measured; a
-            skipped step is run again on its own. Not timed.
-        device: is synchronised at the edges of each step.
+            skipped step is run again on its own, with its window. Not timed for the first step of a window.
+        device: is synchronised at the edges of each window.
         pace: how long; whole cycles are measured, so the last may go beyond.
         cycle: steps after which the same batches come again, where they differ in shape; 1 where all are alike.
+        beat: called before each window, as a sign of life.
     """
-    lap, began = Lap(cycle=cycle), perf_counter()
+    timing = _Timing(step, batch_of, device, pace, cycle, beat, Lap(cycle=cycle))
+    timing.warm_up()
+    timing.measure()
+    return timing.lap
 
-    def run_into(times: list[float]) -> bool:
-        ran = run_step(step, batch_of(len(times)), device)
+
+@dataclass(slots=True)
+class _Timing:
+    """The timing that `time_steps` does, as far as it is; `ran` is the number of steps so far."""
+
+    step: TrainStep
+    batch_of: Callable[[int], StepBatch]
+    device: Device
+    pace: Pace
+    cycle: int
+    beat: Callable[[], None]
+    lap: Lap
+    ran: int = 0
+
+    def warm_up(self) -> None:
+        """Runs steps one by one until they settle."""
+        times, pace, began = self.lap.warmup_s, self.pace, perf_counter()
+        while len(times) < pace.warmup_most and self.lap.skipped < MOST_SKIPPED:
+            ran = self._run(len(times), 1)
+            if ran.updated:
+                times.append(ran.seconds)
+            patient = perf_counter() - began < pace.patience_s
+            if not patient or (len(times) >= max(pace.warmup_least, 2) and self._warm()):
+                break
+        self.lap.settled = pace.warmup_most < 2 or self._warm()
+
+    def measure(self) -> None:
+        """Runs windows until there are enough of them. The first one is a step, which tells how wide they can be.
+
+        Windows that turn out too short at the beginning, that step among them, are part of the warm-up.
+        """
+        lap, began = self.lap, perf_counter()
+        while lap.skipped < MOST_SKIPPED and not self._enough(perf_counter() - began):
+            repeatable = None if lap.steps_s else watch_allocator(self.device)
+            ran = self._run(lap.timed_steps, lap.steps_per_window)
+            step_s = ran.seconds / ran.steps
+            if not ran.updated:
+                continue
+            if repeatable is not None and repeatable() and self._widen(min([step_s, *lap.warmup_s[-1:]])):
+                lap.warmup_s += [step_s] * ran.steps
+            else:
+                lap.steps_s.append(step_s)
+
+    def _run(self, first: int, steps: int) -> Ran:
+        """Runs a window from the step of a number on, and notes what became of it."""
+        self.beat()
+        # The first batch is there before the clock starts; the others are picked while the device works.
+        batches = chain([self.batch_of(first)], map(self.batch_of, range(first + 1, first + steps)))
+        ran, lap = run_window(self.step, batches, self.device), self.lap
         lap.loss = ran.loss
+        self.ran += ran.steps
         if ran.ruined and lap.ruined is None:
-            lap.ruined = len(lap.warmup_s) + len(lap.steps_s) + lap.skipped + 1
-        if ran.updated:
-            times.append(ran.seconds)
-        else:
-            lap.skipped += 1
-            lap.skipped_s += ran.seconds
-        return lap.skipped < MOST_SKIPPED
+            lap.ruined = self.ran
+        lap.skipped += ran.skipped
+        lap.skipped_s += ran.seconds * ran.skipped / ran.steps
+        return ran
 
-    def warm() -> bool:
-        return len(lap.warmup_s) >= cycle if cycle > 1 else _settled(lap.warmup_s)
+    def _widen(self, step_s: float) -> bool:
+        """Says whether windows were less than half as wide as steps of `step_s` want them, and makes them that wide."""
+        lap, wanted = self.lap, steps_per_window(self.device, step_s, self.cycle)
+        if wanted < 2 * lap.steps_per_window:
+            return False
+        lap.steps_per_window, lap.cycle = wanted, 1
+        return True
 
-    while len(lap.warmup_s) < pace.warmup_most and run_into(lap.warmup_s):
-        patient = perf_counter() - began < pace.patience_s
-        if not patient or (len(lap.warmup_s) >= max(pace.warmup_least, 2) and warm()):
-            break
-    lap.settled = pace.warmup_most < 2 or warm()
-    began, steps = perf_counter(), lap.steps_s
+    def _warm(self) -> bool:
+        times = self.lap.warmup_s
+        return len(times) >= self.cycle if self.cycle > 1 else _settled(times)
 
-    def enough() -> bool:
-        timed = len(steps) >= pace.steps_least and perf_counter() - began >= pace.seconds
-        return len(steps) % cycle == 0 and (timed or len(steps) >= pace.steps_most)
-
-    while not enough():
-        impatient = steps and len(steps) % cycle == 0 and perf_counter() - began > pace.patience_s
-        if impatient or lap.skipped >= MOST_SKIPPED or not run_into(steps):
-            break
-    return lap
+    def _enough(self, elapsed_s: float) -> bool:
+        lap, pace = self.lap, self.pace
+        if not lap.steps_s or len(lap.steps_s) % lap.cycle:
+            return False
+        if elapsed_s > pace.patience_s:
+            return True
+        if lap.steps_per_window > 1 and len(lap.steps_s) < LEAST_WINDOWS:
+            return False
+        timed = lap.timed_steps >= pace.steps_least and elapsed_s >= pace.seconds
+        return timed or lap.timed_steps >= pace.steps_most
 
 
 def beyond(times_s: Sequence[float], steady_s: float) -> float:
@@ -195,7 +233,11 @@ def phase_steps(cycle: int) -> int:
 
 
 def time_phases(
-    step: TrainStep, batch_of: Callable[[int], StepBatch], device: Device, cycle: int = 1
+    step: TrainStep,
+    batch_of: Callable[[int], StepBatch],
+    device: Device,
+    cycle: int = 1,
+    beat: Callable[[], None] = nothing,
 ) -> dict[str, float]:
     """Returns the seconds of each phase over a few steps of their own, see `autofit.core.measurement.steady`.
 
@@ -204,6 +246,7 @@ def time_phases(
     samples: dict[str, list[float]] = {}
     try:
         for number in range(phase_steps(cycle)):
+            beat()
             for phase, seconds in _phases_of_one(step, batch_of(number), device).items():
                 samples.setdefault(phase, []).append(seconds)
     finally:

@@ -24,14 +24,13 @@ from autofit.probing.meter import (
     MOST_SKIPPED,
     Lap,
     Pace,
-    Ran,
     beyond,
     phase_steps,
-    run_step,
     start_cold,
     time_phases,
     time_steps,
 )
+from autofit.probing.window import Ran, run_step
 from autofit.workloads.batch_store import BatchStore, Typical, fresh
 from autofit.workloads.step import StepBatch, TrainStep, state_tensors
 from autofit.workloads.tree import Batch, nbytes, pieces, tensors
@@ -232,17 +231,19 @@ class Probe:
 
     def _time(self, step: TrainStep, typical: Typical) -> Lap:
         def batch_of(number: int) -> StepBatch:
-            self.beat("fetch")
             return self._step_batch(typical.of_step(number))
+
+        def beat() -> None:
+            self.beat("fetch")
 
         pace = PACES[self.purpose]
         if self.purpose is Purpose.PROOF:
             pace = replace(pace, patience_s=PATIENCE_SHARE * self.clock.left_s)
         with self._reported(step):
-            lap = time_steps(step, batch_of, self.device, pace, typical.cycle)
-            more_s = phase_steps(lap.cycle) * max(lap.steps_s, default=math.inf)
+            lap = time_steps(step, batch_of, self.device, pace, typical.cycle, beat)
+            more_s = phase_steps(typical.cycle) * max(lap.steps_s, default=math.inf)
             if self.purpose is Purpose.PROOF and more_s < self.clock.left_s:
-                lap.phases_s = time_phases(step, batch_of, self.device, typical.cycle)
+                lap.phases_s = time_phases(step, batch_of, self.device, typical.cycle, beat)
         return lap
 
     def _follow(self, step: TrainStep, parts: Sequence[Batch]) -> Ran:
@@ -331,7 +332,8 @@ class Probe:
         return Measurement(
             step_times_s=tuple(lap.steps_s),
             samples_per_step=self.plan.global_batch_size,
-            tokens_per_step=typical.tokens_per_step(len(lap.steps_s)),
+            steps_per_window=lap.steps_per_window,
+            tokens_per_step=typical.tokens_per_step(lap.timed_steps),
             cycle=lap.cycle,
             memory=NOT_READ if peak is None or peak.memory is None else peak.memory,
             warmup_times_s=tuple(lap.warmup_s),

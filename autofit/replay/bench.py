@@ -125,7 +125,7 @@ class TableBench:
         measurement = outcome.measurement
         spent = self._block_ratio * entry.outcome.duration_s
         if measurement is not None:
-            spent += sum(measurement.step_times_s) * (steps + DROPPED_STEPS) / steps
+            spent += sum(measurement.step_times_s) * (measurement.timed_steps + DROPPED_STEPS) / steps
         self.time.advance(spent)
         return outcome.model_copy(update={"duration_s": spent})
 
@@ -144,7 +144,8 @@ class TableBench:
         alone = runs.step_times_s(block, steps, now - self._drift(block.at_s), self._chance)
         times = alone if self._bursts is None else self._bursts.slowed(alone, self.time.seconds)
         self._held_up_s = sum(times) - sum(alone)
-        changes = {"step_times_s": times, "tokens_per_step": block.tokens_per_step, "cycle": block.cycle}
+        changes = {"step_times_s": times, "steps_per_window": block.steps_per_window, "cycle": block.cycle}
+        changes["tokens_per_step"] = block.tokens_per_step
         assert entry.outcome.measurement is not None, "only a measured entry is drawn from"
         return entry.outcome.model_copy(update={"measurement": entry.outcome.measurement.model_copy(update=changes)})
 

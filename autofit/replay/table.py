@@ -25,8 +25,9 @@ class Block(BaseModel):
     Attributes:
         at_s: seconds since the recording began.
         step_times_s: raw wall times of whole optimizer steps, in order; none when the block failed.
+        steps_per_window: steps of which each of them is the mean (`Measurement.steps_per_window`).
         tokens_per_step: useful tokens of one step; None when not known.
-        cycle: steps after which the same batches come again (`Measurement.cycle`).
+        cycle: values of `step_times_s` after which the same batches come again (`Measurement.cycle`).
         reason: why the block failed, or "".
     """
 
@@ -34,6 +35,7 @@ class Block(BaseModel):
 
     at_s: float
     step_times_s: tuple[float, ...] = ()
+    steps_per_window: int = Field(default=1, ge=1)
     tokens_per_step: float | None = None
     cycle: int = Field(default=1, ge=1)
     reason: str = ""
@@ -47,7 +49,8 @@ class Block(BaseModel):
     @classmethod
     def of(cls, measurement: Measurement, at_s: float) -> Self:
         """Returns the block of a measurement."""
-        return cls(at_s=at_s, **measurement.model_dump(include={"step_times_s", "tokens_per_step", "cycle"}))
+        shared = {"step_times_s", "steps_per_window", "tokens_per_step", "cycle"}
+        return cls(at_s=at_s, **measurement.model_dump(include=shared))
 
     @property
     def step_time_s(self) -> float:

@@ -83,3 +83,30 @@ def test_what_is_no_measurement_is_refused(change: dict[str, object]) -> None:
 def test_a_measurement_survives_json() -> None:
     measurement = measured(0.1, 0.2, tokens_per_step=3.5)
     assert Measurement.model_validate_json(measurement.model_dump_json()) == measurement
+
+
+def test_a_measurement_of_an_earlier_version_has_timed_each_step_by_itself() -> None:
+    earlier = {"step_times_s": [0.1, 0.2], "samples_per_step": 8, "memory": MEMORY.model_dump(), "cycle": 1}
+    measurement = Measurement.model_validate(earlier)
+    assert (measurement.steps_per_window, measurement.timed_steps) == (1, 2)
+
+
+def test_of_windows_each_is_one_value_and_all_their_steps_are_counted() -> None:
+    measurement = measured(0.010, 0.011, 0.012, steps_per_window=10)
+    assert measurement.timed_steps == 30
+    assert measurement.step_time_s == 0.011
+    assert measurement.samples_per_s == pytest.approx(8 / 0.011)
+
+
+def test_the_spread_of_windows_is_as_narrow_as_their_means_are() -> None:
+    """It covers how far the medians of many measurements lie apart, no less and not much more."""
+    chance = random.Random(5)
+
+    def windows(count: int, steps: int) -> Measurement:
+        times = [sum(chance.gauss(1.0, 0.1) for _ in range(steps)) / steps for _ in range(count)]
+        return measured(*times, steps_per_window=steps)
+
+    runs = [windows(9, 25) for _ in range(400)]
+    apart = pstdev(run.step_time_s for run in runs)
+    told = sum(run.spread_ratio for run in runs) / len(runs)
+    assert told == pytest.approx(apart, rel=0.15)

@@ -35,7 +35,7 @@ if __name__ == "__main__":
 
 import autofit  # noqa: E402  # found through the line above when this is run as a script
 from autofit.core.errors import AutofitError  # noqa: E402
-from autofit.probing import probe  # noqa: E402
+from autofit.probing import probe, window  # noqa: E402
 from autofit.probing.survey import gates  # noqa: E402
 from tests.cuda.faults import FAULTS, at_forward  # noqa: E402
 from tests.cuda.scaled import MAKERS  # noqa: E402
@@ -273,6 +273,7 @@ def suit_phantom() -> None:
     passed = gates.GateResult(True, "not asked of a phantom GPU")
     gates.accumulation = gates.precision = lambda *_: passed
     probe.PACES = QUICK
+    window.WINDOW_S = 0.0  # each step by itself
 
 
 def parent(given: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from autofit.core.recommendation import Recommendation
 from autofit.core.trial import Purpose
 from autofit.guard import digest_of
 from autofit.probing import isolated_trace as isolation
-from autofit.probing import probe
+from autofit.probing import probe, window
 from autofit.probing.meter import Pace
 from autofit.workloads.batches import BatchSource
 from tests.phantom.phantom import Phantom, present
@@ -60,6 +60,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     if present():
         monkeypatch.setattr(probe, "PACES", QUICK)
+        monkeypatch.setattr(window, "WINDOW_S", 0.0)  # each step by itself
     # The hooks of these tests hold things, but leave fake tensors alone.
     monkeypatch.setattr(isolation, "OWN", (*isolation.OWN, "tests"))
     gc.freeze()

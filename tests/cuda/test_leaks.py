@@ -95,7 +95,7 @@ def test_a_kept_loss_keeps_the_activations_of_its_step(shelf: Shelf, device: Dev
 
 @pytest.mark.parametrize(
     "what",
-    [lambda loss: loss.item(), lambda loss: activations(loss).cpu(), lambda loss: loss.detach()],
+    [lambda loss: loss.item(), lambda loss: activations(loss)[0, : MIB // 4].cpu(), lambda loss: loss.detach()],
     ids=["item", "cpu", "one number"],
 )
 def test_what_is_kept_elsewhere_or_is_next_to_nothing_is_no_leak(

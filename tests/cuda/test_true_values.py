@@ -121,7 +121,7 @@ def test_steps_that_overflow_in_fp16_do_not_count(device: Device, updates: list[
     assert outcome.measured, outcome
     assert outcome.measurement is not None
     assert outcome.measurement.worst_steps == 3
-    timed = len(outcome.measurement.warmup_times_s) + len(outcome.measurement.step_times_s)
+    timed = len(outcome.measurement.warmup_times_s) + outcome.measurement.timed_steps
     assert len(updates) == 3 + timed + 3  # on the worst batch, timed, and for the phases
     assert loss.calls > len(updates)
 

@@ -9,10 +9,14 @@ import torch
 
 from autofit.core.errors import UsageError
 from autofit.core.measurement import Memory
+from autofit.core.plan import Plan
 from autofit.devices import host_memory
 from autofit.devices.accelerator import CONTEXT_BYTES
 from autofit.devices.base import Counters, Device
 from autofit.devices.cuda import Cuda
+from autofit.probing.window import run_window
+from autofit.workloads.loss import LossRule
+from autofit.workloads.step import Draft, StepBatch, TrainStep
 from tests.devices import fake_nvml
 from tests.devices.fake_torch import GIB, MIB, Card, Machine, install
 
@@ -354,6 +358,21 @@ def test_work_is_timed_by_events_on_the_devices_own_stream(cards: Cards) -> None
         *("synchronize cuda:1", "record stream of cuda:1", "work on 0"),
         *("record stream of cuda:1", "synchronize cuda:1"),
     ]
+
+
+def test_the_steps_of_a_window_run_between_two_events_with_nothing_in_between(cards: Cards) -> None:
+    machine = cards()
+    model = torch.nn.Linear(1, 1)
+
+    def loss(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        machine.log.append("step")
+        return model(batch).mean()
+
+    draft = Draft(model, LossRule("l", loss, False, ""), torch.optim.SGD(model.parameters()), torch.device("cpu"))
+    ran = run_window(TrainStep(Plan(), draft), [StepBatch.of([torch.ones(2, 1)])] * 3, Cuda(0))
+    edge = "record stream of cuda:0"
+    assert machine.log == ["synchronize cuda:0", edge, *["step"] * 3, edge, "synchronize cuda:0"]
+    assert (ran.steps, ran.seconds) == (3, 1.5)
 
 
 def test_released_memory_is_what_the_cache_and_cublas_held(cards: Cards) -> None:

@@ -159,6 +159,18 @@ def test_a_probe_and_a_proof_cost_what_was_recorded_and_a_block_its_steps(table:
     assert clock.elapsed_s - before == pytest.approx(sum(steps) * 5 / 4)
 
 
+def test_a_block_of_windows_costs_all_their_steps(table: Table) -> None:
+    plan = table.space.baseline
+    entry = entry_of(table, plan)
+    wide = tuple(block.model_copy(update={"steps_per_window": 10}) for block in entry.blocks)
+    bench = TableBench(with_entry(table, entry.model_copy(update={"blocks": wide})))
+    clock = Clock(bench.time)
+    measurement = bench.evaluate(plan, Purpose.BLOCK).measurement
+    assert measurement is not None
+    assert measurement.steps_per_window == 10
+    assert clock.elapsed_s == pytest.approx(sum(measurement.step_times_s) * 41 / 4)
+
+
 def test_memory_is_as_recorded(table: Table) -> None:
     plan = table.space.baseline
     recorded = entry_of(table, plan).outcome.measurement

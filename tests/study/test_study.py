@@ -164,6 +164,20 @@ def test_what_says_nothing_about_the_plan_is_not_taken_over(db: Path, status: St
     assert reopen(db).earlier() == ()
 
 
+def test_a_trial_of_an_earlier_version_says_nothing_of_windows_and_is_taken_over(db: Path) -> None:
+    run(db, measured())
+    with sqlite3.connect(db) as connection:
+        text = "replace(value_json, ?, '')"
+        query = f"update trial_user_attributes set value_json = {text} where key = 'autofit.outcome'"
+        connection.execute(query, (r", \"steps_per_window\": 1",))
+        connection.execute("delete from trial_user_attributes where key = 'autofit.outcome.sum'")
+        (stored,) = connection.execute("select value_json from trial_user_attributes where key = 'autofit.outcome'")
+    assert "step_times_s" in stored[0]
+    assert "steps_per_window" not in stored[0]
+    (trial,) = reopen(db).earlier()
+    assert trial.outcome == measured()
+
+
 def test_a_changed_domain_starts_a_further_study_and_keeps_the_old_trials(db: Path) -> None:
     run(db, measured())
     wider = space(precisions=("fp32", "tf32", "bf16"))

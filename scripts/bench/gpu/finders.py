@@ -112,7 +112,7 @@ def run_ours(name: str, given: argparse.Namespace) -> dict[str, Any]:
             outcome = bench.evaluate(plan, purpose)
             measurement = outcome.measurement
             if measurement is not None:
-                counted["steps"] += len(measurement.warmup_times_s) + len(measurement.step_times_s)
+                counted["steps"] += len(measurement.warmup_times_s) + measurement.timed_steps
                 counted["steps"] += measurement.worst_steps
             counted["ooms"] += outcome.status is Status.OUT_OF_MEMORY
             return outcome
