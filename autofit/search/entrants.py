@@ -7,27 +7,27 @@ from autofit.core.objective import Objective
 from autofit.core.trial import Trial
 from autofit.search.choice import measurement_of, quotient
 from autofit.search.common_scale import CommonScale
-from autofit.search.loop import Loop
 from autofit.search.race import MAX_ROUNDS, MIN_ROUNDS, Race
+from autofit.search.runner import TrialRunner
 
 LATE_WORTH = 0.02
 """A plan joins a race that runs when it is expected to gain this over the leader, as a log ratio: the leader's probe
 was lucky, so that others were left at home that may be faster. Scored by scripts/bench/claims.py."""
 MOST_LATE = 3
-"""So many plans join for that reason at most."""
+"""At most this many plans join for that reason."""
 
 
 class Entrants:
     """Says who begins a race and who joins it.
 
     Args:
-        loop: what was searched; knows the time.
+        runner: knows the user's own plan, and how long runs take.
         measured: all plans that were measured.
         scale: what is known of their throughput.
     """
 
-    def __init__(self, loop: Loop, measured: Sequence[Trial], scale: CommonScale) -> None:
-        self._loop, self._measured, self._scale = loop, measured, scale
+    def __init__(self, runner: TrialRunner, measured: Sequence[Trial], scale: CommonScale) -> None:
+        self._runner, self._measured, self._scale = runner, measured, scale
         self._own: list[Trial] = []
         self._rivals: list[Trial] = []
         self._blocks_s: list[float] = []
@@ -35,13 +35,13 @@ class Entrants:
 
     def admit(self, finalists: Sequence[Trial]) -> None:
         """Takes the plans that may be the fastest by their probes, best first, and the user's own setting."""
-        self._own = [t for t in finalists if t.plan == self._loop.baseline]
-        rivals = [t for t in finalists if t.plan != self._loop.baseline]
-        self._rivals = by_promise(rivals, self._loop.tuning.objective)
+        self._own = [t for t in finalists if t.plan == self._runner.baseline]
+        rivals = [t for t in finalists if t.plan != self._runner.baseline]
+        self._rivals = by_promise(rivals, self._runner.tuning.objective)
 
     def first(self) -> list[Trial]:
         """Returns who begins: the user's own setting and the best rival, and others if blocks are as long as probes."""
-        block_s, room_s = self._loop.probe_s(), self._room_s()
+        block_s, room_s = self._runner.time.probe_s(), self._room_s()
         most = len(self._rivals)
         if block_s > 0 and room_s < float("inf"):
             most = int(room_s / (MIN_ROUNDS * block_s)) - len(self._own)
@@ -77,7 +77,7 @@ class Entrants:
         return race.rounds + MIN_ROUNDS <= MAX_ROUNDS and needed_s <= self._room_s()
 
     def _room_s(self) -> float:
-        return self._loop.time_left_s() - self._loop.proof_s()
+        return self._runner.time.left_s() - self._runner.time.proof_s()
 
 
 def by_promise(rivals: Sequence[Trial], objective: Objective) -> list[Trial]:

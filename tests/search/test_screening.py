@@ -1,4 +1,4 @@
-"""Foresight: what several estimators say together, worked out once until one of them learns more."""
+"""Screening: what several estimators say together, worked out once until one of them learns more."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,7 +10,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
-from autofit.search.screening import Foresight
+from autofit.search.screening import Screening
 from tests.fakes import Fixed, small_bench, tuning_of
 
 PLAN = small_bench().space.baseline
@@ -44,29 +44,29 @@ class Learner(Estimator):
         return too_large(self.learned)
 
 
-def foresight(*estimators: Estimator) -> Foresight:
-    return Foresight(tuning_of(small_bench(), estimators=estimators))
+def screening(*estimators: Estimator) -> Screening:
+    return Screening(tuning_of(small_bench(), estimators=estimators), {})
 
 
 def together(*opinions: dict[str, int | bool | str]) -> dict[str, object]:
-    found = foresight(*(Fixed(Estimate.model_validate(each)) for each in opinions)).estimate(PLAN)
+    found = screening(*(Fixed(Estimate.model_validate(each)) for each in opinions)).estimate(PLAN)
     assert found is not None
     return found.model_dump(exclude_defaults=True)
 
 
-def told(of: Foresight) -> None:
+def told(of: Screening) -> None:
     outcome = Outcome(status=Status.OUT_OF_MEMORY, reason="CUDA out of memory")
     of.tell(Trial(number=0, plan=PLAN, purpose=Purpose.PROBE, outcome=outcome))
 
 
-def looked(of: Foresight) -> None:
+def looked(of: Screening) -> None:
     of.look(PLAN)
 
 
-@pytest.mark.parametrize("learn", [told, looked, Foresight.survey, Foresight.begin])
-def test_estimators_are_asked_again_once_they_learned(learn: Callable[[Foresight], None]) -> None:
+@pytest.mark.parametrize("learn", [told, looked, Screening.refine_all, Screening.begin])
+def test_estimators_are_asked_again_once_they_learned(learn: Callable[[Screening], None]) -> None:
     learner = Learner()
-    ours = foresight(learner)
+    ours = screening(learner)
     assert [ours.estimate(PLAN), ours.estimate(PLAN)] == [too_large(0)] * 2
     assert learner.asked == 1
     learn(ours)
@@ -75,7 +75,7 @@ def test_estimators_are_asked_again_once_they_learned(learn: Callable[[Foresight
 
 
 def test_they_are_asked_again_after_a_look_that_poisoned_the_device() -> None:
-    ours = foresight(Learner(poisoned=True))
+    ours = screening(Learner(poisoned=True))
     ours.estimate(PLAN)
     with pytest.raises(DevicePoisoned):
         ours.look(PLAN)
@@ -104,4 +104,4 @@ def test_a_worst_case_is_believed_only_where_nothing_else_is_said() -> None:
 
 
 def test_no_opinion_is_none() -> None:
-    assert foresight().estimate(PLAN) is None
+    assert screening().estimate(PLAN) is None

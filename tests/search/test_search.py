@@ -304,8 +304,8 @@ def test_a_plan_that_its_process_has_run_before_is_charged_its_cold_start(tmp_pa
 def test_plans_whose_start_is_not_known_are_charged_nothing_and_named() -> None:
     bench = small_bench()
     told = found(bench, Request(study=":memory:", planned_steps=100)).caveats
-    assert any("it is not known what their first steps take longer" in caveat for caveat in told)
-    assert not any("first steps" in caveat for caveat in found(small_bench()).caveats)
+    assert any("are charged nothing for their warm-up: it is unknown" in caveat for caveat in told)
+    assert not any("warm-up" in caveat for caveat in found(small_bench()).caveats)
 
 
 @pytest.mark.parametrize("steps", [0, -3, 1.5, True, "many"])
