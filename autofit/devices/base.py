@@ -44,6 +44,10 @@ class Counters:
     ooms: int = 0
     retries: int = 0
 
+    def since(self, before: "Counters") -> "Counters":
+        """Returns what was counted since an earlier reading."""
+        return Counters(self.ooms - before.ooms, self.retries - before.retries)
+
 
 def nothing() -> None:
     """Does nothing."""

@@ -1,6 +1,5 @@
 """Time of whole optimizer steps: warm up until it settles, then measure."""
 
-import math
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,6 +11,7 @@ import torch
 
 from autofit.core.measurement import steady
 from autofit.devices.base import Device, nothing
+from autofit.probing.pace import Pace
 from autofit.probing.window import LEAST_WINDOWS, Ran, run_window, steps_per_window, watch_allocator
 from autofit.workloads.step import StepBatch, TrainStep
 
@@ -24,28 +24,6 @@ MOST_COMPILED = 256
 MOST_SKIPPED = 20
 """A gradient scaler that starts at 2**16 and halves its scale at each overflow is below 1 after 17 steps: when it still
 skips then, scaling is not what is wrong."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How long to warm up and to measure. Steps whose update the scaler skipped do not count.
-
-    Attributes:
-        warmup_least: steps before measuring, at least.
-        warmup_most: steps before measuring, at most; reaching it unsettled is a warning.
-        steps_least: measured steps, at least.
-        steps_most: measured steps, at most; a cycle that began is completed, and so is a window.
-        seconds: measuring stops after this time once `steps_least` are done.
-        patience_s: once warming up or measuring took this long, what was run has to do; one step, one cycle or one
-            window is always measured.
-    """
-
-    warmup_least: int
-    warmup_most: int
-    steps_least: int
-    steps_most: int
-    seconds: float
-    patience_s: float = math.inf
 
 
 @dataclass(slots=True)

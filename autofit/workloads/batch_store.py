@@ -121,3 +121,8 @@ def _on_host(typical: Typical) -> bool:
 
 def _bytes_of(typical: Typical) -> int:
     return sum(map(nbytes, typical.batches))
+
+
+def unused(parts: Sequence[Batch], device_type: str) -> list[Batch]:
+    """Returns micro batches that a step may change: copies, where bringing them to its device does not make any."""
+    return [fresh(part) if any(t.device.type == device_type for t in tensors(part)) else part for part in parts]

@@ -18,7 +18,7 @@ from autofit.core.trial import Purpose
 from autofit.guard import digest_of
 from autofit.probing import isolated_trace as isolation
 from autofit.probing import probe, window
-from autofit.probing.meter import Pace
+from autofit.probing.pace import Pace
 from autofit.workloads.batches import BatchSource
 from tests.phantom.phantom import Phantom, present
 

@@ -10,7 +10,8 @@ from torch import nn
 from autofit import devices
 from autofit.core.plan import Plan
 from autofit.probing import meter
-from autofit.probing.meter import MOST_SKIPPED, Pace, time_phases, time_steps
+from autofit.probing.meter import MOST_SKIPPED, time_phases, time_steps
+from autofit.probing.pace import Pace
 from autofit.probing.window import run_step
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch, TrainStep

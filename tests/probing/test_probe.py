@@ -25,7 +25,7 @@ from autofit.core.trial import Purpose
 from autofit.devices.base import Counters, Device, Reading
 from autofit.guard import digest_of
 from autofit.probing.bench import Bench
-from autofit.probing.probe import static_bytes
+from autofit.probing.static_bytes import static_bytes
 from autofit.probing.watchdog import Watchdog
 from autofit.workloads.representative import expected_largest
 from autofit.workloads.workload import Workload

@@ -25,8 +25,8 @@ from autofit.core.recommendation import Recommendation
 from autofit.core.units import format_bytes, format_duration
 from autofit.devices.base import Device
 from autofit.fit import Fit
-from autofit.probing.probe import static_bytes
 from autofit.probing.remote.bench import RemoteBench
+from autofit.probing.static_bytes import static_bytes
 from autofit.workloads.step import TrainStep
 from autofit.workloads.tree import Batch
 from gpu import stage

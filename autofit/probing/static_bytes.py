@@ -1,0 +1,18 @@
+"""Memory that stays between two training steps."""
+
+import torch
+
+from autofit.workloads.step import TrainStep, state_tensors
+from autofit.workloads.tree import pieces
+
+
+def static_bytes(step: TrainStep) -> int:
+    """Returns the bytes of the distinct storages that live between two steps, on the step's device."""
+    model, optimizer = step.draft.model, step.draft.optimizer
+    found: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
+    found += [p.grad for p in model.parameters() if p.grad is not None and p.grad.layout is torch.strided]
+    if optimizer is not None:
+        found += state_tensors(optimizer)
+    here = [piece for t in found if t.device.type == step.draft.device.type for piece in pieces(t)]
+    storages = {storage.data_ptr(): storage.nbytes() for storage in (piece.untyped_storage() for piece in here)}
+    return sum(storages.values())
