@@ -21,7 +21,7 @@ from autofit.estimation import estimate as estimating
 from autofit.estimation.estimation import Estimation
 from autofit.fit import Fit, Terms
 from autofit.guard import Guard
-from autofit.probing.bench import Bench
+from autofit.probing.local_bench import LocalBench
 from autofit.probing.remote.bench import Target
 from autofit.probing.standin_bench import StandInBench
 from autofit.probing.watchdog import Overdue, Watchdog
@@ -254,14 +254,14 @@ def load(path: str | Path) -> Fit:
     return Fit(planfile.load(path))
 
 
-def _opened(workload: Workload, device: Device, options: Options, watch: Watchdog) -> Bench:
+def _opened(workload: Workload, device: Device, options: Options, watch: Watchdog) -> LocalBench:
     """Opens a bench within the time budget.
 
     Raises:
         BudgetSpent: opening it used up the time.
     """
     try:
-        return watch.allowed(lambda: Bench(workload, device, options, watch=watch))
+        return watch.allowed(lambda: LocalBench(workload, device, options, watch=watch))
     except Overdue as error:
         raise BudgetSpent(f"{error}. Nothing was measured yet: give more time, or look for what hangs there.") from None
 

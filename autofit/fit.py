@@ -24,10 +24,9 @@ from autofit.reports.canvas import Canvas
 from autofit.reports.summary import summarize
 from autofit.strategies import MEMBERS
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.forward import resolve_forward
-from autofit.workloads.loss import LossRule, resolve_loss
+from autofit.workloads.first_loss import loss_of
+from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, Scheduler, StepLoader, TrainStep
-from autofit.workloads.tree import map_tensors
 from autofit.workloads.weights import Weighing
 from autofit.workloads.workload import OptimizerRecipe, Workload
 
@@ -140,7 +139,7 @@ class Fit:
         guard = Guard.of(workload)
         with guard.backstop, guard:  # looking at samples and at a first loss is no part of the training
             source = BatchSource.of(loader, scan=_SCANNED)
-            loss = _loss(workload, source, device)
+            loss = loss_of(workload, source, device)
         self._check_loss(loss, signature(model, source.structure(), loss.name))
         self._check_length(source.length)
         draft = Draft(
@@ -236,11 +235,3 @@ class Fit:
                 f"({device.type}), where its speed and peak memory are unknown. Tune again on this device.",
                 stacklevel=3,
             )
-
-
-def _loss(workload: Workload, source: BatchSource, device: torch.device) -> LossRule:
-    """Returns how the loss is computed. This may run the model once."""
-    batch = map_tensors(source.typical(source.small_size, 1)[0], lambda t: t.to(device))
-    if not workload.training:
-        return resolve_forward(batch, workload.step_fn)
-    return resolve_loss(workload.model, batch, loss_fn=workload.loss_fn, step_fn=workload.step_fn)

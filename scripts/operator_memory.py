@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from autofit import devices
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
-from autofit.probing.bench import place
+from autofit.probing.placement import place
 from autofit.strategies import MEMBERS
 from autofit.tracing.cuda.chip import Chip
 from autofit.tracing.cuda.results import laid_out

@@ -23,7 +23,7 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.devices.base import Capability
 from autofit.guard import digest_of
-from autofit.probing.bench import Bench
+from autofit.probing.local_bench import LocalBench
 from autofit.workloads.workload import Workload
 from tests.fakes import notes
 from tests.probing import targets
@@ -271,9 +271,9 @@ class Counted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.runs: list[tuple[Plan, Purpose]] = []
-        evaluate = Bench.evaluate
+        evaluate = LocalBench.evaluate
 
-        def counted(bench: Bench, plan: Plan, purpose: Purpose) -> Outcome:
+        def counted(bench: LocalBench, plan: Plan, purpose: Purpose) -> Outcome:
             self.runs.append((plan, purpose))
             outcome = evaluate(bench, plan, purpose)
             if outcome.measurement is None:
@@ -283,7 +283,7 @@ class Counted:
                 update={"measurement": outcome.measurement.model_copy(update={"step_times_s": times_s})}
             )
 
-        monkeypatch.setattr(Bench, "evaluate", counted)
+        monkeypatch.setattr(LocalBench, "evaluate", counted)
 
     def take(self, purpose: Purpose) -> list[Plan]:
         found = [plan for plan, why in self.runs if why is purpose]
@@ -336,7 +336,7 @@ def memory_of(model: nn.Module, loader: Any, global_batch_size: int, micro_batch
     workload = Workload(model, loader, global_batch_size=global_batch_size)
     plan = {"micro_batch_size": micro_batch_size, "accumulation_steps": global_batch_size // micro_batch_size}
     options = Options(memory_budget="256MiB", strategies=("batching",))
-    with Bench(workload, devices.choose("cpu"), options) as bench:
+    with LocalBench(workload, devices.choose("cpu"), options) as bench:
         outcome = bench.evaluate(Plan(values=plan), Purpose.PROBE)
     assert outcome.measured, outcome.reason
     assert outcome.measurement is not None

@@ -27,7 +27,7 @@ from autofit.core.errors import (
 from autofit.core.event import Event
 from autofit.core.trial import Purpose
 from autofit.guard import Guard, digest_of
-from autofit.probing.bench import Bench
+from autofit.probing.local_bench import LocalBench
 from autofit.study import Study
 from tests.fakes import FakeTime
 from tests.probing import targets
@@ -264,7 +264,7 @@ def test_a_study_in_a_place_that_cannot_be_written_is_refused(tmp_path: Path) ->
     assert str(tmp_path / "file") in message
     (tmp_path / "notes.txt").write_text("my notes, longer than a header")
     message = refused(StudyError, targets.mlp(), targets.vectors(), study=tmp_path / "notes.txt")
-    assert "no SQLite database" in message
+    assert "not an SQLite database" in message
     assert (tmp_path / "notes.txt").read_text() == "my notes, longer than a header"
 
 
@@ -340,15 +340,15 @@ def test_ctrl_c_while_opening_leaves_no_trace(at: int, tmp_path: Path, monkeypat
 
 
 def test_ctrl_c_in_a_probe_keeps_the_finished_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluate, runs = Bench.evaluate, list[Purpose]()
+    evaluate, runs = LocalBench.evaluate, list[Purpose]()
 
-    def stopping(bench: Bench, plan: Any, purpose: Purpose) -> Any:
+    def stopping(bench: LocalBench, plan: Any, purpose: Purpose) -> Any:
         runs.append(purpose)
         if len(runs) == 2:
             CtrlC(monkeypatch, torch.optim.AdamW, "step", 2).arm()  # in the middle of the run
         return evaluate(bench, plan, purpose)
 
-    assert interrupted(tmp_path / "study.db", lambda: monkeypatch.setattr(Bench, "evaluate", stopping)) == 1
+    assert interrupted(tmp_path / "study.db", lambda: monkeypatch.setattr(LocalBench, "evaluate", stopping)) == 1
 
 
 @pytest.mark.parametrize("purpose", [Purpose.BLOCK, Purpose.PROOF])
@@ -359,9 +359,9 @@ def test_ctrl_c_in_race_or_proof_keeps_all_trials(
     model = targets.mlp()
     # The larger the micro batch the faster: another plan than the user's own is the best, so that there is a race.
     model.register_forward_pre_hook(lambda *_: step_clock.advance(0.01))
-    evaluate, probes, stopped = Bench.evaluate, list[str](), list[Purpose]()
+    evaluate, probes, stopped = LocalBench.evaluate, list[str](), list[Purpose]()
 
-    def stopping(bench: Bench, plan: Any, why: Purpose) -> Any:
+    def stopping(bench: LocalBench, plan: Any, why: Purpose) -> Any:
         stop = why is purpose and not stopped
         if stop and not after:
             stopped.append(why)
@@ -374,7 +374,7 @@ def test_ctrl_c_in_race_or_proof_keeps_all_trials(
             probes.append(plan.key)
         return outcome
 
-    known = interrupted(tmp_path / "study.db", lambda: monkeypatch.setattr(Bench, "evaluate", stopping), model)
+    known = interrupted(tmp_path / "study.db", lambda: monkeypatch.setattr(LocalBench, "evaluate", stopping), model)
     assert known == len(probes) > 0
     assert stopped == [purpose]
 

@@ -1,11 +1,10 @@
 """StandInBench: a workload for a device that need not be here, ready to be traced. Nothing is probed and no gate runs.
 
-Opened in place of a `Bench`: by a worker for a device that is described (`chips`), or in the user's own
+Opened in place of a `LocalBench`: by a worker for a device that is described (`chips`), or in the user's own
 process for the one that the model is on.
 """
 
 import os
-import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Self
@@ -16,25 +15,24 @@ from autofit import devices
 from autofit.chips import StandIn, ceilings_of
 from autofit.core.account import Account
 from autofit.core.briefing import Briefing, Options
-from autofit.core.environment import Environment
-from autofit.core.errors import AutofitError, Untraceable, UserCodeError, WorkloadError
+from autofit.core.errors import AutofitError, Untraceable, WorkloadError
 from autofit.core.plan import Plan
 from autofit.core.units import format_bytes
 from autofit.core.work import Ceilings
 from autofit.devices.base import Capability, Device, Reading
-from autofit.failures.evidence import collect
-from autofit.identity.identity import own_version, settings, signature
+from autofit.identity.environment import environment_of
 from autofit.memory.breakdown import OUTSIDE, Part
 from autofit.memory.trace import Trace
 from autofit.prepare import prepare
 from autofit.probing import isolated_trace as isolation
-from autofit.probing.bench import batch_to_trace, chosen, facts_of, place
+from autofit.probing.placement import place
 from autofit.probing.short_run import ShortRun
 from autofit.probing.survey import gates
 from autofit.probing.survey.modes import mode_notes
 from autofit.probing.survey.survey import Survey
+from autofit.probing.user_errors import as_users_errors_on_host
+from autofit.probing.workload_facts import batch_to_trace, chosen, facts_of
 from autofit.strategies import MEMBERS
-from autofit.strategies.base import Facts
 from autofit.tracing import tracing
 from autofit.tracing.cuda import standin
 from autofit.tracing.cuda.chip import Chip
@@ -42,10 +40,9 @@ from autofit.tracing.fake_copy import fake_batch, fake_mode, shadow
 from autofit.tracing.static_memory import standing_parts
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted import Counted, Cuttable
-from autofit.workloads.forward import resolve_forward
+from autofit.workloads.first_loss import loss_of
 from autofit.workloads.loss import LossRule, resolve_loss
 from autofit.workloads.step import Draft, TrainStep
-from autofit.workloads.tree import map_tensors
 from autofit.workloads.workload import Workload
 
 CONTEXT_BYTES = 512 * 2**20
@@ -94,7 +91,7 @@ class StandInBench:
         account = device.account()
         if account is None:
             raise WorkloadError(f"memory on {device.name()} can only be measured: run autofit tune there instead.")
-        with _users_code():
+        with as_users_errors_on_host():
             place(workload, device, options.may_move)
             self._apart = workload.set_mode()
             self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
@@ -105,7 +102,7 @@ class StandInBench:
             space = survey.run()
             self.briefing = Briefing(
                 space=space,
-                environment=self._environment(facts),
+                environment=environment_of(workload, device, self._source, self._loss, facts.optimizer, present=False),
                 budget=device.budget(options.memory_budget, self._source.varies),
                 enforced=False,
                 account=account,
@@ -129,7 +126,7 @@ class StandInBench:
             SpaceError: the plan cannot be applied to this workload.
         """
         self._beat("trace")
-        with _users_code():
+        with as_users_errors_on_host():
             batch = batch_to_trace(self._source, plan)
         threads = torch.get_num_threads()
 
@@ -165,26 +162,11 @@ class StandInBench:
         return prepare(plan, Draft.of(self.workload, self._loss, self._device.torch_device), MEMBERS)
 
     def _resolve(self) -> LossRule:
-        workload, home = self.workload, self._device.torch_device
-        size = self._source.small_size
-        batch = self._source.typical(size, 1)[0]
-        if not workload.training:
-            return resolve_forward(batch, workload.step_fn)
-        if self._alone:
+        workload, size = self.workload, self._source.small_size
+        if self._alone and workload.training:
             with suppress(Exception):  # the user's code may need real data; what is wrong with it shows on them
-                return _resolved_without_data(workload, Counted(batch, size))
-        batch = map_tensors(batch, lambda t: t.to(home))
-        return resolve_loss(workload.model, batch, loss_fn=workload.loss_fn, step_fn=workload.step_fn)
-
-    def _environment(self, facts: Facts) -> Environment:
-        return Environment(
-            workload=signature(self.workload.model, self._source.structure(), self._loss.name),
-            device_type=self._device.type,
-            device_name=self._device.name(),
-            capacity_bytes=self._device.capacity_bytes(),
-            versions={"python": platform.python_version(), "torch": torch.__version__, "autofit": own_version()},
-            settings=settings(self.workload, facts.optimizer, self._device.type, self._source),
-        )
+                return _resolved_without_data(workload, Counted(self._source.typical(size, 1)[0], size))
+        return loss_of(workload, self._source, self._device.torch_device)
 
     def _notes(self) -> Iterator[str]:
         if self._loss.inferred:
@@ -281,19 +263,3 @@ def _resolved_without_data(workload: Workload, found: Counted) -> LossRule:
 
 def _nothing_runs(plan: Plan) -> TrainStep:
     raise AutofitError(f"a step of {plan} was to be built; expected that an estimate runs none.")
-
-
-@contextmanager
-def _users_code() -> Iterator[None]:
-    """Shows whatever the user's objects raise inside as their own error."""
-    try:
-        yield
-    except AutofitError:
-        raise
-    except Exception as error:
-        line = next(iter(str(error).strip().splitlines()), "")
-        raise UserCodeError(
-            f"your code failed on a small batch on the CPU: {type(error).__name__}: {line}. Run one training step of "
-            "your own there to see it, mend it, then estimate again.",
-            collect(error).traceback_text,
-        ) from error

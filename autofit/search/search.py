@@ -93,7 +93,7 @@ def search(
         listen: called with each event, for progress.
         clock: running since the call began; time spent on opening the bench counts.
         tracer: traces a plan; `Bench.trace` or `RemoteBench.trace`. None: memory is learned from probes alone.
-        recorder: runs a few steps of what cannot be traced; `Bench.record` or `RemoteBench.record`.
+        recorder: runs a few steps of what cannot be traced; `LocalBench.record` or `RemoteBench.record`.
         closing_s: seconds that a proof takes before it begins; `RemoteBench.proof_start_s`.
 
     Raises:

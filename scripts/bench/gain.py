@@ -22,7 +22,7 @@ from autofit.core.plan import Plan
 from autofit.core.recommendation import Ratio
 from autofit.core.trial import Purpose
 from autofit.core.units import format_bytes
-from autofit.probing.bench import Bench
+from autofit.probing.local_bench import LocalBench
 from autofit.search.race import pair
 from autofit.workloads.factory import as_arguments
 from autofit.workloads.workload import Workload
@@ -45,7 +45,7 @@ def tune(name: str, memory: str, seconds: float) -> Path:
 def compare(workload: Workload, plan: Plan, own: Plan, options: Options, pairs: int) -> Ratio:
     """Returns the throughput of `plan` over `own` from interleaved blocks."""
     logs: dict[str, list[float]] = {plan.key: [], own.key: []}
-    with Bench(workload, devices.choose(), options) as bench:
+    with LocalBench(workload, devices.choose(), options) as bench:
         for index in range(pairs):
             for one in (plan, own) if index % 2 == 0 else (own, plan):
                 outcome = bench.evaluate(one, Purpose.BLOCK)

@@ -40,7 +40,7 @@ from autofit.core.plan import Plan
 from autofit.core.recommendation import Ratio
 from autofit.core.trial import Purpose
 from autofit.core.units import format_bytes
-from autofit.probing.bench import Bench
+from autofit.probing.local_bench import LocalBench
 from autofit.probing.remote.bench import HOST_LIMIT_ENVIRONMENT, RemoteBench, Target
 from autofit.search.race import pair
 
@@ -179,7 +179,7 @@ def race(model: str, plans: Sequence[Plan], pairs: int) -> dict[str, list[float]
     """Returns by plan the log throughput of each of its blocks, in rounds that run forward and backward in turn."""
     logs: dict[str, list[float]] = {plan.key: [] for plan in plans}
     options = Options(memory_budget=peers_models.budget_bytes(model))
-    with Bench(peers_models.MODELS[model][0](), devices.choose("cpu"), options) as bench:
+    with LocalBench(peers_models.MODELS[model][0](), devices.choose("cpu"), options) as bench:
         for number in range(pairs if len(plans) > 1 else 1):
             for plan in plans if number % 2 == 0 else plans[::-1]:
                 measured = bench.evaluate(plan, Purpose.BLOCK).measurement

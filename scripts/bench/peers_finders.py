@@ -42,7 +42,7 @@ from autofit.core.briefing import Options
 from autofit.core.errors import BudgetSpent
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.guard.digest import fingerprint
-from autofit.probing.bench import facts_of
+from autofit.probing.workload_facts import facts_of
 from autofit.strategies import MEMBERS
 from autofit.workloads.batch_algebra import batch_size
 from autofit.workloads.batches import BatchSource

@@ -22,7 +22,7 @@ from autofit.core.space import SearchSpace
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes
 from autofit.estimators import Traced
-from autofit.probing.bench import Bench
+from autofit.probing.local_bench import LocalBench
 from autofit.workloads.factory import as_arguments
 from autofit.workloads.workload import Workload
 
@@ -33,7 +33,7 @@ def measure(name: str, count: int, seed: int) -> list[dict[str, Any]]:
     """Returns predicted and measured peaks of `count` plans of an example."""
     workload = Workload(**as_arguments(load(name).make_workload(), str(EXAMPLES / name)))
     found = []
-    with Bench(workload, devices.choose("cpu"), Options(memory_budget="4GiB", seed=seed)) as bench:
+    with LocalBench(workload, devices.choose("cpu"), Options(memory_budget="4GiB", seed=seed)) as bench:
         account, space = bench.briefing.account, SearchSpace(bench.briefing.space)
         assert account is not None, "a CPU's memory can be predicted"
         estimator = Traced(bench.trace, account, bench.briefing.budget.memory_bytes)

@@ -17,7 +17,7 @@ from autofit.core.briefing import Options
 from autofit.core.outcome import Outcome
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device
-from autofit.probing.bench import Bench
+from autofit.probing.local_bench import LocalBench
 from autofit.workloads.workload import Workload
 from tests.phantom.phantom import present
 
@@ -120,7 +120,7 @@ def evaluate(
     **plan: Any,
 ) -> Outcome:
     """Opens a bench, runs its baseline with the values of `plan`, and leaves it."""
-    with Bench(workload, device, options) as bench:
+    with LocalBench(workload, device, options) as bench:
         return bench.evaluate(bench.briefing.space.baseline.replace(**plan), purpose)
 
 

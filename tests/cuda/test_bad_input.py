@@ -13,7 +13,7 @@ from autofit import devices
 from autofit.api import tune
 from autofit.core.errors import NothingFits, UsageError, WorkloadError
 from autofit.devices.base import Device
-from autofit.probing.bench import Bench
+from autofit.probing.local_bench import LocalBench
 from autofit.workloads.workload import Workload
 from tests.cuda import targets
 from tests.cuda.targets import BATCHING, MIB, Sized, outside_bytes, own_loss, rows, sized
@@ -69,14 +69,14 @@ def test_a_model_on_another_device_than_asked(at: str, asked: str, device: Devic
 def test_a_model_on_two_devices(device: Device) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1).cuda())
     with pytest.raises(WorkloadError, match=r"the model is on cpu, cuda:0"):
-        Bench(Workload(model, rows(), step_fn=own_loss), device, BATCHING)
+        LocalBench(Workload(model, rows(), step_fn=own_loss), device, BATCHING)
 
 
 def test_a_buffer_that_stayed_behind(device: Device) -> None:
     model = Sized()
     model.register_buffer("table", torch.zeros(3))
     with pytest.raises(WorkloadError, match="cpu, cuda:0"):
-        Bench(Workload(model, rows(), step_fn=own_loss), device, BATCHING)
+        LocalBench(Workload(model, rows(), step_fn=own_loss), device, BATCHING)
 
 
 def test_an_optimizer_of_another_model() -> None:

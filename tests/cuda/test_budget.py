@@ -10,7 +10,7 @@ from autofit.core.errors import NothingFits
 from autofit.core.outcome import Status
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device
-from autofit.probing.bench import Bench
+from autofit.probing.local_bench import LocalBench
 from tests.cuda.targets import BATCHING, MIB, adam, evaluate, outside_bytes, sized
 from tests.fakes import unguarded
 
@@ -92,7 +92,7 @@ def test_the_whole_card_may_be_asked_for(device: Device) -> None:
 
 def test_the_limit_is_on_only_while_steps_run(device: Device) -> None:
     watching = unguarded(Watching())
-    with Bench(sized(watching), device, budget_of("2GiB")) as bench:
+    with LocalBench(sized(watching), device, budget_of("2GiB")) as bench:
         assert torch.cuda.get_per_process_memory_fraction() == pytest.approx(1.0)
         watching.fractions.clear()
         assert bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE).measured
@@ -167,7 +167,7 @@ def test_two_samples_that_do_not_fit_are_said_to_when_opening(device: Device, ca
     """The loss is looked for by running the model once, before any probe."""
     cap(100 * MIB)
     with pytest.raises(NothingFits, match="not even two samples fit"):
-        Bench(sized(None, held=100), device, BATCHING)
+        LocalBench(sized(None, held=100), device, BATCHING)
 
 
 def test_tensors_of_the_users_that_stay_on_the_device_count(device: Device) -> None:

@@ -13,7 +13,7 @@ from autofit.devices.base import Device
 from autofit.guard import Guard, digest_of
 from autofit.guard.object_state import ValuePiece
 from autofit.guard.tensor_state import StorageBytes
-from autofit.probing.bench import Bench
+from autofit.probing.local_bench import LocalBench
 from autofit.workloads.workload import Workload
 from tests.cuda.targets import BATCHING, MIB, Sized, adam, own_loss, rows, sized
 from tests.fakes import notes
@@ -111,7 +111,7 @@ def test_a_run_leaves_no_bit_changed(purpose: Purpose, device: Device) -> None:
     }
     before = {name: host(tensor) for name, tensor in tensors.items()}
     digest = digest_of(model, optimizer)
-    with Bench(Workload(model, rows(), step_fn=changing, optimizer=optimizer), device, BATCHING) as bench:
+    with LocalBench(Workload(model, rows(), step_fn=changing, optimizer=optimizer), device, BATCHING) as bench:
         assert bench.evaluate(bench.briefing.space.baseline, purpose).measured
         assert {name: host(tensor) for name, tensor in tensors.items()} == before
     assert {name: host(tensor) for name, tensor in tensors.items()} == before
@@ -133,7 +133,7 @@ def test_the_devices_random_numbers_go_on_as_if_nothing_had_happened(device: Dev
         seen.append(torch.cuda.get_rng_state())
         return model(batch[0])
 
-    with Bench(sized(step), device, BATCHING) as bench:
+    with LocalBench(sized(step), device, BATCHING) as bench:
         assert bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE).measured
         assert torch.equal(torch.cuda.get_rng_state(), before)
     assert len(seen) > 0
@@ -148,7 +148,7 @@ def test_the_next_random_numbers_are_those_that_would_have_come(device: Device) 
     state = torch.cuda.get_rng_state()
     expected = torch.rand(100, device="cuda").cpu()
     torch.cuda.set_rng_state(state)
-    with Bench(sized(own_loss), device, BATCHING) as bench:
+    with LocalBench(sized(own_loss), device, BATCHING) as bench:
         assert bench.evaluate(bench.briefing.space.baseline, Purpose.PROOF).measured
     assert torch.equal(torch.rand(100, device="cuda").cpu(), expected)
 
@@ -234,7 +234,7 @@ def test_the_loss_is_bit_identical_before_and_after(device: Device) -> None:
     x = torch.randn(32, 4, device="cuda")
     before = model(x).detach().cpu()
     workload = Workload(model, rows(), step_fn=lambda model, batch: model(batch[0]).square().mean())
-    with Bench(workload, device, BATCHING) as bench:
+    with LocalBench(workload, device, BATCHING) as bench:
         for purpose in Purpose:
             assert bench.evaluate(bench.briefing.space.baseline, purpose).measured
     assert torch.equal(model(x).detach().cpu(), before)

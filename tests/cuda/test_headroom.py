@@ -9,7 +9,7 @@ from autofit import devices
 from autofit.core.errors import UsageError
 from autofit.core.units import format_bytes
 from autofit.devices.base import Device
-from autofit.probing.bench import Bench
+from autofit.probing.local_bench import LocalBench
 from autofit.workloads.workload import Workload
 from tests.cuda.targets import FREE, MIB, sized
 from tests.phantom.phantom import Phantom
@@ -142,6 +142,6 @@ def test_a_search_takes_the_varying_of_its_data_into_account(
 ) -> None:
     uneven = Workload(Transformer().cuda(), sentences((3, 24)), step_fn=token_mean)
     workload = uneven if varies else sized()
-    with Bench(workload, device, FREE.model_copy(update={"memory_budget": None})) as bench:
+    with LocalBench(workload, device, FREE.model_copy(update={"memory_budget": None})) as bench:
         note = bench.briefing.budget.memory_note
     assert ("varying shapes" in note) is varies

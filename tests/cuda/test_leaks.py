@@ -13,7 +13,7 @@ from autofit.api import tune
 from autofit.core.outcome import Status
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device
-from autofit.probing.bench import Bench
+from autofit.probing.local_bench import LocalBench
 from autofit.probing.remote.bench import RemoteBench, Target
 from tests.cuda import targets
 from tests.cuda.targets import BATCHING, FREE, MIB, own_loss, rows, sized
@@ -50,7 +50,7 @@ def activations(loss: torch.Tensor) -> torch.Tensor:
 
 
 def run(step: Step, device: Device, purpose: Purpose = Purpose.PROBE, **sizes: float) -> str:
-    with Bench(sized(step, **sizes), device, FREE) as bench:
+    with LocalBench(sized(step, **sizes), device, FREE) as bench:
         outcome = bench.evaluate(bench.briefing.space.baseline, purpose)
         assert outcome.status is Status.MEASURED, outcome
         return outcome.leaked
@@ -63,7 +63,7 @@ def test_what_a_plain_list_keeps_is_named_and_then_let_go(device: Device) -> Non
         kept.append(activations(model(batch[0])))
         return model(batch[0])
 
-    with Bench(sized(step), device, FREE) as bench:
+    with LocalBench(sized(step), device, FREE) as bench:
         before = device.live_bytes()
         leaked = bench.evaluate(bench.briefing.space.baseline, Purpose.BLOCK).leaked
         assert re.match(r"\d+ MiB stayed on the device after the run: your code keeps \d tensors", leaked), leaked
@@ -122,7 +122,7 @@ def test_what_was_on_the_device_before_is_no_leak(device: Device) -> None:
 
 
 def test_each_run_names_its_own_leak(shelf: Shelf, device: Device) -> None:
-    with Bench(sized(keeping(shelf, activations)), device, FREE) as bench:
+    with LocalBench(sized(keeping(shelf, activations)), device, FREE) as bench:
         plan = bench.briefing.space.baseline
         first = bench.evaluate(plan, Purpose.BLOCK).leaked
         count = len(shelf)
@@ -133,7 +133,7 @@ def test_each_run_names_its_own_leak(shelf: Shelf, device: Device) -> None:
 
 def test_a_run_that_fails_leaks_too(shelf: Shelf, device: Device, cap: Callable[[int], None]) -> None:
     cap(500 * MIB)
-    with Bench(sized(keeping(shelf, activations), held=10), device, FREE) as bench:
+    with LocalBench(sized(keeping(shelf, activations), held=10), device, FREE) as bench:
         plan = bench.briefing.space.baseline.replace(micro_batch_size=64)
         outcome = bench.evaluate(plan, Purpose.PROBE)
         assert outcome.status is Status.OUT_OF_MEMORY

@@ -12,7 +12,7 @@ from autofit.core.measurement import Memory
 from autofit.core.outcome import Status
 from autofit.core.trial import Purpose
 from autofit.devices.base import Counters, Device
-from autofit.probing.bench import Bench
+from autofit.probing.local_bench import LocalBench
 from autofit.workloads.workload import Workload
 from tests.cuda.targets import BATCHING, FREE, MIB, evaluate, sized
 from tests.phantom.phantom import Phantom
@@ -92,7 +92,7 @@ def test_an_optimizer_step_by_hand(device: Device) -> None:
 @pytest.mark.parametrize("held", [10, 20, 40])
 def test_the_peak_grows_by_what_a_sample_holds(held: int, device: Device) -> None:
     """A larger batch first: nothing of it is left in the reading of a smaller one."""
-    with Bench(sized(held=held), device, BATCHING) as bench:
+    with LocalBench(sized(held=held), device, BATCHING) as bench:
         plan = bench.briefing.space.baseline
         peaks: dict[int, Memory] = {}
         for size in (16, 8, 4):
@@ -173,7 +173,7 @@ class Growing:
 def test_a_plan_that_runs_with_retries_does_not_fit(purpose: Purpose, device: Device, cap: Cap) -> None:
     """In each step the cache of the one before is in the way: it runs, at a fraction of the speed."""
     cap(500 * MIB)
-    with Bench(sized(Growing()), device, FREE) as bench:
+    with LocalBench(sized(Growing()), device, FREE) as bench:
         outcome = bench.evaluate(bench.briefing.space.baseline, purpose)
     assert outcome.status is Status.OVER_BUDGET, outcome
     assert outcome.measurement is not None
@@ -259,7 +259,7 @@ def heavy() -> Workload:
 
 @pytest.mark.real_gpu
 def test_a_larger_batch_takes_longer(device: Device, heavy: Workload) -> None:
-    with Bench(heavy, device, BATCHING) as bench:
+    with LocalBench(heavy, device, BATCHING) as bench:
         plan = bench.briefing.space.baseline
         found = [
             bench.evaluate(plan.replace(micro_batch_size=size), Purpose.PROOF).measurement for size in (256, 1024, 4096)

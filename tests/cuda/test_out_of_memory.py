@@ -12,7 +12,7 @@ from autofit.core.outcome import Status
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device
 from autofit.guard import digest_of
-from autofit.probing.bench import Bench
+from autofit.probing.local_bench import LocalBench
 from autofit.workloads.workload import Workload
 from tests.cuda.targets import BATCHING, FREE, MIB, Sized, adam, outside_bytes, own_loss, rows, sized
 from tests.fakes import notes
@@ -61,7 +61,7 @@ def check(fault: Fault, device: Device, shrink: Callable[[], None], grow: Callab
     workload = sized(steps, weight=fault.weight, held=fault.held, taken=fault.taken)
     before = digest_of(workload.model)
     shrink()
-    with Bench(workload, device, FREE) as bench:
+    with LocalBench(workload, device, FREE) as bench:
         device.release()
         live, segments = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
         ooms = device.counters().ooms
@@ -102,7 +102,7 @@ def test_inside_the_budget_that_is_enforced(fault: Fault, device: Device) -> Non
     steps = Steps()
     workload = sized(steps, weight=fault.weight, held=fault.held, taken=fault.taken)
     budget = BATCHING.model_copy(update={"memory_budget": outside_bytes() + fault.room * MIB})
-    with Bench(workload, device, budget) as bench:
+    with LocalBench(workload, device, budget) as bench:
         live = torch.cuda.memory_allocated()
         steps.sizes.clear()
         outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
@@ -116,7 +116,7 @@ def test_a_model_that_does_not_fit_beside_its_own_weights(device: Device, cap: C
     """The smallest batch there is: what is tried first says it, not a traceback."""
     workload = sized(weight=8, held=400)
     cap(300 * MIB)
-    with Bench(workload, device, FREE) as bench:
+    with LocalBench(workload, device, FREE) as bench:
         for size in bench.briefing.space.sizes[:2]:
             plan = bench.briefing.space.baseline.replace(micro_batch_size=size)
             assert bench.evaluate(plan, Purpose.PROBE).status is Status.OUT_OF_MEMORY
@@ -125,7 +125,7 @@ def test_a_model_that_does_not_fit_beside_its_own_weights(device: Device, cap: C
 @pytest.mark.parametrize("purpose", [Purpose.BLOCK, Purpose.PROOF])
 def test_in_a_race_and_in_a_proof(purpose: Purpose, device: Device, cap: Cap) -> None:
     cap(500 * MIB)
-    with Bench(sized(held=80), device, FREE) as bench:
+    with LocalBench(sized(held=80), device, FREE) as bench:
         outcome = bench.evaluate(bench.briefing.space.baseline, purpose)
         assert (outcome.status, outcome.phase) == (Status.OUT_OF_MEMORY, "forward")
 
@@ -140,7 +140,7 @@ def raising(model: nn.Module, batch: Any) -> torch.Tensor:
 
 def test_one_that_the_users_code_renames_is_known_by_the_allocators_counter(device: Device, cap: Cap) -> None:
     cap(500 * MIB)
-    with Bench(sized(raising, held=80), device, FREE) as bench:
+    with LocalBench(sized(raising, held=80), device, FREE) as bench:
         outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
     assert outcome.status is Status.OUT_OF_MEMORY
     assert outcome.reason.startswith("the allocator refused memory 1 times")
@@ -167,7 +167,7 @@ class Keeping:
 def test_an_exception_that_is_kept_keeps_no_memory(device: Device, cap: Cap) -> None:
     keeping = Keeping()
     cap(500 * MIB)
-    with Bench(sized(keeping, held=80), device, FREE) as bench:
+    with LocalBench(sized(keeping, held=80), device, FREE) as bench:
         live = torch.cuda.memory_allocated()
         outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
         assert outcome.status is Status.OUT_OF_MEMORY
@@ -187,7 +187,7 @@ def test_optimizer_state_of_the_users_survives_an_out_of_memory(device: Device, 
     state.copy_(torch.arange(state.numel(), dtype=torch.float32))
     before = digest_of(model, optimizer)
     cap(500 * MIB)
-    with Bench(workload, device, FREE) as bench:
+    with LocalBench(workload, device, FREE) as bench:
         outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
         assert outcome.status is Status.OUT_OF_MEMORY
     assert optimizer.state[model.weight]["exp_avg"] is state

@@ -16,7 +16,7 @@ from autofit.core.outcome import Status
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device
 from autofit.guard import digest_of
-from autofit.probing.bench import Bench
+from autofit.probing.local_bench import LocalBench
 from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.workloads.workload import Workload
 from tests.cuda import targets
@@ -73,7 +73,7 @@ def poisoned_at(striking: Striking, device: Device, purpose: Purpose = Purpose.P
 
     workload = sized(striking, optimizer=optimizer)
     before = digest_of(workload.model)
-    with Bench(workload, device, BATCHING) as bench:
+    with LocalBench(workload, device, BATCHING) as bench:
         striking.live = True
         outcome = bench.evaluate(bench.briefing.space.baseline, purpose)
         striking.live = False
@@ -112,7 +112,7 @@ def test_poison_that_shows_only_when_the_device_is_waited_for(device: Device, ph
         return loss
 
     live: list[bool] = []
-    with Bench(sized(step), device, BATCHING) as bench:
+    with LocalBench(sized(step), device, BATCHING) as bench:
         live.append(True)
         outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
         assert outcome.status is Status.POISONED
@@ -151,7 +151,7 @@ def test_a_device_that_is_poisoned_when_a_search_begins(device: Device, phantom:
     workload = sized(None)  # the loss is looked for by running the model
     phantom.fail_after(0)
     with pytest.raises(DevicePoisoned, match=r"answers every call with an error: .*illegal memory access"):
-        Bench(workload, device, BATCHING)
+        LocalBench(workload, device, BATCHING)
 
 
 def test_the_host_side_is_put_back_although_the_device_is_gone(phantom: Phantom) -> None:
@@ -226,7 +226,7 @@ def test_a_product_that_fails_is_no_poison(status: int, expected: Status, device
     live: list[int] = []
     # With a bias torch would try another product: it recovers from the first one's failure by itself.
     workload = Workload(nn.Linear(4, 64, bias=False).cuda(), rows(), step_fn=step, optimizer=adam)
-    with Bench(workload, device, BATCHING) as bench:
+    with LocalBench(workload, device, BATCHING) as bench:
         live.append(status)
         outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
         assert outcome.status is expected, outcome

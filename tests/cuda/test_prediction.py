@@ -8,7 +8,7 @@ from autofit.core.briefing import Options
 from autofit.core.space import SearchSpace
 from autofit.core.trial import Purpose
 from autofit.memory.allocator.settings import Settings
-from autofit.probing.bench import Bench
+from autofit.probing.local_bench import LocalBench
 from tests.cuda.device_process import Process
 from tests.cuda.scaled import MAKERS
 from tests.cuda.searches import MIB, quick
@@ -25,7 +25,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_the_peaks_are_predicted_before_anything_runs(name: str) -> None:
-    with Bench(MAKERS[name](4), devices.choose("cuda"), OPTIONS) as bench:
+    with LocalBench(MAKERS[name](4), devices.choose("cuda"), OPTIONS) as bench:
         account, space = bench.briefing.account, SearchSpace(bench.briefing.space)
         assert account is not None
         for plan in (space.baseline, space.at(space.baseline.combination.replace(precision="bf16"), space.sizes[1])):

@@ -16,7 +16,7 @@ from autofit.core.trial import Purpose
 from autofit.guard import digest_of
 from autofit.memory.scaling import Scaling
 from autofit.memory.trace import Kind
-from autofit.probing.bench import Bench
+from autofit.probing.local_bench import LocalBench
 from autofit.workloads.workload import Workload
 from tests.cuda.searches import MIB, quick
 
@@ -82,7 +82,7 @@ def workload(maker: Callable[[], nn.Module]) -> Workload:
 def test_runs_at_small_batches_predict_what_is_reserved_at_large_ones(
     maker: Callable[[], nn.Module], precision: str
 ) -> None:
-    with Bench(workload(maker), devices.choose("cuda"), OPTIONS) as bench:
+    with LocalBench(workload(maker), devices.choose("cuda"), OPTIONS) as bench:
         account = bench.briefing.account
         assert account is not None
 
@@ -112,7 +112,7 @@ def test_a_recording_has_what_was_there_and_leaves_no_trace() -> None:
     used.optimizer.zero_grad()
     elsewhere = torch.zeros(3 * 2**20, dtype=torch.uint8, device="cuda")
     before = digest_of(used.model, used.optimizer, used.loader)
-    with Bench(used, devices.choose("cuda"), OPTIONS) as bench:
+    with LocalBench(used, devices.choose("cuda"), OPTIONS) as bench:
         bench.device.release()
         held = torch.cuda.memory_allocated()
         trace = bench.record(bench.briefing.space.baseline.replace(micro_batch_size=2))
@@ -146,7 +146,7 @@ def test_a_run_that_needs_more_than_the_budget_says_so_and_the_limit_goes() -> N
     model = Failing().cuda()
     loader = DataLoader(TensorDataset(torch.zeros(64, 8)), batch_size=8)
     tuned = Workload(model, loader, step_fn=lambda model, batch: model(batch[0]).square().mean())
-    with Bench(tuned, devices.choose("cuda"), OPTIONS.model_copy(update={"memory_budget": "3GiB"})) as bench:
+    with LocalBench(tuned, devices.choose("cuda"), OPTIONS.model_copy(update={"memory_budget": "3GiB"})) as bench:
         model.wanted = 4 * 2**30
         with pytest.raises(Untraceable, match="out of memory"):
             bench.record(bench.briefing.space.baseline)

@@ -14,7 +14,7 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device
 from autofit.guard import digest_of
-from autofit.probing.bench import Bench
+from autofit.probing.local_bench import LocalBench
 from autofit.workloads.workload import Workload
 from tests.cuda.targets import BATCHING, FREE, MIB, evaluate, sized
 from tests.fakes import notes, unguarded
@@ -36,13 +36,13 @@ def mlp(normalised: bool = False) -> nn.Module:
 
 def refusals(workload: Workload, device: Device, *strategies: str) -> dict[str, str]:
     options = BATCHING.model_copy(update={"strategies": strategies})
-    with Bench(workload, device, options) as bench:
+    with LocalBench(workload, device, options) as bench:
         return {refusal.name: refusal.reason for refusal in bench.briefing.space.refused}
 
 
 def test_accumulation_is_allowed_where_samples_are_independent(device: Device) -> None:
     workload = Workload(mlp(), vectors(), loss_fn=nn.functional.cross_entropy, global_batch_size=16)
-    with Bench(workload, device, BATCHING) as bench:
+    with LocalBench(workload, device, BATCHING) as bench:
         assert "accumulation" not in {refusal.name for refusal in bench.briefing.space.refused}
         assert bench.briefing.space.sizes == (1, 2, 4, 8, 16)
 
@@ -114,7 +114,7 @@ def test_steps_that_overflow_in_fp16_do_not_count(device: Device, updates: list[
     """A gradient of 4 at the outputs times the first scale of 65536 is above the largest number of fp16, 65504."""
     loss = unguarded(Counted(factor=4.0))
     workload = Workload(mlp(), vectors(), step_fn=loss, optimizer=recipe(updates))
-    with Bench(workload, device, FREE) as bench:
+    with LocalBench(workload, device, FREE) as bench:
         updates.clear()
         loss.calls = 0
         outcome = bench.evaluate(bench.briefing.space.baseline.replace(precision="fp16"), Purpose.PROOF)
@@ -128,7 +128,7 @@ def test_steps_that_overflow_in_fp16_do_not_count(device: Device, updates: list[
 
 def test_a_gradient_that_no_scale_can_hold_is_numeric(device: Device, updates: list[int]) -> None:
     workload = Workload(mlp(), vectors(), step_fn=Counted(factor=1e8), optimizer=recipe(updates))
-    with Bench(workload, device, FREE) as bench:
+    with LocalBench(workload, device, FREE) as bench:
         outcome = bench.evaluate(bench.briefing.space.baseline.replace(precision="fp16"), Purpose.PROBE)
     assert outcome.status is Status.NUMERIC
     assert updates == []

@@ -11,7 +11,7 @@ from autofit.core.errors import NothingFits, UsageError
 from autofit.core.outcome import Status
 from autofit.core.space import SearchSpace
 from autofit.core.trial import Purpose
-from autofit.probing.bench import Bench
+from autofit.probing.local_bench import LocalBench
 from tests.cuda.scaled import MAKERS, gpt, tabular
 from tests.cuda.searches import GIB, check, no_trace, quick, train, tune, written
 from tests.phantom.phantom import present
@@ -63,7 +63,7 @@ def test_a_budget_holds_on_a_card_with_room(name: str, request: pytest.FixtureRe
 def largest(workload: Workload, budget: str | None) -> Status:
     """Returns what becomes of the user's own setting with the largest micro batch."""
     options = Options(memory_budget=budget, strategies=("batching",), enforce=True)
-    with Bench(workload, devices.choose("cuda"), options) as bench:
+    with LocalBench(workload, devices.choose("cuda"), options) as bench:
         space = SearchSpace(bench.briefing.space)
         size = min(space.sizes[-1], 256)
         return bench.evaluate(space.at(space.baseline.combination, size), Purpose.PROBE).status

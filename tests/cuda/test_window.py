@@ -15,7 +15,7 @@ from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device, T
-from autofit.probing.bench import Bench
+from autofit.probing.local_bench import LocalBench
 from autofit.probing.window import LEAST_WINDOWS, MOST_STEPS, Ran, run_step, run_window
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch, TrainStep
@@ -130,7 +130,7 @@ class RunningOut:
 
 
 def test_running_out_of_memory_in_a_window_is_an_out_of_memory(device: Device) -> None:
-    with Bench(sized(loss := RunningOut(10**6), held=4), device, FREE) as bench:
+    with LocalBench(sized(loss := RunningOut(10**6), held=4), device, FREE) as bench:
         loss.left = 40  # the steps by themselves are done by then
         outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
     assert outcome.status is Status.OUT_OF_MEMORY

@@ -24,7 +24,7 @@ from autofit.core.trial import Purpose
 from autofit.core.units import parse_bytes
 from autofit.guard import digest_of
 from autofit.guard.digest import fingerprint
-from autofit.probing.bench import Bench
+from autofit.probing.local_bench import LocalBench
 from tests.examples.loading import EXAMPLES, load
 from tests.fakes import FakeTime
 
@@ -45,14 +45,14 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def a_second_per_run() -> Iterator[None]:
     """Makes a time budget one of runs, so that every machine has the time for the same ones."""
-    time, evaluate = FakeTime(), Bench.evaluate
+    time, evaluate = FakeTime(), LocalBench.evaluate
 
-    def timed(bench: Bench, plan: Plan, purpose: Purpose) -> Outcome:
+    def timed(bench: LocalBench, plan: Plan, purpose: Purpose) -> Outcome:
         time.advance(1.0)
         return evaluate(bench, plan, purpose)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Bench, "evaluate", timed)
+        patch.setattr(LocalBench, "evaluate", timed)
         patch.setattr(api, "Clock", lambda limit_s: Clock(time, limit_s))
         yield
 
@@ -140,7 +140,7 @@ def test_it_says_what_its_docstring_points_at(tuned: Tuned) -> None:
 def test_the_memory_budget_forbids_the_largest_batch(name: str) -> None:
     example = load(name)
     options = Options(memory_budget=example.MEMORY, strategies=("batching",), enforce=False)
-    with Bench(example.make_workload(), devices.choose("cpu"), options) as bench:
+    with LocalBench(example.make_workload(), devices.choose("cpu"), options) as bench:
         space = SearchSpace(bench.briefing.space)
         largest = bench.evaluate(space.at(space.baseline.combination, space.sizes[-1]), Purpose.PROBE)
     assert largest.status is Status.OVER_BUDGET

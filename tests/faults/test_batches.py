@@ -19,7 +19,7 @@ from autofit.core.trial import Purpose
 from autofit.estimators.traced import Traced
 from autofit.fit import Fit
 from autofit.identity.identity import model_signature
-from autofit.probing.bench import Bench
+from autofit.probing.local_bench import LocalBench
 from autofit.workloads.batch_algebra import batch_size
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted import Counted
@@ -140,7 +140,7 @@ PLENTY = Options(memory_budget="1GiB", strategies=("batching", "precision"))
 
 @pytest.mark.parametrize("name", CASES)
 def test_d7_batches_collated_anew_have_accumulation_and_pass_the_gates(name: str) -> None:
-    with Bench(workload_of(CASES[name], global_batch_size=32), CPU(), PLENTY) as bench:
+    with LocalBench(workload_of(CASES[name], global_batch_size=32), CPU(), PLENTY) as bench:
         assert bench.briefing.space.sizes == (1, 2, 4, 8, 16, 32)
         assert not [refusal for refusal in bench.briefing.space.refused if "could not be checked" in refusal.reason]
         assert "accumulation" not in {refusal.name for refusal in bench.briefing.space.refused}
@@ -149,7 +149,7 @@ def test_d7_batches_collated_anew_have_accumulation_and_pass_the_gates(name: str
 @pytest.mark.parametrize("name", CASES)
 def test_d7_ragged_batches_are_estimated_at_any_size(name: str) -> None:
     sizes = (2, 8, 16, 40)
-    with Bench(workload_of(CASES[name]), CPU(), PLENTY) as bench:
+    with LocalBench(workload_of(CASES[name]), CPU(), PLENTY) as bench:
         plans = [Plan(values={"micro_batch_size": size, "accumulation_steps": 1}) for size in sizes]
         estimator = Traced(bench.trace, Account(allocator="host"), 2**30)
         estimator.refine(plans[1], plans)
@@ -261,7 +261,7 @@ def test_what_is_said_of_a_sampler_that_cannot_be_resized() -> None:
 def test_small_c_a_setting_that_is_not_the_loaders_is_said(total: int, said: str) -> None:
     case = CASES["dlrm"]
     workload = Workload(case.fresh(), case.loader(4), step_fn=case.loss, global_batch_size=total)
-    with Bench(workload, CPU(), PLENTY) as bench:
+    with LocalBench(workload, CPU(), PLENTY) as bench:
         found = [caveat for caveat in bench.briefing.caveats if "your loader makes batches of 4" in caveat]
     assert len(found) == bool(said)
     assert said in "".join(found)
@@ -330,7 +330,7 @@ class Columns(Dataset[Any]):
 )
 def test_loaders_that_train_are_looked_at_without_an_error(loader: Callable[[], Any]) -> None:
     workload = Workload(nn.Linear(3, 1), loader(), loss_fn=F.mse_loss)
-    with Bench(workload, devices.choose("cpu"), Options(memory_budget="1GiB", strategies=("batching",))) as bench:
+    with LocalBench(workload, devices.choose("cpu"), Options(memory_budget="1GiB", strategies=("batching",))) as bench:
         assert bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE).measured
 
 
@@ -339,7 +339,7 @@ def test_ready_batches_of_one_sample_of_many_lengths_can_be_opened() -> None:
     source = BatchSource.of(ready)
     assert (source.max_size, source.small_size) == (1, 1)
     workload = Workload(nn.Linear(3, 1), ready, loss_fn=F.mse_loss)
-    with Bench(workload, devices.choose("cpu"), Options(memory_budget="1GiB", strategies=("batching",))) as bench:
+    with LocalBench(workload, devices.choose("cpu"), Options(memory_budget="1GiB", strategies=("batching",))) as bench:
         assert bench.briefing.space.sizes == (1,)
 
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from autofit import devices
 from autofit.core.briefing import Options
 from autofit.core.trial import Purpose
-from autofit.probing.bench import Bench
+from autofit.probing.local_bench import LocalBench
 from autofit.workloads.workload import Workload
 
 SIZES = range(2, 13)
@@ -39,7 +39,7 @@ def test_f51_each_size_has_a_graph_of_its_own_and_none_runs_uncompiled() -> None
     assert isinstance(model, nn.Module)
     loader = DataLoader(TensorDataset(torch.randn(64, 8), torch.randint(0, 4, (64,))), batch_size=2)
     options = Options(memory_budget="1GiB", strategies=("batching",))
-    with Bench(Workload(model, loader, loss_fn=F.cross_entropy), devices.choose("cpu"), options) as bench:
+    with LocalBench(Workload(model, loader, loss_fn=F.cross_entropy), devices.choose("cpu"), options) as bench:
         torch.compiler.reset()
         compiled.clear()
         for size in SIZES:

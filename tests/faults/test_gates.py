@@ -20,7 +20,7 @@ from autofit import devices
 from autofit.core.briefing import Options
 from autofit.core.plan import Plan
 from autofit.fit import Fit
-from autofit.probing.bench import Bench
+from autofit.probing.local_bench import LocalBench
 from autofit.workloads.batch_algebra import split
 from autofit.workloads.step import StepBatch
 from autofit.workloads.workload import Workload
@@ -32,12 +32,12 @@ SIZES = (5, 9, 14, 7, 12, 6, 16, 10)
 Step = Callable[[nn.Module, Any], torch.Tensor]
 
 
-def opened(model: nn.Module, loader: Any, *strategies: str, **more: Any) -> Bench:
+def opened(model: nn.Module, loader: Any, *strategies: str, **more: Any) -> LocalBench:
     workload = Workload(model, loader, global_batch_size=GLOBAL, **more)
-    return Bench(workload, devices.choose("cpu"), Options(strategies=strategies or ("batching",)))
+    return LocalBench(workload, devices.choose("cpu"), Options(strategies=strategies or ("batching",)))
 
 
-def refused(bench: Bench) -> dict[str, str]:
+def refused(bench: LocalBench) -> dict[str, str]:
     return {refusal.name: refusal.reason for refusal in bench.briefing.space.refused}
 
 

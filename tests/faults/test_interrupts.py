@@ -29,11 +29,11 @@ from autofit.guard import (
     value_state,
 )
 from autofit.guard.digest import fingerprint
-from autofit.probing import bench
+from autofit.probing import frozen_heap, local_bench
 
 PIECES = (bindings, object_state, process_flags, process_state, random_state, tensor_state, value_state)
-MODULES = (api, bench, guard, *PIECES)
-IN_BENCH = ("__init__", "__enter__", "__exit__", "_leave", "_freeze", "_unfreeze", "_put_back")
+MODULES = (api, local_bench, frozen_heap, guard, *PIECES)
+IN_BENCH = ("__init__", "__enter__", "__exit__", "_leave", "_put_back")
 IN_API = ("tune",)
 MOST = 80
 """So many points of the pieces' own code are taken; of the guard, the bench and `tune` all are."""
@@ -86,7 +86,7 @@ def is_looked_at(code: CodeType) -> bool:
     """Returns whether code belongs to entering or leaving."""
     for module in MODULES:
         if code.co_filename == module.__file__:
-            wanted = {bench: IN_BENCH, api: IN_API}.get(module)
+            wanted = {local_bench: IN_BENCH, api: IN_API}.get(module)
             return wanted is None or code.co_name in wanted
     return False
 
@@ -117,7 +117,7 @@ def points(monkeypatch: pytest.MonkeyPatch) -> list[Point]:
     finally:
         sys.settrace(None)
     found = list(dict.fromkeys((*key, run) for key, count in counts.items() for run in (1, count)))
-    ours = [point for point in found if point[0].co_filename in (api.__file__, bench.__file__, guard.__file__)]
+    ours = [point for point in found if point[0].co_filename in (api.__file__, local_bench.__file__, guard.__file__)]
     others = [point for point in found if point not in ours]
     return [*ours, *others[:: max(1, len(others) // MOST)]]
 
@@ -158,7 +158,13 @@ def test_f27_defect_14_an_interrupt_at_any_line_loses_nothing(
 ) -> None:
     found = points(monkeypatch)
     names = {code.co_qualname for code, _, _ in found}
-    assert {"Guard.__exit__", "Backstop.__exit__", "Bench.__exit__", "Bench.__enter__", "Bench.__init__"} <= names
+    assert {
+        "Guard.__exit__",
+        "Backstop.__exit__",
+        "LocalBench.__exit__",
+        "LocalBench.__enter__",
+        "LocalBench.__init__",
+    } <= names
     handler, came = signal.getsignal(signal.SIGINT), 0
     for point in found:
         world = World()

@@ -12,8 +12,8 @@ from autofit import devices, tune
 from autofit.core.briefing import Options
 from autofit.core.outcome import Status
 from autofit.core.trial import Purpose
-from autofit.probing.bench import Bench
 from autofit.probing.leaks import LEAST_BYTES, LeakWatch
+from autofit.probing.local_bench import LocalBench
 from autofit.workloads.workload import Workload
 from tests.fakes import FakeTime
 from tests.probing import targets
@@ -118,7 +118,7 @@ def workload_of(shelf: Shelf) -> Workload:
 
 
 def test_a_leaking_run_is_measured_and_says_what_it_left(shelf: Shelf) -> None:
-    with Bench(workload_of(shelf), counting(shelf), Options(memory_budget="8GiB", strategies=())) as bench:
+    with LocalBench(workload_of(shelf), counting(shelf), Options(memory_budget="8GiB", strategies=())) as bench:
         outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
     assert outcome.status is Status.MEASURED
     assert "stayed on the device" in outcome.leaked
@@ -136,7 +136,7 @@ def test_a_model_that_keeps_tensors_on_itself_leaks_nothing_once_it_was_put_back
             return super().forward(x)
 
     workload = Workload(model=Remembering(), loader=targets.vectors())
-    with Bench(workload, counting(shelf), Options(memory_budget="8GiB", strategies=())) as bench:
+    with LocalBench(workload, counting(shelf), Options(memory_budget="8GiB", strategies=())) as bench:
         outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
     assert outcome.measured
     assert outcome.leaked == ""

@@ -24,7 +24,7 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.devices.base import Counters, Device, Reading
 from autofit.guard import digest_of
-from autofit.probing.bench import Bench
+from autofit.probing.local_bench import LocalBench
 from autofit.probing.static_bytes import static_bytes
 from autofit.probing.watchdog import Watchdog
 from autofit.workloads.representative import expected_largest
@@ -49,7 +49,7 @@ def evaluate(
     **plan: Any,
 ) -> Outcome:
     """Opens a bench, runs its baseline with the values of `plan`, and leaves it."""
-    with Bench(workload, device or CPU(), options) as bench:
+    with LocalBench(workload, device or CPU(), options) as bench:
         return bench.evaluate(bench.briefing.space.baseline.replace(**plan), purpose)
 
 
@@ -128,7 +128,7 @@ def test_an_out_of_memory_is_an_outcome_that_leaves_nothing_behind(place: str, a
     fuse = unguarded(Fuse(error, at))
     workload = burning(place, fuse)
     before = digest_of(workload.model, workload.optimizer, workload.loader)
-    with Bench(workload, CPU(), PLENTY) as bench:
+    with LocalBench(workload, CPU(), PLENTY) as bench:
         fuse.live = True
         fuse.seen.clear()
         outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
@@ -149,7 +149,7 @@ def test_an_out_of_memory_is_an_outcome_that_leaves_nothing_behind(place: str, a
 def test_no_tensor_is_left_after_failures_and_successes() -> None:
     fuse = unguarded(Fuse(OOM, 3))
     workload = burning("backward", fuse)
-    with Bench(workload, CPU(), PLENTY) as bench:
+    with LocalBench(workload, CPU(), PLENTY) as bench:
         plan = bench.briefing.space.baseline
 
         def count() -> int:
@@ -183,7 +183,7 @@ def test_a_kept_exception_does_not_keep_the_tensors() -> None:
 
     armed = notes()
     workload = Workload(targets.mlp(), targets.vectors(), step_fn=loss)
-    with Bench(workload, CPU(), PLENTY) as bench:
+    with LocalBench(workload, CPU(), PLENTY) as bench:
         armed.append(True)
         seen.clear()
         assert bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE).status is Status.OUT_OF_MEMORY
@@ -244,7 +244,7 @@ def moody() -> Workload:
 )
 def test_what_the_users_step_does_wrong_is_told(mood: str, status: Status, reason: str) -> None:
     workload = moody()
-    with Bench(workload, CPU(), PLENTY) as bench:
+    with LocalBench(workload, CPU(), PLENTY) as bench:
         before = digest_of(workload.model, workload.optimizer, workload.loader)
         workload.model.mood, outcome = mood, None
         try:
@@ -267,7 +267,7 @@ def test_the_step_at_which_the_loss_was_first_not_finite_is_told() -> None:
         calls.append(batch)
         return model(batch[0]).mean() * (float("nan") if len(calls) > 3 else 1.0)
 
-    with Bench(Workload(targets.mlp(), targets.vectors(), step_fn=step), CPU(), PLENTY) as bench:
+    with LocalBench(Workload(targets.mlp(), targets.vectors(), step_fn=step), CPU(), PLENTY) as bench:
         calls.clear()
         outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
     assert outcome.status is Status.NUMERIC
@@ -289,7 +289,7 @@ def test_a_step_function_that_calls_backward_itself_is_told_so() -> None:
 def test_an_interrupt_passes_through_and_everything_is_back() -> None:
     workload = moody()
     before = digest_of(workload.model, workload.optimizer, workload.loader)
-    with Bench(workload, CPU(), PLENTY) as bench:
+    with LocalBench(workload, CPU(), PLENTY) as bench:
         workload.model.mood = "interrupt"
         with pytest.raises(KeyboardInterrupt):
             bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
@@ -313,7 +313,7 @@ class Rows(Dataset):
 def test_an_error_of_the_data_set_is_a_data_error() -> None:
     rows = Rows()
     workload = Workload(targets.mlp(), DataLoader(rows, batch_size=8))
-    with Bench(workload, CPU(), PLENTY) as bench:
+    with LocalBench(workload, CPU(), PLENTY) as bench:
         rows.broken = True
         outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
         rows.broken = False
@@ -350,7 +350,7 @@ def test_the_first_steps_are_whole_and_on_the_longest_samples(
     # One sample in twelve is long: the typical batch of 2 has none.
     loader = targets.sentences((*[3] * 11, 40), batch_size=2)
     workload = Workload(targets.Transformer(), loader, step_fn=seen, global_batch_size=8)
-    with Bench(workload, CPU(), PLENTY.model_copy(update={"numerics": "any"})) as bench:
+    with LocalBench(workload, CPU(), PLENTY.model_copy(update={"numerics": "any"})) as bench:
         seen.batches.clear()
         plan = Plan(values={"micro_batch_size": 2, "accumulation_steps": 4})
         outcome = bench.evaluate(plan, purpose)
@@ -405,7 +405,7 @@ def test_where_all_have_one_shape_a_hopeless_plan_is_no_faster_for_the_batch_it_
         return targets.token_mean(model, batch)
 
     workload = Workload(targets.Transformer(), DataLoader(rows, batch_size=8), step_fn=step_fn)  # type: ignore[arg-type]
-    with Bench(workload, CPU(), PLENTY) as bench:
+    with LocalBench(workload, CPU(), PLENTY) as bench:
         own = bench.briefing.space.baseline
         quick, slow = (bench.evaluate(own.replace(micro_batch_size=size), Purpose.PROBE) for size in (8, 1))
     assert quick.measurement is not None
@@ -423,7 +423,7 @@ def test_padding_is_not_rewarded(step_clock: FakeTime) -> None:
         return targets.sample_mean(model, batch)
 
     workload = Workload(targets.Transformer(), targets.sentences((3, 24)), step_fn=step_fn, global_batch_size=16)
-    with Bench(workload, CPU(), PLENTY) as bench:
+    with LocalBench(workload, CPU(), PLENTY) as bench:
         own = bench.briefing.space.baseline
         small, large = (
             bench.evaluate(own.replace(micro_batch_size=16 // steps, accumulation_steps=steps), Purpose.PROBE)
@@ -449,7 +449,7 @@ def test_no_size_is_faster_for_the_texts_it_happens_to_get(step_clock: FakeTime,
 
     loader = targets.sentences(texts, batch_size=4, samples=512)
     options = PLENTY.model_copy(update={"numerics": "any", "seed": seed})
-    with Bench(Workload(targets.Transformer(), loader, step_fn=step_fn), CPU(), options) as bench:
+    with LocalBench(Workload(targets.Transformer(), loader, step_fn=step_fn), CPU(), options) as bench:
         for size in (1, 2, 4, 8, 16):
             measurement = bench.evaluate(bench.briefing.space.baseline.replace(micro_batch_size=size), Purpose.PROBE)
             padded_s = expected_largest(texts, size) * size / 1000
@@ -469,7 +469,7 @@ def test_the_start_of_a_plan_is_what_its_first_steps_take_longer(step_clock: Fak
         return F.cross_entropy(model(batch[0]), batch[1])
 
     workload = Workload(targets.mlp(), targets.vectors(), step_fn=step_fn)
-    with Bench(workload, CPU(), PLENTY) as bench:
+    with LocalBench(workload, CPU(), PLENTY) as bench:
         for purpose, startup_s in ((Purpose.PROBE, 34.0), (Purpose.BLOCK, None)):
             steps.clear()
             measurement = bench.evaluate(bench.briefing.space.baseline, purpose).measurement
@@ -498,7 +498,7 @@ def test_every_plan_compiles_for_itself_and_is_charged_for_it(step_clock: FakeTi
         return F.cross_entropy(model(batch[0]), batch[1])
 
     model = torch.compile(targets.mlp(), backend=backend)
-    with Bench(
+    with LocalBench(
         Workload(model, targets.vectors(), step_fn=step_fn), CPU(), PLENTY.model_copy(update={"cold": True})
     ) as bench:
         own = bench.briefing.space.baseline
@@ -551,7 +551,7 @@ def destructive(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tenso
 def test_a_step_that_changes_its_batch_gets_a_new_one_each_time() -> None:
     batches = [{"x": torch.full((8, 8), 255.0), "labels": torch.zeros(8, dtype=torch.long)}] * 2
     workload = Workload(targets.mlp(), batches, step_fn=destructive, global_batch_size=16)
-    with Bench(workload, CPU(), PLENTY) as bench:
+    with LocalBench(workload, CPU(), PLENTY) as bench:
         assert bench.briefing.space.refused == ()  # the gates too
         for purpose in (Purpose.PROBE, Purpose.BLOCK, Purpose.PROOF, Purpose.BLOCK):
             outcome = bench.evaluate(bench.briefing.space.baseline, purpose)
@@ -582,7 +582,7 @@ def test_a_proof_with_little_time_left_runs_the_steps_that_it_needs(left_s: floa
 
     watch = Watchdog(Clock(lambda: 100.0 - left_s, limit_s=100.0, start=0.0))
     workload = Workload(targets.mlp(), targets.vectors(), step_fn=slow, optimizer=torch.optim.SGD)
-    with Bench(workload, CPU(), PLENTY, watch=watch) as bench:
+    with LocalBench(workload, CPU(), PLENTY, watch=watch) as bench:
         outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROOF)
     assert outcome.measured, outcome.reason
     found = outcome.measurement
@@ -634,7 +634,7 @@ class Dying(CPU):
 
 def test_a_device_that_no_longer_answers_is_poisoned() -> None:
     device, workload = Dying(), targets.make_mlp()
-    with Bench(workload, device, PLENTY) as bench:
+    with LocalBench(workload, device, PLENTY) as bench:
         workload.model[2].register_forward_hook(lambda *_: setattr(device, "dead", True))
         outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
         assert outcome.status is Status.POISONED
@@ -715,7 +715,7 @@ def grown(event: Callable[[Caching], None], parts: int = 1) -> tuple[Outcome, li
 
     loader = targets.sentences((*range(3, 20), 40), batch_size=2, samples=36)
     workload = Workload(targets.Transformer(), loader, step_fn=step_fn, global_batch_size=2 * parts)
-    with Bench(workload, device, PLENTY.model_copy(update={"numerics": "any"})) as bench:
+    with LocalBench(workload, device, PLENTY.model_copy(update={"numerics": "any"})) as bench:
         lengths.clear()
         outcome = bench.evaluate(Plan(values={"micro_batch_size": 2, "accumulation_steps": parts}), Purpose.PROOF)
     return outcome, lengths
@@ -752,7 +752,7 @@ def test_a_retry_on_a_timed_step_after_that_is_one_too_many() -> None:
 def test_a_block_begins_with_its_largest_batches(step_clock: FakeTime) -> None:
     seen = Seen(step_clock)
     workload = Workload(targets.Transformer(), targets.sentences((*range(3, 20), 40), 2, 36), step_fn=seen)
-    with Bench(workload, CPU(), PLENTY.model_copy(update={"numerics": "any"})) as bench:
+    with LocalBench(workload, CPU(), PLENTY.model_copy(update={"numerics": "any"})) as bench:
         seen.batches.clear()
         assert bench.evaluate(Plan(values={"micro_batch_size": 2, "accumulation_steps": 2}), Purpose.BLOCK).measured
     warm_up, steps = seen.batches[:2], seen.batches[2:]
@@ -799,7 +799,7 @@ def test_the_limit_is_on_while_steps_run(is_host: bool, monkeypatch: pytest.Monk
     monkeypatch.setattr(Enforcing, "is_host", is_host)
     device, workload = Enforcing(), targets.make_mlp()
     workload.model.register_forward_hook(lambda m, x, y: device.steps.append((device.limited[0], len(y))))
-    with Bench(workload, device, PLENTY.model_copy(update={"enforce": True})) as bench:
+    with LocalBench(workload, device, PLENTY.model_copy(update={"enforce": True})) as bench:
         device.steps.clear()
         assert bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE).measured
     assert device.steps[0] == (not is_host, 8)
@@ -812,7 +812,7 @@ def test_the_limit_is_on_while_steps_run(is_host: bool, monkeypatch: pytest.Monk
 
 def test_signs_of_life_come_with_every_step() -> None:
     beats: list[str] = []
-    with Bench(targets.make_mlp(), CPU(), PLENTY, beats.append) as bench:
+    with LocalBench(targets.make_mlp(), CPU(), PLENTY, beats.append) as bench:
         assert beats == ["survey", "open"]
         beats.clear()
         outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
@@ -824,7 +824,9 @@ def test_signs_of_life_come_with_every_step() -> None:
 def test_static_bytes_counts_each_storage_once() -> None:
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4))
     model[1].weight = model[0].weight
-    with Bench(Workload(model, targets.vectors(), step_fn=lambda m, b: m(b[0][:, :4]).sum()), CPU(), PLENTY) as bench:
+    with LocalBench(
+        Workload(model, targets.vectors(), step_fn=lambda m, b: m(b[0][:, :4]).sum()), CPU(), PLENTY
+    ) as bench:
         step = bench._build(Plan())
         assert static_bytes(step) == 64 + 4 * 16 + 8  # one weight; scale, shift, mean, variance; a count
         step.model[0].weight.grad = torch.zeros(4, 4)
@@ -842,7 +844,7 @@ def test_a_plan_far_slower_than_the_fastest_is_not_timed_further(step_clock: Fak
         return F.cross_entropy(model(batch[0]), batch[1])
 
     workload = Workload(targets.mlp(), targets.vectors(batch_size=32), step_fn=slow)
-    with Bench(workload, CPU(), PLENTY) as bench:
+    with LocalBench(workload, CPU(), PLENTY) as bench:
         large, small = Plan(values={"micro_batch_size": 32}), Plan(values={"micro_batch_size": 1})
         assert bench.evaluate(large, Purpose.PROBE).measured
         calls.clear()

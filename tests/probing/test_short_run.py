@@ -18,15 +18,15 @@ from autofit.guard import digest_of
 from autofit.memory.scaling import Scaling
 from autofit.memory.trace import Kind, Trace
 from autofit.probing import short_run as recording
-from autofit.probing.bench import Bench
+from autofit.probing.local_bench import LocalBench
 from autofit.workloads.workload import Workload
 from tests.probing import targets
 
 LENGTH, RECORDED = 24, (2, 4, 8)
 
 
-def bench_of(workload: Workload, **options: object) -> Bench:
-    return Bench(workload, devices.choose("cpu"), Options(memory_budget="1GiB", **options))
+def bench_of(workload: Workload, **options: object) -> LocalBench:
+    return LocalBench(workload, devices.choose("cpu"), Options(memory_budget="1GiB", **options))
 
 
 def texts(batch_size: int = 16) -> DataLoader:
@@ -181,7 +181,7 @@ def test_a_step_with_too_many_requests_is_given_up(monkeypatch: pytest.MonkeyPat
 def test_signs_of_life_come_during_a_run() -> None:
     beats: list[str] = []
     workload = Workload(targets.mlp(), targets.vectors(), loss_fn=F.cross_entropy)
-    with Bench(workload, devices.choose("cpu"), Options(memory_budget="1GiB"), beats.append) as bench:
+    with LocalBench(workload, devices.choose("cpu"), Options(memory_budget="1GiB"), beats.append) as bench:
         beats.clear()
         bench.record(bench.briefing.space.baseline)
     assert beats == ["fetch", "prepare", "step", "step", "step"]

@@ -12,7 +12,7 @@ from autofit import Workload, devices
 from autofit.core.briefing import Options
 from autofit.core.trial import Purpose
 from autofit.memory.peak import predict
-from autofit.probing.bench import Bench
+from autofit.probing.local_bench import LocalBench
 from autofit.tracing.host_temporaries import HostTemporaries
 
 CPU = devices.choose("cpu")
@@ -94,7 +94,7 @@ def test_the_estimate_of_a_convolutional_network_holds_before_anything_ran() -> 
     )  # fmt: skip
     loader = torch.utils.data.DataLoader(Images(), batch_size=16)
     workload = Workload(model=model, loader=loader, loss_fn=functional.cross_entropy, global_batch_size=64)
-    with Bench(workload, CPU, Options(numerics="exact")) as bench:
+    with LocalBench(workload, CPU, Options(numerics="exact")) as bench:
         plan = bench.briefing.space.baseline
         estimate = predict(bench.trace(plan), CPU.account(), accumulation_steps=plan.accumulation_steps)
         measured = bench.evaluate(plan, Purpose.PROBE).measurement

@@ -9,7 +9,7 @@ from torch import nn
 from autofit import devices
 from autofit.core.briefing import Options
 from autofit.core.errors import WorkloadError
-from autofit.probing.bench import Bench
+from autofit.probing.local_bench import LocalBench
 from autofit.workloads.workload import Workload
 from tests.probing import targets
 
@@ -151,7 +151,7 @@ def test_what_was_in_evaluation_mode_is_said_and_stays_so_after_tuning() -> None
     model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Dropout(), nn.Linear(8, 2)))
     model[1].eval()
     workload = Workload(model, targets.vectors(), step_fn=lambda model, batch: model(batch[0]).square().mean())
-    with Bench(workload, devices.choose("cpu"), Options(strategies=("batching",))) as bench:
+    with LocalBench(workload, devices.choose("cpu"), Options(strategies=("batching",))) as bench:
         (said,) = (caveat for caveat in bench.briefing.caveats if "evaluation mode" in caveat)
     assert said.startswith("found 1 in evaluation mode in a model that is in training mode")
     assert [module.training for module in model.modules()] == [True, True, False, False, False]

@@ -124,7 +124,7 @@ class RemoteBench:
         """Returns the allocations of a few steps of the plan, run in the warm child.
 
         Raises:
-            Untraceable: as in `Bench.record`, or the child ended over it; a new one serves the next call.
+            Untraceable: as in `LocalBench.record`, or the child ended over it; a new one serves the next call.
         """
         return self._trace(plan, "record", "in the process that probes")
 

@@ -36,7 +36,7 @@ from autofit.core.redaction import redacted
 from autofit.core.trial import Purpose
 from autofit.failures.evidence import collect, scrub
 from autofit.memory.trace import Trace
-from autofit.probing.bench import Bench
+from autofit.probing.local_bench import LocalBench
 from autofit.probing.standin_bench import StandInBench
 from autofit.probing.watchdog import Watchdog
 from autofit.workloads import factory
@@ -52,7 +52,7 @@ class Worker:
 
     def __init__(self, requests: TextIO, replies: TextIO) -> None:
         self._requests, self._replies = requests, replies
-        self._bench: Bench | StandInBench | None = None
+        self._bench: LocalBench | StandInBench | None = None
 
     def serve(self) -> None:
         """Answers requests until `close` or the end of input."""
@@ -71,7 +71,7 @@ class Worker:
             with _leaving("while it was looked at"):
                 self._open(request)
         elif request["do"] == "evaluate":
-            assert isinstance(self._bench, Bench), "open comes first, and not with a stand-in"
+            assert isinstance(self._bench, LocalBench), "open comes first, and not with a stand-in"
             outcome = self._evaluated(self._bench, Plan.model_validate(request["plan"]), Purpose(request["purpose"]))
             self._say("outcome", outcome=outcome.model_dump(mode="json"))
         elif request["do"] == "trace":
@@ -85,13 +85,13 @@ class Worker:
             assert isinstance(self._bench, StandInBench), "open comes first, with a stand-in"
             self._say("standing", parts=[part.model_dump(mode="json") for part in self._bench.standing()])
         else:
-            if isinstance(self._bench, Bench):
+            if isinstance(self._bench, LocalBench):
                 self._bench.__exit__(None, None, None)
             self._say("closed")
             return True
         return False
 
-    def _evaluated(self, bench: Bench, plan: Plan, purpose: Purpose) -> Outcome:
+    def _evaluated(self, bench: LocalBench, plan: Plan, purpose: Purpose) -> Outcome:
         try:
             with _leaving(f"with {plan}"):
                 return bench.evaluate(plan, purpose)
@@ -149,7 +149,7 @@ class Worker:
                 raise BrokenPipeError
         if not device.is_host:  # the parent cannot know; only a host's limit needs a process of its own
             options = options.model_copy(update={"enforce": True})
-        self._bench = bench = Bench(workload, device, options, self._beat, watch=watch, known=known)
+        self._bench = bench = LocalBench(workload, device, options, self._beat, watch=watch, known=known)
         bench.__enter__()
         return bench.briefing
 

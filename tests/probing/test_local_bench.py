@@ -28,7 +28,9 @@ from autofit.core.trial import Purpose
 from autofit.devices.base import Device
 from autofit.guard import digest_of
 from autofit.guard.tensor_state import StorageBytes
-from autofit.probing.bench import Bench, own_batch, signature
+from autofit.identity.identity import signature
+from autofit.probing.local_bench import LocalBench
+from autofit.probing.workload_facts import own_batch
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.workload import Workload
 from tests.fakes import notes
@@ -39,8 +41,8 @@ PLENTY = Options(memory_budget="1GiB")
 HOST = Account(allocator="host")
 
 
-def bench_of(workload: Workload, device: Device | None = None, **options: Any) -> Bench:
-    return Bench(workload, device or CPU(), PLENTY.model_copy(update=options))
+def bench_of(workload: Workload, device: Device | None = None, **options: Any) -> LocalBench:
+    return LocalBench(workload, device or CPU(), PLENTY.model_copy(update=options))
 
 
 class Stateful(nn.Module):

@@ -1,0 +1,28 @@
+"""Where the user's model is, and how it gets to the device."""
+
+from torch import nn
+
+from autofit.core.errors import WorkloadError
+from autofit.devices.base import Device
+from autofit.workloads.workload import Workload
+
+
+def place(workload: Workload, device: Device, may_move: bool) -> None:
+    """Moves the model and a loss module to `device` if that is allowed, or checks that the model is there.
+
+    Raises:
+        WorkloadError: the model is elsewhere, or on several devices.
+    """
+    model, wanted = workload.model, device.torch_device
+    if may_move:
+        model.to(wanted)
+        if isinstance(workload.loss_fn, nn.Module):
+            workload.loss_fn.to(wanted)
+        return
+    found = {t.device for t in (*model.parameters(), *model.buffers())}
+    if any(t.type != wanted.type or (wanted.index is not None and t.index != wanted.index) for t in found):
+        names = ", ".join(sorted(map(str, found)))
+        raise WorkloadError(
+            f"the model is on {names}, but is to be tuned on {wanted}. Move it first: model.to({str(wanted)!r}), "
+            f"and make the optimizer afterwards; or pass device={names.split(',')[0]!r}."
+        )

@@ -1,0 +1,74 @@
+"""Errors of the user's own code before the first probe, shown as such."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from autofit.core.errors import AutofitError, DevicePoisoned, NothingFits, UserCodeError
+from autofit.core.outcome import Status
+from autofit.devices.base import Device
+from autofit.failures.classify import Failure, classify
+from autofit.failures.evidence import collect
+
+
+@contextmanager
+def as_users_errors(device: Device) -> Iterator[None]:
+    """Shows whatever the user's objects raise inside as their own error.
+
+    Raises:
+        UserCodeError: they raised.
+        NothingFits: they ran out of memory.
+        DevicePoisoned: the device does not answer any more.
+    """
+    try:
+        yield
+    except AutofitError:
+        raise
+    except Exception as error:
+        evidence = collect(error)
+        failure = classify(evidence, device_is_host=device.is_host)
+        if failure.status.does_not_fit:
+            raise NothingFits(
+                f"not even two samples fit: {failure.reason}. Give more memory, or use a smaller model or shorter "
+                "samples."
+            ) from error
+        if (poison := _poison(failure, device)) is not None:
+            raise DevicePoisoned(
+                f"the device answers every call with an error: {poison}. Run one training step of your own in a new "
+                "process: if that works, your code poisoned the device here; if not, the device has to be reset."
+            ) from error
+        raise UserCodeError(
+            f"your code failed before the first probe: {failure.reason}. Run one training step of your own to "
+            "reproduce it, fix it, then tune again.",
+            evidence.traceback_text,
+        ) from error
+
+
+@contextmanager
+def as_users_errors_on_host() -> Iterator[None]:
+    """Shows whatever the user's objects raise inside as their own error, where all of it runs on the host.
+
+    Raises:
+        UserCodeError: they raised.
+    """
+    try:
+        yield
+    except AutofitError:
+        raise
+    except Exception as error:
+        line = next(iter(str(error).strip().splitlines()), "")
+        raise UserCodeError(
+            f"your code failed on a small batch on the CPU: {type(error).__name__}: {line}. Run one training step of "
+            "your own there to reproduce it, fix it, then estimate again.",
+            collect(error).traceback_text,
+        ) from error
+
+
+def _poison(failure: Failure, device: Device) -> str | None:
+    """Returns why the device answers no call any more, or None; a library may have said it in words of its own."""
+    if failure.status is Status.POISONED:
+        return failure.reason
+    try:
+        device.synchronize()
+    except RuntimeError as error:
+        return str(error).strip().partition("\n")[0]
+    return None

@@ -1,0 +1,91 @@
+"""What strategies look at of a workload on a device, the user's own setting among it."""
+
+import math
+from collections.abc import Sequence
+
+from autofit.core.briefing import Options
+from autofit.core.errors import SpaceError
+from autofit.core.plan import Plan
+from autofit.devices.base import Device
+from autofit.strategies import MEMBERS
+from autofit.strategies.base import Facts, Strategy
+from autofit.workloads.batches import BatchSource
+from autofit.workloads.counted import Counted
+from autofit.workloads.workload import Workload
+
+
+def facts_of(
+    workload: Workload, source: BatchSource, device: Device, options: Options, dataset_size: int | None
+) -> Facts:
+    """Returns what strategies look at.
+
+    Raises:
+        SpaceError: as `own_batch`.
+    """
+    # A pass without updates has no global batch to keep.
+    total = workload.global_batch_size if workload.training else None
+    joinable = source.resizable and source.max_size is None
+    micro, steps = own_batch(source.user_batch_size, total, source.resizable, joinable)
+    return Facts(
+        model=workload.model,
+        batch=source.typical(1 if source.resizable else source.user_batch_size, 1)[0],
+        optimizer=workload.make_optimizer(),
+        device_type=device.type,
+        capabilities=device.capabilities(),
+        numerics=options.numerics,
+        training=workload.training,
+        micro_batch_size=micro,
+        accumulation_steps=steps,
+        global_batch_size=total,
+        max_global_batch_size=workload.max_global_batch_size,
+        dataset_size=dataset_size,
+        resizable=source.resizable,
+        cut_from=source.user_batch_size if source.resizable and not joinable else None,
+    )
+
+
+def own_batch(
+    user_batch_size: int, global_batch_size: int | None, resizable: bool, joinable: bool = True
+) -> tuple[int, int]:
+    """Returns micro batch and accumulation steps of the user's own setting.
+
+    Under a global batch that is the largest divisor of it that the user's loader batch reaches, and divides where
+    batches are cut and never joined.
+
+    Raises:
+        SpaceError: only the loader's own batches can be run, and they do not make up the global batch.
+    """
+    if global_batch_size is None:
+        return user_batch_size, 1
+    if not resizable and global_batch_size % user_batch_size:
+        raise SpaceError(
+            f"found a global batch of {global_batch_size} with a loader whose batches of {user_batch_size} can be "
+            "neither cut nor joined; expected a multiple of the loader's batch. Change one of the two, or give a "
+            "DataLoader over samples with a collate_fn."
+        )
+    if not joinable:
+        micro = math.gcd(user_batch_size, global_batch_size)
+    else:
+        micro = max(d for d in range(1, min(user_batch_size, global_batch_size) + 1) if global_batch_size % d == 0)
+    return micro, global_batch_size // micro
+
+
+def batch_to_trace(source: BatchSource, plan: Plan) -> Counted:
+    """Returns a worst batch for the trace of a plan: a small one where its shapes tell those of any size."""
+    size = min(2, plan.micro_batch_size) if source.resizable and source.even else plan.micro_batch_size
+    return Counted(source.worst(size), size)
+
+
+def chosen(names: Sequence[str] | None) -> tuple[Strategy, ...]:
+    """Returns the strategies of these names; None for all.
+
+    Raises:
+        SpaceError: one is not known.
+    """
+    if names is None:
+        return MEMBERS
+    known = [member.name for member in MEMBERS]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise SpaceError(f"unknown strategy {', '.join(map(repr, unknown))}; expected some of {', '.join(known)}.")
+    return tuple(member for member in MEMBERS if member.name in names)

@@ -1,0 +1,21 @@
+"""How the loss of a workload is computed, found on one small batch."""
+
+import torch
+
+from autofit.workloads.batches import BatchSource
+from autofit.workloads.forward import resolve_forward
+from autofit.workloads.loss import LossRule, resolve_loss
+from autofit.workloads.tree import map_tensors
+from autofit.workloads.workload import Workload
+
+
+def loss_of(workload: Workload, source: BatchSource, device: torch.device) -> LossRule:
+    """Returns how the loss is computed. This may run the model once.
+
+    Raises:
+        WorkloadError: no loss can be inferred, or what was given returns none.
+    """
+    batch = map_tensors(source.typical(source.small_size, 1)[0], lambda t: t.to(device))
+    if not workload.training:
+        return resolve_forward(batch, workload.step_fn)
+    return resolve_loss(workload.model, batch, loss_fn=workload.loss_fn, step_fn=workload.step_fn)
