@@ -25,7 +25,8 @@ from autofit.probing.local_bench import LocalBench
 from autofit.probing.remote.bench import Target
 from autofit.probing.standin_bench import StandInBench
 from autofit.probing.watchdog import Overdue, Watchdog
-from autofit.search.search import Listen, Request, search
+from autofit.search.request import Listen, Request
+from autofit.search.search import search
 from autofit.trackers.progress import Progress
 from autofit.trackers.search_state import Yardstick
 from autofit.workloads.workload import OptimizerRecipe, Workload
@@ -158,9 +159,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
             against = Yardstick.of(bench.briefing, request.objective, request.time_s, clock)
             with Progress.of(progress, against) as listen, watch.telling(lambda text: listen(Event("waiting", text))):
                 listeners = [listen, lambda event: watch.beat("choosing the next plan")]
-                recommendation = search(
-                    bench.briefing, bench.evaluate, request, listeners, clock, bench.trace, bench.record
-                )
+                recommendation = search(bench, request, listeners, clock)
     if bench.changed:
         note = f"changed while tuning, and could not be put back: {', '.join(bench.changed)}"
         recommendation = recommendation.model_copy(update={"caveats": (*recommendation.caveats, note)})

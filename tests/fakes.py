@@ -24,6 +24,7 @@ from autofit.core.plan import Plan
 from autofit.core.space import SearchSpace, SpaceFacts
 from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
+from autofit.memory.trace import Trace
 from autofit.replay import VirtualTime
 from autofit.search.tuning import Tuning
 
@@ -378,3 +379,27 @@ def briefing_of(bench: FakeBench, **changes: Any) -> Briefing:
         "enforced": True,
     }
     return Briefing(**(fields | changes))
+
+
+@dataclass(frozen=True)
+class OpenedBench:
+    """A bench that answers with a function, and traces nothing."""
+
+    briefing: Briefing
+    run: Callable[[Plan, Purpose], Outcome]
+    proof_start_s: float = 0.0
+
+    def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
+        """Runs a plan."""
+        return self.run(plan, purpose)
+
+    def trace(self, plan: Plan) -> Trace:
+        """Is not asked: its briefing has no account."""
+        raise AssertionError("a bench without an account was asked for a trace")
+
+    record = trace
+
+
+def opened(briefing: Briefing, evaluate: Callable[[Plan, Purpose], Outcome]) -> OpenedBench:
+    """Returns a bench with this briefing that runs plans by `evaluate`."""
+    return OpenedBench(briefing, evaluate)

@@ -22,7 +22,8 @@ from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.probing.watchdog import Watchdog
 from autofit.reports.canvas import Canvas
 from autofit.reports.summary import summarize
-from autofit.search.search import DEFAULT_STUDY, Request, search
+from autofit.search.request import DEFAULT_STUDY, Request
+from autofit.search.search import search
 from autofit.trackers.progress import Progress
 from autofit.trackers.search_state import Yardstick
 
@@ -53,16 +54,8 @@ def execute(given: argparse.Namespace) -> int:
             Progress.of(not given.quiet, against) as listen,
             watch.telling(lambda text: listen(Event("waiting", text))),
         ):
-            recommendation = search(
-                bench.briefing,
-                bench.evaluate,
-                request,
-                [listen, lambda event: watch.beat("choosing the next plan")],
-                clock,
-                bench.trace,
-                bench.record,
-                bench.proof_start_s,
-            )
+            listeners = [listen, lambda event: watch.beat("choosing the next plan")]
+            recommendation = search(bench, request, listeners, clock)
     unsaved = save_plan(recommendation, given.output, force=given.force)
     if given.json:
         print(ascii_json(recommendation.model_dump_json(by_alias=True, indent=2)))
@@ -142,7 +135,7 @@ def _check_output(path: Path, *, force: bool) -> None:
 def _say_device(environment: Environment, asked: str | None) -> None:
     """Names the device, and says that no accelerator was found where one could have been chosen."""
     name = printable(environment.device_name)
-    if environment.device_type == "cpu":
+    if environment.is_host:
         found = "" if asked else "; no accelerator was found"
         print(f"autofit: tuning for the CPU ({name}){found}", file=sys.stderr)
     else:

@@ -26,6 +26,11 @@ class Environment(BaseModel):
     versions: dict[str, str] = {}
     settings: dict[str, str] = {}
 
+    @property
+    def is_host(self) -> bool:
+        """Whether the device is the CPU, whose memory is the machine's main memory."""
+        return self.device_type == "cpu"
+
     def differences(self, other: "Environment") -> list[str]:
         """Returns the differences that make measurements incomparable, as "name: mine, was theirs"."""
         mine, theirs = self._facts(), other._facts()

@@ -67,6 +67,7 @@ class LocalBench:
 
     Attributes:
         briefing: what is known before the first probe.
+        proof_start_s: 0: a proof needs no process of its own.
 
     Raises:
         WorkloadError: the workload cannot be tuned as given.
@@ -76,6 +77,8 @@ class LocalBench:
         NothingFits: one small batch is already too much for the device.
         DevicePoisoned: the device does not answer.
     """
+
+    proof_start_s = 0.0
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ def limited(table: Table, memory_bytes: int) -> Table:
     if memory_bytes > own:
         found, most = format_bytes(memory_bytes), format_bytes(own)
         raise UsageError(f"the table {table.name!r} was recorded under {most}; {found} is more. Record it again.")
-    enforced = table.environment.device_type != "cpu"
+    enforced = not table.environment.is_host
     entries = tuple(_judged(entry, memory_bytes, enforced) for entry in table.entries)
     budget = table.budget.model_copy(update={"memory_bytes": memory_bytes, "memory_note": "of a recorded table"})
     return table.model_copy(update={"budget": budget, "entries": entries})

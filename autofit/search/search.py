@@ -4,162 +4,94 @@ Never loads torch: the command line runs it in a process that does not know the 
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-from autofit import estimators, locks, searchers
+from autofit import estimators, locks
 from autofit.core.briefing import Briefing
 from autofit.core.budget import Budget, Clock
-from autofit.core.errors import UsageError
 from autofit.core.event import Event
 from autofit.core.objective import Objective
 from autofit.core.recommendation import Candidate, Recommendation
 from autofit.core.space import SearchSpace
 from autofit.core.units import format_duration
-from autofit.estimators import Context, Tracer
+from autofit.estimators import Context
+from autofit.search.bench import Bench
 from autofit.search.phases import run
-from autofit.search.tuning import Evaluate, Findings, Tuning
-from autofit.searchers.base import Searcher
-from autofit.study import Study, writing
-from autofit.study import optuna_imports as frames
+from autofit.search.request import DEFAULT_STUDY, Listen, Request, searcher_of
+from autofit.search.tuning import Findings, Tuning
+from autofit.study import Study, optuna_imports, writing
 
 PREPARING_RATIO, TRACING_RATIO, TRACING_S = 0.25, 0.2, 120.0
 """Shares of the time budget: of all that comes before the first probe, gates included, and of predicting memory; and
 the most seconds for the latter."""
 CLOSING_RATIO = 0.6
 """Share of the time left, at most, that is kept for the start of a proof: it takes as long as the opening took."""
-DEFAULT_STUDY = Path(".autofit") / "study.db"
-
-Listen = Callable[[Event], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the caller wants of a search, beside what the bench was opened with.
-
-    Attributes:
-        time_s: seconds for everything; None for no limit.
-        max_trials: probes at most; None for no limit.
-        study: where trials are kept: a path, an Optuna storage URL, ":memory:", or None for `DEFAULT_STUDY`.
-        searcher: name of the searcher; None for the default.
-        objective: what is maximised.
-        planned_steps: optimizer steps of the planned training, at the user's own global batch: what a plan's first
-            steps take longer is charged to as many samples. None charges nothing.
-        seed: makes the search repeatable.
-        isolated: whether plans run in a process that is replaced when its device is poisoned.
-
-    Raises:
-        UsageError: there is no such searcher, or the planned steps are no whole number of at least 1.
-    """
-
-    time_s: float | None = None
-    max_trials: int | None = None
-    study: str | Path | None = None
-    searcher: str | None = None
-    objective: Objective = field(default_factory=Objective)
-    planned_steps: int | None = None
-    seed: int = 0
-    isolated: bool = False
-
-    def __post_init__(self) -> None:
-        _searcher(self.searcher)  # a misspelt name is refused before anything is opened
-        if self.planned_steps is not None and (type(self.planned_steps) is not int or self.planned_steps < 1):
-            raise UsageError(
-                f"found planned_steps={self.planned_steps!r}; expected the optimizer steps of your training, a whole "
-                "number of at least 1, or none to charge nothing for the first steps."
-            )
-
-
-@frames.released
-def search(
-    briefing: Briefing,
-    evaluate: Evaluate,
-    request: Request,
-    listen: Sequence[Listen] = (),
-    clock: Clock | None = None,
-    tracer: Tracer | None = None,
-    recorder: Tracer | None = None,
-    closing_s: float = 0.0,
-) -> Recommendation:
-    """Searches the space of `briefing` and returns the proven recommendation.
+@optuna_imports.released
+def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock: Clock | None = None) -> Recommendation:
+    """Searches the space of a bench and returns the proven recommendation.
 
     Args:
-        briefing: what the bench found.
-        evaluate: runs a plan; `Bench.evaluate` or `RemoteBench.evaluate`.
+        bench: the workload on its device.
         request: what the caller wants.
         listen: called with each event, for progress.
         clock: running since the call began; time spent on opening the bench counts.
-        tracer: traces a plan; `Bench.trace` or `RemoteBench.trace`. None: memory is learned from probes alone.
-        recorder: runs a few steps of what cannot be traced; `LocalBench.record` or `RemoteBench.record`.
-        closing_s: seconds that a proof takes before it begins; `RemoteBench.proof_start_s`.
 
     Raises:
         AutofitError: see `autofit.search.phases.run` and `autofit.study.Study.open`.
     """
-    clock = clock or Clock()
+    clock, briefing = clock or Clock(), bench.briefing
     request = replace(request, objective=_planned(request, briefing))
     location = DEFAULT_STUDY if request.study is None else request.study
     name = f"{briefing.environment.workload}-{request.objective.unit}"
     left_s = None if request.time_s is None else max(request.time_s - clock.elapsed_s, 0.0)
-    closing_s = closing_s if left_s is None else min(closing_s, CLOSING_RATIO * left_s)
-    opening = _Opening(location, name, tracer, recorder, closing_s)
-    with writing(location, name, locks.patience_s(left_s), lambda text: _tell_all(listen, Event("stage", text))):
-        return _search(briefing, evaluate, request, listen, clock, opening)
+
+    def tell_all(event: Event) -> None:
+        for listener in listen:
+            listener(event)
+
+    with writing(location, name, locks.patience_s(left_s), lambda text: tell_all(Event("stage", text))):
+        study = Study.open(
+            location,
+            name=name,
+            environment=briefing.environment,
+            space=briefing.space,
+            objective=request.objective,
+            memory_bytes=briefing.budget.memory_bytes,
+        )
+        return _search(bench, request, study, clock, tell_all)
 
 
-@dataclass(frozen=True, slots=True)
-class _Opening:
-    """Where trials are kept, what looks at memory before anything runs, and what closing takes; see `search`."""
-
-    location: str | Path
-    name: str
-    tracer: Tracer | None
-    recorder: Tracer | None
-    closing_s: float
-
-
-def _search(
-    briefing: Briefing,
-    evaluate: Evaluate,
-    request: Request,
-    listen: Sequence[Listen],
-    clock: Clock,
-    opening: _Opening,
-) -> Recommendation:
+def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: Listen) -> Recommendation:
+    briefing = bench.briefing
     budget = briefing.budget.model_copy(update={"time_s": request.time_s, "max_trials": request.max_trials})
-    study = Study.open(
-        opening.location,
-        name=opening.name,
-        environment=briefing.environment,
-        space=briefing.space,
-        objective=request.objective,
-        memory_bytes=budget.memory_bytes,
-    )
     context = Context(
         limit_bytes=budget.memory_bytes,
         account=briefing.account,
         allowance_s=tracing_s(budget.time_s, clock.elapsed_s),
-        trace=opening.tracer,
-        record=opening.recorder,
+        trace=bench.trace,
+        record=bench.record,
     )
     made = [estimator for member in estimators.MEMBERS if (estimator := member.of(context)) is not None]
+    left_s = math.inf if request.time_s is None else max(request.time_s - clock.elapsed_s, 0.0)
     tuning = Tuning(
         space=SearchSpace(briefing.space),
-        evaluate=evaluate,
+        evaluate=bench.evaluate,
         objective=request.objective,
         budget=budget,
         log=study,
-        searcher=_searcher(request.searcher),
+        searcher=searcher_of(request.searcher),
         estimators=made,
         clock=clock,
-        listen=lambda event: _tell_all(listen, event),
+        listen=listen,
         seed=request.seed,
         isolated=request.isolated,
-        closing_s=opening.closing_s,
-        cautious=not briefing.enforced and briefing.environment.device_type == "cpu",
+        closing_s=min(bench.proof_start_s, CLOSING_RATIO * left_s),
+        cautious=not briefing.enforced and briefing.environment.is_host,
     )
     findings = run(tuning)
     found = _recommendation(findings, briefing, budget, request, study, clock)
@@ -183,21 +115,6 @@ def tracing_s(time_s: float | None, spent_s: float) -> float:
     if time_s is None:
         return TRACING_S
     return max(min(PREPARING_RATIO * time_s - spent_s, TRACING_RATIO * time_s, TRACING_S), 0.0)
-
-
-def _searcher(name: str | None) -> type[Searcher]:
-    if name is None:
-        return searchers.MEMBERS[0]
-    for member in searchers.MEMBERS:
-        if member.name == name:
-            return member
-    known = ", ".join(member.name for member in searchers.MEMBERS)
-    raise UsageError(f"unknown searcher {name!r}; expected one of {known}.")
-
-
-def _tell_all(listeners: Sequence[Listen], event: Event) -> None:
-    for listener in listeners:
-        listener(event)
 
 
 def _recommendation(

@@ -64,7 +64,7 @@ class World:
         values += [model.state_dict(), [p.grad for p in model.parameters()], [p.data_ptr() for p in model.parameters()]]
         return fingerprint([*values, [list(state.values()) for state in self.optimizer.state.values()]])
 
-    def search(self, briefing: Any, *_: Any) -> Any:
+    def search(self, *_: Any) -> Any:
         """Does the harm of a probe that ended in the middle."""
         self.model.train()
         self.calls += 10

@@ -49,13 +49,13 @@ class Ended(Exception):
 def probe_once(status: list[Status], end: BaseException | None = None) -> Callable[..., Any]:
     """Returns a search that probes the baseline once."""
 
-    def search(briefing: Any, evaluate: Any, *_: Any) -> Any:
-        outcome = evaluate(briefing.space.baseline, Purpose.PROBE)
+    def search(bench: Any, *_: Any) -> Any:
+        outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
         status.append(outcome.status)
         assert outcome.status is Status.MEASURED, outcome
         if end is not None:
             raise end
-        return SimpleNamespace(caveats=briefing.caveats)
+        return SimpleNamespace(caveats=bench.briefing.caveats)
 
     return search
 

@@ -152,10 +152,10 @@ class Answer(SimpleNamespace):
 def test_f26_a_change_that_stays_is_said_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     counter = itertools.count()
 
-    def search(briefing: Any, *_: Any) -> Any:
-        assert "step_fn.thing (an iterator in progress)" in " ".join(briefing.caveats)
+    def search(bench: Any, *_: Any) -> Any:
+        assert "step_fn.thing (an iterator in progress)" in " ".join(bench.briefing.caveats)
         next(counter)
-        return Answer(caveats=briefing.caveats)
+        return Answer(caveats=bench.briefing.caveats)
 
     said = tune(holding(counter), monkeypatch, search).caveats
     assert said[-1] == "changed while tuning, and could not be put back: step_fn.thing"
@@ -173,10 +173,10 @@ def test_extras_of_tune_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     ema, hidden = nn.Linear(4, 2), torch.zeros(3)
     before = ema.weight.detach().clone()
 
-    def search(briefing: Any, *_: Any) -> Any:
+    def search(bench: Any, *_: Any) -> Any:
         ema.weight.data.add_(1)
         hidden.add_(1)
-        return Answer(caveats=briefing.caveats)
+        return Answer(caveats=bench.briefing.caveats)
 
     tune(holding(None), monkeypatch, search, extras=[ema, hidden])
     assert torch.equal(ema.weight, before)

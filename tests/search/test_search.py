@@ -16,15 +16,16 @@ from autofit.core.plan import Plan
 from autofit.core.recommendation import Recommendation
 from autofit.core.space import Refusal
 from autofit.core.trial import Purpose
-from autofit.search.search import DEFAULT_STUDY, Listen, Request, search
+from autofit.search.request import DEFAULT_STUDY, Listen, Request
+from autofit.search.search import search
 from autofit.search.tuning import Evaluate
-from tests.fakes import FakeBench, always, briefing_of, small_bench
+from tests.fakes import FakeBench, always, briefing_of, opened, small_bench
 
 MEMORY = Request(study=":memory:")
 
 
 def found(bench: FakeBench, request: Request = MEMORY, listen: Sequence[Listen] = ()) -> Recommendation:
-    return search(briefing_of(bench), bench.evaluate, request, listen, Clock(bench.time))
+    return search(opened(briefing_of(bench), bench.evaluate), request, listen, Clock(bench.time))
 
 
 def test_the_recommended_plan_was_proven_and_is_the_fastest() -> None:
@@ -44,7 +45,7 @@ def test_what_the_briefing_says_is_in_the_recommendation() -> None:
     facts = bench.space.facts.model_copy(update={"refused": (refusal,)})
     briefing = briefing_of(bench, space=facts, caveats=("the loss was inferred",))
     request = Request(study=":memory:", time_s=500, max_trials=40)
-    result = search(briefing, bench.evaluate, request, (), Clock(bench.time))
+    result = search(opened(briefing, bench.evaluate), request, (), Clock(bench.time))
     assert result.refused == (refusal,)
     assert "the loss was inferred" in result.caveats
     assert (result.budget.time_s, result.budget.max_trials) == (500, 40)
@@ -57,7 +58,7 @@ def test_the_time_budget_counts_from_the_clock_that_was_handed_over() -> None:
     bench = small_bench()
     clock = Clock(bench.time)
     bench.time.advance(99.9)  # opening took so long
-    result = search(briefing_of(bench), bench.evaluate, Request(study=":memory:", time_s=101), (), clock)
+    result = search(opened(briefing_of(bench), bench.evaluate), Request(study=":memory:", time_s=101), (), clock)
     assert len(bench.probes()) <= 3
     assert any("cut short" in caveat for caveat in result.caveats)
     assert 99.9 < result.duration_s < 110
@@ -70,10 +71,10 @@ def test_time_that_is_over_before_the_first_probe_is_said_and_the_users_own_sett
     with pytest.raises(
         BudgetSpent, match=r"time budget of 5 s is spent. Your own setting was run all the same, in 837 ms: "
     ):
-        search(briefing_of(bench), bench.evaluate, Request(study=tmp_path / "study.db", time_s=5), (), clock)
+        search(opened(briefing_of(bench), bench.evaluate), Request(study=tmp_path / "study.db", time_s=5), (), clock)
     own = bench.space.baseline
     assert bench.runs == [(own, Purpose.PROBE)]
-    found = search(briefing_of(bench), bench.evaluate, Request(study=tmp_path / "study.db"))
+    found = search(opened(briefing_of(bench), bench.evaluate), Request(study=tmp_path / "study.db"))
     assert bench.runs.count((own, Purpose.PROBE)) == 2  # each run measures it anew
     assert found.gain is not None
 
@@ -123,7 +124,7 @@ def test_a_trial_that_runs_when_the_user_stops_costs_one_trial(tmp_path: Path) -
         return bench.evaluate(plan, purpose)
 
     with pytest.raises(KeyboardInterrupt):
-        search(briefing_of(bench), evaluate, request, (), Clock(bench.time))
+        search(opened(briefing_of(bench), evaluate), request, (), Clock(bench.time))
     again = small_bench()
     found(again, request)
     assert set(bench.probes()) & set(again.probes()) <= {bench.space.baseline}
@@ -135,7 +136,7 @@ def test_trials_of_another_environment_are_not_used(tmp_path: Path) -> None:
     bench = small_bench()
     briefing = briefing_of(bench)
     other = briefing.model_copy(update={"environment": briefing.environment.model_copy(update={"threads": 9})})
-    result = search(other, bench.evaluate, request, (), Clock(bench.time))
+    result = search(opened(other, bench.evaluate), request, (), Clock(bench.time))
     assert bench.space.baseline in bench.probes()
     assert any("another environment" in caveat and "threads" in caveat for caveat in result.caveats)
 
@@ -155,7 +156,7 @@ def test_earlier_trials_outside_the_present_space_are_not_recommended(tmp_path: 
     def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
         return bench.evaluate(Plan(values={**own, **plan.values}), purpose)
 
-    second = search(briefing, evaluate, request, (), Clock(bench.time))
+    second = search(opened(briefing, evaluate), request, (), Clock(bench.time))
     assert first.plan.combination.values
     assert second.plan.global_batch_size == baseline.micro_batch_size
     assert not second.plan.combination.values
@@ -211,9 +212,8 @@ def test_an_inference_has_no_learning_rate() -> None:
     bench = small_bench()
     briefing = briefing_of(bench)
     environment = briefing.environment.model_copy(update={"settings": {"mode": "inference"}})
-    result = search(
-        briefing.model_copy(update={"environment": environment}), bench.evaluate, MEMORY, (), Clock(bench.time)
-    )
+    opening = opened(briefing.model_copy(update={"environment": environment}), bench.evaluate)
+    result = search(opening, MEMORY, (), Clock(bench.time))
     assert result.plan.global_batch_size != 8
     assert not any("learning rate" in caveat for caveat in result.caveats)
 
@@ -231,7 +231,7 @@ def test_a_loader_that_holds_the_training_back_is_named(fetch_s: float | None, w
         )
         return Outcome(status=Status.MEASURED, measurement=measurement)
 
-    result = search(briefing_of(bench), evaluate, Request(study=":memory:", max_trials=3))
+    result = search(opened(briefing_of(bench), evaluate), Request(study=":memory:", max_trials=3))
     told = [caveat for caveat in result.caveats if "worker process" in caveat]
     assert [workers in caveat for caveat in told] == ([True] if workers else [])
 
@@ -259,7 +259,7 @@ def test_the_shorter_whole_training_wins() -> None:
     for planned_steps in (None, 100, 100_000):
         bench = small_bench()
         request = Request(study=":memory:", planned_steps=planned_steps)
-        result = search(briefing_of(bench), starting(bench, slow_to_start), request, (), Clock(bench.time))
+        result = search(opened(briefing_of(bench), starting(bench, slow_to_start)), request, (), Clock(bench.time))
         chosen[planned_steps] = result
     assert chosen[None].plan.values["precision"] == "bf16"
     assert chosen[100_000].plan.values["precision"] == "bf16"
@@ -280,7 +280,7 @@ def test_the_same_study_serves_another_planned_training(tmp_path: Path) -> None:
     long, short = small_bench(), small_bench()
     for bench, planned_steps in ((long, 100_000), (short, 100)):
         request = Request(study=path, planned_steps=planned_steps)
-        result = search(briefing_of(bench), starting(bench, slow_to_start), request, (), Clock(bench.time))
+        result = search(opened(briefing_of(bench), starting(bench, slow_to_start)), request, (), Clock(bench.time))
     assert set(long.probes()) & set(short.probes()) == {
         long.space.baseline
     }  # what was measured is scored anew, not measured anew
@@ -297,7 +297,7 @@ def test_a_plan_that_its_process_has_run_before_is_charged_its_cold_start(tmp_pa
 
     for planned_steps in (100_000, 100):
         request = Request(study=path, planned_steps=planned_steps)
-        result = search(briefing_of(bench), evaluate, request, (), Clock(bench.time))
+        result = search(opened(briefing_of(bench), evaluate), request, (), Clock(bench.time))
     assert result.plan.values["precision"] == "float32"
 
 

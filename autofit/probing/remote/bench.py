@@ -86,7 +86,7 @@ class RemoteBench:
             raise
         self._memory_bytes, self._known = self.briefing.budget.memory_bytes, self.briefing
         opened_s = self._clock.elapsed_s - began
-        on_host = self.briefing.environment.device_type == "cpu"
+        on_host = self.briefing.environment.is_host
         self.proof_start_s = max(opened_s - self._survey_s - self._waited_s, 0.0) if on_host else 0.0
 
     def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
@@ -97,7 +97,7 @@ class RemoteBench:
         if self._clock.patience_s(SHARES[purpose]) <= 0:
             return Outcome(status=Status.SKIPPED, reason=f"{self._over()} before it began")
         try:
-            if purpose is Purpose.PROOF and self.briefing.environment.device_type == "cpu":
+            if purpose is Purpose.PROOF and self.briefing.environment.is_host:
                 limited = self._evaluate_limited(plan)
                 if not limited.measured:
                     return limited

@@ -22,7 +22,8 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.core.units import parse_bytes
 from autofit.probing.remote.bench import RemoteBench
-from autofit.search.search import Request, search
+from autofit.search.request import Request
+from autofit.search.search import search
 from gpu import stage
 from gpu.lightning_finder import PACKAGES, lightning
 from gpu.models import MODELS
@@ -101,24 +102,28 @@ def run_peer(name: str, given: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
+class Counting(RemoteBench):
+    """A bench that counts the steps and the out-of-memories of a search."""
+
+    steps = ooms = 0
+
+    def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
+        """Runs a plan and counts."""
+        outcome = super().evaluate(plan, purpose)
+        if (measurement := outcome.measurement) is not None:
+            self.steps += len(measurement.warmup_times_s) + measurement.timed_steps + measurement.worst_steps
+        self.ooms += outcome.status is Status.OUT_OF_MEMORY
+        return outcome
+
+
 def run_ours(name: str, given: argparse.Namespace) -> dict[str, Any]:
     """Returns what autofit found and what it cost, race and proof included."""
     target = stage.target(MODELS[given.model], given, free=True, strategies=OURS[name])
-    counted = {"steps": 0, "ooms": 0}
     clock = Clock()
-    with RemoteBench(target) as bench:
-
-        def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
-            outcome = bench.evaluate(plan, purpose)
-            measurement = outcome.measurement
-            if measurement is not None:
-                counted["steps"] += len(measurement.warmup_times_s) + measurement.timed_steps
-                counted["steps"] += measurement.worst_steps
-            counted["ooms"] += outcome.status is Status.OUT_OF_MEMORY
-            return outcome
-
+    with Counting(target) as bench:
         request = Request(time_s=given.limit_s, study=":memory:", isolated=True)
-        found = search(bench.briefing, evaluate, request, (), clock)
+        found = search(bench, request, (), clock)
+        counted = {"steps": bench.steps, "ooms": bench.ooms}
     plan = dict(found.plan.values)
     return {"returned": found.plan.micro_batch_size, "returned_ran": True, "plan": plan, **counted,
             "seconds": clock.elapsed_s, "trials": found.counts}  # fmt: skip

@@ -24,7 +24,8 @@ from autofit.core.units import format_bytes, format_duration
 from autofit.probing.remote.bench import RemoteBench
 from autofit.replay.table import Table
 from autofit.search.race import pair
-from autofit.search.search import Request, search
+from autofit.search.request import Request
+from autofit.search.search import search
 from gpu import stage
 from gpu.models import MODELS
 
@@ -43,7 +44,7 @@ def tune(bench: RemoteBench, seconds: float) -> dict[str, Any]:
             trials.append(event.trial)
 
     request = Request(time_s=seconds, study=":memory:", isolated=True)
-    recommendation = search(bench.briefing, bench.evaluate, request, [listen], Clock())
+    recommendation = search(bench, request, [listen], Clock())
     return {
         "recommendation": recommendation.model_dump(mode="json", by_alias=True),
         "trials": [_bare(trial).model_dump(mode="json") for trial in trials],
