@@ -16,6 +16,7 @@ The command line probes in a process of its own, which can be killed whatever it
 import math
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
@@ -53,9 +54,13 @@ class Watchdog:
         self.clock = clock or Clock()
         self._say = say
         self._doing = ("beginning", 0.0)  # one object, since two threads use it
+        self._told: tuple[str, float] | None = None  # of which phase `_word_s` is
+        self._word_s = 0.0
         self._until = math.inf
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look_on, name="autofit-watchdog", daemon=True)
+        self._thread = threading.Thread(
+            target=_look_on, args=(weakref.ref(self), self._ended), name="autofit-watchdog", daemon=True
+        )
         self._worker, self._interrupts = 0, False
         self._before: Any = None
 
@@ -119,20 +124,19 @@ class Watchdog:
         if self._interrupts and _SIGNAL is not None:
             signal.signal(_SIGNAL, self._before)
 
-    def _look_on(self) -> None:
-        limit_s = self.clock.limit_s
-        first_s = FIRST_WORD_S if limit_s is None else min(FIRST_WORD_S, FIRST_WORD_RATIO * limit_s)
-        known, word_s = self._doing, first_s
-        while not self._ended.wait(_LOOK_S):
-            doing, now = self._doing, self.clock.elapsed_s
-            if doing is not known:
-                known, word_s = doing, first_s
-            if now - doing[1] >= word_s:
-                word_s *= 2
-                with suppress(Exception):  # the user's listener; nobody could hear it here, and looking on goes on
-                    self._say(f"no sign of life for {format_duration(now - doing[1])}: {doing[0]!r} goes on")
-            if self._interrupts and now >= self._until and _SIGNAL is not None and not self._ended.is_set():
-                signal.pthread_kill(self._worker, _SIGNAL)
+    def _look(self) -> None:
+        """Says what goes on for long, and ends what is overdue; from the thread that looks on."""
+        doing, now = self._doing, self.clock.elapsed_s
+        if doing is not self._told:
+            limit_s = self.clock.limit_s
+            self._told = doing
+            self._word_s = FIRST_WORD_S if limit_s is None else min(FIRST_WORD_S, FIRST_WORD_RATIO * limit_s)
+        if now - doing[1] >= self._word_s:
+            self._word_s *= 2
+            with suppress(Exception):  # the user's listener; nobody could hear it here, and looking on goes on
+                self._say(f"no sign of life for {format_duration(now - doing[1])}: {doing[0]!r} goes on")
+        if self._interrupts and now >= self._until and _SIGNAL is not None and not self._ended.is_set():
+            signal.pthread_kill(self._worker, _SIGNAL)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         """Handles the signal, in the thread that works."""
@@ -147,6 +151,16 @@ class Watchdog:
         if self.clock.left_s > 0:
             return f"not done in its part of the time budget of {format_duration(limit_s)}"
         return f"the time budget of {format_duration(limit_s)} was over"
+
+
+def _look_on(watched: weakref.ref[Watchdog], ended: threading.Event) -> None:
+    """Looks on until it is over, or until nobody has the watchdog any more: Ctrl-C may come before `with` has it."""
+    while not ended.wait(_LOOK_S):
+        watchdog = watched()
+        if watchdog is None:
+            return
+        watchdog._look()
+        del watchdog
 
 
 def _may_end(frame: FrameType | None) -> bool:
