@@ -9,14 +9,16 @@ import torch
 from pydantic import BaseModel, ValidationError
 from torch import nn
 
-from autofit import devices, locks, planfile
+from autofit import locks, planfile
 from autofit.core.briefing import Options
 from autofit.core.budget import Clock
-from autofit.core.errors import BudgetSpent, UsageError, WorkloadError
+from autofit.core.errors import BudgetSpent, UsageError
 from autofit.core.event import Event
 from autofit.core.objective import Objective
+from autofit.core.recommendation import Recommendation
 from autofit.core.units import parse_duration
 from autofit.devices.base import Device
+from autofit.devices.of_model import device_for, device_it_is_on
 from autofit.estimation import estimate as estimating
 from autofit.estimation.estimation import Estimation
 from autofit.fit import Fit, Terms
@@ -136,7 +138,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         max_grad_norm=max_grad_norm,
         extras=extras,
     )
-    chosen = _device(model, device)
+    chosen = device_for(model, device)
     options = _options(
         memory_budget, numerics, strategies, seed, enforce=not chosen.is_host, cold=planned_steps is not None
     )
@@ -159,11 +161,8 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
             against = Yardstick.of(bench.briefing, request.objective, request.time_s, clock)
             with Progress.of(progress, against) as listen, watch.telling(lambda text: listen(Event("waiting", text))):
                 listeners = [listen, lambda event: watch.beat("choosing the next plan")]
-                recommendation = search(bench, request, listeners, clock)
-    if bench.changed:
-        note = f"changed while tuning, and could not be put back: {', '.join(bench.changed)}"
-        recommendation = recommendation.model_copy(update={"caveats": (*recommendation.caveats, note)})
-    return Fit(recommendation, Terms(loss_fn, step_fn, optimizer))
+                found = search(bench, request, listeners, clock)
+    return Fit(_with_what_changed(found, bench.changed), Terms(loss_fn, step_fn, optimizer))
 
 
 def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of the user's
@@ -235,7 +234,7 @@ def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of 
                 stand_in=estimating.described(wanted, memory_budget),
             )
         )
-    chosen = _where_it_is(workload, device)
+    chosen = device_it_is_on(workload, device)
     made = Workload(model=workload, mode=mode or "train", **own, **common)
     guard = Guard.of(made)
     with guard.backstop, guard:
@@ -265,6 +264,14 @@ def _opened(workload: Workload, device: Device, options: Options, watch: Watchdo
         raise BudgetSpent(f"{error}. Nothing was measured yet: give more time, or look for what hangs there.") from None
 
 
+def _with_what_changed(found: Recommendation, changed: Sequence[str]) -> Recommendation:
+    """Adds a caveat that names what could not be put back, if there is any."""
+    if not changed:
+        return found
+    note = f"changed while tuning, and could not be put back: {', '.join(changed)}"
+    return found.model_copy(update={"caveats": (*found.caveats, note)})
+
+
 def _options(
     memory_budget: object, numerics: str, strategies: Sequence[str] | None, seed: int, **rest: bool
 ) -> Options:
@@ -291,46 +298,3 @@ def _record(kind: type[_Record], **values: object) -> _Record:
         first = error.errors(include_url=False)[0]
         name = "objective" if kind is Objective else first["loc"][0]
         raise UsageError(f"{name} is {first['input']!r}: {first['msg']}. See autofit.tune for its values.") from None
-
-
-def _where_it_is(model: nn.Module, asked: str | torch.device | None) -> Device:
-    """Returns the model's device, the only one that can be estimated for in the user's own process.
-
-    Raises:
-        UsageError: the user asked for another device.
-    """
-    if not isinstance(model, nn.Module):
-        raise WorkloadError(
-            f'found a {type(model).__name__}; expected a factory such as "train.py:make_workload", or a '
-            "torch.nn.Module and its loader."
-        )
-    found = _home(model)
-    if asked is not None and str(asked).partition(":")[0] != found.type:
-        raise UsageError(
-            f"found device={str(asked)!r} for a model on {found}. A device that is not here needs a stand-in, which "
-            "would stay in this process; expected a factory, which runs in a process of its own: "
-            f'autofit.estimate("train.py:make_workload", device={str(asked)!r}).'
-        )
-    return devices.choose(str(found))
-
-
-def _home(model: nn.Module) -> torch.device:
-    return next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
-
-
-def _device(model: nn.Module, asked: str | torch.device | None) -> Device:
-    """Returns the device that the user asked for, or the model's."""
-    if asked is not None:
-        return devices.choose(str(asked))
-    if not isinstance(model, nn.Module):
-        raise WorkloadError(
-            f"model is a {type(model).__name__}; expected a torch.nn.Module. Pass the model first, the loader second."
-        )
-    found = _home(model)
-    best = devices.choose()
-    if found.type == "cpu" and not best.is_host:
-        raise WorkloadError(
-            f"the model is on the CPU, while {best.name()} ({best.type}) is available. Move it first: "
-            f'model.to("{best.type}"), and make the optimizer afterwards; or pass device="cpu" to tune for the CPU.'
-        )
-    return devices.choose(str(found))
