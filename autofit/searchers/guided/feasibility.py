@@ -1,9 +1,9 @@
-"""Fitting: how likely a plan is to fit, from what the estimators say and from the peaks that were seen.
+"""Feasibility: how likely a plan is to fit, from what the estimators say and from the peaks that were seen.
 
 An estimate with bounds is believed, corrected by how much such estimates were off. A plan surely fits where a straight
 line from what stays between steps through a smaller size of its combination says so; how likely it is to fit by the
 line through two such sizes is known from recorded peaks. Of any other plan the part of the peak that grows with the
-batch is believed to be that of the user's own combination, where it is predicted for every size, or else proportional
+batch is believed to be that of the user's own combination, where it is estimated for every size, or else proportional
 to the micro batch; times a factor for each change. The factors are learned from the peaks of the plans that ran, by a
 surrogate, which knows that a change does about the same at another size and beside others.
 """
@@ -15,7 +15,7 @@ from statistics import median
 import numpy as np
 
 from autofit.core.estimate import Estimate
-from autofit.core.outcome import Outcome, Status
+from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.statistics import below
 from autofit.searchers.base import Problem
@@ -29,46 +29,37 @@ from autofit.searchers.guided.surrogate import (
     Surrogate,
     expected_of,
 )
+from autofit.searchers.guided.tried_sizes import TriedSizes, was_refused
 
-PREDICTED = Scales(curve=0.05, knob=0.30, slope=0.03, pair=0.05, own=0.02, kinship=0.2)
+ESTIMATED = Scales(curve=0.05, knob=0.30, slope=0.03, pair=0.05, own=0.02, kinship=0.2)
 PROPORTIONAL = Scales(curve=0.35, knob=0.30, slope=0.03, pair=0.05, own=0.04, octaves=2.5, kinship=0.2)
-"""Usual sizes of what changes the logarithm of the part of a peak that grows (see `surrogate`): beside a prediction for
+"""Usual sizes of what changes the logarithm of the part of a peak that grows (see `surrogate`): beside an estimate for
 the user's own combination, and beside a straight line, which a peak does not follow where something else makes it. That
 one value needs room says less of another than speed does: a foreach optimizer takes some, a fused one none."""
 POWER = 0.75
-"""Of the micro batch, that the part which grows is taken to follow where it is not predicted: 1 would be a straight
+"""Of the micro batch, that the part which grows is taken to follow where it is not estimated: 1 would be a straight
 line, but some of what is taken for it does not grow."""
 GROWTH_RATIO = 0.6
 """What a knob changes beside what theory says of it (`Knob.growth`), as a share of what others change."""
 ONE_SIDED = 0.05
 """Standard deviation of what is only known to be no less than something."""
-PREDICTED_LEVEL, PROPORTIONAL_LEVEL = 0.05, 2.0
-"""Of what all plans have in common: it is known of a prediction, and told by the first probe of a line."""
+ESTIMATED_LEVEL, PROPORTIONAL_LEVEL = 0.05, 2.0
+"""Of what all plans have in common: an estimate knows it, and told by the first probe of a line."""
 NOISE = 0.01
 LEAST = 0.01
 """The part of a peak that grows is taken to be at least this share of what stays."""
-UNCHANGED = 0.01
-"""Peaks closer than this are equal."""
 HIDDEN = 0.7
 """A peak that something else makes says only that what grows is less: by so much, give or take as much."""
 OVER, SURPRISE = 1.05, 0.2
 """A plan that ran out of memory is taken to need the first multiple of the budget, if less was believed, give or take
 this share of how much less: the more it contradicts plans that ran, the less of it need be what it shares with them."""
-FAR = 2.0
-"""A line through two sizes that ran is followed up to this multiple of the larger."""
-BELOW_LINE, ABOVE_LINE, BEND = 0.05, 0.25, 0.15
-"""How often a peak is below such a line, how often it is above it, and by how much then on average, as a share of what
-the line adds: over the recorded tables, 741 plans (tests/searchers/guided/test_feasibility.py)."""
-WARY = 3
-"""A search that ran out of memory so often takes one refusal at a size for what two are before, and takes no steps with
-what was only ever refused."""
 NARROW = 1.03
 """Bounds that are no further apart than this ratio are believed as they are."""
 TIGHT = 0.004
 """Standard deviation of an estimate with bounds, at least."""
 
 
-class Fitting:
+class Feasibility:
     """Says how likely plans are to fit.
 
     Args:
@@ -82,10 +73,9 @@ class Fitting:
         self._sizes, self._size_places = np.unique([plan.micro_batch_size for plan in plans], return_inverse=True)
         self._changes, said = expected_of(problem.space.facts.knobs, points, "growth")
         knobs, known = problem.space.facts.knobs, [GROWTH_RATIO if known else 1.0 for known in said]
-        self._predictable = Covariances(Kernel(knobs, PREDICTED, known), points)
-        self._proportional = Covariances(Kernel(knobs, PROPORTIONAL, known), points)
-        self._outcomes: dict[int, Outcome] = {}
-        self._tried: dict[int, dict[int, Outcome]] = {}  # by combination, then by size
+        self._with_estimates = Covariances(Kernel(knobs, ESTIMATED, known), points)
+        self._without = Covariances(Kernel(knobs, PROPORTIONAL, known), points)
+        self.tried = TriedSizes(plans, points, problem.memory_bytes)
         changed = (points.values != points.values[:1]).sum(axis=1)
         self._singles = [int(place) for place in np.flatnonzero(changed == 1)]
         self._belief: Belief | None = None
@@ -96,8 +86,7 @@ class Fitting:
 
     def tell(self, place: int, outcome: Outcome) -> None:
         """Learns what a plan needed."""
-        self._outcomes[place] = outcome
-        self._tried.setdefault(self._combination(place), {})[self._size(place)] = outcome
+        self.tried.tell(place, outcome)
         self.look_again()
         expected, measurement = self._expected.pop(place, None), outcome.measurement
         if expected is not None and measurement is not None:
@@ -109,28 +98,19 @@ class Fitting:
         self._chances.clear()
 
     def expect(self, place: int) -> None:
-        """Remembers what is foretold of a plan that is about to run, to learn by how much such figures are off."""
-        estimate = self._foretelling(place)
+        """Remembers the estimate of a plan that is about to run, to learn by how much such figures are off."""
+        estimate = self._with_bounds(place)
         if estimate is not None and not _narrow(estimate):
             self._expected[place] = _said(estimate)
 
-    def foretold(self, place: int) -> bool:
+    def is_estimated(self, place: int) -> bool:
         """Says whether an estimate with bounds is there, so that no other plan's peak could tell more."""
-        return self._foretelling(place) is not None
+        return self._with_bounds(place) is not None
 
     @property
-    def predicted(self) -> bool:
-        """Whether the user's own combination is predicted at every size: then any plan is, before it runs."""
-        return self._predicted() is not None
-
-    def suspect(self, place: int) -> bool:
-        """Says whether a plan has a value that may need room at any size: refused, never run (`WARY`)."""
-        if not self._wary:
-            return False
-        of_plan, values = self._points.values[place], self._points.values
-        refused = [other for other, outcome in self._outcomes.items() if outcome.status.does_not_fit]
-        ran = [other for other, outcome in self._outcomes.items() if outcome.measurement is not None]
-        return bool(((values[refused] == of_plan).any(axis=0) & ~(values[ran] == of_plan).any(axis=0)).any())
+    def all_estimated(self) -> bool:
+        """Whether the user's own combination is estimated at every size: then any plan is, before it runs."""
+        return self._own_peaks() is not None
 
     def likely(self, place: int) -> float:
         """Returns the probability that a plan fits."""
@@ -144,20 +124,20 @@ class Fitting:
             return self._surely(estimate)
         if estimate is not None and not estimate.worst_case and (estimate.lower_bytes or 0) > limit:
             return 0.0
-        if self._most(place) <= limit:
-            return self._below_refused(place)
-        fits = self._along(place)
+        if self.tried.most(place) <= limit:
+            return self.tried.below_refused(place)
+        fits = self.tried.along(place)
         if fits is None:
             if self._belief is None:
                 self._belief = self._believe()
             room = math.log(max(limit - self._stays, 1.0))
             fits = below((room - self._belief.mean[place]) / self._belief.deviation[place])
-        return min(fits, self._below_refused(place), self._among_its_size(place))
+        return min(fits, self.tried.below_refused(place), self.tried.among_its_size(place))
 
     def _estimate(self, place: int) -> Estimate | None:
         return self._problem.estimate(self._plans[place])
 
-    def _foretelling(self, place: int) -> Estimate | None:
+    def _with_bounds(self, place: int) -> Estimate | None:
         estimate = self._estimate(place)
         return estimate if estimate is not None and _bounded(estimate) else None
 
@@ -182,28 +162,26 @@ class Fitting:
 
     def _believe(self) -> Belief:
         """Returns what is believed of the logarithm of the bytes that grow, for every plan."""
-        predicted = self._predicted()
-        measured = [o.measurement.memory for o in self._outcomes.values() if o.measurement is not None]
+        own = self._own_peaks()
+        measured = [o.measurement.memory for o in self.tried.outcomes.values() if o.measurement is not None]
         self._stays = 0.98 * min((memory.static_bytes or 0 for memory in measured), default=0)
-        known, guessed = (self._predictable, PREDICTED_LEVEL), (self._proportional, PROPORTIONAL_LEVEL)
-        model, level = guessed if predicted is None else known
-        grows = POWER * self._points.octaves * math.log(2) if predicted is None else self._logs(predicted)
+        known, guessed = (self._with_estimates, ESTIMATED_LEVEL), (self._without, PROPORTIONAL_LEVEL)
+        model, level = guessed if own is None else known
+        grows = POWER * self._points.octaves * math.log(2) if own is None else self._logs(own)
         grows = grows + self._changes
-        told = {place: seen for place in self._outcomes if (seen := self._seen(place, predicted is not None))}
-        if predicted is not None:  # what is foretold of a single change says something of all that have it
-            ahead = (place for place in self._singles if place not in self._outcomes)
-            told |= {place: (self._log(e.value_bytes), NOISE) for place in ahead if (e := self._foretelling(place))}
+        told = {place: seen for place in self.tried.outcomes if (seen := self._seen(place, own is not None))}
+        if own is not None:  # what is estimated of a single change says something of all that have it
+            ahead = (place for place in self._singles if place not in self.tried.outcomes)
+            told |= {place: (self._log(e.value_bytes), NOISE) for place in ahead if (e := self._with_bounds(place))}
         if not told:
             return Belief(grows, np.sqrt(model.variances + level**2))
-        centre = (
-            0.0 if predicted is not None else float(np.mean([log - grows[place] for place, (log, _) in told.items()]))
-        )
+        centre = 0.0 if own is not None else float(np.mean([log - grows[place] for place, (log, _) in told.items()]))
         belief = self._fitted(model, level, grows + centre, told)
         least = math.log(max(OVER * self._problem.memory_bytes - self._stays, 1.0))
         refused = {
             place: (least, max(ONE_SIDED, SURPRISE * short if outcome.status.does_not_fit else 0.0))
-            for place, outcome in self._outcomes.items()
-            if place not in told and _refused(outcome) and (short := least - float(belief.mean[place])) > 0
+            for place, outcome in self.tried.outcomes.items()
+            if place not in told and was_refused(outcome) and (short := least - float(belief.mean[place])) > 0
         }
         return self._fitted(model, level, grows + centre, told | refused) if refused else belief
 
@@ -216,37 +194,21 @@ class Fitting:
         believed = Surrogate(model, places, noise, level).believe(values[:, None])
         return Belief(believed.mean[:, 0] + expected, believed.deviation)
 
-    def _seen(self, place: int, predicted: bool) -> tuple[float, float] | None:
-        """Returns the logarithm of the bytes that grow, if a plan ran or is foretold, and how far that may be off."""
-        measurement = self._outcomes[place].measurement
+    def _seen(self, place: int, own: bool) -> tuple[float, float] | None:
+        """Returns the logarithm of the bytes that grow, if a plan ran or is estimated, and how far that may be off."""
+        measurement = self.tried.outcomes[place].measurement
         if measurement is not None:
             log = self._log(measurement.memory.judged_bytes)
-            known = predicted and self._combination(place) == self._combination(0)
-            return (log - HIDDEN, HIDDEN) if not known and self._hidden(place) else (log, NOISE)
-        estimate = None if self._outcomes[place].status.does_not_fit else self._foretelling(place)
+            known = own and self.tried.combination(place) == self.tried.combination(0)
+            return (log - HIDDEN, HIDDEN) if not known and self.tried.hidden(place) else (log, NOISE)
+        estimate = None if self.tried.outcomes[place].status.does_not_fit else self._with_bounds(place)
         return None if estimate is None else (self._log(estimate.value_bytes), NOISE)
 
-    def _hidden(self, place: int) -> bool:
-        """Whether a plan's peak may be made by what does not grow: it is that of another size, or of no change."""
-        own, mine = self._peaks(0), self._peaks(place)
-        size = self._size(place)
-        peak = mine[size]
-        if any(s != size and _equal(p, peak) for s, p in (own | mine).items()):
-            return True
-        changed = self._combination(place) != self._combination(0)
-        same = size in own and _equal(peak, own[size])
-        return changed and same and not any(s < size and p < peak for s, p in own.items())
-
-    def _peaks(self, place: int) -> dict[int, int]:
-        """Returns the peaks of a plan's combination by size."""
-        sizes = self._sizes_tried(place).items()
-        return {size: o.measurement.memory.judged_bytes for size, o in sizes if o.measurement is not None}
-
-    def _predicted(self) -> dict[int, int] | None:
-        """Returns the peaks of the user's own combination by size, where all of them are predicted with bounds."""
+    def _own_peaks(self) -> dict[int, int] | None:
+        """Returns the peaks of the user's own combination by size, where all of them are estimated with bounds."""
         found: dict[int, int] = {}
         for place in np.flatnonzero(self._points.combinations == self._points.combinations[0]):
-            estimate = self._foretelling(int(place))
+            estimate = self._with_bounds(int(place))
             if estimate is None:
                 return None
             found[self._plans[int(place)].micro_batch_size] = estimate.value_bytes
@@ -258,71 +220,6 @@ class Fitting:
     def _log(self, peak: float) -> float:
         return math.log(max(peak - self._stays, LEAST * self._stays, 1.0))
 
-    def _most(self, place: int) -> float:
-        """Returns what a plan needs at most, by the smaller sizes of its combination that ran; infinity without one.
-
-        No phase of a step needs less than what stays between steps, and each grows in a straight line with the batch.
-        """
-        size, least = self._size(place), math.inf
-        for ran, outcome in self._sizes_tried(place).items():
-            memory = None if outcome.measurement is None else outcome.measurement.memory
-            if memory is not None and memory.static_bytes and ran <= size:
-                stays = memory.static_bytes
-                least = min(least, stays + (memory.judged_bytes - stays) * size / ran)
-        return least
-
-    def _along(self, place: int) -> float | None:
-        """Returns how likely a plan is to fit by the line through two smaller sizes of its combination; None without.
-
-        A peak is that of its largest phase, and each grows in a straight line with the batch: it may bend upwards.
-        """
-        size, peaks, limit = self._size(place), self._peaks(place), self._problem.memory_bytes
-        ran = sorted(each for each in peaks if each < size)[-2:]
-        if len(ran) < 2 or size > FAR * ran[1]:
-            return None
-        first, last = (peaks[each] for each in ran)
-        if last <= (1 + UNCHANGED) * first:
-            return None
-        adds = (last - first) * (size - ran[1]) / (ran[1] - ran[0])
-        room = (limit - last - adds) / adds
-        return BELOW_LINE if room < 0 else 1 - ABOVE_LINE * math.exp(-room / BEND)
-
-    def _among_its_size(self, place: int) -> float:
-        """Returns how likely a plan is to fit at most, by the plans of its size: 1 until two of them did not (`WARY`).
-
-        A library may take room at one size that it takes at no other, whatever the combination. By Laplace's rule.
-        """
-        size = self._size(place)
-        same = [tried[size] for tried in self._tried.values() if size in tried]
-        refused, ran = sum(each.status.does_not_fit for each in same), sum(each.measured for each in same)
-        return 1.0 if refused < (1 if self._wary else 2) else (ran + 1) / (ran + refused + 2)
-
-    @property
-    def _wary(self) -> bool:
-        return sum(each.status is Status.OUT_OF_MEMORY for each in self._outcomes.values()) >= WARY
-
-    def _below_refused(self, place: int) -> float:
-        """Returns how likely a plan is to fit at most, by the sizes of its combination that did not fit and that ran.
-
-        The largest size that fits may be anywhere between them.
-        """
-        size, tried = self._size(place), self._sizes_tried(place)
-        refused = min((s for s, outcome in tried.items() if _refused(outcome)), default=None)
-        if refused is None:
-            return 1.0
-        ran = max((s for s, outcome in tried.items() if outcome.measured and s < refused), default=0)
-        return max(1 - (size - ran) / (refused - ran), 0.0)
-
-    def _size(self, place: int) -> int:
-        return self._plans[place].micro_batch_size
-
-    def _sizes_tried(self, place: int) -> dict[int, Outcome]:
-        """Returns what became of the sizes of a plan's combination."""
-        return self._tried.get(self._combination(place), {})
-
-    def _combination(self, place: int) -> int:
-        return int(self._points.combinations[place])
-
 
 def _bounded(estimate: Estimate) -> bool:
     return estimate.lower_bytes is not None and estimate.upper_bytes is not None and not estimate.worst_case
@@ -331,14 +228,6 @@ def _bounded(estimate: Estimate) -> bool:
 def _said(estimate: Estimate) -> int:
     """Returns the best guess as it was before what ran moved it."""
     return max(estimate.value_bytes if estimate.said_bytes is None else estimate.said_bytes, 1)
-
-
-def _equal(a: int, b: int) -> bool:
-    return abs(a / b - 1) < UNCHANGED
-
-
-def _refused(outcome: Outcome) -> bool:
-    return outcome.status.does_not_fit or outcome.status is Status.SKIPPED
 
 
 def _narrow(estimate: Estimate) -> bool:

@@ -28,7 +28,7 @@ from autofit.core.statistics import expected_gain
 from autofit.core.trial import Purpose, Trial
 from autofit.searchers.base import Problem, Searcher
 from autofit.searchers.guided.exclusions import Condemned, condemned
-from autofit.searchers.guided.feasibility import Fitting
+from autofit.searchers.guided.feasibility import Feasibility
 from autofit.searchers.guided.omissions import Known, omissions
 from autofit.searchers.guided.rescue import rescue
 from autofit.searchers.guided.surrogate import Array, Belief, points_of
@@ -78,7 +78,7 @@ class Guided(Searcher):
         self._samples = np.array([plan.global_batch_size for plan in self._plans])
         self._outcomes: dict[int, Outcome] = {}
         self._scores: dict[int, float] = {}
-        self._fitting = Fitting(problem, self._plans, self._points)
+        self._feasibility = Feasibility(problem, self._plans, self._points)
         self._steps = 0
         self._dared: set[int] = set()
         self._looked: set[int] = set()
@@ -93,7 +93,7 @@ class Guided(Searcher):
         self._scores.pop(place, None)
         if outcome.measurement is not None and outcome.status in (Status.MEASURED, Status.OVER_BUDGET):
             self._scores[place] = self.problem.objective.score(outcome.measurement)
-        self._fitting.tell(place, outcome)
+        self._feasibility.tell(place, outcome)
 
     def ask(self) -> Plan | None:
         """Returns the plan with the highest expected gain per second of probing; the user's own first."""
@@ -117,19 +117,23 @@ class Guided(Searcher):
         place = self._places.get(plan.key)
         if place is None:
             return True
-        self._fitting.look_again()
-        self._fitting.expect(place)
+        self._feasibility.look_again()
+        self._feasibility.expect(place)
         self._looked.add(place)
         if place in self._dared or not self._began:
             return True
-        known = self._fitting.foretold(place) or self._fitting.predicted
-        return not known or self._fitting.likely(place) >= self._likely()
+        known = self._feasibility.is_estimated(place) or self._feasibility.all_estimated
+        return not known or self._feasibility.likely(place) >= self._likely()
 
     def vouches(self, plan: Plan) -> bool:
         """Says whether a plan is likely to fit by how much such predictions were off."""
         place = self._places.get(plan.key)
-        self._fitting.look_again()  # the loop may have looked at it without asking `still`
-        return place is not None and self._fitting.foretold(place) and self._fitting.likely(place) >= self._likely()
+        self._feasibility.look_again()  # the loop may have looked at it without asking `still`
+        return (
+            place is not None
+            and self._feasibility.is_estimated(place)
+            and self._feasibility.likely(place) >= self._likely()
+        )
 
     def omissions(self) -> list[Omission]:
         """Returns why nothing of a combination was measured, for each of which nothing was."""
@@ -143,7 +147,7 @@ class Guided(Searcher):
             condemned=self._condemned(),
             belief=belief,
             fastest=self._fastest(belief),
-            likely=self._fitting.likely,
+            likely=self._feasibility.likely,
             estimate=self.problem.estimate,
             memory_bytes=self.problem.memory_bytes,
         )
@@ -195,15 +199,15 @@ class Guided(Searcher):
 
     def _most_worthy(self, gains: Array, seconds: Array) -> int | None:
         """Returns the plan with the most gain per second: one that is likely to fit, or a step towards one that may."""
-        rates, likely, predicted = gains / seconds, self._likely(), self._fitting.predicted
+        rates, likely, predicted = gains / seconds, self._likely(), self._feasibility.all_estimated
         sure = step = dare = Proposal()
         for place in (int(place) for place in np.argsort(-rates)):
             if rates[place] <= 0 or rates[place] < (1 - EQUAL) * sure.rate:
                 break
             if gains[place] < WORTH:
                 continue
-            fits = self._fitting.likely(place)
-            open_ = predicted and place not in self._looked and not self._fitting.foretold(place)
+            fits = self._feasibility.likely(place)
+            open_ = predicted and place not in self._looked and not self._feasibility.is_estimated(place)
             if fits >= (WORTH_A_LOOK if open_ else likely):
                 if fits * gains[place] >= WORTH:
                     sure = sure.or_better(fits * rates[place], place)
@@ -241,14 +245,14 @@ class Guided(Searcher):
                 changed = points.values[best].copy()
                 changed[knob] = value
                 same = np.flatnonzero((points.values == changed).all(axis=1) & (sizes > largest) & ~closed)
-                fitting = [int(place) for place in same if self._fitting.likely(int(place)) >= self._likely()]
+                fitting = [int(place) for place in same if self._feasibility.likely(int(place)) >= self._likely()]
                 found += sorted(fitting, key=lambda place: apart[place])[:1]
         return max(found, key=lambda place: (means[place], -place), default=None)
 
     @property
     def _careful(self) -> bool:
         """Whether a plan that does not fit harms the machine, and none is predicted before it runs."""
-        return self.problem.cautious and not self._fitting.predicted
+        return self.problem.cautious and not self._feasibility.all_estimated
 
     def _likely(self) -> float:
         """Returns how likely a plan has to be to fit: each one that did not makes the next be surer."""
@@ -263,10 +267,10 @@ class Guided(Searcher):
         for place in sorted((int(p) for p in np.flatnonzero(same)), key=lambda p: -points.octaves[p]):
             if place in self._outcomes:
                 break  # the next size is the target itself, and it was thought too large
-            if self._fitting.suspect(place):
+            if self._feasibility.tried.suspect(place):
                 break
-            if self._fitting.likely(place) >= likely:
-                hope = max(self._fitting.likely(target), HOPE) * gain
+            if self._feasibility.likely(place) >= likely:
+                hope = max(self._feasibility.likely(target), HOPE) * gain
                 return best.or_better(hope / (seconds[place] + seconds[target]), place)
         return best
 

@@ -14,15 +14,16 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.replay.table import read_table
 from autofit.searchers.base import Problem
-from autofit.searchers.guided.feasibility import ABOVE_LINE, BELOW_LINE, BEND, FAR, UNCHANGED, Fitting
+from autofit.searchers.guided.feasibility import Feasibility
 from autofit.searchers.guided.surrogate import points_of
+from autofit.searchers.guided.tried_sizes import ABOVE_LINE, BELOW_LINE, BEND, FAR, UNCHANGED
 from tests.fakes import MIB, FakeBench, small_bench
 
 TABLES = sorted((Path(__file__).parents[2] / "data" / "tables").glob("*.json"))
 
 
 class Judge:
-    """A `Fitting` that is asked and told by plans."""
+    """A `Feasibility` that is asked and told by plans."""
 
     def __init__(self, bench: FakeBench, estimate=lambda plan: None) -> None:
         space = bench.space
@@ -30,15 +31,15 @@ class Judge:
         self.bench, self.plans = bench, list(dict.fromkeys([space.baseline, *grid]))
         points = points_of(space.facts.knobs, self.plans, space.baseline.micro_batch_size)
         given = Problem(space, Objective(), bench.budget_bytes, estimate)
-        self.fitting = Fitting(given, self.plans, points)
+        self.feasibility = Feasibility(given, self.plans, points)
 
     def likely(self, plan: Plan) -> float:
-        return self.fitting.likely(self.plans.index(plan))
+        return self.feasibility.likely(self.plans.index(plan))
 
     def run(self, plan: Plan) -> None:
         place = self.plans.index(plan)
-        self.fitting.expect(place)
-        self.fitting.tell(place, self.bench.evaluate(plan, Purpose.PROBE))
+        self.feasibility.expect(place)
+        self.feasibility.tell(place, self.bench.evaluate(plan, Purpose.PROBE))
 
 
 def at(bench: FakeBench, size: int, **changes: str) -> Plan:
@@ -155,7 +156,7 @@ def test_that_one_value_needs_room_says_little_of_another() -> None:
     other = at(bench, 16, optimizer="fused")
     before = judge.likely(other)
     place = judge.plans.index(at(bench, 16, optimizer="foreach"))
-    judge.fitting.tell(place, Outcome(status=Status.OUT_OF_MEMORY, reason="full"))
+    judge.feasibility.tell(place, Outcome(status=Status.OUT_OF_MEMORY, reason="full"))
     assert 0.9 < judge.likely(other) < before, "a relation of 0.5, as for speed, would make it 0.86"
 
 
@@ -165,16 +166,16 @@ def test_after_three_out_of_memories_what_was_only_ever_refused_is_suspect() -> 
     judge.run(bench.space.baseline)
     place = judge.plans.index(at(bench, 4, optimizer="foreach", precision="bf16"))
     for size in (16, 32, 64):
-        assert not judge.fitting.suspect(place)
+        assert not judge.feasibility.tried.suspect(place)
         refused = judge.plans.index(at(bench, size, optimizer="foreach"))
-        judge.fitting.tell(refused, Outcome(status=Status.OUT_OF_MEMORY, reason="full"))
-    assert judge.fitting.suspect(place)
-    assert not judge.fitting.suspect(judge.plans.index(at(bench, 4, optimizer="fused", precision="bf16")))
+        judge.feasibility.tell(refused, Outcome(status=Status.OUT_OF_MEMORY, reason="full"))
+    assert judge.feasibility.tried.suspect(place)
+    assert not judge.feasibility.tried.suspect(judge.plans.index(at(bench, 4, optimizer="fused", precision="bf16")))
     ran = bench.evaluate(at(bench, 4, optimizer="foreach"), Purpose.PROBE).model_copy(
         update={"status": Status.OVER_BUDGET, "reason": "larger"}
     )
-    judge.fitting.tell(judge.plans.index(at(bench, 4, optimizer="foreach")), ran)
-    assert not judge.fitting.suspect(place), "it is known what it needs"
+    judge.feasibility.tell(judge.plans.index(at(bench, 4, optimizer="foreach")), ran)
+    assert not judge.feasibility.tried.suspect(place), "it is known what it needs"
 
 
 def test_peaks_of_two_sizes_tell_which_larger_one_fits() -> None:
@@ -250,7 +251,7 @@ def test_a_refusal_that_contradicts_what_ran_says_little_of_other_plans() -> Non
         for size, changes in ((8, {}), (32, {"precision": "bf16"}), (8, {"optimizer": "fused"})):
             judge.run(at(bench, size, **changes))
     assert calm.likely(large) > 0.9
-    told.fitting.tell(
+    told.feasibility.tell(
         told.plans.index(at(bench, 16, precision="tf32", optimizer="fused")),
         Outcome(status=Status.OUT_OF_MEMORY, reason="full"),
     )
@@ -265,7 +266,7 @@ def test_after_three_out_of_memories_one_refusal_makes_a_size_doubtful() -> None
     refused = [at(bench, 16, precision="tf32"), at(bench, 32, precision="tf32"), at(bench, 64, precision="tf32")]
     for plan in refused:
         before = judge.likely(at(bench, 16, optimizer="fused"))
-        judge.fitting.tell(judge.plans.index(plan), full)
+        judge.feasibility.tell(judge.plans.index(plan), full)
     assert judge.likely(at(bench, 16, optimizer="fused")) <= 1 / 3 < before
 
 
@@ -301,7 +302,7 @@ def test_a_size_at_which_two_combinations_did_not_fit_is_doubted_in_all() -> Non
     full = Outcome(status=Status.OUT_OF_MEMORY, reason="full")
     chances = []
     for precision in ("tf32", "bf16"):
-        judge.fitting.tell(judge.plans.index(at(bench, 16, precision=precision)), full)
+        judge.feasibility.tell(judge.plans.index(at(bench, 16, precision=precision)), full)
         chances.append(judge.likely(other))
     assert chances[1] <= 1 / 3 < chances[0]
     judge.run(at(bench, 16))  # it ran, so it is not the size alone
@@ -312,7 +313,7 @@ def test_between_a_size_that_ran_and_one_that_did_not_it_may_be_either() -> None
     bench = linear(budget_bytes=100_000 * MIB)
     judge = Judge(bench)
     judge.run(bench.space.baseline)
-    judge.fitting.tell(judge.plans.index(at(bench, 64)), Outcome(status=Status.OUT_OF_MEMORY, reason="full"))
+    judge.feasibility.tell(judge.plans.index(at(bench, 64)), Outcome(status=Status.OUT_OF_MEMORY, reason="full"))
     assert judge.likely(at(bench, 64)) == 0.0
     assert judge.likely(at(bench, 16)) <= 1 - (16 - 8) / (64 - 8)
     assert judge.likely(at(bench, 32)) < judge.likely(at(bench, 16))
