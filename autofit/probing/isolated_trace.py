@@ -2,44 +2,22 @@
 
 It runs on a copy of the model, the optimizer and a loss module. What the user's functions hold beside these is not
 copied: a closure, a bound object, a table in a module. There a fake tensor could stay. So on a host the trace runs in a
-forked process (apart.py). Elsewhere, where that is not sound, only functions that hold nothing are traced, and
+forked process (forked_trace.py). Elsewhere, where that is not sound, only functions that hold nothing are traced, and
 afterwards no fake tensor may be left.
 """
 
-import enum
-import gc
 import logging
-import re
-import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
-
-from autofit.core.errors import Untraceable
 from autofit.memory.trace import Trace
 from autofit.probing import forked_trace as apart
+from autofit.tracing.self_contained import check_nothing_left, check_self_contained, fake_tensors
 from autofit.workloads.workload import Workload
-
-SAFE_GLOBALS = (
-    types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type, str, int, float, bool, tuple, frozenset,
-    type(None), torch.dtype, torch.device, torch.Size, bytes, complex, range, slice, enum.Enum, re.Pattern,
-    logging.Logger, logging.LoggerAdapter,
-)  # fmt: skip
-"""What a function may look up in its module and keep nothing in."""
-MOST_ENTRIES = 10_000
-"""Of a container that is copied before a trace."""
-OWN = ("torch", "autofit", "transformers")
-"""Packages whose functions and modules keep nothing of what they are given."""
-
 
 LIMIT_S = 30.0
 """A trace takes 0.2 to 3 s; one that takes longer than this is one of a step that loops over samples, or for ever."""
-
-
 FORKED_RATIO = 1.5
 """A process that traces is killed after so many times the limit: it may hang where the trace cannot end it."""
 
@@ -80,89 +58,6 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
-
-
-def check_self_contained(workload: Workload) -> list[Any]:
-    """Raises when the workload's functions hold something that a trace could change, and that cannot be put back.
-
-    Returns:
-        The lists, dicts and sets of plain values, such as tables of names, that they look up in their modules.
-
-    Raises:
-        Untraceable: which function, and what it holds.
-    """
-    containers: dict[int, Any] = {}
-    for what, function in _functions(workload):
-        if (held := _held(function, containers)) is not None:
-            raise Untraceable(f"{what} holds {held}, in which a trace could leave something", f"in {what}")
-    return list(containers.values())
-
-
-def fake_tensors() -> list[FakeTensor]:
-    """Returns the fake tensors that are alive: torch.compile keeps some of what it has compiled."""
-    return [each for each in gc.get_objects() if issubclass(type(each), FakeTensor)]
-
-
-def check_nothing_left(there: Sequence[FakeTensor] = ()) -> None:
-    """Raises when a fake tensor of a trace is still there after it.
-
-    Args:
-        there: those that were alive before.
-
-    Raises:
-        Untraceable: one is.
-    """
-    known = {id(each) for each in there}
-    if all(id(each) in known for each in fake_tensors()):
-        return
-    gc.collect()
-    left = [each for each in fake_tensors() if id(each) not in known]
-    if left:
-        raise Untraceable(f"{len(left)} fake tensors are kept by something outside the model", "after the trace")
-
-
-def _functions(workload: Workload) -> Iterator[tuple[str, Any]]:
-    """Yields what of the user's code a step runs, with a name for it."""
-    if workload.step_fn is not None:
-        yield "step_fn", workload.step_fn
-    if workload.loss_fn is not None and not isinstance(workload.loss_fn, nn.Module):
-        yield "loss_fn", workload.loss_fn
-    seen: set[type] = set()
-    roots = [workload.model, *([workload.loss_fn] if isinstance(workload.loss_fn, nn.Module) else [])]
-    for module in (module for root in roots for module in root.modules()):
-        for hooks in (module._forward_pre_hooks, module._forward_hooks, module._backward_hooks):
-            yield from (("a hook of the model", hook) for hook in hooks.values())
-        if type(module) not in seen:
-            seen.add(type(module))
-            yield f"{type(module).__name__}.forward", type(module).forward
-        if "forward" in vars(module):
-            yield "a forward of the model's own", vars(module)["forward"]
-
-
-def _held(function: Any, containers: dict[int, Any]) -> str | None:
-    """Returns what a function holds that is not a plain value, None for nothing; adds plain containers to the dict."""
-    function = getattr(function, "__wrapped__", function)
-    if (getattr(function, "__module__", None) or "").partition(".")[0] in OWN:
-        return None
-    if isinstance(function, types.BuiltinFunctionType):
-        return None
-    if not isinstance(function, types.FunctionType):
-        return f"an object of type {type(function).__name__}"
-    if function.__closure__:
-        return f"{', '.join(function.__code__.co_freevars)} of the function around it"
-    for name in function.__code__.co_names:
-        value = function.__globals__.get(name)
-        if type(value) in (list, dict, set) and _plain(value):
-            containers[id(value)] = value
-        elif not isinstance(value, SAFE_GLOBALS):
-            return f"{name}, an object of type {type(value).__name__}"
-    return None
-
-
-def _plain(container: Any) -> bool:
-    """Says whether a container holds plain values alone, which need no copies of their own."""
-    entries = (*container, *container.values()) if isinstance(container, dict) else tuple(container)
-    return len(entries) <= MOST_ENTRIES and all(isinstance(each, SAFE_GLOBALS) for each in entries)
 
 
 def _put_back(container: Any, entries: Any) -> None:

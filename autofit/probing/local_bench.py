@@ -13,10 +13,7 @@ import torch
 from autofit import devices
 from autofit.core.briefing import Briefing, Options
 from autofit.core.budget import SHARES, TRACE_SHARE
-from autofit.core.errors import (
-    DevicePoisoned,
-    Untraceable,
-)
+from autofit.core.errors import DevicePoisoned, Untraceable
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose

@@ -8,17 +8,12 @@ that is not here, call it in a fresh process that ends afterwards, with the devi
 """
 
 import gc
-import linecache
 import math
-import os
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from time import perf_counter
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -43,6 +38,7 @@ from autofit.tracing.host_temporaries import HostTemporaries
 from autofit.tracing.operation_count import Tally
 from autofit.tracing.plain_tensors import as_plain, has_padding
 from autofit.tracing.recorder import Recorder
+from autofit.tracing.untraceable import check_traceable, untraceable
 from autofit.workloads.counted import Counted
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch, TrainStep, state_tensors
@@ -52,7 +48,6 @@ from autofit.workloads.workload import Workload
 STEPS = 3
 """The optimizer's state appears at the end of the first step, so that the second's peak is higher. The third repeats
 the second, but finds other free blocks: its reserved peak may be higher still."""
-LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
 
 
 def trace(
@@ -81,9 +76,7 @@ def trace(
         Untraceable: something in the step cannot run without data, or fails on fake tensors.
         SpaceError: the plan cannot be applied to this workload.
     """
-    if any(type(module).__name__ == "OptimizedModule" for module in workload.model.modules()):
-        raise Untraceable("torch.compile decides by itself what is kept in memory", "the model is compiled")
-    check_layers(workload.model)
+    check_traceable(workload.model)
     if chip is None and device.type == "cuda":
         chip = Chip.of(device)
     run = _Run(plan, device, chip, threads or torch.get_num_threads())
@@ -97,25 +90,9 @@ def trace(
         except (SpaceError, Untraceable):
             raise
         except Exception as error:  # whatever the user's code or torch raises on fake tensors ends the trace
-            raise Untraceable(_reason(error), _where(error, run.doing)) from error
+            raise untraceable(error, run.doing) from error
         finally:
             run.recorder.stop()
-
-
-def check_layers(model: nn.Module) -> None:
-    """Raises where the model has layers that a library runs whole, in memory of its own making, or sparse gradients.
-
-    Raises:
-        Untraceable: it has.
-    """
-    for name, module in model.named_modules():
-        if isinstance(module, nn.RNNBase):
-            kind = type(module).__name__
-            raise Untraceable(
-                f"a library runs an {kind} as a whole and keeps what no trace shows", f"the module {name!r}"
-            )
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
-            raise Untraceable("sparse gradients hold as many rows as the data asks for", f"the module {name!r}")
 
 
 def _strided(workload: Workload) -> Iterator[torch.Tensor]:
@@ -293,22 +270,3 @@ def _undisturbed() -> Iterator[None]:
     """Keeps garbage collection and the random state out of a trace."""
     with uncollected(), torch.random.fork_rng(devices=[]):
         yield
-
-
-def _reason(error: BaseException) -> str:
-    operator = getattr(error, "func", None)
-    line = next(iter(str(error).strip().splitlines()), "")
-    if operator is not None:
-        return f"the result of {operator} depends on data"
-    return f"{type(error).__name__}: {line}"
-
-
-def _where(error: BaseException, doing: str) -> str:
-    """Returns the innermost line of a traceback that is neither torch's nor autofit's; else what was running."""
-    trace: TracebackType | None = error.__traceback__
-    frames = [f for f in traceback.extract_tb(trace) if not f.filename.startswith(LIBRARIES)]
-    if not frames:
-        return f"in {doing}"
-    frame = frames[-1]
-    text = linecache.getline(frame.filename, frame.lineno or 0).strip()
-    return f"{frame.filename}:{frame.lineno}: {text}" if text else f"{frame.filename}:{frame.lineno}"

@@ -16,9 +16,9 @@ from autofit.core.errors import DevicePoisoned
 from autofit.core.recommendation import Recommendation
 from autofit.core.trial import Purpose
 from autofit.guard import digest_of
-from autofit.probing import isolated_trace as isolation
 from autofit.probing import probe, window
 from autofit.probing.pace import Pace
+from autofit.tracing import self_contained
 from autofit.workloads.batches import BatchSource
 from tests.phantom.phantom import Phantom, present
 
@@ -62,7 +62,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(probe, "PACES", QUICK)
         monkeypatch.setattr(window, "WINDOW_S", 0.0)  # each step by itself
     # The hooks of these tests hold things, but leave fake tensors alone.
-    monkeypatch.setattr(isolation, "OWN", (*isolation.OWN, "tests"))
+    monkeypatch.setattr(self_contained, "OWN", (*self_contained.OWN, "tests"))
     gc.freeze()
 
 

@@ -22,7 +22,7 @@ from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch
 from autofit.workloads.workload import Workload
 from tests.tracing.test_fake_copy import digest
-from tests.tracing.tiny import Cnn, Gpt, images, words, workload
+from tests.tracing.tiny import Asking, Cnn, Gpt, images, words, workload
 
 CPU = torch.device("cpu")
 
@@ -174,24 +174,6 @@ def test_inference_is_one_forward_pass_a_step() -> None:
     assert not {Kind.GRADIENT, Kind.OPTIMIZER_STATE} & set(found.tensors.kinds)
 
 
-class Asking(Gpt):
-    """Looks at a value in its forward pass."""
-
-    def __init__(self, question: str) -> None:
-        super().__init__()
-        self.question = question
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = super().forward(ids)
-        if self.question == "finite":
-            assert torch.isfinite(x).all()
-        elif self.question == "length":
-            x = x[..., : int(ids.max().item()) + 1]
-        elif self.question == "numpy":
-            x = x + x.detach().numpy().mean()
-        return x
-
-
 class Remembering(Gpt):
     """Keeps something of each step."""
 
@@ -229,44 +211,11 @@ def test_a_condition_on_values_is_answered_and_counted() -> None:
     assert "depend on data" in found.notes[0]
 
 
-@pytest.mark.parametrize(
-    ("question", "reason", "line"),
-    [("length", "aten._local_scalar_dense", "ids.max().item()"), ("numpy", "numpy", "x.detach().numpy()")],
-)
-def test_what_cannot_be_traced_is_named_with_its_line(question: str, reason: str, line: str) -> None:
-    with pytest.raises(Untraceable, match="cannot be traced") as caught:
-        traced_by(Asking(question))
-    assert reason in caught.value.reason
-    assert line in caught.value.where
-    assert "test_tracing.py:" in caught.value.where
-
-
 def traced_by(model: nn.Module) -> Trace:
     batch = words(2)
     made = Workload(model, [batch], loss_fn=F.cross_entropy)
     rule = LossRule("loss_fn", lambda m, b: F.cross_entropy(m(b[0]), b[1]), False, "")
     return trace(made, rule, plan(2), batch, CPU)
-
-
-def test_an_operator_without_a_fake_implementation_is_named() -> None:
-    with torch.library._scoped_library("tracingtest", "FRAGMENT") as library:
-        library.define("opaque(Tensor x) -> Tensor")
-        library.impl("opaque", lambda x: x.clone(), "CPU")
-
-        class Opaque(Gpt):
-            def forward(self, ids: torch.Tensor) -> torch.Tensor:
-                return torch.ops.tracingtest.opaque(super().forward(ids))
-
-        with pytest.raises(Untraceable, match=r"tracingtest\.opaque"):
-            traced_by(Opaque())
-
-
-def test_a_compiled_model_is_refused() -> None:
-    class OptimizedModule(nn.Module):  # by this name it is known; compiling takes seconds
-        pass
-
-    with pytest.raises(Untraceable, match=r"torch\.compile"):
-        traced_by(OptimizedModule())
 
 
 def test_a_plan_that_cannot_be_applied_is_no_failure_of_tracing() -> None:

@@ -72,3 +72,21 @@ def images(size: int, side: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
 def workload(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor], **more: object) -> tuple[Workload, LossRule]:
     made = Workload(model, [batch], loss_fn=F.cross_entropy, **more)  # type: ignore[arg-type]
     return made, resolve_loss(model, batch, loss_fn=F.cross_entropy)
+
+
+class Asking(Gpt):
+    """Looks at a value in its forward pass."""
+
+    def __init__(self, question: str) -> None:
+        super().__init__()
+        self.question = question
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = super().forward(ids)
+        if self.question == "finite":
+            assert torch.isfinite(x).all()
+        elif self.question == "length":
+            x = x[..., : int(ids.max().item()) + 1]
+        elif self.question == "numpy":
+            x = x + x.detach().numpy().mean()
+        return x

@@ -1,0 +1,76 @@
+"""A forked trace brings back what it found and nothing else, and cannot hang (promises 4 and 5)."""
+
+import os
+import time
+from collections.abc import Callable
+
+import pytest
+
+from autofit.core.errors import SpaceError, Untraceable
+from autofit.memory.trace import Trace
+from autofit.probing.forked_trace import POSSIBLE, traced_apart
+from tests.memory.traces import Script
+
+
+def small() -> Trace:
+    script = Script(micro_batch_size=4)
+    script.take(8)
+    return script.trace()
+
+
+def fails(error: BaseException) -> Callable[[], Trace]:
+    def work() -> Trace:
+        raise error
+
+    return work
+
+
+forked = pytest.mark.skipif(not POSSIBLE, reason="forks, which is done on Linux only")
+
+
+@forked
+def test_a_trace_comes_back_and_what_else_was_done_does_not() -> None:
+    kept: list[int] = []
+
+    def work() -> Trace:
+        kept.append(1)
+        return small()
+
+    assert traced_apart(work, 60.0) == small()
+    assert kept == []
+
+
+@forked
+def test_a_large_trace_comes_back_whole() -> None:
+    script = Script()
+    for size in range(200_000):
+        script.take(size)
+    found = script.trace()
+    assert traced_apart(lambda: found, 60.0) == found
+
+
+@forked
+@pytest.mark.parametrize(
+    ("error", "kind", "says"),
+    [
+        (Untraceable("no", "train.py:7"), Untraceable, r"no \(train\.py:7\)"),
+        (SpaceError("no such k"), SpaceError, "no such k"),
+        (KeyError("row"), Untraceable, "KeyError: 'row'"),
+        (SystemExit(3), Untraceable, "SystemExit"),
+    ],
+)
+def test_errors_come_back_as_they_are(error: BaseException, kind: type[Exception], says: str) -> None:
+    with pytest.raises(kind, match=says):
+        traced_apart(fails(error), 60.0)
+
+
+@forked
+def test_one_that_hangs_or_dies_is_given_up_and_leaves_no_process() -> None:
+    began = time.monotonic()
+    with pytest.raises(Untraceable, match="not done after 1 s"):
+        traced_apart(lambda: time.sleep(600) or small(), 1.0)  # type: ignore[func-returns-value]  # sleep gives None
+    assert time.monotonic() - began < 60
+    with pytest.raises(Untraceable, match="its process died"):
+        traced_apart(lambda: os._exit(1), 60.0)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
