@@ -55,13 +55,10 @@ def _named(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, str]]:
         yield from _module(name, value)
     elif isinstance(value, torch.optim.Optimizer):
         yield from _named(f"{name} state", value.state_dict(), depth + 1)
-    elif isinstance(value, dict) and depth < 6:
-        for key, each in value.items():
-            yield from _named(f"{name}[{key}]", each, depth + 1)
-    elif isinstance(value, (list, tuple)) and depth < 6:
+    elif isinstance(value, (dict, list, tuple)) and depth < 6:
         yield f"{name} length", str(len(value))
-        for number, each in enumerate(value):
-            yield from _named(f"{name}[{number}]", each, depth + 1)
+        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _named(f"{name}[{key}]", each, depth + 1)
     elif isinstance(value, (int, float, str, bool, type(None))):
         yield name, repr(value)
 
@@ -90,21 +87,8 @@ def run(one: Case) -> dict[str, Any]:
     """Returns what became of a run: how it ended, how long it took, and what is wrong."""
     workload = made(**one.arguments())
     before, threads, descriptors = state_of(workload), threading.active_count(), len(os.listdir("/proc/self/fd"))
-    began, ended, wrong = time.perf_counter(), "answered", list[str]()
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            autofit.tune(
-                **workload.arguments, memory_budget=MEMORY, time_budget=BUDGET_S, study=":memory:", progress=False
-            )
-    except AutofitError as error:
-        ended = type(error).__name__
-        if error.exit_code == 1:
-            wrong.append(f"an internal error: {ended}: {error}")
-    except INTENDED.get(one.fault, ()) as error:
-        ended = type(error).__name__
-    except BaseException as error:  # noqa: BLE001  # anything else is a finding
-        ended = type(error).__name__
-        wrong.append(f"raised {ended}: {error}")
+    began = time.perf_counter()
+    ended, wrong = _tuned(workload, one)
     took_s = time.perf_counter() - began
     after = state_of(workload)
     changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
@@ -117,6 +101,23 @@ def run(one: Case) -> dict[str, Any]:
     if len(os.listdir("/proc/self/fd")) > descriptors + 4:  # libraries open some of their own, once
         wrong.append("descriptors left open")
     return {"number": one.number, "ended": ended, "took_s": round(took_s, 2), "wrong": wrong}
+
+
+def _tuned(workload: Made, one: Case) -> tuple[str, list[str]]:
+    """Returns how a run ended, and what is wrong with that."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            autofit.tune(
+                **workload.arguments, memory_budget=MEMORY, time_budget=BUDGET_S, study=":memory:", progress=False
+            )
+    except AutofitError as error:
+        ended = type(error).__name__
+        return ended, [f"an internal error: {ended}: {error}"] if error.exit_code == 1 else []
+    except INTENDED.get(one.fault, ()) as error:
+        return type(error).__name__, []
+    except BaseException as error:  # noqa: BLE001  # anything else is a finding
+        return type(error).__name__, [f"raised {type(error).__name__}: {error}"]
+    return "answered", []
 
 
 def main() -> None:

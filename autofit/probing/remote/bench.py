@@ -21,6 +21,7 @@ from autofit.memory.trace import Trace
 from autofit.probing.opening import HOST_LIMIT_ENVIRONMENT, SURVEY, Target
 from autofit.probing.remote.child import Child, ChildEnded, Deadlines
 from autofit.probing.remote.output import OutputLog
+from autofit.probing.remote.phases import Phases
 
 __all__ = ["HOST_LIMIT_ENVIRONMENT", "RemoteBench", "Target"]
 
@@ -208,42 +209,39 @@ class RemoteBench:
         return self._child
 
     def _start(self, environment: Mapping[str, str], enforce: bool) -> tuple[Child, Briefing]:
-        patience_s, phase, began = self._clock.patience_s(), "starting its process", self._clock.elapsed_s
-
-        def beat(entered: str) -> None:
-            nonlocal phase, began
-            if phase == SURVEY and entered != SURVEY:
-                self._survey_s = self._clock.elapsed_s - began
-            if entered != phase:
-                phase, began = entered, self._clock.elapsed_s
-            self._beat(entered)
-
-        if patience_s <= 0:
+        if self._clock.patience_s() <= 0:
             raise errors.BudgetSpent(f"{self._over()} before {self._target.name} was opened.")
+        phases = Phases(self._clock, self._beat)
         child = Child(self._deadlines, {**environment, **self._target.environment}, self._log)
         try:
-            request = self._target.request(enforce, self._memory_bytes, self._known)
-            request |= {"claims": self._claim is not None}
-            if self._clock.limit_s is not None:
-                request["time_budget"] = {"limit_s": self._clock.limit_s, "elapsed_s": self._clock.elapsed_s}
-            reply = self._reply(child, request, ("briefing", "device"), patience_s, beat)
-            if reply["kind"] == "device" and self._claim is not None:
-                asked_s = self._clock.elapsed_s
-                self._claim(str(reply.get("key")), str(reply.get("name")))
-                self._waited_s = self._clock.elapsed_s - asked_s
-                reply = self._reply(child, {"do": "go"}, "briefing", self._clock.patience_s(), beat)
+            reply = self._opened(child, enforce, phases)
         except ChildEnded as ended:
             if ended.outcome.status is Status.TIMED_OUT and self._clock.left_s <= 0:
-                since = format_duration(self._clock.elapsed_s - began)
                 raise errors.BudgetSpent(
-                    f"{self._over()} before {self._target.name} was open: {phase!r} had gone on for {since}. Give more "
-                    f"time, or look for what hangs there. ({ended.outcome.reason}.)"
+                    f"{self._over()} before {self._target.name} was open: {phases.current!r} had gone on for "
+                    f"{format_duration(phases.since_s)}. Give more time, or look for what hangs there. "
+                    f"({ended.outcome.reason}.)"
                 ) from None
             raise errors.UserCodeError(f"opening {self._target.name} failed: {ended.outcome.reason}") from None
         except BaseException:
             child.kill()
             raise
+        self._survey_s = phases.spent_s.get(SURVEY, self._survey_s)
         return child, Briefing.model_validate(reply["briefing"])
+
+    def _opened(self, child: Child, enforce: bool, phases: Phases) -> dict[str, Any]:
+        """Returns the child's reply with its briefing, after the device that it names was claimed."""
+        request = self._target.request(enforce, self._memory_bytes, self._known)
+        request |= {"claims": self._claim is not None}
+        if self._clock.limit_s is not None:
+            request["time_budget"] = {"limit_s": self._clock.limit_s, "elapsed_s": self._clock.elapsed_s}
+        reply = self._reply(child, request, ("briefing", "device"), self._clock.patience_s(), phases.enter)
+        if reply["kind"] == "device" and self._claim is not None:
+            asked_s = self._clock.elapsed_s
+            self._claim(str(reply.get("key")), str(reply.get("name")))
+            self._waited_s = self._clock.elapsed_s - asked_s
+            reply = self._reply(child, {"do": "go"}, "briefing", self._clock.patience_s(), phases.enter)
+        return reply
 
     def _over(self) -> str:
         return f"the time budget of {format_duration(self._clock.limit_s or 0.0)} was over"

@@ -215,6 +215,10 @@ class Guided(Searcher):
                 step = self._step(step, place, gains[place], seconds, likely)
             if DARE <= fits < likely and fits * gains[place] >= DARE_WORTH:
                 dare = dare.or_better(fits * rates[place], place)
+        return self._chosen(sure, step, dare)
+
+    def _chosen(self, sure: "Proposal", step: "Proposal", dare: "Proposal") -> int | None:
+        """Returns the plan to run, of the best that is likely to fit, the best step towards one, and the best dare."""
         if step.rate > sure.rate:
             self._steps += 1
             return step.place
