@@ -14,7 +14,7 @@ _ROOM = 64
 """Number of processes to ask for at first. NVML reports the number it needs if this is too small."""
 
 
-class _Process(ctypes.Structure):
+class _ProcessMemory(ctypes.Structure):
     """nvmlProcessInfo_t, since version 2 of the call."""
 
     _fields_ = (
@@ -59,11 +59,11 @@ class Nvml:
                 return int(process.used_bytes), True
         return (int(found[0].used_bytes), False) if len(found) == 1 else None
 
-    def _processes(self) -> list[_Process]:
+    def _processes(self) -> list[_ProcessMemory]:
         room = ctypes.c_uint(_ROOM)
         for _ in range(2):  # once more with the room that it asks for
             size = room.value
-            rows = (_Process * size)()
+            rows = (_ProcessMemory * size)()
             try:
                 code = self._library.nvmlDeviceGetComputeRunningProcesses_v3(self._handle, ctypes.byref(room), rows)
             except AttributeError:  # a driver before 510

@@ -56,7 +56,7 @@ _MAKING = frozenset({"__init__", "__new__", "__post_init__", "__setstate__", "__
 
 def reach(**given: object) -> ReachedFacts:
     """Returns what can be reached from the objects that were given, by their names."""
-    walk = _Walk()
+    walk = _ReachWalk()
     for name, value in given.items():
         walk.visit(name, value)
     changing = walk.changing()
@@ -64,7 +64,7 @@ def reach(**given: object) -> ReachedFacts:
     return ReachedFacts(kept)
 
 
-class _Walk:
+class _ReachWalk:
     """One walk. Objects are visited in an order that the program decides, so that paths are the same each time."""
 
     def __init__(self) -> None:

@@ -115,7 +115,7 @@ class ShortRun:
     def _steps(self, step: TrainStep, worst: Batch) -> Trace:
         there = standing(step)
         with self.device.recording() as recording:
-            watch = _Watch(step, recording)
+            watch = _PhaseMarks(step, recording)
             try:
                 for number in range(1, STEPS + 1):
                     watch.number = number
@@ -150,7 +150,7 @@ class ShortRun:
         return f"at micro batch {self.plan.micro_batch_size}, in {self._phase}"
 
 
-class _Watch:
+class _PhaseMarks:
     """Marks the recording at each phase of the steps, with what is known there of what is alive."""
 
     def __init__(self, step: TrainStep, recording: Recording) -> None:

@@ -44,7 +44,7 @@ class Checkpointing(Strategy):
         objection = _objection(facts.model)
         if objection is not None:
             return self.refuse(objection)
-        counts = _Target(facts.model).counts
+        counts = _Checkpointable(facts.model).counts
         if len(counts) == 1:
             return self.refuse(
                 "no repeated blocks: looked for two or more modules of one class under one parent that have "
@@ -73,13 +73,13 @@ class Checkpointing(Strategy):
         objection = _objection(draft.model)
         if objection is not None:
             raise unknown_value(CHECKPOINTED_BLOCKS, count, f"0, since {objection}")
-        target = _Target(draft.model)
+        target = _Checkpointable(draft.model)
         if type(count) is not int or count not in target.counts:
             raise unknown_value(CHECKPOINTED_BLOCKS, count, f"one of {', '.join(map(str, target.counts))}")
         return target.checkpointed(count)
 
 
-class _Target:
+class _Checkpointable:
     """The parts of a model that can be checkpointed.
 
     Attributes:

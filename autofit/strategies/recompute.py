@@ -37,7 +37,7 @@ class Recompute:
 
     def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         kept: dict[int, torch.Tensor | None] = {}
-        return self._watched(kept), _Replay(self, kept)
+        return self._watched(kept), _OnKeptBuffers(self, kept)
 
     @contextmanager
     def _watched(self, kept: dict[int, torch.Tensor | None]) -> Iterator[None]:
@@ -78,7 +78,7 @@ class Recompute:
         )
 
 
-class _Replay(AbstractContextManager[None]):
+class _OnKeptBuffers(AbstractContextManager[None]):
     """Gives a block the buffers in `kept` to work on, and then the real ones.
 
     It is a class, because a graph kept for a second backward pass enters the same context again.

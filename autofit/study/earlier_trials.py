@@ -11,7 +11,7 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes
 from autofit.study.optuna_study import OptunaStudy, StoredTrial
-from autofit.study.trial_start import Context
+from autofit.study.trial_start import RunContext
 
 IN_A_ROW = 2
 """This many crashes, hangs or dead processes in a row are taken as a fact about the plan. After fewer it is tried
@@ -42,7 +42,7 @@ class EarlierTrials:
         comparable: all finished trials of a comparable environment, as they are stored.
     """
 
-    context: Context
+    context: RunContext
     notes: list[str] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
     comparable: list[StoredTrial] = field(default_factory=list)

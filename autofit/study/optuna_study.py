@@ -20,7 +20,7 @@ from autofit.core.errors import StudyError
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
 from autofit.study.optuna_names import columns, holds, optuna_result
-from autofit.study.trial_start import Context, TrialStart, environment_of
+from autofit.study.trial_start import RunContext, TrialStart, environment_of
 
 STUDY_SCHEMA = "autofit.study/1"
 
@@ -95,7 +95,7 @@ class OptunaStudy:
             loaded, objective=objective.model_copy(update={"unit": attributes.get(_OBJECTIVE, objective.unit)})
         )
 
-    def remember(self, context: Context) -> None:
+    def remember(self, context: RunContext) -> None:
         """Stores the environment of this run, which its trials name by digest."""
         self.study.set_user_attr(_ENVIRONMENT + context.digest, context.environment.model_dump(mode="json"))
 

@@ -25,7 +25,7 @@ from autofit.study.location import DAMAGED, LOCK_WAIT_S, Place, connect
 from autofit.study.optuna_names import distributions_of, domain
 from autofit.study.optuna_study import OptunaStudy
 from autofit.study.repair import heal
-from autofit.study.trial_start import Context, TrialStart
+from autofit.study.trial_start import RunContext, TrialStart
 
 
 class Study:
@@ -76,7 +76,7 @@ class Study:
             StudyError: the storage cannot be used, or holds something else or a newer schema.
         """
         place = Place.of(location)
-        context = Context.of(environment, objective, memory_bytes)
+        context = RunContext.of(environment, objective, memory_bytes)
         with place.guarded("opened"), place.alone():
             try:
                 stored, past = _read(place, name, context, space)
@@ -160,7 +160,7 @@ class Study:
             self._stored.study.set_user_attr(name, value)
 
 
-def _read(place: Place, name: str, context: Context, space: SpaceFacts) -> tuple[OptunaStudy, EarlierTrials]:
+def _read(place: Place, name: str, context: RunContext, space: SpaceFacts) -> tuple[OptunaStudy, EarlierTrials]:
     """Returns where this run's trials go, and what earlier runs left."""
     storage = connect(place)
     studies = [OptunaStudy.load(storage, found, context.objective) for found in _family(storage, name)]

@@ -20,7 +20,7 @@ _LONGEST_TRIAL = timedelta(hours=24)  # after it a trial of another host, which 
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class RunContext:
     """What the trials of this run have in common."""
 
     environment: Environment
@@ -65,7 +65,7 @@ class TrialStart(BaseModel):
     deadline: datetime
 
     @classmethod
-    def now(cls, plan: Plan, purpose: Purpose, context: Context) -> Self:
+    def now(cls, plan: Plan, purpose: Purpose, context: RunContext) -> Self:
         """Returns the record of a trial that this process begins now."""
         started, process = datetime.now(UTC), process_of(os.getpid())
         return cls(

@@ -39,7 +39,7 @@ COMPOSITE = "CompositeImplicitAutograd"
 DEVICE = torch.ops.prim.device.default
 
 
-class _Watch(weakref.ref[Any]):
+class _StorageEnd(weakref.ref[Any]):
     """A weak reference to a storage that knows under which key the storage is recorded."""
 
     __slots__ = ("key",)
@@ -93,7 +93,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self._temporaries, self._workspaces = temporaries, workspaces
         self._host_temporaries = host_temporaries
         self._with_workspace: set[tuple[bool, bool]] = set()
-        self._live: dict[int, tuple[int, _Watch]] = {}
+        self._live: dict[int, tuple[int, _StorageEnd]] = {}
         self._operator = ""
         self.users_own: set[int] = set()
         self.deadline = math.inf
@@ -151,7 +151,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         (self.standing if standing else self.events).append(handle)
         if known is not None:
             self.events.append(~known[0])
-        watch = _Watch(storage, self._release)
+        watch = _StorageEnd(storage, self._release)
         watch.key = key
         self._live[key] = (handle, watch)
 

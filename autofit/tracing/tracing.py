@@ -79,7 +79,7 @@ def trace(
     check_traceable(workload.model)
     if chip is None and device.type == "cuda":
         chip = Chip.of(device)
-    run = _Run(plan, device, chip, threads or torch.get_num_threads())
+    run = _Tracing(plan, device, chip, threads or torch.get_num_threads())
     run.recorder.users_own = {t.untyped_storage()._cdata for t in _strided(workload)}
     run.recorder.deadline = perf_counter() + limit_s
     padded = has_padding(batch)
@@ -102,7 +102,7 @@ def _strided(workload: Workload) -> Iterator[torch.Tensor]:
 
 
 @dataclass(slots=True)
-class _Run:
+class _Tracing:
     """One trace in the making."""
 
     plan: Plan

@@ -104,7 +104,7 @@ def _own_draw(batch_sampler: Any, dataset: Any, scan: int) -> _KeyDraw:
     return _KeyDraw(keys, length, user_size, drop_last, lists, True, resizes, False, notes)
 
 
-class _Reading(NamedTuple):
+class _Fetching(NamedTuple):
     """How samples become a batch: the functions of the same names in `Recipe`.
 
     Attributes:
@@ -118,7 +118,7 @@ class _Reading(NamedTuple):
     counting: Callable[[bool], dict[str, Any]]
 
 
-def _by_sample(loader: DataLoader[Any]) -> _Reading:
+def _by_sample(loader: DataLoader[Any]) -> _Fetching:
     """Returns the reading of a data set that takes one key."""
     dataset: Any = loader.dataset
     many = getattr(dataset, "__getitems__", None)  # torch's own fetcher prefers it too
@@ -127,14 +127,14 @@ def _by_sample(loader: DataLoader[Any]) -> _Reading:
         return many(chosen) if callable(many) else [dataset[key] for key in chosen]
 
     collate = loader.collate_fn
-    return _Reading(lambda key: dataset[key], fetch, collate, collate, lambda by_rows: _counting(loader, by_rows))
+    return _Fetching(lambda key: dataset[key], fetch, collate, collate, lambda by_rows: _counting(loader, by_rows))
 
 
-def _by_list(loader: DataLoader[Any]) -> _Reading:
+def _by_list(loader: DataLoader[Any]) -> _Fetching:
     """Returns the reading of a data set that takes a list of keys and gives a batch."""
     dataset: Any = loader.dataset
     collate: Any = loader.collate_fn
-    return _Reading(
+    return _Fetching(
         sample=lambda key: dataset[[key]],
         fetch=lambda chosen: chosen,
         join=lambda chosen: collate(dataset[chosen]),

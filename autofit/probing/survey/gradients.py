@@ -136,7 +136,7 @@ class Gradients:
         whole = StepBatch.of(parts)
         if weights is not None:
             whole = replace(whole, weights=weights)
-        run = _Run(self, plan or Plan(), seed, [counted(part).samples for part in parts], others, afresh)
+        run = _GradientRun(self, plan or Plan(), seed, [counted(part).samples for part in parts], others, afresh)
         if not self.moves or others is not None:
             return run.gradient(whole)
         vector, reduced = torch.zeros(()), False
@@ -149,7 +149,7 @@ class Gradients:
 
 
 @dataclass(slots=True)
-class _Run:
+class _GradientRun:
     """One gradient in the making."""
 
     owner: Gradients
