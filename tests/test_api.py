@@ -355,7 +355,7 @@ def test_a_plan_over_the_budget_is_not_recommended() -> None:
     assert fit.plan.micro_batch_size < 256
     outcomes = [e.trial.outcome for e in events if e.trial is not None]
     assert all(o.measurement is None or o.measurement.memory.judged_bytes <= budget for o in outcomes if o.measured)
-    assert all(e.trial.plan.micro_batch_size < 256 for e in events if e.trial is not None)  # predicted, not tried
+    assert all(e.trial.plan.micro_batch_size < 256 for e in events if e.trial is not None)  # estimated, not tried
 
 
 def test_one_dataset_length_is_the_largest_batch() -> None:
@@ -415,7 +415,7 @@ class Peeking(nn.Module):
         return self.layers(x * (1.0 if x.detach().numpy().max() > -100 else 2.0))
 
 
-def test_a_step_that_cannot_be_traced_is_predicted_from_short_runs() -> None:
+def test_a_step_that_cannot_be_traced_is_estimated_from_short_runs() -> None:
     model = Peeking()
     before = digest_of(model)
     events: list[Event] = []
@@ -428,7 +428,7 @@ def test_a_step_that_cannot_be_traced_is_predicted_from_short_runs() -> None:
     assert "three short runs at micro batches 2, 4 and 8 gave the sizes of its allocations" in told[0]
     peak = fit.proof.memory.judged_bytes
     assert peak <= 24 * 2**20
-    assert fit.recommendation.predicted is not None
-    assert fit.recommendation.predicted.value_bytes == pytest.approx(peak, rel=0.02)
+    assert fit.recommendation.estimate is not None
+    assert fit.recommendation.estimate.value_bytes == pytest.approx(peak, rel=0.02)
     assert any(event.trial and event.trial.plan.micro_batch_size > 8 for event in events)
     assert not any(event.trial and event.trial.outcome.status.does_not_fit for event in events)

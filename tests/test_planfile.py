@@ -17,6 +17,7 @@ from autofit import planfile
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
 from autofit.core.errors import PlanFileError
+from autofit.core.estimate import Estimate
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
@@ -80,6 +81,18 @@ def test_a_plan_file_from_before_the_front_and_the_start_were_kept_is_loaded(tmp
     assert "planned_samples" not in data["objective"]
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(data))
     assert planfile.load(tmp_path / "plan.yaml") == RECORD
+
+
+def test_the_estimate_of_a_plan_file_from_before_its_name_is_loaded(tmp_path: Path) -> None:
+    record = RECORD.model_copy(update={"estimate": Estimate(value_bytes=2**30, lower_bytes=2**29, basis="traced")})
+    data = yaml.safe_load(planfile.dumps(record))
+    data["predicted"] = data.pop("estimate")
+    (tmp_path / "before.yaml").write_text(yaml.safe_dump(data))
+    assert planfile.load(tmp_path / "before.yaml").estimate == record.estimate
+    data["estimate"] = None
+    (tmp_path / "both.yaml").write_text(yaml.safe_dump(data))
+    with pytest.raises(PlanFileError, match="predicted"):
+        planfile.load(tmp_path / "both.yaml")
 
 
 @given(

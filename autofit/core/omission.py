@@ -11,8 +11,13 @@ class Basis(StrEnum):
     """Evidence behind a reason."""
 
     MEASURED = "measured"  # a plan that ran and failed
-    PREDICTED = "predicted"  # bounds on memory
+    ESTIMATED = "estimated"  # bounds on memory
     ASSUMED = "assumed"  # inferred from similar plans
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Basis | None":
+        """Reads a record of an earlier version, in which `ESTIMATED` was written as "predicted"."""
+        return cls.ESTIMATED if value == "predicted" else None
 
 
 class Omission(BaseModel):

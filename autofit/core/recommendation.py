@@ -1,9 +1,9 @@
 """Recommendation: the chosen plan with its proof, the baseline, the alternatives and the caveats."""
 
 import math
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
@@ -82,7 +82,7 @@ class Recommendation(BaseModel):
         schema_name: the record's schema and version.
         plan: the recommended plan, exactly as it was run.
         proof: the measurement of that run: whole steps on the worst batch, inside the budget.
-        predicted: estimate of the plan's peak before it first ran; None if there was none.
+        estimate: of the plan's peak before it first ran; None if there was none.
         baseline: the user's plan, with its outcome.
         gain: throughput of `plan` over the baseline. None if the baseline does not run.
         rate_per_s: throughput of `plan`, on the same scale as `Candidate.rate_per_s`.
@@ -106,7 +106,7 @@ class Recommendation(BaseModel):
     schema_name: Literal["autofit.plan/1"] = Field("autofit.plan/1", alias="schema")
     plan: Plan
     proof: Measurement
-    predicted: Estimate | None = None
+    estimate: Estimate | None = None
     baseline: Candidate
     gain: Ratio | None = None
     rate_per_s: float | None = None
@@ -121,3 +121,11 @@ class Recommendation(BaseModel):
     counts: dict[str, int] = {}
     duration_s: float = 0.0
     created: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_written_before(cls, given: Any) -> Any:
+        """Reads a record of an earlier version, in which `estimate` was called `predicted`."""
+        if isinstance(given, dict) and "predicted" in given and "estimate" not in given:
+            return {"estimate" if name == "predicted" else name: value for name, value in given.items()}
+        return given

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from autofit.core.errors import UserCodeError
 from autofit.core.units import format_bytes
-from autofit.estimation.records import Foreseen, Row
+from autofit.estimation.records import EstimatedPlan, Row
 from autofit.estimation.text import plural
 from autofit.memory.breakdown import OUTSIDE, Breakdown, Part
 from autofit.memory.trace import Kind
@@ -30,7 +30,7 @@ def untraceable_advice(parts: Sequence[Part], target: str) -> str:
     return f"Whatever the batch, it keeps {listed_parts} = {total}; what activations take is not known. {todo}"
 
 
-def shortfall(least: Foreseen, parts: Breakdown, outside_bytes: int, limit_bytes: int) -> str:
+def shortfall(least: EstimatedPlan, parts: Breakdown, outside_bytes: int, limit_bytes: int) -> str:
     """Returns by how much nothing fits, and what would help."""
     floor = parts.standing_bytes + outside_bytes
     if floor > limit_bytes:

@@ -17,7 +17,7 @@ from autofit.estimation.advice import shortfall as shortfall_of
 from autofit.estimation.advice import unchecked_precisions, untraceable_advice, with_accelerator_hint
 from autofit.estimation.estimation import Estimation
 from autofit.estimation.outlook import PRECISION, Outlook
-from autofit.estimation.records import Foreseen, Row
+from autofit.estimation.records import EstimatedPlan, Row
 from autofit.estimators import ShortRuns, Tracer, small_sizes
 from autofit.memory.breakdown import Breakdown, Part
 from autofit.probing.remote.bench import RemoteBench, Target
@@ -122,7 +122,7 @@ def estimate(
 
 def _looked_at(
     briefing: Briefing, tracer: Tracer, target: str, next_best: NextBest | None
-) -> tuple["Outlook", tuple[Foreseen, Breakdown, tuple[str, ...]]]:
+) -> tuple["Outlook", tuple[EstimatedPlan, Breakdown, tuple[str, ...]]]:
     """Returns an outlook that has looked at the user's own plan, and what it saw."""
     outlook = Outlook(briefing, tracer)
     try:
@@ -146,5 +146,5 @@ def _fits(row: Row) -> bool:
     return row.largest is not None or any(need.blocks is not None for need in row.needs)
 
 
-def _peak(foreseen: Foreseen) -> str:
-    return f"its peak is {format_bytes(foreseen.peak.value_bytes)}"
+def _peak(estimated: EstimatedPlan) -> str:
+    return f"its peak is {format_bytes(estimated.peak.value_bytes)}"

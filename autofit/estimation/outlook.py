@@ -12,7 +12,7 @@ from autofit.core.plan import MICRO_BATCH_SIZE, Plan
 from autofit.core.space import SearchSpace, divisors
 from autofit.core.work import StepWork
 from autofit.estimation.crossing import last_below, nearest_below, on_line
-from autofit.estimation.records import Foreseen, Need, Row
+from autofit.estimation.records import EstimatedPlan, Need, Row
 from autofit.estimators import Traced, Tracer, samples_per_s
 from autofit.memory.breakdown import Breakdown, anatomy
 from autofit.memory.trace import Trace
@@ -38,7 +38,7 @@ class Outlook:
     tracer: Tracer
     reach: int | None = None  # the largest micro batch whose peak has an upper bound; None for any
     ran: tuple[int, ...] = ()  # micro batches of which short steps were run
-    _seen: dict[str, Foreseen] = field(default_factory=dict)
+    _seen: dict[str, EstimatedPlan] = field(default_factory=dict)
     _work: dict[str, StepWork | None] = field(default_factory=dict)
     _floor_bytes: int = 0  # about what a step takes without any samples
 
@@ -52,7 +52,7 @@ class Outlook:
         """The memory budget."""
         return self.briefing.budget.memory_bytes
 
-    def foreseen(self, plan: Plan) -> Foreseen:
+    def estimated(self, plan: Plan) -> EstimatedPlan:
         """Returns a plan with its peak.
 
         Raises:
@@ -64,24 +64,24 @@ class Outlook:
             self._seen[plan.key] = self._judged(plan, self._traced(plan, trace))
         return self._seen[plan.key]
 
-    def look_at_own(self) -> tuple[Foreseen, Breakdown, tuple[str, ...]]:
+    def look_at_own(self) -> tuple[EstimatedPlan, Breakdown, tuple[str, ...]]:
         """Returns the user's own plan, what makes up its peak, and what to know of its trace."""
         trace = self.tracer(self.own)
         self._work[self.own.key] = trace.work
         traced = self._traced(self.own, trace)
-        prediction = traced.prediction(self.own)
-        assert prediction is not None, "it was traced"
+        use = traced.memory_use(self.own)
+        assert use is not None, "it was traced"
         self._seen[self.own.key] = self._judged(self.own, traced)
         parts = anatomy(
             trace,
-            prediction.peak.peak_event,
-            prediction.peak.name,
-            prediction.allocated_bytes,
-            prediction.reserved_bytes,
-            prediction.outside_bytes,
-            prediction.waiting_bytes,
+            use.peak.peak_event,
+            use.peak.name,
+            use.allocated_bytes,
+            use.reserved_bytes,
+            use.outside_bytes,
+            use.waiting_bytes,
         )
-        self._floor_bytes = parts.standing_bytes + prediction.outside_bytes
+        self._floor_bytes = parts.standing_bytes + use.outside_bytes
         return self._seen[self.own.key], parts, trace.notes
 
     def rows(self) -> tuple[Row, ...]:
@@ -110,16 +110,16 @@ class Outlook:
         ceilings = self.briefing.ceilings
         return None if work is None or ceilings is None else samples_per_s(plan, work, ceilings)
 
-    def least(self) -> Foreseen:
+    def least(self) -> EstimatedPlan:
         """Returns the plan that needs the least of those with the smallest batch and all blocks checkpointed."""
-        found: list[Foreseen] = []
+        found: list[EstimatedPlan] = []
         stopped: Untraceable | SpaceError | None = None
         for name in self._precisions():
             plan = self._at(self._combination(name), self.sizes[0])
             blocks = self._knob(CHECKPOINTED)
             plan = plan if blocks is None else plan.replace(**{CHECKPOINTED: blocks.values[-1]})
             try:
-                found.append(self.foreseen(plan))
+                found.append(self.estimated(plan))
             except (Untraceable, SpaceError) as error:  # of this precision
                 stopped = error
         if stopped is not None and not found:
@@ -166,19 +166,19 @@ class Outlook:
         except SpaceError as error:
             return Row(precision=precision, reason=str(error))
 
-    def _largest(self, combination: Plan, near: Foreseen | None) -> Foreseen | None:
+    def _largest(self, combination: Plan, near: EstimatedPlan | None) -> EstimatedPlan | None:
         """Returns the largest micro batch that fits, looked for near that of another precision."""
         found = last_below(
             self.sizes,
-            lambda size: self.foreseen(self._at(combination, size)).peak.value_bytes,
+            lambda size: self.estimated(self._at(combination, size)).peak.value_bytes,
             self.limit_bytes,
             (near.plan if near is not None else self.own).micro_batch_size,
             {0: self._floor_bytes, **self._known(combination)},
             TOLERANCE,
         )
-        return None if found is None else self.foreseen(self._at(combination, found))
+        return None if found is None else self.estimated(self._at(combination, found))
 
-    def _surely(self, combination: Plan, largest: Foreseen) -> int | None:
+    def _surely(self, combination: Plan, largest: EstimatedPlan) -> int | None:
         """Returns the largest micro batch whose upper bound fits, about; None where no bound does or none is known."""
         if largest.surely:
             return largest.plan.micro_batch_size
@@ -192,7 +192,7 @@ class Outlook:
         )
 
         def upper_of(size: int) -> int:
-            upper = self.foreseen(self._at(combination, size)).peak.upper_bytes
+            upper = self.estimated(self._at(combination, size)).peak.upper_bytes
             return NEVER if upper is None else upper
 
         start = largest.plan.micro_batch_size if first is None else first
@@ -200,27 +200,27 @@ class Outlook:
             self.sizes, upper_of, self.limit_bytes, start, {0: self._floor_bytes, **uppers}, SURE_TOLERANCE
         )
 
-    def _need(self, combination: Plan, size: int, largest: Foreseen | None, before: Sequence[Need]) -> Need:
+    def _need(self, combination: Plan, size: int, largest: EstimatedPlan | None, before: Sequence[Need]) -> Need:
         """Returns the smallest number of checkpointed blocks with which a micro batch fits.
 
         Looked for near the number that another precision needs; without one, all blocks are tried first.
         """
         whole = self._at(combination, size)
         if largest is not None and size <= largest.plan.micro_batch_size:
-            return Need(micro_batch_size=size, blocks=0, foreseen=self._seen.get(whole.key))
+            return Need(micro_batch_size=size, blocks=0, estimated=self._seen.get(whole.key))
         counts = self._counts()
         most = counts[-1]
         near = next((need.blocks for need in before if need.micro_batch_size == size and need.blocks), most)
         free = last_below(
             sorted(most - count for count in counts if count),
-            lambda left: self.foreseen(whole.replace(**{CHECKPOINTED: most - left})).peak.value_bytes,
+            lambda left: self.estimated(whole.replace(**{CHECKPOINTED: most - left})).peak.value_bytes,
             self.limit_bytes,
             most - near,
             {most: round(on_line(self._known(combination), size))},
         )
         blocks = None if free is None else most - free
         plan = whole.replace(**{CHECKPOINTED: most if blocks is None else blocks})
-        return Need(micro_batch_size=size, blocks=blocks, foreseen=self.foreseen(plan))
+        return Need(micro_batch_size=size, blocks=blocks, estimated=self.estimated(plan))
 
     def _wanted(self) -> tuple[int, ...]:
         """Returns the user's own micro batch and one of at least twice its size, where blocks can be checkpointed."""
@@ -261,13 +261,13 @@ class Outlook:
         traced.refine(plan)
         return traced
 
-    def _judged(self, plan: Plan, traced: Traced) -> Foreseen:
+    def _judged(self, plan: Plan, traced: Traced) -> EstimatedPlan:
         peak = traced.estimate(plan)
         assert peak is not None, "it was traced"
         if self.reach is not None and plan.micro_batch_size > self.reach:
             peak = peak.model_copy(update={"upper_bytes": None, "lower_bytes": None})
         surely = peak.upper_bytes is not None and peak.upper_bytes <= self.limit_bytes
-        return Foreseen(
+        return EstimatedPlan(
             plan=plan,
             peak=peak,
             fits=peak.value_bytes <= self.limit_bytes,

@@ -13,7 +13,7 @@ from autofit.core.space import Refusal
 from autofit.memory.breakdown import Breakdown
 
 
-class Foreseen(BaseModel):
+class EstimatedPlan(BaseModel):
     """A plan with the peak that it is thought to have.
 
     Attributes:
@@ -40,14 +40,14 @@ class Need(BaseModel):
     Attributes:
         micro_batch_size: samples of the micro batch.
         blocks: the smallest number of checkpointed blocks with which it fits; None where no number suffices.
-        foreseen: the plan with that many blocks, or with all of them where no number suffices.
+        estimated: the plan with that many blocks, or with all of them where no number suffices.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     micro_batch_size: int
     blocks: int | None
-    foreseen: Foreseen | None = None
+    estimated: EstimatedPlan | None = None
 
 
 class Row(BaseModel):
@@ -67,7 +67,7 @@ class Row(BaseModel):
 
     precision: str
     same_as: str = ""
-    largest: Foreseen | None = None
+    largest: EstimatedPlan | None = None
     surely: int | None = None
     capped: str = ""
     needs: tuple[Need, ...] = ()
@@ -103,7 +103,7 @@ class EstimationRecord(BaseModel):
     budget: Budget
     account: Account
     ran: tuple[int, ...] = ()
-    own: Foreseen
+    own: EstimatedPlan
     breakdown: Breakdown
     rows: tuple[Row, ...]
     shortfall: str = ""

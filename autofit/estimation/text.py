@@ -7,7 +7,7 @@ from autofit.core.plan import Plan
 from autofit.core.printable import printable
 from autofit.core.units import format_bytes
 from autofit.core.wording import describe_plan
-from autofit.estimation.records import EstimationRecord, Foreseen, Need, Row
+from autofit.estimation.records import EstimatedPlan, EstimationRecord, Need, Row
 from autofit.memory.breakdown import OUTSIDE, Part
 from autofit.memory.trace import Kind
 from autofit.reports.canvas import Canvas
@@ -169,12 +169,12 @@ def _cells(row: Row, needs: int, own: bool) -> list[str]:
 
 def _need(need: Need) -> str:
     if need.blocks is None:
-        return f"not even {_blocks(need.foreseen)}" if need.foreseen else "none"
+        return f"not even {_blocks(need.estimated)}" if need.estimated else "none"
     return str(need.blocks)
 
 
-def _blocks(foreseen: Foreseen) -> int:
-    return int(foreseen.plan.values.get("checkpointed_blocks", 0))
+def _blocks(estimated: EstimatedPlan) -> int:
+    return int(estimated.plan.values.get("checkpointed_blocks", 0))
 
 
 def _notes(e: EstimationRecord, canvas: Canvas) -> list[str]:

@@ -5,7 +5,7 @@ from autofit.estimators.measured import Measured
 from autofit.estimators.short_runs import ShortRuns, listed, small_sizes
 from autofit.estimators.traced import Traced
 from autofit.memory.alignment import Mismatch
-from autofit.memory.peak import Prediction, predict
+from autofit.memory.peak import MemoryUse, memory_use
 from autofit.memory.roofline import samples_per_s
 from autofit.memory.scaling import Scaling, scaling
 
@@ -17,14 +17,14 @@ __all__ = [
     "Context",
     "Estimator",
     "Measured",
+    "MemoryUse",
     "Mismatch",
-    "Prediction",
     "Scaling",
     "ShortRuns",
     "Traced",
     "Tracer",
     "listed",
-    "predict",
+    "memory_use",
     "samples_per_s",
     "scaling",
     "small_sizes",

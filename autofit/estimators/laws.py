@@ -15,7 +15,7 @@ from autofit.estimators.base import Tracer
 from autofit.estimators.short_runs import Records, small_sizes
 from autofit.memory.alignment import Mismatch
 from autofit.memory.allocator.settings import Settings
-from autofit.memory.peak import Prediction, predict
+from autofit.memory.peak import MemoryUse, memory_use
 from autofit.memory.scaling import Scaling, scaling
 from autofit.memory.trace import Trace
 
@@ -32,7 +32,7 @@ class CombinationTraces:
     Attributes:
         traces: by micro batch.
         law: of every micro batch.
-        predictions: what traces and law say, by micro batch and accumulation steps.
+        uses: what traces and law say, by micro batch and accumulation steps.
         reasons: why a micro batch has no trace.
         dead: whether it is not to be traced any more.
         recorded: whether its law was sought by short runs, not by traces.
@@ -41,7 +41,7 @@ class CombinationTraces:
 
     traces: dict[int, Trace] = field(default_factory=dict)
     law: Scaling | None = None
-    predictions: dict[tuple[int, int], Prediction] = field(default_factory=dict)
+    uses: dict[tuple[int, int], MemoryUse] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
     dead: bool = False
     recorded: bool = False
@@ -114,22 +114,22 @@ class Laws:
         elif len(along) > 1 and known.law is None:
             self._find_laws(plan, along)
 
-    def prediction(self, plan: Plan) -> Prediction | None:
+    def memory_use(self, plan: Plan) -> MemoryUse | None:
         """Returns what the trace of `plan` says, uncorrected, with its phases; None when it was not traced."""
         known, size = self._known.get(key_of(plan)), plan.micro_batch_size
         if known is None:
             return None
         steps = plan.accumulation_steps
         place = size, steps
-        if place not in known.predictions:
+        if place not in known.uses:
             trace, exact = known.traces.get(size), True
             if trace is None and known.law is not None:
                 scaled, exact = known.law.at(size), known.law.exact_at(size)
                 trace = None if isinstance(scaled, Mismatch) else scaled
             if trace is None:
                 return None
-            known.predictions[place] = predict(trace, self._account, self._limit_bytes, exact, steps)
-        return known.predictions[place]
+            known.uses[place] = memory_use(trace, self._account, self._limit_bytes, exact, steps)
+        return known.uses[place]
 
     def floor_bytes(self, plan: Plan, law: Scaling, grown_to: int) -> int:
         """Returns what a law has where momentary allocations grow no more from a size on."""
@@ -138,13 +138,15 @@ class Laws:
             floors[place] = 0
             if not isinstance(trace := law.at(*place), Mismatch):
                 steps = plan.accumulation_steps
-                floors[place] = predict(trace, self._account, self._limit_bytes, accumulation_steps=steps).judged_bytes
+                floors[place] = memory_use(
+                    trace, self._account, self._limit_bytes, accumulation_steps=steps
+                ).judged_bytes
         return floors[place]
 
     def peak_bytes(self, plan: Plan, size: int) -> int:
         """Returns the peak of a plan at another micro batch that was traced, else 0."""
-        prediction = self.prediction(_at(plan, size))
-        return 0 if prediction is None else prediction.judged_bytes
+        use = self.memory_use(_at(plan, size))
+        return 0 if use is None else use.judged_bytes
 
     def _trace(self, plan: Plan, known: CombinationTraces) -> Trace | None:
         """Traces a plan unless that was done; what goes wrong is the reason why its combination has no estimate."""
@@ -157,7 +159,7 @@ class Laws:
         try:
             known.traces[size] = self._tracer(plan)
             # Its own trace goes before what the law draws.
-            known.predictions = {place: each for place, each in known.predictions.items() if place[0] != size}
+            known.uses = {place: each for place, each in known.uses.items() if place[0] != size}
         except Untraceable as error:
             known.reasons[size] = f"{error.reason} ({error.where})"
         except (DevicePoisoned, RestoreError):

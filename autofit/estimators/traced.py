@@ -21,15 +21,15 @@ from autofit.core.units import format_bytes
 from autofit.estimators.base import Context, Estimator, Tracer
 from autofit.estimators.laws import Laws, key_of
 from autofit.estimators.short_runs import REACH, listed
-from autofit.memory.peak import Prediction
+from autofit.memory.peak import MemoryUse
 from autofit.memory.scaling import LEAST_TRACES, Scaling
 
 ERROR_RATIO = 0.06
-"""A peak differs from its prediction by up to this share before anything ran. Steps after a cold start differ by 0.24 %
+"""A peak differs from its estimate by up to this share before anything ran. Steps after a cold start differ by 0.24 %
 at most (scripts/bench/prediction.py); after gates have run, parameters and workspaces may lie so that the allocator
 needs 5 % less (a small convolutional network, prediction stage of scripts/gpu_suite)."""
 CORRECTED_ERROR_RATIO = 0.02
-"""The same, once a plan that ran has corrected the prediction."""
+"""The same, once a plan that ran has corrected the estimate."""
 TELLING_RATIO = 1.5
 """Results that depend on data were answered with their largest size. A plan that ran on the worst batch and needed just
 what its trace says shows that they are as large as that, where its peak is at least this multiple of what stays between
@@ -47,7 +47,7 @@ COUNTS = {2: "two", 3: "three"}
 
 @dataclass(frozen=True, slots=True)
 class _Miss:
-    """What is to be added to a prediction, in bytes: best guess, least and most; and the relative error beside it.
+    """What is to be added to an estimate, in bytes: best guess, least and most; and the relative error beside it.
 
     `answers_hold` says whether a plan that ran took what its trace answered in place of the data.
     """
@@ -59,8 +59,8 @@ class _Miss:
     answers_hold: bool = False
 
     @classmethod
-    def of(cls, missed: int, growth: float, own: bool, told: Prediction) -> "_Miss":
-        """Returns what a plan that missed its prediction says of one whose micro batch is `growth` times as large.
+    def of(cls, missed: int, growth: float, own: bool, told: MemoryUse) -> "_Miss":
+        """Returns what a plan that missed its estimate says of one whose micro batch is `growth` times as large.
 
         It is taken for what libraries need once; on a host for what the combination's own kernels need for the moment.
         It may grow with the batch, and another combination may need none of it: the ends allow for both.
@@ -76,7 +76,7 @@ class _Miss:
 
 
 class Traced(Estimator):
-    """Predicts from traces, corrected by measured plans.
+    """Estimates from traces, corrected by measured plans.
 
     Args:
         tracer: traces a plan.
@@ -87,7 +87,7 @@ class Traced(Estimator):
             such a workload has no estimate.
 
     Raises:
-        UsageError: the allocator has options that cannot be predicted with.
+        UsageError: the allocator has options that cannot be simulated.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Traced(Estimator):
             runs = f"{COUNTS[len(own.law.traced)]} short runs at micro batches {listed(own.law.traced)}"
             return f"this workload cannot be traced: {self._laws.refused}; {runs} gave the sizes of its allocations"
         why = f"; nor did short runs give its law: {self._laws.records.reason}" if self._laws.records.reason else ""
-        return f"memory was not predicted but found by probes: {self._laws.refused}{why}"
+        return f"memory was not estimated before the first probe: {self._laws.refused}{why}"
 
     def refine(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
         """Traces `plan`; with `along`, what the law of its whole combination needs."""
@@ -138,42 +138,42 @@ class Traced(Estimator):
                 return
             self._laws.refine(plan)
 
-    def prediction(self, plan: Plan) -> Prediction | None:
+    def memory_use(self, plan: Plan) -> MemoryUse | None:
         """Returns what the trace of `plan` says, uncorrected, with its phases; None when it was not traced."""
-        return self._laws.prediction(plan)
+        return self._laws.memory_use(plan)
 
     def tell(self, trial: Trial) -> None:
-        """Learns the peak of a probe or a proof, of an earlier run too: it counts once its plan has a prediction."""
+        """Learns the peak of a probe or a proof, of an earlier run too: it counts once its plan has an estimate."""
         measurement = trial.outcome.measurement
         if measurement is not None and trial.purpose is not Purpose.BLOCK:
             self._peaks[trial.plan] = measurement.memory.judged_bytes
 
     def estimate(self, plan: Plan) -> Estimate | None:
         """Returns the peak with its bounds; a guess without where only other sizes were traced; else None."""
-        prediction = self.prediction(plan)
-        if prediction is None:
+        use = self.memory_use(plan)
+        if use is None:
             return self._guess(plan)
-        miss, traced = self._miss(plan, on_host=prediction.reserved_bytes is None), prediction.judged_bytes
-        least, most = self._ends(plan, prediction, miss)
-        ratio = miss.ratio if prediction.exact else miss.ratio + DRAWN_ERROR_RATIO
-        worst_case = prediction.answered > 0 and not miss.answers_hold
+        miss, traced = self._miss(plan, on_host=use.reserved_bytes is None), use.judged_bytes
+        least, most = self._ends(plan, use, miss)
+        ratio = miss.ratio if use.exact else miss.ratio + DRAWN_ERROR_RATIO
+        worst_case = use.answered > 0 and not miss.answers_hold
         return Estimate(
             value_bytes=max(traced + miss.shift, 0),
             lower_bytes=None if least is None or worst_case else max(round(least * (1 - ratio)), 0),
             upper_bytes=None if most is None else round(most * (1 + ratio)),
             worst_case=worst_case,
-            static_bytes=prediction.static_bytes,
-            basis=self._basis(plan, prediction, miss.shift),
+            static_bytes=use.static_bytes,
+            basis=self._basis(plan, use, miss.shift),
         )
 
-    def _ends(self, plan: Plan, prediction: Prediction, miss: "_Miss") -> tuple[int | None, int | None]:
+    def _ends(self, plan: Plan, use: MemoryUse, miss: "_Miss") -> tuple[int | None, int | None]:
         """Returns the least and the most that a plan is known to need, but for a ratio; None where that is not known.
 
         From short runs it is known once one more ran than the law needs, and not far beyond the largest; what is
         momentary may have stopped growing where none has shown that it grew.
         """
         known = self._laws.of(plan)
-        least, most = prediction.judged_bytes + miss.least, prediction.judged_bytes + miss.most
+        least, most = use.judged_bytes + miss.least, use.judged_bytes + miss.most
         if known is not None and known.recorded and known.law is not None:
             ran = self._ran(plan, known.law)
             if len(ran) < LEAST_TRACES or plan.micro_batch_size > REACH * max(ran):
@@ -189,7 +189,7 @@ class Traced(Estimator):
         """
         ran = dict.fromkeys(law.traced, True)
         for other, peak in self._peaks.items():
-            if key_of(other) == key_of(plan) and (told := self.prediction(other)) is not None:
+            if key_of(other) == key_of(plan) and (told := self.memory_use(other)) is not None:
                 unseen = 0 if told.reserved_bytes is None else UNSEEN_BYTES
                 least = self._laws.floor_bytes(other, law, law.traced[-1]) * (1 - ERROR_RATIO)
                 if not least <= peak <= told.judged_bytes * (1 + ERROR_RATIO) + unseen:
@@ -210,22 +210,22 @@ class Traced(Estimator):
         )
 
     def _miss(self, plan: Plan, on_host: bool) -> "_Miss":
-        """Returns by how much the most similar plan that ran missed its prediction, as it bears on this one."""
+        """Returns by how much the most similar plan that ran missed its estimate, as it bears on this one."""
 
         def distance(other: Plan) -> tuple[int, bool, int]:
             changes = len(other.combination.values.items() ^ plan.combination.values.items())
             return changes, key_of(other)[1] != key_of(plan)[1], abs(other.micro_batch_size - plan.micro_batch_size)
 
         for other in sorted(self._peaks, key=distance):
-            if (prediction := self.prediction(other)) is not None:
-                missed = self._peaks[other] - prediction.judged_bytes
+            if (use := self.memory_use(other)) is not None:
+                missed = self._peaks[other] - use.judged_bytes
                 growth = plan.micro_batch_size / other.micro_batch_size
-                return _Miss.of(missed, growth, own=key_of(other) == key_of(plan), told=prediction)
+                return _Miss.of(missed, growth, own=key_of(other) == key_of(plan), told=use)
         return _Miss(0, 0, 0 if on_host else UNSEEN_BYTES, ERROR_RATIO)
 
-    def _basis(self, plan: Plan, prediction: Prediction, shift: int) -> str:
-        known, size = self._laws.of(plan), prediction.micro_batch_size
-        assert known is not None, "it has a prediction"
+    def _basis(self, plan: Plan, use: MemoryUse, shift: int) -> str:
+        known, size = self._laws.of(plan), use.micro_batch_size
+        assert known is not None, "it has an estimate"
         how = "traced" if size in known.traces else f"traced at other micro batches and scaled to {size}"
         if known.recorded and known.law is not None:
             how = f"scaled to {size} from short runs at micro batches {listed(known.law.traced)}"

@@ -11,7 +11,7 @@ STATIC = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE)
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class MemoryUse:
     """What a plan takes.
 
     Attributes:
@@ -49,20 +49,20 @@ class Prediction:
         return (self.allocated_bytes if self.reserved_bytes is None else self.reserved_bytes) + self.outside_bytes
 
 
-def predict(
+def memory_use(
     trace: Trace,
     account: Account,
     limit_bytes: int | None = None,
     exact: bool = True,
     accumulation_steps: int = 1,
-) -> Prediction:
+) -> MemoryUse:
     """Returns what `trace` takes on a device that keeps account of memory as `account` says.
 
     Args:
         trace: a few training steps.
         account: the allocator and its options.
         limit_bytes: the budget on the footprint, for options that give memory back near a limit; None: no limit.
-        exact: see `Prediction`.
+        exact: see `MemoryUse`.
         accumulation_steps: micro batches of a step; a trace has `MOST_PARTS` of them at most.
 
     Raises:
@@ -73,7 +73,7 @@ def predict(
     on_host, waiting = account.allocator == "host", 0
     if on_host and accumulation_steps > MOST_PARTS:
         waiting = trace.batch_bytes() * (accumulation_steps - MOST_PARTS) // MOST_PARTS
-    return Prediction(
+    return MemoryUse(
         micro_batch_size=trace.micro_batch_size,
         allocated_bytes=max(phase.allocated_bytes for phase in phases) + waiting,
         reserved_bytes=None if on_host else max(phase.reserved_bytes for phase in phases),

@@ -5,8 +5,8 @@ It stands beside the loop and not in `probing`, which runs things: here nothing 
 """
 
 from autofit.replay.bench import TableBench, VirtualTime
-from autofit.replay.estimator import Foretold, peaks_of
+from autofit.replay.estimator import TableEstimator, peaks_of
 from autofit.replay.limits import limited
 from autofit.replay.noise import Bursts
 
-__all__ = ["Bursts", "Foretold", "TableBench", "VirtualTime", "limited", "peaks_of"]
+__all__ = ["Bursts", "TableBench", "TableEstimator", "VirtualTime", "limited", "peaks_of"]

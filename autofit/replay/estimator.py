@@ -1,4 +1,4 @@
-"""Foretold: predicts memory from a table, as exactly, as wrongly and as late as one likes."""
+"""TableEstimator: estimates memory from a table, as exactly, as wrongly and as late as one likes."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -13,14 +13,14 @@ REFUSED_RATIO = 1.05
 """The peak of a plan that did not fit is taken to be this multiple of the budget at least."""
 
 
-class Foretold(Estimator):
-    """Predicts from known peaks; a plan that is not among them has no estimate.
+class TableEstimator(Estimator):
+    """Estimates from known peaks; a plan that is not among them has no estimate.
 
     Args:
         peaks: true peak in bytes by the plan's key.
-        factor: what the prediction is multiplied with: its bias.
-        error_ratio: what the bounds allow for, as a share of the prediction.
-        at_once: whether every plan is predicted from the start. Otherwise a plan is once an estimator is asked to look
+        factor: what the estimate is multiplied with: its bias.
+        error_ratio: what the bounds allow for, as a share of the estimate.
+        at_once: whether every plan is estimated from the start. Otherwise a plan is once an estimator is asked to look
             at it, as with traces.
     """
 
@@ -35,11 +35,11 @@ class Foretold(Estimator):
         """Learns nothing: its error stays, so that what corrects it can be seen."""
 
     def refine(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
-        """Makes a plan predictable, and those along it."""
+        """Has an estimate of a plan from now on, and of those along it."""
         self._seen.update(each.key for each in (plan, *along))
 
     def refine_all(self, plans: Sequence[Plan]) -> None:
-        """Makes the plans predictable."""
+        """Has an estimate of the plans from now on."""
         self._seen.update(plan.key for plan in plans)
 
     def estimate(self, plan: Plan) -> Estimate | None:
@@ -53,7 +53,7 @@ class Foretold(Estimator):
             value_bytes=round(value),
             lower_bytes=round(value * (1 - self._error_ratio)),
             upper_bytes=round(value * (1 + self._error_ratio)),
-            basis="foretold",
+            basis="table",
         )
 
 

@@ -53,7 +53,7 @@ def _table(recommendation: Recommendation) -> list[str]:
     r = recommendation
     own, unit = r.baseline.plan, r.objective.unit
     proven = f"proven by {r.proof.worst_steps} whole steps on the worst batch"
-    told = ["", f"plan      {describe_speed(r.proof, unit, r.rate_per_s)}{_foretold(r)}; {proven}"]
+    told = ["", f"plan      {describe_speed(r.proof, unit, r.rate_per_s)}{_estimated(r)}; {proven}"]
     yours = describe_outcome(r.baseline.outcome, unit, r.baseline.rate_per_s)
     told.append(f"yours     {describe_plan(own, own)}: {yours}")
     told += [_planned(r)] if r.objective.planned_samples is not None else []
@@ -66,12 +66,12 @@ def _table(recommendation: Recommendation) -> list[str]:
     return [*told, f"          and {more} more, in the plan file"] if more > 0 else told
 
 
-def _foretold(recommendation: Recommendation) -> str:
+def _estimated(recommendation: Recommendation) -> str:
     """Returns what the peak was estimated to be before the plan ran; nothing where that was a guess without bounds."""
-    predicted, peak = recommendation.predicted, recommendation.proof.memory.judged_bytes
-    if predicted is None or not predicted.is_bounded or not peak:
+    estimate, peak = recommendation.estimate, recommendation.proof.memory.judged_bytes
+    if estimate is None or not estimate.is_bounded or not peak:
         return ""
-    return f" (predicted {format_bytes(predicted.value_bytes)}, {predicted.value_bytes / peak - 1:+.1%})"
+    return f" (estimated {format_bytes(estimate.value_bytes)}, {estimate.value_bytes / peak - 1:+.1%})"
 
 
 def _planned(recommendation: Recommendation) -> str:

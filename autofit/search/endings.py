@@ -56,7 +56,7 @@ def nothing_measured(
     budget: Budget,
     stopped: str,
     early: bool,
-    predicted: Mapping[str, Estimate] = MappingProxyType({}),
+    estimated: Mapping[str, Estimate] = MappingProxyType({}),
 ) -> AutofitError:
     """Returns the error for a search that has no measured plan.
 
@@ -65,7 +65,7 @@ def nothing_measured(
         budget: the limits.
         stopped: why the search ended.
         early: whether a limit on time or trials ended it.
-        predicted: what was thought of the peak of each plan, by its key.
+        estimated: the estimated peak of each plan, by its key.
     """
     crashed = _crashed_throughout(trials)
     if crashed and (not early or all(t.outcome.status is Status.CRASHED for t in crashed)):
@@ -81,7 +81,7 @@ def nothing_measured(
     if any(t.outcome.status.does_not_fit or t.outcome.status is Status.SKIPPED for t in trials):
         return NothingFits(
             f"no plan fits into {format_bytes(budget.memory_bytes)}{_note(budget)}. "
-            f"{_smallest(trials, budget, predicted)} {_tried(trials)} "
+            f"{_smallest(trials, budget, estimated)} {_tried(trials)} "
             "Give more memory, allow more strategies, or use a smaller model or shorter samples."
         )
     return WorkloadError(f"no plan could be measured, and memory was not the reason. {_tried(trials)}")
@@ -170,18 +170,18 @@ def _note(budget: Budget) -> str:
     return f" ({budget.memory_note})" if budget.memory_note else ""
 
 
-def _smallest(trials: Sequence[Trial], budget: Budget, predicted: Mapping[str, Estimate]) -> str:
-    """Says the least memory seen, or else predicted, and how much of it no smaller batch would save."""
+def _smallest(trials: Sequence[Trial], budget: Budget, estimated: Mapping[str, Estimate]) -> str:
+    """Says the smallest peak seen, or else estimated, and how much of it no smaller batch would save."""
     seen = [(t.outcome.measurement.memory, t.plan) for t in trials if t.outcome.measurement is not None]
     if seen:
         memory, plan = min(seen, key=lambda pair: pair[0].judged_bytes)
         return f"The smallest peak seen is {_peak(memory.judged_bytes, memory.static_bytes, budget)}, with {plan}."
-    thought = [(predicted[t.plan.key], t.plan) for t in trials if t.plan.key in predicted]
+    thought = [(estimated[t.plan.key], t.plan) for t in trials if t.plan.key in estimated]
     if not thought:
         return "No step ran to its end, so no peak is known."
     estimate, plan = min(thought, key=lambda pair: pair[0].value_bytes)
     peak = _peak(estimate.value_bytes, estimate.static_bytes, budget)
-    return f"No step ran to its end; the smallest peak predicted is {peak}, with {plan}."
+    return f"No step ran to its end; the smallest estimated peak is {peak}, with {plan}."
 
 
 def _peak(peak_bytes: int, static_bytes: int | None, budget: Budget) -> str:

@@ -94,7 +94,7 @@ class Final:
             trials=trials,
             counts=dict(Counter(t.outcome.status.value for t in trials)),
             stopped=self._end.stopped,
-            predicted=self._estimates.get(winner.plan.key),
+            estimate=self._estimates.get(winner.plan.key),
         )
 
     def _race(self, left: list[Trial]) -> None:

@@ -23,7 +23,7 @@ def worth_knowing(space: SearchSpace, estimate: Callable[[Plan], Estimate | None
 
     Args:
         space: what will be searched.
-        estimate: predicts the peak of a plan; where it has nothing to say of the user's own combination at some size,
+        estimate: estimates the peak of a plan; where it has nothing to say of the user's own combination at some size,
             there is nothing to start from and the list is empty.
         memory_bytes: the budget.
     """

@@ -25,7 +25,7 @@ from autofit.search.tuning import Findings, Tuning
 from autofit.study import Study, optuna_imports, writing
 
 PREPARING_RATIO, TRACING_RATIO, TRACING_S = 0.25, 0.2, 120.0
-"""Shares of the time budget: of all that comes before the first probe, gates included, and of predicting memory; and
+"""Shares of the time budget: of all that comes before the first probe, gates included, and of estimating memory; and
 the most seconds for the latter."""
 CLOSING_RATIO = 0.6
 """Share of the time left, at most, that is kept for the start of a proof: it takes as long as the opening took."""
@@ -108,7 +108,7 @@ def _planned(request: Request, briefing: Briefing) -> Objective:
 
 
 def tracing_s(time_s: float | None, spent_s: float) -> float:
-    """Returns the seconds that may go into predicting memory, of a time budget of which some is spent already.
+    """Returns the seconds that may go into estimating memory, of a time budget of which some is spent already.
 
     With nothing left of the share that comes before the first probe, the user's own plan alone is traced.
     """
@@ -124,7 +124,7 @@ def _recommendation(
     fields: dict[str, Any] = {
         "plan": findings.plan,
         "proof": findings.proof,
-        "predicted": findings.predicted,
+        "estimate": findings.estimate,
         "baseline": _without_traceback(findings.baseline),
         "gain": findings.gain,
         "rate_per_s": findings.rate_per_s,

@@ -56,7 +56,7 @@ class Tuning:
         budget: limits on memory, time and trials.
         log: where trials are kept.
         searcher: makes the searcher.
-        estimators: predict memory, the most trusted value first; own bounds go before guesses.
+        estimators: estimate memory, the most trusted value first; own bounds go before guesses.
         clock: the time spent so far.
         listen: told of each event, in this process, between two runs.
         seed: makes the search repeatable.
@@ -95,7 +95,7 @@ class Findings:
         trials: all trials, those of earlier runs first; of the blocks of the race only those that failed.
         counts: number of trials by status.
         stopped: why the search for plans ended.
-        predicted: what was thought of the plan's peak before it first ran; None for one known from earlier runs.
+        estimate: of the plan's peak before it first ran; None for one known from earlier runs.
     """
 
     plan: Plan
@@ -107,6 +107,6 @@ class Findings:
     trials: tuple[Trial, ...]
     counts: dict[str, int]
     stopped: str
-    predicted: Estimate | None = None
+    estimate: Estimate | None = None
     rate_per_s: float | None = None
     untried: str = ""

@@ -22,7 +22,7 @@ class Problem:
         space: the plans that may be proposed.
         objective: what is maximised.
         memory_bytes: the budget on the peak.
-        estimate: predicts the peak of a plan from all that is known so far, or None for no opinion. Asking again costs
+        estimate: estimates the peak of a plan from all that is known so far, or None for no opinion. Asking again costs
             next to nothing.
         seed: makes the search repeatable.
         cautious: whether exceeding the budget harms the machine, and not only the trial.
@@ -43,7 +43,7 @@ class Searcher(ABC):
 
     Made once per `tune()`, in the process that runs the loop; never loads torch. The loop calls `tell` for every
     trial of the study, first for those of earlier runs, then after each `ask`, unless the plan is no longer wanted
-    (`still`). A plan that was screened out is told with the status `SKIPPED`; under `cautious` one that is predicted
+    (`still`). A plan that was screened out is told with the status `SKIPPED`; under `cautious` one that is estimated
     above the budget is, unless the searcher `vouches` for it.
 
     Attributes:
@@ -64,7 +64,7 @@ class Searcher(ABC):
         return True
 
     def vouches(self, plan: Plan) -> bool:
-        """Says whether a plan is likely to fit though it is predicted above the budget: predictions were too high."""
+        """Says whether a plan is likely to fit though it is estimated above the budget: estimates were too high."""
         return False
 
     def omissions(self) -> list[Omission]:

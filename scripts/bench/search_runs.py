@@ -23,7 +23,7 @@ from autofit.core.plan import Plan  # noqa: E402
 from autofit.core.space import SearchSpace  # noqa: E402
 from autofit.core.trial import Purpose, Trial  # noqa: E402
 from autofit.estimators.base import Estimator  # noqa: E402
-from autofit.replay import Foretold, TableBench, limited, peaks_of  # noqa: E402
+from autofit.replay import TableBench, TableEstimator, limited, peaks_of  # noqa: E402
 from autofit.replay.table import Table, read_table  # noqa: E402
 from autofit.search.phases import run  # noqa: E402
 from autofit.search.tuning import Findings, Tuning  # noqa: E402
@@ -41,9 +41,9 @@ TIGHT_RATIO = 1.15
 """The smaller limit of a recorded table is so many times what the user's own setting needs."""
 
 ESTIMATORS: dict[str, Callable[["Case", int], list[Estimator]]] = {
-    "exact": lambda case, seed: [Foretold(case.peaks)],
-    "biased": lambda case, seed: [Foretold(case.peaks, _bias(case, seed), error_ratio=BIAS + 0.02)],
-    "traced": lambda case, seed: [Foretold(case.peaks, error_ratio=0.04, at_once=False)],
+    "exact": lambda case, seed: [TableEstimator(case.peaks)],
+    "biased": lambda case, seed: [TableEstimator(case.peaks, _bias(case, seed), error_ratio=BIAS + 0.02)],
+    "traced": lambda case, seed: [TableEstimator(case.peaks, error_ratio=0.04, at_once=False)],
     "missing": lambda case, seed: [],
 }
 """What predicts memory beside the plans that ran: every plan exactly; every plan 10 % too high or too low; as traces,

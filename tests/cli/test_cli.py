@@ -68,7 +68,7 @@ class FakeRemote:
         return kind.bench.evaluate(plan, purpose)
 
     def trace(self, plan: Plan) -> Trace:
-        raise AssertionError("this device's memory is not predicted")
+        raise AssertionError("this device's memory is not estimated")
 
     record = trace
 

@@ -24,20 +24,20 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_the_peaks_are_predicted_before_anything_runs(name: str) -> None:
+def test_the_peaks_are_estimated_before_anything_runs(name: str) -> None:
     with LocalBench(MAKERS[name](4), devices.choose("cuda"), OPTIONS) as bench:
         account, space = bench.briefing.account, SearchSpace(bench.briefing.space)
         assert account is not None
         for plan in (space.baseline, space.at(space.baseline.combination.replace(precision="bf16"), space.sizes[1])):
             before = torch.cuda.memory_allocated()
-            predicted = estimators.predict(bench.trace(plan), account)
+            estimated = estimators.memory_use(bench.trace(plan), account)
             assert torch.cuda.memory_allocated() == before
             measured = bench.evaluate(plan, Purpose.PROBE).measurement
             assert measured is not None
             memory = measured.memory
-            assert predicted.allocated_bytes == pytest.approx(memory.allocated_bytes, rel=0.01)
-            assert predicted.reserved_bytes == pytest.approx(memory.reserved_bytes, rel=0.04, abs=4 * MIB)
-            assert predicted.judged_bytes == pytest.approx(memory.judged_bytes, rel=0.04, abs=4 * MIB)
+            assert estimated.allocated_bytes == pytest.approx(memory.allocated_bytes, rel=0.01)
+            assert estimated.reserved_bytes == pytest.approx(memory.reserved_bytes, rel=0.04, abs=4 * MIB)
+            assert estimated.judged_bytes == pytest.approx(memory.judged_bytes, rel=0.04, abs=4 * MIB)
 
 
 @pytest.mark.parametrize(

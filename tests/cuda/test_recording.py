@@ -79,7 +79,7 @@ def workload(maker: Callable[[], nn.Module]) -> Workload:
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("maker", [Transformer, Recurrent])
-def test_runs_at_small_batches_predict_what_is_reserved_at_large_ones(
+def test_runs_at_small_batches_estimate_what_is_reserved_at_large_ones(
     maker: Callable[[], nn.Module], precision: str
 ) -> None:
     with LocalBench(workload(maker), devices.choose("cuda"), OPTIONS) as bench:
@@ -96,12 +96,12 @@ def test_runs_at_small_batches_predict_what_is_reserved_at_large_ones(
         for size in (8 * RECORDED[0], 8 * RECORDED[-1]):
             scaled = law.at(size)
             assert not isinstance(scaled, estimators.Mismatch)
-            predicted = estimators.predict(scaled, account)
+            estimated = estimators.memory_use(scaled, account)
             measured = bench.evaluate(plan(size), Purpose.PROBE).measurement
             assert measured is not None
-            assert predicted.allocated_bytes == pytest.approx(measured.memory.allocated_bytes, rel=0.01)
-            assert predicted.reserved_bytes == pytest.approx(measured.memory.reserved_bytes, rel=0.01, abs=2 * MIB)
-            assert predicted.judged_bytes == pytest.approx(measured.memory.judged_bytes, rel=0.01)
+            assert estimated.allocated_bytes == pytest.approx(measured.memory.allocated_bytes, rel=0.01)
+            assert estimated.reserved_bytes == pytest.approx(measured.memory.reserved_bytes, rel=0.01, abs=2 * MIB)
+            assert estimated.judged_bytes == pytest.approx(measured.memory.judged_bytes, rel=0.01)
 
 
 def test_a_recording_has_what_was_there_and_leaves_no_trace() -> None:

@@ -97,7 +97,7 @@ def test_too_small_a_budget_says_that_nothing_fits(name: str) -> None:
     told = str(raised.value)
     assert "no plan fits into 768 MiB" in told
     assert "Give more memory, allow more strategies, or use a smaller model or shorter samples" in told
-    assert "the smallest peak predicted is" in told
+    assert "the smallest estimated peak is" in told
     assert "above the budget" in told
 
 

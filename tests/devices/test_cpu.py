@@ -177,7 +177,7 @@ print(json.dumps({"held": held, "text": text, "before": before, "inside": inside
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts mappings on Linux only")
-def test_the_limit_is_a_real_out_of_memory_at_the_predicted_size_and_is_taken_back() -> None:
+def test_the_limit_is_a_real_out_of_memory_at_the_estimated_size_and_is_taken_back() -> None:
     budget = 200 * 2**20
     run = subprocess.run(
         [sys.executable, "-c", LIMITED, str(budget)],

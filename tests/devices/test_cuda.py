@@ -510,7 +510,7 @@ def test_torch_without_its_cache_is_refused(card: Card, monkeypatch: pytest.Monk
         Cuda().budget(None, varies=False)
 
 
-# How memory is accounted for, which predictions imitate
+# How memory is accounted for, which estimates imitate
 
 
 def test_the_account_has_the_context_and_the_allocators_options(cards: Cards) -> None:
@@ -522,7 +522,7 @@ def test_the_account_has_the_context_and_the_allocators_options(cards: Cards) ->
 
 
 @pytest.mark.parametrize("foreign", ["memory pools", "ROCm"])
-def test_memory_that_a_trace_does_not_know_is_not_predicted(
+def test_memory_that_a_trace_does_not_know_is_not_estimated(
     foreign: str, cards: Cards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cards(Card(backend="cudaMallocAsync" if foreign == "memory pools" else "native"))

@@ -139,9 +139,9 @@ def test_the_fewest_blocks_for_the_own_micro_batch_and_for_twice_that() -> None:
     assert [(need.micro_batch_size, need.blocks) for need in found["fp32"].needs] == [(8, 2), (16, 4)]
     assert [(need.micro_batch_size, need.blocks) for need in found["bf16"].needs] == [(8, 0), (16, 2)]
     for need in found["fp32"].needs:
-        assert need.foreseen is not None
-        assert need.foreseen.fits
-        fewer = need.foreseen.plan.replace(checkpointed_blocks=(need.blocks or 0) - 1)
+        assert need.estimated is not None
+        assert need.estimated.fits
+        fewer = need.estimated.plan.replace(checkpointed_blocks=(need.blocks or 0) - 1)
         assert peak_of(fewer) > 500 * MIB
 
 
@@ -149,9 +149,9 @@ def test_where_no_number_of_blocks_suffices_that_is_said() -> None:
     found = rows_of(estimate(briefing(400 * MIB), trace_of))
     own, double = found["fp32"].needs
     assert (own.blocks, double.blocks) == (4, None)
-    assert double.foreseen is not None
-    assert double.foreseen.plan.values["checkpointed_blocks"] == 4
-    assert not double.foreseen.fits
+    assert double.estimated is not None
+    assert double.estimated.plan.values["checkpointed_blocks"] == 4
+    assert not double.estimated.fits
 
 
 def test_a_model_that_can_only_checkpoint_all_blocks_is_asked_for_no_other_number() -> None:

@@ -11,7 +11,7 @@ from autofit.core.estimate import Estimate
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal
 from autofit.estimation.estimation import Estimation
-from autofit.estimation.records import Foreseen, Need, Row
+from autofit.estimation.records import EstimatedPlan, Need, Row
 from autofit.estimation.text import draw
 from autofit.memory.breakdown import BEYOND, OUTSIDE, Breakdown, Part
 from autofit.reports.canvas import Canvas
@@ -20,14 +20,14 @@ GIB = 2**30
 LONG = "encoder." + "very_long_name." * 6 + "dense"
 
 
-def foreseen(size: int, peak: int, precision: str = "fp32", blocks: int = 0) -> Foreseen:
+def estimated(size: int, peak: int, precision: str = "fp32", blocks: int = 0) -> EstimatedPlan:
     plan = Plan(
         values={
             "micro_batch_size": size, "accumulation_steps": 1, "precision": precision, "checkpointed_blocks": blocks
         }
     )  # fmt: skip
     bounded = Estimate(value_bytes=peak, lower_bytes=peak - 1, upper_bytes=peak + GIB)
-    return Foreseen(plan=plan, peak=bounded, fits=peak <= 16 * GIB, surely=peak + GIB <= 16 * GIB)
+    return EstimatedPlan(plan=plan, peak=bounded, fits=peak <= 16 * GIB, surely=peak + GIB <= 16 * GIB)
 
 
 def estimation(own_bytes: int = 12 * GIB, **changes: object) -> Estimation:
@@ -44,26 +44,26 @@ def estimation(own_bytes: int = 12 * GIB, **changes: object) -> Estimation:
         modules=(Part(name="blocks.*.mlp", size_bytes=5 * GIB, count=12), Part(name=LONG, size_bytes=GIB)),
         standing=(Part(name="parameter", size_bytes=3 * GIB), Part(name="gradient", size_bytes=3 * GIB)),
     )
-    largest = foreseen(40, 15 * GIB)
-    all_blocks = foreseen(16, 17 * GIB, blocks=12)
+    largest = estimated(40, 15 * GIB)
+    all_blocks = estimated(16, 17 * GIB, blocks=12)
     rows = (
         Row(
             precision="fp32",
             largest=largest,
             surely=36,
             needs=(
-                Need(micro_batch_size=8, blocks=0, foreseen=foreseen(8, GIB)),
-                Need(micro_batch_size=16, blocks=5, foreseen=foreseen(16, GIB, blocks=5)),
+                Need(micro_batch_size=8, blocks=0, estimated=estimated(8, GIB)),
+                Need(micro_batch_size=16, blocks=5, estimated=estimated(16, GIB, blocks=5)),
             ),
         ),
         Row(precision="tf32", same_as="fp32", largest=largest, surely=36),
         Row(
             precision="bf16",
-            largest=foreseen(64, 15 * GIB, "bf16"),
+            largest=estimated(64, 15 * GIB, "bf16"),
             capped="the whole global batch",
             needs=(
                 Need(micro_batch_size=8, blocks=0),
-                Need(micro_batch_size=16, blocks=None, foreseen=all_blocks),
+                Need(micro_batch_size=16, blocks=None, estimated=all_blocks),
             ),
         ),
         Row(precision="fp16", reason="the operator is odd (train.py:7)"),
@@ -75,7 +75,7 @@ def estimation(own_bytes: int = 12 * GIB, **changes: object) -> Estimation:
         ),
         "budget": Budget(memory_bytes=16 * GIB, memory_note="16 GiB as asked"),
         "account": Account(allocator="caching", outside_bytes=GIB, settings="expandable_segments:True"),
-        "own": foreseen(8, own_bytes),
+        "own": estimated(8, own_bytes),
         "breakdown": parts,
         "rows": rows,
         "caveats": ("a thing to know",),

@@ -131,7 +131,7 @@ def test_a_workload_that_can_be_traced_is_never_run() -> None:
 def test_without_a_recorder_there_is_no_estimate() -> None:
     made = estimator(None)
     assert made.estimate(plan(16)) is None
-    assert made.caveat.startswith("memory was not predicted but found by probes: aten.nonzero depends on data")
+    assert made.caveat.startswith("memory was not estimated before the first probe: aten.nonzero depends on data")
 
 
 def test_a_law_that_a_third_run_checked_has_bounds_as_far_as_it_reaches() -> None:

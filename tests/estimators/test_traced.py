@@ -248,7 +248,7 @@ def test_answers_that_depend_on_data_take_the_lower_bound_away() -> None:
 def test_answers_hold_for_all_plans_once_one_took_what_its_trace_says(ran: float, hold: bool) -> None:
     estimator = Traced(Answering(), HOST, 100 * MIB)
     estimator.refine(plan(4), ALONG)
-    told = estimator.prediction(plan(4))
+    told = estimator.memory_use(plan(4))
     assert told is not None
     assert told.judged_bytes > 1.5 * told.static_bytes
     estimator.tell(trial(plan(4), round(ran * told.judged_bytes / MIB, 3)))
@@ -287,7 +287,7 @@ def test_no_more_is_traced_than_the_time_allows() -> None:
     assert len(tracer.asked) == 1
 
 
-def test_a_plan_of_an_earlier_run_corrects_once_it_is_predicted() -> None:
+def test_a_plan_of_an_earlier_run_corrects_once_it_is_estimated() -> None:
     estimator = Traced(Tracer(), HOST, 1000 * MIB)
     estimator.tell(trial(plan(4), 18 + 3))
     estimator.refine(plan(8), ALONG)
@@ -363,6 +363,6 @@ def test_one_size_that_cannot_be_traced_does_not_end_it() -> None:
     assert value_mib(estimator, plan(4)) == 18
 
 
-def test_options_that_cannot_be_predicted_with_are_refused_at_once() -> None:
+def test_options_that_cannot_be_estimated_with_are_refused_at_once() -> None:
     with pytest.raises(UsageError, match="unknown allocator option"):
         Traced(Tracer(), Account(allocator="caching", settings="newer:1"), 100 * MIB)

@@ -286,7 +286,7 @@ def test_d7_tune_finds_a_plan_and_trains_with_its_weights(name: str) -> None:
         progress=False,
     )
     assert fit.plan.global_batch_size == 32
-    assert not any("cannot be traced" in caveat or "not predicted" in caveat for caveat in fit.caveats)
+    assert not any("cannot be traced" in caveat or "not estimated" in caveat for caveat in fit.caveats)
     step = fit.prepare(model, loader, torch.optim.AdamW(model.parameters()), step_fn=case.loss)
     losses = [float(step(batch)) for batch in step.loader]
     assert len(losses) == 2

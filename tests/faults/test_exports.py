@@ -81,7 +81,7 @@ def output(folder: Path, name: str) -> list[torch.Tensor]:
 
 
 def prepared(kind: Kind) -> list[torch.Tensor]:
-    """Returns the parameters after as many steps of `fit.prepare`, or what it predicts."""
+    """Returns the parameters after as many steps of `fit.prepare`, or what it estimates."""
     model = kind.fresh()
     optimizer: Any = None if kind.settings.get("mode") == "inference" else kind.optimizer(model.parameters())
     step = Fit(planned(kind)).prepare(model, kind.loader(11), optimizer, step_fn=kind.loss)

@@ -513,23 +513,23 @@ def test_gradients_from_before_do_not_enter_the_first_step(used: Workload) -> No
     assert float(used.model.layers[0].weight.grad.max()) == 1e6
 
 
-def test_a_trace_predicts_the_peak_that_a_probe_measures_and_leaves_no_trace(used: Workload) -> None:
+def test_a_trace_estimates_the_peak_that_a_probe_measures_and_leaves_no_trace(used: Workload) -> None:
     before = digest(used)
     with bench_of(used) as bench:
         plan = bench.briefing.space.baseline
         assert bench.briefing.account is not None
-        predicted = estimators.predict(bench.trace(plan), bench.briefing.account).judged_bytes
+        estimated = estimators.memory_use(bench.trace(plan), bench.briefing.account).judged_bytes
         assert digest(used) == before
         measurement = bench.evaluate(plan, Purpose.PROBE).measurement
     assert measurement is not None
-    assert predicted == pytest.approx(measurement.memory.judged_bytes, rel=0.02)
+    assert estimated == pytest.approx(measurement.memory.judged_bytes, rel=0.02)
 
 
 def test_a_trace_is_of_the_worst_batch() -> None:
     workload = Workload(targets.Transformer(), targets.sentences((3, 24)), step_fn=targets.token_mean)
     with bench_of(workload) as bench:
         sizes = {
-            size: estimators.predict(
+            size: estimators.memory_use(
                 bench.trace(bench.briefing.space.baseline.replace(micro_batch_size=size)), HOST
             ).allocated_bytes
             for size in (2, 4, 8)

@@ -58,7 +58,7 @@ MAKERS: dict[str, Callable[[], nn.Module]] = {"gpt": targets.Transformer, "lstm"
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_runs_at_small_batches_predict_the_peak_at_large_ones(name: str) -> None:
+def test_runs_at_small_batches_estimate_the_peak_at_large_ones(name: str) -> None:
     with bench_of(Workload(MAKERS[name](), texts(), step_fn=looked_at)) as bench:
         base = bench.briefing.space.baseline
         assert bench.briefing.account is not None
@@ -69,11 +69,11 @@ def test_runs_at_small_batches_predict_the_peak_at_large_ones(name: str) -> None
         for size in (4 * RECORDED[-1], 16 * RECORDED[-1]):
             scaled = law.at(size)
             assert not isinstance(scaled, estimators.Mismatch)
-            predicted = estimators.predict(scaled, bench.briefing.account)
+            estimated = estimators.memory_use(scaled, bench.briefing.account)
             measured = bench.evaluate(base.replace(micro_batch_size=size), Purpose.PROBE).measurement
             assert measured is not None
-            assert predicted.judged_bytes == pytest.approx(measured.memory.judged_bytes, rel=0.02)
-            assert predicted.static_bytes == pytest.approx(measured.memory.static_bytes or 0, rel=0.001)
+            assert estimated.judged_bytes == pytest.approx(measured.memory.judged_bytes, rel=0.02)
+            assert estimated.static_bytes == pytest.approx(measured.memory.static_bytes or 0, rel=0.001)
 
 
 def test_a_recording_has_the_phases_of_a_trace_and_names_what_it_can() -> None:

@@ -196,6 +196,6 @@ def test_without_a_card_only_the_memory_bounds_and_a_note_says_which_kernels(mon
             bench.trace(bench.briefing.space.baseline)
 
 
-def test_recurrent_layers_are_not_predicted_on_a_host_either() -> None:
+def test_recurrent_layers_are_not_estimated_on_a_host_either() -> None:
     with pytest.raises(Untraceable, match="a library runs an LSTM"):
         opened(make_recurrent()).trace(Plan(values={"micro_batch_size": 8}))

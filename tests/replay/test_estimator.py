@@ -1,9 +1,9 @@
-"""Predictions from a table: exact, biased, late, and where the table has no peak."""
+"""Estimates from a table: exact, biased, late, and where the table has no peak."""
 
 import pytest
 
 from autofit.core.plan import Plan
-from autofit.replay import Foretold, limited, peaks_of
+from autofit.replay import TableEstimator, limited, peaks_of
 from autofit.replay.table import Table
 from tests.fakes import MIB, OPTIMIZER, PRECISION, FakeBench, small_bench, space_of
 from tests.tables import record
@@ -22,9 +22,9 @@ def at(bench: FakeBench, size: int, **values: str) -> Plan:
     return bench.space.at(bench.space.baseline.combination.replace(**values), size)
 
 
-def test_an_exact_prediction_is_the_peak_with_narrow_bounds(whole: Table) -> None:
+def test_an_exact_estimate_is_the_peak_with_narrow_bounds(whole: Table) -> None:
     bench = device()
-    estimate = Foretold(peaks_of(whole)).estimate(at(bench, 32))
+    estimate = TableEstimator(peaks_of(whole)).estimate(at(bench, 32))
     true = bench.peak_bytes(at(bench, 32))
     assert estimate is not None
     assert estimate.value_bytes == true
@@ -33,18 +33,18 @@ def test_an_exact_prediction_is_the_peak_with_narrow_bounds(whole: Table) -> Non
 
 
 @pytest.mark.parametrize("factor", [0.9, 1.1])
-def test_a_biased_prediction_is_wrong_and_its_bounds_are_not(whole: Table, factor: float) -> None:
+def test_a_biased_estimate_is_wrong_and_its_bounds_are_not(whole: Table, factor: float) -> None:
     bench = device()
-    estimate = Foretold(peaks_of(whole), factor, error_ratio=0.12).estimate(at(bench, 32))
+    estimate = TableEstimator(peaks_of(whole), factor, error_ratio=0.12).estimate(at(bench, 32))
     true = bench.peak_bytes(at(bench, 32))
     assert estimate is not None
     assert estimate.value_bytes == pytest.approx(factor * true, rel=1e-6)
     assert (estimate.lower_bytes or 0) < true < (estimate.upper_bytes or 0)
 
 
-def test_a_late_prediction_is_there_once_it_was_foreseen(whole: Table) -> None:
+def test_a_late_estimate_is_there_once_it_was_estimated(whole: Table) -> None:
     bench = device()
-    late = Foretold(peaks_of(whole), at_once=False)
+    late = TableEstimator(peaks_of(whole), at_once=False)
     own, other, larger = at(bench, 32), at(bench, 32, precision="bf16"), at(bench, 64, precision="bf16")
     assert late.estimate(own) is None
     late.refine(bench.space.baseline, [at(bench, size) for size in bench.space.sizes])
@@ -67,8 +67,8 @@ def test_the_peak_of_what_did_not_fit_is_drawn_from_what_did(whole: Table) -> No
     assert all(known[key] == true[key] for key in known.keys() - drawn.keys())
 
 
-def test_what_nothing_is_known_of_is_not_predicted(whole: Table) -> None:
+def test_what_nothing_is_known_of_is_not_estimated(whole: Table) -> None:
     tiny = peaks_of(limited(whole, 540 * MIB))
     bench = device()
     assert at(bench, 64).key not in tiny
-    assert Foretold(tiny).estimate(at(bench, 64)) is None
+    assert TableEstimator(tiny).estimate(at(bench, 64)) is None

@@ -237,14 +237,14 @@ def test_a_value_above_the_budget_does_not_unless_cautious() -> None:
 
 
 class Vouching(Listed):
-    """Knows better than what is predicted."""
+    """Knows better than what is estimated."""
 
     def vouches(self, plan: Plan) -> bool:
         return True
 
 
 @pytest.mark.parametrize(("lower", "runs"), [(1490, True), (1505, False)])
-def test_a_searcher_may_vouch_for_a_plan_within_the_bounds_that_are_predicted(lower: int, runs: bool) -> None:
+def test_a_searcher_may_vouch_for_a_plan_within_the_bounds_that_are_estimated(lower: int, runs: bool) -> None:
     bench = calm()
     plan = at(bench, 16)
     big = Fixed(Estimate(value_bytes=1510 * MIB, lower_bytes=lower * MIB), lambda p: p == plan)
@@ -755,15 +755,15 @@ def test_a_plan_that_fits_with_room_to_spare_is_not_looked_at() -> None:
     assert easy not in [plan for plan, _ in eye.looked]
 
 
-def test_what_was_predicted_before_a_plan_ran_is_kept() -> None:
+def test_what_was_estimated_before_a_plan_ran_is_kept() -> None:
     bench = calm()
     told = Fixed(Estimate(value_bytes=123 * MIB, lower_bytes=120 * MIB, upper_bytes=130 * MIB), lambda plan: True)
     findings = run(tuning_of(bench, estimators=[told]))
-    assert findings.predicted is not None
-    assert findings.predicted.value_bytes == 123 * MIB
+    assert findings.estimate is not None
+    assert findings.estimate.value_bytes == 123 * MIB
 
 
-def test_nothing_fits_says_the_smallest_peak_predicted_and_by_how_much_it_is_too_large() -> None:
+def test_nothing_fits_says_the_smallest_peak_estimated_and_by_how_much_it_is_too_large() -> None:
     bench = calm()
     limit = bench.budget_bytes
     never = Estimate(value_bytes=limit + 64 * MIB, lower_bytes=limit + 1, static_bytes=400 * MIB)

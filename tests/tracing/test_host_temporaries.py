@@ -11,7 +11,7 @@ from torch.nn import functional
 from autofit import Workload, devices
 from autofit.core.briefing import Options
 from autofit.core.trial import Purpose
-from autofit.memory.peak import predict
+from autofit.memory.peak import memory_use
 from autofit.probing.local_bench import LocalBench
 from autofit.tracing.host_temporaries import HostTemporaries
 
@@ -96,7 +96,7 @@ def test_the_estimate_of_a_convolutional_network_holds_before_anything_ran() -> 
     workload = Workload(model=model, loader=loader, loss_fn=functional.cross_entropy, global_batch_size=64)
     with LocalBench(workload, CPU, Options(numerics="exact")) as bench:
         plan = bench.briefing.space.baseline
-        estimate = predict(bench.trace(plan), CPU.account(), accumulation_steps=plan.accumulation_steps)
+        estimate = memory_use(bench.trace(plan), CPU.account(), accumulation_steps=plan.accumulation_steps)
         measured = bench.evaluate(plan, Purpose.PROBE).measurement
     assert measured is not None
     assert plan.accumulation_steps == 4  # two of its four batches wait while the first two are traced

@@ -129,7 +129,7 @@ def _backend(settings: Settings, value: str) -> Settings:
     if value != "native":
         raise UsageError(
             f"the allocator backend {value!r} is not simulated; only the native one is. Leave the option out, or "
-            "measure instead of predicting."
+            "measure instead of estimating."
         )
     return settings
 

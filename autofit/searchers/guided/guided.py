@@ -4,7 +4,7 @@ After each trial the speed of every plan of the space is believed anew (`through
 ran: what bf16 brought at one size says something of another, and two changes that paid are expected to pay together.
 Memory is what the estimators say where they give bounds, and elsewhere a model of the same kind, on the part of the
 peak that grows (`feasibility.py`). The plan with the highest expected gain per second of probing is run, if
-it is likely to fit. Where memory is predicted before a plan runs, what may fit is asked for and looked at; elsewhere,
+it is likely to fit. Where memory is estimated before a plan runs, what may fit is asked for and looked at; elsewhere,
 where only a larger size would gain and may not fit, a smaller one of its combination comes first.
 Expected gain is the mean of what a plan wins over the best one known, beyond half the tie margin; losses count as
 nothing (Jones, Schonlau and Welch, 1998). When no plan is expected to gain more than `WORTH`, each value of a knob that
@@ -46,7 +46,7 @@ HOPELESS = 3.0
 LIKELY, CAUTIOUS = 0.85, 0.9
 """A plan is run when it is at least so likely to fit; the second where exceeding the budget harms the machine."""
 WORTH_A_LOOK = 0.1
-"""Where any plan is predicted before it runs, one that is at least so likely to fit is asked for: its prediction then
+"""Where any plan is estimated before it runs, one that is at least so likely to fit is asked for: its estimate then
 says whether it is run."""
 DARE, DARES, DARE_WORTH = 0.3, 2, 0.02
 """In the end so many plans are run that are less likely to fit, but not less than this, if they promise so much."""
@@ -112,7 +112,7 @@ class Guided(Searcher):
     def still(self, plan: Plan) -> bool:
         """Says whether a plan is likely enough to fit, now that its memory is known better; a dare need not be.
 
-        Where any plan can be predicted, one of which the look told nothing is judged by what is believed of it.
+        Where any plan can be estimated, one of which the look told nothing is judged by what is believed of it.
         """
         place = self._places.get(plan.key)
         if place is None:
@@ -126,7 +126,7 @@ class Guided(Searcher):
         return not known or self._feasibility.likely(place) >= self._likely()
 
     def vouches(self, plan: Plan) -> bool:
-        """Says whether a plan is likely to fit by how much such predictions were off."""
+        """Says whether a plan is likely to fit by how much such estimates were off."""
         place = self._places.get(plan.key)
         self._feasibility.look_again()  # the loop may have looked at it without asking `still`
         return (
@@ -199,7 +199,7 @@ class Guided(Searcher):
 
     def _most_worthy(self, gains: Array, seconds: Array) -> int | None:
         """Returns the plan with the most gain per second: one that is likely to fit, or a step towards one that may."""
-        rates, likely, predicted = gains / seconds, self._likely(), self._feasibility.all_estimated
+        rates, likely, estimated = gains / seconds, self._likely(), self._feasibility.all_estimated
         sure = step = dare = Proposal()
         for place in (int(place) for place in np.argsort(-rates)):
             if rates[place] <= 0 or rates[place] < (1 - EQUAL) * sure.rate:
@@ -207,11 +207,11 @@ class Guided(Searcher):
             if gains[place] < WORTH:
                 continue
             fits = self._feasibility.likely(place)
-            open_ = predicted and place not in self._looked and not self._feasibility.is_estimated(place)
+            open_ = estimated and place not in self._looked and not self._feasibility.is_estimated(place)
             if fits >= (WORTH_A_LOOK if open_ else likely):
                 if fits * gains[place] >= WORTH:
                     sure = sure.or_better(fits * rates[place], place)
-            elif gains[place] >= STEP_WORTH and self._steps < STEPS_MOST and not predicted:
+            elif gains[place] >= STEP_WORTH and self._steps < STEPS_MOST and not estimated:
                 step = self._step(step, place, gains[place], seconds, likely)
             if DARE <= fits < likely and fits * gains[place] >= DARE_WORTH:
                 dare = dare.or_better(fits * rates[place], place)
@@ -255,7 +255,7 @@ class Guided(Searcher):
 
     @property
     def _careful(self) -> bool:
-        """Whether a plan that does not fit harms the machine, and none is predicted before it runs."""
+        """Whether a plan that does not fit harms the machine, and none is estimated before it runs."""
         return self.problem.cautious and not self._feasibility.all_estimated
 
     def _likely(self) -> float:

@@ -30,7 +30,7 @@ class Known:
         belief: of the log throughput of each.
         fastest: log throughput of the fastest that ran.
         likely: the probability that a plan fits, by place.
-        estimate: predicts a peak.
+        estimate: estimates a peak.
         memory_bytes: the budget.
     """
 
@@ -66,7 +66,7 @@ def _omission(known: Known, places: Sequence[int], wanted: float) -> Omission:
     tried = [place for place in places if place in known.outcomes]
     if tried:
         outcome = known.outcomes[tried[-1]]
-        basis = Basis.PREDICTED if outcome.status is Status.SKIPPED else Basis.MEASURED
+        basis = Basis.ESTIMATED if outcome.status is Status.SKIPPED else Basis.MEASURED
         return Omission(plan=known.plans[tried[-1]], basis=basis, reason=f"{outcome.status.value}: {outcome.reason}")
     guilty = next((each.reason for each in known.condemned if each.mask[places[0]]), None)
     if guilty is not None:
@@ -89,6 +89,6 @@ def _too_large(known: Known, places: Sequence[int]) -> Omission:
     if estimate is not None and (estimate.lower_bytes or 0) > known.memory_bytes:
         least = format_bytes(estimate.lower_bytes or 0)
         reason = f"needs at least {least}, above the budget of {format_bytes(known.memory_bytes)} ({estimate.basis})"
-        return Omission(plan=known.plans[nearest], basis=Basis.PREDICTED, reason=reason)
+        return Omission(plan=known.plans[nearest], basis=Basis.ESTIMATED, reason=reason)
     reason = f"fits with a probability of {known.likely(nearest):.0%}, by the peaks of plans that share a part with it"
     return Omission(plan=known.plans[nearest], basis=Basis.ASSUMED, reason=reason)

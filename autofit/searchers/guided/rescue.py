@@ -15,7 +15,7 @@ CONSIDERED = 4096
 def rescue(problem: Problem, known: Mapping[Plan, Outcome]) -> Plan | None:
     """Returns the plan to run while none has fitted, or None when nothing is left to try.
 
-    The user's own plan, or the largest size of their combination that is predicted to fit; then down to the smallest
+    The user's own plan, or the largest size of their combination that is estimated to fit; then down to the smallest
     size; then there each change alone, and what changes most.
 
     Args:

@@ -22,7 +22,7 @@ from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.space import SpaceFacts
 from autofit.core.trial import Purpose
-from autofit.estimators import Scaling, predict, scaling
+from autofit.estimators import Scaling, memory_use, scaling
 from autofit.memory.trace import Kind, Mark, Tensors, Trace
 from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.probing.remote.child import Deadlines
@@ -437,7 +437,7 @@ import sys
 from pathlib import Path
 from autofit.core.briefing import Options
 from autofit.core.trial import Purpose
-from autofit.estimators import Scaling, predict, scaling
+from autofit.estimators import Scaling, memory_use, scaling
 from autofit.probing.remote.bench import RemoteBench, Target
 order = Path(sys.argv[2])
 order.write_text("go")
@@ -494,7 +494,7 @@ def test_a_proof_over_the_budget_fails_in_the_allocator_itself_and_one_inside_pa
 
 
 @pytest.mark.slow
-def test_a_recording_by_a_real_child_predicts_what_it_then_measures() -> None:
+def test_a_recording_by_a_real_child_estimates_what_it_then_measures() -> None:
     with RemoteBench(Target(f"{TARGETS}:make_wide", device="cpu", options=SMALL), deadlines=PATIENT) as bench:
         base, account = bench.briefing.space.baseline, bench.briefing.account
         assert account is not None
@@ -504,7 +504,7 @@ def test_a_recording_by_a_real_child_predicts_what_it_then_measures() -> None:
         assert isinstance(scaled, Trace)
         measured = bench.evaluate(base.replace(micro_batch_size=64), Purpose.PROBE).measurement
         assert measured is not None
-        assert predict(scaled, account).judged_bytes == pytest.approx(measured.memory.judged_bytes, rel=0.02)
+        assert memory_use(scaled, account).judged_bytes == pytest.approx(measured.memory.judged_bytes, rel=0.02)
         with pytest.raises(Untraceable, match="nobodys"):
             bench.record(base.replace(nobodys=1))
         assert bench.evaluate(base, Purpose.BLOCK).measured  # the same child

@@ -92,7 +92,7 @@ def small(bench: FakeBench) -> list[Plan]:
     return [at(bench, 4, precision=precision) for precision in ("float32", "tf32", "bf16")]
 
 
-def foretold(bench: FakeBench, plan: Plan, **changes: int) -> Estimate:
+def estimated(bench: FakeBench, plan: Plan, **changes: int) -> Estimate:
     """Returns a guess that is a tenth too low, with bounds that are wider than that."""
     said = round(0.9 * bench.peak_bytes(plan))
     wide = Estimate(value_bytes=said, lower_bytes=round(0.88 * said), upper_bytes=round(1.12 * said))
@@ -103,7 +103,7 @@ def judge_of_the_largest(room: float, **changes: float) -> float:
     """Returns how likely the largest plan is to fit after smaller ones ran; `changes` are shares of its peak."""
     bench, largest = with_room(room)
     moved = {name: round(share * bench.peak_bytes(largest)) for name, share in changes.items()}
-    judge = Judge(bench, lambda plan: foretold(bench, plan, **(moved if plan == largest else {})))
+    judge = Judge(bench, lambda plan: estimated(bench, plan, **(moved if plan == largest else {})))
     for plan in small(bench):
         judge.run(plan)
     return judge.likely(largest)
@@ -129,9 +129,9 @@ def test_what_was_said_counts_for_how_far_guesses_are_off(room: float, fits: boo
 
     def estimate(plan: Plan) -> Estimate:
         if plan == largest:
-            return foretold(bench, plan)
+            return estimated(bench, plan)
         peak = bench.peak_bytes(plan)
-        return foretold(bench, plan, value_bytes=peak, lower_bytes=peak, upper_bytes=round(1.2 * peak))
+        return estimated(bench, plan, value_bytes=peak, lower_bytes=peak, upper_bytes=round(1.2 * peak))
 
     judge = Judge(bench, estimate)
     for plan in small(bench):
@@ -141,7 +141,7 @@ def test_what_was_said_counts_for_how_far_guesses_are_off(room: float, fits: boo
 
 def test_guesses_that_were_all_off_alike_are_trusted_the_more_of_them_ran() -> None:
     bench, tight = with_room(1.01)
-    judge, chances = Judge(bench, lambda plan: foretold(bench, plan)), []
+    judge, chances = Judge(bench, lambda plan: estimated(bench, plan)), []
     for plan in small(bench):
         judge.run(plan)
         chances.append(judge.likely(tight))

@@ -1,4 +1,4 @@
-"""The default searcher against fake devices whose truth is known, mostly without anything that predicts memory."""
+"""The default searcher against fake devices whose truth is known, mostly without anything that estimates memory."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from autofit.core.plan import Plan
 from autofit.core.space import SearchSpace
 from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
-from autofit.replay import Foretold, TableBench
+from autofit.replay import TableBench, TableEstimator
 from autofit.search.phases import run
 from autofit.searchers.base import Problem, Searcher
 from autofit.searchers.guided.guided import Guided
@@ -57,17 +57,17 @@ def best_of(trials: list[Trial], bench: FakeBench) -> Plan:
     return max((t.plan for t in trials if t.outcome.measured), key=bench.samples_per_s)
 
 
-Foreteller = Callable[[FakeBench], list[Estimator]]
+MakesEstimators = Callable[[FakeBench], list[Estimator]]
 
 
-def over_random_problems(seeds: range, foretellers: Foreteller) -> tuple[list[float], list[int], list[int]]:
+def over_random_problems(seeds: range, estimators_of: MakesEstimators) -> tuple[list[float], list[int], list[int]]:
     """Returns regrets, probes and plans that did not fit, of a search on each problem that something fits."""
     regrets, probes, misfits = [], [], []
     for seed in seeds:
         bench = random_bench(seed)
         if not bench.feasible():
             continue
-        findings = run(tuning_of(bench, estimators=[*foretellers(bench), estimators.Measured()]))
+        findings = run(tuning_of(bench, estimators=[*estimators_of(bench), estimators.Measured()]))
         assert bench.fits(findings.plan), f"problem {seed}: the plan returned is over the budget"
         assert len(bench.probes()) == len({plan.key for plan in bench.probes()}), f"problem {seed}: asked twice"
         regrets.append(bench.regret(findings.plan))
@@ -86,10 +86,10 @@ def test_regret_and_probes_over_random_problems() -> None:
     assert mean(misfits) <= 1.5, "an out-of-memory is the exception, not the method"
 
 
-def test_regret_and_probes_over_random_problems_where_memory_is_predicted_as_by_traces() -> None:
+def test_regret_and_probes_over_random_problems_where_memory_is_estimated_as_by_traces() -> None:
     def traces(bench: FakeBench) -> list[Estimator]:
         peaks = {plan.key: bench.peak_bytes(plan) for plan in bench.space.plans()}
-        return [Foretold(peaks, error_ratio=0.04, at_once=False)]
+        return [TableEstimator(peaks, error_ratio=0.04, at_once=False)]
 
     regrets, probes, misfits = over_random_problems(range(200, 230), traces)
     assert len(regrets) >= 24
@@ -98,12 +98,12 @@ def test_regret_and_probes_over_random_problems_where_memory_is_predicted_as_by_
     assert mean(misfits) <= 0.3
 
 
-def test_where_predictions_were_too_high_what_is_predicted_above_the_budget_runs_even_if_cautious() -> None:
+def test_where_estimates_were_too_high_what_is_estimated_above_the_budget_runs_even_if_cautious() -> None:
     bench = small_bench()
     best = max(filter(bench.fits, bench.space.plans()), key=bench.samples_per_s)
     bench.budget_bytes = round(bench.peak_bytes(best) / 0.97)
     peaks = {plan.key: bench.peak_bytes(plan) for plan in bench.space.plans()}
-    findings = run(tuning_of(bench, estimators=[Foretold(peaks, factor=1.1, error_ratio=0.15)], cautious=True))
+    findings = run(tuning_of(bench, estimators=[TableEstimator(peaks, factor=1.1, error_ratio=0.15)], cautious=True))
     assert best in bench.probes()
     assert bench.regret(findings.plan) < 0.01
     assert all(bench.fits(plan) for plan in bench.probes())
@@ -126,7 +126,7 @@ def test_a_search_is_the_same_on_a_processor_that_rounds_differently(
     assert again.probes() == first.probes()
 
 
-def test_without_predictions_a_search_runs_out_of_memory_three_times_at_most() -> None:
+def test_without_estimates_a_search_runs_out_of_memory_three_times_at_most() -> None:
     made = synthetic("static_memory")
     device = TableBench(made.table, seed=13)
     fields = {
@@ -145,7 +145,7 @@ def test_the_users_own_plan_comes_first_where_nothing_is_known_of_its_memory() -
     assert Guided(problem(bench)).ask() == bench.space.baseline
 
 
-def test_the_largest_size_that_is_predicted_to_fit_comes_first_where_the_users_own_does_not() -> None:
+def test_the_largest_size_that_is_estimated_to_fit_comes_first_where_the_users_own_does_not() -> None:
     bench = small_bench(space=space_of((PRECISION, OPTIMIZER), (4, 8, 16, 32, 64), 64), budget_bytes=1000 * MIB)
 
     def estimate(plan: Plan) -> Estimate:
@@ -291,7 +291,7 @@ def test_interrupted_trials_and_blocks_say_nothing() -> None:
 
 
 def test_a_plan_of_which_a_look_told_nothing_is_run_only_where_it_is_likely_to_fit() -> None:
-    """The user's own combination is predicted, so others are asked for early; but nothing more is known of these."""
+    """The user's own combination is estimated, so others are asked for early; but nothing more is known of these."""
     bench = small_bench()
     own = bench.space.baseline.combination
 

@@ -32,7 +32,7 @@ def test_each_combination_was_measured_or_has_a_reason() -> None:
     assert all("of the fastest" in o.reason or "fits with a probability" in o.reason for o in omitted)
 
 
-def test_what_its_bounds_put_above_the_budget_is_said_to_be_predicted() -> None:
+def test_what_its_bounds_put_above_the_budget_is_said_to_be_estimated() -> None:
     bench = small_bench()
 
     def estimate(plan: Plan) -> Estimate:
@@ -40,10 +40,10 @@ def test_what_its_bounds_put_above_the_budget_is_said_to_be_predicted() -> None:
         return Estimate(value_bytes=peak, lower_bytes=peak, upper_bytes=peak, basis="traced")
 
     _, omitted = told(bench, estimate)
-    predicted = [o for o in omitted if o.basis is Basis.PREDICTED]
-    assert predicted
-    assert all(o.plan.values["precision"] == "bf16" and o.plan.values["checkpoint"] == "none" for o in predicted)
-    assert "needs at least 8.789 GiB, above the budget of 1.465 GiB (traced)" in predicted[0].reason
+    estimated = [o for o in omitted if o.basis is Basis.ESTIMATED]
+    assert estimated
+    assert all(o.plan.values["precision"] == "bf16" and o.plan.values["checkpoint"] == "none" for o in estimated)
+    assert "needs at least 8.789 GiB, above the budget of 1.465 GiB (traced)" in estimated[0].reason
 
 
 def test_what_failed_is_said_to_be_measured() -> None:

@@ -55,7 +55,7 @@ def test_a_crash_is_no_reason_to_give_up_the_combination() -> None:
     assert plans[1].micro_batch_size < plans[0].micro_batch_size
 
 
-def test_with_predictions_the_largest_that_fits_surely_comes_first() -> None:
+def test_with_estimates_the_largest_that_fits_surely_comes_first() -> None:
     bench = small_bench()
 
     def estimate(plan: Plan) -> Estimate:
