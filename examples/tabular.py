@@ -7,7 +7,7 @@ What to look at:
   * No global batch is given, so the batch itself is searched, here up to 2,048 rows; without `max_global_batch_size`
     up to a fiftieth of the table. It grows until larger ones no longer pay or no longer fit, and a note says that the
     learning rate wants another look. Give `global_batch_size` to keep the batch.
-  * MEMORY forbids the largest batches. What cannot fit is predicted from what ran, and not run.
+  * MEMORY forbids the largest batches. What cannot fit is estimated from what ran, and not run.
 """
 
 import torch
