@@ -102,7 +102,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         device: "cuda", "cuda:1", "cpu". None uses the model's device.
         seed: makes the search repeatable.
         study: where trials are kept: a path, an Optuna storage URL, or ":memory:". None uses `.autofit/study.db`.
-        searcher: name of the search method: "guided" (default), "tpe", "gp", "random", "grid".
+        searcher: name of the search method: "guided" (default), "tpe", "gp", "random", "grid", or a plugin's.
         objective: what to maximise per second: "samples", or "tokens" that are not padding.
         planned_steps: number of optimizer steps (in inference, batches) that you plan to train, at your own global
             batch size. Warm-up cost (compilation, kernel tuning) is amortised over the samples of these steps, and the

@@ -22,7 +22,7 @@ from autofit.identity.identity import model_signature, signature
 from autofit.prepare import prepare
 from autofit.reports.canvas import Canvas
 from autofit.reports.summary import summarize
-from autofit.strategies import MEMBERS
+from autofit.strategies import members
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.first_loss import loss_of
 from autofit.workloads.loss import LossRule
@@ -155,7 +155,7 @@ class Fit:
         self._check_optimizer(draft.optimizer)
         rebuilt = source.rebuild(self.plan.micro_batch_size, counted=self.plan.accumulation_steps > 1)
         groups = StepLoader(rebuilt, self.plan.accumulation_steps, bool(getattr(loader, "drop_last", False)))
-        step = prepare(self.plan, draft, MEMBERS)
+        step = prepare(self.plan, draft, members())
         step.loader = groups
         if draft.optimizer is not None:
             # Each step clears gradients after its update; before the first step they may be set.

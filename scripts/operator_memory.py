@@ -28,7 +28,7 @@ from autofit import devices
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
 from autofit.probing.placement import place
-from autofit.strategies import MEMBERS
+from autofit.strategies import members
 from autofit.tracing.cuda.chip import Chip
 from autofit.tracing.cuda.results import laid_out
 from autofit.tracing.cuda.temporaries import passing
@@ -119,7 +119,7 @@ def main() -> int:
     batch = map_tensors(source.worst(source.user_batch_size), lambda tensor: tensor.to(device.torch_device))
     rule = resolve_loss(workload.model, batch, loss_fn=workload.loss_fn, step_fn=workload.step_fn)
     draft = Draft(workload.model, rule, workload.make_optimizer(), device.torch_device)
-    with prepare(plan, draft, MEMBERS) as step:
+    with prepare(plan, draft, members()) as step:
         step(batch)
         step(batch)
         with meter:

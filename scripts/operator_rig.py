@@ -11,7 +11,7 @@ from torch import nn
 from autofit.core.plan import Plan
 from autofit.memory.replay import replay
 from autofit.prepare import prepare
-from autofit.strategies import MEMBERS
+from autofit.strategies import members
 from autofit.tracing.cuda import standin
 from autofit.tracing.cuda.temporaries import Chip
 from autofit.tracing.tracing import trace
@@ -82,7 +82,7 @@ class Subject:
         model.to(self.device)  # from an empty cache, as in a fresh process
         module.reset_peak_memory_stats()
         draft = Draft(self.workload.model, self.rule, self.workload.make_optimizer(), self.device)
-        with prepare(self.plan, draft, MEMBERS) as step:
+        with prepare(self.plan, draft, members()) as step:
             for _ in range(STEPS):
                 step(StepBatch.of([self.batch]))
         return module.max_memory_allocated(), module.max_memory_reserved()

@@ -337,7 +337,7 @@ def tuning_of(bench: FakeBench, log: MemoryLog | None = None, **changes: Any) ->
         "objective": Objective(),
         "budget": Budget(memory_bytes=bench.budget_bytes),
         "log": log or MemoryLog(),
-        "searcher": searchers.MEMBERS[0],
+        "searcher": searchers.members()[0],
         "estimators": [estimators.Measured()],
         "clock": Clock(bench.time),
         "listen": lambda event: None,

@@ -10,7 +10,7 @@ import torch
 from autofit.core.errors import SpaceError
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
-from autofit.strategies import MEMBERS
+from autofit.strategies import members
 from autofit.strategies.base import Offer, Phase, Strategy
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft
@@ -81,7 +81,7 @@ def test_the_empty_plan_changes_nothing_with_the_real_strategies() -> None:
     before = {name: getattr(made, name) for name in Draft.__slots__}
     groups = [dict(group) for group in made.optimizer.param_groups]
     forwards = [module.forward for module in made.model.modules()]
-    with prepare(Plan(), made, MEMBERS):
+    with prepare(Plan(), made, members()):
         assert {name: getattr(made, name) for name in Draft.__slots__} == before
         assert [dict(group) for group in made.optimizer.param_groups] == groups
         assert [module.forward for module in made.model.modules()] == forwards
@@ -90,7 +90,7 @@ def test_the_empty_plan_changes_nothing_with_the_real_strategies() -> None:
 def test_a_real_plan_is_applied_and_taken_back() -> None:
     made = draft()
     plan = Plan(values={"precision": "fp16", "optimizer_implementation": "for-loop", "micro_batch_size": 4})
-    with prepare(plan, made, MEMBERS):
+    with prepare(plan, made, members()):
         assert made.scaler is not None
         assert made.optimizer.param_groups[0]["foreach"] is False
     assert made.scaler is None

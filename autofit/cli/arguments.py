@@ -99,7 +99,11 @@ def _tune_search(group: _Group) -> None:
         choices=("samples", "tokens"),
         help="what to maximise per second: samples (default), or tokens that are not padding",
     )
-    group.add_argument("--searcher", metavar="NAME", help="search method: guided (default), tpe, gp, random, grid")
+    group.add_argument(
+        "--searcher",
+        metavar="NAME",
+        help="search method: guided (default), tpe, gp, random, grid, or one that another package adds",
+    )
     group.add_argument("--seed", type=int, metavar="N", help="makes the search repeatable (default: 0)")
     group.add_argument(
         "--study",

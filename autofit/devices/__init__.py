@@ -1,6 +1,7 @@
-"""Back ends. To add one: write its file, add its line here."""
+"""Back ends. To add one: write its file, add its line here; or, in another package, an entry point."""
 
 import re
+from functools import cache
 
 from autofit.core.errors import UsageError
 from autofit.devices.base import Device
@@ -8,12 +9,21 @@ from autofit.devices.cpu import Cpu
 from autofit.devices.cuda import Cuda
 from autofit.devices.mps import Mps
 from autofit.devices.xpu import Xpu
-
-MEMBERS: tuple[type[Device], ...] = (Cuda, Xpu, Mps, Cpu)
-"""Every back end, in order of preference."""
+from autofit.plugins import plugins
 
 _NAME = re.compile(r"([a-z]+)(?::(0|[1-9][0-9]*))?")
 """Pattern of the device names that torch accepts."""
+OWN: tuple[type[Device], ...] = (Cuda, Xpu, Mps, Cpu)
+"""Those of autofit itself; the CPU, which is always there, is the last."""
+
+
+@cache
+def members() -> tuple[type[Device], ...]:
+    """Returns every back end, in order of preference.
+
+    Those of other packages are loaded at the first call.
+    """
+    return (*OWN[:-1], *plugins("devices", Device, OWN, "type"), OWN[-1])
 
 
 def choose(name: str | None = None) -> Device:
@@ -23,8 +33,8 @@ def choose(name: str | None = None) -> Device:
         UsageError: no such device is available here.
     """
     if name is None:
-        return next(member() for member in MEMBERS if member.is_available())
-    available = {member.type: member for member in MEMBERS if member.is_available()}
+        return next(member() for member in members() if member.is_available())
+    available = {member.type: member for member in members() if member.is_available()}
     found = _NAME.fullmatch(str(name))
     kind, index = found.groups() if found else (None, None)
     member = available.get(kind or "")

@@ -1,5 +1,7 @@
 """Ways to estimate memory. To add one: write its file, add its line here."""
 
+from functools import cache
+
 from autofit.estimators.base import Context, Estimator, Tracer
 from autofit.estimators.measured import Measured
 from autofit.estimators.short_runs import ShortRuns, listed, small_sizes
@@ -8,12 +10,23 @@ from autofit.memory.alignment import Mismatch
 from autofit.memory.peak import MemoryUse, memory_use
 from autofit.memory.roofline import samples_per_s
 from autofit.memory.scaling import Scaling, scaling
+from autofit.plugins import plugins
 
-MEMBERS: tuple[type[Estimator], ...] = (Traced, Measured)
-"""Every estimator, the most trusted first."""
+OWN: tuple[type[Estimator], ...] = (Traced, Measured)
+"""Those of autofit itself."""
+
+
+@cache
+def members() -> tuple[type[Estimator], ...]:
+    """Returns every estimator, the most trusted first.
+
+    Those of other packages are loaded at the first call.
+    """
+    return (*OWN, *plugins("estimators", Estimator, OWN))
+
 
 __all__ = [
-    "MEMBERS",
+    "OWN",
     "Context",
     "Estimator",
     "Measured",
@@ -24,6 +37,7 @@ __all__ = [
     "Traced",
     "Tracer",
     "listed",
+    "members",
     "memory_use",
     "samples_per_s",
     "scaling",

@@ -37,7 +37,7 @@ from autofit.probing.survey.survey import Survey
 from autofit.probing.user_errors import as_users_errors
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.probing.workload_facts import batch_to_trace, chosen, facts_of
-from autofit.strategies import MEMBERS
+from autofit.strategies import members
 from autofit.tracing import tracing
 from autofit.workloads.batch_store import BatchStore
 from autofit.workloads.batches import BatchSource
@@ -283,7 +283,7 @@ class LocalBench:
 
     def _build(self, plan: Plan) -> TrainStep:
         draft = Draft.of(self.workload, self._loss, self.device.torch_device, self._weighing)
-        return prepare(plan, draft, MEMBERS)
+        return prepare(plan, draft, members())
 
     def _notes(self) -> Iterable[str]:
         if self._loss.inferred:

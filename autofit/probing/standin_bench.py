@@ -32,7 +32,7 @@ from autofit.probing.survey.modes import mode_notes
 from autofit.probing.survey.survey import Survey
 from autofit.probing.user_errors import as_users_errors_on_host
 from autofit.probing.workload_facts import batch_to_trace, chosen, facts_of
-from autofit.strategies import MEMBERS
+from autofit.strategies import members
 from autofit.tracing import tracing
 from autofit.tracing.cuda import standin
 from autofit.tracing.cuda.chip import Chip
@@ -159,7 +159,7 @@ class StandInBench:
         return standing_parts(self.workload)
 
     def _build(self, plan: Plan) -> TrainStep:
-        return prepare(plan, Draft.of(self.workload, self._loss, self._device.torch_device), MEMBERS)
+        return prepare(plan, Draft.of(self.workload, self._loss, self._device.torch_device), members())
 
     def _resolve(self) -> LossRule:
         workload, size = self.workload, self._source.small_size

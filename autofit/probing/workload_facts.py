@@ -7,7 +7,7 @@ from autofit.core.briefing import Options
 from autofit.core.errors import SpaceError
 from autofit.core.plan import Plan
 from autofit.devices.base import Device
-from autofit.strategies import MEMBERS
+from autofit.strategies import members
 from autofit.strategies.base import Facts, Strategy
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted import Counted
@@ -83,9 +83,9 @@ def chosen(names: Sequence[str] | None) -> tuple[Strategy, ...]:
         SpaceError: one is not known.
     """
     if names is None:
-        return MEMBERS
-    known = [member.name for member in MEMBERS]
+        return members()
+    known = [member.name for member in members()]
     unknown = [name for name in names if name not in known]
     if unknown:
         raise SpaceError(f"unknown strategy {', '.join(map(repr, unknown))}; expected some of {', '.join(known)}.")
-    return tuple(member for member in MEMBERS if member.name in names)
+    return tuple(member for member in members() if member.name in names)

@@ -60,9 +60,9 @@ def searcher_of(name: str | None) -> type[Searcher]:
         UsageError: there is none of this name.
     """
     if name is None:
-        return searchers.MEMBERS[0]
-    for member in searchers.MEMBERS:
+        return searchers.members()[0]
+    for member in searchers.members():
         if member.name == name:
             return member
-    known = ", ".join(member.name for member in searchers.MEMBERS)
+    known = ", ".join(member.name for member in searchers.members())
     raise UsageError(f"unknown searcher {name!r}; expected one of {known}.")

@@ -76,7 +76,7 @@ def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: 
         trace=bench.trace,
         record=bench.record,
     )
-    made = [estimator for member in estimators.MEMBERS if (estimator := member.of(context)) is not None]
+    made = [estimator for member in estimators.members() if (estimator := member.of(context)) is not None]
     left_s = math.inf if request.time_s is None else max(request.time_s - clock.elapsed_s, 0.0)
     tuning = Tuning(
         space=SearchSpace(briefing.space),

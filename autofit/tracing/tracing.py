@@ -26,7 +26,7 @@ from autofit.core.plan import ACCUMULATION_STEPS, Plan
 from autofit.core.work import StepWork, Work
 from autofit.memory.trace import MOST_PARTS, Kind, Mark, Trace
 from autofit.prepare import prepare
-from autofit.strategies import MEMBERS
+from autofit.strategies import members
 from autofit.tracing.assembly import assembled
 from autofit.tracing.cuda.chip import Chip
 from autofit.tracing.cuda.disguise import disguised
@@ -139,7 +139,7 @@ class _Tracing:
             for tensor in state_tensors(draft.optimizer):
                 recorder.record(tensor, Kind.OPTIMIZER_STATE, standing=True)
         shorter = Plan(values={**self.plan.values, ACCUMULATION_STEPS: count}) if count > 1 else self.plan
-        with recorder.modules.following(draft.model) as names, recorder, prepare(shorter, draft, MEMBERS) as step:
+        with recorder.modules.following(draft.model) as names, recorder, prepare(shorter, draft, members()) as step:
             step.observe = self._observe(step)
             if draft.scaler is not None:
                 # A step whose gradients overflow updates nothing and needs less; which it is depends on data.

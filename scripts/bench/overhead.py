@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from autofit.core.plan import Plan
 from autofit.guard import Guard
 from autofit.prepare import prepare
-from autofit.strategies import MEMBERS
+from autofit.strategies import members
 from autofit.workloads.loss import resolve_loss
 from autofit.workloads.step import Draft, StepBatch
 
@@ -142,7 +142,7 @@ def pair(case: Case) -> tuple[Callable[[], float], Callable[[], float]]:
         device=torch.device("cpu"),
         max_grad_norm=case.clip,
     )
-    ours = prepare(plan, draft, MEMBERS)
+    ours = prepare(plan, draft, members())
     fused = case.plan.get("optimizer_implementation") == "fused"
     theirs = by_hand(case, twin, torch.optim.AdamW(twin.parameters(), fused=fused or None))
     batch: Any = StepBatch.of(batches) if count > 1 else batches[0]

@@ -43,7 +43,7 @@ from autofit.core.errors import BudgetSpent
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.guard.digest import fingerprint
 from autofit.probing.workload_facts import facts_of
-from autofit.strategies import MEMBERS
+from autofit.strategies import members
 from autofit.workloads.batch_algebra import batch_size
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.workload import Workload
@@ -196,7 +196,7 @@ def _knobs(problem: Problem) -> dict[str, tuple[Any, ...]]:
     """Returns the knobs beside the batch that autofit has on this model, with their values."""
     source, cpu = problem.source, devices.choose("cpu")
     facts = facts_of(problem.workload, source, cpu, Options(), dataset_size=source.length)
-    knobs = chain.from_iterable(member.offer(facts).knobs for member in MEMBERS)
+    knobs = chain.from_iterable(member.offer(facts).knobs for member in members())
     return {knob.name: knob.values for knob in knobs if knob.name not in (MICRO_BATCH_SIZE, ACCUMULATION_STEPS)}
 
 

@@ -37,7 +37,7 @@ from autofit.failures.classify import classify
 from autofit.failures.evidence import collect
 from autofit.prepare import prepare
 from autofit.probing.static_bytes import static_bytes
-from autofit.strategies import MEMBERS
+from autofit.strategies import members
 from autofit.strategies.batching import MOST_TIMES_LARGER
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.factory import as_arguments
@@ -199,7 +199,7 @@ class Problem:
         """Returns the training step of a plan."""
         model, clip = self.workload.model, self.workload.max_grad_norm
         draft = Draft(model, self.loss, self.optimizer, torch.device("cpu"), max_grad_norm=clip)
-        return prepare(plan, draft, MEMBERS)
+        return prepare(plan, draft, members())
 
     def batches(self, size: int) -> Iterator[Any]:
         """Yields the batches of the user's loader at another size, epoch after epoch."""

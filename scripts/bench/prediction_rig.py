@@ -20,7 +20,7 @@ from autofit.memory.replay import replay
 from autofit.memory.scaling import Scaling, scaling
 from autofit.memory.trace import Trace
 from autofit.prepare import prepare
-from autofit.strategies import MEMBERS
+from autofit.strategies import members
 from autofit.strategies.base import Facts
 from autofit.strategies.checkpointing import CHECKPOINTED_BLOCKS, Checkpointing
 from autofit.tracing.cuda.temporaries import Chip
@@ -102,7 +102,7 @@ class Subject:
         model, plan = self.workload.model, self.plan(size)
         draft = Draft(model, self.rule, self.workload.make_optimizer(), self.device)
         part = self.batch(size)
-        with values_as_on_a_device(), prepare(plan, draft, MEMBERS) as step:
+        with values_as_on_a_device(), prepare(plan, draft, members()) as step:
             if draft.scaler is not None:
                 # Random weights may overflow, and a step that updates nothing needs less; a trace is of one that does.
                 vars(draft.scaler)["_maybe_opt_step"] = lambda optimizer, state, *args, **kwargs: optimizer.step()

@@ -34,7 +34,7 @@ from tests.tables import TRAPS, synthetic  # noqa: E402
 Answer = TypeVar("Answer")
 
 RECORDED = ROOT / "tests" / "data" / "tables"
-SEARCHERS = {member.name: member for member in searchers.MEMBERS}
+SEARCHERS = {member.name: member for member in searchers.members()}
 BIAS = 0.1
 """What a biased prediction is off by; its bounds allow for a little more, as an honest prediction's do."""
 TIGHT_RATIO = 1.15

@@ -28,7 +28,7 @@ def test_every_example_parses_and_its_values_can_be_read(line: str) -> None:
     if given.command in ("tune", "estimate"):
         values.keywords(given.arg)
         options = values.options(given)
-        assert set(options.strategies or ()) <= {strategy.name for strategy in strategies.MEMBERS}
+        assert set(options.strategies or ()) <= {strategy.name for strategy in strategies.members()}
         if given.command == "estimate":
             assert described(given.device, options.memory_budget)
         elif given.time is not None:
@@ -77,6 +77,6 @@ def test_every_command_has_examples_and_its_help_names_the_searchers_and_techniq
     with pytest.raises(SystemExit):
         cli.main(["tune", "--help"])
     out = " ".join(capsys.readouterr().out.split())
-    first, *others = (member.name for member in searchers.MEMBERS)
+    first, *others = (member.name for member in searchers.members())
     assert ", ".join([f"{first} (default)", *others]) in out
-    assert all(strategy.name in out for strategy in strategies.MEMBERS)
+    assert all(strategy.name in out for strategy in strategies.members())

@@ -17,8 +17,8 @@ from tests.devices import fake_nvml
 from tests.devices.fake_torch import MIB, Card, Machine, install
 
 SIZE = 64 * MIB
-REAL = [member for member in devices.MEMBERS if member.is_available()]
-SIMULATED = [member for member in devices.MEMBERS if not member.is_host]
+REAL = [member for member in devices.members() if member.is_available()]
+SIMULATED = [member for member in devices.members() if not member.is_host]
 CASES = [(member, False) for member in REAL] + [(member, True) for member in SIMULATED]
 
 
@@ -77,9 +77,9 @@ def test_the_name_is_torchs_and_chooses_it(subject: Subject) -> None:
 
 
 def test_every_type_is_listed_once_and_the_host_is_the_last_choice() -> None:
-    types = [member.type for member in devices.MEMBERS]
+    types = [member.type for member in devices.members()]
     assert len(types) == len(set(types))
-    assert [member.is_host for member in devices.MEMBERS] == [False] * (len(types) - 1) + [True]
+    assert [member.is_host for member in devices.members()] == [False] * (len(types) - 1) + [True]
 
 
 @EVERY

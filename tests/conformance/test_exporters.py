@@ -59,14 +59,14 @@ def recommendation(plan: Plan, own: Plan = OWN, settings: dict[str, str] | None 
     )
 
 
-@pytest.fixture(params=exporters.MEMBERS, ids=lambda member: member.name)
+@pytest.fixture(params=exporters.members(), ids=lambda member: member.name)
 def exporter(request: pytest.FixtureRequest) -> Exporter:
     return request.param
 
 
 def test_names_are_unique_and_lead_to_their_exporter() -> None:
-    assert len({member.name for member in exporters.MEMBERS}) == len(exporters.MEMBERS)
-    for member in exporters.MEMBERS:
+    assert len({member.name for member in exporters.members()}) == len(exporters.members())
+    for member in exporters.members():
         assert exporters.by_name(member.name) is member
 
 

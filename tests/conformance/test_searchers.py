@@ -14,7 +14,7 @@ from autofit.search.tuning import Tuning
 from autofit.searchers.base import Problem, Searcher
 from tests.fakes import MIB, FakeBench, small_bench, tuning_of
 
-MEMBERS = pytest.mark.parametrize("member", searchers.MEMBERS, ids=lambda member: member.name)
+each_member = pytest.mark.parametrize("member", searchers.members(), ids=lambda member: member.name)
 
 
 def made(member: type[Searcher], bench: FakeBench, seed: int = 0) -> Searcher:
@@ -26,12 +26,12 @@ def short(tuning: Tuning, trials: int = 15) -> Tuning:
 
 
 def test_names_are_unique_and_the_default_is_first() -> None:
-    names = [member.name for member in searchers.MEMBERS]
+    names = [member.name for member in searchers.members()]
     assert len(names) == len(set(names))
     assert names[0] == "guided"
 
 
-@MEMBERS
+@each_member
 def test_proposes_only_plans_of_the_space(member: type[Searcher]) -> None:
     bench = small_bench()
     searcher = made(member, bench)
@@ -44,7 +44,7 @@ def test_proposes_only_plans_of_the_space(member: type[Searcher]) -> None:
         searcher.tell(Trial(number=number, plan=plan, outcome=bench.evaluate(plan, Purpose.PROBE)))
 
 
-@MEMBERS
+@each_member
 def test_keeps_to_what_the_space_forbids(member: type[Searcher]) -> None:
     bench = small_bench()
 
@@ -56,7 +56,7 @@ def test_keeps_to_what_the_space_forbids(member: type[Searcher]) -> None:
     assert bench.samples_per_s(findings.plan) >= bench.samples_per_s(bench.space.baseline)
 
 
-@MEMBERS
+@each_member
 def test_the_same_seed_gives_the_same_plans(member: type[Searcher]) -> None:
     asked = []
     for _ in range(2):
@@ -66,7 +66,7 @@ def test_the_same_seed_gives_the_same_plans(member: type[Searcher]) -> None:
     assert asked[0] == asked[1]
 
 
-@MEMBERS
+@each_member
 def test_takes_trials_that_it_did_not_ask_for(member: type[Searcher]) -> None:
     bench = small_bench()
     searcher = made(member, bench)
@@ -81,7 +81,7 @@ def test_takes_trials_that_it_did_not_ask_for(member: type[Searcher]) -> None:
     assert bench.space.violation(plan) is None
 
 
-@MEMBERS
+@each_member
 def test_beats_the_users_own_setting_within_thirty_probes(member: type[Searcher]) -> None:
     bench = small_bench()
     tuning = tuning_of(bench, searcher=member)
@@ -91,7 +91,7 @@ def test_beats_the_users_own_setting_within_thirty_probes(member: type[Searcher]
     assert bench.fits(findings.plan)
 
 
-@MEMBERS
+@each_member
 def test_a_space_of_one_plan_is_searched(member: type[Searcher]) -> None:
     bench = small_bench()
     own = Plan(values={"micro_batch_size": 8, "accumulation_steps": 1})

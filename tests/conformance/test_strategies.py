@@ -14,7 +14,7 @@ from torch import nn
 from autofit.core.errors import SpaceError
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.prepare import prepare
-from autofit.strategies import MEMBERS
+from autofit.strategies import members
 from autofit.strategies.base import Facts, Numerics, Strategy
 from autofit.workloads.batch_algebra import split
 from autofit.workloads.loss import LossRule
@@ -145,7 +145,7 @@ def offered(member: Strategy, facts: Facts) -> list[Plan]:
 
 
 def defaults(facts: Facts) -> Plan:
-    return Plan(values={knob.name: knob.default for member in MEMBERS for knob in member.offer(facts).knobs})
+    return Plan(values={knob.name: knob.default for member in members() for knob in member.offer(facts).knobs})
 
 
 def tensors_of(case: Case) -> dict[str, torch.Tensor]:
@@ -201,13 +201,13 @@ def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> b
     )
 
 
-each_member = pytest.mark.parametrize("member", MEMBERS, ids=lambda member: member.name)
+each_member = pytest.mark.parametrize("member", members(), ids=lambda member: member.name)
 each_workload = pytest.mark.parametrize("workload", WORKLOADS)
 
 
 def test_names_are_unique() -> None:
-    assert len({member.name for member in MEMBERS}) == len(MEMBERS)
-    owned = [name for member in MEMBERS for name in member.owns]
+    assert len({member.name for member in members()}) == len(members())
+    owned = [name for member in members() for name in member.owns]
     assert len(set(owned)) == len(owned)
 
 
@@ -263,7 +263,7 @@ def test_plan_that_names_no_knob_of_the_member_changes_nothing(member: Strategy,
 def test_plan_of_all_defaults_changes_nothing(workload: str) -> None:
     case, untouched = Case(WORKLOADS[workload]), Case(WORKLOADS[workload])
     before, values = everything_but_values(case), values_of(case)
-    with prepare(defaults(case.facts()), case.draft, MEMBERS) as step:
+    with prepare(defaults(case.facts()), case.draft, members()) as step:
         assert everything_but_values(case) == before
         assert same_bits(values_of(case), values)
         loss = step(case.batch)
@@ -279,7 +279,7 @@ def test_every_offered_value_trains_and_leaves_no_trace(member: Strategy, worklo
     for plan in offered(member, Case(WORKLOADS[workload]).facts()):
         case = Case(WORKLOADS[workload])
         before, values = everything_but_values(case), values_of(case)
-        with prepare(plan, case.draft, MEMBERS) as step:
+        with prepare(plan, case.draft, members()) as step:
             loss = step(case.step_batch(plan))
         assert loss.isfinite(), plan
         assert everything_but_values(case) == before, plan
@@ -307,7 +307,7 @@ def test_exact_values_train_as_the_plain_step_up_to_rounding(member: Strategy, w
         if plan.values.get(ACCUMULATION_STEPS, 1) != 1 and workload == "convolutions":
             continue  # batch norm couples the samples; a gate measures that and leaves accumulation out
         case, plain = Case(WORKLOADS[workload]), Case(WORKLOADS[workload])
-        with prepare(plan, case.draft, MEMBERS) as step:
+        with prepare(plan, case.draft, members()) as step:
             loss = step(case.step_batch(plan))
         torch.testing.assert_close(loss, prepare(Plan(), plain.draft, [])(plain.batch), rtol=1e-4, atol=1e-6)
         theirs = dict(chain(plain.model.named_parameters(), plain.model.named_buffers()))
@@ -324,7 +324,7 @@ def test_every_offered_value_runs_in_inference(member: Strategy, workload: str) 
     expected = prepare(Plan(), case.draft, [])(case.batch)
     before, values = everything_but_values(case), values_of(case)
     for plan in offered(member, case.facts()):
-        with prepare(plan, case.draft, MEMBERS) as step:
+        with prepare(plan, case.draft, members()) as step:
             torch.testing.assert_close(step(case.batch), expected, rtol=0.1, atol=0.1)
         assert everything_but_values(case) == before, plan
         assert same_bits(values_of(case), values), plan
@@ -353,11 +353,11 @@ def test_impossible_value_is_a_space_error_and_leaves_no_trace(member: Strategy)
 def test_all_members_together_leave_no_trace(workload: str) -> None:
     case = Case(WORKLOADS[workload])
     facts = case.facts()
-    last = {knob.name: knob.values[-1] for member in MEMBERS for knob in member.offer(facts).knobs}
+    last = {knob.name: knob.values[-1] for member in members() for knob in member.offer(facts).knobs}
     plan = Plan(values={**last, MICRO_BATCH_SIZE: 2, ACCUMULATION_STEPS: 2})
-    assert all(member.conflict(plan) is None for member in MEMBERS)
+    assert all(member.conflict(plan) is None for member in members())
     before = everything_but_values(case)
-    with prepare(plan, case.draft, MEMBERS) as step:
+    with prepare(plan, case.draft, members()) as step:
         for _ in range(2):
             assert step(case.step_batch(plan)).isfinite()
     assert everything_but_values(case) == before

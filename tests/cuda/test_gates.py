@@ -15,7 +15,7 @@ from autofit.core.plan import Plan
 from autofit.prepare import prepare
 from autofit.probing.survey import gates
 from autofit.probing.survey.gradients import Gradients
-from autofit.strategies import MEMBERS
+from autofit.strategies import members
 from autofit.workloads.batch_algebra import split
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, TrainStep
@@ -37,7 +37,7 @@ def noisy(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
 def build(model: nn.Module, loss: Any) -> gates.Build:
     def make(plan: Plan) -> TrainStep:
         rule = LossRule("loss", loss, inferred=False, about="")
-        return prepare(plan, Draft(model, rule, torch.optim.SGD(model.parameters()), torch.device("cuda")), MEMBERS)
+        return prepare(plan, Draft(model, rule, torch.optim.SGD(model.parameters()), torch.device("cuda")), members())
 
     return make
 

@@ -13,7 +13,7 @@ NO_ACCELERATOR = pytest.mark.skipif(torch.accelerator.is_available(), reason="th
 
 
 def test_members_are_found_by_their_type() -> None:
-    assert [member.type for member in devices.MEMBERS] == ["cuda", "xpu", "mps", "cpu"]
+    assert [member.type for member in devices.members()] == ["cuda", "xpu", "mps", "cpu"]
     assert devices.choose("cpu").type == "cpu"
 
 

@@ -12,7 +12,7 @@ import yaml
 from autofit import planfile
 from autofit.core.errors import PlanFileError
 from autofit.core.recommendation import Recommendation
-from autofit.exporters import MEMBERS
+from autofit.exporters import members
 from autofit.reports.summary import summarize
 from tests.test_planfile import RECORD, changed
 
@@ -139,7 +139,7 @@ def test_defect_10_f59_400_mutations_give_a_plan_file_error_or_a_plan_that_can_b
             continue
         kept += 1
         assert summarize(said), number
-        assert all(member.export(said).text for member in MEMBERS), number
+        assert all(member.export(said).text for member in members()), number
         planfile.save(said, again)
         assert planfile.load(again) == said, number
     assert 20 < kept < 380  # both ends are exercised

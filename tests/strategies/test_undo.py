@@ -13,7 +13,7 @@ from torch import nn
 
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
-from autofit.strategies import MEMBERS
+from autofit.strategies import members
 from autofit.strategies.undo import Undo
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch, TrainStep
@@ -56,7 +56,7 @@ def prepared(values: dict[str, str | int]) -> TrainStep:
     model = Net()
     loss = LossRule("loss", lambda model, batch: model(batch), inferred=False, about="")
     draft = Draft(model, loss, torch.optim.Adam(model.parameters()), torch.device("cpu"))
-    return prepare(Plan(values={"micro_batch_size": 2, "accumulation_steps": 1, **values}), draft, MEMBERS)
+    return prepare(Plan(values={"micro_batch_size": 2, "accumulation_steps": 1, **values}), draft, members())
 
 
 def outline(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[object]:

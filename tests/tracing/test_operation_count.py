@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from autofit.core.plan import Plan
 from autofit.memory.trace import Trace
 from autofit.prepare import prepare
-from autofit.strategies import MEMBERS
+from autofit.strategies import members
 from autofit.tracing.operation_count import Tally
 from autofit.tracing.tracing import trace
 from autofit.workloads.step import Draft, StepBatch
@@ -28,7 +28,7 @@ def counted(model: nn.Module, batch: Batch) -> int:
     made, rule = workload(model, batch)
     draft = Draft(model=model, loss=rule, optimizer=made.make_optimizer(), device=CPU)
     plan = Plan(values={"micro_batch_size": len(batch[0])})
-    with prepare(plan, draft, MEMBERS) as step, FlopCounterMode(display=False) as counter:
+    with prepare(plan, draft, members()) as step, FlopCounterMode(display=False) as counter:
         step(StepBatch.of([batch]))
     return counter.get_total_flops()
 

@@ -14,7 +14,7 @@ from autofit.devices.cpu import Cpu
 from autofit.memory.trace import Kind, Trace
 from autofit.prepare import prepare
 from autofit.probing.static_bytes import static_bytes
-from autofit.strategies import MEMBERS
+from autofit.strategies import members
 from autofit.tracing.recorder import Recorder
 from autofit.tracing.tracing import trace
 from autofit.workloads.forward import resolve_forward
@@ -50,7 +50,7 @@ def measured(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor], wanted:
     """Returns the peak of live tensors over two real steps."""
     made, rule = workload(model, batch)
     draft = Draft(model=model, loss=rule, optimizer=made.make_optimizer(), device=CPU)
-    with prepare(wanted, draft, MEMBERS) as step, Cpu().meter(lambda: static_bytes(step)) as reading:
+    with prepare(wanted, draft, members()) as step, Cpu().meter(lambda: static_bytes(step)) as reading:
         for _ in range(2):
             step(StepBatch.of([tuple(t.clone() for t in batch)] * 1))
     assert reading.memory is not None

@@ -15,7 +15,7 @@ from autofit.core.plan import Plan
 from autofit.devices.base import Device
 from autofit.prepare import prepare
 from autofit.probing.static_bytes import static_bytes
-from autofit.strategies import MEMBERS
+from autofit.strategies import members
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.loss import LossRule, resolve_loss
 from autofit.workloads.step import Draft, TrainStep
@@ -115,7 +115,7 @@ class Rig:
 
     def _step(self, workload: Workload, size: int) -> TrainStep:
         draft = Draft.of(workload, self.loss(workload), self.device.torch_device)
-        return prepare(Plan(values={"micro_batch_size": size}), draft, MEMBERS)
+        return prepare(Plan(values={"micro_batch_size": size}), draft, members())
 
 
 def is_oom(error: RuntimeError) -> bool:

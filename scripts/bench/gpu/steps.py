@@ -28,7 +28,7 @@ from autofit.core.units import format_bytes
 from autofit.devices.base import Device, Reading
 from autofit.prepare import prepare
 from autofit.probing.static_bytes import static_bytes
-from autofit.strategies import MEMBERS
+from autofit.strategies import members
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.loss import resolve_loss
 from autofit.workloads.step import Draft
@@ -112,7 +112,7 @@ class Runner:
         del batch  # the step brings its own; finding the loss ran the model once, which is no part of a step's peak
         gc.collect()
         self.device.release()
-        with prepare(Plan(values={"micro_batch_size": case.size, **case.knobs}), draft, MEMBERS) as step:
+        with prepare(Plan(values={"micro_batch_size": case.size, **case.knobs}), draft, members()) as step:
             for _ in range(STEPS):
                 with self.device.meter(lambda: static_bytes(step)) as reading:
                     step(source.worst(case.size))

@@ -12,7 +12,7 @@ from torch import nn
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
 from autofit.probing.survey import gates
-from autofit.strategies import MEMBERS
+from autofit.strategies import members
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, TrainStep
 from autofit.workloads.weights import Weighing
@@ -25,7 +25,7 @@ def build(model: nn.Module, loss: Loss, max_grad_norm: float | None = None) -> g
     def make(plan: Plan) -> TrainStep:
         rule = LossRule("loss", loss, inferred=False, about="")
         optimizer = torch.optim.SGD(model.parameters())
-        return prepare(plan, Draft(model, rule, optimizer, torch.device("cpu"), max_grad_norm=max_grad_norm), MEMBERS)
+        return prepare(plan, Draft(model, rule, optimizer, torch.device("cpu"), max_grad_norm=max_grad_norm), members())
 
     return make
 

@@ -19,7 +19,7 @@ from autofit.core.space import Refusal, SpaceFacts
 from autofit.prepare import prepare
 from autofit.probing.survey.survey import Survey
 from autofit.probing.watchdog import _LOOK_S, Watchdog
-from autofit.strategies import MEMBERS
+from autofit.strategies import members
 from autofit.strategies.base import Facts, Offer, Phase, Strategy
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.loss import LossRule
@@ -27,8 +27,8 @@ from autofit.workloads.step import Draft, TrainStep
 from autofit.workloads.weights import Weighing
 from tests.probing import targets
 
-BATCHING = next(member for member in MEMBERS if member.name == "batching")
-PRECISION = next(member for member in MEMBERS if member.name == "precision")
+BATCHING = next(member for member in members() if member.name == "batching")
+PRECISION = next(member for member in members() if member.name == "precision")
 
 
 class Offering(Strategy):
@@ -67,7 +67,7 @@ def survey_of(
 
     def build(plan: Plan) -> TrainStep:
         rule = LossRule("loss", loss, inferred=False, about="")
-        return prepare(plan, Draft(model, rule, optimizer, torch.device("cpu")), [*MEMBERS, *strategies])
+        return prepare(plan, Draft(model, rule, optimizer, torch.device("cpu")), [*members(), *strategies])
 
     given = {"numerics": "mixed", "training": True, "micro_batch_size": source.user_batch_size} | facts
     known = Facts(

@@ -1,0 +1,107 @@
+"""One member of each family as another package would bring it; `tests/test_plugins.py` installs them."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+from autofit.core.estimate import Estimate
+from autofit.core.knob import Knob
+from autofit.core.plan import Plan
+from autofit.core.recommendation import Recommendation
+from autofit.core.trial import Trial
+from autofit.devices.base import Device
+from autofit.devices.cpu import Cpu
+from autofit.estimators.base import Estimator
+from autofit.exporters.base import Exporter, Settings
+from autofit.searchers.base import Problem, Searcher
+from autofit.strategies.base import Facts, Offer, Phase, Strategy
+from autofit.workloads.step import Draft
+
+APPLIED: list[str] = []
+TOLD: list[Plan] = []
+
+
+class Marking(Strategy):
+    """Notes the values that it is applied with."""
+
+    name, phase, owns = "marking", Phase.MODULES, ("mark",)
+
+    def offer(self, facts: Facts) -> Offer:
+        return Offer(knobs=(Knob(name="mark", values=("off", "on"), default="off"),))
+
+    @contextmanager
+    def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
+        APPLIED.append(str(plan.values.get("mark", "")))
+        yield
+
+
+class FirstTwo(Searcher):
+    """Proposes the user's own plan, and the same with the mark."""
+
+    name = "first-two"
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        own = problem.space.baseline
+        self._left = [own, own.replace(mark="on")]
+
+    def ask(self) -> Plan | None:
+        return self._left[0] if self._left else None
+
+    def tell(self, trial: Trial) -> None:
+        self._left = [plan for plan in self._left if plan != trial.plan]
+
+
+class Words(Exporter):
+    """Writes the values of a plan as words."""
+
+    name, filename = "words", "plan.txt"
+
+    def fields(self, plan: Plan, recommendation: Recommendation) -> Mapping[str, Settings]:
+        return {knob: {knob: value} for knob, value in plan.values.items()}
+
+    def render(self, settings: Settings, recommendation: Recommendation) -> str:
+        return "".join(f"{key} is {value}\n" for key, value in settings.items())
+
+
+class Silent(Estimator):
+    """Has no opinion, and notes what it is told."""
+
+    def tell(self, trial: Trial) -> None:
+        TOLD.append(trial.plan)
+
+    def estimate(self, plan: Plan) -> Estimate | None:
+        return None
+
+
+class Twin(Cpu):
+    """The CPU under another name."""
+
+    type = "twin"
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+class Unfinished(Searcher):
+    """Cannot be made: it proposes nothing."""
+
+    name = "unfinished"
+
+
+class Impostor(FirstTwo):
+    """Has the name of one of autofit's own."""
+
+    name = "guided"
+
+
+NO_CLASS = FirstTwo.name
+FAMILIES: dict[str, type[Strategy | Searcher | Exporter | Estimator | Device]] = {
+    "strategies": Marking,
+    "searchers": FirstTwo,
+    "exporters": Words,
+    "estimators": Silent,
+    "devices": Twin,
+}
