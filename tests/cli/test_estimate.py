@@ -15,10 +15,9 @@ from autofit.core.errors import Untraceable, UserCodeError
 from autofit.estimation.estimate import estimate
 from autofit.estimation.estimation import Estimation
 from autofit.probing.remote.bench import Target
+from tests.cli.processes import ROOT, TARGETS
 from tests.estimation.test_estimate import MIB, briefing, trace_of
 
-ROOT = Path(__file__).parents[2]
-TARGETS = f"{Path(__file__).parent / 'targets.py'}"
 Run = Callable[..., tuple[int, str, str]]
 
 

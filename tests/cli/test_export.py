@@ -1,0 +1,27 @@
+"""`autofit export`: what it writes, and what it replaces."""
+
+from pathlib import Path
+
+from tests.cli.conftest import FakeRemote, Run
+
+
+def test_defect_12_an_export_replaces_an_earlier_export_and_nothing_else(remote: type[FakeRemote], run: Run) -> None:
+    run("tune", "t.py", "--study", ":memory:", "--trials", "3")
+    Path("train.py").write_text("import torch\n")
+    code, out, err = run("export", "-o", "train.py")
+    assert (code, out) == (2, "")
+    assert "found a file there that autofit did not export; expected" in err
+    assert "--force" in err
+    assert Path("train.py").read_text() == "import torch\n"
+    assert run("export", "-o", "train.py", "--force")[0] == 0
+    text = Path("train.py").read_text()
+    assert text.startswith("# autofit plan: ")
+    Path("train.py").chmod(0o600)
+    assert run("export", "-o", "train.py")[0] == 0
+    assert Path("train.py").read_text() == text
+    assert Path("train.py").stat().st_mode & 0o777 == 0o600
+    for path in (".", "missing/loop.py"):
+        code, _, err = run("export", "-o", path, "--force")
+        assert code == 2
+        assert "Choose another path" in err
+    assert sorted(path.name for path in Path().iterdir()) == ["autofit.yaml", "train.py"]

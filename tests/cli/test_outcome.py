@@ -1,0 +1,124 @@
+"""Each way in which a command ends has its exit code and one JSON document."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autofit import planfile
+from autofit.core.errors import (
+    Busy,
+    DevicePoisoned,
+    NonFiniteLoss,
+    NothingFits,
+    UserCodeError,
+    WorkloadError,
+)
+from tests.cli.conftest import FakeRemote, Run
+from tests.cli.processes import ROOT, TARGETS, Running
+
+
+def test_json_is_one_document_on_stdout(remote: type[FakeRemote], run: Run) -> None:
+    code, out, _ = run("tune", "train.py", "--json", "--study", ":memory:")
+    told = json.loads(out)
+    assert code == 0
+    assert told["schema"] == "autofit.plan/1"
+    assert told == json.loads(planfile.load("autofit.yaml").model_dump_json(by_alias=True))
+    assert json.loads(run("show", "--json")[1]) == told
+    export = json.loads(run("export", "--json")[1])
+    assert set(export) == {"text", "filename", "unmapped"}
+
+
+FAILURES = [
+    (WorkloadError("found a list; expected a model"), 2),
+    (NothingFits("no plan fits into 1 MiB"), 3),
+    (UserCodeError("your code failed", 'File "train.py", line 3\nValueError: \x1b[2Jboom'), 5),
+    (NonFiniteLoss("the loss is not finite"), 5),
+    (DevicePoisoned("the device does not answer"), 8),
+    (Busy("the device is in use"), 6),
+    (KeyboardInterrupt(), 130),
+    (ZeroDivisionError("a fault of autofit"), 1),
+]
+
+
+@pytest.mark.parametrize(("error", "code"), FAILURES)
+def test_each_failure_has_its_exit_code(error: BaseException, code: int, remote: type[FakeRemote], run: Run) -> None:
+    remote.fails = error
+    found, out, err = run("tune", "train.py", "--study", ":memory:")
+    assert (found, out) == (code, "")
+    assert str(error) in err
+    assert "\x1b" not in err
+    assert ("boom" in err) == (type(error) is UserCodeError)
+    assert ("Traceback" in err) == (code == 1)
+    found, out, err = run("tune", "train.py", "--json", "--study", ":memory:")
+    told = json.loads(out)["error"]
+    assert found == told["exit_code"] == code
+    assert str(error) in told["message"]
+    assert told["type"] == ("Interrupted" if code == 130 else type(error).__name__)
+    assert not Path("autofit.yaml").exists()
+
+
+def test_time_that_ends_with_no_plan_is_7(remote: type[FakeRemote], run: Run) -> None:
+    code, _, err = run("tune", "train.py", "--time", "0.001ms", "--study", ":memory:")
+    assert code == 7
+    assert "time budget of 0.001 ms" in err
+    assert not Path("autofit.yaml").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("make_mlp", "--memory", "1500B", "--strategies", "batching"), 3, "no plan fits into"),
+        (("make_failing", "--memory", "64MiB"), 5, "ValueError: expected nine columns"),
+        (("make_not_finite", "--memory", "64MiB"), 5, "not finite"),
+        (("make_mlp", "--memory", "64MiB", "--strategies", "magic"), 2, "unknown strategy 'magic'"),
+        (("make_nothing",), 2, "has no function 'make_nothing'"),
+        (("make_mlp", "--device", "tpu"), 2, "no device 'tpu' here"),
+    ],
+    ids=str,
+)
+def test_what_a_real_child_refuses_has_its_exit_code(
+    words: tuple[str, ...], code: int, said: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found, out, err = run("tune", f"{TARGETS}:{words[0]}", *words[1:], "--study", ":memory:", "--json", "--quiet")
+    told = json.loads(out)["error"]
+    assert (found, told["exit_code"]) == (code, code), err
+    assert said in err
+    assert "\x1b" not in err
+    if code == 5:
+        assert "out of memory" not in err.lower()
+    if words[0] == "make_failing":
+        assert "targets.py" in told["traceback"]
+    assert not (tmp_path / "autofit.yaml").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_with_130_and_leaves_no_process(sign: signal.Signals, running: Running) -> None:
+    running.wait_for_trials(1)
+    running.process.send_signal(sign)
+    out, err = running.process.communicate(timeout=120)
+    assert running.process.returncode == 130
+    assert "the same command goes on" in err
+    assert "Traceback" not in err
+    assert out == ""
+    assert running.children_are_gone()
+    assert not (running.folder / "autofit.yaml").exists()
+
+
+def test_a_reader_that_has_enough_is_no_failure() -> None:
+    code = "import sys; from autofit.cli import outcome\nimport argparse\n"
+    code += "given = argparse.Namespace(json=False)\n"
+    code += "sys.exit(outcome.run(lambda given: [print('line' * 9999) for _ in range(99)] and 0, given))"
+    script = f'{sys.executable} -c "$CODE" | head -1 >/dev/null; echo ${{PIPESTATUS[0]}}'
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=ROOT, env={**os.environ, "CODE": code}, capture_output=True, text=True, timeout=120,
+        check=True,
+    )  # fmt: skip
+    assert (done.stdout.strip(), done.stderr) == ("0", "")

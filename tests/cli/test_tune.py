@@ -1,0 +1,182 @@
+"""`autofit tune`: what it hands to the search, and what it says of a study."""
+
+import json
+import os
+import re
+import signal
+import sqlite3
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+
+import autofit
+from autofit import cli
+from autofit.core.errors import (
+    StudyError,
+)
+from autofit.core.outcome import Outcome
+from autofit.core.plan import Plan
+from autofit.core.trial import Purpose
+from tests.cli.conftest import FakeRemote, Run
+from tests.cli.processes import Running
+from tests.fakes import small_bench, space_of
+
+
+def test_quiet_prints_the_result_alone(remote: type[FakeRemote], run: Run) -> None:
+    code, out, err = run("tune", "train.py", "--quiet", "--study", ":memory:")
+    assert (code, err) == (0, "")
+    assert out.startswith("Use ")
+
+
+def test_a_study_of_another_schema_is_refused_by_name(remote: type[FakeRemote], run: Run) -> None:
+    assert run("tune", "t.py", "--study", "s.db", "--trials", "1", "-o", "a.yaml")[0] == 0
+    with sqlite3.connect("s.db") as study:
+        study.execute(
+            "update study_user_attributes set value_json = '\"autofit.study/9\"' where key = 'autofit.schema'"
+        )
+    probes = len(remote.bench.runs)
+    code, _, err = run("tune", "t.py", "--study", "s.db", "-o", "b.yaml")
+    assert code == StudyError.exit_code
+    assert "has the schema autofit.study/9; expected autofit.study/1" in err
+    assert len(remote.bench.runs) == probes  # nothing was measured in vain
+    assert not Path("b.yaml").exists()
+
+
+def test_a_study_of_another_space_says_what_differs_and_goes_on_with_what_compares(
+    remote: type[FakeRemote], run: Run
+) -> None:
+    knobs = small_bench().space.facts.knobs
+    narrow = tuple(knob.only(("float32", "bf16")) if knob.name == "precision" else knob for knob in knobs)
+    remote.bench = small_bench(space=space_of(narrow, (4, 8, 16, 32, 64), 8))
+    assert run("tune", "t.py", "--study", "s.db", "--trials", "3")[0] == 0
+    first = set(remote.bench.probes())
+    remote.bench = small_bench()
+    code, out, err = run("tune", "t.py", "--study", "s.db", "--trials", "3")
+    assert code == 0
+    assert "precision: float32, tf32, bf16, was float32, bf16" in " ".join(out.split())
+    assert "plans are known from earlier runs" in err
+    assert first
+    assert first & set(remote.bench.probes()) <= {remote.bench.space.baseline}
+
+
+def test_an_interrupted_command_goes_on_from_its_trials(remote: type[FakeRemote], run: Run) -> None:
+    remote.interrupt_after = 3
+    code, _, err = run("tune", "train.py")
+    assert code == 130
+    assert "interrupted; the same command goes on" in err
+    assert remote.closed
+    assert not Path("autofit.yaml").exists()
+    first = set(remote.bench.probes())
+    remote.bench, remote.interrupt_after = small_bench(), None
+    code, _, err = run("tune", "train.py")
+    assert code == 0
+    assert "3 plans are known from earlier runs" in err
+    assert first & set(remote.bench.probes()) <= {remote.bench.space.baseline}
+
+
+def test_sigterm_is_an_interrupt_while_tuning_and_nothing_afterwards(remote: type[FakeRemote], run: Run) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    evaluate, sent = remote.bench.evaluate, list[int]()
+
+    def terminated(plan: Plan, purpose: Purpose) -> Outcome:
+        if not sent:
+            sent.append(1)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(plan, purpose)
+
+    remote.bench.evaluate = terminated  # type: ignore[method-assign]  # a bench that is terminated in its first run
+    code, _, err = run("tune", "train.py", "--study", ":memory:")
+    assert code == 130
+    assert "terminated" in err
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_arguments_reach_the_target_and_the_request(remote: type[FakeRemote], run: Run) -> None:
+    words = "--global-batch 64 --memory 20GiB --numerics exact --device cpu --max-grad-norm 1.5 --mode train --seed 7"
+    names = ["--arg", "depth=12", "--arg", "name=small", "--arg", "wide=true", "--arg", "sizes=[1, 2]"]
+    code, out, _ = run("tune", "t.py", *words.split(), "--strategies", "batching, precision", *names, "--trials", "6",
+                       "--time", "1h", "--json", "--study", ":memory:")  # fmt: skip
+    assert code == 0
+    target = remote.target
+    assert target.arguments == {"depth": 12, "name": "small", "wide": True, "sizes": [1, 2]}
+    overrides = {"global_batch_size": 64, "max_global_batch_size": None, "mode": "train", "max_grad_norm": 1.5}
+    assert target.overrides == overrides
+    assert (target.device, target.options.seed, target.options.numerics) == ("cpu", 7, "exact")
+    assert target.options.memory_budget == "20GiB"
+    assert target.options.strategies == ("batching", "precision")
+    assert json.loads(out)["budget"]["time_s"] == 3600
+    assert json.loads(out)["budget"]["max_trials"] == 6
+    assert json.loads(out)["objective"]["planned_samples"] is None
+    _, out, _ = run("tune", "t.py", "--planned-steps", "50", "--json", "--study", ":memory:")
+    assert json.loads(out)["objective"]["planned_samples"] == 50 * 8  # the user's own batch
+    run("tune", "t.py", "--memory", "0.5", "--study", ":memory:")
+    assert remote.target.options.memory_budget == 0.5
+
+
+@contextmanager
+def terminal(width: int) -> Iterator[tuple[TextIO, list[bytes]]]:
+    """Gives a real terminal of a width as a stream, and what was written to it once it is closed."""
+    leader, follower = os.openpty()
+    pytest.importorskip("termios").tcsetwinsize(follower, (30, width))
+    written: list[bytes] = []
+
+    def read() -> None:
+        with suppress(OSError):  # the other end is closed
+            while data := os.read(leader, 2**16):
+                written.append(data)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with os.fdopen(follower, "w") as stream:
+        yield stream, written
+    reader.join()
+    os.close(leader)
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo terminal")
+@pytest.mark.parametrize("width", [60, 100, 200])
+def test_b18_on_a_terminal_all_lines_fit_and_trials_stay_above_the_live_line(
+    width: int, remote: type[FakeRemote], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    with terminal(width) as (stream, written), monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", stream)
+        patch.setattr(sys, "stdout", stream)
+        assert cli.main(["tune", "train.py", "--study", ":memory:", "--time", "10min"]) == 0
+    text = b"".join(written).decode()
+    assert "\x1b" not in text
+    drawn = [part for line in text.split("\r\n") for part in line.split("\r")]
+    assert max(map(len, drawn)) <= width
+    left = [line.split("\r")[-1].rstrip() for line in text.split("\r\n")]
+    probes = [plan for plan in remote.bench.probes()]
+    rows = [line for line in left if re.match(r" +\d+ +\d+\.\d\dx ", line)]
+    assert len(rows) == len(probes)  # each fits here, and is left above the line
+    assert any(re.match(r"proof +\d+\.\d\dx", line) for line in left)
+    live = [part.strip() for part in drawn if " left" in part and part.startswith("searching")]
+    assert any(
+        re.fullmatch(rf"searching  ?{len(probes)}(?: trials)?  best \d\.\d\dx at .* GiB  \d+:\d\d left", each)
+        for each in live
+    )
+    assert next(line for line in left if line.startswith(("Use ", "Keep ")))
+
+
+@pytest.mark.slow
+def test_after_kill_9_the_same_command_goes_on(running: Running) -> None:
+    running.wait_for_trials(2)
+    running.process.kill()
+    running.process.communicate()
+    assert running.children_are_gone()
+    running.process = running.start()
+    out, err = running.process.communicate(timeout=240)
+    assert running.process.returncode == 0, err
+    known = [line for line in err.splitlines() if "known from earlier runs" in line]
+    assert known
+    assert int(known[0].split()[1]) >= 2
+    assert out.startswith(("Use", "Keep"))
+    assert autofit.load(running.folder / "autofit.yaml").proof.worst_steps >= 3
