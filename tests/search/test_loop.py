@@ -10,24 +10,17 @@ import pytest
 from autofit.core.budget import Budget
 from autofit.core.errors import (
     AutofitError,
-    BudgetSpent,
     DevicePoisoned,
-    NonFiniteLoss,
     NothingFits,
     RestoreError,
-    UserCodeError,
-    WorkloadError,
 )
 from autofit.core.estimate import Estimate
 from autofit.core.event import Event
-from autofit.core.omission import Omission
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
-from autofit.search.loop import Loop
 from autofit.search.phases import run
-from autofit.search.tuning import Tuning
 from autofit.searchers.base import Problem, Searcher
 from tests.fakes import (
     MIB,
@@ -37,56 +30,11 @@ from tests.fakes import (
     Fixed,
     MemoryLog,
     always,
-    during,
     small_bench,
     space_of,
     tuning_of,
 )
-
-
-class Listed(Searcher):
-    """Asks for the plans of a list, in order."""
-
-    name = "listed"
-    plans: tuple[Plan, ...] = ()
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
-        self.left = list(self.plans)
-        self.told: list[Trial] = []
-
-    def ask(self) -> Plan | None:
-        return self.left.pop(0) if self.left else None
-
-    def tell(self, trial: Trial) -> None:
-        self.told.append(trial)
-
-
-def listed(*plans: Plan) -> tuple[Callable[[Problem], Searcher], list[Listed]]:
-    """Returns a searcher over `plans`, and the list that its instance is put into."""
-    made: list[Listed] = []
-
-    def make(problem: Problem) -> Searcher:
-        searcher = type("Once", (Listed,), {"plans": plans})(problem)
-        made.append(searcher)
-        return searcher
-
-    return make, made
-
-
-def calm(**changes: object) -> FakeBench:
-    """A bench of 9 combinations and 5 sizes with little noise."""
-    return small_bench(**({"space": space_of((PRECISION, OPTIMIZER), (4, 8, 16, 32, 64), 8)} | changes))
-
-
-def at(bench: FakeBench, size: int, **values: str) -> Plan:
-    return bench.space.at(bench.space.baseline.combination.replace(**values), size)
-
-
-def only(bench: FakeBench, *plans: Plan, **changes: object) -> Tuning:
-    """A tuning that asks for these plans and nothing else, without estimators."""
-    return tuning_of(bench, **({"searcher": listed(*plans)[0], "estimators": []} | changes))
-
+from tests.search.listed import Listed, at, calm, listed, only
 
 # A closer look
 
@@ -113,84 +61,6 @@ def test_a_plan_that_is_no_longer_wanted_after_a_closer_look_is_not_run_unless_i
 
 
 # The answer
-
-
-def test_the_recommendation_is_proven_raced_and_faster() -> None:
-    bench, log = calm(), MemoryLog()
-    findings = run(tuning_of(bench, log))
-    assert bench.runs[-1] == (findings.plan, Purpose.PROOF)
-    assert log.finished[-1].purpose is Purpose.PROOF
-    assert findings.proof == log.finished[-1].outcome.measurement
-    assert bench.regret(findings.plan) < 0.05
-    true = bench.samples_per_s(findings.plan) / bench.samples_per_s(bench.space.baseline)
-    assert findings.gain is not None
-    assert findings.gain.low * 0.99 < true < findings.gain.high * 1.01
-    assert findings.gain.pairs >= 4
-    assert findings.baseline.plan == bench.space.baseline
-    assert findings.stopped
-
-
-def test_the_race_interleaves_the_finalists_with_the_baseline() -> None:
-    bench, log = calm(), MemoryLog()
-    run(tuning_of(bench, log))
-    blocks = bench.probes(Purpose.BLOCK)
-    names = list(dict.fromkeys(plan.key for plan in blocks))
-    first, second = blocks[: len(names)], blocks[len(names) : 2 * len(names)]
-    assert bench.space.baseline in first
-    assert second == first[::-1]
-    assert log.notes["race"]["rounds"] == blocks.count(bench.space.baseline)
-    kept = {Omission.model_validate(each).plan.combination for each in log.notes["left_out"]["combinations"]}
-    ran = {plan.combination for plan, _ in bench.runs}
-    assert kept | ran == set(bench.space.combinations())
-
-
-def test_a_baseline_that_is_best_is_returned_without_a_race() -> None:
-    bench = calm()
-    slow = [at(bench, 4), at(bench, 4, precision="tf32")]
-    findings = run(only(bench, bench.space.baseline, *slow))
-    assert findings.plan == bench.space.baseline
-    assert not bench.probes(Purpose.BLOCK)
-    assert findings.gain is not None
-    assert findings.gain.value == 1.0
-    assert bench.runs[-1] == (bench.space.baseline, Purpose.PROOF)
-
-
-def test_a_tie_keeps_the_users_own_setting() -> None:
-    bench = calm(effects={})
-    findings = run(only(bench, bench.space.baseline, at(bench, 8, precision="bf16"), at(bench, 8, precision="tf32")))
-    assert findings.plan == bench.space.baseline
-    assert bench.probes(Purpose.BLOCK)
-
-
-def test_alternatives_are_best_first_and_say_why_not() -> None:
-    bench = calm()
-    plans = [at(bench, 8, precision="tf32"), at(bench, 32, precision="bf16"), at(bench, 16)]
-    findings = run(only(bench, bench.space.baseline, *plans))
-    assert findings.plan == plans[1]
-    assert [c.plan for c in findings.alternatives] == [plans[2], plans[0]]
-    assert all("of the recommended plan's throughput" in c.note for c in findings.alternatives)
-    assert all(c.gain is not None and c.gain.value > 1 for c in findings.alternatives)
-
-
-def test_the_front_of_speed_against_memory_is_marked() -> None:
-    bench = calm()
-    light, middle, best = (at(bench, size, precision="bf16") for size in (8, 16, 32))
-    slow, heavy = at(bench, 16), at(bench, 32, precision="tf32")
-    findings = run(only(bench, bench.space.baseline, light, slow, middle, heavy, best))
-    assert findings.plan == best
-    found = {c.plan: c.on_front for c in findings.alternatives}
-    assert found == {light: True, middle: True, slow: False, heavy: False}
-    assert not findings.baseline.on_front  # the light plan is faster with less
-
-
-def test_a_plan_that_failed_after_its_probe_is_not_on_the_front() -> None:
-    bench = calm()
-    best, next_best = at(bench, 32, precision="bf16"), at(bench, 16, precision="bf16")
-    bench.faults[best.key] = during(Purpose.PROOF, Status.OVER_BUDGET)
-    findings = run(only(bench, bench.space.baseline, next_best, best))
-    assert findings.plan == next_best
-    assert {c.plan: c.on_front for c in findings.alternatives} == {best: False}
-    assert findings.baseline.on_front
 
 
 def test_the_baseline_is_run_even_if_the_searcher_does_not_ask() -> None:
@@ -293,15 +163,6 @@ def test_the_tightest_bounds_of_all_estimators_count_and_bounds_go_before_guesse
     assert seen[0].said_bytes == 500
 
 
-def test_a_repeated_plan_is_answered_from_the_record() -> None:
-    bench = calm()
-    plan = at(bench, 16)
-    make, made = listed(plan, plan, plan)
-    run(tuning_of(bench, searcher=make))
-    assert bench.probes().count(plan) == 1
-    assert [t.plan for t in made[0].told[:3]] == [plan] * 3
-
-
 def test_a_searcher_that_repeats_itself_for_ever_is_stopped() -> None:
     bench = calm()
 
@@ -336,27 +197,6 @@ def test_each_trial_is_on_disk_as_running_before_and_finished_before_it_is_told(
     assert not log.running
 
 
-def test_earlier_trials_are_told_first_and_not_run_again() -> None:
-    first, log = calm(), MemoryLog()
-    run(tuning_of(first, log))
-    past = tuple(t.model_copy(update={"earlier": True}) for t in log.finished)
-    bench = calm()
-    findings = run(tuning_of(bench, MemoryLog(past)))
-    assert bench.probes() == [bench.space.baseline]
-    assert bench.probes(Purpose.PROOF) == [findings.plan]
-    assert bench.regret(findings.plan) < 0.05
-    assert findings.trials[: len(past)] == past
-
-
-def test_a_loss_that_was_not_finite_in_an_earlier_run_is_tried_again() -> None:
-    bench = calm()
-    outcome = Outcome(status=Status.NUMERIC, reason="loss is nan")
-    past = (Trial(number=0, plan=bench.space.baseline, outcome=outcome, earlier=True),)
-    findings = run(tuning_of(bench, MemoryLog(past)))
-    assert bench.space.baseline in bench.probes()
-    assert findings.gain is not None
-
-
 def test_listeners_hear_of_every_trial() -> None:
     bench, events = calm(), list[Event]()
     run(tuning_of(bench, listen=events.append))
@@ -387,72 +227,7 @@ def test_the_time_budget_covers_race_and_proof(time_s: float) -> None:
     assert "kept for the race" in findings.stopped or "nothing left" in findings.stopped
 
 
-@pytest.mark.parametrize(("noise", "longer"), [(0.01, False), (0.4, True)])
-def test_a_race_may_take_longer_than_the_search_where_much_may_be_lost_by_ending_it(noise: float, longer: bool) -> None:
-    bench, began_s = calm(noise=noise, drift=noise / 4, effects={}), dict[str, float]()
-
-    def listen(event: Event) -> None:
-        began_s.setdefault(event.text.split()[0], bench.time.seconds)
-
-    plans = [at(bench, size, precision=name) for size in bench.space.sizes for name in PRECISION.values]
-    run(only(bench, *plans, listen=listen))
-    search_s, race_s = began_s["racing"], began_s["proving"] - began_s["racing"]
-    assert bench.probes(Purpose.BLOCK)
-    assert (race_s > 1.5 * search_s) is longer
-
-
-def faster_in_bf16(plan: Plan) -> float:
-    return 0.94 if plan.values["precision"] == "bf16" else 1.0
-
-
-def test_a_gain_within_the_noise_is_said_to_be_one() -> None:
-    said = []
-    for seed in range(8):
-        bench = calm(seed=seed, noise=0.25, drift=0.06, effects={}, slower=faster_in_bf16)
-        findings = run(only(bench, bench.space.baseline, at(bench, 8, precision="bf16"), seed=seed))
-        gain, caveats = findings.gain, [caveat for caveat in findings.caveats if "but within the noise" in caveat]
-        assert gain is not None
-        within = findings.plan != bench.space.baseline and gain.low <= 1 < gain.value
-        assert len(caveats) == within
-        assert all(str(gain) in caveat for caveat in caveats)
-        said.append(within)
-    assert {True, False} == set(said)
-
-
-def test_without_time_for_a_race_the_gain_is_said_to_rest_on_probes() -> None:
-    bench = small_bench(prepare_s=5.0)
-    findings = run(tuning_of(bench, budget=Budget(memory_bytes=bench.budget_bytes, time_s=42.0)))
-    if findings.plan != bench.space.baseline:
-        assert findings.gain is not None
-        assert findings.gain.pairs == 0 or findings.gain.pairs < 4
-    assert any("undecided" in c or "no time for a race" in c for c in findings.caveats)
-
-
-def test_time_over_before_any_plan_was_measured() -> None:
-    bench = calm(prepare_s=100.0)
-    for size in (4, 8):
-        bench.faults[at(bench, size).key] = always(Status.OUT_OF_MEMORY, "tried to allocate 3 GiB")
-    with pytest.raises(BudgetSpent, match="3 GiB"):
-        run(tuning_of(bench, budget=Budget(memory_bytes=bench.budget_bytes, time_s=60.0)))
-
-
-def test_the_baselines_own_measurement_is_in_the_message_when_the_budget_is_spent() -> None:
-    bench = calm(prepare_s=100.0, budget_bytes=600 * MIB)
-    with pytest.raises(BudgetSpent, match="samples/s, peak 680 MiB"):
-        run(only(bench, bench.space.baseline, budget=Budget(memory_bytes=bench.budget_bytes, time_s=60.0)))
-
-
 # Failures
-
-
-def test_nothing_fits_says_what_was_tried_and_the_smallest_peak() -> None:
-    bench = calm(budget_bytes=300 * MIB)
-    with pytest.raises(NothingFits) as caught:
-        run(tuning_of(bench))
-    text = str(caught.value)
-    assert "300 MiB" in text
-    assert "400 MiB stay between steps" in text or "No step ran" in text
-    assert "micro_batch_size=4" in text
 
 
 def test_the_baseline_does_not_fit_but_others_do() -> None:
@@ -464,111 +239,6 @@ def test_the_baseline_does_not_fit_but_others_do() -> None:
     assert bench.fits(findings.plan)
 
 
-def test_a_failed_proof_leads_to_the_next_finalist() -> None:
-    bench = calm()
-    best, second = at(bench, 32, precision="bf16"), at(bench, 32, precision="tf32")
-    bench.faults[best.key] = during(Purpose.PROOF, Status.OVER_BUDGET, "peak above the budget")
-    findings = run(only(bench, bench.space.baseline, best, second))
-    assert findings.plan == second
-    assert any("peak above the budget" in c for c in findings.caveats)
-    noted = next(c for c in findings.alternatives if c.plan == best)
-    assert "proof failed" in noted.note
-
-
-@pytest.mark.parametrize("late", [True, False])
-def test_after_a_proof_that_the_end_of_the_time_cut_off_no_other_is_begun(late: bool) -> None:
-    bench = calm()
-    best = at(bench, 32, precision="bf16")
-
-    def hangs(purpose: Purpose) -> Outcome | None:
-        if purpose is not Purpose.PROOF:
-            return None
-        bench.time.advance(1000.0 if late else 1.0)
-        return Outcome(status=Status.TIMED_OUT, reason="hung in the proof")
-
-    bench.faults[best.key] = hangs
-    tuning = only(bench, bench.space.baseline, best, budget=Budget(memory_bytes=bench.budget_bytes, time_s=500.0))
-    if not late:
-        assert run(tuning).plan == bench.space.baseline
-        return
-    with pytest.raises(BudgetSpent, match="the time was over before one was proven"):
-        run(tuning)
-    assert bench.probes(Purpose.PROOF) == [best]
-
-
-@pytest.mark.parametrize("step_s", [0.1, 4.0])
-def test_the_time_kept_for_a_proof_grows_with_the_steps(step_s: float) -> None:
-    """A probe of slow steps is cut short, so that it tells little of how long a proof is."""
-    bench = calm(slower=lambda plan: step_s / 0.1)
-    bench.prepare_s = 0.01
-    loop = Loop(only(bench, bench.space.baseline, at(bench, 32)))
-    assert loop.runner.time.proof_s() == 0.0
-    for plan in (bench.space.baseline, at(bench, 32)):
-        loop.consider(plan)
-    slowest_s = bench.step_time_s(at(bench, 32))
-    assert loop.runner.time.proof_s() >= 9 * slowest_s
-
-
-def test_no_proof_at_all_is_nothing_fits() -> None:
-    bench = calm()
-    for plan in (bench.space.baseline, *(at(bench, size) for size in bench.space.sizes)):
-        bench.faults[plan.key] = during(Purpose.PROOF, Status.OUT_OF_MEMORY, "no memory in the proof")
-    with pytest.raises(NothingFits, match="no memory in the proof"):
-        run(only(bench, bench.space.baseline, at(bench, 32)))
-
-
-def test_no_plan_left_after_the_race_is_nothing_fits_with_the_reasons() -> None:
-    bench = calm()
-    for plan in (bench.space.baseline, at(bench, 32)):
-        bench.faults[plan.key] = during(Purpose.BLOCK, Status.OUT_OF_MEMORY, "no memory in the block")
-    for size in bench.space.sizes[:-2]:
-        bench.faults.setdefault(at(bench, size).key, always(Status.OUT_OF_MEMORY))
-    with pytest.raises(NothingFits, match="no memory in the block"):
-        run(only(bench, bench.space.baseline, at(bench, 32)))
-
-
-@pytest.mark.parametrize("purpose", [Purpose.BLOCK, Purpose.PROOF])
-def test_the_users_code_that_fails_only_in_the_final_is_shown_as_theirs(purpose: Purpose) -> None:
-    bench = calm()
-    for plan in (bench.space.baseline, at(bench, 32)):
-        bench.faults[plan.key] = during(purpose, Status.USER_ERROR, "ValueError: expected nine columns")
-    with pytest.raises(UserCodeError, match="expected nine columns"):
-        run(only(bench, bench.space.baseline, at(bench, 32)))
-
-
-def test_when_every_proof_crashes_memory_is_not_blamed() -> None:
-    bench = calm()
-    for plan in (bench.space.baseline, at(bench, 32)):
-        bench.faults[plan.key] = during(Purpose.PROOF, Status.CRASHED, "ended by SIGABRT")
-    with pytest.raises(WorkloadError, match="ended by SIGABRT"):
-        run(only(bench, bench.space.baseline, at(bench, 32)))
-
-
-def test_a_failed_block_drops_the_plan() -> None:
-    bench, log = calm(), MemoryLog()
-    best, second = at(bench, 32, precision="bf16"), at(bench, 32, precision="tf32")
-    bench.faults[best.key] = during(Purpose.BLOCK, Status.OUT_OF_MEMORY, "no memory in the block")
-    findings = run(only(bench, bench.space.baseline, best, second, log=log))
-    assert findings.plan == second
-    assert any(t.purpose is Purpose.BLOCK and t.plan == best for t in log.finished)
-    assert "no memory in the block" in next(c for c in findings.alternatives if c.plan == best).note
-
-
-def test_the_users_code_failing_twice_ends_the_search_with_their_traceback() -> None:
-    bench = calm()
-
-    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
-        bench.evaluate(plan, purpose)
-        return Outcome(
-            status=Status.USER_ERROR, reason="KeyError: 'labels'", traceback_text="File train.py", phase="forward"
-        )
-
-    with pytest.raises(UserCodeError, match="KeyError: 'labels'") as caught:
-        run(tuning_of(bench, evaluate=evaluate))
-    assert caught.value.traceback_text == "File train.py"
-    assert len(bench.probes()) == 2
-
-
 def test_a_user_error_in_one_combination_only_drops_it() -> None:
     bench = calm()
     for size in bench.space.sizes:
@@ -578,19 +248,6 @@ def test_a_user_error_in_one_combination_only_drops_it() -> None:
     findings = run(tuning_of(bench))
     assert findings.plan.values["precision"] == "tf32"
     assert findings.counts["user error"] >= 1
-
-
-def test_a_loss_that_is_not_finite_under_the_users_own_setting() -> None:
-    bench = calm()
-    bench.faults[bench.space.baseline.key] = always(Status.NUMERIC, "loss is nan")
-    with pytest.raises(NonFiniteLoss, match="loss is nan"):
-        run(tuning_of(bench))
-
-
-def test_nothing_measured_for_other_reasons_than_memory() -> None:
-    bench = calm()
-    with pytest.raises(WorkloadError, match="no optimizer step"):
-        run(tuning_of(bench, evaluate=lambda plan, purpose: Outcome(status=Status.NO_STEP, reason="no optimizer step")))
 
 
 def test_a_poisoned_device_ends_the_search_in_this_process() -> None:
@@ -753,32 +410,3 @@ def test_a_plan_that_fits_with_room_to_spare_is_not_looked_at() -> None:
     guess = Fixed(Estimate(value_bytes=100 * MIB), lambda plan: plan == easy)
     run(only(bench, easy, estimators=[eye, guess]))
     assert easy not in [plan for plan, _ in eye.looked]
-
-
-def test_what_was_estimated_before_a_plan_ran_is_kept() -> None:
-    bench = calm()
-    told = Fixed(Estimate(value_bytes=123 * MIB, lower_bytes=120 * MIB, upper_bytes=130 * MIB), lambda plan: True)
-    findings = run(tuning_of(bench, estimators=[told]))
-    assert findings.estimate is not None
-    assert findings.estimate.value_bytes == 123 * MIB
-
-
-def test_nothing_fits_says_the_smallest_peak_estimated_and_by_how_much_it_is_too_large() -> None:
-    bench = calm()
-    limit = bench.budget_bytes
-    never = Estimate(value_bytes=limit + 64 * MIB, lower_bytes=limit + 1, static_bytes=400 * MIB)
-    with pytest.raises(NothingFits) as raised:
-        run(tuning_of(bench, estimators=[Fixed(never, lambda plan: True)]))
-    assert bench.runs == []
-    assert "of which 400 MiB stay between steps, 64 MiB above the budget" in str(raised.value)
-
-
-def test_when_no_plan_can_be_proven_a_smaller_one_is_tried() -> None:
-    bench = calm()
-    only_one = bench.space.baseline
-    bench.faults[only_one.key] = during(Purpose.PROOF, Status.OVER_BUDGET, "2 allocator retries")
-    findings = run(only(bench, only_one))
-    assert findings.plan.combination == only_one.combination
-    assert 2 * findings.plan.micro_batch_size <= only_one.micro_batch_size
-    assert (findings.plan, Purpose.PROOF) in bench.runs
-    assert any("its proof failed (2 allocator retries)" in caveat for caveat in findings.caveats)

@@ -1,0 +1,96 @@
+"""What is said where a search ends without a measured plan."""
+
+import pytest
+
+from autofit.core.budget import Budget
+from autofit.core.errors import (
+    BudgetSpent,
+    NonFiniteLoss,
+    NothingFits,
+    UserCodeError,
+    WorkloadError,
+)
+from autofit.core.estimate import Estimate
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
+from autofit.core.trial import Purpose
+from autofit.search.phases import run
+from tests.fakes import (
+    MIB,
+    Fixed,
+    always,
+    during,
+    tuning_of,
+)
+from tests.search.listed import at, calm, only
+
+
+def test_time_over_before_any_plan_was_measured() -> None:
+    bench = calm(prepare_s=100.0)
+    for size in (4, 8):
+        bench.faults[at(bench, size).key] = always(Status.OUT_OF_MEMORY, "tried to allocate 3 GiB")
+    with pytest.raises(BudgetSpent, match="3 GiB"):
+        run(tuning_of(bench, budget=Budget(memory_bytes=bench.budget_bytes, time_s=60.0)))
+
+
+def test_the_baselines_own_measurement_is_in_the_message_when_the_budget_is_spent() -> None:
+    bench = calm(prepare_s=100.0, budget_bytes=600 * MIB)
+    with pytest.raises(BudgetSpent, match="samples/s, peak 680 MiB"):
+        run(only(bench, bench.space.baseline, budget=Budget(memory_bytes=bench.budget_bytes, time_s=60.0)))
+
+
+def test_nothing_fits_says_what_was_tried_and_the_smallest_peak() -> None:
+    bench = calm(budget_bytes=300 * MIB)
+    with pytest.raises(NothingFits) as caught:
+        run(tuning_of(bench))
+    text = str(caught.value)
+    assert "300 MiB" in text
+    assert "400 MiB stay between steps" in text or "No step ran" in text
+    assert "micro_batch_size=4" in text
+
+
+@pytest.mark.parametrize("purpose", [Purpose.BLOCK, Purpose.PROOF])
+def test_the_users_code_that_fails_only_in_the_final_is_shown_as_theirs(purpose: Purpose) -> None:
+    bench = calm()
+    for plan in (bench.space.baseline, at(bench, 32)):
+        bench.faults[plan.key] = during(purpose, Status.USER_ERROR, "ValueError: expected nine columns")
+    with pytest.raises(UserCodeError, match="expected nine columns"):
+        run(only(bench, bench.space.baseline, at(bench, 32)))
+
+
+def test_the_users_code_failing_twice_ends_the_search_with_their_traceback() -> None:
+    bench = calm()
+
+    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+        bench.evaluate(plan, purpose)
+        return Outcome(
+            status=Status.USER_ERROR, reason="KeyError: 'labels'", traceback_text="File train.py", phase="forward"
+        )
+
+    with pytest.raises(UserCodeError, match="KeyError: 'labels'") as caught:
+        run(tuning_of(bench, evaluate=evaluate))
+    assert caught.value.traceback_text == "File train.py"
+    assert len(bench.probes()) == 2
+
+
+def test_a_loss_that_is_not_finite_under_the_users_own_setting() -> None:
+    bench = calm()
+    bench.faults[bench.space.baseline.key] = always(Status.NUMERIC, "loss is nan")
+    with pytest.raises(NonFiniteLoss, match="loss is nan"):
+        run(tuning_of(bench))
+
+
+def test_nothing_measured_for_other_reasons_than_memory() -> None:
+    bench = calm()
+    with pytest.raises(WorkloadError, match="no optimizer step"):
+        run(tuning_of(bench, evaluate=lambda plan, purpose: Outcome(status=Status.NO_STEP, reason="no optimizer step")))
+
+
+def test_nothing_fits_says_the_smallest_peak_estimated_and_by_how_much_it_is_too_large() -> None:
+    bench = calm()
+    limit = bench.budget_bytes
+    never = Estimate(value_bytes=limit + 64 * MIB, lower_bytes=limit + 1, static_bytes=400 * MIB)
+    with pytest.raises(NothingFits) as raised:
+        run(tuning_of(bench, estimators=[Fixed(never, lambda plan: True)]))
+    assert bench.runs == []
+    assert "of which 400 MiB stay between steps, 64 MiB above the budget" in str(raised.value)

@@ -1,0 +1,219 @@
+"""The race, the choice and the proof that end a search."""
+
+import pytest
+
+from autofit.core.budget import Budget
+from autofit.core.errors import (
+    BudgetSpent,
+    NothingFits,
+    WorkloadError,
+)
+from autofit.core.estimate import Estimate
+from autofit.core.event import Event
+from autofit.core.omission import Omission
+from autofit.core.outcome import Outcome, Status
+from autofit.core.trial import Purpose
+from autofit.search.loop import Loop
+from autofit.search.phases import run
+from tests.fakes import (
+    MIB,
+    PRECISION,
+    Fixed,
+    MemoryLog,
+    always,
+    during,
+    tuning_of,
+)
+from tests.search.listed import at, calm, only
+
+
+def test_the_recommendation_is_proven_raced_and_faster() -> None:
+    bench, log = calm(), MemoryLog()
+    findings = run(tuning_of(bench, log))
+    assert bench.runs[-1] == (findings.plan, Purpose.PROOF)
+    assert log.finished[-1].purpose is Purpose.PROOF
+    assert findings.proof == log.finished[-1].outcome.measurement
+    assert bench.regret(findings.plan) < 0.05
+    true = bench.samples_per_s(findings.plan) / bench.samples_per_s(bench.space.baseline)
+    assert findings.gain is not None
+    assert findings.gain.low * 0.99 < true < findings.gain.high * 1.01
+    assert findings.gain.pairs >= 4
+    assert findings.baseline.plan == bench.space.baseline
+    assert findings.stopped
+
+
+def test_the_race_interleaves_the_finalists_with_the_baseline() -> None:
+    bench, log = calm(), MemoryLog()
+    run(tuning_of(bench, log))
+    blocks = bench.probes(Purpose.BLOCK)
+    names = list(dict.fromkeys(plan.key for plan in blocks))
+    first, second = blocks[: len(names)], blocks[len(names) : 2 * len(names)]
+    assert bench.space.baseline in first
+    assert second == first[::-1]
+    assert log.notes["race"]["rounds"] == blocks.count(bench.space.baseline)
+    kept = {Omission.model_validate(each).plan.combination for each in log.notes["left_out"]["combinations"]}
+    ran = {plan.combination for plan, _ in bench.runs}
+    assert kept | ran == set(bench.space.combinations())
+
+
+def test_a_baseline_that_is_best_is_returned_without_a_race() -> None:
+    bench = calm()
+    slow = [at(bench, 4), at(bench, 4, precision="tf32")]
+    findings = run(only(bench, bench.space.baseline, *slow))
+    assert findings.plan == bench.space.baseline
+    assert not bench.probes(Purpose.BLOCK)
+    assert findings.gain is not None
+    assert findings.gain.value == 1.0
+    assert bench.runs[-1] == (bench.space.baseline, Purpose.PROOF)
+
+
+def test_a_tie_keeps_the_users_own_setting() -> None:
+    bench = calm(effects={})
+    findings = run(only(bench, bench.space.baseline, at(bench, 8, precision="bf16"), at(bench, 8, precision="tf32")))
+    assert findings.plan == bench.space.baseline
+    assert bench.probes(Purpose.BLOCK)
+
+
+def test_alternatives_are_best_first_and_say_why_not() -> None:
+    bench = calm()
+    plans = [at(bench, 8, precision="tf32"), at(bench, 32, precision="bf16"), at(bench, 16)]
+    findings = run(only(bench, bench.space.baseline, *plans))
+    assert findings.plan == plans[1]
+    assert [c.plan for c in findings.alternatives] == [plans[2], plans[0]]
+    assert all("of the recommended plan's throughput" in c.note for c in findings.alternatives)
+    assert all(c.gain is not None and c.gain.value > 1 for c in findings.alternatives)
+
+
+def test_the_front_of_speed_against_memory_is_marked() -> None:
+    bench = calm()
+    light, middle, best = (at(bench, size, precision="bf16") for size in (8, 16, 32))
+    slow, heavy = at(bench, 16), at(bench, 32, precision="tf32")
+    findings = run(only(bench, bench.space.baseline, light, slow, middle, heavy, best))
+    assert findings.plan == best
+    found = {c.plan: c.on_front for c in findings.alternatives}
+    assert found == {light: True, middle: True, slow: False, heavy: False}
+    assert not findings.baseline.on_front  # the light plan is faster with less
+
+
+def test_a_plan_that_failed_after_its_probe_is_not_on_the_front() -> None:
+    bench = calm()
+    best, next_best = at(bench, 32, precision="bf16"), at(bench, 16, precision="bf16")
+    bench.faults[best.key] = during(Purpose.PROOF, Status.OVER_BUDGET)
+    findings = run(only(bench, bench.space.baseline, next_best, best))
+    assert findings.plan == next_best
+    assert {c.plan: c.on_front for c in findings.alternatives} == {best: False}
+    assert findings.baseline.on_front
+
+
+@pytest.mark.parametrize(("noise", "longer"), [(0.01, False), (0.4, True)])
+def test_a_race_may_take_longer_than_the_search_where_much_may_be_lost_by_ending_it(noise: float, longer: bool) -> None:
+    bench, began_s = calm(noise=noise, drift=noise / 4, effects={}), dict[str, float]()
+
+    def listen(event: Event) -> None:
+        began_s.setdefault(event.text.split()[0], bench.time.seconds)
+
+    plans = [at(bench, size, precision=name) for size in bench.space.sizes for name in PRECISION.values]
+    run(only(bench, *plans, listen=listen))
+    search_s, race_s = began_s["racing"], began_s["proving"] - began_s["racing"]
+    assert bench.probes(Purpose.BLOCK)
+    assert (race_s > 1.5 * search_s) is longer
+
+
+def test_a_failed_proof_leads_to_the_next_finalist() -> None:
+    bench = calm()
+    best, second = at(bench, 32, precision="bf16"), at(bench, 32, precision="tf32")
+    bench.faults[best.key] = during(Purpose.PROOF, Status.OVER_BUDGET, "peak above the budget")
+    findings = run(only(bench, bench.space.baseline, best, second))
+    assert findings.plan == second
+    assert any("peak above the budget" in c for c in findings.caveats)
+    noted = next(c for c in findings.alternatives if c.plan == best)
+    assert "proof failed" in noted.note
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_after_a_proof_that_the_end_of_the_time_cut_off_no_other_is_begun(late: bool) -> None:
+    bench = calm()
+    best = at(bench, 32, precision="bf16")
+
+    def hangs(purpose: Purpose) -> Outcome | None:
+        if purpose is not Purpose.PROOF:
+            return None
+        bench.time.advance(1000.0 if late else 1.0)
+        return Outcome(status=Status.TIMED_OUT, reason="hung in the proof")
+
+    bench.faults[best.key] = hangs
+    tuning = only(bench, bench.space.baseline, best, budget=Budget(memory_bytes=bench.budget_bytes, time_s=500.0))
+    if not late:
+        assert run(tuning).plan == bench.space.baseline
+        return
+    with pytest.raises(BudgetSpent, match="the time was over before one was proven"):
+        run(tuning)
+    assert bench.probes(Purpose.PROOF) == [best]
+
+
+@pytest.mark.parametrize("step_s", [0.1, 4.0])
+def test_the_time_kept_for_a_proof_grows_with_the_steps(step_s: float) -> None:
+    """A probe of slow steps is cut short, so that it tells little of how long a proof is."""
+    bench = calm(slower=lambda plan: step_s / 0.1)
+    bench.prepare_s = 0.01
+    loop = Loop(only(bench, bench.space.baseline, at(bench, 32)))
+    assert loop.runner.time.proof_s() == 0.0
+    for plan in (bench.space.baseline, at(bench, 32)):
+        loop.consider(plan)
+    slowest_s = bench.step_time_s(at(bench, 32))
+    assert loop.runner.time.proof_s() >= 9 * slowest_s
+
+
+def test_no_proof_at_all_is_nothing_fits() -> None:
+    bench = calm()
+    for plan in (bench.space.baseline, *(at(bench, size) for size in bench.space.sizes)):
+        bench.faults[plan.key] = during(Purpose.PROOF, Status.OUT_OF_MEMORY, "no memory in the proof")
+    with pytest.raises(NothingFits, match="no memory in the proof"):
+        run(only(bench, bench.space.baseline, at(bench, 32)))
+
+
+def test_no_plan_left_after_the_race_is_nothing_fits_with_the_reasons() -> None:
+    bench = calm()
+    for plan in (bench.space.baseline, at(bench, 32)):
+        bench.faults[plan.key] = during(Purpose.BLOCK, Status.OUT_OF_MEMORY, "no memory in the block")
+    for size in bench.space.sizes[:-2]:
+        bench.faults.setdefault(at(bench, size).key, always(Status.OUT_OF_MEMORY))
+    with pytest.raises(NothingFits, match="no memory in the block"):
+        run(only(bench, bench.space.baseline, at(bench, 32)))
+
+
+def test_when_every_proof_crashes_memory_is_not_blamed() -> None:
+    bench = calm()
+    for plan in (bench.space.baseline, at(bench, 32)):
+        bench.faults[plan.key] = during(Purpose.PROOF, Status.CRASHED, "ended by SIGABRT")
+    with pytest.raises(WorkloadError, match="ended by SIGABRT"):
+        run(only(bench, bench.space.baseline, at(bench, 32)))
+
+
+def test_a_failed_block_drops_the_plan() -> None:
+    bench, log = calm(), MemoryLog()
+    best, second = at(bench, 32, precision="bf16"), at(bench, 32, precision="tf32")
+    bench.faults[best.key] = during(Purpose.BLOCK, Status.OUT_OF_MEMORY, "no memory in the block")
+    findings = run(only(bench, bench.space.baseline, best, second, log=log))
+    assert findings.plan == second
+    assert any(t.purpose is Purpose.BLOCK and t.plan == best for t in log.finished)
+    assert "no memory in the block" in next(c for c in findings.alternatives if c.plan == best).note
+
+
+def test_what_was_estimated_before_a_plan_ran_is_kept() -> None:
+    bench = calm()
+    told = Fixed(Estimate(value_bytes=123 * MIB, lower_bytes=120 * MIB, upper_bytes=130 * MIB), lambda plan: True)
+    findings = run(tuning_of(bench, estimators=[told]))
+    assert findings.estimate is not None
+    assert findings.estimate.value_bytes == 123 * MIB
+
+
+def test_when_no_plan_can_be_proven_a_smaller_one_is_tried() -> None:
+    bench = calm()
+    only_one = bench.space.baseline
+    bench.faults[only_one.key] = during(Purpose.PROOF, Status.OVER_BUDGET, "2 allocator retries")
+    findings = run(only(bench, only_one))
+    assert findings.plan.combination == only_one.combination
+    assert 2 * findings.plan.micro_batch_size <= only_one.micro_batch_size
+    assert (findings.plan, Purpose.PROOF) in bench.runs
+    assert any("its proof failed (2 allocator retries)" in caveat for caveat in findings.caveats)

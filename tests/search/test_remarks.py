@@ -1,0 +1,37 @@
+"""Caveats of a search: what its gain rests on."""
+
+from autofit.core.budget import Budget
+from autofit.core.plan import Plan
+from autofit.search.phases import run
+from tests.fakes import (
+    small_bench,
+    tuning_of,
+)
+from tests.search.listed import at, calm, only
+
+
+def faster_in_bf16(plan: Plan) -> float:
+    return 0.94 if plan.values["precision"] == "bf16" else 1.0
+
+
+def test_a_gain_within_the_noise_is_said_to_be_one() -> None:
+    said = []
+    for seed in range(8):
+        bench = calm(seed=seed, noise=0.25, drift=0.06, effects={}, slower=faster_in_bf16)
+        findings = run(only(bench, bench.space.baseline, at(bench, 8, precision="bf16"), seed=seed))
+        gain, caveats = findings.gain, [caveat for caveat in findings.caveats if "but within the noise" in caveat]
+        assert gain is not None
+        within = findings.plan != bench.space.baseline and gain.low <= 1 < gain.value
+        assert len(caveats) == within
+        assert all(str(gain) in caveat for caveat in caveats)
+        said.append(within)
+    assert {True, False} == set(said)
+
+
+def test_without_time_for_a_race_the_gain_is_said_to_rest_on_probes() -> None:
+    bench = small_bench(prepare_s=5.0)
+    findings = run(tuning_of(bench, budget=Budget(memory_bytes=bench.budget_bytes, time_s=42.0)))
+    if findings.plan != bench.space.baseline:
+        assert findings.gain is not None
+        assert findings.gain.pairs == 0 or findings.gain.pairs < 4
+    assert any("undecided" in c or "no time for a race" in c for c in findings.caveats)
