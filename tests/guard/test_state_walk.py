@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
-from autofit.core.errors import RestoreError
 from autofit.guard import Guard
 
 
@@ -47,15 +46,6 @@ def test_an_iterator_in_flight_is_untouched() -> None:
     assert next(flying)[0].tolist() == next(twin)[0].tolist()
 
 
-def test_a_loader_iterator_that_was_advanced_is_named() -> None:
-    loader = _loader(3)
-    iterator = loader._iterator = iter(loader)
-    with pytest.raises(RestoreError, match=r"loader\._iterator"), Guard(nn.Linear(1, 1), loader=loader):
-        next(iterator)
-    with pytest.raises(RestoreError, match="loader"), Guard(nn.Linear(1, 1), loader=iterator):
-        next(iterator)
-
-
 def test_workers_kept_by_a_probe_are_released() -> None:
     loader = _loader(3, num_workers=1, persistent_workers=True)
     with Guard(nn.Linear(1, 1), loader=loader):
@@ -74,24 +64,6 @@ def test_a_list_of_batches_comes_back() -> None:
         batches[1]["x"].add_(1)
         assert guard.differences() == ["loader[1].x"]
     assert batches[1]["x"].tolist() == [0.0, 0.0]
-
-
-class StatefulLoader:
-    """A loader with a position, whose `load_state_dict` must not be called."""
-
-    def __init__(self) -> None:
-        self.position = [0]
-
-    def state_dict(self) -> dict[str, int]:
-        return {"position": self.position[0]}
-
-
-def test_a_stateful_loader_is_compared_by_its_state() -> None:
-    loader = StatefulLoader()
-    with Guard(nn.Linear(1, 1), loader=loader) as guard:
-        loader.position[0] = 5
-        assert "loader.state_dict()" in guard.differences()
-    assert loader.position == [0]
 
 
 def test_a_random_data_set_goes_on_where_it_was() -> None:

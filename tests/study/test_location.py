@@ -1,7 +1,6 @@
 """Where studies can be kept, what is refused, and that no secret is shown."""
 
 import multiprocessing
-import os
 import resource
 import sqlite3
 from pathlib import Path
@@ -56,39 +55,6 @@ def test_names_that_mean_something_in_a_url(tmp_path: Path) -> None:
     study.finish(study.begin(PLAN, Purpose.PROBE), measured())
     assert len(reopen(path).earlier()) == 1
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_an_empty_file_is_taken(tmp_path: Path) -> None:
-    (tmp_path / "s.db").touch()
-    assert reopen(tmp_path / "s.db").earlier() == ()
-
-
-def test_other_things_than_a_study_are_refused_and_left_alone(db: Path, tmp_path: Path) -> None:
-    (tmp_path / "text.db").write_text("my thesis, the only copy\n")
-    os.symlink(db, tmp_path / "link.db")
-    os.symlink(tmp_path / "nowhere", tmp_path / "dangling.db")
-    os.mkfifo(tmp_path / "pipe.db")
-    connection = sqlite3.connect(tmp_path / "other.db")
-    connection.execute("create table photos (name text)")
-    connection.close()
-    (tmp_path / "torn.db").write_bytes(db.read_bytes()[:50])
-    assert "found a directory" in refused(tmp_path)
-    assert "found a file that is not an SQLite database" in refused(tmp_path / "text.db")
-    assert "found a symbolic link" in refused(tmp_path / "link.db")
-    assert "found a symbolic link" in refused(tmp_path / "dangling.db")
-    assert "found a special file" in refused(tmp_path / "pipe.db")
-    assert "found an SQLite database of another program" in refused(tmp_path / "other.db")
-    assert "found a damaged SQLite database" in refused(tmp_path / "torn.db")
-    assert "NotADirectoryError" in refused(tmp_path / "text.db" / "s.db")
-    assert (tmp_path / "text.db").read_text() == "my thesis, the only copy\n"
-    assert not (tmp_path / "nowhere").exists()
-    assert sqlite3.connect(tmp_path / "other.db").execute("select * from sqlite_master").fetchall()[1:] == []
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
-def test_a_read_only_file_is_refused(db: Path) -> None:
-    db.chmod(0o400)
-    assert "may not read and write" in refused(db)
 
 
 def test_a_full_disk_is_a_study_error_and_what_was_recorded_is_kept(db: Path) -> None:

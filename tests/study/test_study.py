@@ -3,7 +3,6 @@
 import logging
 import math
 import sqlite3
-import stat
 from pathlib import Path
 
 import optuna
@@ -16,7 +15,6 @@ from sqlalchemy.exc import OperationalError
 from autofit.core.errors import StudyError
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
-from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from tests.study.samples import BUDGET, HERE, MIB, PLAN, failed, measured, measurement, reopen, space
 
@@ -76,52 +74,6 @@ def test_what_this_run_records_is_not_earlier() -> None:
     study.finish(study.begin(PLAN, Purpose.PROBE), measured())
     assert study.earlier() == ()
     assert study.location == "memory"
-
-
-@pytest.mark.parametrize(
-    ("outcome", "state", "feasible"),
-    [
-        (measured(), TrialState.COMPLETE, True),
-        (failed(Status.OUT_OF_MEMORY), TrialState.COMPLETE, False),
-        (failed(Status.OUT_OF_HOST_MEMORY), TrialState.COMPLETE, False),
-        (failed(Status.OVER_BUDGET, measurement=measurement(1500 * MIB)), TrialState.COMPLETE, False),
-        (failed(Status.OVER_BUDGET, measurement=measurement(allocator_retries=1)), TrialState.COMPLETE, False),
-        (failed(Status.NUMERIC), TrialState.COMPLETE, False),
-        (failed(Status.LAUNCH_LIMIT), TrialState.COMPLETE, False),
-        (failed(Status.USER_ERROR), TrialState.FAIL, None),
-        (failed(Status.CRASHED), TrialState.FAIL, None),
-        (failed(Status.TIMED_OUT), TrialState.FAIL, None),
-        (failed(Status.INTERRUPTED), TrialState.FAIL, None),
-        (failed(Status.POISONED), TrialState.FAIL, None),
-        (failed(Status.SKIPPED), TrialState.PRUNED, None),
-        (failed(Status.REJECTED), TrialState.PRUNED, None),
-    ],
-    ids=lambda value: value.status.value if isinstance(value, Outcome) else None,
-)
-def test_optuna_reads_each_outcome(db: Path, outcome: Outcome, state: TrialState, feasible: bool | None) -> None:
-    run(db, outcome)
-    (trial,) = in_optuna(db)
-    assert trial.state is state
-    if state is TrialState.COMPLETE:
-        assert list(trial.constraints) == ["memory", "valid"]
-        assert all(value <= 0 for value in trial.constraints.values()) is feasible
-        assert (trial.value or 0) > 0 or not feasible
-
-
-def test_every_status_can_be_recorded() -> None:
-    study = reopen(None)
-    for status in Status:
-        outcome = measured() if status is Status.MEASURED else failed(status)
-        assert study.finish(study.begin(PLAN, Purpose.PROBE), outcome).outcome.status is status
-
-
-def test_optuna_finds_the_best_feasible_trial(db: Path) -> None:
-    study = reopen(db)
-    study.finish(study.begin(PLAN, Purpose.PROBE), failed(Status.OUT_OF_MEMORY))
-    good = study.begin(PLAN.replace(micro_batch_size=2), Purpose.PROBE)
-    study.finish(good, measured())
-    study.finish(study.begin(PLAN, Purpose.PROBE), failed(Status.NUMERIC))
-    assert optuna.load_study(study_name="net", storage=f"sqlite:///{db}").best_trial.number == good
 
 
 def test_trials_of_another_environment_are_left_out_and_the_note_says_why(db: Path) -> None:
@@ -202,38 +154,6 @@ def test_a_further_study_has_a_name_of_its_own_though_the_first_was_deleted(db: 
     study = reopen(db, facts=space(precisions=precisions))
     assert study.notes[0].startswith("trials of this run go to the study net#3")
     assert len(study.earlier()) == 1
-
-
-def test_a_knob_that_came_into_play_later_has_its_default_in_older_trials(db: Path) -> None:
-    narrow = space().model_copy(update={"knobs": space().knobs[1:]})
-    before = Plan(values={name: value for name, value in PLAN.values.items() if name != "precision"})
-    study = reopen(db, facts=narrow)
-    study.finish(study.begin(before, Purpose.PROBE), measured())
-    later = reopen(db)
-    assert [trial.plan for trial in later.earlier()] == [PLAN.replace(precision="fp32")]
-    assert later.notes == ()
-
-
-def test_trials_of_plans_that_are_not_searched_now_are_said_with_what_differs(db: Path) -> None:
-    run(db, measured())
-    other = space().model_copy(update={"global_batch_size": 16, "baseline": PLAN.replace(accumulation_steps=4)})
-    study = reopen(db, facts=other)
-    assert study.notes == (
-        "1 trial is of plans that this run does not search and not used: 2 accumulation steps of 4 are not the global "
-        "batch 16",
-    )
-    assert len(study.earlier()) == 1  # for the record
-    study.finish(study.begin(PLAN.replace(precision="fp32"), Purpose.PROBE), measured())
-    (note,) = reopen(db, facts=space(precisions=("fp32",))).notes[1:]
-    assert note == ("1 trial is of plans that this run does not search and not used: precision=bf16 is not one of fp32")
-
-
-def test_ranges_of_whole_numbers_may_change_within_a_study(db: Path) -> None:
-    run(db, measured())
-    study = reopen(db, facts=space(blocks=(0, 6, 12)))
-    study.finish(study.begin(PLAN.replace(checkpointed_blocks=12), Purpose.PROBE), measured())
-    assert not any("further study" in note for note in study.notes)
-    assert [trial.params["checkpointed_blocks"] for trial in in_optuna(db)] == [2, 12]
 
 
 def test_scores_in_another_unit_go_to_a_further_study(db: Path) -> None:
@@ -319,15 +239,6 @@ def test_optuna_stays_as_talkative_as_it_was(db: Path, caplog: pytest.LogCapture
     finally:
         optuna.logging.set_verbosity(kept)
         optuna.logging.disable_propagation()
-
-
-def test_the_file_and_its_directories_are_for_the_owner_alone(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b" / "s.db"
-    run(path, measured())
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    for directory in (path.parent, path.parent.parent):
-        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-    assert [file.name for file in path.parent.iterdir()] == ["s.db"]
 
 
 def test_a_failed_write_can_be_made_again(db: Path) -> None:
