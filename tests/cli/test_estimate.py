@@ -16,7 +16,7 @@ from autofit.estimation.estimate import estimate
 from autofit.estimation.estimation import Estimation
 from autofit.probing.remote.bench import Target
 from tests.cli.processes import ROOT, TARGETS
-from tests.estimation.test_estimate import MIB, briefing, trace_of
+from tests.estimation.traces import MIB, briefing, trace_of
 
 Run = Callable[..., tuple[int, str, str]]
 

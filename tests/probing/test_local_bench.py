@@ -1,48 +1,29 @@
 """A bench knows the workload before the first probe, and leaves no trace of any (promise 4)."""
 
-import copy
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset
 
-from autofit import devices, estimators
+from autofit import estimators
 from autofit.core.account import Account
-from autofit.core.briefing import Briefing, Options
+from autofit.core.briefing import Briefing
 from autofit.core.errors import (
-    DevicePoisoned,
-    NothingFits,
-    SpaceError,
     Untraceable,
     UsageError,
-    UserCodeError,
-    WorkloadError,
 )
 from autofit.core.outcome import Status
 from autofit.core.trial import Purpose
-from autofit.devices.base import Device
 from autofit.guard import digest_of
-from autofit.guard.tensor_state import StorageBytes
-from autofit.identity.identity import signature
-from autofit.probing.local_bench import LocalBench
-from autofit.probing.workload_facts import own_batch
-from autofit.workloads.batches import BatchSource
 from autofit.workloads.workload import Workload
 from tests.fakes import notes
 from tests.probing import targets
+from tests.probing.benches import CPU, bench_of
 
-CPU: Any = type(devices.choose("cpu"))
-PLENTY = Options(memory_budget="1GiB")
 HOST = Account(allocator="host")
-
-
-def bench_of(workload: Workload, device: Device | None = None, **options: Any) -> LocalBench:
-    return LocalBench(workload, device or CPU(), PLENTY.model_copy(update=options))
 
 
 class Stateful(nn.Module):
@@ -139,24 +120,6 @@ def test_an_opening_that_fails_leaves_no_trace(used: Workload) -> None:
     assert digest(used) == before
 
 
-def test_the_heap_is_frozen_while_open_and_not_afterwards() -> None:
-    assert gc.get_freeze_count() == 0
-    with bench_of(targets.make_mlp()):
-        assert gc.get_freeze_count() > 0
-    assert gc.get_freeze_count() == 0
-
-
-def test_a_heap_that_the_user_has_frozen_stays_so() -> None:
-    gc.freeze()
-    try:
-        count = gc.get_freeze_count()
-        with bench_of(targets.make_mlp()):
-            assert gc.get_freeze_count() <= count
-        assert 0 < gc.get_freeze_count() <= count
-    finally:
-        gc.unfreeze()
-
-
 class Dying(CPU):
     """A device that stops answering when it is told to."""
 
@@ -216,124 +179,6 @@ def test_what_the_device_has_to_say_is_said() -> None:
     assert "nobody has tried this device" in bench_of(targets.make_mlp(), Untried()).briefing.caveats
 
 
-def signature_of(workload: Workload) -> str:
-    return bench_of(workload).briefing.environment.workload
-
-
-def test_the_signature_is_that_of_the_structure_and_not_of_the_weights(used: Workload) -> None:
-    own = signature_of(used)
-    trained = copy.copy(used)
-    with torch.no_grad():
-        trained.model.layers[0].weight.add_(1.0)
-    assert signature_of(trained) == own
-    assert signature_of(targets.make_mlp()) != own
-    assert signature_of(targets.make_mlp()) == signature_of(targets.make_mlp())
-
-
-@pytest.mark.parametrize(
-    ("change", "part"),
-    [
-        (lambda: Workload(targets.mlp(width=17), targets.vectors()), "model"),
-        (lambda: Workload(targets.mlp()[:3].append(nn.Linear(16, 4, bias=False)), targets.vectors()), "model"),
-        (lambda: Workload(targets.mlp().double(), doubles()), "model"),
-        (lambda: Workload(frozen(), targets.vectors()), "model"),
-        (lambda: targets.make_mlp(loss_fn=nn.CrossEntropyLoss()), "data"),
-        (lambda: Workload(targets.mlp(), doubles(torch.float32), loss_fn=lambda x, y: x.mean()), "data"),
-    ],
-)
-def test_the_signature_changes_with(change: Callable[[], Workload], part: str) -> None:
-    own, other = signature_of(targets.make_mlp()).split("-"), signature_of(change()).split("-")
-    assert own[part == "data"] != other[part == "data"]
-    if part == "data":
-        assert own[0] == other[0]
-
-
-def doubles(dtype: torch.dtype = torch.float64) -> DataLoader:
-    return DataLoader(TensorDataset(torch.randn(32, 8, dtype=dtype), torch.randn(32, 4)), batch_size=8)
-
-
-def frozen() -> nn.Module:
-    model = targets.mlp()
-    model[0].weight.requires_grad_(False)
-    return model
-
-
-def test_a_signature_is_two_short_digests() -> None:
-    assert signature(targets.mlp(), "x float32[B]", "mse_loss") == signature(targets.mlp(), "x float32[B]", "mse_loss")
-    first, second = signature(targets.mlp(), "x float32[B]", "mse_loss").split("-")
-    assert len(first) == len(second) == 8
-
-
-def test_a_model_elsewhere_is_refused_with_both_places() -> None:
-    model = targets.mlp().to("meta")
-    with pytest.raises(WorkloadError) as error:
-        bench_of(Workload(model, targets.vectors()))
-    text = str(error.value)
-    assert "the model is on meta, but is to be tuned on cpu" in text
-    assert "model.to('cpu')" in text
-    assert "pass device='meta'" in text
-    mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
-    with pytest.raises(WorkloadError, match="the model is on cpu, meta"):
-        bench_of(Workload(mixed, targets.vectors()))
-
-
-def test_a_model_may_be_moved_where_it_is_not_the_users_own() -> None:
-    moved: list[torch.device] = []
-
-    class Movable(nn.Linear):
-        def to(self, device: Any) -> Any:
-            moved.append(device)
-            return super().to(device)
-
-    bench_of(Workload(Movable(8, 4), targets.vectors()), may_move=True)
-    assert moved == [torch.device("cpu")]
-    bench_of(Workload(Movable(8, 4), targets.vectors()))
-    assert len(moved) == 1
-
-
-def test_an_unknown_strategy_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(SpaceError) as error:
-        bench_of(targets.make_mlp(), strategies=("batching", "magic"))
-    assert "unknown strategy 'magic'; expected some of " in str(error.value)
-    assert "precision" in str(error.value)
-
-
-def test_strategies_that_are_left_out_have_no_knob() -> None:
-    space = bench_of(targets.make_mlp(), strategies=("batching",)).briefing.space
-    assert space.knobs == ()
-    assert set(space.baseline.values) == {"micro_batch_size", "accumulation_steps"}
-
-
-def test_exact_numerics_have_no_precision_knob() -> None:
-    class Capable(CPU):
-        def capabilities(self) -> frozenset[str]:
-            return frozenset({"bf16", "fp16"})
-
-    space = bench_of(targets.make_mlp(), Capable(), numerics="exact").briefing.space
-    assert "precision" not in {knob.name for knob in space.knobs}
-    assert any("numerics='exact' keeps the arithmetic" in refusal.reason for refusal in space.refused)
-    mixed = bench_of(targets.make_mlp(), Capable()).briefing.space
-    assert "precision" in {knob.name for knob in mixed.knobs}
-
-
-@pytest.mark.parametrize(
-    ("loader_batch", "total", "expected"),
-    [
-        (8, None, (8, 1)),
-        (8, 45, (5, 9)),
-        (10, 45, (9, 5)),
-        (8, 7, (7, 1)),
-        (8, 13, (1, 13)),
-        (64, 16, (16, 1)),
-        (8, 24, (8, 3)),
-    ],
-)
-def test_the_users_own_setting_keeps_the_global_batch(
-    loader_batch: int, total: int | None, expected: tuple[int, int]
-) -> None:
-    assert own_batch(loader_batch, total, resizable=True) == expected
-
-
 class Counting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -354,63 +199,6 @@ def test_a_counter_in_a_container_makes_no_other_workload() -> None:
     assert settings[0] == settings[1]
 
 
-def test_batches_that_are_only_cut_keep_the_global_batch_exactly() -> None:
-    ready = [(torch.randn(12, 3 + length, 8), torch.randint(4, (12, 3 + length))) for length in range(8)]
-    workload = Workload(targets.mlp(), ready, step_fn=of_tokens, global_batch_size=20)
-    bench = bench_of(workload)
-    assert (bench.briefing.space.baseline.micro_batch_size, bench.briefing.space.sizes) == (4, (1, 2, 4))
-    draw = BatchSource.of(ready).rebuild(4)
-    assert [len(part[0]) for part, _ in zip(draw, range(24), strict=False)] == [4] * 24
-
-
-def of_tokens(model: nn.Module, batch: Any) -> torch.Tensor:
-    return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
-
-
-def test_an_odd_global_batch_has_its_divisors_only() -> None:
-    space = bench_of(targets.make_mlp(global_batch_size=45)).briefing.space
-    assert space.sizes == (1, 3, 5, 9, 15, 45)
-    assert (space.baseline.micro_batch_size, space.baseline.accumulation_steps) == (5, 9)
-    assert space.global_batch_size == 45
-
-
-def test_a_free_batch_is_not_accumulated() -> None:
-    space = bench_of(targets.make_mlp(max_global_batch_size=64)).briefing.space
-    assert space.global_batch_size is None
-    assert space.sizes == (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
-    assert space.baseline.global_batch_size == 8
-
-
-def uncut(size: int) -> list[Any]:
-    """Batches that hold a tensor which is not one row per sample."""
-    return [(torch.randn(size, 8), torch.zeros(size, dtype=torch.long), torch.full((5,), float(at))) for at in range(3)]
-
-
-def uncut_step(model: nn.Module, batch: Any) -> torch.Tensor:
-    return nn.functional.cross_entropy(model(batch[0]), batch[1])
-
-
-def test_batches_that_cannot_be_cut_must_make_up_the_global_batch() -> None:
-    with pytest.raises(SpaceError) as error:
-        bench_of(Workload(targets.mlp(), uncut(6), step_fn=uncut_step, global_batch_size=16))
-    assert "a global batch of 16 with a loader whose batches of 6 can be neither cut nor joined" in str(error.value)
-    with bench_of(Workload(targets.mlp(), uncut(6), step_fn=uncut_step, global_batch_size=12)) as bench:
-        assert bench.briefing.space.sizes == (6,)
-        assert bench.evaluate(bench.briefing.space.baseline, Purpose.PROOF).measured
-
-
-def test_inference_has_no_global_batch_to_keep() -> None:
-    with bench_of(targets.make_mlp(mode="inference", global_batch_size=24)) as bench:
-        space = bench.briefing.space
-        assert space.global_batch_size is None
-        assert space.baseline.accumulation_steps == 1
-        outcome = bench.evaluate(space.baseline, Purpose.PROOF)
-        assert outcome.measured, outcome.reason
-        assert outcome.measurement is not None
-        assert outcome.measurement.loss is None
-        assert outcome.measurement.memory.static_bytes == sum(p.nbytes for p in bench.workload.model.parameters())
-
-
 def test_inference_runs_in_evaluation_mode_and_training_in_training_mode() -> None:
     seen = notes()
     for mode, expected in (("inference", False), ("train", True)):
@@ -421,67 +209,6 @@ def test_inference_runs_in_evaluation_mode_and_training_in_training_mode() -> No
             bench.evaluate(bench.briefing.space.baseline, Purpose.BLOCK)
         assert set(seen) == {expected}
         assert model.training is not expected
-
-
-def test_an_error_of_the_users_while_opening_is_shown_as_theirs() -> None:
-    class Broken(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            raise ValueError("found 7 channels")
-
-    with pytest.raises(UserCodeError) as error:
-        bench_of(Workload(Broken(8, 4), targets.vectors()))
-    assert "your code failed before the first probe: ValueError: found 7 channels" in str(error.value)
-    assert "in forward" in error.value.traceback_text
-    assert "/autofit/" not in error.value.traceback_text
-    assert isinstance(error.value.__cause__, ValueError)
-
-
-def test_an_error_of_the_data_while_opening_is_shown_as_theirs() -> None:
-    class Rows(TensorDataset):
-        def __getitem__(self, at: int) -> Any:
-            raise KeyError("label")
-
-    with pytest.raises(UserCodeError, match="KeyError"):
-        bench_of(Workload(targets.mlp(), DataLoader(Rows(torch.zeros(8, 8)), batch_size=4)))
-
-
-def test_two_samples_that_do_not_fit_are_no_error_of_the_users() -> None:
-    class Huge(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 900.00 GiB.")
-
-    with pytest.raises(NothingFits, match="not even two samples fit"):
-        bench_of(Workload(Huge(8, 4), targets.vectors()))
-
-
-POISON = "CUDA error: an illegal memory access was encountered"
-
-
-def test_a_device_that_is_poisoned_when_opening_is_no_error_of_the_users() -> None:
-    class Poisoned(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            raise RuntimeError(POISON)
-
-    with pytest.raises(DevicePoisoned, match="answers every call with an error") as error:
-        bench_of(Workload(Poisoned(8, 4), targets.vectors()))
-    assert isinstance(error.value.__cause__, RuntimeError)
-
-
-def test_what_a_poisoned_device_keeps_is_said_beside_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It cannot be written, nor read to verify; the error that tells of the poison is the one to see."""
-    workload = targets.make_mlp()
-    error = DevicePoisoned("no answer")
-    bench = bench_of(workload).__enter__()
-    workload.model.note = "set by a step"
-    monkeypatch.setattr(StorageBytes, "restore", unwritable)
-    monkeypatch.setattr(StorageBytes, "differences", unwritable)
-    bench.__exit__(DevicePoisoned, error, None)
-    assert "model.0.weight" in error.__notes__[0]
-    assert not hasattr(workload.model, "note")
-
-
-def unwritable(*_: object) -> None:
-    raise RuntimeError(POISON)
 
 
 class Stream(IterableDataset):

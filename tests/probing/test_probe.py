@@ -2,7 +2,6 @@
 
 import gc
 import random
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,42 +14,23 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from autofit import devices
-from autofit.core.briefing import Options
-from autofit.core.budget import Clock
 from autofit.core.objective import Objective
-from autofit.core.outcome import Outcome, Status
+from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
-from autofit.devices.base import Counters, Device, Reading
 from autofit.guard import digest_of
 from autofit.probing.local_bench import LocalBench
-from autofit.probing.static_bytes import static_bytes
-from autofit.probing.watchdog import Watchdog
 from autofit.workloads.representative import expected_largest
 from autofit.workloads.workload import Workload
 from tests.fakes import FakeTime, notes, unguarded
 from tests.probing import targets
+from tests.probing.steps import CPU, PLENTY, Scaled, evaluate
 
-CPU: Any = type(devices.choose("cpu"))
-PLENTY = Options(memory_budget="1GiB", strategies=("batching",))
 OOM = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 REFUSED = RuntimeError(
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
     "8589934592 bytes. Error code 12 (Cannot allocate memory)"
 )
-
-
-def evaluate(
-    workload: Workload,
-    purpose: Purpose = Purpose.PROBE,
-    options: Options = PLENTY,
-    device: Device | None = None,
-    **plan: Any,
-) -> Outcome:
-    """Opens a bench, runs its baseline with the values of `plan`, and leaves it."""
-    with LocalBench(workload, device or CPU(), options) as bench:
-        return bench.evaluate(bench.briefing.space.baseline.replace(**plan), purpose)
 
 
 class Fuse:
@@ -191,27 +171,6 @@ def test_a_kept_exception_does_not_keep_the_tensors() -> None:
         assert seen[0]() is None
 
 
-def test_over_the_budget_is_an_outcome_with_the_measurement() -> None:
-    outcome = evaluate(targets.make_mlp(), options=PLENTY.model_copy(update={"memory_budget": "2KiB"}))
-    assert outcome.status is Status.OVER_BUDGET
-    assert outcome.measurement is not None
-    assert outcome.measurement.memory.judged_bytes > 2048
-    assert "above the budget 2 KiB" in outcome.reason
-    fits = outcome.measurement.memory.judged_bytes
-    at_the_limit = PLENTY.model_copy(update={"memory_budget": f"{fits}B"})
-    assert evaluate(targets.make_mlp(), options=at_the_limit).measured
-    below = PLENTY.model_copy(update={"memory_budget": f"{fits - 1}B"})
-    assert evaluate(targets.make_mlp(), options=below).status is Status.OVER_BUDGET
-
-
-def test_the_speed_of_a_plan_over_the_budget_is_that_of_the_samples_it_ran() -> None:
-    workload = targets.make_mlp(global_batch_size=32)
-    tight = PLENTY.model_copy(update={"memory_budget": "2KiB"})
-    outcome = evaluate(workload, options=tight, micro_batch_size=4, accumulation_steps=8)
-    assert outcome.measurement is not None
-    assert outcome.measurement.samples_per_step == 2 * 4  # two micro batches show all that can be live
-
-
 def users_step(model: nn.Module, batch: Any) -> torch.Tensor:
     """A step function that fails when the model says so."""
     if model.mood == "nan":
@@ -258,20 +217,6 @@ def test_what_the_users_step_does_wrong_is_told(mood: str, status: Status, reaso
             assert outcome.phase == "forward"
             assert "in users_step" in outcome.traceback_text
             assert "/autofit/" not in outcome.traceback_text
-
-
-def test_the_step_at_which_the_loss_was_first_not_finite_is_told() -> None:
-    calls = []
-
-    def step(model: nn.Module, batch: Any) -> torch.Tensor:
-        calls.append(batch)
-        return model(batch[0]).mean() * (float("nan") if len(calls) > 3 else 1.0)
-
-    with LocalBench(Workload(targets.mlp(), targets.vectors(), step_fn=step), CPU(), PLENTY) as bench:
-        calls.clear()
-        outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
-    assert outcome.status is Status.NUMERIC
-    assert outcome.reason == "the loss is nan, from step 4 on"
 
 
 def test_a_step_function_that_calls_backward_itself_is_told_so() -> None:
@@ -328,42 +273,6 @@ def test_a_plan_that_cannot_be_applied_here_is_rejected() -> None:
     assert outcome.status is Status.REJECTED
     assert outcome.phase == "prepare"
     assert "precision='fp4' cannot be applied here" in outcome.reason
-
-
-class Seen:
-    """A step function that writes down the batches it gets, each of which takes 0.1 s."""
-
-    def __init__(self, clock: FakeTime) -> None:
-        self.clock, self.batches = clock, notes()
-
-    def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        self.clock.advance(0.1)
-        self.batches.append(tuple(batch["input_ids"].shape))
-        return targets.token_mean(model, batch)
-
-
-@pytest.mark.parametrize(("purpose", "parts", "steps"), [(Purpose.PROOF, 4, 3), (Purpose.PROBE, 2, 2)])
-def test_the_first_steps_are_whole_and_on_the_longest_samples(
-    purpose: Purpose, parts: int, steps: int, step_clock: FakeTime
-) -> None:
-    seen = Seen(step_clock)
-    # One sample in twelve is long: the typical batch of 2 has none.
-    loader = targets.sentences((*[3] * 11, 40), batch_size=2)
-    workload = Workload(targets.Transformer(), loader, step_fn=seen, global_batch_size=8)
-    with LocalBench(workload, CPU(), PLENTY.model_copy(update={"numerics": "any"})) as bench:
-        seen.batches.clear()
-        plan = Plan(values={"micro_batch_size": 2, "accumulation_steps": 4})
-        outcome = bench.evaluate(plan, purpose)
-    assert outcome.measured
-    assert seen.batches[: parts * steps] == [(2, 40)] * parts * steps
-    rest = seen.batches[parts * steps :]
-    assert len(rest) % 4 == 0  # timed steps are whole ones
-    assert (2, 3) in rest
-    assert outcome.measurement is not None
-    assert outcome.measurement.worst_steps == steps
-    assert outcome.measurement.samples_per_step == 8
-    times = (0.4,) * (8 if purpose is Purpose.PROOF else 4)  # on each of four batches as often
-    assert outcome.measurement.step_times_s == pytest.approx(times)
 
 
 def test_a_proof_has_phases_and_a_block_times_only(step_clock: FakeTime) -> None:
@@ -560,40 +469,6 @@ def test_a_step_that_changes_its_batch_gets_a_new_one_each_time() -> None:
     assert float(batches[0]["x"].max()) == 255.0
 
 
-class Scaled(nn.Module):
-    """Gradients overflow in fp16 until the scaler's scale has come down."""
-
-    def __init__(self, limit: float) -> None:
-        super().__init__()
-        self.linear, self.limit = nn.Linear(8, 4), limit
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        output = self.linear(x)
-        if output.requires_grad:
-            output.register_hook(lambda gradient: torch.where(gradient.abs() > self.limit, torch.inf, gradient))
-        return output
-
-
-@pytest.mark.parametrize(("left_s", "timed", "phases"), [(0.0, 0, False), (0.02, 1, False), (60.0, 5, True)])
-def test_a_proof_with_little_time_left_runs_the_steps_that_it_needs(left_s: float, timed: int, phases: bool) -> None:
-    def slow(model: nn.Module, batch: Any) -> torch.Tensor:
-        time.sleep(0.02)
-        return F.cross_entropy(model(batch[0]), batch[1])
-
-    watch = Watchdog(Clock(lambda: 100.0 - left_s, limit_s=100.0, start=0.0))
-    workload = Workload(targets.mlp(), targets.vectors(), step_fn=slow, optimizer=torch.optim.SGD)
-    with LocalBench(workload, CPU(), PLENTY, watch=watch) as bench:
-        outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROOF)
-    assert outcome.measured, outcome.reason
-    found = outcome.measurement
-    assert found is not None
-    assert found.worst_steps == 3
-    assert found.memory.judged_bytes > 0
-    assert found.of_worst_batch is (timed == 0)
-    assert timed <= len(found.step_times_s) <= (timed or 3) + 5 * phases
-    assert bool(found.phases_s) is phases
-
-
 def test_steps_that_the_scaler_skips_do_not_prove_anything() -> None:
     updates = notes()
 
@@ -610,14 +485,6 @@ def test_steps_that_the_scaler_skips_do_not_prove_anything() -> None:
     # 3 on the worst batch, the warm-up, the measured ones, 3 for the phases: each one an update.
     timed = len(outcome.measurement.warmup_times_s) + len(outcome.measurement.step_times_s)
     assert len(updates) == 3 + timed + 3
-
-
-def test_a_model_that_always_overflows_is_a_numeric_failure() -> None:
-    workload = Workload(Scaled(limit=0.0), targets.vectors(), optimizer=torch.optim.SGD)
-    for purpose in Purpose:
-        outcome = evaluate(workload, purpose, precision="fp16")
-        assert outcome.status is Status.NUMERIC
-        assert "gradients overflow in fp16" in outcome.reason
 
 
 class Dying(CPU):
@@ -639,142 +506,6 @@ def test_a_device_that_no_longer_answers_is_poisoned() -> None:
         outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
         assert outcome.status is Status.POISONED
         assert outcome.reason == "the device no longer answers: CUDA error: an illegal memory access was encountered"
-
-
-class Hiding(CPU):
-    """A device whose allocator counts what the model hid."""
-
-    @contextmanager
-    def meter(self, static: Callable[[], int]) -> Iterator[Reading]:
-        with super().meter(static) as reading:
-            yield reading
-        reading.memory = reading.memory.model_copy(update={"swallowed_ooms": 2})
-
-
-def test_out_of_memory_events_that_the_model_hides_mean_that_it_does_not_fit() -> None:
-    outcome = evaluate(targets.make_mlp(), device=Hiding())
-    assert outcome.status is Status.OVER_BUDGET
-    assert "2 out-of-memory events hidden by the model" in outcome.reason
-    assert outcome.measurement is not None
-
-
-class Thrashing(CPU):
-    """A device whose allocator retries in every step, but only while steps are timed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.metering, self.retries = False, 0
-
-    @contextmanager
-    def meter(self, static: Callable[[], int]) -> Iterator[Any]:
-        self.metering = True
-        with super().meter(static) as reading:
-            yield reading
-        self.metering = False
-
-    def synchronize(self) -> None:
-        self.retries += not self.metering
-
-    def counters(self) -> Counters:
-        return Counters(retries=self.retries)
-
-
-@pytest.mark.parametrize("purpose", [Purpose.BLOCK, Purpose.PROOF])
-def test_retries_while_steps_are_timed_mean_that_it_does_not_fit(purpose: Purpose) -> None:
-    outcome = evaluate(targets.make_mlp(), purpose, device=Thrashing())
-    assert outcome.status is Status.OVER_BUDGET
-    assert "allocator retries" in outcome.reason
-
-
-class Caching(CPU):
-    """A device with a caching allocator: writes down when its cache is emptied among the steps."""
-
-    is_host = False
-
-    def __init__(self, lengths: list[int | str]) -> None:
-        super().__init__()
-        self.lengths, self.seen = lengths, Counters()
-
-    def release(self) -> None:
-        self.lengths.append("released")
-
-    def counters(self) -> Counters:
-        return self.seen
-
-
-def grown(event: Callable[[Caching], None], parts: int = 1) -> tuple[Outcome, list[int | str]]:
-    """Proves a plan of texts of 3 to 40 words; `event` comes with each batch after the cache was emptied."""
-    lengths = notes()
-    device = Caching(lengths)
-
-    def step_fn(model: nn.Module, batch: Any) -> torch.Tensor:
-        lengths.append(int(batch["input_ids"].shape[1]))
-        if "released" in lengths:
-            event(device)
-        return targets.token_mean(model, batch)
-
-    loader = targets.sentences((*range(3, 20), 40), batch_size=2, samples=36)
-    workload = Workload(targets.Transformer(), loader, step_fn=step_fn, global_batch_size=2 * parts)
-    with LocalBench(workload, device, PLENTY.model_copy(update={"numerics": "any"})) as bench:
-        lengths.clear()
-        outcome = bench.evaluate(Plan(values={"micro_batch_size": 2, "accumulation_steps": parts}), Purpose.PROOF)
-    return outcome, lengths
-
-
-@pytest.mark.parametrize("parts", [1, 2])
-def test_a_proof_has_batches_grow_from_an_empty_cache_before_it_times(parts: int) -> None:
-    """And a retry of the allocator meanwhile is none of the steps that are timed."""
-
-    def retried(device: Caching) -> None:
-        device.seen = Counters(retries=1)
-
-    outcome, lengths = grown(retried, parts)
-    assert outcome.measured
-    worst = 3 * parts
-    assert lengths[: worst + 1] == [*[40] * worst, "released"]
-    growing = lengths[worst + 1 : worst + 1 + 5 * parts]
-    assert growing == sorted(growing)
-    assert growing[0] < growing[-1] == 40
-    assert growing[-parts:] == [40] * parts
-    assert len(set(growing)) > 2
-
-
-def test_a_retry_on_a_timed_step_after_that_is_one_too_many() -> None:
-    def retried_later(device: Caching) -> None:
-        if 40 in device.lengths[device.lengths.index("released") : -1]:  # the worst batch, with which growing ends
-            device.seen = Counters(retries=1)
-
-    outcome, _ = grown(retried_later)
-    assert outcome.status is Status.OVER_BUDGET
-    assert "allocator retries" in outcome.reason
-
-
-def test_a_block_begins_with_its_largest_batches(step_clock: FakeTime) -> None:
-    seen = Seen(step_clock)
-    workload = Workload(targets.Transformer(), targets.sentences((*range(3, 20), 40), 2, 36), step_fn=seen)
-    with LocalBench(workload, CPU(), PLENTY.model_copy(update={"numerics": "any"})) as bench:
-        seen.batches.clear()
-        assert bench.evaluate(Plan(values={"micro_batch_size": 2, "accumulation_steps": 2}), Purpose.BLOCK).measured
-    warm_up, steps = seen.batches[:2], seen.batches[2:]
-    assert warm_up == steps[:2]
-    assert steps == sorted(steps, reverse=True)
-    assert steps[0] > steps[-1]
-
-
-def hidden(device: Caching) -> None:
-    device.seen = Counters(ooms=1)
-
-
-def exhausted(device: Caching) -> None:
-    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
-
-
-@pytest.mark.parametrize(("event", "status"), [(hidden, Status.OVER_BUDGET), (exhausted, Status.OUT_OF_MEMORY)])
-def test_a_plan_whose_growing_batches_run_out_of_memory_is_not_proven(
-    event: Callable[[Caching], None], status: Status
-) -> None:
-    outcome, _ = grown(event)
-    assert outcome.status is status
 
 
 class Enforcing(CPU):
@@ -819,20 +550,6 @@ def test_signs_of_life_come_with_every_step() -> None:
     assert outcome.measurement is not None
     steps = len(outcome.measurement.warmup_times_s) + len(outcome.measurement.step_times_s)
     assert beats == ["fetch", "prepare", "step", "step", *["fetch"] * steps, "step"]
-
-
-def test_static_bytes_counts_each_storage_once() -> None:
-    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4))
-    model[1].weight = model[0].weight
-    with LocalBench(
-        Workload(model, targets.vectors(), step_fn=lambda m, b: m(b[0][:, :4]).sum()), CPU(), PLENTY
-    ) as bench:
-        step = bench._build(Plan())
-        assert static_bytes(step) == 64 + 4 * 16 + 8  # one weight; scale, shift, mean, variance; a count
-        step.model[0].weight.grad = torch.zeros(4, 4)
-        assert static_bytes(step) == 2 * 64 + 4 * 16 + 8
-        step.model[0].weight.grad = None
-        step.close()
 
 
 def test_a_plan_far_slower_than_the_fastest_is_not_timed_further(step_clock: FakeTime) -> None:

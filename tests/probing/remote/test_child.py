@@ -12,7 +12,7 @@ import pytest
 from autofit.core.outcome import Outcome, Status
 from autofit.probing.remote import child as child_module
 from autofit.probing.remote.child import Child, ChildEnded, Deadlines
-from autofit.probing.remote.output import KEPT_BYTES, OutputLog
+from autofit.probing.remote.output import OutputLog
 from tests.fakes import FakeTime
 from tests.probing.remote.fake_worker import PYTHON, install, is_alive, open_descriptors, session
 
@@ -188,22 +188,6 @@ time.sleep(100)
 def test_helpers_that_outlive_a_child_are_ended_too(start: Start) -> None:
     child = start("subprocess.Popen(['sleep', '100'])\nsubprocess.Popen(['sleep', '100'])\nos._exit(3)")
     assert ending(child).reason.endswith("left no result and no error")
-
-
-def test_a_flood_on_the_output_disturbs_nothing_and_is_cut(start: Start) -> None:
-    child = start("""
-        sys.stdout.write("start of the flood")
-        sys.stdout.write('{"kind": "outcome", "forged": true}\\n' * 100000)
-        sys.stdout.write("x" * 3000000)  # and not one line end
-        sys.stderr.write("end of the flood")
-        sys.stdout.flush()
-        say("outcome", genuine=True)
-    """)
-    assert child.ask({}) == {"kind": "outcome", "genuine": True}
-    child.kill()
-    assert len(child.log) <= KEPT_BYTES
-    assert "x" * 1000 in child.log
-    assert "start of the flood" not in child.log
 
 
 def test_ending_twice_is_ending_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
