@@ -106,8 +106,16 @@ def _digest(value: str | bytes) -> str:
 
 def text_of(code: CodeType) -> str:
     """Returns a text of compiled code that is the same in each process and wherever the code stands in its file."""
-    told = code.co_consts[1:] if _has_docstring(code) else code.co_consts
-    return f"{code.co_code.hex()}{code.co_names}{[_constant(value) for value in told]}"
+    return f"{code.co_code.hex()}{code.co_names}{[_constant(value) for value in _constants(code)]}"
+
+
+def _constants(code: CodeType) -> tuple[object, ...]:
+    """Returns the constants of code as if it had no docstring."""
+    if not _has_docstring(code):
+        return code.co_consts
+    if sys.version_info >= (3, 13):
+        return code.co_consts[1:]
+    return None, *code.co_consts[1:]  # as in what was written without one
 
 
 def _has_docstring(code: CodeType) -> bool:

@@ -1,0 +1,67 @@
+"""A watchdog ends what takes more than its part of the time, and says what goes on for long."""
+
+import threading
+import time
+
+import pytest
+
+from autofit.core.budget import Clock
+from autofit.probing.watchdog import Overdue, Watchdog
+
+
+class Time:
+    """Seconds that a test sets."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_without_a_limit_all_is_allowed() -> None:
+    assert Watchdog().allowed(lambda: 3) == 3
+
+
+def test_nothing_begins_when_the_time_is_over() -> None:
+    now = Time()
+    watchdog = Watchdog(Clock(now=now, limit_s=10.0))
+    now.now_s = 1000.0  # beyond the overtime too
+    with pytest.raises(Overdue, match="the time budget of 10 s was over before it began"):
+        watchdog.allowed(lambda: 3)
+
+
+def test_what_asks_ends_when_its_part_is_used_up_and_the_outer_part_holds_again_afterwards() -> None:
+    now = Time()
+    watchdog = Watchdog(Clock(now=now, limit_s=100.0))
+
+    def inner() -> None:
+        now.now_s += 15.0
+        watchdog.check()
+
+    def outer() -> str:
+        with pytest.raises(Overdue, match="not done in its part of the time budget"):
+            watchdog.allowed(inner, most_s=10.0)
+        watchdog.check()
+        return "went on"
+
+    assert watchdog.allowed(outer) == "went on"
+
+
+def test_a_sleep_is_ended_in_the_middle_and_no_thread_is_left() -> None:
+    threads = threading.active_count()
+    began = time.monotonic()
+    with Watchdog(Clock(limit_s=60.0)) as watchdog:
+        watchdog.beat("forward")
+        with pytest.raises(Overdue, match="'forward' had gone on for"):
+            watchdog.allowed(lambda: time.sleep(30.0), most_s=0.3)
+    assert time.monotonic() - began < 10.0
+    assert threading.active_count() == threads
+
+
+def test_what_gives_no_sign_of_life_is_told_to_whoever_listens() -> None:
+    told: list[str] = []
+    with Watchdog(Clock(limit_s=1.0), told.append) as watchdog:
+        watchdog.beat("backward")
+        while not told and watchdog.clock.elapsed_s < 20.0:
+            time.sleep(0.05)
+    assert any(text.startswith("no sign of life for") and "'backward' goes on" in text for text in told)

@@ -1,0 +1,45 @@
+"""How the loss is computed is found on one small batch."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from autofit.workloads.batches import BatchSource
+from autofit.workloads.first_loss import loss_of
+from autofit.workloads.workload import Workload
+
+CPU = torch.device("cpu")
+
+
+class Counting(nn.Linear):
+    """Counts the samples that it was given."""
+
+    seen = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        type(self).seen += len(x)
+        return super().forward(x)
+
+
+def loss(**more: Any) -> Any:
+    loader = DataLoader(TensorDataset(torch.randn(64, 4), torch.randn(64, 1)), 32)
+    workload = Workload(Counting(4, 1), loader, **more)
+    return loss_of(workload, BatchSource.of(loader, worst_case=None, seed=0), CPU)
+
+
+def test_a_loss_function_is_taken_at_its_word() -> None:
+    assert not loss(loss_fn=nn.functional.mse_loss).inferred
+
+
+def test_the_model_runs_on_a_small_batch_only() -> None:
+    Counting.seen = 0
+    assert loss().name == "mse_loss"
+    assert 0 < Counting.seen < 32
+
+
+def test_inference_needs_no_loss() -> None:
+    found = loss(mode="inference")
+    batch = (torch.randn(2, 4), torch.randn(2, 1))
+    assert found.compute(Counting(4, 1), batch) is not None
