@@ -17,11 +17,10 @@ from functools import partial
 from statistics import fmean, median
 from typing import Any
 
-import _report
-from search_runs import Case, cases, names, over_tables, rehearse
-
 from autofit.core.budget import Budget
 from autofit.replay import Bursts, TableBench
+from scripts.bench import report
+from scripts.bench.search.runs import Case, cases, names, over_tables, rehearse
 
 LEAST_HELD = 0.93
 TIMES: tuple[float | None, ...] = (8.0, 12.0, 18.0, 30.0, None)
@@ -106,7 +105,7 @@ def summarised(claims: Sequence[Claim]) -> dict[str, Any]:
         "half_width": median(widths) if widths else 0.0,
         "bias_log": fmean(math.log(claim.gain / claim.true) for claim in made) if made else 0.0,
         "regret": fmean(regrets),
-        "regret_95": _report.percentile(regrets, 0.95),
+        "regret_95": report.percentile(regrets, 0.95),
     }
 
 
@@ -120,7 +119,7 @@ def in_words(title: str, got: dict[str, Any]) -> str:
 
 
 def parse() -> argparse.Namespace:
-    parser = _report.parser(__doc__ or "")
+    parser = report.parser(__doc__ or "")
     parser.add_argument("--seeds", type=int, default=4, help="searches with each time budget on each table")
     parser.add_argument("--only", metavar="TABLE", action="append", help="this table; may be given again")
     parser.add_argument("--calm", action="store_true", help="no bursts: the recorded noise alone")
@@ -129,7 +128,7 @@ def parse() -> argparse.Namespace:
     given = parser.parse_args()
     given.only = given.only or names()
     if unknown := sorted(set(given.only) - set(names())):
-        _report.fail(f"claims: {', '.join(unknown)} is not known; expected {', '.join(names())}", 2)
+        report.fail(f"claims: {', '.join(unknown)} is not known; expected {', '.join(names())}", 2)
     return given
 
 
@@ -146,7 +145,7 @@ def main() -> None:
     passed = whole["held"] >= LEAST_HELD
     figures = {"seeds": given.seeds, "all": whole, "claims": [asdict(claim) for claim in claims]}
     line = in_words("claims on a calm machine" if given.calm else "claims on a machine that is used in bursts", whole)
-    _report.finish(f"{line}: {'ok' if passed else 'MISSED'}", figures, given.json, passed, device="cpu")
+    report.finish(f"{line}: {'ok' if passed else 'MISSED'}", figures, given.json, passed, device="cpu")
 
 
 if __name__ == "__main__":

@@ -14,8 +14,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import _report
-
 from autofit import devices, planfile
 from autofit.core.briefing import Options
 from autofit.core.plan import Plan
@@ -26,6 +24,7 @@ from autofit.probing.local_bench import LocalBench
 from autofit.search.race import pair
 from autofit.workloads.factory import as_arguments
 from autofit.workloads.workload import Workload
+from scripts.bench import report
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NAMES = ("gpt", "convnet", "huggingface", "tabular")
@@ -97,7 +96,7 @@ def load(name: str) -> ModuleType:
 
 
 def main() -> None:
-    parser = _report.parser(__doc__ or "")
+    parser = report.parser(__doc__ or "")
     parser.add_argument("--time", type=float, default=60, help="seconds of search for each example")
     parser.add_argument("--pairs", type=int, default=12, help="pairs of blocks for each comparison")
     parser.add_argument("examples", nargs="*", default=NAMES, help="which examples")
@@ -111,7 +110,7 @@ def main() -> None:
         f"gain: {mean:.2f}x in the geometric mean of {len(cases)} examples; {over} over budget, {slower} slower than "
         f"the own setting beyond noise: {'ok' if passed else 'MISSED'}"
     )
-    _report.finish(summary, {"mean": mean, "cases": cases}, given.json, passed)
+    report.finish(summary, {"mean": mean, "cases": cases}, given.json, passed)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter, process_time
-from typing import Any
+from typing import Any, cast
 
-import _report
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -28,6 +27,7 @@ from autofit.prepare import prepare
 from autofit.strategies import members
 from autofit.workloads.loss import resolve_loss
 from autofit.workloads.step import Draft, StepBatch
+from scripts.bench import report
 
 BLOCK = 6
 DROPPED = 1
@@ -43,7 +43,8 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.norm(x)
         x = x + self.mix(y, y, y, need_weights=False)[0]
-        return x + self.down(F.gelu(self.up(x)))
+        out: torch.Tensor = x + self.down(F.gelu(self.up(x)))
+        return out
 
 
 class Transformer(nn.Module):
@@ -56,7 +57,8 @@ class Transformer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for index, block in enumerate(self.blocks):
             x = checkpoint(block, x, use_reentrant=False) if index < self.by_hand else block(x)
-        return self.head(x.mean(1))
+        out: torch.Tensor = self.head(x.mean(1))
+        return out
 
 
 def convnet() -> nn.Module:
@@ -98,7 +100,7 @@ def by_hand(case: Case, model: nn.Module, optimizer: torch.optim.Optimizer) -> C
     scaler = torch.amp.GradScaler("cpu") if dtype is torch.float16 else None
     last = case.plan.get("memory_format") == "channels_last"
     if last:
-        model.to(memory_format=torch.channels_last)
+        cast(Any, model).to(memory_format=torch.channels_last)
 
     def step(batches: Sequence[Any]) -> torch.Tensor:
         total = torch.zeros(())
@@ -106,7 +108,7 @@ def by_hand(case: Case, model: nn.Module, optimizer: torch.optim.Optimizer) -> C
             inputs = x.to(memory_format=torch.channels_last) if last else x
             with torch.autocast("cpu", dtype=dtype) if dtype is not None else nullcontext():
                 loss = F.cross_entropy(model(inputs), y) / len(batches)
-            (loss if scaler is None else scaler.scale(loss)).backward()
+            (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]  # torch has no types here
             total += loss.detach()
         if case.clip is not None:
             if scaler is not None:
@@ -217,7 +219,7 @@ def start_up(runs: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = _report.parser(__doc__ or "")
+    parser = report.parser(__doc__ or "")
     parser.add_argument("--rounds", type=int, default=30, help="pairs of blocks per model")
     given = parser.parse_args()
     cases = []
@@ -236,7 +238,7 @@ def main() -> None:
         f"torch {'loaded' if start['loads_torch'] else 'not loaded'}; guard {guard['per_gb_s']:.2f} s/GB, "
         f"{guard['small_s'] * 1e3:.0f} ms for a small model: {'ok' if passed else 'MISSED'}"
     )
-    _report.finish(summary, {"ratio": ratio, "cases": cases, "start": start, "guard": guard}, given.json, passed)
+    report.finish(summary, {"ratio": ratio, "cases": cases, "start": start, "guard": guard}, given.json, passed)
 
 
 if __name__ == "__main__":

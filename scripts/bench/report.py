@@ -10,17 +10,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import _files
 import torch
 
 from autofit import devices
+from scripts.bench import files
 
 
 def parser(about: str) -> argparse.ArgumentParser:
     """Returns a parser with the arguments that every benchmark takes."""
-    found = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found = argparse.ArgumentParser(
+        prog=program(), description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     found.add_argument("--json", metavar="FILE", type=Path, help="write all figures here")
     return found
+
+
+def program() -> str:
+    """Returns the command that runs the module that was started, as `--help` shows it."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return Path(sys.argv[0]).name if spec is None else f"python -m {spec.name.removesuffix('.__main__')}"
 
 
 def where(name: str | None = None) -> dict[str, Any]:
@@ -56,7 +64,7 @@ def finish(
     """Writes the figures, prints the summary as the last line, exits with `missed` when a figure was missed."""
     if out is not None:
         record = {"where": where(device), "summary": summary, **figures}
-        _files.write(out, json.dumps(record, indent=1) + "\n")
+        files.write(out, json.dumps(record, indent=1) + "\n")
     print(summary, flush=True)
     sys.exit(0 if passed else missed)
 

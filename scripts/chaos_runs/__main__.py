@@ -22,9 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
-from chaos_runs.cases import ALLOWED, Case, case  # noqa: E402  # beside this file
+from scripts.chaos_runs.cases import ALLOWED, Case, case
+
+ROOT = Path(__file__).resolve().parents[2]
 
 BATCH = 12
 """Runs that share a process: each may find what the one before left behind."""
@@ -44,7 +44,7 @@ def python() -> str:
 
 def environment(**more: str) -> dict[str, str]:
     """Returns the environment of a run: this checkout first."""
-    paths = [str(ROOT), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     # Locks of their own: runs side by side, or another tuner on this machine, would wait for each other.
     locks = tempfile.mkdtemp(dir=FOLDER.name)
     mine = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "AUTOFIT_RUNTIME_DIR": locks}
@@ -55,7 +55,7 @@ def in_process(seed: int, cases: list[Case]) -> list[dict[str, Any]]:
     """Runs cases in one process, and those after one that ended it in another."""
     left, found = list(cases), list[dict[str, Any]]()
     while left:
-        command = [python(), "-m", "chaos_runs.in_process", str(seed), *(str(one.number) for one in left)]
+        command = [python(), "-m", "scripts.chaos_runs.in_process", str(seed), *(str(one.number) for one in left)]
         done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
         rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"number"')]
         found += rows
@@ -86,6 +86,11 @@ def by_command(one: Case) -> dict[str, Any]:
         if wrong:
             wrong.append("stderr: " + " | ".join((folder / "err").read_text(errors="replace").splitlines()[-6:]))
         return {"number": one.number, "ended": f"exit {code}", "took_s": round(took_s, 2), "wrong": wrong}
+
+
+def by_commands(cases: list[Case]) -> list[dict[str, Any]]:
+    """Runs cases by the command line, one after the other."""
+    return [by_command(one) for one in cases]
 
 
 def _ended(process: "subprocess.Popen[bytes]", one: Case, began: float) -> int | None:
@@ -176,7 +181,7 @@ def main() -> int:
     rows, told = list[dict[str, Any]](), {one.number: one.told() for one in cases}
     with ThreadPoolExecutor(given.jobs) as pool:
         jobs = [pool.submit(in_process, given.seed, batch) for batch in batches]
-        jobs += [pool.submit(lambda one=one: [by_command(one)]) for one in cases if one.by == "command"]
+        jobs += [pool.submit(by_commands, [one]) for one in cases if one.by == "command"]
         for job in jobs:
             for row in job.result():
                 rows.append(row)

@@ -1,6 +1,6 @@
 """Runs of `autofit.tune` in this process, each compared with the state before. Prints a JSON line for each.
 
-python -m chaos_runs.in_process SEED NUMBER [NUMBER ...]
+python -m scripts.chaos_runs.in_process SEED NUMBER [NUMBER ...]
 """
 
 import contextlib
@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from chaos_runs.cases import Case, case
-from chaos_runs.workloads import Made, made
 from torch import nn
 
 import autofit
 from autofit.core.errors import AutofitError
+from scripts.chaos_runs.cases import Case, case
+from scripts.chaos_runs.workloads import Made, made
 
 BUDGET_S, MEMORY = 4.0, "1GiB"
 LATE_S = 1.1 * BUDGET_S + 5.0

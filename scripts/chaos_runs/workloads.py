@@ -144,7 +144,8 @@ class Faulty(nn.Module):
     def forward(self, *inputs: Any) -> torch.Tensor:
         output: torch.Tensor = self._fault.at.visit("forward", self.inner(*inputs))
         if self._fault.at.place == "backward" and output.requires_grad:
-            output.register_hook(lambda gradient: self._fault.at.visit("backward", gradient))
+            hook = partial(self._fault.at.visit, "backward")
+            output.register_hook(hook)  # type: ignore[no-untyped-call]  # torch has no types here
         return output
 
 
@@ -280,7 +281,7 @@ class Adversary:
         made = model(inputs)
         self.optimizer.zero_grad()
         critic_loss = functional.softplus(-self.critic(made.detach())).mean()
-        critic_loss.backward()
+        critic_loss.backward()  # type: ignore[no-untyped-call]  # torch has no types here
         self.optimizer.step()
         self.history.append(float(critic_loss))
         loss: torch.Tensor = self.fault.visit("loss", functional.softplus(self.critic(made)).mean())

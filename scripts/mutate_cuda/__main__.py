@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("autofit", "examples", "scripts", "tests", "pyproject.toml", "README.md")
 TESTS = ("tests/cuda", "tests/devices/test_cuda.py", "tests/devices/test_nvml.py")
 ACCELERATOR, CUDA, NVML = (f"autofit/devices/{name}.py" for name in ("accelerator", "cuda", "nvml"))

@@ -16,8 +16,8 @@ from autofit.core.trial import Purpose
 from autofit.replay import TableBench, limited
 from autofit.replay.table import Block, Entry, Table
 from autofit.search.phases import run
+from scripts.bench.search.tables import record, synthetic
 from tests.fakes import MIB, OPTIMIZER, PRECISION, FakeBench, always, small_bench, space_of, tuning_of
-from tests.tables import record, synthetic
 
 SPEED = Objective()
 

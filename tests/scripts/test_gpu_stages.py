@@ -8,25 +8,21 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "scripts" / "bench")]
-
-import record_table  # noqa: E402  # the scripts are no package of the distribution
-from gpu import prediction, soak, steps, traced  # noqa: E402
-from gpu import stage as stage_tools  # noqa: E402
-from gpu import tests as stage_of_tests  # noqa: E402
-
-from autofit.core.account import Account  # noqa: E402
-from autofit.core.budget import Clock  # noqa: E402
-from autofit.core.errors import Untraceable, UsageError  # noqa: E402
-from autofit.core.estimate import Estimate  # noqa: E402
-from autofit.core.outcome import Outcome, Status  # noqa: E402
-from autofit.core.plan import Plan  # noqa: E402
-from autofit.core.trial import Trial  # noqa: E402
-from autofit.estimators.base import Estimator  # noqa: E402
-from autofit.replay.table import Table  # noqa: E402
-from tests.fakes import briefing_of, small_bench  # noqa: E402
-from tests.memory.traces import Script  # noqa: E402
+from autofit.core.account import Account
+from autofit.core.budget import Clock
+from autofit.core.errors import Untraceable, UsageError
+from autofit.core.estimate import Estimate
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
+from autofit.core.trial import Trial
+from autofit.estimators.base import Estimator
+from autofit.replay.table import Table
+from scripts.bench.gpu import estimates, soak, steps, traced
+from scripts.bench.gpu import stage as stage_tools
+from scripts.bench.gpu import tests as stage_of_tests
+from scripts.bench.search import record_table
+from tests.fakes import briefing_of, small_bench
+from tests.memory.traces import Script
 
 
 def case(name: str, allocated: int, reserved: int, error: str = "") -> dict[str, Any]:
@@ -87,7 +83,7 @@ def recorded(tmp_path: Path) -> tuple[Table, list[Trial]]:
 def test_an_estimator_is_asked_about_the_plans_that_did_not_run(tmp_path: Path) -> None:
     table, trials = recorded(tmp_path)
     estimator = Says(1, 0.5)
-    score = prediction.score(estimator, trials, table)
+    score = estimates.score(estimator, trials, table)
     assert estimator.told == 2
     assert (score["told"], score["rest"]) == (1, len(table.entries) - 1)
     assert score["no_opinion"] == 0
@@ -98,7 +94,7 @@ def test_an_estimator_is_asked_about_the_plans_that_did_not_run(tmp_path: Path) 
 
 def test_a_lower_bound_that_refuses_what_fits_is_counted(tmp_path: Path) -> None:
     table, trials = recorded(tmp_path)
-    score = prediction.score(Says(10**12, 1.0), trials, table)
+    score = estimates.score(Says(10**12, 1.0), trials, table)
     fits = sum(entry.outcome.measured for entry in table.entries) - trials[0].outcome.measured
     assert score["fits_but_refused"] == fits > 0
     assert score["below_lower_bound"] >= fits
@@ -107,7 +103,7 @@ def test_a_lower_bound_that_refuses_what_fits_is_counted(tmp_path: Path) -> None
 
 def test_prediction_without_grids_says_what_to_run_first(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Run a stage grid first"):
-        prediction.load(tmp_path)
+        estimates.load(tmp_path)
 
 
 HOST = Account(allocator="host")

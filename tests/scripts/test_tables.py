@@ -11,7 +11,7 @@ from autofit.core.plan import Plan
 from autofit.core.space import SearchSpace
 from autofit.replay import TableBench
 from autofit.replay.table import Entry, Table
-from tests.tables import HALF, TRAPS, Synthetic, synthetic
+from scripts.bench.search.tables import HALF, TRAPS, Synthetic, synthetic
 
 SPEED = Objective()
 

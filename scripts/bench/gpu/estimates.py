@@ -2,7 +2,7 @@
 
 Each estimator is told the trials of a search (stage grid), in order, and then asked about every other plan of the
 recorded table. Compared are its value and its bounds with the measured peak, and with what did not fit. Plans are then
-traced (`gpu.traced`), and their footprints compared before and after one probe.
+traced (`traced.py`), and their footprints compared before and after one probe.
 A plan that fits and that a lower bound would have kept from being run is a broken promise, and a required figure; so
 are, on a GPU, footprints within 3 % of the trace and within 1.5 % after that probe.
 """
@@ -14,9 +14,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import _files
-import _report
-
 from autofit import estimators
 from autofit.core.budget import Clock
 from autofit.core.errors import AutofitError, UsageError
@@ -26,9 +23,10 @@ from autofit.core.trial import Trial
 from autofit.estimators.base import Estimator
 from autofit.probing.remote.bench import RemoteBench
 from autofit.replay.table import Entry, Table, read_table
-from gpu import stage
-from gpu.models import MODELS
-from gpu.traced import score as score_traced
+from scripts.bench import files, report
+from scripts.bench.gpu import stage
+from scripts.bench.gpu.models import MODELS
+from scripts.bench.gpu.traced import score as score_traced
 
 
 def score(estimator: Estimator, trials: Sequence[Trial], table: Table) -> dict[str, Any]:
@@ -80,7 +78,7 @@ def load(out: Path) -> list[tuple[str, list[Trial], Table]]:
     for path in sorted(out.glob("grid-*.json")):
         name = path.stem.removeprefix("grid-")
         table = out / f"table-{name}.json"
-        record = _files.read(path) or {}
+        record = files.read(path) or {}
         if "trials" in record and table.exists():
             trials = [Trial.model_validate(trial) for trial in record["trials"]]
             found.append((name, trials, read_table(table.read_text(encoding="utf-8"), str(table))))
@@ -107,11 +105,12 @@ def traced(name: str, trials: Sequence[Trial], table: Table, given: argparse.Nam
 
 def run(given: argparse.Namespace, clock: Clock) -> tuple[str, dict[str, Any], bool]:
     """Returns the stage's summary, its figures, and whether what is required was met; CPU figures require nothing."""
-    parts, results, traces = stage.Parts(given.out / "prediction.part.json"), [], []
+    parts = stage.Parts(given.out / "estimates.part.json")
+    results, traces = list[dict[str, Any]](), list[dict[str, Any]]()
     for name, trials, table in load(given.out):
         results += [{"model": name, **score(estimators.Measured(), trials, table)}]
         if name not in parts and clock.elapsed_s > given.limit_s:
-            stage.unfinished(f"prediction: {len(traces)} models traced", clock)
+            stage.unfinished(f"estimates: {len(traces)} models traced", clock)
         traces.append({"model": name, **parts.get(name, partial(traced, name, trials, table, given))})
     parts.clear()
     refused, met = sum(result["fits_but_refused"] for result in results), all(each["ok"] for each in traces)
@@ -120,7 +119,7 @@ def run(given: argparse.Namespace, clock: Clock) -> tuple[str, dict[str, Any], b
     figures = {"results": results, "traced": traces, "table": stage.table(columns, rows)}
     outside = sum(r["below_lower_bound"] + r["above_upper_bound"] for r in results)
     summary = (
-        f"prediction: traces {_errors(traces, 'before')}, after one probe {_errors(traces, 'after')}: "
+        f"estimates: traces {_errors(traces, 'before')}, after one probe {_errors(traces, 'after')}: "
         f"{'ok' if met else 'MISSED'}; {len(results)} estimators x models told a search, "
         f"{_in_the_median(results)}; {outside} peaks outside their bounds, {refused} plans that fit would have been "
         "refused"
@@ -157,8 +156,8 @@ def main() -> None:
     try:
         summary, figures, passed = run(given, Clock())
     except AutofitError as error:
-        _report.fail(f"prediction: {error}", error.exit_code)
-    _report.finish(summary, figures, given.json, passed, given.device)
+        report.fail(f"estimates: {error}", error.exit_code)
+    report.finish(summary, figures, given.json, passed, given.device)
 
 
 if __name__ == "__main__":

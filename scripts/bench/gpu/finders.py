@@ -1,4 +1,4 @@
-"""One batch-size finder on one benchmark model, in a process of its own: what `gpu.peers` starts for each."""
+"""One batch-size finder on one benchmark model, in a process of its own: what `peers.py` starts for each."""
 
 import argparse
 import importlib
@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-import _files
-import _report
 import torch
 
 from autofit import devices
@@ -24,15 +22,16 @@ from autofit.core.units import parse_bytes
 from autofit.probing.remote.bench import RemoteBench
 from autofit.search.request import Request
 from autofit.search.search import search
-from gpu import stage
-from gpu.lightning_finder import PACKAGES, lightning
-from gpu.models import MODELS
-from gpu.rig import Rig, is_oom
+from scripts.bench import files, report
+from scripts.bench.gpu import stage
+from scripts.bench.gpu.lightning_finder import PACKAGES, lightning
+from scripts.bench.gpu.models import MODELS
+from scripts.bench.gpu.rig import Rig, is_oom
 
 
 def doubling(rig: Rig) -> int:
     """Doubles from the user's own size until a trial fails, and returns the last that ran."""
-    size, most = rig.make().loader.batch_size, rig.most()
+    size, most = int(rig.make().loader.batch_size), rig.most()
     while size <= most and _runs(rig, size):
         size *= 2
     return size // 2
@@ -54,12 +53,11 @@ def accelerate(rig: Rig) -> int:
     """Accelerate's `find_executable_batch_size` from the largest size that the data gives, up to 1024."""
     find = importlib.import_module("accelerate.utils").find_executable_batch_size
 
-    @find(starting_batch_size=min(1024, rig.most()))
     def train(batch_size: int) -> int:
         rig.trial(batch_size)
         return batch_size
 
-    return int(train())
+    return int(find(train, starting_batch_size=min(1024, rig.most()))())
 
 
 @dataclass(frozen=True)
@@ -137,8 +135,8 @@ def main() -> None:
     try:
         found = run_ours(given.finder, given) if given.finder in OURS else run_peer(given.finder, given)
     except AutofitError as error:
-        _report.fail(f"finders {given.finder}: {error}", error.exit_code)
-    _files.write(given.json, json.dumps(found))
+        report.fail(f"finders {given.finder}: {error}", error.exit_code)
+    files.write(given.json, json.dumps(found))
     print(f"{given.finder}: {found['plan']}, {found['steps']} steps, {found['ooms']} out of memory", flush=True)
 
 

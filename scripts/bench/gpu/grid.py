@@ -9,9 +9,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import _report
-from record_table import Recording, open_recording, restricted
-
 from autofit.core.budget import Clock
 from autofit.core.errors import AutofitError
 from autofit.core.event import Event
@@ -26,8 +23,10 @@ from autofit.replay.table import Table
 from autofit.search.race import pair
 from autofit.search.request import Request
 from autofit.search.search import search
-from gpu import stage
-from gpu.models import MODELS
+from scripts.bench import report
+from scripts.bench.gpu import stage
+from scripts.bench.gpu.models import MODELS
+from scripts.bench.search.record_table import Recording, open_recording, restricted
 
 SMALLEST = 64
 """The grid leaves out micro batches below this part of the global batch: steps of so many passes take all the time."""
@@ -151,8 +150,8 @@ def main() -> None:
     try:
         summary, figures, passed = run(given.model, given, Clock())
     except AutofitError as error:
-        _report.fail(f"grid {given.model}: {error}", error.exit_code if error.exit_code > 1 else 3)
-    _report.finish(summary, figures, given.json, passed, given.device)
+        report.fail(f"grid {given.model}: {error}", error.exit_code if error.exit_code > 1 else 3)
+    report.finish(summary, figures, given.json, passed, given.device)
 
 
 if __name__ == "__main__":

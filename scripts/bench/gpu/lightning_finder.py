@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from autofit.workloads.batches import BatchSource
-from gpu.rig import STEPS, Rig
+from scripts.bench.gpu.rig import STEPS, Rig
 
 PACKAGES = ("lightning", "pytorch_lightning")
 
@@ -48,7 +48,7 @@ def _module(base: type[Any], rig: Rig) -> Any:
     workload.model.to(rig.device.torch_device)
     loss, source = rig.loss(workload), BatchSource.of(workload.loader)
 
-    class Module(base):
+    class Module(base):  # type: ignore[misc]  # imported when it is run
         def __init__(self) -> None:
             super().__init__()
             self.model, self.workload, self.batch_size = workload.model, workload, 2

@@ -39,7 +39,7 @@ class Model:
     @property
     def target(self) -> str:
         """What `autofit tune` calls it."""
-        return f"{__file__}:{self.make.__name__}"
+        return f"{__name__}:{self.make.__name__}"
 
 
 class Texts(Dataset[Tensor]):
@@ -78,7 +78,8 @@ class Block(nn.Module):
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         x = x + self.dropout(self.out(attended))
-        return x + self.dropout(self.mlp(self.norm2(x)))
+        out: Tensor = x + self.dropout(self.mlp(self.norm2(x)))
+        return out
 
 
 class GPT(nn.Module):

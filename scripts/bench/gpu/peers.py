@@ -1,6 +1,6 @@
 """Peers side by side: what batch-size finders return on the same model and memory limit, and what it is worth.
 
-Each finder runs in a process of its own (`gpu.finders`) on the model with a free batch. What it returns is then proven
+Each finder runs in a process of its own (`finders.py`) on the model with a free batch. What it returns is then proven
 by autofit's own bench at the same limit, and all proven plans run in interleaved blocks. A package that is not
 installed is named as such. Reported: whether its finder ever ran the answer, whether it runs, its throughput against
 autofit's, and the out-of-memories, steps and seconds it took.
@@ -15,8 +15,6 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-import _report
-
 from autofit.core.budget import Clock
 from autofit.core.errors import AutofitError
 from autofit.core.plan import Plan
@@ -25,10 +23,11 @@ from autofit.core.trial import Purpose
 from autofit.core.units import format_bytes
 from autofit.probing.remote.bench import RemoteBench
 from autofit.search.race import pair
-from gpu import stage
-from gpu.finders import FINDERS, OURS
-from gpu.models import MODELS
-from gpu.processes import die_with_parent
+from scripts.bench import report
+from scripts.bench.gpu import stage
+from scripts.bench.gpu.finders import FINDERS, OURS
+from scripts.bench.gpu.models import MODELS
+from scripts.bench.gpu.processes import die_with_parent
 
 SHARE = 0.3
 """A finder may take this share of the stage's time."""
@@ -39,7 +38,7 @@ def find(name: str, given: argparse.Namespace) -> dict[str, Any]:
     if name in FINDERS and not FINDERS[name].installed:
         return {"error": "not installed"}
     seconds, answer = SHARE * given.limit_s, given.out / f"peers-{given.model}.{name}.part.json"
-    command = [sys.executable, "-m", "gpu.finders", given.model, name, "--device", given.device]
+    command = [sys.executable, "-m", "scripts.bench.gpu.finders", given.model, name, "--device", given.device]
     command += ["--limit-s", str(0.7 * seconds), "--json", str(answer)]
     try:
         done = subprocess.run(
@@ -159,8 +158,8 @@ def main() -> None:
     try:
         summary, figures, passed = run(given, Clock())
     except AutofitError as error:
-        _report.fail(f"peers {given.model}: {error}", error.exit_code if error.exit_code > 1 else 3)
-    _report.finish(summary, figures, given.json, passed, given.device)
+        report.fail(f"peers {given.model}: {error}", error.exit_code if error.exit_code > 1 else 3)
+    report.finish(summary, figures, given.json, passed, given.device)
 
 
 if __name__ == "__main__":

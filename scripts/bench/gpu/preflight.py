@@ -17,7 +17,7 @@ def machine(device: str, modules: Sequence[str] = ()) -> dict[str, Any] | str:
         device: what `--device` was given.
         modules: the stages' modules; they are imported too.
     """
-    command = [sys.executable, "-m", "gpu.preflight", device, *modules]
+    command = [sys.executable, "-m", "scripts.bench.gpu.preflight", device, *modules]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
     if done.returncode == 0:
@@ -42,7 +42,7 @@ def main() -> None:
     if missing := lacking([*NEEDED, *modules]):
         told = "; ".join(f"{name} ({said})" for name, said in missing.items())
         sys.exit(f"cannot import for {sys.executable}: {told}. --help says what is needed.")
-    report, errors = importlib.import_module("_report"), importlib.import_module("autofit.core.errors")
+    report, errors = importlib.import_module("scripts.bench.report"), importlib.import_module("autofit.core.errors")
     try:
         print(json.dumps(report.where(device)))
     except errors.UsageError as error:

@@ -13,8 +13,6 @@ from itertools import count
 from time import perf_counter
 from typing import Any
 
-import _files
-import _report
 import torch
 
 from autofit import devices
@@ -29,9 +27,10 @@ from autofit.probing.remote.bench import RemoteBench
 from autofit.probing.static_bytes import static_bytes
 from autofit.workloads.step import TrainStep
 from autofit.workloads.tree import Batch
-from gpu import stage
-from gpu.grid import tune
-from gpu.models import MODELS
+from scripts.bench import files, report
+from scripts.bench.gpu import stage
+from scripts.bench.gpu.grid import tune
+from scripts.bench.gpu.models import MODELS
 
 MODEL = "gpt"
 SECONDS = 300.0
@@ -87,7 +86,7 @@ class Soak:
 
 def proven(given: argparse.Namespace) -> Recommendation:
     """Returns the proven plan of stage grid-gpt, finished or not, or tunes for one and keeps it."""
-    tuned = _files.read(given.out / f"grid-{MODEL}.json")
+    tuned = files.read(given.out / f"grid-{MODEL}.json")
     if tuned is None:
 
         def make() -> dict[str, Any]:
@@ -144,8 +143,8 @@ def main() -> None:
     try:
         summary, figures, passed = run(given, Clock())
     except AutofitError as error:
-        _report.fail(f"soak: {error}", error.exit_code if error.exit_code > 1 else 3)
-    _report.finish(summary, figures, given.json, passed, given.device)
+        report.fail(f"soak: {error}", error.exit_code if error.exit_code > 1 else 3)
+    report.finish(summary, figures, given.json, passed, given.device)
 
 
 if __name__ == "__main__":

@@ -11,14 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import _files
-import _report
-from record_table import UNFINISHED
-
 from autofit.core.briefing import Options
 from autofit.core.budget import Clock
 from autofit.probing.remote.bench import Target
-from gpu.models import MODELS, Model
+from scripts.bench import files, report
+from scripts.bench.gpu.models import MODELS, Model
+from scripts.bench.search.record_table import UNFINISHED
 
 
 class Parts:
@@ -30,13 +28,13 @@ class Parts:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._done = _files.read(path) or {}
+        self._done = files.read(path) or {}
 
     def get(self, name: str, make: Callable[[], Any]) -> Any:
         """Returns what the part gave, running it now if it is not done."""
         if name not in self._done:
             self._done[name] = make()
-            _files.write(self._path, json.dumps(self._done))
+            files.write(self._path, json.dumps(self._done))
         return self._done[name]
 
     def __contains__(self, name: str) -> bool:
@@ -49,7 +47,7 @@ class Parts:
 
 def parser(about: str) -> argparse.ArgumentParser:
     """Returns a parser with the arguments that the suite gives to every stage."""
-    found = _report.parser(about)
+    found = report.parser(about)
     found.add_argument("--out", metavar="DIR", type=Path, default=Path(), help="where other stages left their results")
     found.add_argument("--device", default="cuda", help='"cuda"; "cpu" for a dry run with tiny models')
     found.add_argument("--limit-s", type=float, default=500, help="seconds after which the stage stops by itself")

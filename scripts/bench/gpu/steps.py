@@ -16,7 +16,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import _report
 import torch
 
 from autofit import devices
@@ -34,8 +33,9 @@ from autofit.workloads.loss import resolve_loss
 from autofit.workloads.step import Draft
 from autofit.workloads.tree import map_tensors
 from autofit.workloads.workload import Workload
-from gpu import stage
-from gpu.models import MODELS
+from scripts.bench import report
+from scripts.bench.gpu import stage
+from scripts.bench.gpu.models import MODELS
 
 RECORDS = Path(__file__).resolve().parents[1] / "results" / "phantom"
 STEPS = 3
@@ -207,7 +207,7 @@ def _rows(results: list[dict[str, Any]], compared: list[dict[str, Any]]) -> dict
 def keep(path: Path, figures: dict[str, Any], device: str) -> None:
     """Writes the phantom's record, a line for each case."""
     lines = ",\n".join(json.dumps(case) for case in figures["cases"])
-    head = json.dumps({"where": _report.where(device), "capability": figures["capability"]})
+    head = json.dumps({"where": report.where(device), "capability": figures["capability"]})
     path.write_text(f'{head[:-1]}, "cases": [\n{lines}\n]}}\n', encoding="utf-8")
 
 
@@ -218,7 +218,7 @@ def main() -> None:
     try:
         device = devices.choose(given.device)
     except UsageError as error:
-        _report.fail(f"steps: {error}", 2)
+        report.fail(f"steps: {error}", 2)
     runner = Runner(device, given.scale)
     parts = stage.Parts(given.out / "steps.part.json")
     outside = parts.get("outside", runner.outside)
@@ -227,7 +227,7 @@ def main() -> None:
         if case.name not in parts and clock.elapsed_s > given.limit_s:
             stage.unfinished(f"steps: {number} of {len(wanted)} cases", clock)
         results.append(parts.get(case.name, partial(runner.run, case)))
-    path, phantom = record_path(device, given.scale), _report.where(given.device)["phantom"]
+    path, phantom = record_path(device, given.scale), report.where(given.device)["phantom"]
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() and not phantom else {"cases": []}
     compared = compare(results, known["cases"])
     refused = [case["case"] for case in results if case["error"].startswith(SpaceError.__name__)]
@@ -236,7 +236,7 @@ def main() -> None:
                "compared": compared, "table": _rows(results, compared)}  # fmt: skip
     if given.record:
         if not phantom:
-            _report.fail("steps: --record is for a phantom GPU, and none is preloaded. Leave it out.", 2)
+            report.fail("steps: --record is for a phantom GPU, and none is preloaded. Leave it out.", 2)
         keep(path, figures, given.device)
     kinds = ", ".join(f"{format_bytes(size)} after the first {name}" for name, size in outside.items())
     told = "on a phantom, nothing to compare with" if phantom else summarize(compared, path)
@@ -245,7 +245,7 @@ def main() -> None:
         f"outside the allocator {kinds}"
     )
     parts.clear()
-    _report.finish(summary, figures, given.json, not failed, given.device)
+    report.finish(summary, figures, given.json, not failed, given.device)
 
 
 if __name__ == "__main__":

@@ -31,10 +31,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import _files
-
-from gpu import processes, summary
-from gpu.preflight import machine
+from scripts.bench import files
+from scripts.bench.gpu import processes, summary
+from scripts.bench.gpu.preflight import machine
 
 OPTIONAL = ("lightning", "pytorch_lightning", "accelerate", "transformers", "pynvml")
 INNER_RATIO = 0.92
@@ -66,7 +65,7 @@ class Stage:
 
 
 def _stage(name: str, about: str, module: str, *arguments: str, limit_s: float = math.inf) -> Stage:
-    return Stage(name, about, ("-m", f"gpu.{module}", *arguments), limit_s, again=module == "tests")
+    return Stage(name, about, ("-m", f"scripts.bench.gpu.{module}", *arguments), limit_s, again=module == "tests")
 
 
 MODELS = ("gpt", "convnet", "mlp")
@@ -75,7 +74,7 @@ STAGES = (
     _stage("tests-shared", "tests/cuda: the tests that a phantom GPU passes too", "tests", "shared"),
     _stage("steps", "memory of the same steps on a phantom and here", "steps"),
     *(_stage(f"grid-{model}", f"tune() of {model} against a complete grid", "grid", model) for model in MODELS),
-    _stage("prediction", "the estimators, and traces, against the recorded grids", "prediction"),
+    _stage("estimates", "the estimators, and traces, against the recorded grids", "estimates"),
     *(_stage(f"peers-{model}", f"batch-size finders on {model}", "peers", model) for model in MODELS),
     _stage("soak", "five minutes of the proven plan at its budget", "soak"),
 )
@@ -83,7 +82,7 @@ QUICK = (
     _stage("tests-real", "the tests that need true values or times", "tests", "real", limit_s=300),
     _stage("steps", "memory of the same steps on a phantom and here", "steps", limit_s=240),
     _stage("grid-gpt", "tune() of gpt against a grid of one round", "grid", "gpt", "--rounds", "1", limit_s=480),
-    _stage("prediction", "footprints against traces", "prediction", limit_s=120),
+    _stage("estimates", "footprints against traces", "estimates", limit_s=120),
     _stage("soak", "two minutes of the proven plan at its budget", "soak", "--seconds", "120", limit_s=240),
 )
 
@@ -121,7 +120,7 @@ class Suite:
         """Takes over the results of earlier calls; returns why they are of something else, or None."""
         state = self.out / STATE
         self._where = dict(where)
-        known = _files.read(state)
+        known = files.read(state)
         if known is None:
             return None
         differs = [name for name in where if known["where"].get(name) != where[name]]
@@ -162,7 +161,7 @@ class Suite:
 
     def _save(self) -> None:
         state = {"where": self._where, "results": {name: asdict(result) for name, result in self.results.items()}}
-        _files.write(self.out / STATE, json.dumps(state, indent=1) + "\n")
+        files.write(self.out / STATE, json.dumps(state, indent=1) + "\n")
         summary.write(self.out, state)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import _files
+from scripts.bench import files
 
 NAME = "SUMMARY.md"
 _HIDDEN = ("capacity_bytes", "type")
@@ -19,7 +19,7 @@ def write(out: Path, state: Mapping[str, Any]) -> None:
     lines += [_row([name, r["status"], f"{r['seconds']:.0f}", r["line"]]) for name, r in results.items()]
     for name in results:
         lines += _details(name, out / f"{name}.json")
-    _files.write(out / NAME, "\n".join(lines) + "\n")
+    files.write(out / NAME, "\n".join(lines) + "\n")
 
 
 def _warnings(where: Mapping[str, Any]) -> list[str]:
@@ -31,7 +31,7 @@ def _warnings(where: Mapping[str, Any]) -> list[str]:
 
 
 def _details(name: str, path: Path) -> list[str]:
-    table = (_files.read(path) or {}).get("table")
+    table = (files.read(path) or {}).get("table")
     if not table or not table["rows"]:
         return []
     head = [_row(table["columns"]), "|" + "---|" * len(table["columns"])]

@@ -11,10 +11,10 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import _report
-
-from gpu import stage
-from gpu.processes import ROOT, die_with_parent
+from scripts.bench import report
+from scripts.bench.gpu import stage
+from scripts.bench.gpu.processes import ROOT, die_with_parent
+from scripts.bench.gpu.suite import UNFINISHED
 
 EXPRESSIONS = {"real": "real_gpu", "shared": "not real_gpu"}
 GRACE_S = 10.0
@@ -62,7 +62,7 @@ def main() -> None:
     found = results(text)
     if not found and code is not None:
         last = (text.strip().splitlines() or ["no output"])[-1]
-        _report.fail(f"tests-{given.kind}: no test ran in {given.folder} (pytest's exit code {code}): {last}", 3)
+        report.fail(f"tests-{given.kind}: no test ran in {given.folder} (pytest's exit code {code}): {last}", 3)
     counts = Counter(result.lower() for result in found.values())
     failed = [name for name, result in found.items() if result in FAILED]
     told = ", ".join(f"{number} {kind}" for kind, number in counts.items()) or "no test done"
@@ -73,8 +73,8 @@ def main() -> None:
     }  # fmt: skip
     passed = code == 0 and counts["passed"] > 0
     verdict = "ok" if passed else "unfinished" if code is None else "MISSED"
-    missed = stage.UNFINISHED if code is None else 1
-    _report.finish(f"tests-{given.kind}: {told}{ended}: {verdict}", figures, given.json, passed, given.device, missed)
+    missed = UNFINISHED if code is None else 1
+    report.finish(f"tests-{given.kind}: {told}{ended}: {verdict}", figures, given.json, passed, given.device, missed)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Architectures for the bench of memory prediction that may be looked at while tracing is worked on.
+"""Architectures for the benchmark of memory estimates that may be looked at while tracing is worked on.
 
 Weights are small and random, activations large: a phantom GPU has no cost for what is never written.
 """
@@ -104,7 +104,8 @@ class Block(nn.Module):
         )
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         x = x + self.dropout(self.out(mixed))
-        return x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)))))
+        out: Tensor = x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)))))
+        return out
 
 
 class Gpt(nn.Module):
@@ -119,7 +120,8 @@ class Gpt(nn.Module):
         x = self.words(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))
+        out: Tensor = self.head(self.norm(x))
+        return out
 
 
 class Encoder(nn.Module):
@@ -135,7 +137,8 @@ class Encoder(nn.Module):
         x = self.norm(self.words(ids) + self.places(torch.arange(ids.shape[1], device=ids.device)))
         for layer in self.layers:
             x = layer(x)
-        return self.head(x)
+        out: Tensor = self.head(x)
+        return out
 
 
 class Translator(nn.Module):
@@ -148,7 +151,8 @@ class Translator(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         x = self.words(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
         mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1], device=ids.device)
-        return self.head(self.mixer(x, x, tgt_mask=mask, tgt_is_causal=True))
+        out: Tensor = self.head(self.mixer(x, x, tgt_mask=mask, tgt_is_causal=True))
+        return out
 
 
 class Bottleneck(nn.Module):
@@ -187,7 +191,8 @@ class ResNet(nn.Module):
         self.stages, self.head = nn.Sequential(*stages), nn.Linear(inputs, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(F.adaptive_avg_pool2d(self.stages(self.stem(x)), 1).flatten(1))
+        out: Tensor = self.head(F.adaptive_avg_pool2d(self.stages(self.stem(x)), 1).flatten(1))
+        return out
 
 
 class Double(nn.Sequential):
@@ -206,7 +211,8 @@ class UNet(nn.Module):
         self.out = nn.Conv2d(width, 3, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out(down_and_up(x, self.down, self.middle, self.up))
+        out: Tensor = self.out(down_and_up(x, self.down, self.middle, self.up))
+        return out
 
 
 def down_and_up(x: Tensor, downs: nn.ModuleList, middle: nn.Module, ups: nn.ModuleList) -> Tensor:
@@ -241,14 +247,16 @@ def mlp(width: int = 2048) -> nn.Module:
 
 
 def gpt2() -> nn.Module:
-    return GPT2LMHeadModel(GPT2Config(vocab_size=WORDS, n_embd=512, n_layer=6, n_head=8, use_cache=False))
+    model: nn.Module = GPT2LMHeadModel(GPT2Config(vocab_size=WORDS, n_embd=512, n_layer=6, n_head=8, use_cache=False))
+    return model
 
 
 def bert() -> nn.Module:
     config = BertConfig(
         vocab_size=WORDS, hidden_size=512, num_hidden_layers=6, num_attention_heads=8, intermediate_size=2048
     )
-    return BertForMaskedLM(config)
+    model: nn.Module = BertForMaskedLM(config)
+    return model
 
 
 def c(side: int, most_gib: int = 24, optimizer: str = "adamw", **knobs: KnobValue) -> Configuration:
@@ -312,4 +320,4 @@ LOOSE = {
         c(256, 8, precision="bf16", optimizer_implementation="fused", accumulation_steps=2),
     ), F.cross_entropy, unit=64),
 }  # fmt: skip
-"""By name. A third of all are in `prediction_held_back`."""
+"""By name. A third of all are in `held_back.py`."""

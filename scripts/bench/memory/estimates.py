@@ -1,6 +1,6 @@
 """How well traces predict the memory of a training step, against torch's real allocator on a real or phantom GPU.
 
-    <python of a CUDA build> scripts/bench/prediction.py --stand-in PYTHON [--held-back] [--trials] [--only NAME]
+    <python of a CUDA build> -m scripts.bench.memory.estimates --stand-in PYTHON [--held-back] [--trials] [--only NAME]
                                                          [--json FILE]
 
 Each configuration of each architecture is traced at four sizes, scaled, and replayed at ten; where the law would draw
@@ -20,20 +20,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import _files
-import _report
-from _report import percentile
-from prediction_held_back import HELD_BACK
-from prediction_models import LOOSE
-from prediction_part import errors
-from prediction_trials import TRIALS
+from scripts.bench import files, report
+from scripts.bench.memory.architectures import LOOSE
+from scripts.bench.memory.held_back import HELD_BACK
+from scripts.bench.memory.part import errors
+from scripts.bench.memory.trials import TRIALS
+from scripts.bench.report import percentile
 
 WAYS = ("here", "stand-in")
 GROUPS = {"development": LOOSE, "held back": HELD_BACK, "trials": TRIALS}
 LIMITS = {"allocated": (1.0, 1.0, 0.01), "reserved": (0.003, 0.015, 0.04)}
 """The most that mean, 95th percentile and worst error may be."""
 NEAR, RIGHT, SHARE = 0.01, 0.95, 0.97
-PART = Path(__file__).with_name("prediction_part.py")
+ROOT = Path(__file__).resolve().parents[3]
+PART = "scripts.bench.memory.part"
 
 
 def measure(name: str, folder: Path, pythons: dict[str, str], quick: bool) -> dict[str, Any]:
@@ -46,14 +46,22 @@ def measure(name: str, folder: Path, pythons: dict[str, str], quick: bool) -> di
         SystemExit: one of its processes failed; its own last lines are above.
     """
     path = folder / f"{name}.json"
-    known = _files.read(path)
+    known = files.read(path)
     for way in WAYS:
         if known is None or any(way not in row for row in known["configurations"]):
-            command = [pythons[way], str(PART), way, name, str(path), *(["--quick"] if quick else [])]
+            command = [
+                pythons[way],
+                "-m",
+                PART,
+                way,
+                name,
+                str(path),
+                *(["--quick"] if quick else []),
+            ]
             done = subprocess.run(command, env=_environment(way), check=False)
             if done.returncode:
-                raise SystemExit(f"prediction: {name} {way} ended with {done.returncode}")
-            known = _files.read(path)
+                raise SystemExit(f"estimates: {name} {way} ended with {done.returncode}")
+            known = files.read(path)
     assert known is not None, "both ways have written it"
     print(told(known), flush=True)
     return known
@@ -61,7 +69,7 @@ def measure(name: str, folder: Path, pythons: dict[str, str], quick: bool) -> di
 
 def _environment(way: str) -> dict[str, str]:
     """Returns the environment of a process: for the stand-in one that sees neither a phantom nor a real device."""
-    mine = dict(os.environ)
+    mine = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))}
     if way == "stand-in":
         for name in ("LD_PRELOAD", "LD_LIBRARY_PATH"):
             mine.pop(name, None)
@@ -157,7 +165,7 @@ def _verdict(passed: bool) -> str:
 
 
 def parse() -> argparse.Namespace:
-    parser = _report.parser(__doc__ or "")
+    parser = report.parser(__doc__ or "")
     parser.add_argument("--only", metavar="NAME", action="append", help="this architecture; may be given again")
     parser.add_argument("--held-back", action="store_true", help="the held-back architectures too")
     parser.add_argument("--trials", action="store_true", help="those that were off when others tried them too")
@@ -168,7 +176,7 @@ def parse() -> argparse.Namespace:
     given = parser.parse_args()
     known = [*LOOSE, *HELD_BACK, *TRIALS]
     if unknown := sorted(set(given.only or ()) - set(known)):
-        _report.fail(f"prediction: {', '.join(unknown)} is not known; expected {', '.join(known)}", 2)
+        report.fail(f"estimates: {', '.join(unknown)} is not known; expected {', '.join(known)}", 2)
     return given
 
 
@@ -195,8 +203,8 @@ def main() -> None:
         f"{group['decisions']['near']} of {group['decisions']['decisions']} largest sizes right"
         for title, group in groups.items()
     )
-    _report.finish(
-        f"prediction: {brief}: {_verdict(passed)}", {"groups": groups, "architectures": results}, given.json, passed
+    report.finish(
+        f"estimates: {brief}: {_verdict(passed)}", {"groups": groups, "architectures": results}, given.json, passed
     )
 
 

@@ -1,12 +1,11 @@
-"""Architectures for the bench of memory prediction that tracing was not made with: only its final figures count.
+"""Architectures for the benchmark of memory estimates that tracing was not made with: only its final figures count.
 
-They use operators that those of `prediction_models` do not: depthwise convolutions and gates, RMSNorm and rotary
+They use operators that those of `architectures.py` do not: depthwise convolutions and gates, RMSNorm and rotary
 positions, grouped heads, attention with a learned bias.
 """
 
 import torch
 import torch.nn.functional as F
-from prediction_models import CLASSES, WORDS, Architecture, c, images, labelled
 from torch import Tensor, nn
 from transformers import (
     ConvNextConfig,
@@ -19,6 +18,8 @@ from transformers import (
     ViTForImageClassification,
 )
 
+from scripts.bench.memory.architectures import CLASSES, WORDS, Architecture, c, images, labelled
+
 
 def pixels(size: int, side: int) -> dict[str, Tensor]:
     values, labels = images(size, side)
@@ -30,7 +31,8 @@ def vit(side: int = 224) -> nn.Module:
         image_size=side, hidden_size=384, num_hidden_layers=8, num_attention_heads=6, intermediate_size=1536,
         num_labels=CLASSES, hidden_dropout_prob=0.1,
     )  # fmt: skip
-    return ViTForImageClassification(config)
+    model: nn.Module = ViTForImageClassification(config)
+    return model
 
 
 def llama() -> nn.Module:
@@ -38,7 +40,8 @@ def llama() -> nn.Module:
         vocab_size=WORDS, hidden_size=512, intermediate_size=1408, num_hidden_layers=6, num_attention_heads=8,
         num_key_value_heads=2, max_position_embeddings=1024, use_cache=False,
     )  # fmt: skip
-    return LlamaForCausalLM(config)
+    model: nn.Module = LlamaForCausalLM(config)
+    return model
 
 
 def t5() -> nn.Module:
@@ -46,14 +49,16 @@ def t5() -> nn.Module:
         vocab_size=WORDS, d_model=512, d_kv=64, d_ff=1024, num_layers=4, num_heads=8, use_cache=False,
         decoder_start_token_id=0,
     )  # fmt: skip
-    return T5ForConditionalGeneration(config)
+    model: nn.Module = T5ForConditionalGeneration(config)
+    return model
 
 
 def convnext() -> nn.Module:
     config = ConvNextConfig(
         hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 4, 2], num_labels=CLASSES, drop_path_rate=0.1
     )
-    return ConvNextForImageClassification(config)
+    model: nn.Module = ConvNextForImageClassification(config)
+    return model
 
 
 class Inverted(nn.Module):
@@ -74,7 +79,8 @@ class Inverted(nn.Module):
         y = self.depthwise(self.expand(x))
         gate = self.excite(F.silu(self.squeeze(F.adaptive_avg_pool2d(y, 1))))
         y = self.project(y * torch.sigmoid(gate))
-        return x + y if self.same else y
+        out: Tensor = x + y if self.same else y
+        return out
 
 
 class EfficientNet(nn.Module):
@@ -99,7 +105,8 @@ class EfficientNet(nn.Module):
         x = self.stem(x)
         for block in self.blocks:
             x = block(x)
-        return self.out(F.dropout(self.head(x).mean((2, 3)), 0.2, self.training))
+        out: Tensor = self.out(F.dropout(self.head(x).mean((2, 3)), 0.2, self.training))
+        return out
 
 
 HELD_BACK = {

@@ -10,9 +10,6 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-import _report
-from gain import EXAMPLES, NAMES, load
-
 from autofit import devices
 from autofit.core.briefing import Options
 from autofit.core.measurement import Measurement
@@ -25,6 +22,8 @@ from autofit.estimators import Traced
 from autofit.probing.local_bench import LocalBench
 from autofit.workloads.factory import as_arguments
 from autofit.workloads.workload import Workload
+from scripts.bench import report
+from scripts.bench.gain import EXAMPLES, NAMES, load
 
 REQUIRED_RATIO = 0.02
 
@@ -70,7 +69,7 @@ def measurement(outcome: Outcome) -> Measurement | None:
 
 
 def main() -> None:
-    parser = _report.parser(__doc__ or "")
+    parser = report.parser(__doc__ or "")
     parser.add_argument("--plans", type=int, default=12, help="of each example (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("examples", nargs="*", default=NAMES, help="which examples")
@@ -91,11 +90,11 @@ def main() -> None:
     outside = sum(not case["inside_bounds"] for case in cases)
     passed = median(errors) <= REQUIRED_RATIO and outside == 0
     summary = (
-        f"prediction_host: {len(cases)} plans, error {median(errors):.2%} in the median, {errors[-1]:.2%} at worst, "
+        f"host_estimates: {len(cases)} plans, error {median(errors):.2%} in the median, {errors[-1]:.2%} at worst, "
         f"{outside} outside their bounds, {median(case['seconds'] for case in cases):.2f} s to predict one: "
         f"{'ok' if passed else 'MISSED'}"
     )
-    _report.finish(summary, {"cases": cases}, given.json, passed, device="cpu")
+    report.finish(summary, {"cases": cases}, given.json, passed, device="cpu")
 
 
 if __name__ == "__main__":

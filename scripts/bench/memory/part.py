@@ -1,7 +1,7 @@
-"""One architecture of the bench of memory prediction, in a process of its own; `prediction.py` starts it.
+"""One architecture of the benchmark of memory estimates, in a process of its own; `estimates.py` starts it.
 
-    python prediction_part.py here NAME FILE [--quick]      # with the device: real steps, traces with fake CUDA tensors
-    python prediction_part.py stand-in NAME FILE            # without: the same sizes, traced on the stand-in device
+    python -m scripts.bench.memory.part here NAME FILE [--quick]  # with the device: real steps and traces
+    python -m scripts.bench.memory.part stand-in NAME FILE        # without it: traces of the same sizes
 
 The second reads from FILE which sizes the first has measured, and adds its own figures.
 """
@@ -12,15 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import _files
 import torch
-from prediction_held_back import HELD_BACK
-from prediction_models import LOOSE, Architecture, Configuration
-from prediction_rig import Peaks, Predictor, Subject, largest, sizes, traced
-from prediction_trials import TRIALS
 
 from autofit.tracing.cuda import standin
-from autofit.tracing.cuda.temporaries import Chip
+from autofit.tracing.cuda.chip import Chip
+from scripts.bench import files
+from scripts.bench.memory.architectures import LOOSE, Architecture, Configuration
+from scripts.bench.memory.held_back import HELD_BACK
+from scripts.bench.memory.rig import Peaks, Predictor, Subject, largest, sizes, traced
+from scripts.bench.memory.trials import TRIALS
 
 ALL = LOOSE | HELD_BACK | TRIALS
 BUDGETS = (0.3, 0.75)
@@ -134,7 +134,7 @@ def main() -> None:
         found = here(architecture, quick="--quick" in sys.argv)
     else:
         found = standing_in(architecture, json.loads(path.read_text(encoding="utf-8")))
-    _files.write(path, json.dumps(found))
+    files.write(path, json.dumps(found))
 
 
 def errors(peaks: list[Peaks], truth: list[Peaks], which: int) -> list[float]:

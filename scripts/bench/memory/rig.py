@@ -10,7 +10,6 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
-from prediction_models import Architecture, Configuration
 from torch import nn
 from transformers import masking_utils
 
@@ -23,12 +22,13 @@ from autofit.prepare import prepare
 from autofit.strategies import members
 from autofit.strategies.base import Facts
 from autofit.strategies.checkpointing import CHECKPOINTED_BLOCKS, Checkpointing
-from autofit.tracing.cuda.temporaries import Chip
+from autofit.tracing.cuda.chip import Chip
 from autofit.tracing.tracing import trace
 from autofit.workloads.loss import LossRule, resolve_loss
 from autofit.workloads.step import Draft, StepBatch
 from autofit.workloads.tree import map_tensors
 from autofit.workloads.workload import Workload
+from scripts.bench.memory.architectures import Architecture, Configuration
 
 GIB = 2**30
 CUDA = torch.get_device_module("cuda")

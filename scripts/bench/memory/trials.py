@@ -1,6 +1,6 @@
-"""Architectures for the bench of memory prediction that were off when others tried them: windows, volumes, experts.
+"""Architectures for the benchmark of memory estimates that were off when others tried them: windows, volumes, experts.
 
-They use operators that those of `prediction_models` and `prediction_held_back` do not: rolls and relative positions,
+They use operators that those of `architectures.py` and `held_back.py` do not: rolls and relative positions,
 3-D convolutions, top-k routing with gathers and scatters, with a capacity and without.
 """
 
@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from prediction_held_back import pixels
-from prediction_models import CLASSES, WORDS, Architecture, c, labelled, of_words, words
 from torch import Tensor, nn
 from transformers import MixtralConfig, MixtralForCausalLM, SwinConfig, SwinForImageClassification
+
+from scripts.bench.memory.architectures import CLASSES, WORDS, Architecture, c, labelled, of_words, words
+from scripts.bench.memory.held_back import pixels
 
 
 def swin() -> nn.Module:
@@ -20,7 +21,8 @@ def swin() -> nn.Module:
         image_size=224, embed_dim=96, depths=[2, 2, 6, 2], num_heads=[3, 6, 12, 24], window_size=7, num_labels=CLASSES,
         drop_path_rate=0.1,
     )  # fmt: skip
-    return SwinForImageClassification(config)
+    model: nn.Module = SwinForImageClassification(config)
+    return model
 
 
 def volumes(size: int, side: int) -> tuple[Tensor, Tensor]:
@@ -57,7 +59,8 @@ class VolumeUNet(nn.Module):
             x = block(down(x))
         for up, block, other in zip(reversed(self.ups), reversed(self.upper), reversed(passed), strict=True):
             x = block(torch.cat([up(x), other], 1))
-        return self.out(x)
+        out: Tensor = self.out(x)
+        return out
 
 
 class Experts(nn.Module):
@@ -80,7 +83,8 @@ class Experts(nn.Module):
         held = held[:-1].view(self.experts, capacity, -1)
         held = torch.bmm(F.gelu(torch.bmm(held, self.up.to(held.dtype))), self.down.to(held.dtype))
         held = torch.cat([held.reshape(self.experts * capacity, -1), held.new_zeros(1, held.shape[-1])])
-        return x + (held[slot] * chance.unsqueeze(-1)).view_as(x)
+        out: Tensor = x + (held[slot] * chance.unsqueeze(-1)).view_as(x)
+        return out
 
 
 class SwitchLayer(nn.Module):
@@ -96,7 +100,8 @@ class SwitchLayer(nn.Module):
         q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.project(attended.transpose(1, 2).flatten(2))
-        return self.experts(self.experts_norm(x))
+        out: Tensor = self.experts(self.experts_norm(x))
+        return out
 
 
 class Switch(nn.Module):
@@ -112,7 +117,8 @@ class Switch(nn.Module):
         x = self.words(tokens) + self.places.weight[: tokens.shape[1]]
         for layer in self.layers:
             x = layer(x)
-        return self.head(x)
+        out: Tensor = self.head(x)
+        return out
 
 
 def mixtral() -> nn.Module:
@@ -121,7 +127,8 @@ def mixtral() -> nn.Module:
         num_key_value_heads=4, num_local_experts=8, num_experts_per_tok=2, max_position_embeddings=1024,
         use_cache=False, output_router_logits=False,
     )  # fmt: skip
-    return MixtralForCausalLM(config)
+    model: nn.Module = MixtralForCausalLM(config)
+    return model
 
 
 TRIALS = {

@@ -1,10 +1,10 @@
 """autofit beside other finders on the CPU: the same models, the same real memory limit, each in a process of its own.
 
-    pip install -c scripts/constraints.txt -r scripts/bench/peers.txt -e ".[examples]"
-    python scripts/bench/peers.py [--only MODEL] [--finder NAME] [--keep DIR] [--json FILE]
+    pip install -c scripts/constraints.txt -r scripts/bench/peers/requirements.txt -e ".[examples]"
+    python -m scripts.bench.peers [--only MODEL] [--finder NAME] [--keep DIR] [--json FILE]
 
 Lightning's `BatchSizeFinder` in both modes, accelerate's `find_executable_batch_size`, a doubling loop, plain Optuna
-TPE (`peers_finders.py` says how each is run) and `autofit tune` search the same problem (`peers_models.py`): the global
+TPE (`finders.py` says how each is run) and `autofit tune` search the same problem (`models.py`): the global
 batch is free, the memory of live tensors is limited. What each returns is proven here, in a fresh process under the
 same limit, by whole steps on the worst batch; then all that passed run in interleaved blocks in this process.
 
@@ -29,10 +29,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import _files
-import _report
-import peers_models
-
 from autofit import devices, planfile
 from autofit.core.briefing import Options
 from autofit.core.outcome import Outcome, Status
@@ -43,8 +39,10 @@ from autofit.core.units import format_bytes
 from autofit.probing.local_bench import LocalBench
 from autofit.probing.remote.bench import HOST_LIMIT_ENVIRONMENT, RemoteBench, Target
 from autofit.search.race import pair
+from scripts.bench import files, report
+from scripts.bench.peers import models
 
-HERE = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[3]
 OURS = "autofit"
 PEERS = ("lightning power", "lightning binsearch", "accelerate", "doubling", "optuna tpe")
 BATCH_ONLY = PEERS[:-1]
@@ -54,7 +52,7 @@ LIMITED = {**HOST_LIMIT_ENVIRONMENT, "MALLOC_ARENA_MAX": "1", "ONEDNN_PRIMITIVE_
 WANTED = 1.3
 PATIENCE_S = 480
 """A finder that runs longer is ended, and has found nothing."""
-INSTALL = 'pip install -c scripts/constraints.txt -r scripts/bench/peers.txt -e ".[examples]"'
+INSTALL = 'pip install -c scripts/constraints.txt -r scripts/bench/peers/requirements.txt -e ".[examples]"'
 KINDS = ("lightning", "accelerate", "transformers")
 
 Found = dict[str, Any]
@@ -66,10 +64,10 @@ Found = dict[str, Any]
 def find(finder: str, model: str, seconds: float, folder: Path) -> Found:
     """Returns what a finder found on a model, from `folder` where it is there already."""
     path = folder / f"{model}, {finder}.json"
-    known = _files.read(path)
+    known = files.read(path)
     if known is None:
         known = _autofit(model, seconds, folder) if finder == OURS else _child(finder, model, seconds, folder)
-        _files.write(path, json.dumps(known, indent=1) + "\n")
+        files.write(path, json.dumps(known, indent=1) + "\n")
     print(f"{model:12s} {finder:20s} {_found_in_words(known)}", flush=True)
     return known
 
@@ -83,7 +81,7 @@ def _child(finder: str, model: str, seconds: float, folder: Path) -> Found:
     """Runs a finder, or what tells of autofit's state, in a process of its own."""
     out = folder / "found.json"
     out.unlink(missing_ok=True)
-    command = [sys.executable, str(HERE / "peers_finders.py"), finder, model, str(out), "--seconds", str(seconds)]
+    command = [sys.executable, "-m", "scripts.bench.peers.finders", finder, model, str(out), "--seconds", str(seconds)]
     began, why = perf_counter(), ""
     try:
         done = subprocess.run(
@@ -94,7 +92,7 @@ def _child(finder: str, model: str, seconds: float, folder: Path) -> Found:
             why = f"its process ended with {done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1][:200]}"
     except subprocess.TimeoutExpired:
         why = f"not done in {PATIENCE_S} s"
-    known = _files.read(out)
+    known = files.read(out)
     if known is not None and not why:
         return known
     return _nothing(why or "it wrote no result", perf_counter() - began)
@@ -110,11 +108,11 @@ def _autofit(model: str, seconds: float, folder: Path) -> Found:
     plan, study, steps = (folder / f"{model}.{end}" for end in ("yaml", "study.db", "steps"))
     for path in (plan, study, steps):
         path.unlink(missing_ok=True)
-    target = f"{HERE / 'peers_models.py'}:{model}"
+    target = f"{models.__name__}:{model}"
     command = [sys.executable, "-m", "autofit", "tune", target, "-o", str(plan), "--device", "cpu", "--quiet"]
-    command += ["--memory", peers_models.MODELS[model][1], "--time", str(seconds), "--study", str(study)]
+    command += ["--memory", models.MODELS[model][1], "--time", str(seconds), "--study", str(study)]
     began = perf_counter()
-    environment = {**os.environ, peers_models.STEPS_FILE: str(steps)}
+    environment = {**os.environ, models.STEPS_FILE: str(steps)}
     done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
     spent = perf_counter() - began
     if done.returncode:
@@ -152,15 +150,15 @@ def prove(model: str, plans: Sequence[Plan], path: Path) -> dict[str, dict[str, 
     The limit decides. What ran under it while the record of its allocations is above the budget counts as run. What
     was proven before is in the file `path`.
     """
-    known = _files.read(path) or {}
+    known = files.read(path) or {}
     if all(plan.key in known for plan in plans):
         return known
-    options = Options(memory_budget=peers_models.budget_bytes(model))
-    with RemoteBench(Target(f"{HERE / 'peers_models.py'}:{model}", device="cpu", options=options)) as bench:
+    options = Options(memory_budget=models.budget_bytes(model))
+    with RemoteBench(Target(f"{models.__name__}:{model}", device="cpu", options=options)) as bench:
         for plan in plans:
             if plan.key not in known:
                 known[plan.key] = _proof(bench.evaluate(plan, Purpose.PROOF))
-                _files.write(path, json.dumps(known, indent=1) + "\n")
+                files.write(path, json.dumps(known, indent=1) + "\n")
     return known
 
 
@@ -178,8 +176,8 @@ def _proof(outcome: Outcome) -> dict[str, Any]:
 def race(model: str, plans: Sequence[Plan], pairs: int) -> dict[str, list[float]]:
     """Returns by plan the log throughput of each of its blocks, in rounds that run forward and backward in turn."""
     logs: dict[str, list[float]] = {plan.key: [] for plan in plans}
-    options = Options(memory_budget=peers_models.budget_bytes(model))
-    with LocalBench(peers_models.MODELS[model][0](), devices.choose("cpu"), options) as bench:
+    options = Options(memory_budget=models.budget_bytes(model))
+    with LocalBench(models.MODELS[model][0](), devices.choose("cpu"), options) as bench:
         for number in range(pairs if len(plans) > 1 else 1):
             for plan in plans if number % 2 == 0 else plans[::-1]:
                 measured = bench.evaluate(plan, Purpose.BLOCK).measurement
@@ -240,7 +238,7 @@ def in_words(case: Mapping[str, Any]) -> str:
     """Returns the table of one model."""
     name, columns = case["model"], ("samples/s", "autofit over it", "OOM", "steps", "seconds", "ran", "kept")
     head = "{:20s} {:>9s} {:>22s} {:>4s} {:>6s} {:>8s} {:>4s}  {}".format("", *columns)
-    lines = [f"{name}, {format_bytes(peers_models.budget_bytes(name))}", head]
+    lines = [f"{name}, {format_bytes(models.budget_bytes(name))}", head]
     for finder, row in case["finders"].items():
         proof = row["proof"]
         speed = f"{row['raced_samples_per_s']:.1f}" if proof["ran"] else "none"
@@ -261,7 +259,7 @@ def mean_over(cases: Sequence[Mapping[str, Any]], which: str) -> float | None:
 
 
 def parse() -> argparse.Namespace:
-    parser = _report.parser(__doc__ or "")
+    parser = report.parser(__doc__ or "")
     parser.add_argument("--only", metavar="MODEL", action="append", help="this model; may be given again")
     parser.add_argument("--finder", metavar="NAME", action="append", help="this finder; may be given again")
     parser.add_argument("--quick", action="store_true", help="short searches, few blocks: to see that all runs")
@@ -271,11 +269,11 @@ def parse() -> argparse.Namespace:
     given = parser.parse_args()
     missing = [name for name in KINDS if importlib.util.find_spec(name) is None]
     if missing:
-        _report.fail(f"peers: {', '.join(missing)} is not installed; expected the bench's extras: {INSTALL}", 2)
-    for asked, known in ((given.only, list(peers_models.MODELS)), (given.finder, [*PEERS, OURS])):
+        report.fail(f"peers: {', '.join(missing)} is not installed; expected the bench's extras: {INSTALL}", 2)
+    for asked, known in ((given.only, list(models.MODELS)), (given.finder, [*PEERS, OURS])):
         if unknown := sorted(set(asked or ()) - set(known)):
-            _report.fail(f"peers: {', '.join(unknown)} is not known; expected some of {', '.join(known)}", 2)
-    given.only, given.finder = given.only or list(peers_models.MODELS), given.finder or [*PEERS, OURS]
+            report.fail(f"peers: {', '.join(unknown)} is not known; expected some of {', '.join(known)}", 2)
+    given.only, given.finder = given.only or list(models.MODELS), given.finder or [*PEERS, OURS]
     if given.quick:
         given.time, given.pairs = 20.0, 4
     return given
@@ -285,10 +283,10 @@ def measure(model: str, given: argparse.Namespace, folder: Path) -> dict[str, An
     """Returns the figures of a model, from `folder` where all of them are there already."""
     path = folder / f"{model}.json"
     found = {finder: find(finder, model, given.time, folder) for finder in given.finder}
-    case = _files.read(path)
+    case = files.read(path)
     if case is None or list(case["finders"]) != given.finder:
         case = judge(model, found, given.pairs, folder)
-        _files.write(path, json.dumps(case, indent=1) + "\n")
+        files.write(path, json.dumps(case, indent=1) + "\n")
     print(in_words(case), flush=True)
     return case
 
@@ -319,7 +317,7 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         cases = [measure(model, given, folder) for model in given.only]
     summary, figures, passed = summed_up(cases)
-    _report.finish(summary, figures, given.json, passed, device="cpu")
+    report.finish(summary, figures, given.json, passed, device="cpu")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""One finder on one model in this process, for `peers.py`: what it returned, what that cost, what it left behind.
+"""One finder on one model in this process, for `compare.py`: what it returned, what that cost, what it left behind.
 
-    python scripts/bench/peers_finders.py FINDER MODEL OUT --seconds 60
+    python -m scripts.bench.peers.finders FINDER MODEL OUT --seconds 60
 
 How a finder is run is how its documentation has it, all defaults: Lightning's `Tuner.scale_batch_size` (which is the
 callback `BatchSizeFinder`), accelerate's decorator around a training of three steps, the loop that everyone writes, and
 Optuna's TPE over the knobs that autofit has, each trial in a forked process of its own.
 
 A trial runs under the limit (`Problem.trial`). Finders that do not time have oneDNN's cache of primitives off and small
-thresholds in malloc, which `peers.py` sets: without them the limit is not that of the tensors, with them steps are
+thresholds in malloc, which `compare.py` sets: without them the limit is not that of the tensors, with them steps are
 slow. Read these finders' seconds with that in mind. TPE times its trials: its process has the ordinary settings, and
 its timed steps run without the limit, after those that run under it.
 
@@ -23,6 +23,7 @@ import random
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import chain, islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -31,9 +32,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy
-import peers_models
 import torch
-from peers_models import STEPS, Problem, key, plan_of
 from torch import nn
 
 import autofit
@@ -47,6 +46,8 @@ from autofit.strategies import members
 from autofit.workloads.batch_algebra import batch_size
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.workload import Workload
+from scripts.bench.peers import models
+from scripts.bench.peers.models import STEPS, Problem, key, plan_of
 
 TIMED = 4
 """Steps that a TPE trial times, as many as a block of autofit's race."""
@@ -70,7 +71,7 @@ def lightning(mode: str) -> Finder:
     from lightning.pytorch.tuner import Tuner, batch_size_scaling  # noqa: PLC0415
     from lightning.pytorch.utilities.memory import is_oom_error  # noqa: PLC0415
 
-    class Module(pl.LightningModule):
+    class Module(pl.LightningModule):  # type: ignore[misc]  # its types are not read
         """The training as a user of Lightning has it."""
 
         def __init__(self, problem: Problem) -> None:
@@ -136,7 +137,7 @@ def doubling() -> Finder:
         size = 1
         while 2 * size <= problem.most:
             try:
-                problem.trial(lambda size=size: problem.train(2 * size))
+                problem.trial(partial(problem.train, 2 * size))
             except (RuntimeError, MemoryError):
                 break
             finally:
@@ -216,7 +217,7 @@ def _forked(problem: Problem, plan: Plan) -> float:
     child = context.Process(target=run)
     child.start()
     its.close()
-    told = {"speed": 0.0, "steps": 0, "failures": 0}
+    told: dict[str, float] = {"speed": 0.0, "steps": 0, "failures": 0}
     try:
         if mine.poll(TRIAL_S):
             told = mine.recv()
@@ -225,8 +226,8 @@ def _forked(problem: Problem, plan: Plan) -> float:
     child.kill()
     child.join()
     mine.close()
-    problem.steps += told["steps"]
-    problem.failures += told["failures"]
+    problem.steps += int(told["steps"])
+    problem.failures += int(told["failures"])
     if told["speed"]:
         problem.ran.add(plan.key)
     return float(told["speed"])
@@ -282,7 +283,7 @@ def run(finder: str, model: str, seconds: float) -> dict[str, Any]:
     problem = Problem.of(model)
     before, began = state_of(problem.workload), perf_counter()
     failed, plan = "", None
-    with peers_models.on_step(problem.stepped):
+    with models.on_step(problem.stepped):
         try:
             plan = find(problem, seconds)
         except Exception as error:  # noqa: BLE001  # a finder that fails is a result
@@ -307,7 +308,7 @@ def autofit_state(model: str) -> dict[str, Any]:
     with suppress(BudgetSpent):  # on a busy machine; a search without a result has to leave no trace either
         autofit.tune(
             w.model, w.loader, loss_fn=w.loss_fn, step_fn=w.step_fn, optimizer=w.optimizer, study=":memory:",
-            max_grad_norm=w.max_grad_norm, memory_budget=peers_models.MODELS[model][1], time_budget=15, device="cpu",
+            max_grad_norm=w.max_grad_norm, memory_budget=models.MODELS[model][1], time_budget=15, device="cpu",
             progress=False,
         )  # fmt: skip
     after = state_of(w)
@@ -317,7 +318,7 @@ def autofit_state(model: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("finder", choices=[*FINDERS, "autofit state"])
-    parser.add_argument("model", choices=peers_models.MODELS)
+    parser.add_argument("model", choices=models.MODELS)
     parser.add_argument("out", type=Path, help="file for the result, as JSON")
     parser.add_argument("--seconds", type=float, default=60, help="for a finder that has no end of its own")
     given = parser.parse_args()

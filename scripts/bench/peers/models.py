@@ -1,4 +1,4 @@
-"""The problems that `peers.py` gives to all finders: models with random weights, their data and their memory.
+"""The problems that `compare.py` gives to all finders: models with random weights, their data and their memory.
 
 Nobody is told a global batch. The other finders change the batch size and nothing else, so a batch that has to be kept
 would leave them no choice; with a free one all have the same freedom, and autofit is told no more than they are.
@@ -10,7 +10,7 @@ proof. What would falsify it, to the finders' loss, is kept out:
 * A trial runs in a thread of its own. Once oneDNN was refused memory for a kernel, each later call in the same thread
   fails, with memory to spare too. Before its limit begins, the thread has its buffers for products.
 
-Each function is also a target: `autofit tune scripts/bench/peers_models.py:gpt --memory 72MiB`. With `STEPS_FILE` in
+Each function is also a target: `autofit tune scripts.bench.peers.models:gpt --memory 72MiB`. With `STEPS_FILE` in
 the environment each optimizer step of the process appends a byte to that file: how the steps of processes that this
 benchmark does not start itself are counted.
 """
@@ -24,7 +24,6 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice, repeat
 from typing import Any
 
-import gain
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -44,6 +43,7 @@ from autofit.workloads.factory import as_arguments
 from autofit.workloads.loss import resolve_loss
 from autofit.workloads.step import Draft, TrainStep
 from autofit.workloads.workload import Workload
+from scripts.bench import gain
 
 STEPS_FILE = "PEERS_STEPS_FILE"
 STEPS = 3
@@ -80,14 +80,14 @@ def tabular() -> Workload:
 
 def unet() -> Workload:
     """`scripts/bench/workloads.py`: a U-Net with GroupNorm that gives back images."""
-    import workloads  # noqa: PLC0415  # needs transformers, as the next one
+    from scripts.bench import workloads  # noqa: PLC0415  # needs transformers, as the next one
 
     return _free(workloads.unet())
 
 
 def encoder() -> Workload:
     """`scripts/bench/workloads.py`: a BERT with masked words, all texts of one length."""
-    import workloads  # noqa: PLC0415
+    from scripts.bench import workloads  # noqa: PLC0415
 
     return _free(workloads.encoder())
 

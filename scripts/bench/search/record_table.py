@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-import _report
 import yaml
 
 from autofit.core.briefing import Briefing, Options
@@ -31,6 +30,7 @@ from autofit.core.units import format_duration
 from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.replay import TableBench, peaks_of
 from autofit.replay.table import Block, Entry, Table, read_table
+from scripts.bench import report
 
 SAVE_EVERY_S = 2.0
 CLOSE_RATIO = 0.2
@@ -185,7 +185,7 @@ def _shuffled(plans: Sequence[Plan], order: random.Random) -> list[Plan]:
 
 
 def main() -> None:
-    parser = _report.parser(__doc__ or "")
+    parser = report.parser(__doc__ or "")
     parser.add_argument("target", help="what is trained: path/to/file.py:function, as for autofit tune")
     parser.add_argument("table", type=Path, help="the table's file; continued when it exists")
     parser.add_argument("--memory", required=True, help='the memory budget, as "20GiB"')
@@ -218,11 +218,11 @@ def main() -> None:
             recording = open_recording(given.table, name, bench.briefing, space, rounds, given.seed, close_rounds)
             complete = recording.run(bench.evaluate, clock, given.limit_s)
     except AutofitError as error:
-        _report.fail(f"record_table: {error}", error.exit_code)
+        report.fail(f"record_table: {error}", error.exit_code)
     state = "complete" if complete else "stopped by the time limit; the same command goes on"
     summary = f"record_table: {described(recording.table)} in {format_duration(clock.elapsed_s)}: {state}"
     figures = {"table": str(given.table), "complete": complete, "plans": len(recording.table.entries)}
-    _report.finish(summary, figures, given.json, complete, device=given.device, missed=UNFINISHED)
+    report.finish(summary, figures, given.json, complete, device=given.device, missed=UNFINISHED)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """One search on a table: what it is given, what came of it, and what that is worth."""
 
 import random
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -9,27 +8,26 @@ from pathlib import Path
 from time import process_time
 from typing import Any, TypeVar
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT)]  # the fake device and the tables made with it belong to the tests
+from autofit import estimators, searchers
+from autofit.core.budget import Budget, Clock
+from autofit.core.errors import AutofitError
+from autofit.core.event import Event
+from autofit.core.objective import Objective
+from autofit.core.omission import Omission
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
+from autofit.core.space import SearchSpace
+from autofit.core.trial import Purpose, Trial
+from autofit.estimators.base import Estimator
+from autofit.replay import TableBench, TableEstimator, limited, peaks_of
+from autofit.replay.table import Table, read_table
+from autofit.search.phases import run
+from autofit.search.tuning import Findings, Tuning
+from autofit.searchers.base import Searcher
+from scripts.bench.search.simulated import MemoryLog
+from scripts.bench.search.tables import TRAPS, synthetic
 
-from autofit import estimators, searchers  # noqa: E402  # the path comes first
-from autofit.core.budget import Budget, Clock  # noqa: E402
-from autofit.core.errors import AutofitError  # noqa: E402
-from autofit.core.event import Event  # noqa: E402
-from autofit.core.objective import Objective  # noqa: E402
-from autofit.core.omission import Omission  # noqa: E402
-from autofit.core.outcome import Outcome, Status  # noqa: E402
-from autofit.core.plan import Plan  # noqa: E402
-from autofit.core.space import SearchSpace  # noqa: E402
-from autofit.core.trial import Purpose, Trial  # noqa: E402
-from autofit.estimators.base import Estimator  # noqa: E402
-from autofit.replay import TableBench, TableEstimator, limited, peaks_of  # noqa: E402
-from autofit.replay.table import Table, read_table  # noqa: E402
-from autofit.search.phases import run  # noqa: E402
-from autofit.search.tuning import Findings, Tuning  # noqa: E402
-from autofit.searchers.base import Searcher  # noqa: E402
-from tests.fakes import MemoryLog  # noqa: E402
-from tests.tables import TRAPS, synthetic  # noqa: E402
+ROOT = Path(__file__).resolve().parents[3]
 
 Answer = TypeVar("Answer")
 

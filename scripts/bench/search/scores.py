@@ -24,13 +24,23 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
-import _report
-from _report import percentile
-from search_runs import ESTIMATORS, SEARCHERS, Case, Ran, Result, cases, names, over_tables, rehearse, scored
-
 from autofit.core.budget import Budget
 from autofit.replay import TableBench
 from autofit.study import Study
+from scripts.bench import report
+from scripts.bench.report import percentile
+from scripts.bench.search.runs import (
+    ESTIMATORS,
+    SEARCHERS,
+    Case,
+    Ran,
+    Result,
+    cases,
+    names,
+    over_tables,
+    rehearse,
+    scored,
+)
 
 MOST_REGRET, MOST_REGRET_95, MOST_SHARE, MOST_TRIAL_S = 0.01, 0.03, 0.10, 0.020
 MOST_PROBES = {True: 12, False: 18}
@@ -186,7 +196,7 @@ def in_words(title: str, got: dict[str, Any], whole: bool = False) -> str:
 
 
 def parse() -> argparse.Namespace:
-    parser = _report.parser(__doc__ or "")
+    parser = report.parser(__doc__ or "")
     parser.add_argument("--seeds", type=int, default=50, help="searches of each searcher on each table")
     parser.add_argument("--only", metavar="TABLE", action="append", help="this table; may be given again")
     parser.add_argument("--searcher", metavar="NAME", action="append", help="this searcher; may be given again")
@@ -200,7 +210,7 @@ def parse() -> argparse.Namespace:
     for option, known in (("only", names()), ("searcher", list(SEARCHERS)), ("estimator", list(ESTIMATORS))):
         chosen = getattr(given, option) or known
         if unknown := sorted(set(chosen) - set(known)):
-            _report.fail(f"search: {', '.join(unknown)} is not known; expected {', '.join(known)}", 2)
+            report.fail(f"search: {', '.join(unknown)} is not known; expected {', '.join(known)}", 2)
         setattr(given, option, chosen)
     return given
 
@@ -234,7 +244,7 @@ def main() -> None:
         "tables": tables,
     }
     summary = f"search: {default} on {len({t['table'] for t in tables})} tables: {brief or 'not played'}"
-    _report.finish(f"{summary}: {'ok' if passed else 'MISSED'}", figures, given.json, passed, device="cpu")
+    report.finish(f"{summary}: {'ok' if passed else 'MISSED'}", figures, given.json, passed, device="cpu")
 
 
 if __name__ == "__main__":

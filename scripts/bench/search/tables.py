@@ -15,12 +15,12 @@ from autofit.core.budget import Budget
 from autofit.core.environment import Environment
 from autofit.core.knob import Knob
 from autofit.core.objective import Objective
-from autofit.core.outcome import Status
+from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.replay import TableBench, limited
 from autofit.replay.table import Block, Entry, Table
-from tests.fakes import Effect, FakeBench, always, space_of
+from scripts.bench.search.simulated import Effect, FakeBench, always, space_of
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 80, 96)
 PRECISION = Knob(
@@ -83,7 +83,8 @@ def record(bench: FakeBench, name: str, seed: int = 0, rounds: int = 3) -> Table
         budget=Budget(memory_bytes=UNLIMITED_BYTES),
         space=bench.space.facts,
     )
-    chance, outcomes, blocks = random.Random(seed), {}, {}
+    chance, outcomes = random.Random(seed), dict[Plan, tuple[Outcome, float]]()
+    blocks: dict[Plan, list[Block]] = {}
     for plan in chance.sample(table.plans, len(table.plans)):
         outcomes[plan] = (device.evaluate(plan, Purpose.PROBE), device.time.seconds)
         blocks[plan] = []

@@ -24,6 +24,7 @@ from autofit.searchers.base import Problem, Searcher
 from autofit.searchers.guided.guided import Guided
 from autofit.searchers.guided.surrogate import Belief
 from autofit.searchers.guided.throughput import Throughput
+from scripts.bench.search.tables import synthetic
 from tests.fakes import (
     MIB,
     OPTIMIZER,
@@ -36,7 +37,6 @@ from tests.fakes import (
     space_of,
     tuning_of,
 )
-from tests.tables import synthetic
 
 
 def problem(bench: FakeBench, estimate=lambda plan: None) -> Problem:

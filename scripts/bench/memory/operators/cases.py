@@ -1,4 +1,4 @@
-"""The operators that `operator_memory.py --sweep` tries, each between a cheap product and a mean.
+"""The operators of the sweep, each between a cheap product and a mean.
 
 By the shape of what the product makes. Where an operator has weights, it is a module, made once.
 """
@@ -7,7 +7,10 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from operator_parts import (
+from torch import nn
+from torch.nn.attention import SDPBackend
+
+from scripts.bench.memory.operators.parts import (
     HEADS,
     IMAGES,
     ROWS,
@@ -20,15 +23,14 @@ from operator_parts import (
     forced,
     functions,
     ids,
+    laid_out,
     modules,
     packed,
     put,
     target,
     turned,
 )
-from operator_token_cases import TOKEN_CASES
-from torch import nn
-from torch.nn.attention import SDPBackend
+from scripts.bench.memory.operators.token_cases import TOKEN_CASES
 
 CASES: dict[str, Case] = {
     **TOKEN_CASES,
@@ -110,14 +112,14 @@ CASES: dict[str, Case] = {
                 .permute(0, 1, 3, 2, 4, 5)
                 .reshape(-1, 64, 64)
             ),
-            "unpool": lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
+            "unpool": lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), [2]),
         },
     ),
     **modules(
         IMAGES,
         {
             "conv": lambda: nn.Conv2d(64, 64, 3, padding=1),
-            "conv-CL": lambda: nn.Conv2d(64, 64, 3, padding=1).to(memory_format=torch.channels_last),
+            "conv-CL": lambda: laid_out(nn.Conv2d(64, 64, 3, padding=1), torch.channels_last),
             "conv-1x1": lambda: nn.Conv2d(64, 128, 1),
             "conv-depth": lambda: nn.Conv2d(64, 64, 3, padding=1, groups=64),
             "conv-stride": lambda: nn.Conv2d(64, 128, 4, 4),
@@ -129,7 +131,7 @@ CASES: dict[str, Case] = {
             "instance_norm-w": lambda: nn.InstanceNorm2d(64, affine=True),
             "conv-reflect": lambda: nn.Conv2d(64, 64, 3, padding=1, padding_mode="reflect"),
             "group_norm-CL": lambda: nn.Sequential(
-                nn.Conv2d(64, 64, 1).to(memory_format=torch.channels_last), nn.GroupNorm(8, 64)
+                laid_out(nn.Conv2d(64, 64, 1), torch.channels_last), nn.GroupNorm(8, 64)
             ),
         },
     ),
@@ -137,7 +139,7 @@ CASES: dict[str, Case] = {
         VOLUMES,
         {
             "conv3d": lambda: nn.Conv3d(32, 32, 3, padding=1),
-            "conv3d-CL": lambda: nn.Conv3d(32, 32, 3, padding=1).to(memory_format=torch.channels_last_3d),
+            "conv3d-CL": lambda: laid_out(nn.Conv3d(32, 32, 3, padding=1), torch.channels_last_3d),
             "batch_norm-3d": lambda: nn.BatchNorm3d(32),
             "max_pool3d": lambda: nn.MaxPool3d(2),
             "avg_pool3d": lambda: nn.AvgPool3d(2),

@@ -1,10 +1,10 @@
 """Lists the operators of a workload that take other memory on this CUDA device than a trace thinks.
 
-    python scripts/operator_memory.py train.py:make_workload [knob=value ...]
-    python scripts/operator_memory.py --sweep [--stand-in PYTHON] [--json FILE] [NAME ...]
+    python -m scripts.bench.memory.operators train.py:make_workload [knob=value ...]
+    python -m scripts.bench.memory.operators --sweep [--stand-in PYTHON] [--json FILE] [NAME ...]
 
 The second tries some 340 operators one by one, each between a cheap product and a mean, in float32 and under bfloat16
-autocast, and compares the traced peak of its step with the real allocator's: see `operator_sweep.py`. Exits with 1 when
+autocast, and compares the traced peak of its step with the real allocator's: see `sweep.py`. Exits with 1 when
 one is wrong that is not known to be.
 
 Each operator of one real training step is metered by itself: what it holds beyond its results at its peak, against the
@@ -18,7 +18,6 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import operator_sweep
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -38,15 +37,16 @@ from autofit.workloads.loss import resolve_loss
 from autofit.workloads.step import Draft
 from autofit.workloads.tree import map_tensors
 from autofit.workloads.workload import Workload
+from scripts.bench.memory.operators import sweep
 
 MIB = 2**20
 
 
-class Meter(TorchDispatchMode):
+class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
     """Meters each operator; `found` holds, by operator, (taken, by the rule, arguments, strides) where they differ."""
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
         self.found: dict[str, list[tuple[int, int, str, str]]] = defaultdict(list)
         self._chip, self._device = Chip.of(device), device
         self._module = torch.get_device_module(device)
@@ -98,12 +98,12 @@ def most(steps: tuple[int | None, ...]) -> int:
 
 
 def swept(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="operator_memory.py --sweep")
+    parser = argparse.ArgumentParser(prog="python -m scripts.bench.memory.operators --sweep")
     parser.add_argument("names", nargs="*", help="these operators alone")
     parser.add_argument("--stand-in", metavar="PYTHON", default=sys.executable, help="what sees no device")
     parser.add_argument("--json", metavar="FILE", type=Path, default=Path("operators.json"), help="where figures go")
     given = parser.parse_args(arguments)
-    return int(operator_sweep.sweep(given.json, given.stand_in, given.names) > 0)
+    return int(sweep.sweep(given.json, given.stand_in, given.names) > 0)
 
 
 def main() -> int:

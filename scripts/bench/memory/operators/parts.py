@@ -1,8 +1,8 @@
-"""What the cases of `operator_memory.py --sweep` are made of: shapes, and operators that take more than a line."""
+"""Parts of the cases of the sweep: shapes, and operators that take more than a line."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -132,12 +132,13 @@ class With(nn.Module):
 
 
 class Recurrent(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase], **options: Any) -> None:
+    def __init__(self, kind: Callable[..., nn.RNNBase], **options: Any) -> None:
         super().__init__()
         self.layer = kind(512, 256, batch_first=True, **options)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)[0]
+        out: torch.Tensor = self.layer(x)[0]
+        return out
 
 
 class Cells(nn.Module):
@@ -146,10 +147,17 @@ class Cells(nn.Module):
         self.cell = kind(512, 512)
 
     def forward(self, x: Tensor) -> Tensor:
-        state = None
+        state: Any = None
         for step in range(8):
             state = self.cell(x[:, step], state)
-        return state[0] if isinstance(state, tuple) else state
+        out: Tensor = state[0] if isinstance(state, tuple) else state
+        return out
+
+
+def laid_out(module: nn.Module, memory_format: torch.memory_format) -> nn.Module:
+    """Returns the module with its weights in a memory format; torch's annotations do not know this form of `to`."""
+    out: nn.Module = cast(Any, module).to(memory_format=memory_format)
+    return out
 
 
 def functions(shape: tuple[int, ...], table: dict[str, Run]) -> dict[str, Case]:

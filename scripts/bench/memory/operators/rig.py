@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from operator_parts import Case
 from torch import nn
 
 from autofit.core.plan import Plan
@@ -13,12 +12,13 @@ from autofit.memory.replay import replay
 from autofit.prepare import prepare
 from autofit.strategies import members
 from autofit.tracing.cuda import standin
-from autofit.tracing.cuda.temporaries import Chip
+from autofit.tracing.cuda.chip import Chip
 from autofit.tracing.tracing import trace
 from autofit.workloads.loss import LossRule, resolve_loss
 from autofit.workloads.step import Draft, StepBatch
 from autofit.workloads.tree import tensors
 from autofit.workloads.workload import Workload
+from scripts.bench.memory.operators.parts import Case
 
 PRECISIONS = ("fp32", "bf16")
 STEPS = 3

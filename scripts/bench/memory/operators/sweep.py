@@ -1,4 +1,6 @@
-"""The sweep of `operator_memory.py --sweep`: what a trace says of each operator's step, against torch's real allocator.
+"""The sweep over all operators: the traced peak of each operator's step, compared with torch's real allocator.
+
+Start it with `python -m scripts.bench.memory.operators --sweep`.
 
 Each role has a process of its own: "here" runs real steps and traces with the device's own fake tensors, "stand-in"
 traces with a Python that sees no device. A process that ends at an operator goes on behind it in a new one.
@@ -13,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from operator_cases import CASES
-from operator_rig import PRECISIONS, Peaks, Subject
 
 from autofit.core.errors import AutofitError
 from autofit.tracing.cuda import standin
 from autofit.tracing.cuda.chip import Chip
+from scripts.bench.memory.operators.cases import CASES
+from scripts.bench.memory.operators.rig import PRECISIONS, Peaks, Subject
 
 ROLES = ("here", "stand-in")
 NAMES = tuple(f"{name} {precision}" for name in CASES for precision in PRECISIONS)
@@ -81,7 +83,7 @@ def sweep(path: Path, stand_in: str, only: list[str]) -> int:
     names = [name for name in NAMES if not only or name.rsplit(" ", 1)[0] in only]
     path.write_text(json.dumps({"operators": {name: {} for name in names}}), encoding="utf-8")
     for role, python in zip(ROLES, (sys.executable, stand_in), strict=True):
-        command = [python, __file__, role, str(path)]
+        command = [python, "-m", "scripts.bench.memory.operators.sweep", role, str(path)]
         left = len(names)
         while (
             left and subprocess.run(command, env=environment(role), stderr=subprocess.DEVNULL, check=False).returncode
@@ -99,7 +101,7 @@ def environment(role: str) -> dict[str, str]:
     """Returns the environment of a process: for the stand-in one that sees neither a phantom nor a real device."""
     hidden = {"LD_PRELOAD", "LD_LIBRARY_PATH"} if role == "stand-in" else set()
     kept = {name: value for name, value in os.environ.items() if name not in hidden}
-    root = str(Path(__file__).parents[1])
+    root = str(Path(__file__).resolve().parents[4])
     return {**kept, "PYTHONPATH": root, **({"CUDA_VISIBLE_DEVICES": ""} if role == "stand-in" else {})}
 
 

@@ -1,10 +1,13 @@
-"""The cases of `operator_memory.py --sweep` that work on tokens: `(samples, time, width)`."""
+"""The cases of the sweep that work on tokens: `(samples, time, width)`."""
 
 from functools import partial
 
 import torch
 import torch.nn.functional as F
-from operator_parts import (
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from scripts.bench.memory.operators.parts import (
     TOKENS,
     Case,
     Cells,
@@ -23,8 +26,6 @@ from operator_parts import (
     straight_through,
     target,
 )
-from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 _POINTWISE = [
     "relu", "relu6", "gelu", "silu", "mish", "elu", "selu", "celu", "leaky_relu", "hardtanh", "hardswish",
@@ -117,7 +118,7 @@ TOKEN_CASES: dict[str, Case] = {
             "topk-1k": lambda x: x.view(32, -1).topk(1000, -1)[0],
             "kthvalue": lambda x: x.kthvalue(3, -1)[0],
             "quantile": lambda x: x.float().quantile(0.9, dim=-1),
-            "unique": lambda x: x * x.detach().unique().sum(),
+            "unique": lambda x: x * x.detach().unique().sum(),  # type: ignore[no-untyped-call]  # torch has no types here
             "histc": lambda x: x * x.detach().float().histc(100).sum(),
             "searchsorted": lambda x: x * torch.searchsorted(x[0, 0].detach().sort()[0], x.detach()),
             "bucketize": lambda x: x * torch.bucketize(x.detach(), x[0, 0].detach()),
@@ -150,7 +151,7 @@ TOKEN_CASES: dict[str, Case] = {
             "cat": lambda x: torch.cat([x, x], -1),
             "stack": lambda x: torch.stack([x, x]),
             "chunk": lambda x: torch.cat(x.chunk(4, -1)[::-1], -1),
-            "split": lambda x: x.split(128, -1)[1],
+            "split": lambda x: x.split(128, -1)[1],  # type: ignore[no-untyped-call]  # torch has no types here
             "pad": lambda x: F.pad(x, (1, 1)),
             "pad-neg": lambda x: F.pad(x, (-1, -1)),
             "repeat": lambda x: x.repeat(1, 2, 1),
