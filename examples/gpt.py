@@ -64,7 +64,8 @@ class Block(nn.Module):
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         x = x + self.dropout(self.out(attended))
-        return x + self.dropout(self.mlp(self.norm2(x)))
+        out: Tensor = x + self.dropout(self.mlp(self.norm2(x)))
+        return out
 
 
 class Output(NamedTuple):

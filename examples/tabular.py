@@ -30,7 +30,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the features after this block, [rows, width]."""
-        return x + self.layers(x)
+        out: Tensor = x + self.layers(x)
+        return out
 
 
 def make_model(columns: int, width: int = 192, depth: int = 4) -> nn.Module:
