@@ -11,7 +11,7 @@ from tests.rules.source import Module, modules
 
 RETIRED = re.compile(r"predict|fores(?:ee|aw|ight)|foret(?:ell|old)|forecast", re.IGNORECASE)
 """Words that are not written any more. What estimates is an `Estimator`, and what it says an `Estimate`."""
-ALLOWED = re.compile(r"memory_prediction\.md|bench/prediction\.py|prediction stage|[\"`]predicted[\"`]|^predicted$")
+ALLOWED = re.compile(r"memory_prediction\.md|[\"`]predicted[\"`]|^predicted$")
 """Names of files, and of what files of earlier versions hold, which are still read."""
 PREDICTING = "autofit/exporters/python/"
 """Writes the function `predict` of a model that was tuned for inference: there it is the field's own term."""
