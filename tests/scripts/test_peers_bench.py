@@ -16,7 +16,7 @@ from autofit.core.recommendation import Ratio
 from autofit.core.units import parse_bytes
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.workload import Workload
-from scripts.bench.peers import compare, finders, models
+from scripts.bench.peers import compare, finders, finding, judging, models, state, tpe
 
 REFUSED = "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes."
 PRIMITIVE = "could not create a primitive"
@@ -112,9 +112,9 @@ def test_each_kind_of_state_is_told_apart(problem: Limited) -> None:
     w = problem.workload
 
     def changed(change: Any) -> list[str]:
-        before = finders.state_of(w)
+        before = state.state_of(w)
         change()
-        after = finders.state_of(w)
+        after = state.state_of(w)
         return [name for name in before if before[name] != after[name]]
 
     assert changed(lambda: None) == []
@@ -133,12 +133,12 @@ def test_the_batch_is_free_and_the_memory_that_of_the_examples() -> None:
 
 @pytest.mark.slow
 def test_plans_are_tried_in_processes_of_their_own(problem: Limited) -> None:
-    before = finders.state_of(problem.workload)
+    before = state.state_of(problem.workload)
     problem.budget_bytes = 2**26
     with models.on_step(problem.stepped):
-        assert finders._forked(problem, Plan(values={"micro_batch_size": 4, "accumulation_steps": 1})) > 0
-    assert problem.steps == 2 + models.STEPS + finders.TIMED
-    assert finders.state_of(problem.workload) == before
+        assert tpe._forked(problem, Plan(values={"micro_batch_size": 4, "accumulation_steps": 1})) > 0
+    assert problem.steps == 2 + models.STEPS + tpe.TIMED
+    assert state.state_of(problem.workload) == before
 
 
 # What its finding is worth.
@@ -163,8 +163,8 @@ def ours(failures: int = 0, proven: bool = True) -> dict[str, Any]:
 
 
 def test_the_best_peer_is_the_fastest_that_was_proven() -> None:
-    rows = {"doubling": row(1.5), "optuna tpe": row(1.1), "accelerate": row(None), compare.OURS: ours()}
-    assert compare.verdict(rows) == {
+    rows = {"doubling": row(1.5), "optuna tpe": row(1.1), "accelerate": row(None), finding.OURS: ours()}
+    assert judging.verdict(rows) == {
         "best_peer": "optuna tpe",
         "best_batch_only": "doubling",
         "fastest": True,
@@ -173,19 +173,19 @@ def test_the_best_peer_is_the_fastest_that_was_proven() -> None:
 
 
 def test_a_plan_that_is_slower_beyond_noise_is_not_the_fastest() -> None:
-    assert compare.verdict({"doubling": row(0.95), compare.OURS: ours()})["fastest"]
-    assert not compare.verdict({"doubling": row(0.9, high=1.05), compare.OURS: ours()})["fastest"]
-    assert not compare.verdict({"doubling": row(None), compare.OURS: ours(proven=False)})["fastest"]
+    assert judging.verdict({"doubling": row(0.95), finding.OURS: ours()})["fastest"]
+    assert not judging.verdict({"doubling": row(0.9, high=1.05), finding.OURS: ours()})["fastest"]
+    assert not judging.verdict({"doubling": row(None), finding.OURS: ours(proven=False)})["fastest"]
 
 
 def test_no_peer_may_be_more_careful() -> None:
     rows = {"doubling": row(1.5, failures=1), "accelerate": row(2.0, failures=0)}
-    assert compare.verdict({**rows, compare.OURS: ours(failures=0)})["careful"]
-    assert not compare.verdict({**rows, compare.OURS: ours(failures=1)})["careful"]
+    assert judging.verdict({**rows, finding.OURS: ours(failures=0)})["careful"]
+    assert not judging.verdict({**rows, finding.OURS: ours(failures=1)})["careful"]
 
 
 def case(model: str, **rows: dict[str, Any]) -> dict[str, Any]:
-    return {"model": model, "finders": rows, **compare.verdict(rows)}
+    return {"model": model, "finders": rows, **judging.verdict(rows)}
 
 
 def test_the_summary_is_the_geometric_mean_over_the_best_peers() -> None:
@@ -225,7 +225,7 @@ def test_the_table_names_what_was_not_proven() -> None:
 def test_the_real_limit_decides_what_ran(status: Status, measured: bool, ran: bool) -> None:
     memory = Memory(allocated_bytes=1, judged_bytes=1, judged_by="test")
     seen = Measurement(step_times_s=(0.1,), samples_per_step=8, memory=memory) if measured else None
-    assert compare._proof(Outcome(status=status, reason="x", measurement=seen))["ran"] is ran
+    assert judging._proof(Outcome(status=status, reason="x", measurement=seen))["ran"] is ran
 
 
 def test_missing_extras_are_named_with_what_installs_them(

@@ -11,7 +11,8 @@ from autofit.core.plan import Plan
 from autofit.core.space import SearchSpace
 from autofit.replay import TableBench
 from autofit.replay.table import Entry, Table
-from scripts.bench.search.tables import HALF, TRAPS, Synthetic, synthetic
+from scripts.bench.search.tables import Synthetic, synthetic
+from scripts.bench.search.traps import HALF, TRAPS
 
 SPEED = Objective()
 

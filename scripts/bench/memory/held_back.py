@@ -18,7 +18,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from scripts.bench.memory.architectures import CLASSES, WORDS, Architecture, c, images, labelled
+from scripts.bench.memory.architecture import CLASSES, WORDS, Architecture, c, images, labelled
 
 
 def pixels(size: int, side: int) -> dict[str, Tensor]:

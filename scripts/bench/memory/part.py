@@ -17,7 +17,8 @@ import torch
 from autofit.tracing.cuda import standin
 from autofit.tracing.cuda.chip import Chip
 from scripts.bench import files
-from scripts.bench.memory.architectures import LOOSE, Architecture, Configuration
+from scripts.bench.memory.architecture import Architecture, Configuration
+from scripts.bench.memory.architectures import LOOSE
 from scripts.bench.memory.held_back import HELD_BACK
 from scripts.bench.memory.rig import Peaks, Predictor, Subject, largest, sizes, traced
 from scripts.bench.memory.trials import TRIALS

@@ -28,7 +28,7 @@ from autofit.workloads.loss import LossRule, resolve_loss
 from autofit.workloads.step import Draft, StepBatch
 from autofit.workloads.tree import map_tensors
 from autofit.workloads.workload import Workload
-from scripts.bench.memory.architectures import Architecture, Configuration
+from scripts.bench.memory.architecture import Architecture, Configuration
 
 GIB = 2**30
 CUDA = torch.get_device_module("cuda")

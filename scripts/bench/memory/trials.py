@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import MixtralConfig, MixtralForCausalLM, SwinConfig, SwinForImageClassification
 
-from scripts.bench.memory.architectures import CLASSES, WORDS, Architecture, c, labelled, of_words, words
+from scripts.bench.memory.architecture import CLASSES, WORDS, Architecture, c, labelled, of_words, words
 from scripts.bench.memory.held_back import pixels
 
 

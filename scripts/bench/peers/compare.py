@@ -20,218 +20,23 @@ import argparse
 import importlib.util
 import json
 import math
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
-from autofit import devices, planfile
-from autofit.core.briefing import Options
-from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Ratio
-from autofit.core.trial import Purpose
 from autofit.core.units import format_bytes
-from autofit.probing.local_bench import LocalBench
-from autofit.probing.remote.bench import HOST_LIMIT_ENVIRONMENT, RemoteBench, Target
-from autofit.search.race import pair
 from scripts.bench import files, report
 from scripts.bench.peers import models
+from scripts.bench.peers.finding import OURS, PEERS, find
+from scripts.bench.peers.judging import judge
 
-ROOT = Path(__file__).resolve().parents[3]
-OURS = "autofit"
-PEERS = ("lightning power", "lightning binsearch", "accelerate", "doubling", "optuna tpe")
-BATCH_ONLY = PEERS[:-1]
-TIMING = ("optuna tpe", "autofit state")
-"""They time what they run, and so get the allocator's ordinary settings."""
-LIMITED = {**HOST_LIMIT_ENVIRONMENT, "MALLOC_ARENA_MAX": "1", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "0"}
 WANTED = 1.3
-PATIENCE_S = 480
-"""A finder that runs longer is ended, and has found nothing."""
+"""Required geometric mean of autofit's throughput over that of the best other finder."""
 INSTALL = 'pip install -c scripts/constraints.txt -r scripts/bench/peers/requirements.txt -e ".[examples]"'
 KINDS = ("lightning", "accelerate", "transformers")
-
-Found = dict[str, Any]
-
-
-# One finder on one model.
-
-
-def find(finder: str, model: str, seconds: float, folder: Path) -> Found:
-    """Returns what a finder found on a model, from `folder` where it is there already."""
-    path = folder / f"{model}, {finder}.json"
-    known = files.read(path)
-    if known is None:
-        known = _autofit(model, seconds, folder) if finder == OURS else _child(finder, model, seconds, folder)
-        files.write(path, json.dumps(known, indent=1) + "\n")
-    print(f"{model:12s} {finder:20s} {_found_in_words(known)}", flush=True)
-    return known
-
-
-def _found_in_words(found: Found) -> str:
-    what = f"failed: {found['failed']}" if found["failed"] else str(Plan(values=found["plan"]))
-    return f"{what}; {found['out_of_memory']} out of memory, {found['steps']} steps, {found['seconds']:.0f} s"
-
-
-def _child(finder: str, model: str, seconds: float, folder: Path) -> Found:
-    """Runs a finder, or what tells of autofit's state, in a process of its own."""
-    out = folder / "found.json"
-    out.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "scripts.bench.peers.finders", finder, model, str(out), "--seconds", str(seconds)]
-    began, why = perf_counter(), ""
-    try:
-        done = subprocess.run(
-            command, env={**os.environ, **({} if finder in TIMING else LIMITED)}, timeout=PATIENCE_S, check=False,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        if done.returncode:
-            why = f"its process ended with {done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1][:200]}"
-    except subprocess.TimeoutExpired:
-        why = f"not done in {PATIENCE_S} s"
-    known = files.read(out)
-    if known is not None and not why:
-        return known
-    return _nothing(why or "it wrote no result", perf_counter() - began)
-
-
-def _nothing(why: str, seconds: float) -> Found:
-    unknown = {"out_of_memory": 0, "translated": 0, "steps": 0, "ran": False, "changed": []}
-    return {"plan": None, "failed": why, **unknown, "seconds": round(seconds, 2)}
-
-
-def _autofit(model: str, seconds: float, folder: Path) -> Found:
-    """Tunes by the command line, as a user does."""
-    plan, study, steps = (folder / f"{model}.{end}" for end in ("yaml", "study.db", "steps"))
-    for path in (plan, study, steps):
-        path.unlink(missing_ok=True)
-    target = f"{models.__name__}:{model}"
-    command = [sys.executable, "-m", "autofit", "tune", target, "-o", str(plan), "--device", "cpu", "--quiet"]
-    command += ["--memory", models.MODELS[model][1], "--time", str(seconds), "--study", str(study)]
-    began = perf_counter()
-    environment = {**os.environ, models.STEPS_FILE: str(steps)}
-    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
-    spent = perf_counter() - began
-    if done.returncode:
-        return _nothing(f"ended with {done.returncode}: {done.stderr.strip()[-200:]}", spent)
-    found = planfile.load(plan)
-    state = _child("autofit state", model, seconds, folder)
-    return {
-        "plan": dict(found.plan.values),
-        "failed": "",
-        "out_of_memory": sum(count for name, count in found.counts.items() if Status(name).does_not_fit),
-        "translated": 0,
-        "steps": steps.stat().st_size,
-        "seconds": round(spent, 2),
-        "ran": found.proof.worst_steps > 0,
-        "changed": [state["failed"]] if state.get("failed") else state["changed"],
-        "counts": found.counts,
-        "gain": None if found.gain is None else found.gain.model_dump(),
-        "trials": [
-            {"plan": dict(one.plan.values), "status": one.outcome.status.value, "samples_per_s": _speed(one.outcome)}
-            for one in (found.baseline, *found.alternatives)
-        ],
-    }
-
-
-def _speed(outcome: Outcome) -> float | None:
-    return None if outcome.measurement is None else outcome.measurement.samples_per_s
-
-
-# What the findings are worth.
-
-
-def prove(model: str, plans: Sequence[Plan], path: Path) -> dict[str, dict[str, Any]]:
-    """Returns by plan whether it runs in a fresh process under the limit, and how fast it is there.
-
-    The limit decides. What ran under it while the record of its allocations is above the budget counts as run. What
-    was proven before is in the file `path`.
-    """
-    known = files.read(path) or {}
-    if all(plan.key in known for plan in plans):
-        return known
-    options = Options(memory_budget=models.budget_bytes(model))
-    with RemoteBench(Target(f"{models.__name__}:{model}", device="cpu", options=options)) as bench:
-        for plan in plans:
-            if plan.key not in known:
-                known[plan.key] = _proof(bench.evaluate(plan, Purpose.PROOF))
-                files.write(path, json.dumps(known, indent=1) + "\n")
-    return known
-
-
-def _proof(outcome: Outcome) -> dict[str, Any]:
-    seen = outcome.measurement
-    return {
-        "ran": outcome.measured or (outcome.status is Status.OVER_BUDGET and seen is not None),
-        "status": outcome.status.value,
-        "reason": outcome.reason,
-        "samples_per_s": _speed(outcome) if outcome.measured else None,
-        "peak_bytes": None if seen is None else seen.memory.judged_bytes,
-    }
-
-
-def race(model: str, plans: Sequence[Plan], pairs: int) -> dict[str, list[float]]:
-    """Returns by plan the log throughput of each of its blocks, in rounds that run forward and backward in turn."""
-    logs: dict[str, list[float]] = {plan.key: [] for plan in plans}
-    options = Options(memory_budget=models.budget_bytes(model))
-    with LocalBench(models.MODELS[model][0](), devices.choose("cpu"), options) as bench:
-        for number in range(pairs if len(plans) > 1 else 1):
-            for plan in plans if number % 2 == 0 else plans[::-1]:
-                measured = bench.evaluate(plan, Purpose.BLOCK).measurement
-                if measured is None:
-                    raise SystemExit(f"peers: {plan} of {model} ran in its proof and not in its block")
-                logs[plan.key].append(math.log(measured.samples_per_s))
-    return logs
-
-
-def judge(model: str, found: Mapping[str, Found], pairs: int, folder: Path) -> dict[str, Any]:
-    """Returns the finders of a model with the proof of what they returned and autofit's throughput over theirs."""
-    plans = {finder: Plan(values=one["plan"]) for finder, one in found.items() if one["plan"] is not None}
-    proven = prove(model, list(dict.fromkeys(plans.values())), folder / f"{model}, proofs.json")
-    proofs = {finder: proven[plan.key] for finder, plan in plans.items()}
-    sound = {finder: plan for finder, plan in plans.items() if proofs[finder]["ran"]}
-    logs = race(model, list(dict.fromkeys(sound.values())), pairs) if sound else {}
-    ours = sound.get(OURS)
-    rows = {}
-    for finder, one in found.items():
-        row = {**one, "proof": proofs.get(finder, {"ran": False, "reason": one["failed"]})}
-        if finder in sound:
-            mine = logs[sound[finder].key]
-            row["raced_samples_per_s"] = math.exp(sum(mine) / len(mine))
-            if ours is not None and finder != OURS:
-                row["autofit_over_it"] = _ratio(logs, ours, sound[finder]).model_dump()
-        rows[finder] = row
-    return {"model": model, "finders": rows, **verdict(rows)}
-
-
-def _ratio(logs: Mapping[str, Sequence[float]], ours: Plan, theirs: Plan) -> Ratio:
-    same = Ratio(value=1, low=1, high=1, pairs=len(logs[ours.key]))
-    return same if ours == theirs else pair(logs[ours.key], logs[theirs.key]).ratio()
-
-
-def verdict(rows: Mapping[str, Found]) -> dict[str, Any]:
-    """Returns autofit's ratio to the best proven peer, and to the best that changes the batch alone; and the two tests.
-
-    A model on which no peer's setting was proven has no ratio, and passes when autofit's was.
-    """
-    peers = {finder: row for finder, row in rows.items() if finder != OURS}
-    ratios = {finder: row["autofit_over_it"] for finder, row in peers.items() if "autofit_over_it" in row}
-    ours = rows.get(OURS)
-    proven = ours is not None and ours["proof"]["ran"]
-
-    def best(names: Sequence[str]) -> str | None:
-        return min((name for name in names if name in ratios), key=lambda name: ratios[name]["value"], default=None)
-
-    least = min((row["out_of_memory"] for row in peers.values()), default=0)
-    return {
-        "best_peer": best(PEERS),
-        "best_batch_only": best(BATCH_ONLY),
-        "fastest": proven and all(ratio["high"] >= 1.0 for ratio in ratios.values()),
-        "careful": ours is not None and ours["out_of_memory"] <= least,
-    }
 
 
 def in_words(case: Mapping[str, Any]) -> str:

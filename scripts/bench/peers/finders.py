@@ -16,53 +16,26 @@ not create a primitive", `MemoryError`) is translated into that text, and counte
 """
 
 import argparse
-import ctypes
 import gc
 import json
-import random
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
 from functools import partial
-from itertools import chain, islice
-from multiprocessing import get_context
 from pathlib import Path
-from statistics import fmean
 from time import perf_counter
 from typing import Any
 
-import numpy
 import torch
 from torch import nn
 
-import autofit
-from autofit import devices
-from autofit.core.briefing import Options
-from autofit.core.errors import BudgetSpent
-from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
-from autofit.guard.digest import fingerprint
-from autofit.probing.workload_facts import facts_of
-from autofit.strategies import members
+from autofit.core.plan import Plan
 from autofit.workloads.batch_algebra import batch_size
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.workload import Workload
 from scripts.bench.peers import models
-from scripts.bench.peers.models import STEPS, Problem, key, plan_of
-
-TIMED = 4
-"""Steps that a TPE trial times, as many as a block of autofit's race."""
-TRIAL_S = 30
-"""A TPE trial that takes longer is ended, and worth nothing: a convolution in fp16 may take minutes here."""
-WARM_UP_TIMES = 8
-"""A TPE trial's first step, in which kernels are made for its size, may take this many budgets."""
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
-UNDER_LIMIT, ORDINARY = (2**16, 2**16), (2**26, 2**25)
-"""malloc's thresholds to trim and to map, in bytes: those of autofit's proof; and where glibc's own moving ones end."""
-
-Finder = Callable[[Problem, float], Plan]
-
-
-# The finders.
+from scripts.bench.peers.models import Problem, key, plan_of
+from scripts.bench.peers.state import autofit_state, state_of
+from scripts.bench.peers.tpe import Finder, tpe
 
 
 def lightning(mode: str) -> Finder:
@@ -148,31 +121,6 @@ def doubling() -> Finder:
     return find
 
 
-def tpe() -> Finder:
-    """Returns plain Optuna: TPE over autofit's own knobs, each trial in a forked process, the best value wins."""
-    import optuna  # noqa: PLC0415
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-
-    def find(problem: Problem, seconds: float) -> Plan:
-        knobs = _knobs(problem)
-
-        def plan(chosen: Mapping[str, Any]) -> Plan:
-            return Plan(values={ACCUMULATION_STEPS: 1, **chosen})
-
-        def objective(trial: optuna.Trial) -> float:
-            trial.suggest_int(MICRO_BATCH_SIZE, 1, problem.most, log=True)
-            for name, values in knobs.items():
-                trial.suggest_categorical(name, values)
-            return _forked(problem, plan(trial.params))
-
-        study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
-        study.optimize(objective, timeout=seconds)
-        return plan(study.best_params)
-
-    return find
-
-
 FINDERS: dict[str, Callable[[], Finder]] = {
     "lightning power": lambda: lightning("power"),
     "lightning binsearch": lambda: lightning("binsearch"),
@@ -191,90 +139,6 @@ def _toy() -> Problem:
     loader = torch.utils.data.DataLoader(data, batch_size=2)
     workload = Workload(model, loader, optimizer=torch.optim.AdamW(model.parameters()))
     return Problem(workload, BatchSource.of(loader), 0)
-
-
-def _knobs(problem: Problem) -> dict[str, tuple[Any, ...]]:
-    """Returns the knobs beside the batch that autofit has on this model, with their values."""
-    source, cpu = problem.source, devices.choose("cpu")
-    facts = facts_of(problem.workload, source, cpu, Options(), dataset_size=source.length)
-    knobs = chain.from_iterable(member.offer(facts).knobs for member in members())
-    return {knob.name: knob.values for knob in knobs if knob.name not in (MICRO_BATCH_SIZE, ACCUMULATION_STEPS)}
-
-
-def _forked(problem: Problem, plan: Plan) -> float:
-    """Runs a plan in a forked process; returns its samples per second, 0 where it does not run."""
-    context = get_context("fork")
-    mine, its = context.Pipe(duplex=False)
-
-    def run() -> None:
-        steps, problem.steps = problem.steps, 0
-        speed, before = 0.0, problem.failures
-        with suppress(RuntimeError, MemoryError), problem.watched():
-            speed = _speed(problem, plan)
-        its.send({"speed": speed, "steps": problem.steps, "failures": problem.failures - before})
-        problem.steps = steps
-
-    child = context.Process(target=run)
-    child.start()
-    its.close()
-    told: dict[str, float] = {"speed": 0.0, "steps": 0, "failures": 0}
-    try:
-        if mine.poll(TRIAL_S):
-            told = mine.recv()
-    except EOFError:  # it died, in a place where nothing could be said any more
-        told["failures"] = 1
-    child.kill()
-    child.join()
-    mine.close()
-    problem.steps += int(told["steps"])
-    problem.failures += int(told["failures"])
-    if told["speed"]:
-        problem.ran.add(plan.key)
-    return float(told["speed"])
-
-
-def _speed(problem: Problem, plan: Plan) -> float:
-    """Returns the samples per second of a plan whose steps fit."""
-    batches = problem.batches(plan.micro_batch_size)
-    held = list(islice(batches, STEPS + TIMED))
-    with problem.draft(plan) as step:
-        with problem.limited(WARM_UP_TIMES * problem.budget_bytes):
-            step(held[0])
-        _malloc(*UNDER_LIMIT)
-        with problem.limited():
-            for batch in held[:STEPS]:
-                step(batch)
-        _malloc(*ORDINARY)
-        step(held[0])
-        times = []
-        for batch in held[STEPS:]:
-            began = perf_counter()
-            step(batch)
-            times.append(perf_counter() - began)
-    return plan.micro_batch_size / fmean(times)  # batches differ in length: the median of them is no measure
-
-
-def _malloc(trim: int, map_: int) -> None:
-    mallopt = ctypes.CDLL(None).mallopt
-    mallopt(M_TRIM_THRESHOLD, trim)
-    mallopt(M_MMAP_THRESHOLD, map_)
-
-
-# What it left behind.
-
-
-def state_of(workload: Workload) -> dict[str, str]:
-    """Returns a digest of each kind of state that a training goes on from."""
-    model, optimizer = workload.model, workload.optimizer
-    assert isinstance(optimizer, torch.optim.Optimizer), "made with the problem"
-    return {
-        "weights": fingerprint(dict(model.named_parameters())),
-        "buffers": fingerprint(dict(model.named_buffers())),
-        "gradients": fingerprint([parameter.grad for parameter in model.parameters()]),
-        "optimizer": fingerprint(optimizer.state_dict()),
-        "generators": fingerprint([torch.get_rng_state(), numpy.random.get_state(), random.getstate()]),
-        "modes": fingerprint({name: module.training for name, module in model.named_modules()}),
-    }
 
 
 def run(finder: str, model: str, seconds: float) -> dict[str, Any]:
@@ -299,20 +163,6 @@ def run(finder: str, model: str, seconds: float) -> dict[str, Any]:
         "ran": plan is not None and plan.key in problem.ran,
         "changed": [name for name in before if before[name] != after[name]],
     }
-
-
-def autofit_state(model: str) -> dict[str, Any]:
-    """Returns what `autofit.tune` in the user's own process leaves changed; a short search shows it."""
-    w = Problem.of(model).workload
-    before = state_of(w)
-    with suppress(BudgetSpent):  # on a busy machine; a search without a result has to leave no trace either
-        autofit.tune(
-            w.model, w.loader, loss_fn=w.loss_fn, step_fn=w.step_fn, optimizer=w.optimizer, study=":memory:",
-            max_grad_norm=w.max_grad_norm, memory_budget=models.MODELS[model][1], time_budget=15, device="cpu",
-            progress=False,
-        )  # fmt: skip
-    after = state_of(w)
-    return {"changed": [name for name in before if before[name] != after[name]]}
 
 
 def main() -> None:

@@ -25,7 +25,8 @@ from autofit.search.phases import run
 from autofit.search.tuning import Findings, Tuning
 from autofit.searchers.base import Searcher
 from scripts.bench.search.simulated import MemoryLog
-from scripts.bench.search.tables import TRAPS, synthetic
+from scripts.bench.search.tables import synthetic
+from scripts.bench.search.traps import TRAPS
 
 ROOT = Path(__file__).resolve().parents[3]
 

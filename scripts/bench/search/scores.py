@@ -1,7 +1,7 @@
 """Scores searchers on tables, without a device: every searcher x every table x what predicts memory x seeds.
 
 A search is played whole, with screening, race and proof, on a device that is a recorded table (`autofit.replay`). The
-tables are those of `tests/data/tables` and the synthetic ones of `tests/tables.py`. Scores of a searcher: regret (how
+tables are those of `tests/data/tables` and the synthetic ones of `traps.py`. Scores of a searcher: regret (how
 much slower the returned plan is than the best that fits; of it what no probe came upon is overlooked, the rest is lost
 in the final), probes, failures, seconds charged as a share of what probing the whole grid costs, promises broken, and
 milliseconds of the processor that the loop takes per trial (with `--study` of a real clock).
