@@ -1,4 +1,4 @@
-"""What every benchmark shares: figures as JSON with device and versions, a percentile, a one-line summary last."""
+"""Shared by all benchmarks: arguments, figures as JSON with device and versions, and a summary as the last line."""
 
 import argparse
 import json
@@ -21,24 +21,24 @@ def parser(about: str) -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog=program(), description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    found.add_argument("--json", metavar="FILE", type=Path, help="write all figures here")
+    found.add_argument("--json", metavar="FILE", type=Path, help="write all figures to this file")
     return found
 
 
 def program() -> str:
-    """Returns the command that runs the module that was started, as `--help` shows it."""
+    """Returns the command that started this process, for `--help`."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return Path(sys.argv[0]).name if spec is None else f"python -m {spec.name.removesuffix('.__main__')}"
 
 
 def where(name: str | None = None) -> dict[str, Any]:
-    """Returns device and versions, to stand beside the figures.
+    """Returns device and versions, which are stored with the figures.
 
     Args:
-        name: the device that was measured; None for the best there is.
+        name: the measured device; None for the best available one.
 
     Raises:
-        UsageError: there is no such device here.
+        UsageError: the device does not exist on this machine.
     """
     device = devices.choose(name)
     return {
@@ -61,7 +61,7 @@ def finish(
     device: str | None = None,
     missed: int = 1,
 ) -> None:
-    """Writes the figures, prints the summary as the last line, exits with `missed` when a figure was missed."""
+    """Writes the figures, prints the summary as the last line, and exits with 0, or with `missed` if not passed."""
     if out is not None:
         record = {"where": where(device), "summary": summary, **figures}
         files.write(out, json.dumps(record, indent=1) + "\n")
@@ -70,11 +70,11 @@ def finish(
 
 
 def fail(message: str, code: int) -> NoReturn:
-    """Says in one line what is wrong, as the last line, and exits."""
+    """Prints the message to stderr as the last line and exits."""
     print(message, file=sys.stderr, flush=True)
     sys.exit(code)
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Returns the smallest value that at least this share of all do not exceed."""
+    """Returns the smallest value that at least this share of all values do not exceed."""
     return sorted(values)[max(math.ceil(share * len(values)) - 1, 0)]

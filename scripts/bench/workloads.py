@@ -1,8 +1,8 @@
 """The workloads of the recorded tables: real architectures with random weights, small enough for a grid on a CPU.
 
-    python scripts/bench/record_table.py scripts/bench/workloads.py:gpt TABLE.json --memory 1GiB
+    python -m scripts.bench.search.record_table scripts.bench.workloads:gpt TABLE.json --memory 1GiB
 
-Needs the extra `dev` (transformers).
+Needs transformers, from the extra `examples`.
 """
 
 from itertools import chain, pairwise
@@ -61,7 +61,7 @@ def resnet() -> dict[str, Any]:
 
 
 def unet() -> dict[str, Any]:
-    """A U-Net that gives back images of 48 pixels, with GroupNorm; 16 images a step."""
+    """A U-Net with GroupNorm that returns images of 48 pixels; 16 images a step."""
     torch.manual_seed(0)
     images = torch.randn(SAMPLES, 3, 48, 48, generator=_chance())
     loader = DataLoader(TensorDataset(images, images), batch_size=4)
@@ -82,7 +82,7 @@ def mlp() -> dict[str, Any]:
 
 
 class Bottleneck(nn.Module):
-    """A residual block of ResNet-50's kind."""
+    """A residual block as in ResNet-50."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -95,12 +95,12 @@ class Bottleneck(nn.Module):
         self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns images of the stride's part of the size, [samples, 4 width, height, width]."""
+        """Returns feature maps whose sides are divided by the stride, [samples, 4 * width, height, width]."""
         return F.relu(self.body(x) + self.shortcut(x))
 
 
 class UNet(nn.Module):
-    """Two halvings and back, with the images of each size passed on."""
+    """A U-Net with two levels: halves the images twice, restores them, and has a skip connection at each size."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class UNet(nn.Module):
         self.out = nn.Conv2d(width, 3, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns images like those that came in, [samples, 3, height, width]."""
+        """Returns images of the same shape as the input, [samples, 3, height, width]."""
         out: Tensor = self.out(down_and_up(x, self.down, self.middle, self.up))
         return out
 
@@ -143,7 +143,7 @@ class Texts(Dataset[Tensor]):
 
 
 def _together(texts: list[Tensor]) -> dict[str, Tensor]:
-    """Pads texts to the longest of them; labels do not count padding."""
+    """Pads texts to the longest one; padding has no label."""
     ids = pad_sequence(texts, batch_first=True)
     mask = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True)
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, IGNORED)}

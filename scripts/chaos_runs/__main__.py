@@ -1,11 +1,11 @@
-#!/usr/bin/env python3
-"""Tunes random small workloads with a random fault at a random place, in process and by the command line.
+"""Tunes random small workloads with a random fault at a random place, in this process and by the command line.
 
     scripts/chaos --runs 300 --seed 0               # in the active environment or .venv
-    scripts/chaos --seed 0 --only 17                # one run again
+    scripts/chaos --seed 0 --only 17                # repeats one run
 
-After each run: everything that was passed in is as before, nothing hangs or outlives the tuner, the exit code is one
-that the fault allows, and what users' code printed is in no plan, study or output. Exit code 1 when one is not so.
+Checked after each run: everything that was passed in is unchanged, nothing hangs or outlives the tuner, the exit code
+is allowed for the fault, and no output of users' code is in a plan, a study or the output. The exit code is 1 if a
+check fails.
 """
 
 import argparse
@@ -27,35 +27,29 @@ from scripts.chaos_runs.cases import ALLOWED, Case, case
 ROOT = Path(__file__).resolve().parents[2]
 
 BATCH = 12
-"""Runs that share a process: each may find what the one before left behind."""
+"""Number of runs in one process: each may be affected by what the previous one left behind."""
 TIME_S, HUNG_S, QUIET_S = 8.0, 120.0, 4.0
-"""Time budget of a command; when it is called hung; what its processes have to end."""
+"""Seconds: time budget of a command; after which it counts as hung; that its processes have for ending."""
 FOLDER = tempfile.TemporaryDirectory(prefix="autofit-chaos-")
 MARK, CANARY = "AUTOFIT_CHAOS_RUN", "CHAOS_SECRET_TOKEN_5f3a"
 INTERRUPTED, LATE_START_S = 130, 10.0
-"""Exit code after a signal; what starting Python and torch twice may take beside the budget on a busy machine."""
-
-
-def python() -> str:
-    """Returns the Python that has autofit's dependencies."""
-    own = ROOT / ".venv" / "bin" / "python"
-    return str(own) if own.exists() and "VIRTUAL_ENV" not in os.environ else sys.executable
+"""Exit code after a signal; seconds in addition to the budget for starting Python and torch twice on a busy machine."""
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Returns the environment of a run: this checkout first."""
+    """Returns the environment of a run, in which this checkout comes first."""
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    # Locks of their own: runs side by side, or another tuner on this machine, would wait for each other.
+    # A separate folder for locks: parallel runs, or another tuner on this machine, would otherwise wait for each other.
     locks = tempfile.mkdtemp(dir=FOLDER.name)
     mine = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "AUTOFIT_RUNTIME_DIR": locks}
     return {**os.environ, **mine, **more}
 
 
 def in_process(seed: int, cases: list[Case]) -> list[dict[str, Any]]:
-    """Runs cases in one process, and those after one that ended it in another."""
+    """Runs cases in one process; if a case ends it, the next cases run in a new one."""
     left, found = list(cases), list[dict[str, Any]]()
     while left:
-        command = [python(), "-m", "scripts.chaos_runs.in_process", str(seed), *(str(one.number) for one in left)]
+        command = [sys.executable, "-m", "scripts.chaos_runs.in_process", str(seed), *(str(one.number) for one in left)]
         done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
         rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"number"')]
         found += rows
@@ -67,11 +61,11 @@ def in_process(seed: int, cases: list[Case]) -> list[dict[str, Any]]:
 
 
 def by_command(one: Case) -> dict[str, Any]:
-    """Runs a case by the command line, with its signal."""
+    """Runs a case by the command line and sends its signal."""
     with tempfile.TemporaryDirectory() as name:
         folder, mark = Path(name), f"{os.getpid()}-{one.number}"
         workload = ROOT / "scripts" / "chaos_runs" / "workloads.py"
-        command = [python(), "-m", "autofit", "tune", f"{workload}:make_workload", "-o", "plan.yaml", "--json"]
+        command = [sys.executable, "-m", "autofit", "tune", f"{workload}:make_workload", "-o", "plan.yaml", "--json"]
         command += ["--device", "cpu", "--memory", "1GiB", "--time", f"{TIME_S:.0f}s", "--study", "studies/study.db"]
         for key, value in one.arguments().items():
             command += ["--arg", f"{key}={json.dumps(value) if not isinstance(value, str) else value}"]
@@ -94,7 +88,7 @@ def by_commands(cases: list[Case]) -> list[dict[str, Any]]:
 
 
 def _ended(process: "subprocess.Popen[bytes]", one: Case, began: float) -> int | None:
-    """Waits for a command, sending it its signal meanwhile; None where it hung and was killed."""
+    """Sends a command its signal and waits for its end; returns None if it hung and was killed."""
     try:
         if one.signal:
             try:
@@ -120,7 +114,7 @@ def _judged(one: Case, code: int | None, took_s: float) -> Iterator[str]:
         if one.signal == "SIGINT twice":
             allowed.add(-signal.SIGINT)
         if one.signal == "SIGTERM":
-            allowed.add(-signal.SIGTERM)  # before the command line began to listen
+            allowed.add(-signal.SIGTERM)  # before the command line installed its handler
     if code not in allowed:
         yield f"exit code {code}, expected one of {sorted(allowed)}"
     if took_s > 1.1 * TIME_S + 5 + LATE_START_S:
@@ -128,7 +122,7 @@ def _judged(one: Case, code: int | None, took_s: float) -> Iterator[str]:
 
 
 def _left(mark: str) -> Iterator[str]:
-    """Yields the processes of a run that are still there."""
+    """Yields the processes of a run that still exist."""
     deadline = time.monotonic() + QUIET_S
     while (found := _marked(mark)) and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -146,7 +140,7 @@ def _marked(mark: str) -> list[tuple[int, str]]:
                     found.append((int(folder.name), (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()))
             except OSError:
                 continue
-    return [(pid, name) for pid, name in found if name]  # one without a command line has ended
+    return [(pid, name) for pid, name in found if name]  # a process without a command line has ended
 
 
 def _leaked(folder: Path) -> Iterator[str]:
@@ -157,28 +151,30 @@ def _leaked(folder: Path) -> Iterator[str]:
 
 def _plan(one: Case, folder: Path, code: int | None) -> Iterator[str]:
     path = folder / "plan.yaml"
-    at_the_end = bool(one.signal) and path.exists()  # the signal came when all was done
+    at_the_end = bool(one.signal) and path.exists()  # the signal came after the end of the search
     if (code == 0) != path.exists() and not at_the_end:
         yield f"exit code {code} and {'a' if path.exists() else 'no'} plan file"
     if path.exists():
-        shown = [python(), "-m", "autofit", "show", str(path)]
+        shown = [sys.executable, "-m", "autofit", "show", str(path)]
         if subprocess.run(shown, env=environment(), capture_output=True, check=False).returncode:
             yield "the plan file cannot be read"
 
 
 def main() -> int:
-    """Runs what the arguments ask for; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Runs the cases that the arguments select; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1, help="runs side by side, which slows each")
-    parser.add_argument("--only", type=int, action="append", help="the number of a run; may be given again")
-    parser.add_argument("--json", type=Path, help="where to write all runs")
+    parser.add_argument("--jobs", type=int, default=1, help="number of parallel runs, which slow each other down")
+    parser.add_argument("--only", type=int, action="append", help="number of a run; may be repeated")
+    parser.add_argument("--json", type=Path, help="write all runs to this file")
     given = parser.parse_args()
     cases = [case(given.seed, number) for number in given.only or range(given.runs)]
     inside = [one for one in cases if one.by == "process"]
     batches = [inside[start : start + BATCH] for start in range(0, len(inside), BATCH)]
-    rows, told = list[dict[str, Any]](), {one.number: one.told() for one in cases}
+    rows, described = list[dict[str, Any]](), {one.number: one.description() for one in cases}
     with ThreadPoolExecutor(given.jobs) as pool:
         jobs = [pool.submit(in_process, given.seed, batch) for batch in batches]
         jobs += [pool.submit(by_commands, [one]) for one in cases if one.by == "command"]
@@ -186,7 +182,7 @@ def main() -> int:
             for row in job.result():
                 rows.append(row)
                 for text in row["wrong"]:
-                    print(f"{told[row['number']]}: {text}", flush=True)
+                    print(f"{described[row['number']]}: {text}", flush=True)
     bad = sum(bool(row["wrong"]) for row in rows)
     ends = ", ".join(f"{count} {end}" for end, count in Counter(row["ended"] for row in rows).most_common())
     slowest = max((row["took_s"] for row in rows), default=0)

@@ -1,4 +1,4 @@
-"""Faults that strike at a place of a workload: errors, crashes, hangs, wrong values, leaks."""
+"""Faults at a place of a workload: errors, crashes, hangs, wrong values, leaks."""
 
 import ctypes
 import os
@@ -16,14 +16,14 @@ CANARY = "CHAOS_SECRET_TOKEN_5f3a"
 
 
 class Fault:
-    """Strikes at the n-th visit of a place, and at each later one where it is lasting."""
+    """A fault at the n-th visit of a place, and at each later visit if it is lasting."""
 
     def __init__(self, name: str, place: str, nth: int, lasting: bool) -> None:
         self.name, self.place, self.nth, self.lasting = name, place, nth, lasting
         self.visits, self.leaked = 0, list[torch.Tensor]()
 
     def visit(self, place: str, value: Any = None) -> Any:
-        """Passes `value` through a place, and strikes there when its time has come."""
+        """Passes `value` through a place, and applies the fault if it is due."""
         if place != self.place or self.name == "none":
             return value
         self.visits += 1

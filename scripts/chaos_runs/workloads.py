@@ -1,7 +1,7 @@
 """Small workloads of many kinds, each with a fault at a random place, for scripts/chaos.
 
-`make_workload(kind, fault, place, nth)` is the factory for the command line; in process `made` gives what belongs to
-the workload beside model and loader too, so that all of it can be compared afterwards.
+`make_workload(kind, fault, place, nth, lasting)` is the factory for the command line. In process, `made` also returns
+the other objects of the workload, so that all of them can be compared afterwards.
 """
 
 from collections.abc import Callable
@@ -22,8 +22,8 @@ class Made:
     """A workload with everything that belongs to it.
 
     Attributes:
-        arguments: what `autofit.tune` takes.
-        beside: what its functions hold, and a tuner must leave as it was.
+        arguments: arguments for `autofit.tune`.
+        beside: other objects that its functions hold and that a tuner must not change.
     """
 
     arguments: dict[str, Any]
@@ -31,7 +31,7 @@ class Made:
 
 
 class Samples(torch.utils.data.Dataset[Any]):
-    """Samples that are the same whenever they are asked for."""
+    """Samples that are the same at each access."""
 
     def __init__(self, make: Callable[[int], Any], fault: Fault, count: int = 48) -> None:
         self.make, self.fault, self.count = make, fault, count
@@ -156,7 +156,7 @@ def _plain(name: str, fault: Fault) -> Made:
 
 
 def _teacher(fault: Fault) -> Made:
-    """A step function that keeps a moving average of the model, a counter and a table."""
+    """A step function that keeps a moving average of the model and a counter."""
     made = _plain("mlp", fault)
     teacher, seen = _mlp(), {"steps": 0, "losses": list[float]()}
 
@@ -185,7 +185,7 @@ class Adversary:
         self.fault, self.history = fault, list[float]()
 
     def step(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        """Trains the critic, returns the model's loss."""
+        """Trains the critic; returns the loss of the model."""
         inputs, _ = batch
         made = model(inputs)
         self.optimizer.zero_grad()
@@ -217,7 +217,7 @@ def _noisy(fault: Fault) -> Made:
 
 
 def _bags(fault: Fault) -> Made:
-    """Bags of tokens of different lengths, put together by offsets."""
+    """Bags of tokens of different lengths, concatenated with offsets."""
 
     class Bag(nn.Module):
         def __init__(self) -> None:
@@ -269,11 +269,11 @@ KINDS: dict[str, Callable[[Fault], Made]] = {
 
 
 def made(kind: str, fault: str, place: str, nth: int, lasting: bool) -> Made:
-    """Returns a workload of a kind with its fault, the same each time."""
+    """Returns a workload of a kind with its fault; it is the same each time."""
     torch.manual_seed(0)
     return KINDS[kind](Fault(fault, place, nth, lasting))
 
 
 def make_workload(kind: str, fault: str, place: str, nth: int, lasting: bool) -> dict[str, Any]:
-    """Returns `autofit.tune`'s arguments: the factory for the command line."""
+    """Returns the arguments for `autofit.tune`: the factory for the command line."""
     return made(kind, fault, place, nth, lasting).arguments

@@ -1,11 +1,12 @@
-"""Disables each check of the CUDA path in turn and demands that a test of the phantom lane fails.
+"""Disables each check of the CUDA path in turn and requires that a test on the phantom GPU fails.
 
-    scripts/mutate-cuda                                        # in the lane's own environment
-    scripts/mutate-cuda --phantom DIR --python PYTHON          # with a phantom that is built already: faster
+    scripts/mutate-cuda                                        # in the environment of the CUDA tests
+    scripts/mutate-cuda --phantom DIR --python PYTHON          # faster, with a phantom that is already built
     scripts/mutate-cuda --only "no retries" --json out.json
 
-Each mutation replaces one text, which must be there exactly once, in a copy of this checkout. The tests that are likely
-to notice run first. A table says which test noticed; the last line sums up. Exit code 1 when a mutation went unnoticed.
+Each mutation replaces one text, which must occur exactly once, in a copy of this checkout. The tests that are likely to
+notice it run first. A table shows which test noticed it; the last line is a summary. The exit code is 1 if a mutation
+was not noticed.
 """
 
 import argparse
@@ -32,7 +33,7 @@ TESTS = ("tests/cuda", "tests/devices/test_cuda.py", "tests/devices/test_nvml.py
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a mutation: `killed`, `survived`, or `broken` when the tests could not even be collected."""
+    """Result of a mutation: `killed`, `survived`, or `broken` if the tests could not be collected."""
 
     name: str
     status: str
@@ -41,7 +42,7 @@ class Result:
 
 
 def copy_to(folder: Path) -> None:
-    """Copies what the tests need of this checkout."""
+    """Copies the parts of this checkout that the tests need."""
     for name in COPIED:
         source = ROOT / name
         if source.is_dir():
@@ -51,16 +52,16 @@ def copy_to(folder: Path) -> None:
 
 
 def mutated(mutation: Mutation, folder: Path) -> str:
-    """Writes the mutation into the copy and returns the text that was there.
+    """Writes the mutation into the copy and returns the original text.
 
     Raises:
-        SystemExit: the text to replace is not there exactly once.
+        SystemExit: the text to replace does not occur exactly once.
     """
     path = folder / mutation.file
     text = path.read_text(encoding="utf-8")
     if (times := text.count(mutation.old)) != 1:
         sys.exit(
-            f"mutate-cuda: {mutation.file} has this {times} times, expected once: {mutation.old!r} ({mutation.name})"
+            f"mutate-cuda: {mutation.file} has this {times} times; expected once: {mutation.old!r} ({mutation.name})"
         )
     path.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
     return text
@@ -72,7 +73,7 @@ def path(likely: str) -> str:
 
 
 def run(tests: Sequence[str], folder: Path, given: argparse.Namespace) -> tuple[str, str, float]:
-    """Runs tests in the copy until one fails; returns status, the test that failed, and seconds."""
+    """Runs tests in the copy until one fails; returns the status, the failed test, and seconds."""
     pytest = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", *tests]
     if given.phantom:
         start = [given.python, "tests/phantom/run.py", "--phantom", given.phantom, "--", given.python, "-m", "pytest"]
@@ -92,20 +93,22 @@ def run(tests: Sequence[str], folder: Path, given: argparse.Namespace) -> tuple[
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Returns the environment of the tests: the copy comes before an installed package."""
+    """Returns the environment of the tests, in which the copy comes before an installed package."""
     return {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def main() -> int:
-    """Runs the mutations asked for; prints a table and a summary line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Runs the selected mutations; prints a table and a summary line."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/mutate-cuda", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--phantom", metavar="DIR", help="a phantom that tests/phantom/build.py has built")
     parser.add_argument(
         "--python", default=sys.executable, help="the Python with the CUDA build of torch, for --phantom"
     )
     parser.add_argument("--only", metavar="TEXT", default="", help="mutations whose name contains this")
-    parser.add_argument("--check", action="store_true", help="only check that each text is there exactly once")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="also write the results there")
+    parser.add_argument("--check", action="store_true", help="only check that each text occurs exactly once")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="also write the results to this file")
     given = parser.parse_args()
     chosen = [mutation for mutation in MUTATIONS if given.only in mutation.name]
     with tempfile.TemporaryDirectory() as name:
@@ -121,14 +124,14 @@ def main() -> int:
         given.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n", encoding="utf-8")
     missed = [result for result in results if result.status != "killed"]
     if given.check:
-        print(f"{len(chosen)} mutations, each of one text that is there once")
+        print(f"{len(chosen)} mutations, each of a text that occurs once")
     else:
         print(f"{len(chosen)} mutations: {len(results) - len(missed)} noticed, {len(missed)} not")
     return 1 if missed else 0
 
 
 def check_unmutated(chosen: Sequence[Mutation], folder: Path, given: argparse.Namespace) -> None:
-    """Runs the tests that are likely to notice before anything is mutated: a failure must come from the mutation.
+    """Runs the likely tests without any mutation, so that a later failure is due to the mutation.
 
     Raises:
         SystemExit: one of them fails, or none ran.
@@ -140,10 +143,10 @@ def check_unmutated(chosen: Sequence[Mutation], folder: Path, given: argparse.Na
 
 
 def tried(mutation: Mutation, folder: Path, given: argparse.Namespace) -> Result:
-    """Returns what became of a mutation, and prints it."""
+    """Returns and prints the result of a mutation."""
     original, seconds = mutated(mutation, folder), 0.0
     try:
-        # In calls of their own: pytest puts a file that is named beside its folder where it comes in the folder.
+        # In separate calls: pytest runs a file that is named together with its folder in the order of the folder.
         for tests in (*((path(likely),) for likely in mutation.likely), TESTS):
             status, by, took = run(tests, folder, given)
             seconds += took

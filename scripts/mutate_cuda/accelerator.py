@@ -119,7 +119,7 @@ MUTATIONS = (
         "what is reserved is judged", "judged_bytes=footprint", "judged_bytes=reserved", "budget", "footprint"
     ),
     in_accelerator(
-        "a plan's retries are not told",
+        "a plan's retries are not reported",
         "allocator_retries=after.retries - before.retries",
         "allocator_retries=0",
         "meter",
@@ -131,7 +131,7 @@ MUTATIONS = (
         "meter",
     ),
     in_accelerator(
-        "a plan's hidden out-of-memory is not told",
+        "a plan's hidden out-of-memory is not reported",
         "swallowed_ooms=after.ooms - before.ooms",
         "swallowed_ooms=0",
         "meter",

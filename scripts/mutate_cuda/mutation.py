@@ -1,18 +1,18 @@
-"""Mutation: one check of the CUDA path that is disabled."""
+"""Mutation: a change that disables one check of the CUDA path."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """One check that is disabled.
+    """A change of the source that disables one check.
 
     Attributes:
-        name: what no longer happens.
-        file: where.
-        old: the text, there exactly once.
-        new: what stands there instead.
-        likely: at least one test file (`budget` for tests/cuda/test_budget.py, or a path) that runs before all others.
+        name: the resulting fault.
+        file: path of the file.
+        old: the text to replace, which occurs exactly once.
+        new: the replacement.
+        likely: test files that run first, at least one: `budget` for tests/cuda/test_budget.py, or a path.
     """
 
     name: str

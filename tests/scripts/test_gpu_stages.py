@@ -53,7 +53,7 @@ def test_the_records_kept_of_the_phantom_hold_every_case_of_the_list(capability:
 
 
 class Says(Estimator):
-    """Predicts a fixed number of bytes per sample, with a lower bound below it."""
+    """Estimates a fixed number of bytes per sample, with a lower bound below it."""
 
     def __init__(self, per_sample: int, lower: float) -> None:
         self.per_sample, self.lower, self.told = per_sample, lower, 0
@@ -73,7 +73,7 @@ def recorded(tmp_path: Path) -> tuple[Table, list[Trial]]:
     recording = record_table.open_recording(tmp_path / "t.json", "t", briefing, briefing.space, rounds=0, seed=0)
     recording.run(bench.evaluate, Clock(bench.time), 1e9)
     first, second = recording.table.entries[:2]
-    skipped = Outcome(status=Status.SKIPPED, reason="predicted not to fit")
+    skipped = Outcome(status=Status.SKIPPED, reason="estimated not to fit")
     return recording.table, [
         Trial(number=0, plan=first.plan, outcome=first.outcome),
         Trial(number=1, plan=second.plan, outcome=skipped),
@@ -101,8 +101,8 @@ def test_a_lower_bound_that_refuses_what_fits_is_counted(tmp_path: Path) -> None
     assert score["does_not_fit_and_refused"] == score["does_not_fit"]
 
 
-def test_prediction_without_grids_says_what_to_run_first(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="Run a stage grid first"):
+def test_estimates_without_grids_says_what_to_run_first(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Run a grid stage first"):
         estimates.load(tmp_path)
 
 
@@ -126,12 +126,12 @@ def tracer(table: Table, factor: float, missed: int) -> Any:
     ("factor", "missed", "before", "after", "ok"),
     [(1.0, 0, 0.0, 0.0, True), (1.01, 0, 0.01, 0.01, True), (0.96, 0, -0.04, -0.04, False), (1.0, 10, None, 0.0, True)],
 )
-def test_predictions_are_compared_before_and_after_one_probe(
+def test_estimates_are_compared_before_and_after_one_probe(
     tmp_path: Path, factor: float, missed: int, before: float | None, after: float, ok: bool
 ) -> None:
     table, trials = recorded(tmp_path)
     found = traced.score(tracer(table, factor, missed), HOST, trials, table, 5)
-    assert found["asked"] == found["before"]["predicted"] == found["after"]["predicted"] == 5
+    assert found["asked"] == found["before"]["estimated"] == found["after"]["estimated"] == 5
     if before is not None:
         assert found["before"]["worst_ratio"] == pytest.approx(before, abs=0.002)
     assert found["after"]["median_ratio"] <= abs(after) + 0.002
@@ -153,7 +153,7 @@ def test_what_cannot_be_traced_is_missed(tmp_path: Path) -> None:
 
     table, trials = recorded(tmp_path)
     found = traced.score(refuse, HOST, trials, table, 5)
-    assert (found["before"]["predicted"], found["ok"]) == (0, False)
+    assert (found["before"]["estimated"], found["ok"]) == (0, False)
     assert "depends on data" in found["refused"]
 
 

@@ -173,7 +173,7 @@ def test_a_result_that_cannot_be_read_counts_as_absent(
     (out / suite.STATE).write_text('{"where": {')
     assert run(out, [stages["good"]]) == 0
     assert calls(out) == ["good", "good"]
-    assert f"{out / suite.STATE} is no JSON object" in capsys.readouterr().out
+    assert f"{out / suite.STATE} is not a JSON object" in capsys.readouterr().out
     part = out / "x.part.json"
     part.write_text("")
     assert stage_tools.Parts(part).get("a", lambda: 1) == 1
@@ -192,7 +192,7 @@ def test_an_interrupt_ends_the_stage_and_leaves_the_others_for_the_next_call(
     with monkeypatch.context() as patch:
         patch.setattr(subprocess.Popen, "wait", interrupt)
         assert run(out, [stages["good"], stages["endless"], stages["also-good"]]) == 130
-    assert "interrupted; the same command goes on" in capsys.readouterr().err
+    assert "interrupted; the same command continues" in capsys.readouterr().err
     assert run(out, [stages["good"], stages["also-good"]]) == 0
     assert calls(out).count("good") == 1
 

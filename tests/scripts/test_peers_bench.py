@@ -194,14 +194,14 @@ def test_the_summary_is_the_geometric_mean_over_the_best_peers() -> None:
     assert passed
     assert figures["mean"] == pytest.approx(2.0)
     assert summary.startswith("peers: autofit 2.00x of the best peer in the geometric mean of 2 models")
-    assert summary.endswith("slower on none; more out-of-memories on none: ok")
+    assert summary.endswith("slower on none; more out-of-memory errors on none: ok")
 
 
 def test_one_miss_is_named_and_fails_the_whole() -> None:
     cases = [case("gpt", doubling=row(4.0), autofit=ours(2)), case("unet", doubling=row(2.0), autofit=ours())]
     summary, _, passed = compare.summed_up(cases)
     assert not passed
-    assert summary.endswith("slower on none; more out-of-memories on gpt: MISSED")
+    assert summary.endswith("slower on none; more out-of-memory errors on gpt: MISSED")
     assert not compare.summed_up([case("gpt", doubling=row(1.2), autofit=ours())])[2]
 
 
@@ -236,7 +236,7 @@ def test_missing_extras_are_named_with_what_installs_them(
     with pytest.raises(SystemExit) as ended:
         compare.main()
     assert ended.value.code == 2
-    assert "no_such_finder is not installed; expected the bench's extras: pip install" in capsys.readouterr().err
+    assert "no_such_finder is not installed; this benchmark needs: pip install" in capsys.readouterr().err
 
 
 def test_an_unknown_model_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -245,4 +245,4 @@ def test_an_unknown_model_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: py
     with pytest.raises(SystemExit) as ended:
         compare.main()
     assert ended.value.code == 2
-    assert "peers: gtp is not known; expected some of gpt, convnet" in capsys.readouterr().err
+    assert "peers: gtp is unknown; expected some of gpt, convnet" in capsys.readouterr().err

@@ -127,7 +127,7 @@ def test_another_budget_space_or_machine_is_refused_with_what_differs(tmp_path: 
     richer.budget_bytes *= 2
     with pytest.raises(UsageError, match="budget: "):
         recording(richer, path)
-    with pytest.raises(UsageError, match="its plans are others"):
+    with pytest.raises(UsageError, match="the plans differ"):
         recording(bench, path, sizes=[bench.space.sizes[0]])
     briefing = briefing_of(bench)
     other = briefing.environment.model_copy(update={"device_name": "Other"})
@@ -138,5 +138,5 @@ def test_another_budget_space_or_machine_is_refused_with_what_differs(tmp_path: 
 
 
 def test_sizes_that_may_not_be_run_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"sizes \[12345\] are none of those"):
+    with pytest.raises(UsageError, match=r"sizes \[12345\] are not in the space"):
         recording(small_bench(), tmp_path / "t.json", sizes=[12345])

@@ -117,7 +117,7 @@ def test_every_estimator_plays_the_same_search_twice_alike_and_keeps_its_promise
         assert all(r.regret < 0.2 and r.probes > 3 and 0 < r.share < 1 for r in results)
 
 
-def test_an_exact_prediction_saves_failures(case: runs.Case) -> None:
+def test_exact_estimates_save_failures(case: runs.Case) -> None:
     bench = TableBench(case.table)
     failures = {
         estimator: sum(
@@ -146,7 +146,7 @@ def results(case: runs.Case, *changes: dict[str, Any]) -> list[runs.Result]:
 
 def test_figures_over_seeds_and_what_is_missed(case: runs.Case) -> None:
     good = [{"regret": 0.0, "probes": 10, "out_of_memory": 0}] * 19
-    got = scores.summarised([results(case, *good, {"regret": 0.1, "probes": 30, "out_of_memory": 2})], predicted=True)
+    got = scores.summarised([results(case, *good, {"regret": 0.1, "probes": 30, "out_of_memory": 2})], estimated=True)
     assert got["regret"] == pytest.approx(0.005)
     assert (got["regret_95"], got["regret_most"]) == (0.0, 0.1)
     assert (got["probes"], got["probes_most"]) == (10, 30)
@@ -154,7 +154,7 @@ def test_figures_over_seeds_and_what_is_missed(case: runs.Case) -> None:
     low, high = got["regret_interval"]
     assert low <= got["regret"] <= high <= 0.02
     assert got["missed"] == ["out_of_memory_most"]
-    again = scores.summarised([results(case, *good, {"out_of_memory": 2})], predicted=False)
+    again = scores.summarised([results(case, *good, {"out_of_memory": 2})], estimated=False)
     assert again["missed"] == []
 
 
@@ -169,7 +169,7 @@ def test_figures_over_seeds_and_what_is_missed(case: runs.Case) -> None:
     ],
 )
 def test_each_requirement_can_be_missed(case: runs.Case, change: dict[str, Any], missed: str) -> None:
-    got = scores.summarised([results(case, *([{"probes": 10, "share": 0.05} | change] * 3))], predicted=True)
+    got = scores.summarised([results(case, *([{"probes": 10, "share": 0.05} | change] * 3))], estimated=True)
     assert missed in got["missed"]
     assert "MISSED" in scores.in_words("x", got)
 

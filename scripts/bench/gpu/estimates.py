@@ -1,10 +1,11 @@
-"""Prediction against measurement: what the estimators say of plans that the search did not run.
+"""Compares memory estimates with measurements, for plans that the search did not run.
 
-Each estimator is told the trials of a search (stage grid), in order, and then asked about every other plan of the
-recorded table. Compared are its value and its bounds with the measured peak, and with what did not fit. Plans are then
-traced (`traced.py`), and their footprints compared before and after one probe.
-A plan that fits and that a lower bound would have kept from being run is a broken promise, and a required figure; so
-are, on a GPU, footprints within 3 % of the trace and within 1.5 % after that probe.
+Each estimator gets the trials of a search (stage grid) in order, and then estimates every other plan of the recorded
+table. Its value and bounds are compared with the measured peak, or with the fact that the plan did not fit. Then plans
+are traced (`traced.py`), and their footprints are compared before and after one probe.
+
+Required: no plan that fits is refused by a lower bound; on a GPU, footprints are within 3 % of the trace before the
+probe and within 1.5 % after it.
 """
 
 import argparse
@@ -30,18 +31,18 @@ from scripts.bench.gpu.traced import score as score_traced
 
 
 def score(estimator: Estimator, trials: Sequence[Trial], table: Table) -> dict[str, Any]:
-    """Returns how an estimator that knows `trials` does on the other plans of `table`."""
+    """Returns the errors of an estimator that knows `trials` on the other plans of `table`."""
     for trial in trials:
         estimator.tell(trial)
-    told = {trial.plan for trial in trials if trial.outcome.status is not Status.SKIPPED}
-    rest = [entry for entry in table.entries if entry.plan not in told]
+    known_plans = {trial.plan for trial in trials if trial.outcome.status is not Status.SKIPPED}
+    rest = [entry for entry in table.entries if entry.plan not in known_plans]
     asked = [(entry, estimate) for entry in rest if (estimate := estimator.estimate(entry.plan)) is not None]
     known = [(peak, estimate) for entry, estimate in asked if (peak := _peak(entry)) is not None]
     errors = sorted(estimate.value_bytes / peak - 1 for peak, estimate in known)
     limit = table.budget.memory_bytes
     return {
         "estimator": type(estimator).__name__,
-        "told": len(told),
+        "told": len(known_plans),
         "rest": len(rest),
         "no_opinion": len(rest) - len(asked),
         "median_error_ratio": median(errors) if errors else None,
@@ -69,10 +70,10 @@ def _unfit(entry: Entry) -> bool:
 
 
 def load(out: Path) -> list[tuple[str, list[Trial], Table]]:
-    """Returns name, trials of the search and table of each model of which stage grid is done.
+    """Returns name, trials of the search and table of each model whose stage grid is finished.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no stage grid is finished.
     """
     found = []
     for path in sorted(out.glob("grid-*.json")):
@@ -83,12 +84,12 @@ def load(out: Path) -> list[tuple[str, list[Trial], Table]]:
             trials = [Trial.model_validate(trial) for trial in record["trials"]]
             found.append((name, trials, read_table(table.read_text(encoding="utf-8"), str(table))))
     if not found:
-        raise UsageError(f"there are no finished grids in {out}. Run a stage grid first.")
+        raise UsageError(f"there are no finished grids in {out}. Run a grid stage first.")
     return found
 
 
 def traced(name: str, trials: Sequence[Trial], table: Table, given: argparse.Namespace) -> dict[str, Any]:
-    """Returns how traces made here do on the table of a benchmark model.
+    """Returns the errors of traces made on this machine for the table of a benchmark model.
 
     Raises:
         UsageError: the table was recorded on another kind of device.
@@ -104,7 +105,7 @@ def traced(name: str, trials: Sequence[Trial], table: Table, given: argparse.Nam
 
 
 def run(given: argparse.Namespace, clock: Clock) -> tuple[str, dict[str, Any], bool]:
-    """Returns the stage's summary, its figures, and whether what is required was met; CPU figures require nothing."""
+    """Returns the summary of the stage, its figures, and whether the requirements are met; there are none on a CPU."""
     parts = stage.Parts(given.out / "estimates.part.json")
     results, traces = list[dict[str, Any]](), list[dict[str, Any]]()
     for name, trials, table in load(given.out):
@@ -120,7 +121,7 @@ def run(given: argparse.Namespace, clock: Clock) -> tuple[str, dict[str, Any], b
     outside = sum(r["below_lower_bound"] + r["above_upper_bound"] for r in results)
     summary = (
         f"estimates: traces {_errors(traces, 'before')}, after one probe {_errors(traces, 'after')}: "
-        f"{'ok' if met else 'MISSED'}; {len(results)} estimators x models told a search, "
+        f"{'ok' if met else 'MISSED'}; {len(results)} estimators x models after a search, "
         f"{_in_the_median(results)}; {outside} peaks outside their bounds, {refused} plans that fit would have been "
         "refused"
     )
@@ -129,18 +130,18 @@ def run(given: argparse.Namespace, clock: Clock) -> tuple[str, dict[str, Any], b
 
 def _in_the_median(results: Sequence[dict[str, Any]]) -> str:
     sizes = [r["median_size_of_error_ratio"] for r in results if r["median_size_of_error_ratio"] is not None]
-    return f"error {min(sizes):.1%} to {max(sizes):.1%} in the median" if sizes else "no opinion on any other plan"
+    return f"median error {min(sizes):.1%} to {max(sizes):.1%}" if sizes else "no estimate of any other plan"
 
 
 def _errors(traces: Sequence[dict[str, Any]], when: str) -> str:
-    """Returns how many plans were predicted, and the largest of the models' median and worst errors."""
-    found = [each[when] for each in traces if when in each and each[when]["predicted"]]
-    count = f"{sum(each['predicted'] for each in found)} of {sum(each['asked'] for each in traces)} plans"
+    """Returns how many plans were estimated, and the largest median and worst error over the models."""
+    found = [each[when] for each in traces if when in each and each[when]["estimated"]]
+    count = f"{sum(each['estimated'] for each in found)} of {sum(each['asked'] for each in traces)} plans"
     if not found:
-        return f"said nothing of {count}"
+        return f"no estimate for {count}"
     worst, outside = max((each["worst_ratio"] for each in found), key=abs), sum(each["outside"] for each in found)
     most = max(each["median_ratio"] for each in found)
-    return f"of {count} off by {most:.2%} in the median, {worst:+.2%} at worst, {outside} outside their bounds"
+    return f"of {count}: median error {most:.2%}, worst {worst:+.2%}, {outside} outside their bounds"
 
 
 def _text(value: object) -> str:
@@ -151,7 +152,7 @@ def _text(value: object) -> str:
 
 def main() -> None:
     parser = stage.parser(__doc__ or "")
-    parser.add_argument("--plans", type=int, default=24, help="of each grid that are traced (%(default)s)")
+    parser.add_argument("--plans", type=int, default=24, help="number of plans of each grid to trace (%(default)s)")
     given = stage.parse(parser)
     try:
         summary, figures, passed = run(given, Clock())

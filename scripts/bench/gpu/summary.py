@@ -1,4 +1,4 @@
-"""SUMMARY.md: what the stages of a suite found, for people. Made again from the JSON files after each stage."""
+"""Writes SUMMARY.md, the readable results of all stages. It is made from the JSON files after each stage."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ _HIDDEN = ("capacity_bytes", "type")
 
 
 def write(out: Path, state: Mapping[str, Any]) -> None:
-    """Writes the page from the suite's state and the stages' figures beside it."""
+    """Writes the page from the state of the suite and the figures of the stages in the same folder."""
     where, results = state["where"], state["results"]
     lines = ["# GPU suite", "", *_warnings(where)]
     lines += [f"{', '.join(f'{name} {value}' for name, value in where.items() if name not in _HIDDEN)}", ""]
@@ -24,9 +24,9 @@ def write(out: Path, state: Mapping[str, Any]) -> None:
 
 def _warnings(where: Mapping[str, Any]) -> list[str]:
     if where.get("phantom"):
-        return ["**Made on a phantom GPU: times and values mean nothing, memory is what a phantom sees.**", ""]
+        return ["**Made on a phantom GPU: times and values mean nothing, and memory is that of the phantom.**", ""]
     if where.get("type") == "cpu":
-        return ["**A dry run on a CPU: no figure here says anything of a GPU.**", ""]
+        return ["**A dry run on a CPU: the figures say nothing about a GPU.**", ""]
     return []
 
 

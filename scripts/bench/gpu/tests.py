@@ -1,7 +1,7 @@
-"""Runs `tests/cuda` on this machine: the tests marked `real_gpu`, or those that a phantom GPU passes too.
+"""Runs `tests/cuda` on this machine: the tests marked `real_gpu`, or those that also pass on a phantom GPU.
 
-pytest's output is kept in DIR/tests-KIND.txt and counted from there, so that what ran still counts when the time limit
-breaks it off, as by Ctrl-C. The next call begins anew.
+The output of pytest is kept in DIR/tests-KIND.txt, and results are counted from it. Tests that finished therefore count
+even if the time limit interrupts pytest. The next call starts from the beginning.
 """
 
 import re
@@ -23,7 +23,7 @@ FAILED = ("FAILED", "ERROR")
 
 
 def run_pytest(folder: Path, expression: str, output: Path, limit_s: float) -> int | None:
-    """Returns pytest's exit code, or None when the time limit ended it."""
+    """Returns pytest's exit code, or None if the time limit was reached."""
     command = [sys.executable, "-m", "pytest", str(folder), "-m", expression, "-v"]
     with (
         output.open("w", encoding="utf-8") as sink,
@@ -47,7 +47,7 @@ def run_pytest(folder: Path, expression: str, output: Path, limit_s: float) -> i
 
 
 def results(text: str) -> dict[str, str]:
-    """Returns the result of each test that pytest's verbose output names; a failed teardown counts, not the call."""
+    """Returns the result of each test in pytest's verbose output; after a failed teardown, that of the teardown."""
     return {name: result for name, result in RESULT.findall(text)}
 
 
@@ -65,8 +65,8 @@ def main() -> None:
         report.fail(f"tests-{given.kind}: no test ran in {given.folder} (pytest's exit code {code}): {last}", 3)
     counts = Counter(result.lower() for result in found.values())
     failed = [name for name, result in found.items() if result in FAILED]
-    told = ", ".join(f"{number} {kind}" for kind, number in counts.items()) or "no test done"
-    ended = "" if code is not None else f"; broken off by the limit of {given.limit_s:.0f} s"
+    shown = ", ".join(f"{number} {kind}" for kind, number in counts.items()) or "no test done"
+    ended = "" if code is not None else f"; interrupted by the limit of {given.limit_s:.0f} s"
     figures = {
         "counts": counts, "failed": failed, "ended_by_limit": code is None,
         "table": stage.table(["failed"], [[name] for name in failed]),
@@ -74,7 +74,7 @@ def main() -> None:
     passed = code == 0 and counts["passed"] > 0
     verdict = "ok" if passed else "unfinished" if code is None else "MISSED"
     missed = UNFINISHED if code is None else 1
-    report.finish(f"tests-{given.kind}: {told}{ended}: {verdict}", figures, given.json, passed, given.device, missed)
+    report.finish(f"tests-{given.kind}: {shown}{ended}: {verdict}", figures, given.json, passed, given.device, missed)
 
 
 if __name__ == "__main__":

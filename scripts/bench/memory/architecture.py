@@ -1,4 +1,4 @@
-"""What an architecture of the benchmark of memory estimates is: a model, its batches, its configurations."""
+"""Records of the benchmark of memory estimates: an architecture, its batches and its configurations."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,10 +19,10 @@ class Configuration:
     """One way to train an architecture.
 
     Attributes:
-        side: length of the texts, or height and width of the images.
-        knobs: values of the plan; `checkpointed_blocks` may be "half" or "all".
+        side: length of the texts, height and width of the images, or edge of the volumes.
+        knobs: values of the plan's knobs; `checkpointed_blocks` may be "half" or "all".
         optimizer: "adamw" or "sgd".
-        most_gib: about the peak at the largest size.
+        most_gib: approximate peak at the largest size, in GiB.
     """
 
     side: int
@@ -32,7 +32,7 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        """The configuration in words."""
+        """The configuration as text."""
         values = (f"{name}={value}" for name, value in self.knobs.items())
         return " ".join([str(self.side), *values, *(["sgd"] if self.optimizer == "sgd" else [])])
 
@@ -42,11 +42,11 @@ class Architecture:
     """A model and its batches.
 
     Attributes:
-        family: what kind of model it is.
+        family: kind of model.
         make: makes the model on the host.
         batch: makes a batch on the host from a size and the configuration's side.
-        loss_fn: None where the model computes its loss.
-        unit: samples that sizes are multiples of.
+        loss_fn: loss function; None if the model computes its loss.
+        unit: all sizes are multiples of this number of samples.
     """
 
     name: str
@@ -73,7 +73,7 @@ def images(size: int, side: int) -> tuple[Tensor, Tensor]:
 
 
 def pictures(size: int, side: int) -> tuple[Tensor, Tensor]:
-    """Images that are their own target."""
+    """Returns images with images as targets."""
     return torch.zeros(size, 3, side, side), torch.zeros(size, 3, side, side)
 
 
@@ -86,5 +86,5 @@ def of_words(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def c(side: int, most_gib: int = 24, optimizer: str = "adamw", **knobs: KnobValue) -> Configuration:
-    """Returns a configuration; short, so that one fits a line."""
+    """Returns a configuration. The name is short so that a configuration fits on a line."""
     return Configuration(side, knobs, optimizer, most_gib)

@@ -1,6 +1,6 @@
-"""Architectures for the benchmark of memory estimates that may be looked at while tracing is worked on.
+"""Architectures of the benchmark of memory estimates that may be used while tracing is developed.
 
-Weights are small and random, activations large: a phantom GPU has no cost for what is never written.
+Weights are small and random, activations are large: on a phantom GPU, memory that is never written costs nothing.
 """
 
 from itertools import chain, pairwise
@@ -150,7 +150,7 @@ class UNet(nn.Module):
 
 
 def down_and_up(x: Tensor, downs: nn.ModuleList, middle: nn.Module, ups: nn.ModuleList) -> Tensor:
-    """Passes images through the halves of a U-Net; each size on the way down is passed on to its twin."""
+    """Passes images through both halves of a U-Net, with a skip connection at each size."""
     kept = []
     for down in downs:
         x = down(x)
@@ -249,4 +249,4 @@ LOOSE = {
         c(256, 8, precision="bf16", optimizer_implementation="fused", accumulation_steps=2),
     ), F.cross_entropy, unit=64),
 }  # fmt: skip
-"""By name. A third of all are in `held_back.py`."""
+"""Architectures by name. Those that are held back from development are in `held_back.py`."""

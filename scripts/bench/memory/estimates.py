@@ -1,14 +1,17 @@
-"""How well traces predict the memory of a training step, against torch's real allocator on a real or phantom GPU.
+"""Compares memory estimates from traces with torch's real allocator, on a real or phantom GPU.
 
-    <python of a CUDA build> -m scripts.bench.memory.estimates --stand-in PYTHON [--held-back] [--trials] [--only NAME]
-                                                         [--json FILE]
+    <python of a CUDA build> -m scripts.bench.memory.estimates --stand-in PYTHON [--held-back] [--trials]
+                                                                [--only NAME] [--json FILE]
 
-Each configuration of each architecture is traced at four sizes, scaled, and replayed at ten; where the law would draw
-a size between traced ones it is traced itself, as a search does. Three real steps at each of the ten, from an empty
-cache, are the truth. Traced twice: "here" with fake CUDA tensors beside the device, "stand-in"
-with another Python that sees no device, best of the same torch version (under a phantom it cannot be the same one). For
-two budgets of each configuration the largest size that is said to fit is compared with the largest that does: as it is,
-and with one real run's difference added and 1 % of the budget kept free.
+Each configuration of each architecture is traced at four sizes, and the traces are scaled to ten sizes and replayed.
+Where scaling would interpolate between traced sizes, the size is traced itself, as in a search. The truth is the peak
+of three real steps at each of the ten sizes, from an empty cache.
+
+There are two kinds of traces. "here" uses fake CUDA tensors in the process that has the device. "stand-in" uses another
+Python that sees no device, preferably with the same torch version (under a phantom it cannot be the same Python).
+
+For two budgets of each configuration, the largest size that is estimated to fit is compared with the largest size that
+fits: once without correction, and once corrected by the difference in one real run, with 1 % of the budget kept free.
 """
 
 import argparse
@@ -30,20 +33,20 @@ from scripts.bench.report import percentile
 WAYS = ("here", "stand-in")
 GROUPS = {"development": LOOSE, "held back": HELD_BACK, "trials": TRIALS}
 LIMITS = {"allocated": (1.0, 1.0, 0.01), "reserved": (0.003, 0.015, 0.04)}
-"""The most that mean, 95th percentile and worst error may be."""
+"""Limits of the mean, the 95th percentile and the worst error."""
 NEAR, RIGHT, SHARE = 0.01, 0.95, 0.97
 ROOT = Path(__file__).resolve().parents[3]
 PART = "scripts.bench.memory.part"
 
 
 def measure(name: str, folder: Path, pythons: dict[str, str], quick: bool) -> dict[str, Any]:
-    """Returns the figures of an architecture, from `folder` where they are there already.
+    """Returns the figures of an architecture; they are read from `folder` if they are there.
 
     Args:
-        pythons: what runs each way.
+        pythons: the Python interpreter for each kind of trace.
 
     Raises:
-        SystemExit: one of its processes failed; its own last lines are above.
+        SystemExit: one of the processes failed; its last lines were printed before.
     """
     path = folder / f"{name}.json"
     known = files.read(path)
@@ -63,12 +66,12 @@ def measure(name: str, folder: Path, pythons: dict[str, str], quick: bool) -> di
                 raise SystemExit(f"estimates: {name} {way} ended with {done.returncode}")
             known = files.read(path)
     assert known is not None, "both ways have written it"
-    print(told(known), flush=True)
+    print(in_lines(known), flush=True)
     return known
 
 
 def _environment(way: str) -> dict[str, str]:
-    """Returns the environment of a process: for the stand-in one that sees neither a phantom nor a real device."""
+    """Returns the environment of a process. The stand-in sees neither a phantom nor a real device."""
     mine = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))}
     if way == "stand-in":
         for name in ("LD_PRELOAD", "LD_LIBRARY_PATH"):
@@ -77,8 +80,8 @@ def _environment(way: str) -> dict[str, str]:
     return mine
 
 
-def told(known: dict[str, Any]) -> str:
-    """Returns an architecture's figures, a line for each configuration."""
+def in_lines(known: dict[str, Any]) -> str:
+    """Returns the figures of an architecture, one line for each configuration."""
     lines = [f"{known['name']} ({known['family']})"]
     for row in known["configurations"]:
         words = []
@@ -96,7 +99,7 @@ def _worst(values: list[float]) -> float:
 
 
 def accuracy(rows: list[dict[str, Any]], way: str) -> dict[str, Any]:
-    """Returns the errors of one way over configurations: mean, 95th percentile and worst of their size; and times."""
+    """Returns mean, 95th percentile and worst absolute error of one kind of trace over configurations, and times."""
     found: dict[str, Any] = {}
     for which, name in enumerate(LIMITS):
         all_errors = [abs(e) for row in rows for e in errors(row[way]["peaks"], row["truth"], which)]
@@ -116,13 +119,13 @@ def accuracy(rows: list[dict[str, Any]], way: str) -> dict[str, Any]:
 
 
 def _drawn(row: dict[str, Any], way: str) -> list[float]:
-    """Returns the errors of reserved peaks that the law would have drawn between traced sizes."""
+    """Returns the errors of reserved peaks that scaling would have interpolated between traced sizes."""
     truth = dict(zip(row["sizes"], row["truth"], strict=True))
     return [reserved / truth[size][1] - 1 for size, _, reserved in row[way]["drawn"]]
 
 
 def decided(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns how the largest sizes named compare with the largest that fit."""
+    """Returns how the largest sizes that are estimated to fit compare with the largest that fit."""
     all_of = [decision for row in rows for decision in row["decisions"]]
     near = [abs(d["said"] - d["best"]) <= NEAR * d["best"] for d in all_of]
     shares = [d["careful"] / d["best"] for d in all_of if d["best"]]
@@ -140,7 +143,7 @@ def decided(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def in_words(name: str, group: dict[str, Any]) -> str:
-    """Returns the figures of a group of architectures in a few lines."""
+    """Returns the figures of a group of architectures as a few lines."""
     lines = []
     for way in WAYS:
         got = group[way]
@@ -148,7 +151,7 @@ def in_words(name: str, group: dict[str, Any]) -> str:
         lines.append(
             f"{name}, {way}: {got['points']} points, mean / 95th / worst {', '.join(parts)}; "
             f"{got['reserved exact']:.0%} exact; {got['refused']} refused, {got['traced by itself']} traced themselves "
-            f"(drawn, reserved would be off by up to {got['drawn']:.1%}); trace {got['trace_s'][0]:.2f} s "
+            f"(interpolated, reserved would be off by up to {got['drawn']:.1%}); trace {got['trace_s'][0]:.2f} s "
             f"(most {got['trace_s'][1]:.2f}), replay {1e3 * got['replay_s'][0]:.0f} ms: {_verdict(got['ok'])}"
         )
     got = group["decisions"]
@@ -166,17 +169,24 @@ def _verdict(passed: bool) -> str:
 
 def parse() -> argparse.Namespace:
     parser = report.parser(__doc__ or "")
-    parser.add_argument("--only", metavar="NAME", action="append", help="this architecture; may be given again")
-    parser.add_argument("--held-back", action="store_true", help="the held-back architectures too")
-    parser.add_argument("--trials", action="store_true", help="those that were off when others tried them too")
-    parser.add_argument("--stand-in", metavar="PYTHON", default=sys.executable, help="what sees no device")
-    parser.add_argument("--quick", action="store_true", help="one configuration of each, four sizes")
-    parser.add_argument("--keep", metavar="DIR", type=Path, help="keep each architecture's figures here, and go on")
-    parser.add_argument("--jobs", type=int, default=2, help="architectures at a time")
+    parser.add_argument("--only", metavar="NAME", action="append", help="use only this architecture; may be repeated")
+    parser.add_argument("--held-back", action="store_true", help="also run the held-back architectures")
+    parser.add_argument(
+        "--trials", action="store_true", help="also run the architectures on which other people found errors"
+    )
+    parser.add_argument("--stand-in", metavar="PYTHON", default=sys.executable, help="a Python that sees no device")
+    parser.add_argument("--quick", action="store_true", help="one configuration of each architecture, at four sizes")
+    parser.add_argument(
+        "--keep",
+        metavar="DIR",
+        type=Path,
+        help="keep the figures of each architecture in this folder and continue from them",
+    )
+    parser.add_argument("--jobs", type=int, default=2, help="number of architectures to run in parallel")
     given = parser.parse_args()
     known = [*LOOSE, *HELD_BACK, *TRIALS]
     if unknown := sorted(set(given.only or ()) - set(known)):
-        report.fail(f"estimates: {', '.join(unknown)} is not known; expected {', '.join(known)}", 2)
+        report.fail(f"estimates: {', '.join(unknown)} is unknown; expected {', '.join(known)}", 2)
     return given
 
 
@@ -200,7 +210,7 @@ def main() -> None:
     brief = "; ".join(
         f"{title}: allocated worst {group['here']['allocated'][2]:.2%}, reserved mean "
         f"{group['here']['reserved'][0]:.2%} worst {group['here']['reserved'][2]:.2%}, "
-        f"{group['decisions']['near']} of {group['decisions']['decisions']} largest sizes right"
+        f"{group['decisions']['near']} of {group['decisions']['decisions']} largest sizes within 1 %"
         for title, group in groups.items()
     )
     report.finish(

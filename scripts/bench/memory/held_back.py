@@ -1,7 +1,7 @@
-"""Architectures for the benchmark of memory estimates that tracing was not made with: only its final figures count.
+"""Architectures of the benchmark of memory estimates that were held back while tracing was developed.
 
-They use operators that those of `architectures.py` do not: depthwise convolutions and gates, RMSNorm and rotary
-positions, grouped heads, attention with a learned bias.
+They use operators that the architectures in `architectures.py` do not use: depthwise convolutions and gates, RMSNorm
+and rotary positions, grouped heads, attention with a learned bias.
 """
 
 import torch
@@ -141,4 +141,4 @@ HELD_BACK = {
         c(192, 24, "sgd", precision="bf16", accumulation_steps=2),
     )),
 }  # fmt: skip
-"""By name."""
+"""Architectures by name."""

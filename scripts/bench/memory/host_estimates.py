@@ -1,8 +1,8 @@
-"""On a CPU: the live tensor bytes that a trace predicts of a plan, against those that a probe then measures.
+"""Compares memory estimates from traces with measured peaks of live tensors, on a CPU.
 
-Each example is opened as a search would; its own setting runs first and corrects the predictions, as in a search. Then
-plans are drawn at random over all knobs and micro batches; each is predicted before it runs. Required: within 2 % in
-the median, and no peak above its upper or below its lower bound.
+Each example is opened as in a search. Its baseline runs first and corrects the estimates. Then plans are drawn at
+random over all knobs and micro batch sizes, and the memory of each is estimated before it runs. Required: a median
+error of at most 2 %, and no peak outside its bounds.
 """
 
 import random
@@ -29,12 +29,12 @@ REQUIRED_RATIO = 0.02
 
 
 def measure(name: str, count: int, seed: int) -> list[dict[str, Any]]:
-    """Returns predicted and measured peaks of `count` plans of an example."""
+    """Returns estimated and measured peaks of `count` plans of an example."""
     workload = Workload(**as_arguments(load(name).make_workload(), str(EXAMPLES / name)))
     found = []
     with LocalBench(workload, devices.choose("cpu"), Options(memory_budget="4GiB", seed=seed)) as bench:
         account, space = bench.briefing.account, SearchSpace(bench.briefing.space)
-        assert account is not None, "a CPU's memory can be predicted"
+        assert account is not None, "the memory of a CPU can be estimated"
         estimator = Traced(bench.trace, account, bench.briefing.budget.memory_bytes)
         estimator.refine(space.baseline, [space.at(space.baseline.combination, size) for size in space.sizes])
         outcome = bench.evaluate(space.baseline, Purpose.PROBE)
@@ -45,10 +45,10 @@ def measure(name: str, count: int, seed: int) -> list[dict[str, Any]]:
             seconds, estimate = perf_counter() - began, estimator.estimate(plan)
             measured = measurement(bench.evaluate(plan, Purpose.PROBE))
             if estimate is None or measured is None:
-                raise SystemExit(f"{name}: {plan} was not {'measured' if estimate else 'predicted'}")
+                raise SystemExit(f"{name}: {plan} was not {'measured' if estimate else 'estimated'}")
             peak = measured.memory.judged_bytes
             found.append({
-                "example": name, "plan": dict(plan.values), "predicted_bytes": estimate.value_bytes,
+                "example": name, "plan": dict(plan.values), "estimated_bytes": estimate.value_bytes,
                 "measured_bytes": peak, "error_ratio": estimate.value_bytes / peak - 1, "seconds": seconds,
                 "inside_bounds": (estimate.lower_bytes or 0) <= peak <= (estimate.upper_bytes or peak),
             })  # fmt: skip
@@ -56,7 +56,7 @@ def measure(name: str, count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def drawn(space: SearchSpace, count: int, seed: int) -> list[Plan]:
-    """Returns different plans at random, none of them the user's own, of micro batches up to 64."""
+    """Returns different random plans with micro batches of at most 64 samples, without the baseline."""
     sizes = [size for size in space.sizes if size <= 64]
     plans = [space.at(combination, size) for combination in space.combinations() for size in sizes]
     plans = [plan for plan in plans if plan != space.baseline]
@@ -64,15 +64,15 @@ def drawn(space: SearchSpace, count: int, seed: int) -> list[Plan]:
 
 
 def measurement(outcome: Outcome) -> Measurement | None:
-    """Returns what a probe measured, or None when it failed."""
+    """Returns the measurement of a probe, or None if it failed."""
     return outcome.measurement if outcome.measured else None
 
 
 def main() -> None:
     parser = report.parser(__doc__ or "")
-    parser.add_argument("--plans", type=int, default=12, help="of each example (%(default)s)")
+    parser.add_argument("--plans", type=int, default=12, help="number of plans of each example (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("examples", nargs="*", default=NAMES, help="which examples")
+    parser.add_argument("examples", nargs="*", default=NAMES, help="the examples to run; all by default")
     given = parser.parse_args()
     cases = []
     for name in given.examples:
@@ -90,8 +90,8 @@ def main() -> None:
     outside = sum(not case["inside_bounds"] for case in cases)
     passed = median(errors) <= REQUIRED_RATIO and outside == 0
     summary = (
-        f"host_estimates: {len(cases)} plans, error {median(errors):.2%} in the median, {errors[-1]:.2%} at worst, "
-        f"{outside} outside their bounds, {median(case['seconds'] for case in cases):.2f} s to predict one: "
+        f"host_estimates: {len(cases)} plans, median error {median(errors):.2%}, worst {errors[-1]:.2%}, "
+        f"{outside} outside their bounds, {median(case['seconds'] for case in cases):.2f} s for one estimate: "
         f"{'ok' if passed else 'MISSED'}"
     )
     report.finish(summary, {"cases": cases}, given.json, passed, device="cpu")

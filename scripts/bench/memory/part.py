@@ -1,9 +1,9 @@
-"""One architecture of the benchmark of memory estimates, in a process of its own; `estimates.py` starts it.
+"""Measures one architecture of the benchmark of memory estimates, in its own process; `estimates.py` starts it.
 
     python -m scripts.bench.memory.part here NAME FILE [--quick]  # with the device: real steps and traces
     python -m scripts.bench.memory.part stand-in NAME FILE        # without it: traces of the same sizes
 
-The second reads from FILE which sizes the first has measured, and adds its own figures.
+The second command reads from FILE the sizes that the first one measured, and adds its own figures.
 """
 
 import json
@@ -20,14 +20,14 @@ from scripts.bench import files
 from scripts.bench.memory.architecture import Architecture, Configuration
 from scripts.bench.memory.architectures import LOOSE
 from scripts.bench.memory.held_back import HELD_BACK
-from scripts.bench.memory.rig import Peaks, Predictor, Subject, largest, sizes, traced
+from scripts.bench.memory.rig import Peaks, SizeEstimator, Subject, largest, sizes, traced
 from scripts.bench.memory.trials import TRIALS
 
 ALL = LOOSE | HELD_BACK | TRIALS
 BUDGETS = (0.3, 0.75)
-"""Of the way from the smallest to the largest size's reserved peak."""
+"""Budgets, as shares of the way from the smallest size's reserved peak to that of the largest."""
 MARGIN = 0.01
-"""Of the budget, kept free in the decisions after one calibrating probe."""
+"""Share of the budget that is kept free in decisions after one correcting probe."""
 
 
 def here(architecture: Architecture, quick: bool) -> dict[str, Any]:
@@ -46,41 +46,41 @@ def here(architecture: Architecture, quick: bool) -> dict[str, Any]:
 def _measured(
     architecture: Architecture, configuration: Configuration, device: torch.device, quick: bool
 ) -> dict[str, Any]:
-    """Returns the figures of one configuration; its model is gone when it returns."""
+    """Returns the figures of one configuration. Its model is released on return."""
     subject = Subject(architecture, configuration, device)
     found = sizes(subject, torch.get_device_module(device).get_device_properties(device).total_memory)
     found = found[::3] if quick else found
     truth = {size: subject.run(size) for size in found}
-    predictor = Predictor(subject, traced(found, architecture.unit))
+    estimator = SizeEstimator(subject, traced(found, architecture.unit))
     return {
         "configuration": configuration.name,
         "sizes": found,
         "truth": list(truth.values()),
-        "here": figures(predictor, found),
-        "decisions": list(decisions(subject, predictor, truth)),
+        "here": figures(estimator, found),
+        "decisions": list(decisions(subject, estimator, truth)),
     }
 
 
-def figures(predictor: Predictor, found: list[int]) -> dict[str, Any]:
-    """Returns what a predictor says of sizes, and what that took."""
-    peaks = [predictor.at(size) for size in found]
+def figures(estimator: SizeEstimator, found: list[int]) -> dict[str, Any]:
+    """Returns the estimates for some sizes, and the time that they took."""
+    peaks = [estimator.at(size) for size in found]
     return {
         "peaks": peaks,
-        "traced": list(predictor.traced),
-        "refused": predictor.refused,
-        "traced_by_itself": sorted(predictor.own),
-        "drawn": [[size, *predictor.drawn[size]] for size in found if size in predictor.drawn],
-        "trace_s": predictor.trace_s,
-        "replay_s": predictor.replay_s,
+        "traced": list(estimator.traced),
+        "refused": estimator.refused,
+        "traced_by_itself": sorted(estimator.own),
+        "drawn": [[size, *estimator.drawn[size]] for size in found if size in estimator.drawn],
+        "trace_s": estimator.trace_s,
+        "replay_s": estimator.replay_s,
     }
 
 
-def decisions(subject: Subject, predictor: Predictor, known: dict[int, Peaks]) -> Iterator[dict[str, Any]]:
-    """Yields for each budget the largest size that is said to fit, with and without a probe, and that really does."""
+def decisions(subject: Subject, estimator: SizeEstimator, known: dict[int, Peaks]) -> Iterator[dict[str, Any]]:
+    """Yields, for each budget, the largest size that is estimated to fit, with and without a probe, and that fits."""
     unit, ordered = subject.architecture.unit, list(known)
     low, high, most = known[ordered[0]][1], known[ordered[-1]][1], ordered[-1] // unit
     middle = ordered[len(ordered) // 2]
-    missed = known[middle][1] - predictor.at(middle)[1]
+    missed = known[middle][1] - estimator.at(middle)[1]
 
     def truth(count: int) -> int:
         if count * unit not in known:
@@ -91,7 +91,7 @@ def decisions(subject: Subject, predictor: Predictor, known: dict[int, Peaks]) -
         budget = low + int(share * (high - low))
 
         def said(count: int, room: float = budget) -> bool:
-            return predictor.at(count * unit)[1] <= room
+            return estimator.at(count * unit)[1] <= room
 
         plain = largest(said, middle // unit, most)
         room = budget * (1 - MARGIN) - missed
@@ -110,20 +110,20 @@ def decisions(subject: Subject, predictor: Predictor, known: dict[int, Peaks]) -
 
 
 def standing_in(architecture: Architecture, known: dict[str, Any]) -> dict[str, Any]:
-    """Returns `known` with what the stand-in device says of its sizes.
+    """Returns `known` with the estimates of the stand-in device for its sizes.
 
     Raises:
-        RuntimeError: there is a device here, so that this would not show what a machine without one says.
+        RuntimeError: this process sees a device, so it does not show what a machine without one estimates.
     """
     if torch.get_device_module("cuda").is_available():
-        raise RuntimeError("a CUDA device is present; the stand-in is for a machine without. Give its Python.")
+        raise RuntimeError("a CUDA device is present; expected a Python that sees none. Choose one with --stand-in.")
     device = standin.install()
     capability, multiprocessors, threads = known["chip"]
     chip = Chip((capability[0], capability[1]), multiprocessors, threads)
     by_name = {configuration.name: configuration for configuration in architecture.configurations}
     for row in known["configurations"]:
         subject = Subject(architecture, by_name[row["configuration"]], device, chip)
-        row["stand-in"] = figures(Predictor(subject, row["here"]["traced"]), row["sizes"])
+        row["stand-in"] = figures(SizeEstimator(subject, row["here"]["traced"]), row["sizes"])
     return known
 
 

@@ -1,4 +1,4 @@
-"""One configuration of an architecture: its real steps with their peaks, and what traces say these will be."""
+"""One configuration of an architecture: its real steps with their peaks, and estimates of these peaks from traces."""
 
 import gc
 import os
@@ -34,23 +34,23 @@ GIB = 2**30
 CUDA = torch.get_device_module("cuda")
 STEPS = 3
 SIZES = 10
-SPREAD = 24  # the largest size over the smallest
-GROWN = 1.2  # a peak over that at half the size, from where on activations count
+SPREAD = 24  # ratio of the largest size to the smallest
+GROWN = 1.2  # ratio of a peak to that at half the size, from which on activations dominate
 WINDOW = 2
-"""Sizes above one that does not fit that are looked at too."""
+"""Number of sizes that are also tried above a size that does not fit."""
 OPTIMIZERS = {"adamw": None, "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9)}
 
 Peaks = tuple[int, int]
-"""Allocated and reserved bytes."""
+"""Peaks of allocated and reserved bytes."""
 
 
 @dataclass
 class Subject:
-    """A configuration ready to run or to be traced.
+    """A configuration that can be run or traced.
 
     Args:
-        device: where the model is; for a stand-in the model stays on the host.
-        chip: what the stand-in stands for; None for a device that is present.
+        device: device of the model; with a stand-in the model stays on the host.
+        chip: the chip that the stand-in represents; None if the device is present.
     """
 
     architecture: Architecture
@@ -91,7 +91,8 @@ class Subject:
 
     def run(self, size: int) -> Peaks:
         """Returns the peaks of three real steps from an empty cache, as in a fresh process."""
-        model = self.workload.model.cpu()  # what a strategy has laid out anew would lie elsewhere next time
+        # Through the host, so that a model that a strategy changed in place lies on the device as a fresh one does.
+        model = self.workload.model.cpu()
         clear()
         model.to(self.device)
         CUDA.reset_peak_memory_stats()
@@ -104,18 +105,18 @@ class Subject:
         part = self.batch(size)
         with values_as_on_a_device(), prepare(plan, draft, members()) as step:
             if draft.scaler is not None:
-                # Random weights may overflow, and a step that updates nothing needs less; a trace is of one that does.
+                # Random weights may overflow. A skipped update needs less memory, and traces contain the update.
                 vars(draft.scaler)["_maybe_opt_step"] = lambda optimizer, state, *args, **kwargs: optimizer.step()
             for _ in range(STEPS):
                 step(StepBatch.of([part] * plan.accumulation_steps))
 
     def trace(self, size: int) -> Trace:
-        """Returns the trace at a size; no device memory is used."""
+        """Returns the trace at a size, without using device memory."""
         return trace(self.workload, self.rule, self.plan(size), self.batch(2), self.device, self.chip)
 
 
 def _answering(function: Callable[..., Any], answer: object) -> Callable[..., Any]:
-    """Returns what runs a function, for what it allocates, and returns another answer."""
+    """Returns a function that calls `function` for its allocations and returns another answer."""
 
     def run(*arguments: Any) -> Any:
         function(*arguments)
@@ -126,9 +127,9 @@ def _answering(function: Callable[..., Any], answer: object) -> Callable[..., An
 
 @contextmanager
 def values_as_on_a_device() -> Iterator[None]:
-    """Makes code that asks for values find, on a phantom, where they mean nothing, what it finds on a device.
+    """Gives code that asks for values the answers of a real device; on a phantom, values mean nothing.
 
-    transformers leaves out a mask when no row holds several texts; checkpointing copies no buffer that stays equal.
+    transformers leaves out a mask if no row holds several texts; checkpointing copies no buffer that stays equal.
     """
     texts, equal = masking_utils.find_packed_sequence_indices, torch.equal
     if "phantom" in os.environ.get("LD_PRELOAD", ""):
@@ -141,28 +142,28 @@ def values_as_on_a_device() -> Iterator[None]:
 
 
 def _checkpoints(model: nn.Module, batch: Any) -> tuple[KnobValue, ...]:
-    """Returns how many blocks may be checkpointed, by the strategy itself."""
+    """Returns how many blocks the strategy can checkpoint."""
     facts = Facts(model, batch, None, "cuda", frozenset(), "mixed", training=True, micro_batch_size=1)
     return Checkpointing().offer(facts).knobs[0].values
 
 
 def clear() -> None:
-    """Gives back all that is cached, cuBLAS's workspaces included."""
+    """Releases all cached memory, including the workspaces of cuBLAS."""
     torch._C._cuda_clearCublasWorkspaces()
     gc.collect()
     CUDA.empty_cache()
 
 
 @dataclass
-class Predictor:
-    """Peaks at any size from traces at a few, as a search has them: a size that the law would draw is traced itself.
+class SizeEstimator:
+    """Estimates peaks at any size from traces at a few, as a search does: a size between traced ones is traced itself.
 
     Attributes:
-        refused: why the sizes follow no law; each is then traced itself.
+        refused: why traces cannot be scaled; each size is then traced itself.
         trace_s: CPU seconds of each trace.
-        replay_s: likewise of each replay, scaling to that size included.
-        own: sizes that were traced themselves, though the law was to give them.
-        drawn: by size, the peaks that the law would have drawn for those.
+        replay_s: CPU seconds of each replay, including scaling to its size.
+        own: sizes that were traced themselves, because scaling would have interpolated them.
+        drawn: by size, the peaks that interpolation would have given for them.
     """
 
     subject: Subject
@@ -181,7 +182,7 @@ class Predictor:
             self.refused = self._law.reason
 
     def at(self, size: int) -> Peaks:
-        """Returns the predicted peaks at a size."""
+        """Returns the estimated peaks at a size."""
         if size not in self._known:
             self._known[size] = self._at(size)
         return self._known[size]
@@ -209,10 +210,10 @@ class Predictor:
 
 
 def sizes(subject: Subject, capacity: int) -> list[int]:
-    """Returns the sizes that a configuration is measured at, ascending, by its real peaks at small ones."""
+    """Returns the sizes at which to measure a configuration, ascending, chosen by real peaks at small sizes."""
     unit, count = subject.architecture.unit, 1
     peaks = [subject.run(count * unit)[0] for count in (1, 2)]
-    while peaks[-1] < GROWN * peaks[-2]:  # so far it is parameters and optimizer state that count
+    while peaks[-1] < GROWN * peaks[-2]:  # up to here, parameters and optimizer state dominate
         count *= 2
         peaks.append(subject.run(2 * count * unit)[0])
     most = min(subject.configuration.most_gib * GIB, int(0.7 * capacity))
@@ -226,17 +227,17 @@ def sizes(subject: Subject, capacity: int) -> list[int]:
 
 
 def traced(found: Sequence[int], unit: int) -> list[int]:
-    """Returns the sizes to trace for those that are asked about: the smallest, two between, one above the largest."""
+    """Returns the sizes to trace: the smallest measured size, two in between, and one above the largest."""
     low, high = found[0] // unit, found[-1] // unit
     between = (round(low * (high / low) ** ratio) for ratio in (1 / 3, 2 / 3))
     return [count * unit for count in sorted({low, *between, high + WINDOW})]
 
 
 def largest(fits: Callable[[int], bool], begin: int, most: int) -> int:
-    """Returns the largest count up to `most` that fits, 0 when not even 1 does.
+    """Returns the largest count up to `most` that fits, or 0 if none does.
 
-    It looks at `begin` first and from there in doubling steps: a look may cost a real run, and a guess is often right.
-    Sizes shortly above one that does not fit are looked at too: what is reserved does not always grow.
+    The search starts at `begin` and doubles its steps, because a check may cost a real run and the first guess is often
+    right. Some sizes above one that does not fit are checked too: reserved memory does not always grow with the size.
     """
     low, high, step = begin, begin, 1
     if fits(begin):

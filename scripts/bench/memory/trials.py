@@ -1,7 +1,7 @@
-"""Architectures for the benchmark of memory estimates that were off when others tried them: windows, volumes, experts.
+"""Architectures on which other people found estimation errors: windows, volumes and experts.
 
-They use operators that those of `architectures.py` and `held_back.py` do not: rolls and relative positions,
-3-D convolutions, top-k routing with gathers and scatters, with a capacity and without.
+They use operators that the architectures in `architectures.py` and `held_back.py` do not use: rolls and relative
+positions, 3-D convolutions, and top-k routing with gathers and scatters, with and without a capacity.
 """
 
 from itertools import pairwise
@@ -26,7 +26,7 @@ def swin() -> nn.Module:
 
 
 def volumes(size: int, side: int) -> tuple[Tensor, Tensor]:
-    """Volumes of one channel with a class for each voxel."""
+    """Returns volumes with one channel, and a class for each voxel."""
     return torch.randn(size, 1, side, side, side), torch.randint(3, (size, side, side, side))
 
 
@@ -38,7 +38,7 @@ def twice(inputs: int, outputs: int, norm: type[Any]) -> nn.Sequential:
 
 
 class VolumeUNet(nn.Module):
-    """A U-Net of volumes with strided and transposed convolutions."""
+    """A 3-D U-Net with strided and transposed convolutions."""
 
     def __init__(self, width: int = 16, depth: int = 3, norm: type[Any] = nn.InstanceNorm3d) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class VolumeUNet(nn.Module):
 
 
 class Experts(nn.Module):
-    """A layer of experts, of which each token takes the best; what is over an expert's capacity passes by."""
+    """A layer of experts. Each token uses its best expert; tokens beyond an expert's capacity skip the layer."""
 
     def __init__(self, width: int, experts: int, factor: float) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Experts(nn.Module):
 
 
 class SwitchLayer(nn.Module):
-    """A layer of a transformer with experts in place of its feed-forward part."""
+    """A transformer layer with experts in place of the feed-forward network."""
 
     def __init__(self, width: int, heads: int, experts: int) -> None:
         super().__init__()
@@ -156,4 +156,4 @@ TRIALS = {
         c(256, 12, precision="fp16", checkpointed_blocks="all"),
     )),
 }  # fmt: skip
-"""By name."""
+"""Architectures by name."""

@@ -1,19 +1,20 @@
-"""autofit beside other finders on the CPU: the same models, the same real memory limit, each in a process of its own.
+"""Compares autofit with other finders on a CPU: same models, same real memory limit, each in its own process.
 
     pip install -c scripts/constraints.txt -r scripts/bench/peers/requirements.txt -e ".[examples]"
     python -m scripts.bench.peers [--only MODEL] [--finder NAME] [--keep DIR] [--json FILE]
 
 Lightning's `BatchSizeFinder` in both modes, accelerate's `find_executable_batch_size`, a doubling loop, plain Optuna
-TPE (`finders.py` says how each is run) and `autofit tune` search the same problem (`models.py`): the global
-batch is free, the memory of live tensors is limited. What each returns is proven here, in a fresh process under the
-same limit, by whole steps on the worst batch; then all that passed run in interleaved blocks in this process.
+TPE (see `finders.py`) and `autofit tune` search the same problem (`models.py`): the global batch size is free, and the
+memory of live tensors is limited. Each result is proven in a fresh process under the same limit, by whole steps on the
+worst batch. The proven plans then run in interleaved blocks in this process.
 
-An out-of-memory of autofit is a probe that was refused memory or whose metered peak was over the budget. Steps are
-optimizer steps that were done. "Kept" says that weights, buffers, gradients, optimizer, generators and modes were
-bit-identical after the search; for autofit after a short `autofit.tune` in the process that holds them.
+For autofit, an out-of-memory error is a probe that ran out of memory or whose measured peak was over the budget. Steps
+are completed optimizer steps. "Kept" means that weights, buffers, gradients, optimizer, generators and modes were
+bit-identical after the search; for autofit, after a short `autofit.tune` in the process that holds them.
 
-Required: on every model autofit's plan is not slower than any proven one of another finder beyond noise, in the
-geometric mean it is 1.3 times as fast as the best of them, and it provoked no more out-of-memories than any of them.
+Required: on every model, autofit's plan is not slower than any proven plan of another finder beyond noise, and autofit
+caused no more out-of-memory errors than any of them. In the geometric mean, its plan is 1.3 times as fast as the best
+plan of the other finders.
 """
 
 import argparse
@@ -40,7 +41,7 @@ KINDS = ("lightning", "accelerate", "transformers")
 
 
 def in_words(case: Mapping[str, Any]) -> str:
-    """Returns the table of one model."""
+    """Returns the results of one model as a table."""
     name, columns = case["model"], ("samples/s", "autofit over it", "OOM", "steps", "seconds", "ran", "kept")
     head = "{:20s} {:>9s} {:>22s} {:>4s} {:>6s} {:>8s} {:>4s}  {}".format("", *columns)
     lines = [f"{name}, {format_bytes(models.budget_bytes(name))}", head]
@@ -49,35 +50,37 @@ def in_words(case: Mapping[str, Any]) -> str:
         speed = f"{row['raced_samples_per_s']:.1f}" if proof["ran"] else "none"
         over = str(Ratio(**row["autofit_over_it"])) if "autofit_over_it" in row else ""
         kept = "all" if not row["changed"] else f"not {', '.join(row['changed'])}"
-        told = f"{finder:20s} {speed:>9s} {over:>22s} {row['out_of_memory']:4d} {row['steps']:6d} {row['seconds']:8.0f}"
+        line = f"{finder:20s} {speed:>9s} {over:>22s} {row['out_of_memory']:4d} {row['steps']:6d} {row['seconds']:8.0f}"
         plan = f"; {Plan(values=row['plan'])}" if row["plan"] else ""
         failed = "" if proof["ran"] else f"; NOT PROVEN: {proof['reason']}"
-        translated = f"; {row['translated']} failures translated for it" if row["translated"] else ""
-        lines.append(f"{told} {'yes' if row['ran'] else 'no':>4s}  {kept}{plan}{translated}{failed}")
+        translated = f"; {row['translated']} failures translated for this finder" if row["translated"] else ""
+        lines.append(f"{line} {'yes' if row['ran'] else 'no':>4s}  {kept}{plan}{translated}{failed}")
     return "\n".join(lines)
 
 
 def mean_over(cases: Sequence[Mapping[str, Any]], which: str) -> float | None:
-    """Returns the geometric mean of autofit's throughput over that of the peer named under `which` on each model."""
+    """Returns the geometric mean of autofit's throughput relative to the peer under `which` of each case."""
     logs = [math.log(case["finders"][case[which]]["autofit_over_it"]["value"]) for case in cases if case[which]]
     return math.exp(sum(logs) / len(logs)) if logs else None
 
 
 def parse() -> argparse.Namespace:
     parser = report.parser(__doc__ or "")
-    parser.add_argument("--only", metavar="MODEL", action="append", help="this model; may be given again")
-    parser.add_argument("--finder", metavar="NAME", action="append", help="this finder; may be given again")
-    parser.add_argument("--quick", action="store_true", help="short searches, few blocks: to see that all runs")
-    parser.add_argument("--time", type=float, default=60, help="seconds for autofit, and for TPE")
-    parser.add_argument("--pairs", type=int, default=12, help="blocks of each plan in the comparison")
-    parser.add_argument("--keep", metavar="DIR", type=Path, help="keep what was found here, and go on from it")
+    parser.add_argument("--only", metavar="MODEL", action="append", help="use only this model; may be repeated")
+    parser.add_argument("--finder", metavar="NAME", action="append", help="use only this finder; may be repeated")
+    parser.add_argument(
+        "--quick", action="store_true", help="short searches and few blocks, to check that everything runs"
+    )
+    parser.add_argument("--time", type=float, default=60, help="time budget of autofit and of TPE, in seconds")
+    parser.add_argument("--pairs", type=int, default=12, help="number of blocks of each plan in the comparison")
+    parser.add_argument("--keep", metavar="DIR", type=Path, help="keep results in this folder and continue from them")
     given = parser.parse_args()
     missing = [name for name in KINDS if importlib.util.find_spec(name) is None]
     if missing:
-        report.fail(f"peers: {', '.join(missing)} is not installed; expected the bench's extras: {INSTALL}", 2)
+        report.fail(f"peers: {', '.join(missing)} is not installed; this benchmark needs: {INSTALL}", 2)
     for asked, known in ((given.only, list(models.MODELS)), (given.finder, [*PEERS, OURS])):
         if unknown := sorted(set(asked or ()) - set(known)):
-            report.fail(f"peers: {', '.join(unknown)} is not known; expected some of {', '.join(known)}", 2)
+            report.fail(f"peers: {', '.join(unknown)} is unknown; expected some of {', '.join(known)}", 2)
     given.only, given.finder = given.only or list(models.MODELS), given.finder or [*PEERS, OURS]
     if given.quick:
         given.time, given.pairs = 20.0, 4
@@ -85,7 +88,7 @@ def parse() -> argparse.Namespace:
 
 
 def measure(model: str, given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Returns the figures of a model, from `folder` where all of them are there already."""
+    """Returns the figures of a model; they are read from `folder` if they are complete there."""
     path = folder / f"{model}.json"
     found = {finder: find(finder, model, given.time, folder) for finder in given.finder}
     case = files.read(path)
@@ -97,19 +100,19 @@ def measure(model: str, given: argparse.Namespace, folder: Path) -> dict[str, An
 
 
 def summed_up(cases: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, Any], bool]:
-    """Returns the last line, the figures, and whether all that is required was reached."""
+    """Returns the summary line, the figures, and whether all requirements are met."""
     over, batch_only = mean_over(cases, "best_peer"), mean_over(cases, "best_batch_only")
     slower = [case["model"] for case in cases if not case["fastest"]]
     careless = [case["model"] for case in cases if not case["careful"]]
     passed = not slower and not careless and over is not None and over >= WANTED
 
-    def told(mean: float | None) -> str:
+    def in_short(mean: float | None) -> str:
         return "no figure" if mean is None else f"{mean:.2f}x"
 
     summary = (
-        f"peers: autofit {told(over)} of the best peer in the geometric mean of {len(cases)} models (wanted "
-        f"{WANTED}x), {told(batch_only)} of the best that changes the batch alone; slower on "
-        f"{', '.join(slower) or 'none'}; more out-of-memories on {', '.join(careless) or 'none'}: "
+        f"peers: autofit {in_short(over)} of the best peer in the geometric mean of {len(cases)} models (required "
+        f"{WANTED}x), {in_short(batch_only)} of the best that changes only the batch; slower on "
+        f"{', '.join(slower) or 'none'}; more out-of-memory errors on {', '.join(careless) or 'none'}: "
         f"{'ok' if passed else 'MISSED'}"
     )
     return summary, {"mean": over, "mean_batch_only": batch_only, "cases": list(cases)}, passed

@@ -1,18 +1,18 @@
-"""One finder on one model in this process, for `compare.py`: what it returned, what that cost, what it left behind.
+"""Runs one finder on one model in this process, for `compare.py`: its result, its cost, and the state that it changed.
 
     python -m scripts.bench.peers.finders FINDER MODEL OUT --seconds 60
 
-How a finder is run is how its documentation has it, all defaults: Lightning's `Tuner.scale_batch_size` (which is the
-callback `BatchSizeFinder`), accelerate's decorator around a training of three steps, the loop that everyone writes, and
-Optuna's TPE over the knobs that autofit has, each trial in a forked process of its own.
+Each finder is used as in its documentation, with all defaults: Lightning's `Tuner.scale_batch_size` (the same as its
+callback `BatchSizeFinder`), accelerate's decorator around a training of three steps, the common doubling loop, and
+Optuna's TPE over autofit's knobs, with each trial in its own forked process.
 
-A trial runs under the limit (`Problem.trial`). Finders that do not time have oneDNN's cache of primitives off and small
-thresholds in malloc, which `compare.py` sets: without them the limit is not that of the tensors, with them steps are
-slow. Read these finders' seconds with that in mind. TPE times its trials: its process has the ordinary settings, and
-its timed steps run without the limit, after those that run under it.
+A trial runs under the limit (`Problem.trial`). For finders that do not measure time, `compare.py` switches off oneDNN's
+primitive cache and sets small malloc thresholds. Without these settings the limit is not that of the tensors; with
+them, steps are slow, so the search times of these finders are too long. TPE times its trials: its process has the
+ordinary settings, and its timed steps run without the limit, after the steps that run under it.
 
-Lightning and accelerate know a CPU's out-of-memory by one text. Whatever else a refusal of memory looks like ("could
-not create a primitive", `MemoryError`) is translated into that text, and counted as `translated`.
+Lightning and accelerate recognise an out-of-memory error on a CPU by a single text. Other forms of it ("could not
+create a primitive", `MemoryError`) are translated into that text and counted as `translated`.
 """
 
 import argparse
@@ -32,6 +32,7 @@ from autofit.core.plan import Plan
 from autofit.workloads.batch_algebra import batch_size
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.workload import Workload
+from scripts.bench import report
 from scripts.bench.peers import models
 from scripts.bench.peers.models import Problem, key, plan_of
 from scripts.bench.peers.state import autofit_state, state_of
@@ -45,7 +46,7 @@ def lightning(mode: str) -> Finder:
     from lightning.pytorch.utilities.memory import is_oom_error  # noqa: PLC0415
 
     class Module(pl.LightningModule):  # type: ignore[misc]  # its types are not read
-        """The training as a user of Lightning has it."""
+        """The training as a user of Lightning writes it."""
 
         def __init__(self, problem: Problem) -> None:
             super().__init__()
@@ -85,12 +86,12 @@ def lightning(mode: str) -> Finder:
         finally:
             batch_size_scaling._try_loop_run = run
 
-    search(_toy())  # what Lightning imports on its first run is no part of the training
+    search(_toy())  # imports that Lightning makes on its first run do not count as part of the training
     return find
 
 
 def accelerate() -> Finder:
-    """Returns accelerate's decorator around a training that starts at its own default of 128."""
+    """Returns accelerate's decorator around a training, starting at its default of 128."""
     from accelerate.utils.memory import find_executable_batch_size, should_reduce_batch_size  # noqa: PLC0415
 
     def find(problem: Problem, _seconds: float) -> Plan:
@@ -104,7 +105,7 @@ def accelerate() -> Finder:
 
 
 def doubling() -> Finder:
-    """Returns the loop that everyone writes: double until it fails, take the last that did not."""
+    """Returns the common loop: double the batch size until it fails, and take the last size that ran."""
 
     def find(problem: Problem, _seconds: float) -> Plan:
         size = 1
@@ -129,11 +130,11 @@ FINDERS: dict[str, Callable[[], Finder]] = {
     "optuna tpe": tpe,
 }
 TIMING = ("optuna tpe",)
-"""Finders that time their trials, and so need a process with ordinary settings."""
+"""Finders that time their trials and therefore need a process with the ordinary settings."""
 
 
 def _toy() -> Problem:
-    """Returns a problem of three batches, for a run that only makes a library import what it needs."""
+    """Returns a tiny problem, for a run that makes a library import what it needs."""
     model = nn.Linear(2, 1)
     data = torch.utils.data.TensorDataset(torch.zeros(8, 2), torch.zeros(8, 1))
     loader = torch.utils.data.DataLoader(data, batch_size=2)
@@ -142,7 +143,7 @@ def _toy() -> Problem:
 
 
 def run(finder: str, model: str, seconds: float) -> dict[str, Any]:
-    """Returns what a finder found, what it cost and what it changed."""
+    """Returns the result of a finder, its cost and the state that it changed."""
     find = FINDERS[finder]()
     problem = Problem.of(model)
     before, began = state_of(problem.workload), perf_counter()
@@ -166,11 +167,13 @@ def run(finder: str, model: str, seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog=report.program(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("finder", choices=[*FINDERS, "autofit state"])
     parser.add_argument("model", choices=models.MODELS)
-    parser.add_argument("out", type=Path, help="file for the result, as JSON")
-    parser.add_argument("--seconds", type=float, default=60, help="for a finder that has no end of its own")
+    parser.add_argument("out", type=Path, help="file for the result, in JSON")
+    parser.add_argument("--seconds", type=float, default=60, help="for a finder that does not stop by itself")
     given = parser.parse_args()
     state = given.finder == "autofit state"
     found = autofit_state(given.model) if state else run(given.finder, given.model, given.seconds)

@@ -1,4 +1,4 @@
-"""Runs one finder, or autofit, on one model, in a process of its own; keeps what it found."""
+"""Runs one finder, or autofit, on one model in its own process, and keeps the result."""
 
 import json
 import os
@@ -28,7 +28,7 @@ Found = dict[str, Any]
 
 
 def find(finder: str, model: str, seconds: float, folder: Path) -> Found:
-    """Returns what a finder found on a model, from `folder` where it is there already."""
+    """Returns the result of a finder on a model; it is read from `folder` if it is there."""
     path = folder / f"{model}, {finder}.json"
     known = files.read(path)
     if known is None:
@@ -44,7 +44,7 @@ def _found_in_words(found: Found) -> str:
 
 
 def _child(finder: str, model: str, seconds: float, folder: Path) -> Found:
-    """Runs a finder, or what tells of autofit's state, in a process of its own."""
+    """Runs a finder, or the check of autofit's state, in its own process."""
     out = folder / "found.json"
     out.unlink(missing_ok=True)
     command = [sys.executable, "-m", "scripts.bench.peers.finders", finder, model, str(out), "--seconds", str(seconds)]
@@ -57,7 +57,7 @@ def _child(finder: str, model: str, seconds: float, folder: Path) -> Found:
         if done.returncode:
             why = f"its process ended with {done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1][:200]}"
     except subprocess.TimeoutExpired:
-        why = f"not done in {PATIENCE_S} s"
+        why = f"not finished after {PATIENCE_S} s"
     known = files.read(out)
     if known is not None and not why:
         return known

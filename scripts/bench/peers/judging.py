@@ -1,4 +1,4 @@
-"""Judges what finders returned: proofs under the memory limit, a race of the proven plans, and the verdict."""
+"""Judges the results of finders: proofs under the memory limit, a race of the proven plans, and the verdict."""
 
 import json
 import math
@@ -23,10 +23,10 @@ BATCH_ONLY = PEERS[:-1]
 
 
 def prove(model: str, plans: Sequence[Plan], path: Path) -> dict[str, dict[str, Any]]:
-    """Returns by plan whether it runs in a fresh process under the limit, and how fast it is there.
+    """Returns, by plan, whether it runs in a fresh process under the limit, and how fast.
 
-    The limit decides. What ran under it while the record of its allocations is above the budget counts as run. What
-    was proven before is in the file `path`.
+    The limit decides: a plan that ran under it counts as run even if its recorded allocations exceed the budget.
+    Earlier proofs are read from the file `path`.
     """
     known = files.read(path) or {}
     if all(plan.key in known for plan in plans):
@@ -52,7 +52,7 @@ def _proof(outcome: Outcome) -> dict[str, Any]:
 
 
 def race(model: str, plans: Sequence[Plan], pairs: int) -> dict[str, list[float]]:
-    """Returns by plan the log throughput of each of its blocks, in rounds that run forward and backward in turn."""
+    """Returns, by plan, the log throughput of each block; rounds alternate between forward and backward order."""
     logs: dict[str, list[float]] = {plan.key: [] for plan in plans}
     options = Options(memory_budget=models.budget_bytes(model))
     with LocalBench(models.MODELS[model][0](), devices.choose("cpu"), options) as bench:
@@ -60,13 +60,13 @@ def race(model: str, plans: Sequence[Plan], pairs: int) -> dict[str, list[float]
             for plan in plans if number % 2 == 0 else plans[::-1]:
                 measured = bench.evaluate(plan, Purpose.BLOCK).measurement
                 if measured is None:
-                    raise SystemExit(f"peers: {plan} of {model} ran in its proof and not in its block")
+                    raise SystemExit(f"peers: {plan} of {model} ran in its proof but failed in a block")
                 logs[plan.key].append(math.log(measured.samples_per_s))
     return logs
 
 
 def judge(model: str, found: Mapping[str, Found], pairs: int, folder: Path) -> dict[str, Any]:
-    """Returns the finders of a model with the proof of what they returned and autofit's throughput over theirs."""
+    """Returns the finders of a model with the proofs of their results and autofit's throughput relative to theirs."""
     plans = {finder: Plan(values=one["plan"]) for finder, one in found.items() if one["plan"] is not None}
     proven = prove(model, list(dict.fromkeys(plans.values())), folder / f"{model}, proofs.json")
     proofs = {finder: proven[plan.key] for finder, plan in plans.items()}
@@ -91,9 +91,9 @@ def _ratio(logs: Mapping[str, Sequence[float]], ours: Plan, theirs: Plan) -> Rat
 
 
 def verdict(rows: Mapping[str, Found]) -> dict[str, Any]:
-    """Returns autofit's ratio to the best proven peer, and to the best that changes the batch alone; and the two tests.
+    """Returns the best proven peer, the best one that changes only the batch, and the results of the two tests.
 
-    A model on which no peer's setting was proven has no ratio, and passes when autofit's was.
+    A model on which no plan of a peer was proven has no best peer, and passes if autofit's plan was proven.
     """
     peers = {finder: row for finder, row in rows.items() if finder != OURS}
     ratios = {finder: row["autofit_over_it"] for finder, row in peers.items() if "autofit_over_it" in row}

@@ -1,18 +1,18 @@
-"""The problems that `compare.py` gives to all finders: models with random weights, their data and their memory.
+"""The problems that `compare.py` gives to all finders: models with random weights, their data and their memory limit.
 
-Nobody is told a global batch. The other finders change the batch size and nothing else, so a batch that has to be kept
-would leave them no choice; with a free one all have the same freedom, and autofit is told no more than they are.
+No finder gets a global batch size to keep. The other finders change only the batch size, so a fixed global batch would
+leave them no choice. With a free one, all finders have the same freedom, and autofit knows no more than they do.
 
-The limit is real: during a trial `RLIMIT_DATA` leaves what the budget leaves beside the live tensors, as in autofit's
-proof. What would falsify it, to the finders' loss, is kept out:
+The limit is real: during a trial, `RLIMIT_DATA` allows what the budget leaves beside the live tensors, as in autofit's
+proof. Two effects that would put the other finders at a disadvantage are excluded:
 
-* A large step runs before the search: libraries keep buffers from their first one on (17 MiB for the GPT).
-* A trial runs in a thread of its own. Once oneDNN was refused memory for a kernel, each later call in the same thread
-  fails, with memory to spare too. Before its limit begins, the thread has its buffers for products.
+* A large step runs before the search, because libraries keep buffers from their first large step on (17 MiB for GPT).
+* A trial runs in its own thread. Once oneDNN has failed to allocate memory for a kernel, each later call in the same
+  thread fails too, even with free memory. The thread allocates its buffers for matrix products before its limit begins.
 
-Each function is also a target: `autofit tune scripts.bench.peers.models:gpt --memory 72MiB`. With `STEPS_FILE` in
-the environment each optimizer step of the process appends a byte to that file: how the steps of processes that this
-benchmark does not start itself are counted.
+Each function is also a target: `autofit tune scripts.bench.peers.models:gpt --memory 72MiB`. With `STEPS_FILE` in the
+environment, each optimizer step of the process appends a byte to that file. This counts the steps of processes that the
+benchmark does not start itself.
 """
 
 import os
@@ -47,15 +47,15 @@ from scripts.bench import gain
 
 STEPS_FILE = "PEERS_STEPS_FILE"
 STEPS = 3
-"""Steps of a trial where the finder leaves that to its user; Lightning's own `steps_per_trial`."""
+"""Steps of a trial if the finder leaves them to its user; the default of Lightning's `steps_per_trial`."""
 WARM_UP_BATCHES = 8
-"""The size, in batches of the user's, of the step before the search."""
+"""Size of the step before the search, as a multiple of the user's batch size."""
 PRODUCT = 1024
-"""Rows and columns of a matrix whose product makes a library take the buffers of a thread."""
+"""Rows and columns of a matrix product that makes a library allocate its buffers for a thread."""
 SEEN = "DefaultCPUAllocator: can't allocate memory"
-"""What Lightning and accelerate take for an out-of-memory on a CPU."""
+"""Text by which Lightning and accelerate recognise an out-of-memory error on a CPU."""
 _counting = ExitStack()
-"""What counts this process's steps. It is never left: the process ends with it."""
+"""Holds the hook that counts the steps of this process. It stays open until the process ends."""
 
 
 def gpt() -> Workload:
@@ -79,14 +79,14 @@ def tabular() -> Workload:
 
 
 def unet() -> Workload:
-    """`scripts/bench/workloads.py`: a U-Net with GroupNorm that gives back images."""
+    """`scripts/bench/workloads.py`: a U-Net with GroupNorm that returns images."""
     from scripts.bench import workloads  # noqa: PLC0415  # needs transformers, as the next one
 
     return _free(workloads.unet())
 
 
 def encoder() -> Workload:
-    """`scripts/bench/workloads.py`: a BERT with masked words, all texts of one length."""
+    """`scripts/bench/workloads.py`: a BERT with masked words; all texts have one length."""
     from scripts.bench import workloads  # noqa: PLC0415
 
     return _free(workloads.encoder())
@@ -100,17 +100,17 @@ MODELS: dict[str, tuple[Callable[[], Workload], str]] = {
     "unet": (unet, "96MiB"),
     "encoder": (encoder, "64MiB"),
 }
-"""What is trained, and the memory that its live tensors may take."""
+"""By name: the workload, and the memory limit of its live tensors."""
 
 
 def budget_bytes(name: str) -> int:
-    """Returns the bytes that the live tensors of a model may take."""
+    """Returns the memory limit of the live tensors of a model, in bytes."""
     return parse_bytes(MODELS[name][1])
 
 
 @contextmanager
 def on_step(call: Callable[[], None]) -> Iterator[None]:
-    """Calls back after each optimizer step of this process; steps on tensors without data do not count."""
+    """Calls `call` after each optimizer step of this process; steps on fake tensors do not count."""
 
     def done(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         if not isinstance(optimizer.param_groups[0]["params"][0], FakeTensor):
@@ -134,7 +134,7 @@ def _free(made: object) -> Workload:
 
 
 def _count_into(path: str) -> None:
-    """Has each optimizer step of this process append a byte to a file, for as long as the process lives."""
+    """Makes each optimizer step of this process append a byte to a file, until the process ends."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     _counting.enter_context(on_step(lambda: _append(descriptor)))
 
@@ -145,17 +145,17 @@ def _append(descriptor: int) -> None:
 
 @dataclass
 class Problem:
-    """A model with what a finder may touch, and a record of what it did.
+    """A model with everything that a finder may use, and a record of its use.
 
     Attributes:
         workload: model and loader; its optimizer is an instance with state.
         source: makes the user's loader at other batch sizes.
-        budget_bytes: what live tensors may take.
-        failures: out-of-memories provoked.
-        translated: those of them that the finder cannot tell from another error, put into words that it can.
-        steps: optimizer steps done.
-        ran: settings, as keys of plans, with which a step was done.
-        now: the setting that is running.
+        budget_bytes: memory limit of the live tensors.
+        failures: number of out-of-memory errors that the finder caused.
+        translated: number of those that were raised again with a text that the finder recognises.
+        steps: completed optimizer steps.
+        ran: keys of the plans with which a step was completed.
+        now: key of the plan that is running.
     """
 
     workload: Workload
@@ -169,7 +169,7 @@ class Problem:
 
     @classmethod
     def of(cls, name: str) -> "Problem":
-        """Makes a model and runs a large step: the optimizer has its state then, and libraries their buffers."""
+        """Makes a model and runs a large step: then the optimizer has its state, and libraries have their buffers."""
         workload = MODELS[name][0]()
         workload = replace(workload, optimizer=workload.make_optimizer())
         workload.model.train()
@@ -192,7 +192,7 @@ class Problem:
 
     @property
     def most(self) -> int:
-        """The largest batch that is worth a try: the data, or where autofit's own space ends."""
+        """The largest useful batch size: the size of the data set, or the end of autofit's search space."""
         return min(self.source.length or sys.maxsize, MOST_TIMES_LARGER * self.source.user_batch_size)
 
     def draft(self, plan: Plan) -> TrainStep:
@@ -206,7 +206,7 @@ class Problem:
         return chain.from_iterable(repeat(self.source.rebuild(size)))
 
     def train(self, size: int) -> None:
-        """Trains a few steps at a batch size; what fails raises."""
+        """Trains a few steps at a batch size; errors are raised."""
         self.now = key(size)
         self.optimizer.zero_grad(set_to_none=True)
         with self.draft(Plan()) as step:
@@ -214,16 +214,16 @@ class Problem:
                 step(batch)
 
     def trial(self, work: Callable[[], None], sees: Callable[[BaseException], bool] = lambda error: True) -> None:
-        """Runs a trial of a finder under the limit, in a thread of its own, and counts it when it is out of memory.
+        """Runs a trial of a finder under the limit, in its own thread, and counts out-of-memory errors.
 
         Args:
             work: the trial.
-            sees: whether the finder takes an error for an out-of-memory; where it does not, one that it sees is raised.
+            sees: whether the finder recognises an error as out-of-memory; if not, one that it recognises is raised.
         """
 
         def run() -> None:
             square = torch.ones(PRODUCT, PRODUCT)
-            square @ square  # this thread's own buffers
+            square @ square  # allocates the buffers of this thread
             del square
             with self.watched(sees), self.limited():
                 work()
@@ -232,13 +232,13 @@ class Problem:
             pool.submit(run).result()
 
     def stepped(self) -> None:
-        """Counts an optimizer step of what is running."""
+        """Counts an optimizer step of the running plan."""
         self.steps += 1
         self.ran.add(self.now)
 
     @contextmanager
     def limited(self, budget_bytes: int | None = None) -> Iterator[None]:
-        """Leaves this process what the budget leaves beside the live tensors."""
+        """Limits the memory of this process to what the budget leaves beside the live tensors."""
         with self.draft(Plan()) as step:
             held = static_bytes(step)
         with devices.choose("cpu").limit(budget_bytes or self.budget_bytes, lambda: held):
@@ -246,7 +246,7 @@ class Problem:
 
     @contextmanager
     def watched(self, sees: Callable[[BaseException], bool] = lambda error: True) -> Iterator[None]:
-        """Counts the out-of-memories inside; those that the finder would not see are raised in words that it does."""
+        """Counts out-of-memory errors; replaces one that the finder does not recognise by one with a known text."""
         text = ""
         try:
             yield
@@ -263,16 +263,16 @@ class Problem:
 
 
 def no_memory(error: BaseException) -> bool:
-    """Says whether a failure under the limit is for want of memory; oneDNN's words for it are ambiguous elsewhere."""
+    """Returns whether a failure under the limit is due to memory. oneDNN's texts are ambiguous in other places."""
     status = classify(collect(error), device_is_host=True).status
     return status.does_not_fit or status is Status.AMBIGUOUS
 
 
 def plan_of(size: int) -> Plan:
-    """Returns what a finder of batch sizes has found."""
+    """Returns the plan for a batch size that a finder returned."""
     return Plan(values={MICRO_BATCH_SIZE: size, ACCUMULATION_STEPS: 1})
 
 
 def key(size: int) -> str:
-    """Returns how a batch size is remembered."""
+    """Returns the key of the plan for a batch size."""
     return plan_of(size).key

@@ -1,4 +1,4 @@
-"""The state that a training goes on from, before and after a search."""
+"""The state that a training continues from, before and after a search."""
 
 import random
 from contextlib import suppress
@@ -16,7 +16,7 @@ from scripts.bench.peers.models import Problem
 
 
 def state_of(workload: Workload) -> dict[str, str]:
-    """Returns a digest of each kind of state that a training goes on from."""
+    """Returns a digest of each kind of state that a training continues from."""
     model, optimizer = workload.model, workload.optimizer
     assert isinstance(optimizer, torch.optim.Optimizer), "made with the problem"
     return {
@@ -30,10 +30,10 @@ def state_of(workload: Workload) -> dict[str, str]:
 
 
 def autofit_state(model: str) -> dict[str, Any]:
-    """Returns what `autofit.tune` in the user's own process leaves changed; a short search shows it."""
+    """Returns the state that a short `autofit.tune` in the user's own process changes."""
     w = Problem.of(model).workload
     before = state_of(w)
-    with suppress(BudgetSpent):  # on a busy machine; a search without a result has to leave no trace either
+    with suppress(BudgetSpent):  # possible on a busy machine; a search without a result must not change anything either
         autofit.tune(
             w.model, w.loader, loss_fn=w.loss_fn, step_fn=w.step_fn, optimizer=w.optimizer, study=":memory:",
             max_grad_norm=w.max_grad_norm, memory_budget=models.MODELS[model][1], time_budget=15, device="cpu",

@@ -1,4 +1,4 @@
-"""Optuna's TPE over the knobs that autofit has, each trial in a forked process of its own."""
+"""Optuna's TPE over autofit's knobs, with each trial in its own forked process."""
 
 import ctypes
 from collections.abc import Callable, Mapping
@@ -17,20 +17,20 @@ from autofit.strategies import members
 from scripts.bench.peers.models import STEPS, Problem
 
 TIMED = 4
-"""Steps that a TPE trial times, as many as a block of autofit's race."""
+"""Number of timed steps of a trial, the same as in a block of autofit's race."""
 TRIAL_S = 30
-"""A TPE trial that takes longer is ended, and worth nothing: a convolution in fp16 may take minutes here."""
+"""A trial that takes longer is killed and scores 0: a convolution in fp16 may take minutes on a CPU."""
 WARM_UP_TIMES = 8
-"""A TPE trial's first step, in which kernels are made for its size, may take this many budgets."""
+"""Memory limit of the first step of a trial, as a multiple of the budget: kernels for its size are created in it."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 UNDER_LIMIT, ORDINARY = (2**16, 2**16), (2**26, 2**25)
-"""malloc's thresholds to trim and to map, in bytes: those of autofit's proof; and where glibc's own moving ones end."""
+"""Trim and mmap thresholds of malloc, in bytes: those of autofit's proof, and the maximum of glibc's dynamic ones."""
 
 Finder = Callable[[Problem, float], Plan]
 
 
 def tpe() -> Finder:
-    """Returns plain Optuna: TPE over autofit's own knobs, each trial in a forked process, the best value wins."""
+    """Returns plain Optuna: TPE over autofit's knobs, each trial in a forked process; the best value wins."""
     import optuna  # noqa: PLC0415
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -55,7 +55,7 @@ def tpe() -> Finder:
 
 
 def _knobs(problem: Problem) -> dict[str, tuple[Any, ...]]:
-    """Returns the knobs beside the batch that autofit has on this model, with their values."""
+    """Returns autofit's knobs for this model, except those of the batch, with their values."""
     source, cpu = problem.source, devices.choose("cpu")
     facts = facts_of(problem.workload, source, cpu, Options(), dataset_size=source.length)
     knobs = chain.from_iterable(member.offer(facts).knobs for member in members())
@@ -63,7 +63,7 @@ def _knobs(problem: Problem) -> dict[str, tuple[Any, ...]]:
 
 
 def _forked(problem: Problem, plan: Plan) -> float:
-    """Runs a plan in a forked process; returns its samples per second, 0 where it does not run."""
+    """Runs a plan in a forked process; returns its samples per second, or 0 if it does not run."""
     context = get_context("fork")
     mine, its = context.Pipe(duplex=False)
 
@@ -78,20 +78,20 @@ def _forked(problem: Problem, plan: Plan) -> float:
     child = context.Process(target=run)
     child.start()
     its.close()
-    told: dict[str, float] = {"speed": 0.0, "steps": 0, "failures": 0}
+    answer: dict[str, float] = {"speed": 0.0, "steps": 0, "failures": 0}
     try:
         if mine.poll(TRIAL_S):
-            told = mine.recv()
-    except EOFError:  # it died, in a place where nothing could be said any more
-        told["failures"] = 1
+            answer = mine.recv()
+    except EOFError:  # the process died before it could report
+        answer["failures"] = 1
     child.kill()
     child.join()
     mine.close()
-    problem.steps += int(told["steps"])
-    problem.failures += int(told["failures"])
-    if told["speed"]:
+    problem.steps += int(answer["steps"])
+    problem.failures += int(answer["failures"])
+    if answer["speed"]:
         problem.ran.add(plan.key)
-    return float(told["speed"])
+    return float(answer["speed"])
 
 
 def _speed(problem: Problem, plan: Plan) -> float:
@@ -112,7 +112,7 @@ def _speed(problem: Problem, plan: Plan) -> float:
             began = perf_counter()
             step(batch)
             times.append(perf_counter() - began)
-    return plan.micro_batch_size / fmean(times)  # batches differ in length: the median of them is no measure
+    return plan.micro_batch_size / fmean(times)  # the mean, because batches differ in length
 
 
 def _malloc(trim: int, map_: int) -> None:

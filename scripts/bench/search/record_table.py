@@ -1,13 +1,14 @@
 """Records a table: every plan of a workload's search space, measured on this device (DESIGN.md section 7).
 
-Each plan is probed once, in a random order; then rounds of short blocks go through all plans that fit, each round in
-another random order, so that a drift of the machine does not fall on one plan. With `--close-rounds` further rounds go
-through the plans that are close to the fastest of those that need no more memory, so that one recording can be judged
-under smaller limits too: which of them is fastest decides the score of a search. Probes run in a
-child process, as those of `autofit tune` do: a crash or a hang costs one entry. Stopped by the time limit, by Ctrl-C or
-by `kill -9`, the same command goes on where it was; it refuses to mix measurements that may not be compared.
+Each plan is probed once, in random order. Then rounds of short blocks run all plans that fit, each round in another
+random order, so that the drift of the machine does not affect a single plan. With `--close-rounds`, further rounds run
+only the plans that are close to the fastest plan that needs no more memory than they do. One recording can then be
+scored under smaller limits too, where the fastest of these plans decides the regret of a search.
 
-Exit codes: 0 the table is complete, 75 the time limit came first, 2 the table on disk is of something else.
+Probes run in a child process, as in `autofit tune`, so a crash or a hang costs one entry. After the time limit, Ctrl-C
+or `kill -9`, the same command continues the recording. It refuses to mix measurements that may not be compared.
+
+Exit codes: 0 the table is complete, 75 the time limit was reached first, 2 the file holds another table.
 """
 
 import random
@@ -34,23 +35,23 @@ from scripts.bench import report
 
 SAVE_EVERY_S = 2.0
 CLOSE_RATIO = 0.2
-"""A plan that is slower by this share may still be the fastest: of four blocks the mean was up to 12 % off."""
+"""A plan that is slower by up to this share may still be the fastest: the mean of four blocks was up to 12 % off."""
 UNFINISHED = 75
-"""The exit code of what has to be called again to be finished (EX_TEMPFAIL of sysexits.h)."""
+"""Exit code of a command that must be called again to finish (EX_TEMPFAIL in sysexits.h)."""
 
 Evaluate = Callable[[Plan, Purpose], Outcome]
 
 
 @dataclass
 class Recording:
-    """A table in the making, on disk.
+    """A table that is being recorded, and its file.
 
     Attributes:
-        path: the table's file; written at least every `SAVE_EVERY_S` seconds and when `run` ends.
-        table: what is known so far.
-        rounds: blocks of each plan that fits.
-        close_rounds: blocks of each that is within `CLOSE_RATIO` of the fastest under some limit, by the blocks so far.
-        seed: decides the order of plans.
+        path: file of the table; written at least every `SAVE_EVERY_S` seconds and when `run` ends.
+        table: the entries recorded so far.
+        rounds: number of blocks of each plan that fits.
+        close_rounds: number of blocks of each plan that is within `CLOSE_RATIO` of the fastest under some limit.
+        seed: determines the order of plans.
     """
 
     path: Path
@@ -61,7 +62,7 @@ class Recording:
     _saved_s: float = 0.0
 
     def run(self, evaluate: Evaluate, clock: Clock, limit_s: float) -> bool:
-        """Measures what is missing until the limit; returns whether the table is complete."""
+        """Measures missing entries until the time limit; returns whether the table is complete."""
         entries = {entry.plan.key: entry for entry in self.table.entries}
         try:
             for plan, purpose in self._wanted(entries):
@@ -80,7 +81,7 @@ class Recording:
         return self.table.model_copy(update={"entries": tuple(entries.values())})
 
     def _wanted(self, entries: dict[str, Entry]) -> Iterator[tuple[Plan, Purpose]]:
-        """Yields what is still to be run: first the missing plans, then the missing blocks round by round."""
+        """Yields the missing runs: first the probes of plans without an entry, then the blocks, round by round."""
         order = random.Random(self.seed)
         yield from ((plan, Purpose.PROBE) for plan in _shuffled(self.table.missing(), order))
         for count in range(self.rounds):
@@ -92,9 +93,9 @@ class Recording:
 
     def _measure(self, plan: Plan, purpose: Purpose, evaluate: Evaluate, entries: dict[str, Entry]) -> None:
         outcome = evaluate(plan, purpose)
-        if outcome.status is Status.AMBIGUOUS:  # as in a search: once more, in a fresh process
+        if outcome.status is Status.AMBIGUOUS:  # retried once in a fresh process, as in a search
             outcome = evaluate(plan, purpose)
-        outcome = outcome.model_copy(update={"traceback_text": ""})  # it holds paths of this machine
+        outcome = outcome.model_copy(update={"traceback_text": ""})  # contains paths of this machine
         if outcome.status is Status.INTERRUPTED:
             raise KeyboardInterrupt(outcome.reason)
         began = datetime.fromisoformat(self.table.created)
@@ -110,7 +111,7 @@ class Recording:
         entries[plan.key] = entry.model_copy(update={"blocks": (*entry.blocks, block)})
 
     def save(self) -> None:
-        """Writes the table, replacing the file in one move."""
+        """Writes the table and replaces the file atomically."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         new = self.path.with_suffix(".new")
         new.write_text(self.table.to_json(), encoding="utf-8")
@@ -120,10 +121,10 @@ class Recording:
 def open_recording(
     path: Path, name: str, briefing: Briefing, space: SpaceFacts, rounds: int, seed: int, close_rounds: int = 0
 ) -> Recording:
-    """Returns a recording that goes on with the table at `path`, or a new one.
+    """Returns a recording that continues the table at `path`, or a new one.
 
     Raises:
-        UsageError: the table there is of another environment, budget or space.
+        UsageError: the table has another environment, budget or space.
     """
     created = datetime.now(UTC).isoformat(timespec="seconds")
     fresh = Table(name=name, created=created, environment=briefing.environment, budget=briefing.budget, space=space)
@@ -134,28 +135,28 @@ def open_recording(
     if old.budget.memory_bytes != fresh.budget.memory_bytes:
         found.append(f"budget: {old.budget.memory_bytes}, was {fresh.budget.memory_bytes} bytes")
     if old.plans != fresh.plans:
-        found.append("its plans are others")
+        found.append("the plans differ")
     if found:
         raise UsageError(f"{path} cannot be continued here: {'; '.join(found)}. Give another file, or remove this one.")
     return Recording(path, old, rounds, seed, close_rounds)
 
 
 def restricted(space: SpaceFacts, sizes: Sequence[int] | None) -> SpaceFacts:
-    """Returns the space with these micro batches only; the user's own stays.
+    """Returns the space with these micro batch sizes only; that of the baseline is kept.
 
     Raises:
-        UsageError: a size that may not be run.
+        UsageError: a size is not in the space.
     """
     if sizes is None:
         return space
     unknown = sorted(set(sizes) - set(space.sizes))
     if unknown:
-        raise UsageError(f"sizes {unknown} are none of those that may be run: {', '.join(map(str, space.sizes))}.")
+        raise UsageError(f"sizes {unknown} are not in the space; expected some of {', '.join(map(str, space.sizes))}.")
     return space.model_copy(update={"sizes": tuple(sorted({*sizes, space.baseline.micro_batch_size}))})
 
 
 def described(table: Table) -> str:
-    """Returns how far a table is, in a line."""
+    """Returns the progress of a table as one line."""
     fits = [entry for entry in table.entries if entry.outcome.measured]
     blocks = min((len(entry.blocks) for entry in fits), default=0)
     best = table.best(Objective())
@@ -166,9 +167,9 @@ def described(table: Table) -> str:
 
 
 def _close(table: Table) -> list[Entry]:
-    """Returns the entries of plans that may be the fastest under some limit, the drift of the machine apart.
+    """Returns the entries of plans that may be the fastest under some limit, corrected for the drift of the machine.
 
-    A limit below what the user's own setting takes is not searched.
+    Limits below the peak of the baseline are left out: no search runs under them.
     """
     scores, peaks = TableBench(table).throughputs(table.objective), peaks_of(table)
     own_bytes = peaks.get(table.space.baseline.key, 0)
@@ -186,18 +187,20 @@ def _shuffled(plans: Sequence[Plan], order: random.Random) -> list[Plan]:
 
 def main() -> None:
     parser = report.parser(__doc__ or "")
-    parser.add_argument("target", help="what is trained: path/to/file.py:function, as for autofit tune")
-    parser.add_argument("table", type=Path, help="the table's file; continued when it exists")
-    parser.add_argument("--memory", required=True, help='the memory budget, as "20GiB"')
-    parser.add_argument("--name", help="what is trained, in a few words; default: the target")
-    parser.add_argument("--device", help='"cuda", "cpu", ...; default: the best there is')
-    parser.add_argument("--arg", action="append", default=[], metavar="NAME=VALUE", help="for the target's function")
-    parser.add_argument("--strategies", help="names of the strategies whose knobs make the grid; default: all")
-    parser.add_argument("--sizes", help="micro batches of the grid, as 1,2,4; default: all that may be run")
-    parser.add_argument("--rounds", type=int, default=3, help="blocks of each plan beside its probe")
+    parser.add_argument("target", help="workload: file.py:function or package.module:function, as for autofit tune")
+    parser.add_argument("table", type=Path, help="file of the table; an existing one is continued")
+    parser.add_argument("--memory", required=True, help='memory budget, for example "20GiB"')
+    parser.add_argument("--name", help="short description of the workload; default: the target")
+    parser.add_argument("--device", help='"cuda", "cpu", ...; default: the best available device')
+    parser.add_argument(
+        "--arg", action="append", default=[], metavar="NAME=VALUE", help="argument for the function of the target"
+    )
+    parser.add_argument("--strategies", help="strategies whose knobs span the grid, as a,b; default: all")
+    parser.add_argument("--sizes", help="micro batch sizes of the grid, as 1,2,4; default: all of the space")
+    parser.add_argument("--rounds", type=int, default=3, help="blocks of each plan, in addition to its probe")
     parser.add_argument("--close-rounds", type=int, default=0, help="blocks of each plan that is close to the fastest")
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="stop after this many seconds")
-    parser.add_argument("--seed", type=int, default=0, help="decides the order of plans")
+    parser.add_argument("--seed", type=int, default=0, help="determines the order of plans")
     given = parser.parse_args()
     target = Target(
         name=given.target,
@@ -219,7 +222,7 @@ def main() -> None:
             complete = recording.run(bench.evaluate, clock, given.limit_s)
     except AutofitError as error:
         report.fail(f"record_table: {error}", error.exit_code)
-    state = "complete" if complete else "stopped by the time limit; the same command goes on"
+    state = "complete" if complete else "stopped by the time limit; the same command continues"
     summary = f"record_table: {described(recording.table)} in {format_duration(clock.elapsed_s)}: {state}"
     figures = {"table": str(given.table), "complete": complete, "plans": len(recording.table.entries)}
     report.finish(summary, figures, given.json, complete, device=given.device, missed=UNFINISHED)

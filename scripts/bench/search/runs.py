@@ -1,4 +1,4 @@
-"""One search on a table: what it is given, what came of it, and what that is worth."""
+"""One search on a table: its input, its result and its score."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -35,9 +35,9 @@ Answer = TypeVar("Answer")
 RECORDED = ROOT / "tests" / "data" / "tables"
 SEARCHERS = {member.name: member for member in searchers.members()}
 BIAS = 0.1
-"""What a biased prediction is off by; its bounds allow for a little more, as an honest prediction's do."""
+"""Error of a biased estimate, as a share. Its bounds allow for slightly more, as correct bounds do."""
 TIGHT_RATIO = 1.15
-"""The smaller limit of a recorded table is so many times what the user's own setting needs."""
+"""The smaller limit of a recorded table, as a multiple of the peak of the baseline."""
 
 ESTIMATORS: dict[str, Callable[["Case", int], list[Estimator]]] = {
     "exact": lambda case, seed: [TableEstimator(case.peaks)],
@@ -45,8 +45,9 @@ ESTIMATORS: dict[str, Callable[["Case", int], list[Estimator]]] = {
     "traced": lambda case, seed: [TableEstimator(case.peaks, error_ratio=0.04, at_once=False)],
     "missing": lambda case, seed: [],
 }
-"""What predicts memory beside the plans that ran: every plan exactly; every plan 10 % too high or too low; as traces,
-the user's own combination and single changes at first and each plan once it is asked for; nothing."""
+"""Memory estimates in addition to the plans that ran. "exact": every plan, exactly. "biased": every plan, 10 % too high
+or too low. "traced": as traces give them, at first for the baseline's combination and single changes of it, and for
+every other plan once it is looked at. "missing": none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +55,13 @@ class Case:
     """A table under a limit.
 
     Attributes:
-        name: of the table, and of the limit where it is not the table's own.
-        about: what is odd about it.
-        table: what the search runs on.
-        peaks: what predictions are made from; with the plans that do not fit.
-        scores: throughput of each plan that fits, by its key, as many runs of the replay average to.
-        best: the highest of them.
-        grid_s: what it costs to probe every plan.
+        name: name of the table, with a suffix for a limit other than that of the table.
+        about: its peculiarity, in one line.
+        table: the table that the search runs on.
+        peaks: true peak of each plan by its key, also of plans that do not fit; estimates are made from them.
+        scores: mean throughput over many replayed runs, by key, of each plan that fits.
+        best: the highest of these throughputs.
+        grid_s: seconds for probing every plan.
     """
 
     name: str
@@ -81,15 +82,15 @@ class Case:
 
 @dataclass(slots=True)
 class Ran:
-    """What happened in one search.
+    """Record of one search.
 
     Attributes:
-        runs: what ran, and what became of it, in order.
-        skipped: plans that were asked for and screened out.
-        findings: what was found; None, with the error, when nothing was.
+        runs: each plan that ran with its purpose and outcome, in order.
+        skipped: number of plans that the searcher proposed and screening rejected.
+        findings: result of the search; None if it failed, with the reason in `error`.
         charged_s: seconds of the virtual clock.
-        device_s, searcher_s, whole_s: seconds of `now` inside the device, inside the searcher, and in all.
-        now: the clock of these; the processor's own does not count what else runs on the machine.
+        device_s, searcher_s, whole_s: seconds spent in the device, in the searcher and in total, on the clock `now`.
+        now: clock of these times; CPU time by default, which other processes do not affect.
     """
 
     runs: list[tuple[Plan, Purpose, Outcome]] = field(default_factory=list)
@@ -103,24 +104,26 @@ class Ran:
     now: Callable[[], float] = process_time
 
     def count(self, *statuses: Status) -> int:
-        """Returns how many runs ended with one of these."""
+        """Returns how many runs ended with one of these statuses."""
         return sum(outcome.status in statuses for _, _, outcome in self.runs)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one search is worth.
+    """Score of one search.
 
     Attributes:
-        regret: how much slower the returned plan is than the best that fits; 1 when none was returned.
-        overlooked: how much slower the best plan that ran is: the part of the regret that is the searcher's own; the
-            rest is lost in the final, to noise and to the rule on ties.
-        probes: plans that were run in the search. out_of_memory, over_budget: runs of any purpose that ended so.
+        regret: how much slower the returned plan is than the best plan that fits; 1 if none was returned.
+        overlooked: how much slower the best plan that ran is than the best plan that fits. This part of the regret is
+            due to the searcher; the rest is lost in the final, to noise and to the rule on ties.
+        probes: number of plans that were probed.
+        out_of_memory, over_budget: number of runs, of any purpose, with this outcome.
         charged_s: seconds of the virtual clock, race and proof included.
-        share: of what probing every plan costs.
-        broken: promises that were broken: the plan was not proven, or is not inside the budget.
-        own_s: seconds of loop, searcher and trial log; searcher_s: the searcher's part.
-        plan: the returned plan; empty, with the error, when there is none.
+        share: `charged_s` as a share of the time for probing every plan.
+        broken: broken promises: the plan was not proven, or is not inside the budget.
+        own_s: seconds spent in the loop, the searcher and the trial log.
+        searcher_s: part of `own_s` that was spent in the searcher.
+        plan: the returned plan; empty if there is none, with the reason in `error`.
     """
 
     regret: float
@@ -140,7 +143,7 @@ class Result:
 
 
 def cases(name: str) -> list[Case]:
-    """Returns the cases of a table: a trap's one, or a recorded table under its own limit and a smaller one."""
+    """Returns the cases of a table: one for a trap; two for a recorded table, under its own limit and a smaller one."""
     if name in TRAPS:
         made = synthetic(name)
         return [Case(name, made.about, made.table, peaks_of(made.full), Objective())]
@@ -158,7 +161,7 @@ def names() -> list[str]:
 
 
 def over_tables(play: Callable[[str], Answer], chosen: Sequence[str], jobs: int) -> Iterator[Answer]:
-    """Yields what `play` makes of each table, as many at a time as there are jobs."""
+    """Yields the result of `play` for each table, with `jobs` tables at a time."""
     if jobs == 1:
         yield from map(play, chosen)
         return
@@ -167,15 +170,16 @@ def over_tables(play: Callable[[str], Answer], chosen: Sequence[str], jobs: int)
 
 
 def rehearse(case: Case, bench: TableBench, searcher: str, estimator: str, seed: int, **given: Any) -> Ran:
-    """Runs the whole of a search on a table: the searcher, the screening, the race and the proof.
+    """Runs a whole search on a table: searcher, screening, race and proof.
 
     Args:
         case: the table.
-        bench: of the table; rewound.
-        searcher: its name. estimator: the name of what predicts memory.
-        seed: decides the noise, the bias and the searcher's own choices.
-        given: replaces fields of the tuning; and `now`, the clock that takes the loop's own time; and `bursts`, which
-            slow the machine.
+        bench: bench of the table; it is rewound.
+        searcher: name of the searcher.
+        estimator: name of the memory estimates, a key of `ESTIMATORS`.
+        seed: determines the noise, the bias and the choices of the searcher.
+        given: replacements for fields of the tuning; also `now`, the clock for the time spent in the loop, and
+            `bursts`, which slow the machine down.
     """
     ran = Ran(now=given.pop("now", process_time))
     bench.rewind(seed, given.pop("bursts", None))
@@ -214,7 +218,7 @@ def rehearse(case: Case, bench: TableBench, searcher: str, estimator: str, seed:
 
 
 def scored(case: Case, ran: Ran) -> Result:
-    """Returns what a search is worth."""
+    """Returns the score of a search."""
     plan = None if ran.findings is None else ran.findings.plan
     seen = {run_plan for run_plan, _, _ in ran.runs} | ({plan} if plan is not None else set())
     tried = max((case.scores.get(each.key, 0.0) for each in seen), default=0.0)
@@ -249,7 +253,7 @@ def _broken(case: Case, ran: Ran, plan: Plan | None) -> tuple[str, ...]:
 
 
 class _Timed(Searcher):
-    """A searcher whose real seconds are counted."""
+    """A searcher whose real time is measured."""
 
     name = "timed"
 

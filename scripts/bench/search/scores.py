@@ -1,14 +1,17 @@
-"""Scores searchers on tables, without a device: every searcher x every table x what predicts memory x seeds.
+"""Scores searchers on tables, without a device: every searcher on every table with every kind of memory estimate.
 
-A search is played whole, with screening, race and proof, on a device that is a recorded table (`autofit.replay`). The
-tables are those of `tests/data/tables` and the synthetic ones of `traps.py`. Scores of a searcher: regret (how
-much slower the returned plan is than the best that fits; of it what no probe came upon is overlooked, the rest is lost
-in the final), probes, failures, seconds charged as a share of what probing the whole grid costs, promises broken, and
-milliseconds of the processor that the loop takes per trial (with `--study` of a real clock).
+Each run is a whole search, with screening, race and proof, on a recorded table (`autofit.replay`). The tables are those
+in `tests/data/tables` and the synthetic ones in `traps.py`. The scores of a searcher are:
 
-Required of the default searcher: mean regret at most 1 %, its 95th percentile at most 3 %; with a prediction 12 probes
-in the median, no out-of-memory in the median and 1 at most; without 18 and 3; charged at most 10 % of the grid in the
-mean; no promise broken; 20 ms per trial. Exit code 1 where it misses.
+* regret: how much slower the returned plan is than the best plan that fits. The part that is missing even in the best
+  plan that ran is "overlooked"; the rest is lost in the final.
+* probes, failures and broken promises.
+* seconds on the virtual clock, as a share of the time for probing the whole grid.
+* milliseconds of CPU time that the loop takes per trial; with `--study`, of wall-clock time.
+
+Required of the default searcher: a mean regret of at most 1 % and a 95th percentile of at most 3 %; at most 10 % of the
+grid's time in the mean; no broken promise; 20 ms per trial. With memory estimates: a median of 12 probes, no
+out-of-memory error in the median, and at most one. Without: 18 probes and at most three. The exit code is 1 otherwise.
 """
 
 import argparse
@@ -45,7 +48,7 @@ from scripts.bench.search.runs import (
 MOST_REGRET, MOST_REGRET_95, MOST_SHARE, MOST_TRIAL_S = 0.01, 0.03, 0.10, 0.020
 MOST_PROBES = {True: 12, False: 18}
 MOST_OUT_OF_MEMORY = {True: 1, False: 3}
-"""With and without a prediction."""
+"""Most out-of-memory errors of a search, with and without memory estimates."""
 RESAMPLES = 200
 
 Scores = dict[tuple[str, str, str], list[Result]]
@@ -71,7 +74,8 @@ def _ran(case: Case, bench: TableBench, searcher: str, estimator: str, seed: int
         changes: dict[str, Any] = {"budget": budget}
         if given.study:
             folder = stack.enter_context(TemporaryDirectory())
-            changes |= {"log": _study(case, Path(folder) / "study.db"), "now": perf_counter}  # also waits for the disk
+            # perf_counter includes the time for waiting for the disk
+            changes |= {"log": _study(case, Path(folder) / "study.db"), "now": perf_counter}
         ran = rehearse(case, bench, searcher, estimator, seed, **changes)
     if given.trace:
         print(f"{case.name}, {searcher}, {estimator}, seed {seed}:\n{traced(case, ran)}", flush=True)
@@ -91,7 +95,7 @@ def _study(case: Case, path: Path) -> Study:
 
 
 def traced(case: Case, ran: Ran) -> str:
-    """Returns what a search ran, a line each but for the blocks of the race, with each plan's true place."""
+    """Returns the runs of a search, without the blocks of the race, one line each with the plan's true speed."""
     true = {plan: case.scores[plan.key] / case.best for plan in case.table.plans if plan.key in case.scores}
     limit, lines = case.table.budget.memory_bytes, []
     for plan, purpose, outcome in ran.runs:
@@ -109,11 +113,11 @@ def traced(case: Case, ran: Ran) -> str:
     return "\n".join([*lines, f"  returned {end}", f"  best {best}, peak {case.peaks[best.key] / limit:.2f}"])
 
 
-# What the results of many seeds say together.
+# Statistics over many seeds.
 
 
 def interval(groups: Sequence[Sequence[float]], statistic: Callable[[Sequence[float]], float]) -> tuple[float, float]:
-    """Returns the 95 % bootstrap interval of a statistic of all values; seeds are drawn anew within each table."""
+    """Returns the 95 % bootstrap interval of a statistic of all values; seeds are resampled within each table."""
     chance = random.Random(0)
     drawn = sorted(
         statistic([value for group in groups for value in chance.choices(group, k=len(group))])
@@ -122,8 +126,8 @@ def interval(groups: Sequence[Sequence[float]], statistic: Callable[[Sequence[fl
     return percentile(drawn, 0.025), percentile(drawn, 0.975)
 
 
-def summarised(groups: Sequence[Sequence[Result]], predicted: bool) -> dict[str, Any]:
-    """Returns the figures of one searcher with one estimator over some tables, and whether they are good enough."""
+def summarised(groups: Sequence[Sequence[Result]], estimated: bool) -> dict[str, Any]:
+    """Returns the figures of one searcher with one estimator over some tables, and which requirements they miss."""
     flat = [result for group in groups for result in group]
     regrets = [[result.regret for result in group] for group in groups]
     of_all = [result.regret for result in flat]
@@ -153,27 +157,27 @@ def summarised(groups: Sequence[Sequence[Result]], predicted: bool) -> dict[str,
         "trial_s": sum(result.own_s for result in flat) / max(trials, 1),
         "searcher_s": sum(result.searcher_s for result in flat) / max(trials, 1),
     }
-    return found | {"missed": missed(found, predicted)}
+    return found | {"missed": missed(found, estimated)}
 
 
-def missed(found: dict[str, Any], predicted: bool) -> list[str]:
-    """Returns which figures are not good enough."""
+def missed(found: dict[str, Any], estimated: bool) -> list[str]:
+    """Returns the names of the figures that miss a requirement."""
     limits = {
         "regret": MOST_REGRET,
         "regret_95": MOST_REGRET_95,
-        "probes": MOST_PROBES[predicted],
-        "out_of_memory_most": MOST_OUT_OF_MEMORY[predicted],
+        "probes": MOST_PROBES[estimated],
+        "out_of_memory_most": MOST_OUT_OF_MEMORY[estimated],
         "share": MOST_SHARE,
         "broken": 0,
         "trial_s": MOST_TRIAL_S,
     }
-    if predicted:
+    if estimated:
         limits["out_of_memory"] = 0
     return [name for name, most in limits.items() if found[name] > most]
 
 
 def in_words(title: str, got: dict[str, Any], whole: bool = False) -> str:
-    """Returns figures in a line."""
+    """Returns figures as one line."""
     low, high = got["regret_interval"]
     low_95, high_95 = got["regret_95_interval"]
     spread = f" ({low:.2%} to {high:.2%})" if whole else ""
@@ -189,7 +193,7 @@ def in_words(title: str, got: dict[str, Any], whole: bool = False) -> str:
         line += f"; no plan in {got['without_plan']} runs"
     if whole:
         line += (
-            f"; {1e3 * got['trial_s']:.2f} ms a trial ({1e3 * got['searcher_s']:.2f} of it the searcher); "
+            f"; {1e3 * got['trial_s']:.2f} ms a trial ({1e3 * got['searcher_s']:.2f} in the searcher); "
             f"{got['broken']} broken promises"
         )
     return line + (f"; MISSED {', '.join(got['missed'])}" if got["missed"] else "; ok")
@@ -197,20 +201,24 @@ def in_words(title: str, got: dict[str, Any], whole: bool = False) -> str:
 
 def parse() -> argparse.Namespace:
     parser = report.parser(__doc__ or "")
-    parser.add_argument("--seeds", type=int, default=50, help="searches of each searcher on each table")
-    parser.add_argument("--only", metavar="TABLE", action="append", help="this table; may be given again")
-    parser.add_argument("--searcher", metavar="NAME", action="append", help="this searcher; may be given again")
-    parser.add_argument("--estimator", metavar="NAME", action="append", help="this estimator; may be given again")
-    parser.add_argument("--trials", type=int, help="probes of a search at most, for searchers that know no end")
+    parser.add_argument("--seeds", type=int, default=50, help="number of searches of each searcher on each table")
+    parser.add_argument("--only", metavar="TABLE", action="append", help="use only this table; may be repeated")
+    parser.add_argument("--searcher", metavar="NAME", action="append", help="use only this searcher; may be repeated")
+    parser.add_argument(
+        "--estimator", metavar="NAME", action="append", help="use only this kind of memory estimate; may be repeated"
+    )
+    parser.add_argument(
+        "--trials", type=int, help="most trials of a search, for searchers that do not stop by themselves"
+    )
     parser.add_argument("--study", action="store_true", help="keep trials in a study on disk, as a real search does")
-    parser.add_argument("--trace", action="store_true", help="print what each search ran")
-    parser.add_argument("--runs", action="store_true", help="put the result of each search into the JSON too")
-    parser.add_argument("--jobs", type=int, default=1, help="tables at a time")
+    parser.add_argument("--trace", action="store_true", help="print the runs of each search")
+    parser.add_argument("--runs", action="store_true", help="add the result of each search to the JSON file")
+    parser.add_argument("--jobs", type=int, default=1, help="number of tables to run in parallel")
     given = parser.parse_args()
     for option, known in (("only", names()), ("searcher", list(SEARCHERS)), ("estimator", list(ESTIMATORS))):
         chosen = getattr(given, option) or known
         if unknown := sorted(set(chosen) - set(known)):
-            report.fail(f"search: {', '.join(unknown)} is not known; expected {', '.join(known)}", 2)
+            report.fail(f"search: {', '.join(unknown)} is unknown; expected {', '.join(known)}", 2)
         setattr(given, option, chosen)
     return given
 
@@ -243,7 +251,7 @@ def main() -> None:
         "all": [{"searcher": searcher, "estimator": estimator, **got} for (searcher, estimator), got in whole.items()],
         "tables": tables,
     }
-    summary = f"search: {default} on {len({t['table'] for t in tables})} tables: {brief or 'not played'}"
+    summary = f"search: {default} on {len({t['table'] for t in tables})} tables: {brief or 'not run'}"
     report.finish(f"{summary}: {'ok' if passed else 'MISSED'}", figures, given.json, passed, device="cpu")
 
 

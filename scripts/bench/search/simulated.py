@@ -1,7 +1,7 @@
-"""A simulated device with known truth, and a trial log in memory: a whole search runs on them without torch.
+"""A simulated device whose true speeds and peaks are known, and a trial log in memory: a search runs without torch.
 
-The simulation follows what is known of real steps: live memory of each phase is affine in the micro batch, so the peak
-is a maximum of lines; the time of a micro step is a fixed part and a part per sample; an optimizer step costs once.
+The simulation follows the behaviour of real steps. Live memory of each phase is affine in the micro batch size, so the
+peak is a maximum of lines. A micro step takes a fixed time and a time per sample. An optimizer step is paid once.
 The synthetic tables are recorded on it (`tables.py`), and the tests of the search run on it (`tests.fakes`).
 """
 
@@ -23,7 +23,7 @@ MIB = 2**20
 
 @dataclass
 class MemoryLog:
-    """A `TrialLog` in memory. `running` and `finished` show what would be on disk."""
+    """A `TrialLog` in memory. `running` and `finished` hold what a study would have on disk."""
 
     past: Sequence[Trial] = ()
     running: dict[int, tuple[Plan, Purpose]] = field(default_factory=dict)
@@ -55,14 +55,14 @@ class MemoryLog:
 
 @dataclass(frozen=True)
 class Effect:
-    """What one value of a knob does to the fake device.
+    """Effect of one value of a knob on the simulated device.
 
     Attributes:
         compute: factor on the seconds per sample.
         launch: factor on the fixed seconds of a micro step.
         update: factor on the seconds of an optimizer step.
         activations: factor on the memory per sample.
-        fixed_mib: memory added while the optimizer runs, or taken away.
+        fixed_mib: memory that is added while the optimizer runs; negative if it is saved.
     """
 
     compute: float = 1.0
@@ -74,26 +74,30 @@ class Effect:
 
 @dataclass
 class FakeBench:
-    """A device with known truth.
+    """A simulated device whose true speeds and peaks are known.
 
     Attributes:
-        space: the plans that it can run.
-        budget_bytes: what a plan may need.
+        space: space of the plans that it can run.
+        budget_bytes: memory budget.
         effects: effect of each (knob, value).
-        time: advanced by what each run costs.
-        seed: decides the noise.
+        time: virtual clock, advanced by the cost of each run.
+        seed: determines the noise.
         noise: standard deviation of one step, as a ratio.
-        drift: standard deviation of a whole probe, as a ratio; half of it moves slowly, as a warm machine does.
+        drift: standard deviation of a whole probe, as a ratio; half of the variance changes slowly, as on a machine
+            that warms up.
         static_mib: weights and optimizer state.
-        gradient_mib: alive beside the activations under accumulation, and while the optimizer runs.
+        gradient_mib: gradients; live beside the activations with accumulation, and while the optimizer runs.
         sample_mib: activations of one sample in the backward pass.
-        logits_mib: of one sample, in a phase of its own that begins lower and is steeper.
-        compute_s: per sample. launch_s: per micro step. update_s: per optimizer step.
-        decline: how much slower a sample gets per doubling of the micro batch beyond `knee`.
-        interaction: standard deviation of what each combination adds of its own, as a ratio.
-        slower: factor on the seconds of a plan, for what the rest cannot say.
-        extra_mib: memory that a plan needs beside, likewise.
-        faults: outcomes instead of a run, by (plan, purpose) or by plan for every purpose.
+        logits_mib: logits of one sample, in a phase that starts lower and grows faster with the micro batch size.
+        compute_s: seconds per sample.
+        launch_s: fixed seconds per micro step.
+        update_s: seconds per optimizer step.
+        decline: slowdown of a sample per doubling of the micro batch size beyond `knee`, as a ratio.
+        interaction: standard deviation of a random factor for each combination, as a ratio.
+        slower: further factor on the step time of a plan.
+        extra_mib: further memory of a plan.
+        faults: by key of the plan, a function from the purpose to the outcome that replaces the run, or None to run it.
+        runs: the plans that ran, with their purpose, in order.
     """
 
     space: SearchSpace
@@ -158,7 +162,7 @@ class FakeBench:
         return self.peak_bytes(plan) <= self.budget_bytes and plan.key not in self.faults
 
     def best(self) -> Plan:
-        """The plan with the largest true throughput of those that fit."""
+        """The plan with the highest true throughput among those that fit."""
         if self._best is not None:
             return self._best
         plans = [self.space.at(c, s) for c in self.space.combinations() for s in self.space.sizes]
@@ -171,7 +175,7 @@ class FakeBench:
         return any(self.fits(self.space.at(c, self.space.sizes[0])) for c in self.space.combinations())
 
     def regret(self, plan: Plan) -> float:
-        """How much slower a plan is than the best, as a ratio."""
+        """How much slower a plan is than the best plan, as a ratio."""
         return 1 - self.samples_per_s(plan) / self.samples_per_s(self.best())
 
     def probes(self, purpose: Purpose = Purpose.PROBE) -> list[Plan]:
@@ -179,7 +183,7 @@ class FakeBench:
         return [plan for plan, why in self.runs if why is purpose]
 
     def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
-        """Runs a plan: the function that `tuner.run` takes."""
+        """Runs a plan: the function `evaluate` of a bench."""
         began = self.time.seconds
         outcome = self._run(plan, purpose)
         return outcome.model_copy(update={"duration_s": self.time.seconds - began})

@@ -1,9 +1,7 @@
-"""Synthetic tables with known traps: the fake device, measured plan by plan as a real one is.
+"""Synthetic tables with known traps: recordings of the simulated device, made plan by plan as on a real device.
 
-They live beside the fake device because they are made of it; `scripts/bench/search.py` scores searchers on them too.
-
-A synthetic table is recorded without a limit and then judged under one, so that the peak of every plan is known. What
-the blocks of a plan say together is its true speed: the noise is in the replay, not in the truth that it is held to.
+A synthetic table is recorded without a limit and then judged under one, so that the peak of every plan is known. The
+blocks of a plan average to its true speed: the replay is noisy, the truth that a search is scored against is not.
 """
 
 import random
@@ -28,9 +26,10 @@ class Synthetic:
     """A table with a trap.
 
     Attributes:
-        name: of the trap. about: what it is, in a line.
-        full: every plan with its peak, without a limit.
-        bench: the device it was recorded on, with the limit: the truth.
+        name: name of the trap.
+        about: description of the trap, in one line.
+        full: the table without a limit, with the peak of every plan.
+        bench: the simulated device with the limit; it knows the true values.
     """
 
     name: str
@@ -40,19 +39,19 @@ class Synthetic:
 
     @property
     def table(self) -> Table:
-        """The table under its limit. What a replay averages to is the truth; the noise is around it."""
+        """The table under its limit. Replayed runs scatter around the true values."""
         return centred(limited(self.full, self.bench.budget_bytes), self.bench)
 
 
 def synthetic(name: str, seed: int = 0) -> Synthetic:
-    """Returns the table of a trap in `TRAPS`; the same for the same seed."""
+    """Returns the table of a trap in `TRAPS`; it is the same for the same seed."""
     make = TRAPS[name]
     bench = make(random.Random(f"{name} {seed}"))
     return Synthetic(name, (make.__doc__ or "").strip(), record(bench, name, seed), bench)
 
 
 def record(bench: FakeBench, name: str, seed: int = 0, rounds: int = 3) -> Table:
-    """Returns the complete table of a fake device without a limit: each plan once, then rounds of blocks."""
+    """Returns the complete table of a simulated device without a limit: a probe of each plan, then rounds of blocks."""
     device = replace(bench, budget_bytes=UNLIMITED_BYTES, seed=bench.seed + seed)
     host = HOST_PRECISION in bench.space.facts.knobs
     table = Table(
@@ -82,7 +81,7 @@ def record(bench: FakeBench, name: str, seed: int = 0, rounds: int = 3) -> Table
 
 
 def centred(table: Table, device: FakeBench) -> Table:
-    """Returns the table, the blocks of each plan scaled by one factor that makes what they say together the truth."""
+    """Returns the table with the blocks of each plan scaled by one factor, so that they average to the true speed."""
     found = TableBench(table).throughputs(Objective())
 
     def scaled(entry: Entry) -> Entry:

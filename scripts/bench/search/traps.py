@@ -1,4 +1,4 @@
-"""Synthetic problems with a known trap: each is the simulated device with other costs, memory or faults."""
+"""Synthetic problems with a known trap: variants of the simulated device with other costs, memory or faults."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ CHECKPOINTING = Knob(
     name="checkpointed_blocks",
     values=(0, 3, 6, 9, 12),
     default=0,
-    expected=tuple(1 / (1 + k / 36) for k in (0, 3, 6, 9, 12)),  # these two as the strategy says
+    expected=tuple(1 / (1 + k / 36) for k in (0, 3, 6, 9, 12)),  # these two as in the strategy
     growth=tuple(1 - 0.75 * k / 12 for k in (0, 3, 6, 9, 12)),
 )
 FORMAT = Knob(name="memory_format", values=("default", "channels_last"), default="default")
@@ -29,7 +29,7 @@ HOST = (HOST_PRECISION, CHECKPOINTING, OPTIMIZER)
 HALF = ("bf16", "fp16")
 
 
-# What the devices of all traps have in common.
+# Common to the devices of all traps.
 
 
 def _device(
@@ -41,7 +41,7 @@ def _device(
     room: int = 32,
     **changes: Any,
 ) -> FakeBench:
-    """Returns a device on which the user's combination fits up to a micro batch of about `room`."""
+    """Returns a device on which the baseline's combination fits up to a micro batch size of about `room`."""
     effects = _effects(chance) | changes.pop("effects", {})
     fields: dict[str, Any] = {
         "static_mib": 2000 * chance.uniform(0.8, 1.2),
@@ -82,35 +82,35 @@ def _effects(chance: random.Random) -> dict[tuple[str, object], Effect]:
     }
 
 
-# The traps. The docstring of each is what is shown of it.
+# The traps. The docstring of each is its description in reports.
 
 
 def _plain(chance: random.Random) -> FakeBench:
-    """Nothing odd: lower precision, larger batches and leaner updates pay, as a person expects."""
+    """No trap: lower precision, larger batches and cheaper optimizer steps are faster, as expected."""
     return _device(chance)
 
 
 def _largest_is_slow(chance: random.Random) -> FakeBench:
-    """The largest batch that fits is slow: beyond 16 samples each doubling makes a sample 15 % dearer."""
+    """The largest batch that fits is slow: beyond 16 samples, each doubling makes a sample 15 % slower."""
     return _device(chance, CONVOLUTIONS, room=64, decline=0.15, knee=16, launch_s=0.004, update_s=0.004)
 
 
 def _cliff(chance: random.Random) -> FakeBench:
-    """A cliff near the limit: from 88 % of the budget on the allocator flushes its cache, and steps take 1.5 times."""
+    """A cliff near the limit: above 88 % of the budget the allocator flushes its cache, and steps take 50 % longer."""
     bench = _device(chance, launch_s=0.04)
     edge = 0.88 * bench.budget_bytes
     return replace(bench, slower=lambda plan: 1.5 if bench.peak_bytes(plan) > edge else 1.0)
 
 
 def _hole(chance: random.Random) -> FakeBench:
-    """The fit is not monotone: at 16 and 24 samples a library takes a workspace that does not fit; larger ones run."""
+    """Not monotone: at 16 and 24 samples a library takes a workspace that does not fit; larger sizes run."""
     bench = _device(chance, CONVOLUTIONS, launch_s=0.05, room=48)
     more = bench.budget_bytes / 2**20
     return replace(bench, extra_mib=lambda plan: more if plan.micro_batch_size in (16, 24) else 0.0)
 
 
 def _odd_sizes(chance: random.Random) -> FakeBench:
-    """A knee at odd sizes: what is above 16 and no multiple of 32 runs 15 % slower, its tiles half empty."""
+    """Uneven sizes: sizes above 16 that are not multiples of 32 run 15 % slower, because their tiles are half empty."""
 
     def slower(plan: Plan) -> float:
         return 1.15 if plan.micro_batch_size > 16 and plan.micro_batch_size % 32 else 1.0
@@ -132,7 +132,7 @@ def _ties(chance: random.Random) -> FakeBench:
 
 
 def _only_together(chance: random.Random) -> FakeBench:
-    """Two changes pay only together: channels_last is 12 % slower in float32 and 30 % faster in half precision."""
+    """Faster only together: channels_last is 12 % slower in float32 and 30 % faster in half precision."""
 
     def slower(plan: Plan) -> float:
         if plan.values["memory_format"] == "default":
@@ -148,7 +148,7 @@ def _only_together(chance: random.Random) -> FakeBench:
 
 
 def _needs_checkpointing(chance: random.Random) -> FakeBench:
-    """Only checkpointing makes the best batch fit: a micro step is mostly launches, and without it 4 samples fit."""
+    """The best batch fits only with checkpointing: a micro step is mostly launches, and 4 samples fit without it."""
     return _device(chance, launch_s=0.12, room=4, own=2)
 
 
@@ -158,12 +158,12 @@ def _heavy_noise(chance: random.Random) -> FakeBench:
 
 
 def _drifting(chance: random.Random) -> FakeBench:
-    """Drift: the machine's speed wanders by 8 % over minutes, on a host that does not enforce the budget."""
+    """Drift: the speed of the machine varies by 8 % over minutes, on a host that does not enforce the budget."""
     return _device(chance, HOST, noise=0.02, drift=0.08)
 
 
 def _static_memory(chance: random.Random) -> FakeBench:
-    """Static memory dominates: weights and optimizer take nine tenths of the budget, and `foreach` never fits."""
+    """Static memory dominates: weights and optimizer state take 90 % of the budget, and `foreach` never fits."""
     effects = {("optimizer_implementation", "foreach"): Effect(update=0.5, fixed_mib=2500)}
     return _device(
         chance, effects=effects, static_mib=14000.0, gradient_mib=700.0, sample_mib=60.0, update_s=0.06, room=16
@@ -171,7 +171,7 @@ def _static_memory(chance: random.Random) -> FakeBench:
 
 
 def _huge_win(chance: random.Random) -> FakeBench:
-    """One huge win: bfloat16 takes a quarter of the time, and nothing else matters much."""
+    """One large gain: bfloat16 takes a quarter of the time, and nothing else matters much."""
     effects = {
         ("precision", "bf16"): Effect(compute=0.2, activations=0.55),
         ("precision", "fp16"): Effect(compute=0.9, launch=1.15, update=1.2, activations=0.6),
@@ -185,12 +185,12 @@ def _few_divisors(chance: random.Random) -> FakeBench:
 
 
 def _accumulation(chance: random.Random) -> FakeBench:
-    """A global batch of 256 is kept: a larger micro batch saves launches, and no more than that."""
+    """A global batch of 256 is kept: a larger micro batch saves launches and nothing else."""
     return _device(chance, sizes=(1, 2, 4, 8, 16, 32, 64, 128, 256), own=8, total=256, room=40)
 
 
 def _own_is_best(chance: random.Random) -> FakeBench:
-    """Nothing is better than the user's own setting: an old chip, and a batch that is already right."""
+    """Nothing is faster than the baseline: an old chip, and a batch size that is already right."""
     effects = {
         ("precision", "tf32"): Effect(compute=1.0),
         ("precision", "bf16"): Effect(compute=1.25, activations=0.62),
@@ -202,12 +202,12 @@ def _own_is_best(chance: random.Random) -> FakeBench:
 
 
 def _own_is_too_large(chance: random.Random) -> FakeBench:
-    """The user's own 64 samples do not fit in float32; 20 would."""
+    """The 64 samples of the baseline do not fit in float32; 20 would."""
     return _device(chance, own=64, room=20)
 
 
 def _faulty(chance: random.Random) -> FakeBench:
-    """Plans fail for reasons of their own: float16 overflows, and bfloat16 has no kernel for 32 samples."""
+    """Plans fail for other reasons than memory: float16 overflows, and bfloat16 has no kernel for 32 samples."""
     bench = _device(chance)
     for combination in bench.space.combinations():
         for size in bench.space.sizes:
@@ -220,7 +220,7 @@ def _faulty(chance: random.Random) -> FakeBench:
 
 
 def _late_win(chance: random.Random) -> FakeBench:
-    """A win that small batches hide: half precision doubles the launches, so that it pays from 16 samples on only."""
+    """A gain that small batches hide: half precision doubles the launches, so it is faster only from 16 samples on."""
     effects = {
         ("precision", "tf32"): Effect(compute=0.9),
         ("precision", "bf16"): Effect(compute=0.4, launch=2.2, activations=0.62),
@@ -230,7 +230,7 @@ def _late_win(chance: random.Random) -> FakeBench:
 
 
 def _early_win(chance: random.Random) -> FakeBench:
-    """A win that large batches lose: at the user's 2 samples the update is most of a step, at 32 a quarter of it."""
+    """A gain that large batches lose: the optimizer takes most of a step at 2 samples, and a quarter at 32."""
     return _device(chance, own=2, update_s=0.05)
 
 

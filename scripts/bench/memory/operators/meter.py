@@ -1,15 +1,16 @@
-"""Lists the operators of a workload that take other memory on this CUDA device than a trace thinks.
+"""Lists the operators of a workload whose memory on this CUDA device differs from that in a trace.
 
     python -m scripts.bench.memory.operators train.py:make_workload [knob=value ...]
     python -m scripts.bench.memory.operators --sweep [--stand-in PYTHON] [--json FILE] [NAME ...]
 
-The second tries some 340 operators one by one, each between a cheap product and a mean, in float32 and under bfloat16
-autocast, and compares the traced peak of its step with the real allocator's: see `sweep.py`. Exits with 1 when
-one is wrong that is not known to be.
+The first command measures each operator of one real training step by itself. It compares the operator's temporary
+memory at its peak with the rule in `autofit.tracing.cuda.temporaries`, and the strides of its results with those of
+fake tensors. Run it for each new architecture: it prints what a trace gets wrong. The exit code is 1 if an operator
+differs by more than 1 MiB.
 
-Each operator of one real training step is metered by itself: what it holds beyond its results at its peak, against the
-rule of `autofit.tracing.cuda.temporaries`; and the strides of its results, against those of fake tensors. Run it for
-each new architecture: what it prints is what a trace gets wrong. Exits with 1 when one differs by more than 1 MiB.
+The second command tries about 340 operators one by one, each between a cheap matrix product and a mean, in float32 and
+under bfloat16 autocast. It compares the traced peak of each step with that of the real allocator (see `sweep.py`). The
+exit code is 1 if an operator is wrong that is not a known case.
 """
 
 import argparse
@@ -43,7 +44,7 @@ MIB = 2**20
 
 
 class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
-    """Meters each operator; `found` holds, by operator, (taken, by the rule, arguments, strides) where they differ."""
+    """Measures each operator; `found` holds (measured, by the rule, arguments, strides) by operator, if they differ."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
@@ -69,14 +70,14 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no
         return out
 
     def _fake_strides(self, func: Any, args: Any, kwargs: Any) -> str:
-        """Returns the strides of the results that fake tensors would have; "" where that cannot be asked."""
+        """Returns the strides of the results of fake tensors, or "" if they are not known."""
         if func._schema.is_mutable or torch.Tag.data_dependent_output in func.tags:
             return ""
         try:
             with self._fake:
                 copied = tree_map(lambda x: self._fake.from_tensor(x) if isinstance(x, torch.Tensor) else x, args)
                 out = laid_out(func, copied, func(*copied, **kwargs))
-        except Exception:  # noqa: BLE001  # whatever fake tensors cannot do, a trace will name
+        except Exception:  # noqa: BLE001  # a trace reports by itself what fake tensors cannot do
             return ""
         leaves = [x for x in tree_leaves(out) if isinstance(x, FakeTensor) and x.device.type == "cuda"]
         return str([tuple(x.stride()) for x in leaves])
@@ -86,7 +87,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no
 
 
 def most(steps: tuple[int | None, ...]) -> int:
-    """Returns the peak of an operator's steps."""
+    """Returns the peak of an operator's allocations and releases."""
     held: list[int] = []
     now = peak = 0
     for step in steps:
@@ -99,9 +100,11 @@ def most(steps: tuple[int | None, ...]) -> int:
 
 def swept(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.bench.memory.operators --sweep")
-    parser.add_argument("names", nargs="*", help="these operators alone")
-    parser.add_argument("--stand-in", metavar="PYTHON", default=sys.executable, help="what sees no device")
-    parser.add_argument("--json", metavar="FILE", type=Path, default=Path("operators.json"), help="where figures go")
+    parser.add_argument("names", nargs="*", help="use only these operators")
+    parser.add_argument("--stand-in", metavar="PYTHON", default=sys.executable, help="a Python that sees no device")
+    parser.add_argument(
+        "--json", metavar="FILE", type=Path, default=Path("operators.json"), help="write all figures to this file"
+    )
     given = parser.parse_args(arguments)
     return int(sweep.sweep(given.json, given.stand_in, given.names) > 0)
 
@@ -127,7 +130,7 @@ def main() -> int:
     for name, rows in sorted(meter.found.items(), key=lambda pair: -max(abs(row[0] - row[1]) for row in pair[1])):
         print(f"{name}: {len(rows)} calls differ")
         for taken, wanted, shapes, strides in sorted(set(rows), key=lambda row: -abs(row[0] - row[1]))[:3]:
-            print(f"    takes {taken:,} bytes, by the rule {wanted:,}; {shapes} {strides}")
+            print(f"    measured {taken:,} bytes, by the rule {wanted:,}; {shapes} {strides}")
     return int(any(abs(row[0] - row[1]) > MIB for rows in meter.found.values() for row in rows))
 
 

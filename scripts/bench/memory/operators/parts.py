@@ -21,8 +21,8 @@ class Case:
     """An operator to try.
 
     Attributes:
-        make: makes what runs on the product's result, a module or a function.
-        shape: of the product's result.
+        make: makes the operator, a module or a function, which runs on the result of the product.
+        shape: shape of the result of the product.
     """
 
     make: Callable[[], Run]
@@ -34,7 +34,7 @@ def ids(x: Tensor, most: int, *shape: int) -> Tensor:
 
 
 def attended(x: Tensor, groups: int = 1, **options: Any) -> Tensor:
-    """Attends with queries, keys and values from one product; of `groups` queries for each key if that is above 1."""
+    """Attends with queries, keys and values from one product, with `groups` queries for each key if that is above 1."""
     key = x[:, ::groups] if groups > 1 else x
     return F.scaled_dot_product_attention(x, key, key, enable_gqa=groups > 1, **options)
 
@@ -45,7 +45,7 @@ def forced(backend: SDPBackend, x: Tensor, **options: Any) -> Tensor:
 
 
 def packed(x: Tensor, heads: int, **options: Any) -> Tensor:
-    """Self-attention of tokens, as models write it: heads are views of one product's result."""
+    """Self-attention as models write it: the heads are views of the result of one product."""
     q = x.view(*x.shape[:2], heads, -1).transpose(1, 2)
     out = F.scaled_dot_product_attention(q, q, q, **options)
     return out.transpose(1, 2).reshape(x.shape)
@@ -57,7 +57,7 @@ def autocast(x: Tensor, enabled: bool) -> Tensor:
 
 
 def branch(x: Tensor, on_cuda: bool) -> Tensor:
-    """Takes another way on CUDA, as code with kernels of its own does."""
+    """Takes another branch on CUDA, as code with custom kernels does."""
     return F.relu(x) if on_cuda else (x.exp().sin().cos() + x.tanh()).sigmoid()
 
 
@@ -77,7 +77,7 @@ def put(x: Tensor, accumulate: bool) -> Tensor:
 
 
 def biased(x: Tensor, table: Tensor) -> Tensor:
-    """Adds a bias for each pair of tokens and head, looked up by how far the two are apart, as Swin and T5 do."""
+    """Adds a bias for each head and pair of tokens, looked up by the distance of the two, as in Swin and T5."""
     at = torch.arange(x.shape[1], device=x.device)
     places = at[:, None] - at + x.shape[1] - 1
     return x + table[places.view(-1)].view(*places.shape, -1).permute(2, 0, 1).sum(0)
@@ -101,7 +101,7 @@ def classes(x: Tensor) -> Tensor:
 
 
 class Experts(nn.Module):
-    """Sends each token to one of eight products, with room for a fixed number of tokens each."""
+    """Routes each token to one of eight products; each product takes a fixed number of tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Experts(nn.Module):
 
 
 class With(nn.Module):
-    """A function with weights."""
+    """A function with weights, as a module."""
 
     def __init__(self, run: Callable[..., Any], *shapes: tuple[int, ...]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""One operator between a cheap product and a mean: what its step takes on a device, and what a trace says of that."""
+"""One operator between a cheap product and a mean: the peaks of its step on a device, and those of its trace."""
 
 import gc
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ from scripts.bench.memory.operators.parts import Case
 PRECISIONS = ("fp32", "bf16")
 STEPS = 3
 INNER = 8
-"""Width of what the product reads."""
+"""Width of the input of the product."""
 
 Peaks = tuple[int, int]
-"""Allocated and reserved bytes."""
+"""Peaks of allocated and reserved bytes."""
 
 
 class Between(nn.Module):
-    """A product, the operator, and the mean of what that gives."""
+    """A product, the operator, and the mean of its result."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -43,13 +43,13 @@ class Between(nn.Module):
 
 
 def mean(out: torch.Tensor, batch: Any) -> torch.Tensor:
-    """Returns what `Between` gives as the loss."""
+    """Returns the output of `Between` as the loss."""
     return out
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A case in one precision, ready to run or to be traced."""
+    """A case in one precision that can be run or traced."""
 
     workload: Workload
     rule: LossRule
@@ -91,7 +91,7 @@ class Subject:
         """Returns the peaks of a trace.
 
         Raises:
-            Untraceable: there is none.
+            Untraceable: the step cannot be traced.
         """
         found = trace(self.workload, self.rule, self.plan, self.batch, self.device, chip)
         peak = replay(found).peak
@@ -103,7 +103,7 @@ def _sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def clear(module: Any) -> None:
-    """Gives back all that is cached, cuBLAS's workspaces included."""
+    """Releases all cached memory, including the workspaces of cuBLAS."""
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
     module.empty_cache()

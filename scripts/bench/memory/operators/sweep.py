@@ -3,7 +3,8 @@
 Start it with `python -m scripts.bench.memory.operators --sweep`.
 
 Each role has a process of its own: "here" runs real steps and traces with the device's own fake tensors, "stand-in"
-traces with a Python that sees no device. A process that ends at an operator goes on behind it in a new one.
+traces with a Python that sees no device. If an operator ends its process, a new
+process continues with the next operator.
 """
 
 import json
@@ -26,7 +27,7 @@ ROLES = ("here", "stand-in")
 NAMES = tuple(f"{name} {precision}" for name in CASES for precision in PRECISIONS)
 MIB = 2**20
 LIMITS = ((0.01, 2 * MIB), (0.03, 4 * MIB))
-"""How far off allocated and reserved peaks may be: a share, and bytes; only what is beyond both is wrong."""
+"""Tolerance of allocated and of reserved peaks, as a share and in bytes. An error must exceed both to count."""
 ON_DATA = "sizes depend on values, which a phantom does not have; a trace takes the largest"
 KNOWN = {
     "mask-select": ON_DATA,
@@ -35,14 +36,14 @@ KNOWN = {
     "unique": ON_DATA,
     "masked_scatter": ON_DATA,
 }
-"""Operators whose error is no defect, and why."""
+"""Operators whose error is not a defect, with the reason."""
 CONVERTED_SINCE_2_13 = ("rms_norm", "rms_norm-w")
-"""Converted by autocast from torch 2.13 on: a stand-in of another torch is right about another device."""
+"""Operators that autocast converts since torch 2.13: a stand-in with another version is right for another device."""
 ENDED = "its process ended"
 
 
 def measure(path: Path, role: str) -> None:
-    """Adds to the figures in `path` what this process, in its role, finds of the operators that have none yet."""
+    """Adds to `path` the figures of this process, in its role, for the operators that have none yet."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     rows = json.loads(path.read_text(encoding="utf-8"))
@@ -59,14 +60,14 @@ def measure(path: Path, role: str) -> None:
 
 
 def _tried(name: str, role: str, device: torch.device, chip: Chip) -> dict[str, Any]:
-    """Returns the figures of an operator: peaks, or in one line why there are none."""
+    """Returns the figures of an operator: its peaks, or one line that says why there are none."""
     case, precision = name.rsplit(" ", 1)
     found: dict[str, Any] = {}
     try:
         subject = Subject.of(CASES[case], precision, device)
         if role == "here":
             found["truth"] = subject.run()
-    except Exception as error:  # noqa: BLE001  # what torch refuses, or a phantom does not imitate
+    except Exception as error:  # noqa: BLE001  # an operator that torch refuses or that a phantom does not imitate
         return {role: f"does not run: {_line(error)}"}
     try:
         return {**found, role: subject.trace(None if role == "here" else chip)}
@@ -79,7 +80,7 @@ def _line(error: Exception) -> str:
 
 
 def sweep(path: Path, stand_in: str, only: list[str]) -> int:
-    """Measures all operators, or some, prints those that are off, writes all figures; returns how many are wrong."""
+    """Measures all operators, or some, writes the figures, prints those that are off; returns how many are wrong."""
     names = [name for name in NAMES if not only or name.rsplit(" ", 1)[0] in only]
     path.write_text(json.dumps({"operators": {name: {} for name in names}}), encoding="utf-8")
     for role, python in zip(ROLES, (sys.executable, stand_in), strict=True):
@@ -88,7 +89,7 @@ def sweep(path: Path, stand_in: str, only: list[str]) -> int:
         while (
             left and subprocess.run(command, env=environment(role), stderr=subprocess.DEVNULL, check=False).returncode
         ):
-            left -= 1  # each time one operator more has ended its process
+            left -= 1  # each failure means that one more operator ended its process
     rows = json.loads(path.read_text(encoding="utf-8"))
     wrong = [name for name, row in rows["operators"].items() if judged(name, row, rows["torch"])]
     path.write_text(json.dumps({**rows, "wrong": wrong}, indent=1) + "\n", encoding="utf-8")
@@ -98,7 +99,7 @@ def sweep(path: Path, stand_in: str, only: list[str]) -> int:
 
 
 def environment(role: str) -> dict[str, str]:
-    """Returns the environment of a process: for the stand-in one that sees neither a phantom nor a real device."""
+    """Returns the environment of a process. The stand-in sees neither a phantom nor a real device."""
     hidden = {"LD_PRELOAD", "LD_LIBRARY_PATH"} if role == "stand-in" else set()
     kept = {name: value for name, value in os.environ.items() if name not in hidden}
     root = str(Path(__file__).resolve().parents[4])
@@ -106,7 +107,7 @@ def environment(role: str) -> dict[str, str]:
 
 
 def judged(name: str, row: dict[str, Any], versions: dict[str, str]) -> list[str]:
-    """Returns the roles whose trace of an operator is off by more than it may be, and not known to be."""
+    """Returns the roles in which the trace of an operator is off by more than the tolerance and is not a known case."""
     case = name.rsplit(" ", 1)[0]
     other = len({version.split("+")[0] for version in versions.values()}) > 1 and case in CONVERTED_SINCE_2_13
     asked = ROLES[:1] if other else ROLES
@@ -114,7 +115,7 @@ def judged(name: str, row: dict[str, Any], versions: dict[str, str]) -> list[str
 
 
 def off(said: Peaks | str, truth: Peaks) -> bool:
-    """Says whether peaks are beyond `LIMITS`; what cannot be traced is not wrong, only not known."""
+    """Returns whether peaks are beyond `LIMITS`. An operator that cannot be traced is unknown, not wrong."""
     if isinstance(said, str):
         return False
     errors = (abs(a - b) for a, b in zip(said, truth, strict=True))
@@ -123,7 +124,7 @@ def off(said: Peaks | str, truth: Peaks) -> bool:
 
 
 def table(rows: dict[str, Any]) -> str:
-    """Returns the operators that are off or not traced, one a line, with errors of allocated and reserved in %."""
+    """Returns the operators that are off or not traced, one per line, with errors of both peaks in %."""
     lines = [f"{'operator':30}{'here':>18}{'stand-in':>18}"]
     for name, row in rows["operators"].items():
         truth = row.get("truth")
