@@ -112,7 +112,7 @@ CASES: dict[str, Case] = {
                 .permute(0, 1, 3, 2, 4, 5)
                 .reshape(-1, 64, 64)
             ),
-            "unpool": lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), [2]),
+            "unpool": lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), [2, 2]),
         },
     ),
     **modules(
