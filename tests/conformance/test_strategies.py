@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 from unittest.mock import patch
@@ -53,7 +54,8 @@ class Block(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         queries, keys, values = self.mix(self.norm(hidden)).chunk(3, dim=-1)
-        return hidden + self.out(F.scaled_dot_product_attention(queries, keys, values))
+        output: torch.Tensor = hidden + self.out(F.scaled_dot_product_attention(queries, keys, values))
+        return output
 
 
 class Transformer(nn.Module):
@@ -72,7 +74,8 @@ class Transformer(nn.Module):
         hidden = self.embedding(tokens) + self.positions
         for block in self.blocks:
             hidden = block(hidden)
-        return self.head(hidden).mean(dim=1)
+        output: torch.Tensor = self.head(hidden).mean(dim=1)
+        return output
 
 
 def _own_hook(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
@@ -103,7 +106,7 @@ def transformer() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
     decayed = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() <= 1]
     # The keys' bias has no gradient but rounding errors, which a small eps would blow up.
-    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others}]
+    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": 0.1}, {"params": others}]
     optimizer = torch.optim.Adam(groups, lr=0.01, eps=1e-3)
     return model, optimizer, torch.randint(0, 11, (SAMPLES, 5))
 
@@ -346,7 +349,7 @@ def test_exact_values_train_as_the_plain_step_up_to_rounding(member: Strategy, w
         torch.testing.assert_close(loss, prepare(Plan(), plain.draft, [])(plain.batch), rtol=1e-4, atol=1e-6)
         theirs = dict(chain(plain.model.named_parameters(), plain.model.named_buffers()))
         for name, tensor in chain(case.model.named_parameters(), case.model.named_buffers()):
-            torch.testing.assert_close(tensor, theirs[name], rtol=1e-4, atol=1e-6, msg=lambda m, p=plan: f"{p}: {m}")
+            torch.testing.assert_close(tensor, theirs[name], rtol=1e-4, atol=1e-6, msg=partial("{}: {}".format, plan))
 
 
 @each_member

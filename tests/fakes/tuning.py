@@ -5,12 +5,12 @@ from typing import Any
 from autofit import estimators, searchers
 from autofit.core.budget import Budget, Clock
 from autofit.core.objective import Objective
-from autofit.search.tuning import Tuning
+from autofit.search.tuning import TrialLog, Tuning
 from tests.fakes.bench import FakeBench
 from tests.fakes.log import MemoryLog
 
 
-def tuning_of(bench: FakeBench, log: MemoryLog | None = None, **changes: Any) -> Tuning:
+def tuning_of(bench: FakeBench, log: TrialLog | None = None, **changes: Any) -> Tuning:
     """Returns a tuning of `bench` with the default searcher and estimators; `changes` replace its fields."""
     fields: dict[str, Any] = {
         "space": bench.space,
