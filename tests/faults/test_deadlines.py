@@ -266,7 +266,8 @@ def test_what_is_left_is_shared_and_never_goes_beyond_the_overtime() -> None:
     end = 100.0 * (1 + OVERTIME_RATIO) + OVERTIME_S
     assert (clock.patience_s(), clock.patience_s(0.5)) == (end, 50.0)
     time_s.advance(96.0)
-    assert (clock.left_s, clock.patience_s(0.5)) == (4.0, pytest.approx(3.2))
+    assert clock.left_s == 4.0
+    assert clock.patience_s(0.5) == pytest.approx(3.2)
     time_s.advance(10.0)
     assert clock.patience_s(0.5) == clock.patience_s() == pytest.approx(1.0)
     time_s.advance(10.0)

@@ -1,5 +1,7 @@
 """`estimate` where the step cannot be traced: one line says what stopped it, and the next best thing follows."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -20,8 +22,8 @@ class Recurrent(nn.Module):
 
 
 def make_recurrent() -> autofit.Workload:
-    samples = [(torch.randn(20, 32), index % 4) for index in range(256)]
-    loader = torch.utils.data.DataLoader(samples, batch_size=16)  # type: ignore[arg-type]  # a list will do
+    samples: Any = [(torch.randn(20, 32), index % 4) for index in range(256)]
+    loader: Any = torch.utils.data.DataLoader(samples, batch_size=16)
     return autofit.Workload(model=Recurrent(), loader=loader, loss_fn=nn.functional.cross_entropy)
 
 

@@ -10,7 +10,7 @@ from autofit.core.budget import Budget
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
-from autofit.replay import TableBench
+from autofit.replay import Bursts, TableBench
 from autofit.search.phases import run
 from autofit.search.race import MIN_ROUNDS
 from autofit.search.tuning import Findings
@@ -184,7 +184,7 @@ def test_d1_after_a_failed_proof_the_next_plan_races_before_it_is_chosen() -> No
 
 
 def test_bursts_slow_neighbours_alike_and_come_again_from_the_seed() -> None:
-    one, same = (claims.Bursts(3, calm_s=10.0, burst_s=5.0, most_log=1.0) for _ in range(2))
+    one, same = (Bursts(3, calm_s=10.0, burst_s=5.0, most_log=1.0) for _ in range(2))
     moments = [step / 10 for step in range(20_000)]
     levels = [one(at_s) for at_s in moments]
     assert levels == [same(at_s) for at_s in moments]

@@ -31,7 +31,7 @@ def test_a_model_may_be_moved_where_it_is_not_the_users_own() -> None:
     moved: list[torch.device] = []
 
     class Movable(nn.Linear):
-        def to(self, device: Any) -> Any:
+        def to(self, device: Any) -> Any:  # type: ignore[override]  # a model of the user's own
             moved.append(device)
             return super().to(device)
 

@@ -42,7 +42,8 @@ class Recurrent(nn.Module):
         self.inner = nn.LSTM(8, 4, batch_first=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x[:, None])[0][:, 0]
+        output: torch.Tensor = self.inner(x[:, None])[0][:, 0]
+        return output
 
 
 def make_recurrent() -> Workload:
@@ -73,7 +74,8 @@ class Picky(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.tolist():
             self.calls += 1
-        return self.layers(x)
+        output: torch.Tensor = self.layers(x)
+        return output
 
 
 def test_on_the_host_live_tensors_count_and_nothing_is_stood_in_for() -> None:

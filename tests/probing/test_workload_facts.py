@@ -32,7 +32,7 @@ def test_strategies_that_are_left_out_have_no_knob() -> None:
 
 
 def test_exact_numerics_have_no_precision_knob() -> None:
-    class Capable(CPU):
+    class Capable(CPU):  # type: ignore[misc]  # a class that is looked up
         def capabilities(self) -> frozenset[str]:
             return frozenset({"bf16", "fp16"})
 

@@ -7,6 +7,7 @@ with room for one seed.
 import pytest
 
 from autofit.core.outcome import Status
+from autofit.replay import TableBench
 from scripts.bench.search import runs
 from tests.promises.conftest import GLOBAL_BATCH, Tuned
 
@@ -20,7 +21,7 @@ def results() -> dict[str, runs.Result]:
     found: dict[str, runs.Result] = {}
     for name in runs.names():
         for case in runs.cases(name):
-            bench = runs.TableBench(case.table, seed=0)
+            bench = TableBench(case.table, seed=0)
             found[case.name] = runs.scored(case, runs.rehearse(case, bench, "guided", "traced", 0))
     return found
 

@@ -14,6 +14,7 @@ from autofit.core.errors import Untraceable, UsageError
 from autofit.core.estimate import Estimate
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.recommendation import Recommendation
 from autofit.core.trial import Trial
 from autofit.estimators.base import Estimator
 from autofit.replay.table import Table
@@ -193,10 +194,11 @@ def test_the_soak_takes_the_plan_of_a_grid_that_is_unfinished(
 ) -> None:
     tuned = {"recommendation": {"of": name}}
     (tmp_path / name).write_text(json.dumps({"tuned": tuned} if "part" in name else tuned))
-    monkeypatch.setattr(soak.Recommendation, "model_validate", lambda found: found)
+    monkeypatch.setattr(Recommendation, "model_validate", lambda found: found)
     monkeypatch.setattr(soak, "tune", lambda *_: pytest.fail("tuned again"))
     monkeypatch.setattr(soak, "RemoteBench", lambda *_: pytest.fail("opened a bench"))
-    assert soak.proven(argparse.Namespace(out=tmp_path, limit_s=1, device="cpu", scale="tiny")) == {"of": name}
+    taken: object = soak.proven(argparse.Namespace(out=tmp_path, limit_s=1, device="cpu", scale="tiny"))
+    assert taken == {"of": name}
 
 
 def test_a_part_that_is_done_is_not_run_again(tmp_path: Path) -> None:

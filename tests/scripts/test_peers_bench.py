@@ -1,7 +1,8 @@
 """Comparing finders: what counts as a failure, what was changed, and the verdict. The other finders are not needed."""
 
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -27,8 +28,9 @@ class Limited(models.Problem):
 
     LIMIT, text = 5, REFUSED
 
-    def limited(self, budget_bytes: int | None = None) -> AbstractContextManager[None]:
-        return nullcontext()
+    @contextmanager
+    def limited(self, budget_bytes: int | None = None) -> Iterator[None]:
+        yield
 
     def train(self, size: int) -> None:
         if size > self.LIMIT:
@@ -61,13 +63,13 @@ def test_a_finder_is_followed_to_its_failure(problem: Limited) -> None:
 
 
 def test_doubling_ends_with_the_data(problem: Limited) -> None:
-    problem.LIMIT = 1000  # type: ignore[misc]  # this one's alone
+    problem.LIMIT = 1000  # this one's alone
     assert find(problem) == models.plan_of(64)
     assert problem.failures == 0
 
 
 def test_a_failure_that_a_finder_cannot_see_is_said_in_its_words(problem: Limited) -> None:
-    problem.text = PRIMITIVE  # type: ignore[misc]
+    problem.text = PRIMITIVE
     with pytest.raises(RuntimeError, match=models.SEEN):
         problem.trial(lambda: problem.train(8), sees=lambda error: models.SEEN in str(error))
     assert (problem.failures, problem.translated) == (1, 1)
@@ -80,7 +82,7 @@ def test_a_failure_that_a_finder_sees_stays_as_it_is(problem: Limited) -> None:
 
 
 def test_an_error_of_another_kind_is_no_out_of_memory(problem: Limited) -> None:
-    problem.text = "mat1 and mat2 shapes cannot be multiplied (2x3 and 4x1)"  # type: ignore[misc]
+    problem.text = "mat1 and mat2 shapes cannot be multiplied (2x3 and 4x1)"
     with pytest.raises(RuntimeError, match="shapes"):
         problem.trial(lambda: problem.train(8))
     assert problem.failures == 0
@@ -120,8 +122,8 @@ def test_each_kind_of_state_is_told_apart(problem: Limited) -> None:
     assert changed(lambda: None) == []
     assert changed(lambda: torch.rand(1)) == ["generators"]
     assert changed(w.model.eval) == ["modes"]
-    assert changed(lambda: w.model[1].running_mean.add_(1)) == ["buffers"]  # type: ignore[index,union-attr]
-    assert changed(lambda: w.model[0].weight.data.add_(1)) == ["weights"]  # type: ignore[index,union-attr]
+    assert changed(lambda: w.model[1].running_mean.add_(1)) == ["buffers"]  # type: ignore[index]
+    assert changed(lambda: w.model[0].weight.data.add_(1)) == ["weights"]  # type: ignore[index]
     assert {"weights", "optimizer"} <= set(changed(lambda: problem.train(2)))
 
 

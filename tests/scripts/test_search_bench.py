@@ -14,6 +14,7 @@ from autofit.core.trial import Purpose
 from autofit.replay import TableBench, limited, peaks_of
 from autofit.search.tuning import Findings
 from autofit.study import Study
+from scripts.bench.report import percentile
 from scripts.bench.search import runs, scores
 from scripts.bench.search.tables import centred, record
 from tests.fakes import MIB, OPTIMIZER, PRECISION, FakeBench, small_bench, space_of
@@ -175,9 +176,9 @@ def test_each_requirement_can_be_missed(case: runs.Case, change: dict[str, Any],
 
 
 def test_a_percentile_is_a_value_that_so_many_do_not_exceed() -> None:
-    assert scores.percentile([3.0, 1.0, 2.0, 4.0], 0.5) == 2.0
-    assert scores.percentile(list(range(1, 101)), 0.95) == 95
-    assert scores.percentile([7.0], 0.95) == 7.0
+    assert percentile([3.0, 1.0, 2.0, 4.0], 0.5) == 2.0
+    assert percentile(list(range(1, 101)), 0.95) == 95
+    assert percentile([7.0], 0.95) == 7.0
 
 
 def test_the_trace_of_a_search_shows_what_was_seen_and_what_is_true(case: runs.Case) -> None:

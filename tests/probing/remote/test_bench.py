@@ -305,7 +305,7 @@ if request["do"] == "trace":
     say("trace", trace={
     Trace(
         micro_batch_size=8,
-        tensors=Tensors(sizes=(5,), kinds=("parameter",), origins=(-1,)),
+        tensors=Tensors(sizes=(5,), kinds=(Kind.PARAMETER,), origins=(-1,)),
         events=(0,),
         marks=(Mark(name="end", event=1),),
     ).model_dump(mode="json")
@@ -474,6 +474,7 @@ def test_the_parent_never_loads_torch_and_its_death_in_the_middle_of_a_step_is_t
     finally:
         parent.kill()
         parent.wait()
+        assert parent.stdout is not None
         parent.stdout.close()
 
 

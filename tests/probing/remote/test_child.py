@@ -1,5 +1,6 @@
 """A child is asked over its own pipes; whatever it does, it ends, and nothing of it is left."""
 
+import os
 import signal
 import sys
 import time
@@ -196,7 +197,7 @@ def test_ending_twice_is_ending_once(start: Start, monkeypatch: pytest.MonkeyPat
     child.ask({})
     child.kill()
     signals: list[int] = []
-    monkeypatch.setattr(child_module.os, "killpg", lambda group, sign: signals.append(sign))
+    monkeypatch.setattr(os, "killpg", lambda group, sign: signals.append(sign))
     child.kill()
     child.close()
     assert signals == []

@@ -156,7 +156,7 @@ def test_a_parent_that_is_gone_ends_it_quietly() -> None:
 def test_an_accelerators_limit_is_always_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     cpu: Any = type(devices.choose("cpu"))
 
-    class Accelerator(cpu):
+    class Accelerator(cpu):  # type: ignore[misc]  # a class that is looked up
         is_host = False
 
     monkeypatch.setattr(devices, "choose", lambda name: Accelerator())

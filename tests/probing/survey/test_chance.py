@@ -26,7 +26,8 @@ class Draws:
 
     def unit(self) -> torch.Tensor:
         vector = torch.randn(self.size, generator=self.generator)
-        return vector / vector.norm()
+        unit: torch.Tensor = vector / vector.norm()
+        return unit
 
     def __call__(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         self.count += 1

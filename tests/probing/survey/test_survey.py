@@ -49,7 +49,7 @@ class Offering(Strategy):
         yield
 
     def conflict(self, plan: Plan) -> str | None:
-        both = plan.values.get(self.name) == self.values[-1] and plan.values.get(self.conflicts)
+        both = plan.values.get(self.name) == self.values[-1] and plan.values.get(self.conflicts or "")
         return f"{self.name} does not go with {self.conflicts}" if both else None
 
 
@@ -69,7 +69,7 @@ def survey_of(
         rule = LossRule("loss", loss, inferred=False, about="")
         return prepare(plan, Draft(model, rule, optimizer, torch.device("cpu")), [*members(), *strategies])
 
-    given = {"numerics": "mixed", "training": True, "micro_batch_size": source.user_batch_size} | facts
+    given: dict[str, Any] = {"numerics": "mixed", "training": True, "micro_batch_size": source.user_batch_size} | facts
     known = Facts(
         model=model,
         batch=source.typical(1 if source.resizable else source.user_batch_size, 1)[0],
@@ -165,7 +165,7 @@ def test_the_user_may_allow_what_changes_the_gradient() -> None:
     assert caveat.endswith("kept, as numerics='any' allows")
 
 
-def token_loader(lengths: tuple[int, ...]) -> DataLoader:
+def token_loader(lengths: tuple[int, ...]) -> DataLoader[Any]:
     return targets.sentences(lengths, batch_size=8)
 
 
@@ -218,7 +218,8 @@ def test_a_mean_whose_count_is_not_in_the_batch_is_refused_with_a_cure() -> None
     def long_ones(model: nn.Module, batch: Any) -> torch.Tensor:
         losses = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
         weights = 1 + batch[0][:, 0].exp()
-        return (losses * weights).sum() / weights.sum()
+        loss: torch.Tensor = (losses * weights).sum() / weights.sum()
+        return loss
 
     (refusal,) = global_batch(24, loss=long_ones).refused
     assert refusal.name == "accumulation"
@@ -241,7 +242,8 @@ def test_precisions_that_do_not_keep_the_gradient_are_left_out() -> None:
             self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.second(self.first(x * 1e5) * 1e-5)
+            output: torch.Tensor = self.second(self.first(x * 1e5) * 1e-5)
+            return output
 
     space = survey_of(PRECISION, model=Large()).run()
     assert {knob.name: knob.values for knob in space.knobs} == {"precision": ("fp32", "bf16")}
@@ -257,7 +259,8 @@ class Sizes:
     """A loss that writes down the sizes it is asked with, and fails above one."""
 
     def __init__(self, most: int, error: type[Exception]) -> None:
-        self.most, self.error, self.seen = most, error, []
+        self.most, self.error = most, error
+        self.seen: list[Any] = []
 
     def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
         self.seen.append(len(batch[0]))
