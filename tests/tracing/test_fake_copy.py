@@ -154,5 +154,5 @@ def test_a_batch_with_a_tensor_for_all_samples_keeps_its_size() -> None:
     batch = {"x": torch.zeros(2, 3), "classes": torch.zeros(9)}
     with fake_mode():
         assert fake_batch(batch, 2, CPU)["classes"].shape == (9,)
-        with pytest.raises(WorkloadError, match=r"\[9\].*not one entry per sample"):
+        with pytest.raises(WorkloadError, match=r"\[9\].*expected one entry per sample"):
             fake_batch(batch, 3, CPU)
