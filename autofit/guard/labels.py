@@ -12,13 +12,13 @@ class Whereabouts:
     """Where an object was found.
 
     Attributes:
-        own: whether it is held by the user's code or object. Only then is it named if it cannot be followed.
+        of_user: whether it is held by the user's code or object. Only then is it named if it cannot be followed.
         data: whether it is below a data set, where size limits apply.
         held: whether it was reached through a function or a plain object, and is not part of the model, optimizer or
             loader.
     """
 
-    own: bool = True
+    of_user: bool = True
     data: bool = False
     held: bool = False
 

@@ -96,7 +96,7 @@ class Walk:
                 self._visit(each, found, where)
             except Exception as error:  # noqa: BLE001  # an object that raises when it is inspected must not stop the search
                 what = f"an object of type {type(found).__qualname__}; inspecting it raised {type(error).__name__}"
-                self.unguarded.cannot_follow(each, found, what, own=True)
+                self.unguarded.cannot_follow(each, found, what, of_user=True)
 
     def _look_at_extra(self, name: str, root: object) -> None:
         if hasattr(root, "state_dict") and not isinstance(root, (*kinds.FAMILIES, torch.Generator)):
@@ -149,10 +149,10 @@ class Walk:
         if isinstance(found, kinds.CONTAINERS):
             self._visit_container(name, found, place)
         if nature := kinds.nature(found):
-            self.unguarded.cannot_follow(name, found, nature, place.own)
+            self.unguarded.cannot_follow(name, found, nature, place.of_user)
             return
         self.unguarded.watch(name, found)
-        if kinds.is_followed(found) and self.unguarded.may_follow(name, place.data or not place.own):
+        if kinds.is_followed(found) and self.unguarded.may_follow(name, place.data or not place.of_user):
             self._follow(name, found, place)
 
     def _follow(self, name: str, found: Any, place: Whereabouts) -> None:
@@ -167,7 +167,7 @@ class Walk:
             place = replace(place, data=False, held=False)
         below = replace(
             place,
-            own=family or origin is Origin.USER or (origin is Origin.STANDARD and place.own),
+            of_user=family or origin is Origin.USER or (origin is Origin.STANDARD and place.of_user),
             data=place.data or isinstance(found, Dataset),
             held=place.held or not family,
         )
@@ -197,7 +197,7 @@ class Walk:
     def _push_attribute(self, name: str, key: str, value: Any, owner: object, place: Whereabouts) -> None:
         label = self._labels.of(name, key)
         if key.startswith("_") and class_origin(type(owner)) is not Origin.USER:
-            place = replace(place, own=False)
+            place = replace(place, of_user=False)
         if isinstance(owner, nn.Module) and key in ("_parameters", "_buffers", "_modules"):
             label = name
         if isinstance(owner, DataLoader) and key == "_iterator":
@@ -210,7 +210,7 @@ class Walk:
 
     def _visit_function(self, name: str, found: FunctionType, place: Whereabouts) -> None:
         """Records the closure, defaults, attributes and named globals of a function."""
-        place = replace(place, own=True) if kinds.is_users(found) else replace(place, own=False)
+        place = replace(place, of_user=True) if kinds.is_users(found) else replace(place, of_user=False)
         self._add(MappingPiece(name, found.__dict__, self._labels.of), place)
         self._push_all([(f"{name}.{key}", value) for key, value in found.__dict__.items()], place)
         if kinds.is_torchs(found):
@@ -228,7 +228,7 @@ class Walk:
         """Records the attributes of a user's class, and the state that its methods hold."""
         if class_origin(found) is not Origin.USER or issubclass(found, SIMPLE):
             return
-        place = replace(place, own=True, held=True)
+        place = replace(place, of_user=True, held=True)
         self._visit_names(found.__qualname__, vars(found), tuple(data_attributes(found)), found, place)
         self._push_all([(f"{found.__qualname__}.{method.__name__}", method) for method in methods(found)], place)
 
@@ -261,7 +261,7 @@ class Walk:
             if self.unguarded.may_copy_samples(name, samples):
                 self._add(SamplesPiece(name, samples), place)
             return
-        if not self.unguarded.may_enter(name, entries, place.own):
+        if not self.unguarded.may_enter(name, entries, place.of_user):
             return
         items = dict.items(found) if isinstance(found, dict) else enumerate(entries)
         keys = [key for key in found if isinstance(key, nn.Module)] if isinstance(found, dict) else []
@@ -271,7 +271,7 @@ class Walk:
     def _visit_tensor(self, name: str, tensor: torch.Tensor, place: Whereabouts) -> None:
         """Records a tensor, its gradient, its hooks and the attributes set on it."""
         if kinds.has_no_storage(tensor):
-            self.unguarded.cannot_follow(name, tensor, "a tensor without storage of its own", place.own)
+            self.unguarded.cannot_follow(name, tensor, "a tensor without storage of its own", place.of_user)
             return
         if not self.unguarded.may_copy_tensor(name, tensor, place.data):
             return

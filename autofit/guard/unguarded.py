@@ -75,9 +75,9 @@ class Unguarded:
         held = [*getattr(extra, "__dict__", {}).values(), *(slot_value(extra, member) for member in members)]
         self._vouched |= {id(value) for value in (extra, *held)}
 
-    def cannot_follow(self, name: str, found: object, what: str, own: bool) -> None:
+    def cannot_follow(self, name: str, found: object, what: str, of_user: bool) -> None:
         """Records an object that can be neither followed nor copied. Those held by a library are ignored."""
-        if own:
+        if of_user:
             self._opaque[id(found)] = (name, what)
             self.pieces.append(watched_object(name, found))
 
@@ -107,7 +107,7 @@ class Unguarded:
             self._large[name] = f"and others: at most {DATA_OBJECTS:,} objects are followed"
         return self._objects < DATA_OBJECTS
 
-    def may_enter(self, name: str, found: Collection[Any], own: bool) -> bool:
+    def may_enter(self, name: str, found: Collection[Any], of_user: bool) -> bool:
         """Returns whether the entries of a container are followed. Plain values and very many entries are not."""
         if len(found) < FEW:
             return True
@@ -115,7 +115,7 @@ class Unguarded:
             return False
         if len(found) <= LONG:
             return True
-        if own:
+        if of_user:
             tensors = [value for value in found if isinstance(value, torch.Tensor)]
             if tensors:
                 self.pieces.append(watched_tensors(name, tensors))
