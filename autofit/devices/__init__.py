@@ -43,5 +43,5 @@ def choose(name: str | None = None) -> Device:
             kind if member.count() == 1 else f"{kind}:0 to {kind}:{member.count() - 1}"
             for kind, member in available.items()
         )
-        raise UsageError(f"found no device {str(name)!r}; available: {shown}. Leave it out to let autofit choose.")
+        raise UsageError(f"no device {str(name)!r} here; available: {shown}. Leave it out to let autofit choose.")
     return member(int(index) if index is not None and not member.is_host else None)

@@ -51,7 +51,7 @@ def test_a_device_whose_driver_does_not_answer_is_not_chosen(monkeypatch: pytest
     """That is how torch reports a driver that is too old for it: with a warning, and False."""
     install(monkeypatch, "cuda", available=False)
     assert devices.choose().type == "cpu"
-    with pytest.raises(UsageError, match="found no device 'cuda'; available: cpu"):
+    with pytest.raises(UsageError, match="no device 'cuda' here; available: cpu"):
         devices.choose("cuda")
 
 
