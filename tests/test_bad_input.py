@@ -277,7 +277,7 @@ def test_a_study_in_a_place_that_cannot_be_written_is_refused(tmp_path: Path) ->
     [
         (None, "Check the path"),
         ("schema: autofit.plan/9\n", "newer autofit"),
-        ("schema: autofit.plan/1\nplan: {}\n", "Make the file again"),
+        ("schema: autofit.plan/1\nplan: {}\n", "Create the file again"),
         ("plan: [", "not readable as YAML"),
         ("", "expected a mapping"),
         ("weights: 1", "found no `schema`"),

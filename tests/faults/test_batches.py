@@ -113,7 +113,7 @@ def test_d2_samples_that_cannot_be_counted_weigh_the_same_and_that_is_said() -> 
     source = BatchSource.of(ready)
     assert not source.resizable
     (note,) = source.notes
-    assert note.endswith("in an accumulated step each counts the same")
+    assert note.endswith("in an accumulated step all micro batches have the same weight")
     first = next(iter(StepLoader(source.rebuild(source.user_batch_size, counted=True), STEPS)))
     assert first.weights == [0.25] * 4
     assert first.parts == ready[:4]
@@ -256,8 +256,10 @@ def test_d11_looking_at_a_sampler_leaves_it_and_the_random_numbers_as_they_were(
 
 def test_what_is_said_of_a_sampler_that_cannot_be_resized() -> None:
     notes = " ".join(BatchSource.of(texts(SAMPLERS["neither"]())).notes)
-    assert "are measured as your setting, and a step with a smaller one has fewer samples than the plan says" in notes
-    assert "join or cut its batches in order, and are measured with the padding that this gives" in notes
+    assert (
+        "are measured as the baseline, and a step with a smaller batch has fewer samples than the plan states" in notes
+    )
+    assert "join or cut its batches in order, and are measured with the padding that results" in notes
     assert "join or cut" not in " ".join(BatchSource.of(texts(SAMPLERS["attribute"]())).notes)
 
 
@@ -383,4 +385,4 @@ def test_a_graph_whose_edges_are_a_sparse_tensor_is_tuned(held: bool, layout: st
         study=":memory:", progress=False,
     )  # fmt: skip
     assert fit.plan.micro_batch_size == 50
-    assert any("50 samples: they hold tensors that are not one row" in note for note in fit.caveats) == (not held)
+    assert any("50 samples: they hold tensors without one row" in note for note in fit.caveats) == (not held)
