@@ -186,7 +186,6 @@ def test_inference_runs_the_forward_pass_alone() -> None:
     assert set(fit.proof.phases_s) <= {"transfer", "forward"}
     assert fit.plan.accumulation_steps == 1
     with fit.prepare(model.eval(), targets.vectors()) as step:
-        assert step.loader is not None
         batch = next(iter(step.loader))
         output = step(batch)
         assert step.optimizer is None

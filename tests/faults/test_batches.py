@@ -79,7 +79,6 @@ def test_d2_an_accumulated_step_has_the_gradient_of_its_whole_batch(name: str, w
     step = fit_for(model).prepare(model, loader, torch.optim.AdamW(model.parameters()), step_fn=case.loss)
     drawn.clear()
     sizes = []
-    assert step.loader is not None
     for at, batch in enumerate(step.loader):
         step.backward(batch)
         found = gradient(model)
@@ -294,7 +293,6 @@ def test_d7_tune_finds_a_plan_and_trains_with_its_weights(name: str) -> None:
     assert fit.plan.global_batch_size == 32
     assert not any("cannot be traced" in caveat or "not estimated" in caveat for caveat in fit.caveats)
     step = fit.prepare(model, loader, torch.optim.AdamW(model.parameters()), step_fn=case.loss)
-    assert step.loader is not None
     losses = [float(step(batch)) for batch in step.loader]
     assert len(losses) == 2
 
