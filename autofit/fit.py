@@ -31,7 +31,7 @@ from autofit.workloads.weights import Weighing
 from autofit.workloads.workload import OptimizerRecipe, Workload
 
 _SCANNED = 64
-"""Number of samples inspected to rebuild a loader. Their lengths decide nothing here."""
+"""Number of samples inspected to rebuild a loader. Their lengths do not matter here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,7 @@ def _plan_output(group: _Group) -> None:
     _force(group)
 
 
-# What several commands take.
+# Arguments that several commands share.
 
 
 def _plan(group: _Group) -> None:
