@@ -24,9 +24,11 @@ from autofit.core.plan import Plan
 from autofit.core.space import SearchSpace, SpaceFacts
 from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
+from autofit.feasibility import Feasibility
 from autofit.memory.trace import Trace
 from autofit.replay import VirtualTime
 from autofit.search.tuning import Tuning
+from autofit.searchers.base import Problem, Searcher
 
 MIB = 2**20
 FakeTime = VirtualTime
@@ -90,6 +92,19 @@ class Fixed(Estimator):
 
     def estimate(self, plan: Plan) -> Estimate | None:
         return self.said if self.only(plan) else None
+
+
+class Estimates(Estimator):
+    """An estimator that is a function, and learns nothing."""
+
+    def __init__(self, function: Callable[[Plan], Estimate | None]) -> None:
+        self.function = function
+
+    def tell(self, trial: Trial) -> None:
+        pass
+
+    def estimate(self, plan: Plan) -> Estimate | None:
+        return self.function(plan)
 
 
 @dataclass(frozen=True)
@@ -343,6 +358,26 @@ def tuning_of(bench: FakeBench, log: MemoryLog | None = None, **changes: Any) ->
         "listen": lambda event: None,
     }
     return Tuning(**(fields | changes))
+
+
+def problem_of(
+    bench: FakeBench, estimate: Callable[[Plan], Estimate | None] = lambda plan: None, **changes: Any
+) -> Problem:
+    """Returns what a searcher is given of `bench`; `changes` replace its fields."""
+    feasibility = Feasibility(bench.space, bench.budget_bytes, [Estimates(estimate)])
+    fields: dict[str, Any] = {
+        "space": bench.space,
+        "objective": Objective(),
+        "memory_bytes": bench.budget_bytes,
+        "feasibility": feasibility,
+    }
+    return Problem(**(fields | changes))
+
+
+def tell(searcher: Searcher, trial: Trial) -> None:
+    """Tells a trial as the loop does: first whatever judges memory, then the searcher."""
+    searcher.problem.feasibility.tell(trial)
+    searcher.tell(trial)
 
 
 def small_bench(**changes: Any) -> FakeBench:
