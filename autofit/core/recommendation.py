@@ -103,7 +103,7 @@ class Recommendation(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
-    schema_name: Literal["autofit.plan/1"] = Field("autofit.plan/1", alias="schema")
+    schema_name: Literal["autofit.plan/1"] = Field(default="autofit.plan/1", alias="schema")
     plan: Plan
     proof: Measurement
     estimate: Estimate | None = None

@@ -41,6 +41,7 @@ def tune(workload: autofit.Workload, **asked: Any) -> autofit.Fit:
         workload: what is trained.
         asked: further arguments of `autofit.tune`.
     """
+    defaults: dict[str, Any] = {"device": "cuda", "study": ":memory:", "progress": False}
     return SEARCH(
         workload.model,
         workload.loader,
@@ -49,7 +50,7 @@ def tune(workload: autofit.Workload, **asked: Any) -> autofit.Fit:
         optimizer=workload.optimizer,
         global_batch_size=workload.global_batch_size,
         max_grad_norm=workload.max_grad_norm,
-        **{"device": "cuda", "study": ":memory:", "progress": False} | asked,
+        **defaults | asked,
     )
 
 
@@ -135,6 +136,7 @@ def train(fit: autofit.Fit, workload: autofit.Workload, steps: int = 3) -> int:
     device, varies = devices.choose("cuda"), BatchSource.of(workload.loader).varies
     torch.manual_seed(0)
     with fit.prepare(workload.model, workload.loader, workload.optimizer) as step:
+        assert step.loader is not None
         batches, counts = list(islice(step.loader, steps)), [device.counters()]
         for _ in range(2):
             for batch in batches:

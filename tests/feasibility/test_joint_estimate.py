@@ -1,6 +1,6 @@
 """What several estimators say together, computed once until one of them learns more."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
@@ -45,7 +45,7 @@ class Learner(Estimator):
         return far_too_large(self.learned)
 
 
-def together(*opinions: dict[str, int | bool | str]) -> dict[str, object]:
+def together(*opinions: Mapping[str, int | bool | str]) -> dict[str, object]:
     found = JointEstimate([Fixed(Estimate.model_validate(each)) for each in opinions]).estimate(PLAN)
     assert found is not None
     return found.model_dump(exclude_defaults=True)

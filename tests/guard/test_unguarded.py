@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -30,7 +30,8 @@ def holding(thing: Any) -> Any:
 
     def step(model: nn.Module, batch: Any) -> torch.Tensor:
         LOGGER.debug("%s", thing)
-        return model(batch[0]).mean()
+        loss: torch.Tensor = model(batch[0]).mean()
+        return loss
 
     return step
 
@@ -108,7 +109,8 @@ def test_a_tokenizer_of_transformers_is_no_caveat() -> None:
     tokenizers = pytest.importorskip("tokenizers")
     words = tokenizers.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]")
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(words), pad_token="[UNK]")
-    loader: Any = DataLoader([{"input_ids": [0]}], collate_fn=transformers.DataCollatorWithPadding(tokenizer))
+    rows: Any = [{"input_ids": [0]}]
+    loader: Any = DataLoader(rows, collate_fn=transformers.DataCollatorWithPadding(tokenizer))
     assert Guard(nn.Linear(1, 1), loader=loader, functions={"step_fn": holding(tokenizer)}).caveats == ()
 
 
@@ -136,8 +138,8 @@ def test_what_is_handed_over_is_put_back_and_no_caveat() -> None:
 def tune(step: Any, monkeypatch: pytest.MonkeyPatch, search: Callable[..., Any], **more: Any) -> Any:
     monkeypatch.setattr(api, "search", search)
     loader = DataLoader(TensorDataset(torch.randn(16, 4)), batch_size=4)
-    more = {"device": "cpu", "study": ":memory:", "progress": False, "strategies": ("batching",)} | more
-    return api.tune(nn.Linear(4, 2), loader, step_fn=step, **more).recommendation
+    defaults: dict[str, Any] = {"device": "cpu", "study": ":memory:", "progress": False, "strategies": ("batching",)}
+    return api.tune(nn.Linear(4, 2), loader, step_fn=step, **(defaults | more)).recommendation
 
 
 class Answer(SimpleNamespace):
@@ -197,7 +199,7 @@ def test_f26_a_large_data_set_is_watched_and_named(kind: str) -> None:
         (caveat,) = found.caveats
         assert caveat.startswith("watched but not copied, because it is large: loader.dataset.x ("), caveat
         data.y += 1
-    assert found.changed == ()
+    assert list(found.changed) == []
     assert data.y.tolist() == [1.0] * 4
     with found:
         data.x[3] += 1
@@ -217,7 +219,8 @@ def test_what_a_model_or_a_step_holds_is_copied_whatever_its_size() -> None:
 def test_f26_a_memory_map_is_not_copied(tmp_path: Path) -> None:
     made = np.memmap(tmp_path / "data.bin", dtype=np.float32, mode="w+", shape=(64, 8))
     made.flush()
-    for mode, count in (("r", 0), ("r+", 1)):
+    modes: tuple[tuple[Literal["r", "r+"], int], ...] = (("r", 0), ("r+", 1))
+    for mode, count in modes:
         data: Any = SimpleNamespace(x=np.memmap(tmp_path / "data.bin", dtype=np.float32, mode=mode, shape=(64, 8)))
         found = Guard(nn.Linear(1, 1), loader=DataLoader(data, sampler=range(4)))
         assert len(found.caveats) == count, mode
@@ -297,7 +300,7 @@ class Odd:
     """Raises when it is looked at."""
 
     @property
-    def __dict__(self) -> Any:
+    def __dict__(self) -> Any:  # type: ignore[override]  # that is what is odd
         raise RuntimeError("no")
 
 
@@ -324,7 +327,7 @@ class Terabyte(list[Any]):
 class Unsure:
     """Raises when it is asked for its class."""
 
-    @property
+    @property  # type: ignore[misc]  # that is what is odd
     def __class__(self) -> Any:
         raise KeyError
 
@@ -367,7 +370,9 @@ def test_models_of_other_kinds_have_no_caveats() -> None:
     compiled = torch.compile(plain, backend="eager")
     compiled(torch.ones(1, 2))
     torch.compiler.reset()  # what dynamo keeps, fake tensors among it, would be found by other tests
-    for model in (torch.jit.script(plain), torch.jit.trace(plain, torch.ones(1, 2)), compiled, nn.DataParallel(plain)):
+    traced = torch.jit.trace(plain, torch.ones(1, 2))  # type: ignore[no-untyped-call]  # torch has no types here
+    models: list[Any] = [torch.jit.script(plain), traced, compiled, nn.DataParallel(plain)]
+    for model in models:
         before = [parameter.detach().clone() for parameter in model.parameters()]
         with Guard(model) as found:
             assert found.caveats == ()

@@ -60,7 +60,9 @@ def test_of_a_class_its_own_names_count_and_special_ones_only_if_they_are_code()
 def test_code_is_found_inside_pythons_own_decorators() -> None:
     def plain(self: object) -> None: ...
 
-    for value in (plain, property(plain), staticmethod(plain), classmethod(plain), functools.cached_property(plain)):
+    cached: Any = functools.cached_property(plain)
+    values: list[Any] = [plain, property(plain), staticmethod(plain), classmethod(plain), cached]
+    for value in values:
         assert codes_of(value) == [plain.__code__]
     assert codes_of(print) == []
 

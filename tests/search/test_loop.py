@@ -78,7 +78,7 @@ def test_a_value_above_the_budget_does_not_unless_cautious() -> None:
     for cautious in (False, True):
         bench = calm()
         plan = at(bench, 16)
-        run(only(bench, plan, estimators=[Fixed(big, lambda p, plan=plan: p == plan)], cautious=cautious))
+        run(only(bench, plan, estimators=[Fixed(big, plan.__eq__)], cautious=cautious))
         assert ((plan, Purpose.PROBE) in bench.runs) is not cautious
 
 
@@ -351,11 +351,11 @@ def test_single_changes_are_looked_at_before_anything_runs_once() -> None:
     assert sorted(changes) == [0, 0, *[1] * sum(len(knob.values) - 1 for knob in bench.space.facts.knobs)]
 
 
-def test_nothing_is_surveyed_where_all_is_known() -> None:
+def test_nothing_is_surveyed_where_all_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     bench, log = calm(), MemoryLog()
     run(tuning_of(bench, log))
     eye = Looked(Estimate(value_bytes=1))
-    eye.refine_all = lambda plans: pytest.fail("nothing was to run")  # type: ignore[method-assign]
+    monkeypatch.setattr(eye, "refine_all", lambda plans: pytest.fail("nothing was to run"))
     known = MemoryLog(log.finished)
     run(tuning_of(bench, known, estimators=[eye]))
 

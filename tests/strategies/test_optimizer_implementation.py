@@ -163,7 +163,8 @@ def test_optimizers_that_cannot_be_switched_are_refused() -> None:
     assert "one implementation" in only_reason(torch.optim.LBFGS(net().parameters()))
     assert "differentiable" in only_reason(AdamW(net().parameters(), differentiable=True))
     first, second = net().parameters(), net().parameters()
-    assert "differ in foreach" in only_reason(AdamW([{"params": first, "foreach": True}, {"params": second}]))
+    groups: list[dict[str, Any]] = [{"params": first, "foreach": True}, {"params": second}]
+    assert "differ in foreach" in only_reason(AdamW(groups))
 
 
 def test_subclass_with_a_constructor_of_its_own_is_offered() -> None:
@@ -294,7 +295,7 @@ def test_counters_that_training_created_become_those_of_the_user(wide: None) -> 
 
 @pytest.mark.parametrize("way", PREFIXES)
 @pytest.mark.parametrize("own", [{}, {"fused": True}, {"foreach": True}], ids=str)
-def test_gradient_scaler_goes_with_every_implementation(way: str, own: dict[str, bool]) -> None:
+def test_gradient_scaler_goes_with_every_implementation(way: str, own: dict[str, Any]) -> None:
     plain, scaled = net(), net()
     prepare(Plan(), draft(plain, AdamW(plain.parameters(), lr=0.01)), [])(batch())
     made = draft(scaled, AdamW(scaled.parameters(), lr=0.01, **own))

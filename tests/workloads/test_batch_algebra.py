@@ -24,7 +24,7 @@ def test_split_and_concat_are_inverse(name: str) -> None:
 
 
 def test_attributes_of_a_dict_that_is_its_own_namespace_go_with_its_keys() -> None:
-    batch = Attributes(x=torch.ones(4, 2))
+    batch: Any = Attributes(x=torch.ones(4, 2))
     part = split(batch, [1, 3])[0]
     assert part.x is part["x"]
     assert part.x.shape == (1, 2)

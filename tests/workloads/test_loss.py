@@ -31,7 +31,8 @@ class Model(nn.Module):
     def hidden(self, x: torch.Tensor) -> torch.Tensor:
         self.seen.append(len(x))
         self.graded.append(torch.is_grad_enabled())
-        return self.layer(x)
+        loss: torch.Tensor = self.layer(x)
+        return loss
 
 
 class Plain(Model):
@@ -67,7 +68,7 @@ def trained(rule: Any, model: Model, batch: Any) -> torch.Tensor:
     """Computes the loss and shows that a gradient reaches the model."""
     loss: torch.Tensor = rule.compute(model, batch)
     assert loss.dim() == 0
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]  # torch has no types here
     assert model.layer.weight.grad is not None
     return loss.detach()
 

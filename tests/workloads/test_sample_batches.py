@@ -15,7 +15,7 @@ from tests.workloads.loaders import TOKENS, Texts, labels, pad, pairs
 def test_data_set_smaller_than_the_batch() -> None:
     source = BatchSource.of(DataLoader(pairs(5), batch_size=8))
     assert (source.user_batch_size, source.length) == (8, 5)
-    assert source.notes == ()
+    assert list(source.notes) == []
     (batch,) = source.typical(12, 1)
     assert batch[1].shape == (12,)
     assert set(batch[1].tolist()) == set(range(5))

@@ -27,7 +27,7 @@ def test_map_tensors_keeps_every_type_and_the_original(name: str) -> None:
 
 def test_non_tensors_are_the_same_objects_and_containers_are_new() -> None:
     marker = object()
-    batch = {"x": rows(), "marker": marker, "inner": {"y": rows()}, "l": [1]}
+    batch: dict[str, Any] = {"x": rows(), "marker": marker, "inner": {"y": rows()}, "l": [1]}
     mapped = map_tensors(batch, lambda tensor: tensor)
     assert mapped["marker"] is marker
     mapped["inner"].pop("y")

@@ -159,7 +159,7 @@ def test_what_was_in_evaluation_mode_is_said_and_stays_so_after_tuning() -> None
 
 def test_an_optimizer_that_needs_a_closure_is_refused_and_others_are_not() -> None:
     class Own(torch.optim.SGD):
-        def step(self, closure: Any, *rest: Any, **more: Any) -> Any:
+        def step(self, closure: Any, *rest: Any, **more: Any) -> Any:  # type: ignore[override]  # it needs a closure
             return super().step(closure)
 
     model = targets.mlp()

@@ -18,14 +18,14 @@ from autofit.feasibility.points import Points, expected_of
 from autofit.feasibility.surrogate import MIN_VARIANCE, Belief, Covariances, Kernel, Scales, Surrogate
 
 SPEED = Scales(curve=0.10, knob=0.25, slope=0.06, pair=0.08, own=0.03, size=0.06, kinship=0.5)
-"""Usual magnitudes of the effects on log throughput; chosen by hand, scored by scripts/bench/search.py. A kinship of
+"""Usual magnitudes of the effects on log throughput; chosen by hand, scored by scripts/bench/search. A kinship of
 0.7 gives slightly better searches on its tables and clearly worse ones on random problems."""
 LEVEL = 2.0
 """Standard deviation of the level of log throughput, which the first probe gives."""
 NOISES = (0.02, 0.08)
 """Standard deviation between probes of one plan, beyond the spread of their own steps: on a calm machine
 (reference/reliability.md 9), and on a shared one. Both have the same prior probability; how well plans with common
-parts agree decides between them. Scored by scripts/bench/search.py, against 0.02 alone, 0.06 and 0.12 instead of 0.08,
+parts agree decides between them. Scored by scripts/bench/search, against 0.02 alone, 0.06 and 0.12 instead of 0.08,
 an additional 0.04, and a prior that makes a calm machine four times as likely."""
 EXPECTED_RATIO = 0.35
 """Magnitude of a knob's effect beyond what theory says of it (`Knob.expected`), relative to a knob without theory."""

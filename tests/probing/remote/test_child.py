@@ -1,5 +1,6 @@
 """A child is asked over its own pipes; whatever it does, it ends, and nothing of it is left."""
 
+import os
 import signal
 import sys
 import time
@@ -153,7 +154,7 @@ def test_signs_of_life_extend_the_patience_but_not_the_total(start: Start, monke
     assert clock.seconds == 6 * 50.0
     outcome = ending(start("while True: say('beat', phase='step'); time.sleep(0.01)", deadlines), beat)
     assert outcome.status is Status.TIMED_OUT
-    assert outcome.reason == "not done in 5 min 20 s (it was in 'step'); its process was killed"
+    assert outcome.reason == "not finished in 5 min 20 s (it was in 'step'); its process was killed"
 
 
 def test_a_reply_that_came_while_this_process_was_stopped_counts(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +197,7 @@ def test_ending_twice_is_ending_once(start: Start, monkeypatch: pytest.MonkeyPat
     child.ask({})
     child.kill()
     signals: list[int] = []
-    monkeypatch.setattr(child_module.os, "killpg", lambda group, sign: signals.append(sign))
+    monkeypatch.setattr(os, "killpg", lambda group, sign: signals.append(sign))
     child.kill()
     child.close()
     assert signals == []

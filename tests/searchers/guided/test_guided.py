@@ -25,6 +25,7 @@ from autofit.search.phases import run
 from autofit.searchers.base import Searcher
 from autofit.searchers.guided.guided import Guided
 from autofit.searchers.guided.throughput import Throughput
+from scripts.bench.search.tables import synthetic
 from tests.fakes import (
     MIB,
     OPTIMIZER,
@@ -40,7 +41,6 @@ from tests.fakes import (
     tell,
     tuning_of,
 )
-from tests.tables import synthetic
 
 
 def search(searcher: Searcher, bench: FakeBench, most: int = 60) -> list[Trial]:
@@ -129,7 +129,7 @@ def test_a_search_is_the_same_on_a_processor_that_rounds_differently(
 def test_without_estimates_a_search_runs_out_of_memory_three_times_at_most() -> None:
     made = synthetic("static_memory")
     device = TableBench(made.table, seed=13)
-    fields = {
+    fields: dict[str, Any] = {
         "space": SearchSpace(made.table.space),
         "evaluate": device.evaluate,
         "budget": Budget(memory_bytes=made.table.budget.memory_bytes),
@@ -406,7 +406,7 @@ def test_a_value_that_is_slow_at_small_sizes_is_tried_near_the_size_of_the_best(
 def test_a_skipped_plan_is_not_asked_again() -> None:
     bench, log = small_bench(), MemoryLog()
     searcher = Guided(problem_of(bench))
-    asked = []
+    asked: list[str] = []
     while (plan := searcher.ask()) is not None and len(asked) < 100:
         asked.append(plan.key)
         big = plan.micro_batch_size > 8
