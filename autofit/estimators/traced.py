@@ -2,7 +2,7 @@
 
 For the user's own combination three traces give the law of every size, with and without accumulation, so that the
 search knows from the start which micro batches fit. Its single changes are traced before the first probe too, each at
-one size (`autofit.search.pretrace`); any other combination when a plan of it is about to be probed, at that size.
+one size (`autofit.feasibility.pretrace`); any other combination when a plan of it is about to be probed, at that size.
 What a trace does not show (a library that allocates for itself) is the difference to the plans that ran; it is added to
 all others. Where the workload cannot be traced, short real runs give the law (`short_runs.py`).
 """

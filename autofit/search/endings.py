@@ -1,7 +1,8 @@
 """Which error a search ends with when it has nothing to recommend."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 
 from autofit.core.budget import Budget
@@ -131,6 +132,19 @@ def for_good(reason: str) -> DevicePoisoned:
         f"the device answers every call with an error: {reason}. The study keeps all finished trials: start a new "
         "process and resume it."
     )
+
+
+@contextmanager
+def poison_ends_search() -> Iterator[None]:
+    """Ends the search where a closer look at a plan leaves the device in an error state.
+
+    Raises:
+        DevicePoisoned: it does; the message says how to go on.
+    """
+    try:
+        yield
+    except DevicePoisoned as error:
+        raise for_good(str(error)) from error
 
 
 def _user_code(trial: Trial, times: int) -> UserCodeError:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from autofit.core.plan import Plan
 from autofit.core.trial import Trial
 from autofit.core.units import format_duration
-from autofit.search.endings import too_short
-from autofit.search.other_sizes import refused_below
+from autofit.feasibility import Feasibility
+from autofit.search.endings import poison_ends_search, too_short
 from autofit.search.runner import TrialRunner
-from autofit.search.screening import Screening
+from autofit.search.screening import reason_to_skip
 from autofit.search.tuning import Tuning
 from autofit.searchers.base import Problem
 
@@ -40,13 +40,15 @@ class Loop:
 
     Attributes:
         runner: runs plans and keeps their trials.
-        screening: decides which plans are run.
+        feasibility: answers whether a plan fits.
         end: how the search ended; a limit shows here as soon as it is reached.
     """
 
     def __init__(self, tuning: Tuning) -> None:
         self.runner = TrialRunner(tuning)
-        self.screening = Screening(tuning, self.runner.record)
+        self.feasibility = Feasibility(
+            tuning.space, tuning.budget.memory_bytes, tuning.estimators, cautious=tuning.cautious
+        )
         self.end = SearchEnd("")
         self._tuning, self._baseline = tuning, tuning.space.baseline
         self._searcher = tuning.searcher(
@@ -54,10 +56,10 @@ class Loop:
                 space=tuning.space,
                 objective=tuning.objective,
                 memory_bytes=tuning.budget.memory_bytes,
-                estimate=self.screening.estimate,
+                feasibility=self.feasibility,
                 seed=tuning.seed,
-                cautious=tuning.cautious,
                 patience_s=self._patience_s,
+                is_over=self._spent,
             )
         )
 
@@ -71,7 +73,7 @@ class Loop:
         if plans := len({trial.plan.key for trial in runner.earlier.known}):
             runner.say("stage", f"{plans} plans are known from earlier runs; your own setting is measured anew")
             if runner.time.left_s() > 0:
-                runner.earlier.measure_anew(self._own)
+                runner.earlier.measure_anew(self._run_baseline)
         runner.trials[:0] = runner.earlier.trials
         for trial in runner.earlier.known:
             self._learn(trial)
@@ -80,10 +82,13 @@ class Loop:
     def search(self) -> None:
         """Asks and runs until the searcher has nothing left or a limit is reached."""
         self.runner.say("stage", "searching")
-        self.screening.begin()  # also where all is known
-        repeats, declined = 0, set[str]()
+        with poison_ends_search():
+            self.feasibility.begin()  # also where all is known
+        repeats = 0
         while not self._spent():
-            plan = self._searcher.ask()
+            plan = self._ask()
+            if plan is None and self._spent():  # while the searcher looked at plans
+                break
             if plan is None or repeats > REPEATS:
                 why = "nothing left that was worth a probe" if plan is None else "the searcher repeats itself"
                 self.end = SearchEnd(why)
@@ -93,14 +98,10 @@ class Loop:
             if known is not None:
                 self._searcher.tell(known)
                 continue
-            self.screening.refine_all()
-            self.screening.look(plan)
-            if plan.key in declined or self._searcher.still(plan):
-                self._run(plan)
-            else:
-                declined.add(plan.key)
+            self._look(plan)
+            self._run(plan)
         if self.end.early and len(self.runner.record) == 1:  # what a person is told who gave too little time
-            self.end = SearchEnd(self.end.stopped, early=True, wanted=self._searcher.ask())
+            self.end = SearchEnd(self.end.stopped, early=True, wanted=self._ask())
         self.runner.say("stage", f"search ended: {self.end.stopped}")
         left_out = [omission.model_dump(mode="json") for omission in self._searcher.omissions()]
         self._tuning.log.note("left_out", {"combinations": left_out})
@@ -111,7 +112,7 @@ class Loop:
         Raises:
             UserCodeError: the user's code fails whatever the plan.
         """
-        self.screening.look(plan)
+        self._look(plan, alone=True)
         return self._run(plan)
 
     def ensure_baseline(self) -> None:
@@ -124,13 +125,13 @@ class Loop:
         record, runner = self.runner.record, self.runner
         if self._baseline.key in record:
             return
-        refused, late = refused_below(record.values(), self._baseline), runner.time.left_s() <= 0
+        refused, late = self.feasibility.refused_size(self._baseline), runner.time.left_s() <= 0
         if refused is not None:
             trial = runner.skip(self._baseline, f"the same combination did not fit at micro batch {refused}")
         elif late and record:
             trial = runner.skip(self._baseline, "the time budget was spent before it was run")
         else:
-            trial = self._own()
+            trial = self._run_baseline()
         self._learn(trial)
         runner.check_for_users_fault()
         if late and len(record) == 1 and trial.outcome.measured:
@@ -159,8 +160,16 @@ class Loop:
         self.end = SearchEnd(stopped, early=bool(stopped))
         return self.end.early
 
-    def _own(self) -> Trial:
-        self.screening.look(self._baseline)
+    def _ask(self) -> Plan | None:
+        with poison_ends_search():
+            return self._searcher.ask()
+
+    def _look(self, plan: Plan, alone: bool = False) -> None:
+        with poison_ends_search():
+            self.feasibility.look(plan, alone)
+
+    def _run_baseline(self) -> Trial:
+        self._look(self._baseline, alone=True)
         return self._screened(self._baseline)
 
     def _run(self, plan: Plan) -> Trial:
@@ -170,10 +179,10 @@ class Loop:
         return trial
 
     def _screened(self, plan: Plan) -> Trial:
-        reason = self.screening.reason_to_skip(plan, self._searcher.vouches)
+        reason = reason_to_skip(plan, self._tuning.space, self.feasibility)
         return self.runner.probe(plan) if reason is None else self.runner.skip(plan, reason)
 
     def _learn(self, trial: Trial) -> None:
         self.runner.record[trial.plan.key] = trial
-        self.screening.tell(trial)
+        self.feasibility.tell(trial)
         self._searcher.tell(trial)

@@ -25,5 +25,5 @@ def run(tuning: Tuning) -> Findings:
     loop.recall()
     loop.search()
     loop.ensure_baseline()
-    findings = Final(loop.runner, loop.end, loop.screening.estimates, loop.consider).findings()
+    findings = Final(loop.runner, loop.end, loop.feasibility.looked_at, loop.consider).findings()
     return replace(findings, caveats=(*loop.runner.earlier.caveats, *findings.caveats))
