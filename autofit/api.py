@@ -13,7 +13,6 @@ from autofit import locks, planfile
 from autofit.core.briefing import Options
 from autofit.core.budget import Clock
 from autofit.core.errors import BudgetSpent, UsageError
-from autofit.core.event import Event
 from autofit.core.objective import Objective
 from autofit.core.recommendation import Recommendation
 from autofit.core.units import parse_duration
@@ -27,6 +26,7 @@ from autofit.probing.local_bench import LocalBench
 from autofit.probing.remote.bench import Target
 from autofit.probing.standin_bench import StandInBench
 from autofit.probing.watchdog import Overdue, Watchdog
+from autofit.search.event import Event
 from autofit.search.request import Listen, Request
 from autofit.search.search import search
 from autofit.trackers.progress import Progress

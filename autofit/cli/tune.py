@@ -14,7 +14,6 @@ from autofit.cli.saving import save_plan
 from autofit.core.budget import Clock
 from autofit.core.environment import Environment
 from autofit.core.errors import PlanFileError
-from autofit.core.event import Event
 from autofit.core.objective import Objective
 from autofit.core.printable import ascii_json, printable
 from autofit.core.units import parse_duration
@@ -22,6 +21,7 @@ from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.probing.watchdog import Watchdog
 from autofit.reports.canvas import Canvas
 from autofit.reports.summary import summarize
+from autofit.search.event import Event
 from autofit.search.request import DEFAULT_STUDY, Request
 from autofit.search.search import search
 from autofit.trackers.progress import Progress

@@ -10,10 +10,10 @@ from autofit.memory.peak import MemoryUse
 from autofit.memory.trace import Trace
 
 POINTS = 240
-"""Maximum number of points of a timeline: about one for every two pixels of a drawing."""
+"""Number of points of a timeline: about one for every two pixels of a drawing. Each phase has at least one."""
 
 
-class Phase(BaseModel):
+class StepPhase(BaseModel):
     """A part of an optimizer step.
 
     Attributes:
@@ -34,10 +34,14 @@ class Profile(BaseModel):
 
     Attributes:
         breakdown: what makes up the peak.
-        peak_bytes: estimated peak, in the reading that is compared with the budget.
-        live_bytes: live tensors over the last traced step, in the order of allocations; each value is the maximum of a
-            stretch of them, so the peak is not lost. Memory that the trace does not show is not included.
-        phases: the parts of the step, in order.
+        peak_bytes: peak by the trace, in the reading that is compared with the budget, without the correction by
+            measured plans.
+        live_bytes: bytes of live tensors over the last traced step. The points are allocations and releases in order,
+            not points in time: each value is the maximum over an equal number of them, so no maximum is lost. The
+            allocator's cache, the context and libraries are not included, so on an accelerator the largest value is
+            below `peak_bytes`.
+        phases: the parts of the step, in order. A step with accumulation has forward and backward several times; a
+            trace has at most `autofit.memory.trace.MOST_PARTS` micro batches.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -45,7 +49,7 @@ class Profile(BaseModel):
     breakdown: Breakdown
     peak_bytes: int
     live_bytes: tuple[int, ...]
-    phases: tuple[Phase, ...]
+    phases: tuple[StepPhase, ...]
 
 
 def profile(trace: Trace, use: MemoryUse, account: Account) -> Profile:
@@ -66,7 +70,7 @@ def profile(trace: Trace, use: MemoryUse, account: Account) -> Profile:
         use.waiting_bytes,
     )
     live = _live_bytes(trace)
-    points, phases = list[int](), list[Phase]()
+    points, phases = list[int](), list[StepPhase]()
     marks = _last_step(trace)
     total = max(marks[-1][1] - marks[0][1], 1)
     for (name, begin), (_, end) in pairwise(marks):
@@ -75,7 +79,7 @@ def profile(trace: Trace, use: MemoryUse, account: Account) -> Profile:
         share = max(round(POINTS * (end - begin) / total), 1)
         start = len(points)
         points += [value + use.waiting_bytes for value in _maxima(live[begin:end], share)]
-        phases.append(Phase(name=name, start=start, end=len(points)))
+        phases.append(StepPhase(name=name, start=start, end=len(points)))
     return Profile(breakdown=breakdown, peak_bytes=use.judged_bytes, live_bytes=tuple(points), phases=tuple(phases))
 
 

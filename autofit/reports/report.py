@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from autofit.core.briefing import GateRecord
 from autofit.core.environment import Environment
 from autofit.core.estimate import Estimate
 from autofit.core.recommendation import Ratio
@@ -60,7 +61,7 @@ class PlanRow(_Record):
     earlier: bool = False
 
 
-class Curve(_Record):
+class SpeedCurve(_Record):
     """Throughput of one combination over the micro batch size.
 
     Attributes:
@@ -102,20 +103,6 @@ class PlanMemory(_Record):
     role: Role
     label: str
     profile: Profile
-
-
-class GateRow(_Record):
-    """One numerical check of a technique.
-
-    Attributes:
-        name: knob and value that were checked, such as "precision=bf16".
-        passed: whether the technique keeps the gradient.
-        reason: what was compared, what was found, and what is allowed.
-    """
-
-    name: str
-    passed: bool
-    reason: str
 
 
 class LeftOut(_Record):
@@ -175,10 +162,10 @@ class Report(_Record):
     budget_bytes: int
     budget_note: str = ""
     rows: tuple[PlanRow, ...]
-    curves: tuple[Curve, ...] = ()
+    curves: tuple[SpeedCurve, ...] = ()
     race: tuple[Racer, ...] = ()
     memory: tuple[PlanMemory, ...] = ()
-    gates: tuple[GateRow, ...] = ()
+    gates: tuple[GateRecord, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     refused: tuple[Refusal, ...] = ()
     caveats: tuple[str, ...] = ()

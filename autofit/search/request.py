@@ -6,8 +6,8 @@ from pathlib import Path
 
 from autofit import searchers
 from autofit.core.errors import UsageError
-from autofit.core.event import Event
 from autofit.core.objective import Objective
+from autofit.search.event import Event
 from autofit.searchers.base import Searcher
 
 DEFAULT_STUDY = Path(".autofit") / "study.db"

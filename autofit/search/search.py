@@ -12,13 +12,13 @@ from typing import Any
 from autofit import estimators, locks
 from autofit.core.briefing import Briefing
 from autofit.core.budget import Budget, Clock
-from autofit.core.event import Event
 from autofit.core.objective import Objective
 from autofit.core.recommendation import Candidate, Recommendation
 from autofit.core.space import SearchSpace
 from autofit.core.units import format_duration
 from autofit.estimators import Context
 from autofit.search.bench import Bench
+from autofit.search.event import Event
 from autofit.search.phases import run
 from autofit.search.request import DEFAULT_STUDY, Listen, Request, searcher_of
 from autofit.search.tuning import Findings, Tuning

@@ -6,7 +6,6 @@ from typing import Protocol
 
 from autofit.core.budget import Budget, Clock
 from autofit.core.estimate import Estimate
-from autofit.core.event import Event
 from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
@@ -15,6 +14,7 @@ from autofit.core.recommendation import Candidate, Ratio
 from autofit.core.space import SearchSpace
 from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
+from autofit.search.event import Event
 from autofit.searchers.base import Problem, Searcher
 
 Evaluate = Callable[[Plan, Purpose], Outcome]

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from autofit.core.event import Event
 from autofit.core.outcome import Status
 from autofit.core.printable import one_line
 from autofit.core.wording import describe_outcome
+from autofit.search.event import Event
 from autofit.trackers.live import LiveLine
 from autofit.trackers.search_state import SearchState, Yardstick
 

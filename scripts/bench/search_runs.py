@@ -15,7 +15,6 @@ sys.path[:0] = [str(ROOT)]  # the fake device and the tables made with it belong
 from autofit import estimators, searchers  # noqa: E402  # the path comes first
 from autofit.core.budget import Budget, Clock  # noqa: E402
 from autofit.core.errors import AutofitError  # noqa: E402
-from autofit.core.event import Event  # noqa: E402
 from autofit.core.objective import Objective  # noqa: E402
 from autofit.core.omission import Omission  # noqa: E402
 from autofit.core.outcome import Outcome, Status  # noqa: E402
@@ -25,6 +24,7 @@ from autofit.core.trial import Purpose, Trial  # noqa: E402
 from autofit.estimators.base import Estimator  # noqa: E402
 from autofit.replay import TableBench, TableEstimator, limited, peaks_of  # noqa: E402
 from autofit.replay.table import Table, read_table  # noqa: E402
+from autofit.search.event import Event  # noqa: E402
 from autofit.search.phases import run  # noqa: E402
 from autofit.search.tuning import Findings, Tuning  # noqa: E402
 from autofit.searchers.base import Searcher  # noqa: E402
