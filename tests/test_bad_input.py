@@ -24,10 +24,10 @@ from autofit.core.errors import (
     UserCodeError,
     WorkloadError,
 )
-from autofit.core.event import Event
 from autofit.core.trial import Purpose
 from autofit.guard import Guard, digest_of
 from autofit.probing.local_bench import LocalBench
+from autofit.search.event import Event
 from autofit.study import Study
 from tests.fakes import FakeTime
 from tests.probing import targets

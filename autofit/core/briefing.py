@@ -11,6 +11,22 @@ from autofit.core.space import SpaceFacts
 from autofit.core.work import Ceilings
 
 
+class GateRecord(BaseModel):
+    """The result of one numerical check of a technique.
+
+    Attributes:
+        name: technique that was checked: "accumulation", or a knob and its value such as "precision=bf16".
+        passed: whether the technique keeps the gradient.
+        reason: what was compared, what was found, and what is allowed.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    passed: bool
+    reason: str
+
+
 class Briefing(BaseModel):
     """What is known about a workload on a device before the first probe.
 
@@ -22,6 +38,7 @@ class Briefing(BaseModel):
         account: the allocator that an estimate of memory imitates; None if memory can only be measured.
         ceilings: peak speed of the device; None if unknown, or if plans are probed.
         caveats: notes for the user: an inferred loss, an incomplete scan, a gate that failed.
+        gates: results of the gates, in the order in which they ran.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -33,6 +50,7 @@ class Briefing(BaseModel):
     account: Account | None = None
     ceilings: Ceilings | None = None
     caveats: tuple[str, ...] = ()
+    gates: tuple[GateRecord, ...] = ()
 
 
 class Options(BaseModel):
