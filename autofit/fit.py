@@ -20,7 +20,11 @@ from autofit.exporters.base import Export
 from autofit.guard import Guard
 from autofit.identity.identity import model_signature, signature
 from autofit.prepare import prepare
+from autofit.reports.assemble import assembled
 from autofit.reports.canvas import Canvas
+from autofit.reports.html.card import card
+from autofit.reports.plots import Plot, plot
+from autofit.reports.sources import of_recommendation
 from autofit.reports.summary import summarize
 from autofit.strategies import members
 from autofit.workloads.batches import BatchSource
@@ -87,6 +91,21 @@ class Fit:
 
     def __str__(self) -> str:
         return printable(summarize(self.recommendation, Canvas.of(sys.stdout).width))
+
+    def _repr_html_(self) -> str:
+        return card(self.recommendation)
+
+    def plot(self, kind: str = "front") -> Plot:
+        """Returns one chart of the report, which a notebook shows and which can be saved as SVG.
+
+        Args:
+            kind: "front" (throughput against peak memory), "curves" (speed by micro batch size), "breakdown" (what the
+                memory holds), "timeline" (memory during one optimizer step), "race" or "estimates".
+
+        Raises:
+            UsageError: no chart has this name, or the search kept no values for it.
+        """
+        return plot(assembled(of_recommendation(self.recommendation)), kind)
 
     def prepare(
         self,

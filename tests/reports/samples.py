@@ -152,16 +152,16 @@ def profile(total: int, accumulation: int = 1) -> Profile:
     return Profile(breakdown=breakdown, peak_bytes=total, live_bytes=tuple(live), phases=tuple(phases))
 
 
-def racers(rows: tuple[PlanRow, ...]) -> tuple[Racer, ...]:
+def racers_of(rows: tuple[PlanRow, ...]) -> tuple[Racer, ...]:
     noise = random.Random(7)
     found = []
-    for one in [*[row for row in rows if row.rate_per_s is not None][:3], *(row for row in rows if row.is_baseline)]:
-        if one.gain is None or any(racer.rank == one.rank for racer in found):
+    for one in [row for row in rows if row.rate_per_s is not None and not row.is_baseline][:3]:
+        if one.gain is None:
             continue
-        value, spread = one.gain.value, 0.0 if one.is_baseline else 0.012
-        ratio = Ratio(value=value, low=value * (1 - spread), high=value * (1 + spread), pairs=8)
-        ratios = () if one.is_baseline else tuple(value * (1 + noise.gauss(0, 0.01)) for _ in range(8))
-        note = "" if one.role == "recommended" or one.is_baseline else "surely behind after 8 rounds"
+        value = one.gain.value
+        ratio = Ratio(value=value, low=value * 0.988, high=value * 1.012, pairs=8)
+        ratios = tuple(value * (1 + noise.gauss(0, 0.01)) for _ in range(8))
+        note = "" if one.role == "recommended" else "surely behind after 8 rounds"
         found.append(Racer(rank=one.rank, ratio=ratio, ratios=ratios, note=note))
     return tuple(found)
 
@@ -187,7 +187,8 @@ def report(rows: Iterable[PlanRow], chosen: str, baseline: str, **changes: objec
         budget_note="24 GiB less 1.92 GiB headroom (8 %) and 2.08 GiB used by other processes",
         rows=found,
         curves=curves_of(found),
-        race=racers(found),
+        race=racers_of(found),
+        race_reference="baseline" if racers_of(found) else "",
         memory=tuple(memory),
         gates=(
             GateRecord(name="accumulation", passed=True, reason="relative L2 of the gradient 3.1e-06, allowed 1e-03"),
@@ -208,6 +209,7 @@ def report(rows: Iterable[PlanRow], chosen: str, baseline: str, **changes: objec
         environment=ENVIRONMENT,
         study=".autofit/studies/gpt.db",
         counts={"measured": sum(one.status == "measured" for one in found), "out of memory": 2, "skipped": 4},
+        stopped="nothing left can win by more than the tie margin",
         duration_s=212.0,
         created="2026-11-24T20:11:08+00:00",
         apply_code='import autofit\n\nfit = autofit.load("autofit.yaml")\n'
@@ -263,7 +265,7 @@ def kept() -> Report:
 
 def bare() -> Report:
     """Returns the report of an earlier study, without a race, estimates and traces."""
-    made = typical(race=(), memory=(), curves=(), gates=(), left_out=(), command="", apply_code="")
+    made = typical(race=(), race_reference="", memory=(), curves=(), gates=(), left_out=(), command="", apply_code="")
     rows = tuple(one.model_copy(update={"estimate": None}) for one in made.rows)
     missing = ("The memory of the plans: the study was written by a version that did not keep it.",)
     return made.model_copy(update={"rows": rows, "missing": missing})
@@ -303,6 +305,7 @@ def hostile() -> Report:
             "apply_code": HOSTILE,
             "plan_file": HOSTILE,
             "created": HOSTILE,
+            "stopped": HOSTILE,
         }
     )
 

@@ -193,6 +193,7 @@ def _environment(report: Report) -> Markup:
         *((shortened(name, 60), shortened(text, 120)) for name, text in place.versions.items()),
         *((shortened(name, 60).replace("_", " "), shortened(text, 120)) for name, text in place.settings.items()),
         ("workload signature", shortened(place.workload, 80)),
+        ("search ended because", shortened(report.stopped, LABEL)),
         ("study", shortened(report.study, LABEL)),
         ("plan file", shortened(report.plan_file, LABEL)),
     ]

@@ -35,9 +35,14 @@ def draw(report: Report, form: Format) -> Drawing:
             drawing.line(x(end), middle - 5, x(end), middle + 5, style)
         point(drawing, x(racer.ratio.value), middle, row)
         _name(drawing, row, racer, x, (top, middle))
-    drawing.text(form.width, bottom + 38, "throughput over the baseline", "af-note", "end")
+    drawing.text(form.width, bottom + 38, f"throughput over the {_reference(report)}", "af-note", "end")
     drawing.height = bottom + 46
     return drawing
+
+
+def _reference(report: Report) -> str:
+    """Returns what the finalists are compared with."""
+    return "recommended plan" if report.race_reference == "recommended" else "baseline"
 
 
 def _span(report: Report) -> tuple[float, float]:
@@ -49,7 +54,7 @@ def _span(report: Report) -> tuple[float, float]:
 
 def _ground(drawing: Drawing, report: Report, x: AxisScale, top: float, bottom: float) -> None:
     """Draws the axis, the line of the baseline, and the range in which a plan ties with the fastest one."""
-    fastest = max(racer.ratio.value for racer in report.race)
+    fastest = max(1.0, *(racer.ratio.value for racer in report.race))
     tie = (x(fastest / (1 + TIE_RATIO)), x(fastest))
     drawing.rect(tie[0], top, tie[1], bottom, "af-tie")
     for value in nice_ticks(x.low, x.high, 3 if drawing.format.narrow else 6):
@@ -58,8 +63,8 @@ def _ground(drawing: Drawing, report: Report, x: AxisScale, top: float, bottom: 
         drawing.text(x(value), bottom + 19, f"{value:.4g}x", "af-note", "middle")
     drawing.line(x.start, bottom, x.end, bottom, "af-axis")
     drawing.line(x(1.0), top - 6, x(1.0), bottom, "af-axis")
-    texts = [(x(1.0), "baseline 1.0x", 12.0), (sum(tie) / 2, f"tie margin {TIE_RATIO:.0%}", 12.0)]
-    near = abs(texts[0][0] - texts[1][0]) < 110
+    texts = [(x(1.0), f"{_reference(report)} 1.0x", 12.0), (sum(tie) / 2, f"tie margin {TIE_RATIO:.0%}", 12.0)]
+    near = abs(texts[0][0] - texts[1][0]) < 150
     for (at, text, y), drop in zip(texts, (0.0, 16.0 if near else 0.0), strict=True):
         half = text_width(text, SMALL) / 2
         middle = min(max(at, half), drawing.format.width - half)
@@ -90,7 +95,7 @@ def _name_of(row: PlanRow) -> str:
 
 def _about(report: Report) -> str:
     texts = [f"{_name_of(report.row(racer.rank))}: {_words(racer.ratio)}." for racer in report.race]
-    return f"Throughput of {len(report.race)} finalists over the baseline. {' '.join(texts)}"
+    return f"Throughput of {len(report.race)} finalists over the {_reference(report)}. {' '.join(texts)}"
 
 
 def _words(ratio: Ratio) -> str:
@@ -115,7 +120,7 @@ def table(report: Report) -> DataTable:
 RACE: Chart = Chart(
     kind="race",
     heading="The race",
-    aid="Finalists ran in turns with the baseline; an interval that excludes 1.0 is a difference beyond the noise.",
+    aid="Finalists ran in turns with the plan at 1.0; an interval that excludes 1.0 is a difference beyond the noise.",
     missing="no plans raced",
     available=lambda report: bool(report.race),
     draw=draw,

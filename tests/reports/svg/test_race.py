@@ -34,14 +34,14 @@ def test_the_tie_margin_ends_at_the_fastest() -> None:
 
 
 @pytest.mark.parametrize("width", [860.0, 344.0])
-def test_ratios_are_written_and_the_baseline_has_no_interval(width: float) -> None:
+def test_ratios_are_written_and_the_line_at_one_says_which_plan_it_is(width: float) -> None:
     words = picture("race", typical(), width).words()
     assert "2.58x (2.55 to 2.61)" in words
-    assert "1.00x" in words
+    assert "baseline 1.0x" in words
+    assert "recommended plan 1.0x" in picture("race", typical(race_reference="recommended"), width).words()
 
 
 def test_the_table_says_why_a_finalist_left() -> None:
     rows = table(typical()).rows
     assert rows[0][0].startswith("Recommended, micro batch 128 × 2")
     assert rows[1][-1] == "surely behind after 8 rounds"
-    assert rows[-1][0] == "Baseline, micro batch 16 × 16"
