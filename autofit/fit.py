@@ -23,6 +23,8 @@ from autofit.prepare import prepare
 from autofit.reports import sources, writing
 from autofit.reports.assemble import assembled
 from autofit.reports.canvas import Canvas
+from autofit.reports.html.card import card
+from autofit.reports.plots import Plot, plot
 from autofit.reports.summary import summarize
 from autofit.search.evidence import SearchResult
 from autofit.strategies import members
@@ -94,6 +96,21 @@ class Fit:
 
     def __str__(self) -> str:
         return printable(summarize(self.recommendation, Canvas.of(sys.stdout).width))
+
+    def _repr_html_(self) -> str:
+        return card(self.recommendation)
+
+    def plot(self, kind: str = "front") -> Plot:
+        """Returns one chart of the report, which a notebook shows and which can be saved as SVG.
+
+        Args:
+            kind: "front" (throughput against peak memory), "curves" (speed by micro batch size), "breakdown" (what the
+                memory holds), "timeline" (memory during one optimizer step), "race" or "estimates".
+
+        Raises:
+            UsageError: no chart has this name, or the search kept no values for it.
+        """
+        return plot(assembled(self._source()), kind)
 
     def prepare(
         self,
@@ -192,11 +209,7 @@ class Fit:
         """
         kind = writing.format_of(path)
         writing.check_replaceable(path, force=force)
-        if self.result is not None and self.result.recommendation is not None:
-            source = sources.of_result(self.result, self.plan_file)
-        else:
-            source = sources.of_recommendation(self.recommendation, self.plan_file)
-        writing.write(writing.rendered(assembled(source), kind), path, force=force)
+        writing.write(writing.rendered(assembled(self._source()), kind), path, force=force)
 
     def export(self, target: str) -> Export:
         """Returns the plan as code or settings for another framework, with the knobs that it cannot express.
@@ -205,6 +218,12 @@ class Fit:
             UsageError: no exporter has this name.
         """
         return exporters.by_name(target).export(self.recommendation)
+
+    def _source(self) -> sources.Source:
+        """Returns what a report is made of: what the search handed over, or what its study holds after `load`."""
+        if self.result is not None and self.result.recommendation is not None:
+            return sources.of_result(self.result, self.plan_file)
+        return sources.of_recommendation(self.recommendation, self.plan_file)
 
     def _setting(self, name: str) -> str | None:
         return self.recommendation.environment.settings.get(name)

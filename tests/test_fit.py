@@ -311,3 +311,13 @@ def test_its_parts_are_those_of_the_record(tuned: Fit) -> None:
     record = tuned.recommendation
     assert (tuned.plan, tuned.proof, tuned.baseline) == (record.plan, record.proof, record.baseline)
     assert (tuned.gain, tuned.alternatives, tuned.caveats) == (record.gain, record.alternatives, record.caveats)
+
+
+def test_a_notebook_shows_the_answer_and_a_plot(fit: Fit, tmp_path: Path) -> None:
+    assert "Memory budget" in fit._repr_html_()
+    shown = fit.plot("front")
+    assert shown._repr_svg_().startswith("<svg")
+    shown.save(tmp_path / "front.svg")
+    assert (tmp_path / "front.svg").read_text(encoding="utf-8").startswith("<?xml")
+    with pytest.raises(UsageError, match="no plot 'pie'"):
+        fit.plot("pie")
