@@ -38,7 +38,7 @@ def _answer_tiles(report: Report, best: PlanRow, baseline: PlanRow | None) -> li
     elif best.gain is None:
         found.append(_tile("Gain", "–", "the baseline was not measured within the budget"))
     else:
-        found.append(_tile("Gain", f"{best.gain.value:.2f}x", interval(best.gain), "good"))
+        found.append(_tile("Gain", f"{best.gain.value:.2f}x", interval(best.gain), "good" if best.gain.low > 1 else ""))
     if best.rate_per_s is not None:
         before = _before(baseline, lambda row: short_number(row.rate_per_s) if row.rate_per_s else None)
         found.append(_tile("Throughput", f"{short_number(best.rate_per_s)}", f"{report.unit}/s{before}"))
@@ -62,7 +62,7 @@ def interval(gain: Ratio) -> str:
     """Returns where a ratio comes from: its interval and pairs, or that the plans did not race."""
     if not gain.pairs:
         return "over the baseline, from separate runs"
-    return f"over the baseline; 95 % interval {gain.low:.2f} to {gain.high:.2f}"
+    return f"over the baseline; 95\u00a0% interval {gain.low:.2f} to {gain.high:.2f}"
 
 
 def _tile(name: str, value: str, note: str, kind: str = "") -> Markup:

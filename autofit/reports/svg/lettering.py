@@ -1,5 +1,7 @@
 """Lettering: how wide a text will be, cutting and wrapping it, and places for labels that do not overlap."""
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,6 +10,7 @@ from autofit.reports.markup import shortened
 
 _NARROW, _WIDE = frozenset("iljtfrI.,:;'|!()[]/ "), frozenset("mwMW@%—=+<>×~→…")
 _LONGEST = 400
+_BREAKS = re.compile(r"(?<=[=_.])")
 
 
 def text_width(text: str, size: float) -> float:
@@ -40,36 +43,47 @@ def fitted(text: str, size: float, width: float) -> str:
 
 
 def wrapped(text: str, size: float, width: float, most: int) -> list[str]:
-    """Returns `text` as at most `most` lines that fit `width`; the last one is cut if needed."""
+    """Returns `text` as at most `most` lines that fit `width`; the last one is cut if needed.
+
+    Lines end at a space or, in a word that is too long for a line, behind "=", "_" or ".".
+    """
     lines = [""]
-    words = one_line(text[:_LONGEST]).split(" ")
+    words = [
+        part
+        for word in one_line(text[:_LONGEST]).split(" ")
+        for part in (_BREAKS.split(f"{word} ") if text_width(word, size) > width else [f"{word} "])
+        if part.strip()
+    ]
     for place, word in enumerate(words):
-        longer = f"{lines[-1]} {word}".lstrip()
-        if text_width(longer, size) <= width or not lines[-1]:
+        longer = f"{lines[-1]}{word}"
+        if text_width(longer.rstrip(), size) <= width or not lines[-1]:
             lines[-1] = longer
         elif len(lines) < most:
             lines.append(word)
         else:
-            lines[-1] = " ".join([lines[-1], *words[place:]])
+            lines[-1] = "".join([lines[-1], *words[place:]])
             break
-    return [fitted(line, size, width) for line in lines]
+    return [fitted(line.rstrip(), size, width) for line in lines]
 
 
-def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Returns positions near the wanted ones, at least `gap` apart and between `low` and `high` where that is possible.
+def spread(wanted: Sequence[float], heights: Sequence[float], low: float, high: float) -> list[float]:
+    """Returns positions near the wanted ones, in their order, for labels that do not overlap.
 
-    The order of the positions is that of `wanted`.
+    Args:
+        wanted: where the middle of each label should be.
+        heights: of each label, with the space around it.
+        low: the first position that is allowed.
+        high: the last position that is allowed, if there is room for all labels.
     """
     order = sorted(range(len(wanted)), key=lambda index: wanted[index])
-    placed = list(wanted)
-    least = low
+    placed, edge = list(wanted), -math.inf
     for index in order:
-        placed[index] = least = max(wanted[index], least)
-        least += gap
-    most = high
+        placed[index] = max(wanted[index], low, edge + heights[index] / 2)
+        edge = placed[index] + heights[index] / 2
+    edge = math.inf
     for index in reversed(order):
-        placed[index] = most = min(placed[index], most)
-        most -= gap
+        placed[index] = min(placed[index], high, edge - heights[index] / 2)
+        edge = placed[index] - heights[index] / 2
     return placed
 
 
