@@ -22,13 +22,20 @@ def _tiles(report: Report) -> list[Markup]:
     if best is not None:
         found += _answer_tiles(report, best, baseline)
     else:
-        lightest = min((row.peak_bytes for row in report.rows if row.peak_bytes), default=None)
-        note = f"lightest plan that ran: {format_bytes(lightest)}" if lightest else "no plan ran to its end"
         found.append(_tile("Recommendation", "none", "no plan fits the budget", "bad"))
-        found.append(_tile("Memory budget", format_bytes(report.budget_bytes), note))
+        found.append(_tile("Memory budget", format_bytes(report.budget_bytes), _lightest(report)))
     plans = len(report.rows)
     note = f"in {format_duration(report.duration_s)}" if report.duration_s else "tried, skipped or refused"
     return [*found, _tile("Search", f"{plans:,} {'plan' if plans == 1 else 'plans'}", note)]
+
+
+def _lightest(report: Report) -> str:
+    """Returns how much memory the lightest plan needs, as measured or as estimated."""
+    measured = min((row.peak_bytes for row in report.rows if row.peak_bytes), default=None)
+    if measured is not None:
+        return f"the lightest plan that ran took {format_bytes(measured)}"
+    estimated = min((row.estimate.value_bytes for row in report.rows if row.estimate is not None), default=None)
+    return "no plan ran to its end" if estimated is None else f"lowest estimated peak: {format_bytes(estimated)}"
 
 
 def _answer_tiles(report: Report, best: PlanRow, baseline: PlanRow | None) -> list[Markup]:

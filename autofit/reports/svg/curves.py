@@ -24,7 +24,7 @@ def draw(report: Report, form: Format) -> Drawing:
     bottom = top + (240 if form.narrow else 320)
     lane = bottom + (26 if misses else 0)
     area = Box(margin(rates), top, form.width - (30 if form.narrow else 250), lane)
-    x = AxisScale(min(sizes) / 1.15, max(sizes) * 1.15, area.left, area.right, log2=True)
+    x = AxisScale(max(min(sizes), 1) / 1.15, max(*sizes, 1) * 1.15, area.left, area.right, log2=True)
     y = AxisScale(slow, fast, bottom, top)
     ticks = power_ticks(x.low, x.high, 5 if form.narrow else 9)
     axes(drawing, area, (x, ticks, "micro batch size"), (y, rates, f"{report.unit} per second"))

@@ -1,9 +1,9 @@
 """Lettering: how wide a text will be, cutting and wrapping it, and places for labels that do not overlap."""
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from autofit.core.printable import one_line
 from autofit.reports.markup import shortened
@@ -75,16 +75,31 @@ def spread(wanted: Sequence[float], heights: Sequence[float], low: float, high: 
         low: the first position that is allowed.
         high: the last position that is allowed, if there is room for all labels.
     """
-    order = sorted(range(len(wanted)), key=lambda index: wanted[index])
-    placed, edge = list(wanted), -math.inf
-    for index in order:
-        placed[index] = max(wanted[index], low, edge + heights[index] / 2)
-        edge = placed[index] + heights[index] / 2
-    edge = math.inf
-    for index in reversed(order):
-        placed[index] = min(placed[index], high, edge - heights[index] / 2)
-        edge = placed[index] - heights[index] / 2
+    groups = list[list[int]]()
+    tops = list[float]()
+    for index in sorted(range(len(wanted)), key=lambda index: wanted[index]):
+        group = [index]
+        top = _settled(group, wanted, heights, low, high)
+        while groups and tops[-1] + sum(heights[member] for member in groups[-1]) > top:
+            tops.pop()
+            group = groups.pop() + group
+            top = _settled(group, wanted, heights, low, high)
+        groups.append(group)
+        tops.append(top)
+    placed = list(wanted)
+    for group, top in zip(groups, tops, strict=True):
+        ends = accumulate(heights[member] for member in group)
+        for member, end in zip(group, ends, strict=True):
+            placed[member] = top + end - heights[member] / 2
     return placed
+
+
+def _settled(group: Sequence[int], wanted: Sequence[float], heights: Sequence[float], low: float, high: float) -> float:
+    """Returns the top of labels that stand one below the other, so that they are near where they should be."""
+    ends = list(accumulate(heights[member] for member in group))
+    tops = [wanted[member] + heights[member] / 2 - end for member, end in zip(group, ends, strict=True)]
+    highest, lowest = low - heights[group[0]] / 2, high + heights[group[-1]] / 2 - ends[-1]
+    return min(max(sum(tops) / len(tops), highest), max(lowest, highest))
 
 
 @dataclass(frozen=True, slots=True)

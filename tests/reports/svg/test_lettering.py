@@ -49,7 +49,7 @@ def test_positions_are_apart_in_bounds_and_in_order(wanted: list[float]) -> None
 
 
 def test_a_higher_label_has_more_room() -> None:
-    assert spread([50.0, 51.0, 52.0], [10.0, 30.0, 10.0], 0, 100) == [50.0, 70.0, 90.0]
+    assert spread([50.0, 51.0, 52.0], [10.0, 30.0, 10.0], 0, 100) == [31.0, 51.0, 71.0]
 
 
 def test_positions_that_are_far_apart_stay() -> None:
