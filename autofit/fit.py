@@ -25,6 +25,7 @@ from autofit.reports.assemble import assembled
 from autofit.reports.canvas import Canvas
 from autofit.reports.html.card import card
 from autofit.reports.plots import Plot, plot
+from autofit.reports.report import Report
 from autofit.reports.summary import summarize
 from autofit.search.evidence import SearchResult
 from autofit.strategies import members
@@ -110,7 +111,7 @@ class Fit:
         Raises:
             UsageError: no chart has this name, or the search kept no values for it.
         """
-        return plot(assembled(self._source()), kind)
+        return plot(self._report(), kind)
 
     def prepare(
         self,
@@ -209,7 +210,7 @@ class Fit:
         """
         kind = writing.format_of(path)
         writing.check_replaceable(path, force=force)
-        writing.write(writing.rendered(assembled(self._source()), kind), path, force=force)
+        writing.write(writing.rendered(self._report(), kind), path, force=force)
 
     def export(self, target: str) -> Export:
         """Returns the plan as code or settings for another framework, with the knobs that it cannot express.
@@ -219,11 +220,10 @@ class Fit:
         """
         return exporters.by_name(target).export(self.recommendation)
 
-    def _source(self) -> sources.Source:
-        """Returns what a report is made of: what the search handed over, or what its study holds after `load`."""
+    def _report(self) -> Report:
         if self.result is not None and self.result.recommendation is not None:
-            return sources.of_result(self.result, self.plan_file)
-        return sources.of_recommendation(self.recommendation, self.plan_file)
+            return assembled(sources.of_result(self.result, self.plan_file))
+        return assembled(sources.of_recommendation(self.recommendation, self.plan_file))
 
     def _setting(self, name: str) -> str | None:
         return self.recommendation.environment.settings.get(name)

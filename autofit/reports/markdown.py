@@ -214,7 +214,8 @@ def _named(role: str) -> str:
 
 
 def _role(row: PlanRow) -> str:
-    return f"**{row.role}**" if row.role else ""
+    also = ", baseline" if row.is_baseline and row.role == "recommended" else ""
+    return f"**{row.role}{also}**" if row.role else ""
 
 
 def _rate(row: PlanRow) -> str:

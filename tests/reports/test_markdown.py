@@ -35,6 +35,12 @@ def test_it_has_every_part_of_the_report(found: Report) -> None:
     assert "```sh\nautofit tune train.py:make_unet\n```" in document
 
 
+def test_a_baseline_that_is_recommended_is_named_as_both(found: Report) -> None:
+    assert found.recommended is not None
+    own = found.recommended.model_copy(update={"is_baseline": True})
+    assert "| **recommended, baseline** |" in to_markdown(found.model_copy(update={"rows": (own, *found.rows[1:])}))
+
+
 def test_every_row_of_a_table_has_as_many_cells_as_its_head(found: Report) -> None:
     for table in re.findall(r"(?:^\|.*\|\n)+", to_markdown(found), re.MULTILINE):
         counts = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}

@@ -22,13 +22,20 @@ def _tiles(report: Report) -> list[Markup]:
     if best is not None:
         found += _answer_tiles(report, best, baseline)
     else:
-        lightest = min((row.peak_bytes for row in report.rows if row.peak_bytes), default=None)
-        note = f"lightest plan that ran: {format_bytes(lightest)}" if lightest else "no plan ran to its end"
         found.append(_tile("Recommendation", "none", "no plan fits the budget", "bad"))
-        found.append(_tile("Memory budget", format_bytes(report.budget_bytes), note))
+        found.append(_tile("Memory budget", format_bytes(report.budget_bytes), _lightest(report)))
     plans = len(report.rows)
     note = f"in {format_duration(report.duration_s)}" if report.duration_s else "tried, skipped or refused"
     return [*found, _tile("Search", f"{plans:,} {'plan' if plans == 1 else 'plans'}", note)]
+
+
+def _lightest(report: Report) -> str:
+    """Returns how much memory the lightest plan needs, as measured or as estimated."""
+    measured = min((row.peak_bytes for row in report.rows if row.peak_bytes), default=None)
+    if measured is not None:
+        return f"the lightest plan that ran took {format_bytes(measured)}"
+    estimated = min((row.estimate.value_bytes for row in report.rows if row.estimate is not None), default=None)
+    return "no plan ran to its end" if estimated is None else f"lowest estimated peak: {format_bytes(estimated)}"
 
 
 def _answer_tiles(report: Report, best: PlanRow, baseline: PlanRow | None) -> list[Markup]:
@@ -38,7 +45,7 @@ def _answer_tiles(report: Report, best: PlanRow, baseline: PlanRow | None) -> li
     elif best.gain is None:
         found.append(_tile("Gain", "–", "the baseline was not measured within the budget"))
     else:
-        found.append(_tile("Gain", f"{best.gain.value:.2f}x", interval(best.gain), "good"))
+        found.append(_tile("Gain", f"{best.gain.value:.2f}x", interval(best.gain), "good" if best.gain.low > 1 else ""))
     if best.rate_per_s is not None:
         before = _before(baseline, lambda row: short_number(row.rate_per_s) if row.rate_per_s else None)
         found.append(_tile("Throughput", f"{short_number(best.rate_per_s)}", f"{report.unit}/s{before}"))
@@ -62,7 +69,7 @@ def interval(gain: Ratio) -> str:
     """Returns where a ratio comes from: its interval and pairs, or that the plans did not race."""
     if not gain.pairs:
         return "over the baseline, from separate runs"
-    return f"over the baseline; 95 % interval {gain.low:.2f} to {gain.high:.2f}"
+    return f"over the baseline; 95\u00a0% interval {gain.low:.2f} to {gain.high:.2f}"
 
 
 def _tile(name: str, value: str, note: str, kind: str = "") -> Markup:

@@ -1,5 +1,7 @@
 """The table of all plans: sorted and filtered in the page by its script, and complete without one."""
 
+from collections.abc import Collection
+
 from autofit.core.units import format_bytes, format_duration, short_number
 from autofit.reports.html.parts import LABEL, REASON, scrolled
 from autofit.reports.markup import Markup, element, joined, shortened
@@ -11,22 +13,29 @@ _STATUS = {"measured": "ok", "skipped": "none", "interrupted": "none"}
 
 
 def plans_table(report: Report) -> Markup:
-    """Returns the controls and the table of all plans, one row each."""
+    """Returns the controls and the table of all plans, one row each. Columns without any value are left out."""
     most = REASON if len(report.rows) < _MANY else _CUT
-    heads = element("tr", joined(_head(name, kind) for name, kind in _columns(report)))
-    body = joined(_row(row, most) for row in report.rows)
+    columns = _columns(report)
+    heads = element("tr", joined(_head(name, kind) for name, kind in columns.items()))
+    body = joined(_row(row, columns, most) for row in report.rows)
     caption = element("caption", "All plans, best first", class_="hidden")
     table = element("table", caption, element("thead", heads), element("tbody", body), id="plans-table")
     return joined([_controls(report), scrolled(table, "All plans", "scroll plans")])
 
 
-def _columns(report: Report) -> list[tuple[str, str]]:
-    """Returns the names of the columns with how they sort: as "number" or as "text"."""
-    return [
-        ("#", "number"), ("Batch", "number"), ("Plan", "text"), (f"{report.unit.capitalize()}/s", "number"),
-        ("Gain", "number"), ("Peak", "number"), ("Estimated", "number"), ("Status", "text"), ("Reason", "text"),
-        ("Took", "number"),
-    ]  # fmt: skip
+def _columns(report: Report) -> dict[str, str]:
+    """Returns the columns that are shown, with how each sorts: as "number" or as "text"."""
+    empty = {
+        "Rate": all(row.rate_per_s is None for row in report.rows),
+        "Gain": all(row.gain is None for row in report.rows),
+        "Peak": all(row.peak_bytes is None for row in report.rows),
+        "Estimated": all(row.estimate is None for row in report.rows),
+        "Reason": not any(row.reason for row in report.rows),
+        "Took": not any(row.duration_s for row in report.rows),
+    }
+    names = ("#", "Batch", "Plan", "Rate", "Gain", "Peak", "Estimated", "Status", "Reason", "Took")
+    shown = [f"{report.unit.capitalize()}/s" if name == "Rate" else name for name in names if not empty.get(name)]
+    return {name: "text" if name in ("Plan", "Status", "Reason") else "number" for name in shown}
 
 
 def _head(name: str, kind: str) -> Markup:
@@ -35,28 +44,40 @@ def _head(name: str, kind: str) -> Markup:
     return element("th", paper, button, scope="col", data_sort=kind, aria_sort="ascending" if name == "#" else None)
 
 
-def _row(row: PlanRow, most: int) -> Markup:
+def _row(row: PlanRow, columns: Collection[str], most: int) -> Markup:
     role = {"recommended": "recommended", "baseline": "baseline"}.get(row.role, "baseline" if row.is_baseline else "")
     badge = element("span", role, class_=f"badge {role}") if role else None
     label = shortened(row.combination, LABEL if most == REASON else _CUT)
-    batch = f"{row.micro_batch_size:,}" + (f" × {row.accumulation_steps:,}" if row.accumulation_steps > 1 else "")
     estimate = None if row.estimate is None else row.estimate.value_bytes
-    status = f"{row.status}, earlier search" if row.earlier else row.status
-    cells = [
-        element("td", str(row.rank)),
-        element("td", batch),
-        element("th", badge, Markup(" ") if badge else None, label, scope="row"),
-        element("td", "–" if row.rate_per_s is None else short_number(row.rate_per_s)),
-        element("td", "–" if row.gain is None else f"{row.gain.value:.2f}x"),
-        _cell(row.peak_bytes, "–" if row.peak_bytes is None else format_bytes(row.peak_bytes)),
-        _cell(estimate, "–" if estimate is None else format_bytes(estimate)),
-        element(
-            "td", status, class_=f"st {_STATUS.get(row.status, 'bad')}", data_s=row.status if row.earlier else None
-        ),
-        element("td", shortened(row.reason, most) if row.reason else ""),
-        _cell(row.duration_s, format_duration(row.duration_s) if row.duration_s else "–"),
-    ]
-    return element("tr", *cells, id=f"p{row.rank}", class_=role or None)
+    rate = element("td", "–" if row.rate_per_s is None else short_number(row.rate_per_s))
+    cells = {
+        "#": element("td", str(row.rank)),
+        "Batch": element("td", _batch(row)),
+        "Plan": element("th", badge, Markup(" ") if badge else None, label, scope="row"),
+        "Samples/s": rate,
+        "Tokens/s": rate,
+        "Gain": element("td", "–" if row.gain is None else f"{row.gain.value:.2f}x"),
+        "Peak": _cell(row.peak_bytes, "–" if row.peak_bytes is None else format_bytes(row.peak_bytes)),
+        "Estimated": _cell(estimate, "–" if estimate is None else format_bytes(estimate)),
+        "Status": _status(row),
+        "Reason": element("td", shortened(row.reason, most) if row.reason else "", class_="why"),
+        "Took": _cell(row.duration_s, format_duration(row.duration_s) if row.duration_s else "–"),
+    }
+    shown = (cell for name, cell in cells.items() if name in columns)
+    return element("tr", *shown, id=f"p{row.rank}", class_=role or None)
+
+
+def _batch(row: PlanRow) -> str:
+    """Returns the micro batch size of a plan, times its accumulation steps if there are several."""
+    steps = row.accumulation_steps
+    return f"{row.micro_batch_size:,} × {steps:,}" if steps > 1 else f"{row.micro_batch_size:,}"
+
+
+def _status(row: PlanRow) -> Markup:
+    text = f"{row.status}, earlier search" if row.earlier else row.status
+    return element(
+        "td", text, class_=f"st {_STATUS.get(row.status, 'bad')}", data_s=row.status if row.earlier else None
+    )
 
 
 def _cell(value: float | None, text: str) -> Markup:

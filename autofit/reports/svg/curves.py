@@ -4,7 +4,7 @@ from autofit.core.units import short_number
 from autofit.reports.report import PlanRow, Report, SpeedCurve
 from autofit.reports.svg.chart import Chart, DataTable
 from autofit.reports.svg.drawing import FONT, Drawing, Format
-from autofit.reports.svg.lettering import Box, fitted, spread, wrapped
+from autofit.reports.svg.lettering import Box, spread, wrapped
 from autofit.reports.svg.marks import LINE, axes, key, margin, plan_keys, point, thinned
 from autofit.reports.svg.scales import AxisScale, power_ticks, rate_ticks, span
 
@@ -19,12 +19,12 @@ def draw(report: Report, form: Format) -> Drawing:
     sizes = [size for curve in curves for size in _sizes(report, curve)]
     slow, fast = span([rate for curve in curves for _, rate in _points(report, curve)])
     rates = rate_ticks(slow, fast, 5)
-    top = key(drawing, plan_keys(report), 2) + 34
+    top = key(drawing, plan_keys(report, {rank for curve in curves for rank in curve.ranks}), 2) + 34
     misses = any(_miss(report, curve) for curve in curves)
     bottom = top + (240 if form.narrow else 320)
     lane = bottom + (26 if misses else 0)
     area = Box(margin(rates), top, form.width - (30 if form.narrow else 250), lane)
-    x = AxisScale(min(sizes) / 1.15, max(sizes) * 1.15, area.left, area.right, log2=True)
+    x = AxisScale(max(min(sizes), 1) / 1.15, max(*sizes, 1) * 1.15, area.left, area.right, log2=True)
     y = AxisScale(slow, fast, bottom, top)
     ticks = power_ticks(x.low, x.high, 5 if form.narrow else 9)
     axes(drawing, area, (x, ticks, "micro batch size"), (y, rates, f"{report.unit} per second"))
@@ -103,9 +103,9 @@ def _lines(
 def _names(drawing: Drawing, curves: list[SpeedCurve], ends: list[tuple[float, float]], area: Box) -> None:
     """Writes the combinations beside the ends of their curves."""
     left = area.right + 26
-    lines = [wrapped(curve.combination, FONT, drawing.format.width - left, 2) for curve in curves]
-    gap = 2 * LINE + 4 if any(len(text) > 1 for text in lines) else LINE + 4
-    at = spread([y for _, y in ends], gap, area.top, area.bottom)
+    lines = [wrapped(curve.combination, FONT, drawing.format.width - left, 3) for curve in curves]
+    heights = [len(text) * (LINE - 2) + 7 for text in lines]
+    at = spread([y for _, y in ends], heights, area.top, area.bottom)
     for place, (text, y) in enumerate(zip(lines, at, strict=True)):
         end_x, end_y = ends[place]
         drawing.polyline([(end_x + 6, end_y), (area.right + 6, y), (left - 5, y)], "af-leader")
@@ -117,17 +117,20 @@ def _letters(
     drawing: Drawing, curves: list[tuple[SpeedCurve, int]], ends: list[tuple[float, float]], area: Box
 ) -> None:
     """Writes a letter at the end of each curve, and below the chart what it stands for."""
-    at = spread([y for _, y in ends], LINE, area.top, area.bottom)
+    at = spread([y for _, y in ends], [LINE] * len(ends), area.top, area.bottom)
     for place, y in enumerate(at):
         end_x, end_y = ends[place]
         drawing.polyline([(end_x + 6, end_y), (area.right + 4, y), (area.right + 10, y)], "af-leader")
         drawing.text(area.right + 14, y + 4.5, "ABCDEFG"[place], "af-strong")
+    y = drawing.height + 16
     for place, (curve, series) in enumerate(curves):
-        y = drawing.height + 16 + place * (LINE + 3)
         drawing.line(0, y - 4, 26, y - 4, f"af-line af-s{series}")
         drawing.text(34, y, "ABCDEFG"[place], "af-strong")
-        drawing.text(50, y, fitted(curve.combination, FONT, drawing.format.width - 50))
-    drawing.height += len(curves) * (LINE + 3) + 10
+        for line in wrapped(curve.combination, FONT, drawing.format.width - 50, 3):
+            drawing.text(50, y, line)
+            y += LINE - 1
+        y += 5
+    drawing.height = y
 
 
 def _about(report: Report, curves: list[SpeedCurve]) -> str:

@@ -20,8 +20,9 @@ def draw(report: Report, form: Format) -> Drawing:
     drawing = Drawing(form, _about(rows))
     low, high = span([float(value) for row in rows for value in (_estimated(row), row.peak_bytes or 0)], 0.08)
     ticks = byte_ticks(low, high, 3 if form.narrow else 6)
-    others = [("af-pt", "other plan")] if len(rows) > len(plan_keys(report)) else []
-    top = key(drawing, [*plan_keys(report), *others], 2) + 34
+    known = plan_keys(report, {row.rank for row in rows})
+    others = [("af-pt", "other plan")] if len(rows) > len(known) else []
+    top = key(drawing, [*known, *others], 2) + 34
     side = 250.0 if form.narrow else 360.0
     left = margin(ticks)
     area = Box(left, top, min(form.width - 14, left + 1.7 * side), top + side)

@@ -65,7 +65,7 @@ def _memory_span(report: Report, rows: list[PlanRow]) -> tuple[float, float]:
 
 def _keys(report: Report, rows: list[PlanRow], refused: list[tuple[float, PlanRow]]) -> list[tuple[str, str]]:
     others = [row for row in rows if not row.role and not row.is_baseline]
-    found = plan_keys(report)
+    found = plan_keys(report, {row.rank for row in rows})
     found += [("af-pt af-front", "on the Pareto front")] if any(row.on_front for row in others) else []
     found += [("af-pt", "other plan")] if any(not row.on_front for row in others) else []
     return [*found, ("af-pt af-x", "did not fit")] if refused else found

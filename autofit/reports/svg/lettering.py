@@ -1,13 +1,16 @@
 """Lettering: how wide a text will be, cutting and wrapping it, and places for labels that do not overlap."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from autofit.core.printable import one_line
 from autofit.reports.markup import shortened
 
 _NARROW, _WIDE = frozenset("iljtfrI.,:;'|!()[]/ "), frozenset("mwMW@%—=+<>×~→…")
 _LONGEST = 400
+_BREAKS = re.compile(r"(?<=[=_.])")
 
 
 def text_width(text: str, size: float) -> float:
@@ -40,37 +43,63 @@ def fitted(text: str, size: float, width: float) -> str:
 
 
 def wrapped(text: str, size: float, width: float, most: int) -> list[str]:
-    """Returns `text` as at most `most` lines that fit `width`; the last one is cut if needed."""
+    """Returns `text` as at most `most` lines that fit `width`; the last one is cut if needed.
+
+    Lines end at a space or, in a word that is too long for a line, behind "=", "_" or ".".
+    """
     lines = [""]
-    words = one_line(text[:_LONGEST]).split(" ")
+    words = [
+        part
+        for word in one_line(text[:_LONGEST]).split(" ")
+        for part in (_BREAKS.split(f"{word} ") if text_width(word, size) > width else [f"{word} "])
+        if part.strip()
+    ]
     for place, word in enumerate(words):
-        longer = f"{lines[-1]} {word}".lstrip()
-        if text_width(longer, size) <= width or not lines[-1]:
+        longer = f"{lines[-1]}{word}"
+        if text_width(longer.rstrip(), size) <= width or not lines[-1]:
             lines[-1] = longer
         elif len(lines) < most:
             lines.append(word)
         else:
-            lines[-1] = " ".join([lines[-1], *words[place:]])
+            lines[-1] = "".join([lines[-1], *words[place:]])
             break
-    return [fitted(line, size, width) for line in lines]
+    return [fitted(line.rstrip(), size, width) for line in lines]
 
 
-def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Returns positions near the wanted ones, at least `gap` apart and between `low` and `high` where that is possible.
+def spread(wanted: Sequence[float], heights: Sequence[float], low: float, high: float) -> list[float]:
+    """Returns positions near the wanted ones, in their order, for labels that do not overlap.
 
-    The order of the positions is that of `wanted`.
+    Args:
+        wanted: where the middle of each label should be.
+        heights: of each label, with the space around it.
+        low: the first position that is allowed.
+        high: the last position that is allowed, if there is room for all labels.
     """
-    order = sorted(range(len(wanted)), key=lambda index: wanted[index])
+    groups = list[list[int]]()
+    tops = list[float]()
+    for index in sorted(range(len(wanted)), key=lambda index: wanted[index]):
+        group = [index]
+        top = _settled(group, wanted, heights, low, high)
+        while groups and tops[-1] + sum(heights[member] for member in groups[-1]) > top:
+            tops.pop()
+            group = groups.pop() + group
+            top = _settled(group, wanted, heights, low, high)
+        groups.append(group)
+        tops.append(top)
     placed = list(wanted)
-    least = low
-    for index in order:
-        placed[index] = least = max(wanted[index], least)
-        least += gap
-    most = high
-    for index in reversed(order):
-        placed[index] = most = min(placed[index], most)
-        most -= gap
+    for group, top in zip(groups, tops, strict=True):
+        ends = accumulate(heights[member] for member in group)
+        for member, end in zip(group, ends, strict=True):
+            placed[member] = top + end - heights[member] / 2
     return placed
+
+
+def _settled(group: Sequence[int], wanted: Sequence[float], heights: Sequence[float], low: float, high: float) -> float:
+    """Returns the top of labels that stand one below the other, so that they are near where they should be."""
+    ends = list(accumulate(heights[member] for member in group))
+    tops = [wanted[member] + heights[member] / 2 - end for member, end in zip(group, ends, strict=True)]
+    highest, lowest = low - heights[group[0]] / 2, high + heights[group[-1]] / 2 - ends[-1]
+    return min(max(sum(tops) / len(tops), highest), max(lowest, highest))
 
 
 @dataclass(frozen=True, slots=True)

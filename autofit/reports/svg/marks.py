@@ -1,6 +1,6 @@
 """Marks: axes, keys and the points of plans, the same in all charts."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from autofit.core.units import format_bytes, short_number
 from autofit.reports.markup import element, number, shortened
@@ -142,14 +142,14 @@ def _shape(drawing: Drawing, x: float, y: float, kind: str) -> None:
         drawing.line(x - 8, y, x + 8, y, kind)
 
 
-def plan_keys(report: Report) -> list[tuple[str, str]]:
-    """Returns the entries of a key for the recommended plan and the baseline, as far as they are shown."""
+def plan_keys(report: Report, drawn: Collection[int]) -> list[tuple[str, str]]:
+    """Returns the entries of a key for the recommended plan and the baseline, if their ranks are among the drawn."""
     recommended, baseline = report.recommended, report.baseline
     found = []
-    if recommended is not None:
+    if recommended is not None and recommended.rank in drawn:
         same = "recommended: the baseline" if recommended.is_baseline else "recommended plan"
         found.append(("af-pt af-rec", same))
-    if baseline is not None and baseline.role != "recommended":
+    if baseline is not None and baseline.role != "recommended" and baseline.rank in drawn:
         found.append(("af-pt af-base", "baseline"))
     return found
 

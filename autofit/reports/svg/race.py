@@ -20,7 +20,7 @@ def draw(report: Report, form: Format) -> Drawing:
     area = Box(names + 8, 42, form.width - (8 if form.narrow else _FIGURES + 12), 0)
     low, high = _span(report)
     x = AxisScale(low, high, area.left, area.right)
-    row_height = 62.0 if form.narrow else 48.0
+    row_height = 62.0 if form.narrow else 58.0
     bottom = area.top + 8 + row_height * len(report.race)
     _ground(drawing, report, x, area.top, bottom)
     for place, racer in enumerate(report.race):

@@ -83,7 +83,13 @@ def rate_ticks(low: float, high: float, count: int) -> list[tuple[float, str]]:
 
 
 def power_ticks(low: float, high: float, most: int) -> list[tuple[float, str]]:
-    """Returns the powers of two between `low` and `high`, or each second or third one if there are more than `most`."""
+    """Returns the powers of two between `low` and `high`, or each second or third one if there are more than `most`.
+
+    If there is none, the middle of the span is the only tick.
+    """
     first, last = math.ceil(math.log2(low) - 1e-9), math.floor(math.log2(high) + 1e-9)
     step = max(math.ceil((last - first + 1) / max(most, 1)), 1)
+    if last < first:
+        middle = round(math.sqrt(low * high))
+        return [(float(middle), f"{middle:,}")]
     return [(float(2**power), f"{2**power:,}") for power in range(first, last + 1, step)]

@@ -72,20 +72,24 @@ def _panel(drawing: Drawing, plan: PlanMemory, area: Box, y: AxisScale) -> None:
     drawing.polyline(steps, f"af-line-{style}")
     drawing.line(area.left, area.bottom, area.right, area.bottom, "af-axis")
     top = max(live)
-    _peak(drawing, x(live.index(top) + 0.5), y(top), f"{format_bytes(top)} live", area, style)
-    if profile.peak_bytes > 1.02 * top:
+    more = profile.peak_bytes > 1.02 * top
+    below = 16 if more else -6  # what comes on top of live tensors is drawn above them
+    _peak(drawing, (x(live.index(top) + 0.5), y(top)), f"{format_bytes(top)} live", below, area, style)
+    if more:
         at = y(profile.peak_bytes)
         drawing.line(area.left, at, area.right, at, "af-peak")
-        more = "" if drawing.format.narrow else " with the allocator's cache and context"
-        text = f"peak {format_bytes(profile.peak_bytes)}{more}"
+        extra = "" if drawing.format.narrow else " with the allocator's cache and context"
+        text = f"peak {format_bytes(profile.peak_bytes)}{extra}"
         drawing.text(area.left + 6, at - 5, fitted(text, SMALL, area.right - area.left - 12), "af-note")
 
 
-def _peak(drawing: Drawing, x: float, y: float, text: str, area: Box, style: str) -> None:
+def _peak(drawing: Drawing, at: tuple[float, float], text: str, below: float, area: Box, style: str) -> None:
+    """Marks the highest point, with its label the given distance below it."""
+    x, y = at
     drawing.add("circle", class_=f"af-bar-{style}", cx=x, cy=y, r=3.5)
     width = text_width(text, SMALL)
     right = x + 8 + width < area.right
-    drawing.text(x + 8 if right else x - 8, y + 16, text, "af-note", "" if right else "end")
+    drawing.text(x + 8 if right else x - 8, y + below, text, "af-note", "" if right else "end")
 
 
 def _about(report: Report) -> str:

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import random
 import re
 import subprocess
 import sys
@@ -121,6 +122,40 @@ def test_hostile_texts_are_text() -> None:
     assert "\x1b" not in found
     longest = max(len(run) for run in re.findall("A+", found))
     assert longest <= CODE
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_values_can_be_drawn(seed: int) -> None:
+    noise = random.Random(seed)
+    report = samples.typical(unit=noise.choice(["samples", "tokens"]), budget_bytes=noise.choice([1, 2**20, 2**50]))
+    rows = []
+    for one in report.rows[: noise.choice([1, 3, len(report.rows)])]:
+        values = {
+            "micro_batch_size": noise.choice([0, 1, 7, 24, 10**6]),
+            "accumulation_steps": noise.choice([1, 10**5]),
+            "rate_per_s": noise.choice([None, 0.0, 1e-9, 123.0, 1e12]),
+            "peak_bytes": noise.choice([None, 0, 1, 2**20, 2**50]),
+            "gain": noise.choice([None, one.gain]),
+            "estimate": noise.choice([None, one.estimate]),
+        }
+        rows.append(one.model_copy(update=values))
+    ranks = {row.rank for row in rows if row.rate_per_s is not None}
+    curves = [curve.model_copy(update={"ranks": tuple(ranks & set(curve.ranks))}) for curve in report.curves]
+    changed = report.model_copy(
+        update={
+            "rows": tuple(rows),
+            "curves": tuple(curve for curve in curves if curve.ranks),
+            "race": tuple(racer for racer in report.race if racer.rank in ranks),
+        }
+    )
+    reader = Reader(render(changed))
+    assert (reader.open, reader.wrong) == ([], [])
+
+
+def test_a_report_without_any_plan_can_be_drawn() -> None:
+    nothing = dict.fromkeys(("rows", "curves", "race", "memory", "caveats", "gates", "refused", "left_out"), ())
+    empty = samples.typical().model_copy(update=nothing)
+    assert "0 plans" in render(empty)
 
 
 def test_the_same_report_makes_the_same_page() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from autofit.reports.html.plans import plans_table
 from autofit.reports.report import Report
-from tests.reports.samples import HOSTILE, hostile, large, typical
+from tests.reports.samples import infeasible, large, typical
 from tests.reports.xml_tree import tree
 
 
@@ -40,6 +40,18 @@ def test_cells_in_units_carry_the_value_that_they_are_sorted_by() -> None:
     report = typical()
     cells = table(report).getElementsByTagName("tr")[1].childNodes
     assert [cells[5].getAttribute("data-v"), cells[9].getAttribute("data-v")] == [str(report.row(1).peak_bytes), "6.4"]
+
+
+def test_columns_without_any_value_are_left_out() -> None:
+    heads = [
+        words(cell) for cell in table(infeasible()).getElementsByTagName("thead")[0].getElementsByTagName("button")
+    ]
+    assert heads == ["#", "Batch", "Plan", "Estimated", "Status", "Reason", "Took"]
+    made = table(infeasible()).getElementsByTagName("tr")
+    assert {len(row.childNodes) for row in made} == {len(heads)}
+    tokens = typical(unit="tokens")
+    assert "Tokens/s" in words(table(tokens).getElementsByTagName("thead")[0])
+    assert [words(cell) for cell in table(tokens).getElementsByTagName("tr")[1].childNodes][3] == "512"
 
 
 def test_the_status_can_be_chosen_with_its_count() -> None:

@@ -34,9 +34,13 @@ def test_wrapping_loses_no_word_that_has_room() -> None:
     assert " ".join(wrapped(LONG, 13, 280, 4)) == LONG
 
 
+def test_a_word_that_is_too_long_breaks_behind_a_sign_and_keeps_its_value() -> None:
+    assert wrapped("a, optimizer_implementation=foreach", 13, 224, 3) == ["a, optimizer_implementation=", "foreach"]
+
+
 @pytest.mark.parametrize("wanted", [[10.0, 11.0, 12.0], [95.0, 96.0, 97.0], [50.0, 10.0, 50.0, 90.0], [5.0]])
 def test_positions_are_apart_in_bounds_and_in_order(wanted: list[float]) -> None:
-    found = spread(wanted, 15, 0, 100)
+    found = spread(wanted, [15.0] * len(wanted), 0, 100)
     assert all(after - before >= 15 - 1e-9 for before, after in pairwise(sorted(found)))
     assert min(found) >= 0
     assert max(found) <= 100
@@ -44,8 +48,12 @@ def test_positions_are_apart_in_bounds_and_in_order(wanted: list[float]) -> None
     assert [at for _, at in pairs] == sorted(found)
 
 
+def test_a_higher_label_has_more_room() -> None:
+    assert spread([50.0, 51.0, 52.0], [10.0, 30.0, 10.0], 0, 100) == [31.0, 51.0, 71.0]
+
+
 def test_positions_that_are_far_apart_stay() -> None:
-    assert spread([10.0, 40.0, 80.0], 15, 0, 100) == [10.0, 40.0, 80.0]
+    assert spread([10.0, 40.0, 80.0], [15.0] * 3, 0, 100) == [10.0, 40.0, 80.0]
 
 
 def test_a_label_stands_beside_its_point() -> None:

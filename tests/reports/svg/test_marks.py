@@ -65,10 +65,12 @@ def test_a_key_uses_more_lines_where_it_is_narrow() -> None:
     assert key(Drawing(NARROW, ""), entries, 0) > key(Drawing(WIDE, ""), entries, 0)
 
 
-def test_keys_name_the_plans_that_there_are() -> None:
-    assert [text for _, text in plan_keys(TYPICAL)] == ["recommended plan", "baseline"]
-    assert [text for _, text in plan_keys(kept())] == ["recommended: the baseline"]
-    assert [kind for kind, _ in plan_keys(infeasible())] == []
+def test_keys_name_the_plans_that_are_drawn() -> None:
+    every = range(1, 20)
+    assert [text for _, text in plan_keys(TYPICAL, every)] == ["recommended plan", "baseline"]
+    assert [text for _, text in plan_keys(TYPICAL, [2, 3])] == []
+    assert [text for _, text in plan_keys(kept(), every)] == ["recommended: the baseline"]
+    assert [kind for kind, _ in plan_keys(infeasible(), every)] == []
 
 
 def test_a_budget_far_beyond_the_plans_does_not_stretch_an_axis() -> None:

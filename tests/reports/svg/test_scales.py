@@ -65,5 +65,9 @@ def test_ticks_of_powers_are_thinned() -> None:
     assert [value for value, _ in power_ticks(0.9, 1100, 4)] == [1, 8, 64, 512]
 
 
+def test_a_span_without_a_power_of_two_has_a_tick_in_its_middle() -> None:
+    assert power_ticks(24 / 1.15, 24 * 1.15, 5) == [(24.0, "24")]
+
+
 def test_ticks_of_rates_have_thousands_marked() -> None:
     assert [label for _, label in rate_ticks(0, 60_000, 3)] == ["0", "20,000", "40,000", "60,000"]
