@@ -4,7 +4,7 @@ from typing import Any
 
 from autofit.reports.html.plans import plans_table
 from autofit.reports.report import Report
-from tests.reports.samples import infeasible, large, typical
+from tests.reports.samples import HOSTILE, hostile, infeasible, large, typical
 from tests.reports.xml_tree import tree
 
 
