@@ -123,7 +123,7 @@ def test_pointing_at_a_point_shows_its_plan(page: Browser) -> None:
     from selenium.webdriver import ActionChains  # noqa: PLC0415
 
     ActionChains(page.driver).move_to_element(element(page, POINT)).perform()
-    assert "128 × 2, recommended precision=bf16, compile=default, checkpointing=blocks" in tip(page)
+    assert "micro batch 128 × 2: precision=bf16, compile=default, checkpointing=blocks (recommended)" in tip(page)
     assert "15.12 GiB" in tip(page)
     assert page.run("return document.querySelectorAll('.wide .af-pt.on').length") > 1  # in the other charts too
     ActionChains(page.driver).move_to_element(element(page, "#caveats")).perform()

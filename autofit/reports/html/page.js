@@ -73,9 +73,12 @@
   const tip = $("#tip");
   let current = null;
   const aboutPlan = (rank) => {
-    const cells = [...document.getElementById(`p${rank}`).cells].map((cell) => cell.textContent.trim());
+    const row = document.getElementById(`p${rank}`);
+    const cells = [...row.cells].map((cell) => cell.textContent.trim());
     const facts = names.map((name, place) => [name, cells[place]]);
-    return { label: `${cells[1]}, ${cells[2]}`, facts: facts.slice(3).filter(([, value]) => value && value !== "–") };
+    const plan = row.cells[2].lastChild.textContent.trim();
+    const role = $(".badge", row)?.textContent ?? plan;
+    return { label: `micro batch ${cells[1]}: ${plan}${role === plan ? "" : ` (${role})`}`, facts: facts.slice(3).filter(([, value]) => value && value !== "–") };
   };
   const fillTip = (rank) => {
     const { label, facts } = aboutPlan(rank);
