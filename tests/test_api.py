@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import autofit
 from autofit import devices
 from autofit.core.briefing import Options
-from autofit.core.event import Event
 from autofit.core.measurement import Memory
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
@@ -24,6 +23,7 @@ from autofit.core.trial import Purpose
 from autofit.devices.base import Capability
 from autofit.guard import digest_of
 from autofit.probing.local_bench import LocalBench
+from autofit.search.event import Event
 from autofit.workloads.workload import Workload
 from tests.fakes import notes
 from tests.probing import targets
@@ -186,7 +186,6 @@ def test_inference_runs_the_forward_pass_alone() -> None:
     assert set(fit.proof.phases_s) <= {"transfer", "forward"}
     assert fit.plan.accumulation_steps == 1
     with fit.prepare(model.eval(), targets.vectors()) as step:
-        assert step.loader is not None
         batch = next(iter(step.loader))
         output = step(batch)
         assert step.optimizer is None

@@ -24,10 +24,10 @@ from autofit.core.errors import (
     UserCodeError,
     WorkloadError,
 )
-from autofit.core.event import Event
 from autofit.core.trial import Purpose
 from autofit.guard import Guard, digest_of
 from autofit.probing.local_bench import LocalBench
+from autofit.search.event import Event
 from autofit.study import Study
 from tests.fakes import FakeTime
 from tests.probing import targets
@@ -277,7 +277,7 @@ def test_a_study_in_a_place_that_cannot_be_written_is_refused(tmp_path: Path) ->
     [
         (None, "Check the path"),
         ("schema: autofit.plan/9\n", "newer autofit"),
-        ("schema: autofit.plan/1\nplan: {}\n", "Make the file again"),
+        ("schema: autofit.plan/1\nplan: {}\n", "Create the file again"),
         ("plan: [", "not readable as YAML"),
         ("", "expected a mapping"),
         ("weights: 1", "found no `schema`"),

@@ -1,6 +1,7 @@
 """A Fit trains as it says: the same numbers as a loop written by hand, from memory or from a plan file."""
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,6 @@ def test_it_trains_exactly_as_a_loop_written_by_hand(fit: Fit, norm: float | Non
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     step = fit.prepare(model, seeded(8), optimizer, scheduler=scheduler, max_grad_norm=norm)
-    assert step.loader is not None
     assert len(step.loader) == 4
     assert [step(batch).item() for batch in step.loader] == pytest.approx(losses, rel=1e-6)
     assert step.optimizer is optimizer
@@ -110,7 +110,6 @@ def test_the_clipping_that_was_tuned_with_is_kept_unless_another_is_given(tuned:
         by_hand(expected, torch.optim.SGD(expected.parameters(), lr=0.5), norm=norm)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         with chosen.prepare(model, seeded(8), optimizer, loss_fn=F.cross_entropy, max_grad_norm=given) as step:
-            assert step.loader is not None
             for part in step.loader:
                 step(part)
         assert equal(model, expected)
@@ -125,7 +124,6 @@ def test_a_scaler_of_the_users_is_used(fit: Fit) -> None:
     model, expected = targets.mlp(), targets.mlp()
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
     with fit.prepare(model, seeded(8), lambda params: torch.optim.SGD(params, lr=0.1), scaler=scaler) as step:
-        assert step.loader is not None
         for batch in step.loader:
             step(batch)
     assert scaler.get_scale() == 8.0 * 2**4
@@ -152,7 +150,6 @@ def test_closing_takes_the_plan_off_the_modules(tuned: Fit) -> None:
     before = looks(model), {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
     step = changed.prepare(model, targets.sentences((6,)), optimizer)
     assert looks(model) != before[0]
-    assert step.loader is not None
     step(next(iter(step.loader)))
     step.close()
     assert (looks(model), {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}) == before
@@ -176,7 +173,6 @@ def test_a_saved_plan_gives_the_same_step(fit: Fit, tmp_path: Path) -> None:
             assert step.plan == fit.plan
             assert step.optimizer is not None
             assert step.optimizer.param_groups[0]["fused"] is True
-            assert step.loader is not None
             for batch in step.loader:
                 step(batch)
     assert equal(*models)
@@ -229,7 +225,6 @@ def test_gradients_from_before_do_not_enter_the_first_step(fit: Fit) -> None:
     model(torch.randn(4, 8)).sum().backward()
     for one in (model, other):
         with fit.prepare(one, seeded(8), loss_fn=F.cross_entropy) as step:
-            assert step.loader is not None
             step(next(iter(step.loader)))
     assert equal(model, other)
 
@@ -272,6 +267,30 @@ def test_the_export_is_python_that_names_the_plan(fit: Fit) -> None:
     assert "fused" in export.text
     with pytest.raises(UsageError, match=r"python"):
         fit.export("abacus")
+
+
+def test_a_report_has_the_search_although_its_study_was_in_memory(tuned: Fit, tmp_path: Path) -> None:
+    tuned.report(tmp_path / "autofit.json")
+    found = json.loads((tmp_path / "autofit.json").read_text())
+    assert found["title"] == type(targets.mlp()).__name__
+    assert all("not traced" in part for part in found["missing"])
+    assert found["command"].startswith("autofit.tune(model, loader, loss_fn=cross_entropy, global_batch_size=")
+    assert "study=':memory:'" in found["command"]
+    assert "baseline" in [part["role"] for part in found["memory"]]
+    assert any(gate["name"] == "accumulation" for gate in found["gates"])
+    assert sum(row["is_baseline"] for row in found["rows"]) == 1
+
+
+def test_a_report_of_a_loaded_plan_says_what_is_missing(tuned: Fit, tmp_path: Path) -> None:
+    tuned.save(tmp_path / "autofit.yaml")
+    autofit.load(tmp_path / "autofit.yaml").report(tmp_path / "autofit.md")
+    text = (tmp_path / "autofit.md").read_text()
+    assert "it was kept in memory" in text
+    assert "fit = autofit.load(" in text
+    (tmp_path / "mine.md").write_text("mine")
+    with pytest.raises(UsageError, match="is not a report of autofit"):
+        tuned.report(tmp_path / "mine.md")
+    tuned.report(tmp_path / "mine.md", force=True)
 
 
 def test_it_says_plan_gain_peak_and_why(tuned: Fit) -> None:

@@ -14,14 +14,15 @@ from autofit.cli.saving import save_plan
 from autofit.core.budget import Clock
 from autofit.core.environment import Environment
 from autofit.core.errors import PlanFileError
-from autofit.core.event import Event
 from autofit.core.objective import Objective
 from autofit.core.printable import ascii_json, printable
 from autofit.core.units import parse_duration
 from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.probing.watchdog import Watchdog
 from autofit.reports.canvas import Canvas
+from autofit.reports.repeating import command_line
 from autofit.reports.summary import summarize
+from autofit.search.event import Event
 from autofit.search.request import DEFAULT_STUDY, Request
 from autofit.search.search import search
 from autofit.trackers.progress import Progress
@@ -99,6 +100,8 @@ def _request(given: argparse.Namespace) -> Request:
         planned_steps=given.planned_steps,
         seed=given.seed or 0,
         isolated=True,
+        title=given.target,
+        command=command_line(given.words),
     )
 
 

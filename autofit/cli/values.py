@@ -45,7 +45,7 @@ def options(given: argparse.Namespace) -> Options:
 
 
 def overrides(given: argparse.Namespace) -> dict[str, Any]:
-    """Returns the fields that override those of the workload that the function returns; None where not given."""
+    """Returns the fields that override those of the function's workload; None for those that were not given."""
     found = {"global_batch_size": given.global_batch, "mode": given.mode, "max_grad_norm": given.max_grad_norm}
     if "max_global_batch" in given:  # `estimate` has no such limit
         found["max_global_batch_size"] = given.max_global_batch

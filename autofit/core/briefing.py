@@ -1,4 +1,4 @@
-"""Briefing: what is known of a workload on a device before the first probe."""
+"""Briefing: what is known about a workload on a device before the first probe."""
 
 from typing import Literal
 
@@ -11,17 +11,34 @@ from autofit.core.space import SpaceFacts
 from autofit.core.work import Ceilings
 
 
+class GateRecord(BaseModel):
+    """The result of one numerical check of a technique.
+
+    Attributes:
+        name: technique that was checked: "accumulation", or a knob and its value such as "precision=bf16".
+        passed: whether the technique keeps the gradient.
+        reason: what was compared, what was found, and what is allowed.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    passed: bool
+    reason: str
+
+
 class Briefing(BaseModel):
-    """What is known of a workload on a device before the first probe.
+    """What is known about a workload on a device before the first probe.
 
     Attributes:
         space: the plans that may be proposed.
-        environment: where measurements are made.
+        environment: the environment of the measurements.
         budget: the memory budget with its arithmetic. The caller adds the limits on time and trials.
         enforced: whether the device itself refuses allocations beyond the budget.
         account: the allocator that an estimate of memory imitates; None if memory can only be measured.
         ceilings: peak speed of the device; None if unknown, or if plans are probed.
         caveats: notes for the user: an inferred loss, an incomplete scan, a gate that failed.
+        gates: results of the gates, in the order in which they ran.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -33,6 +50,7 @@ class Briefing(BaseModel):
     account: Account | None = None
     ceilings: Ceilings | None = None
     caveats: tuple[str, ...] = ()
+    gates: tuple[GateRecord, ...] = ()
 
 
 class Options(BaseModel):
@@ -42,7 +60,7 @@ class Options(BaseModel):
         memory_budget: bytes, a text such as "20GiB", a fraction of the capacity, or None for the available memory less
             the headroom.
         numerics: "exact" admits strategies that keep the arithmetic, "mixed" adds tf32, bf16 and fp16 autocast, "any"
-            adds what changes the result.
+            adds strategies that change the result.
         strategies: names of the strategies to search; None for all.
         seed: selects samples and seeds the gates and the searcher.
         enforce: whether the device limits the probing process to the budget while steps run.

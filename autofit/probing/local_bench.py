@@ -120,6 +120,7 @@ class LocalBench:
                 enforced=options.enforce,
                 account=device.account(),
                 caveats=(*self._notes(), *survey.caveats),
+                gates=tuple(survey.gate_records) if known is None else known.gates,
             )
         self._heap = FrozenHeap()
         self._fastest_s = math.inf

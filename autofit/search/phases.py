@@ -22,6 +22,7 @@ def run(tuning: Tuning) -> Findings:
         KeyboardInterrupt: the user stopped the search; the running trial is recorded as interrupted.
     """
     loop = Loop(tuning)
+    tuning.seen.trials, tuning.seen.estimates = loop.runner.trials, loop.feasibility.looked_at
     loop.recall()
     loop.search()
     loop.ensure_baseline()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from autofit import searchers
 from autofit.core.errors import UsageError
-from autofit.core.event import Event
 from autofit.core.objective import Objective
+from autofit.search.event import Event
 from autofit.searchers.base import Searcher
 
 DEFAULT_STUDY = Path(".autofit") / "study.db"
@@ -30,6 +30,8 @@ class Request:
             plan is amortised over the samples of these steps. None ignores the warm-up cost.
         seed: makes the search repeatable.
         isolated: whether plans run in a process that is replaced when its device is poisoned.
+        title: what is tuned, for reports.
+        command: the command or call that started the search, without secrets.
 
     Raises:
         UsageError: the searcher is unknown, or the planned steps are not a whole number of at least 1.
@@ -43,6 +45,8 @@ class Request:
     planned_steps: int | None = None
     seed: int = 0
     isolated: bool = False
+    title: str = ""
+    command: str = ""
 
     def __post_init__(self) -> None:
         searcher_of(self.searcher)  # a misspelt name is refused before the bench is opened

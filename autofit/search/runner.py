@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from autofit.core.errors import DevicePoisoned
-from autofit.core.event import Event
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
@@ -11,6 +10,7 @@ from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes
 from autofit.search.earlier_runs import Earlier
 from autofit.search.endings import for_good, users_fault
+from autofit.search.event import Event
 from autofit.search.other_sizes import settled
 from autofit.search.time_plan import TimePlan
 from autofit.search.tuning import Tuning

@@ -1,12 +1,11 @@
 """Tuning and Findings: the arguments of a search, and its result."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from autofit.core.budget import Budget, Clock
 from autofit.core.estimate import Estimate
-from autofit.core.event import Event
 from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
@@ -15,6 +14,8 @@ from autofit.core.recommendation import Candidate, Ratio
 from autofit.core.space import SearchSpace
 from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
+from autofit.search.event import Event
+from autofit.search.evidence import Seen
 from autofit.searchers.base import Problem, Searcher
 
 Evaluate = Callable[[Plan, Purpose], Outcome]
@@ -65,6 +66,7 @@ class Tuning:
         isolated: whether `evaluate` starts a fresh process after a poisoned one, so that the search survives one
             poisoned trial.
         closing_s: seconds that a proof needs to start a fresh process; they are kept back from the time budget.
+        seen: what the search sees as it runs, for its evidence.
     """
 
     space: SearchSpace
@@ -80,6 +82,7 @@ class Tuning:
     cautious: bool = False
     isolated: bool = False
     closing_s: float = 0.0
+    seen: Seen = field(default_factory=Seen)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from autofit.core.event import Event
 from autofit.core.outcome import Status
 from autofit.core.printable import one_line
 from autofit.core.wording import describe_outcome
+from autofit.search.event import Event
 from autofit.trackers.live import LiveLine
 from autofit.trackers.search_state import SearchState, Yardstick
 
@@ -23,7 +23,9 @@ class Progress:
         self._live = LiveLine(stream, self._state.live) if stream.isatty() else None
 
     def __call__(self, event: Event) -> None:
-        """Shows one event."""
+        """Shows one event. The result is for the caller to print."""
+        if event.kind == "result":
+            return
         if self._live is not None:
             self._live.scroll(self._state.tell(event))
         elif event.trial is None or event.trial.outcome.status is not Status.SKIPPED:

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 from autofit.core.briefing import Briefing
 from autofit.core.budget import Clock
-from autofit.core.event import Event
 from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.printable import cut, one_line
 from autofit.core.trial import Trial
 from autofit.core.units import format_bytes, short_number
+from autofit.search.event import Event
 
 _HEAD = f"{'':>5}  {'gain':>6}  {{:>9}}  {'peak':>10}  micro batch x accumulation steps, changes"
 

@@ -63,7 +63,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(probe, "PACES", QUICK)
         monkeypatch.setattr(window, "WINDOW_S", 0.0)  # each step by itself
     # The hooks of these tests hold things, but leave fake tensors alone.
-    monkeypatch.setattr(self_contained, "OWN", (*self_contained.OWN, "tests"))
+    monkeypatch.setattr(self_contained, "TRUSTED", (*self_contained.TRUSTED, "tests"))
     gc.freeze()
 
 
@@ -136,7 +136,6 @@ def train(fit: autofit.Fit, workload: autofit.Workload, steps: int = 3) -> int:
     device, varies = devices.choose("cuda"), BatchSource.of(workload.loader).varies
     torch.manual_seed(0)
     with fit.prepare(workload.model, workload.loader, workload.optimizer) as step:
-        assert step.loader is not None
         batches, counts = list(islice(step.loader, steps)), [device.counters()]
         for _ in range(2):
             for batch in batches:

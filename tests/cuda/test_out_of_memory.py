@@ -145,7 +145,7 @@ def test_one_that_the_users_code_renames_is_known_by_the_allocators_counter(devi
     with LocalBench(sized(raising, held=80), device, FREE) as bench:
         outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
     assert outcome.status is Status.OUT_OF_MEMORY
-    assert outcome.reason.startswith("the allocator refused memory 1 times")
+    assert outcome.reason.startswith("the allocator ran out of memory 1 times")
     assert "my model is too large" in outcome.reason
 
 

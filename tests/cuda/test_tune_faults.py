@@ -13,9 +13,9 @@ import pytest
 
 from autofit import Workload
 from autofit.core.errors import DevicePoisoned, NothingFits
-from autofit.core.event import Event
 from autofit.core.outcome import Status
 from autofit.core.recommendation import Recommendation
+from autofit.search.event import Event
 from tests.cuda.faults import FAULTS, at_forward, free_bytes
 from tests.cuda.scaled import tabular
 from tests.cuda.searches import GIB, MIB, check, no_trace, quick, tune, written

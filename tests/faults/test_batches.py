@@ -79,7 +79,6 @@ def test_d2_an_accumulated_step_has_the_gradient_of_its_whole_batch(name: str, w
     step = fit_for(model).prepare(model, loader, torch.optim.AdamW(model.parameters()), step_fn=case.loss)
     drawn.clear()
     sizes = []
-    assert step.loader is not None
     for at, batch in enumerate(step.loader):
         step.backward(batch)
         found = gradient(model)
@@ -113,7 +112,7 @@ def test_d2_samples_that_cannot_be_counted_weigh_the_same_and_that_is_said() -> 
     source = BatchSource.of(ready)
     assert not source.resizable
     (note,) = source.notes
-    assert note.endswith("in an accumulated step each counts the same")
+    assert note.endswith("in an accumulated step all micro batches have the same weight")
     first = next(iter(StepLoader(source.rebuild(source.user_batch_size, counted=True), STEPS)))
     assert first.weights == [0.25] * 4
     assert first.parts == ready[:4]
@@ -256,8 +255,10 @@ def test_d11_looking_at_a_sampler_leaves_it_and_the_random_numbers_as_they_were(
 
 def test_what_is_said_of_a_sampler_that_cannot_be_resized() -> None:
     notes = " ".join(BatchSource.of(texts(SAMPLERS["neither"]())).notes)
-    assert "are measured as your setting, and a step with a smaller one has fewer samples than the plan says" in notes
-    assert "join or cut its batches in order, and are measured with the padding that this gives" in notes
+    assert (
+        "are measured as the baseline, and a step with a smaller batch has fewer samples than the plan states" in notes
+    )
+    assert "join or cut its batches in order, and are measured with the padding that results" in notes
     assert "join or cut" not in " ".join(BatchSource.of(texts(SAMPLERS["attribute"]())).notes)
 
 
@@ -266,7 +267,7 @@ def test_small_c_a_setting_that_is_not_the_loaders_is_said(total: int, said: str
     case = CASES["dlrm"]
     workload = Workload(case.fresh(), case.loader(4), step_fn=case.loss, global_batch_size=total)
     with LocalBench(workload, CPU(), PLENTY) as bench:
-        found = [caveat for caveat in bench.briefing.caveats if "your loader makes batches of 4" in caveat]
+        found = [caveat for caveat in bench.briefing.caveats if "the loader's batch of 4" in caveat]
     assert len(found) == bool(said)
     assert said in "".join(found)
 
@@ -292,7 +293,6 @@ def test_d7_tune_finds_a_plan_and_trains_with_its_weights(name: str) -> None:
     assert fit.plan.global_batch_size == 32
     assert not any("cannot be traced" in caveat or "not estimated" in caveat for caveat in fit.caveats)
     step = fit.prepare(model, loader, torch.optim.AdamW(model.parameters()), step_fn=case.loss)
-    assert step.loader is not None
     losses = [float(step(batch)) for batch in step.loader]
     assert len(losses) == 2
 
@@ -383,4 +383,4 @@ def test_a_graph_whose_edges_are_a_sparse_tensor_is_tuned(held: bool, layout: st
         study=":memory:", progress=False,
     )  # fmt: skip
     assert fit.plan.micro_batch_size == 50
-    assert any("50 samples: they hold tensors that are not one row" in note for note in fit.caveats) == (not held)
+    assert any("50 samples: they hold tensors without one row" in note for note in fit.caveats) == (not held)

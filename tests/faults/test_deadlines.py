@@ -20,10 +20,10 @@ from torch.utils.data import DataLoader, Dataset
 import autofit
 from autofit.core.budget import OVERTIME_RATIO, OVERTIME_S, Clock
 from autofit.core.errors import BudgetSpent, ClockError
-from autofit.core.event import Event
 from autofit.devices import base
 from autofit.probing import watchdog
 from autofit.probing.watchdog import Overdue, Watchdog
+from autofit.search.event import Event
 from tests.fakes import FakeTime
 from tests.probing.remote.fake_worker import PYTHON
 

@@ -12,8 +12,8 @@ import pytest
 import autofit
 from autofit import locks
 from autofit.core.errors import Busy
-from autofit.core.event import Event
 from autofit.devices import choose
+from autofit.search.event import Event
 from autofit.study import writing
 from tests.probing import targets
 

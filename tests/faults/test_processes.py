@@ -80,7 +80,7 @@ def test_defect_05_a_death_is_noticed_although_a_helper_holds_the_pipe_open(star
     """F21: it took until the deadline, and was then called a time-out."""
     began = time.monotonic()
     outcome = ending(start("helper(pass_fds=(write,), start_new_session=True)\nos.kill(os.getpid(), signal.SIGSEGV)"))
-    assert (outcome.status, outcome.reason) == (Status.CRASHED, "the process was ended by SIGSEGV")
+    assert (outcome.status, outcome.reason) == (Status.CRASHED, "the process was terminated by SIGSEGV")
     assert time.monotonic() - began < PATIENT.first_s / 2
     assert not any(map(is_alive, pids(helpers)))
 

@@ -67,7 +67,7 @@ def test_f26_what_cannot_be_followed_is_named_before_the_search(kind: str) -> No
     make, named = OPAQUE[kind]
     thing = make()
     (caveat,) = guard(holding(thing)).caveats
-    assert caveat.startswith(f"cannot be put back if a step changes it: {named}"), caveat
+    assert caveat.startswith(f"cannot be restored if a step changes it: {named}"), caveat
     assert "extras=[...]" in caveat
     for each in (thing, *getattr(thing, "log", ())):
         if hasattr(each, "close"):
@@ -263,7 +263,7 @@ def test_many_tensors_that_are_written_past_torch_are_put_back(dtype: torch.dtyp
 def test_f26_very_many_tensors_that_are_large_are_watched() -> None:
     data: Any = SimpleNamespace(rows=[torch.zeros(8) for _ in range(unguarded.MANY)])
     with Guard(nn.Linear(1, 1), loader=DataLoader(data, sampler=range(4))) as found:
-        assert "loader.dataset.rows (8 KiB; 1 KiB of a data set are copied)" in found.caveats[0]
+        assert "loader.dataset.rows (8 KiB; at most 1 KiB of a data set is copied)" in found.caveats[0]
         data.rows[77].add_(1)
     assert found.changed == ("loader.dataset.rows",)
 
@@ -309,8 +309,8 @@ def test_what_cannot_be_looked_at_stops_no_search() -> None:
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
     with guard(holding([Odd(), nested, jagged])) as found:
-        assert "step_fn.thing[0] (an object of type Odd, looking at which raised RuntimeError)" in found.caveats[0]
-        assert "step_fn.thing[1] (a tensor without memory of its own)" in found.caveats[0]
+        assert "step_fn.thing[0] (an object of type Odd; inspecting it raised RuntimeError)" in found.caveats[0]
+        assert "step_fn.thing[1] (a tensor without storage of its own)" in found.caveats[0]
         jagged.values().add_(1)
     assert jagged.values().tolist() == [1.0] * 5
 

@@ -209,7 +209,7 @@ def moody() -> Workload:
         ("nan", Status.NUMERIC, "the loss is nan, from step 1 on, on the worst batch"),
         ("wrong", Status.USER_ERROR, "found 3 labels"),
         ("exit", Status.USER_ERROR, "SystemExit"),
-        ("vector", Status.USER_ERROR, "step_fn gave a tensor of shape [8, 4]"),
+        ("vector", Status.USER_ERROR, "step_fn returned a tensor of shape [8, 4]"),
     ],
 )
 def test_what_the_users_step_does_wrong_is_told(mood: str, status: Status, reason: str) -> None:
@@ -238,7 +238,7 @@ def test_a_step_function_that_calls_backward_itself_is_told_so() -> None:
 
     outcome = evaluate(Workload(targets.mlp(), targets.vectors(), step_fn=step))
     assert outcome.status is Status.USER_ERROR
-    assert "if step_fn calls backward() or optimizer.step() itself, leave them to autofit" in outcome.reason
+    assert "if step_fn calls backward() or optimizer.step() itself, remove these calls" in outcome.reason
     assert ".detach() it" in outcome.reason
 
 

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import autofit
-from autofit.core.event import Event
 from autofit.guard import digest_of
+from autofit.search.event import Event
 
 GLOBAL_BATCH = 24
 

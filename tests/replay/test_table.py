@@ -102,9 +102,9 @@ def test_an_entry_belongs_to_the_space() -> None:
 
 
 def test_a_block_has_times_or_a_reason() -> None:
-    with pytest.raises(ValidationError, match="says why"):
+    with pytest.raises(ValidationError, match="or the reason why it has none"):
         Block(at_s=1.0)
-    with pytest.raises(ValidationError, match="says why"):
+    with pytest.raises(ValidationError, match="or the reason why it has none"):
         Block(at_s=1.0, step_times_s=(1.0,), reason="failed")
 
 

@@ -9,7 +9,6 @@ BASE = "a base class: tests/conformance runs its contract against each member"
 WITHOUT_TWIN = {
     "autofit/__main__.py": "one line; tests/cli runs `python -m autofit`",
     "autofit/core/account.py": RECORD,
-    "autofit/core/event.py": RECORD,
     "autofit/core/trial.py": RECORD,
     "autofit/devices/accelerator.py": BASE,
     "autofit/devices/cuda_recording.py": "needs a CUDA build: tests/cuda/test_recording.py",
@@ -23,6 +22,7 @@ WITHOUT_TWIN = {
     "autofit/probing/keeper.py": "a process of its own: tests/faults/test_processes.py",
     "autofit/probing/opening.py": "the request that a child is opened with: tests/probing/remote/test_bench.py",
     "autofit/search/bench.py": RECORD,
+    "autofit/search/event.py": RECORD,
     "autofit/search/phases.py": RECORD,
     "autofit/search/tuning.py": RECORD,
     "autofit/searchers/base.py": BASE,

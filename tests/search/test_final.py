@@ -11,10 +11,10 @@ from autofit.core.errors import (
     WorkloadError,
 )
 from autofit.core.estimate import Estimate
-from autofit.core.event import Event
 from autofit.core.omission import Omission
 from autofit.core.outcome import Outcome, Status
 from autofit.core.trial import Purpose
+from autofit.search.event import Event
 from autofit.search.loop import Loop
 from autofit.search.phases import run
 from tests.fakes import (

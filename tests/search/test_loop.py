@@ -15,11 +15,11 @@ from autofit.core.errors import (
     RestoreError,
 )
 from autofit.core.estimate import Estimate
-from autofit.core.event import Event
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
+from autofit.search.event import Event
 from autofit.search.phases import run
 from autofit.searchers.guided.guided import Guided
 from tests.fakes import (

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import pytest
 
 from autofit.core.errors import DevicePoisoned
-from autofit.core.event import Event
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
+from autofit.search.event import Event
 from autofit.search.runner import TrialRunner, summary
 from tests.fakes import MemoryLog, small_bench, tuning_of
 

@@ -7,7 +7,6 @@ import pytest
 
 from autofit.core.budget import Clock
 from autofit.core.errors import BudgetSpent, DevicePoisoned, StudyError
-from autofit.core.event import Event
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
@@ -15,6 +14,7 @@ from autofit.core.plan import Plan
 from autofit.core.recommendation import Recommendation
 from autofit.core.space import Refusal
 from autofit.core.trial import Purpose
+from autofit.search.event import Event
 from autofit.search.request import DEFAULT_STUDY, Listen, Request
 from autofit.search.search import search
 from autofit.search.tuning import Evaluate

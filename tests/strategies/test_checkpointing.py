@@ -284,9 +284,9 @@ def flagged(flag: str) -> nn.Module:
     ("model", "training", "reason"),
     [
         (Gpt(), False, "inference has no backward"),
-        (nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), True, "no repeated blocks: looked for"),
-        (flagged("gradient_checkpointing"), True, "already checkpoints; left as it is"),
-        (flagged("grad_checkpointing"), True, "already checkpoints; left as it is"),
+        (nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), True, "no repeated blocks; expected"),
+        (flagged("gradient_checkpointing"), True, "already uses checkpointing, which is not changed"),
+        (flagged("grad_checkpointing"), True, "already uses checkpointing, which is not changed"),
         (compiled(), True, "compiled"),
         (torch.compile(Gpt(), backend="eager"), True, "compiled"),
     ],
@@ -313,7 +313,7 @@ def test_a_plan_for_a_model_that_must_be_left_alone_is_an_error(make: Callable[[
 
 def test_applying_twice_is_an_error() -> None:
     model = Gpt()
-    with applied(model, 2), pytest.raises(SpaceError, match="already checkpoints"):
+    with applied(model, 2), pytest.raises(SpaceError, match="already uses checkpointing"):
         applied(model, 2)
 
 
@@ -451,8 +451,8 @@ def test_a_users_transformers_checkpointing_is_left_as_it_is() -> None:
         warnings.simplefilter("ignore", FutureWarning)  # the newer name exists from 5.23 on only
         model.gradient_checkpointing_enable()
     before = trace_of(model)
-    assert "already checkpoints" in STRATEGY.offer(facts_of(model)).refused[0].reason
-    with pytest.raises(SpaceError, match="already checkpoints"):
+    assert "already uses checkpointing" in STRATEGY.offer(facts_of(model)).refused[0].reason
+    with pytest.raises(SpaceError, match="already uses checkpointing"):
         applied(model, 1)
     assert trace_of(model) == before
 

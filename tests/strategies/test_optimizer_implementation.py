@@ -123,7 +123,7 @@ def test_offers_what_the_optimizer_has_beside_what_it_runs() -> None:
     assert values(RMSprop(net().parameters())) == ("default", "foreach")
     refused = {refusal.name: refusal.reason for refusal in offer(RMSprop(net().parameters())).refused}
     assert "no fused implementation" in refused["optimizer_implementation=fused"]
-    assert "default runs" in refused["optimizer_implementation=for-loop"]
+    assert "default already runs" in refused["optimizer_implementation=for-loop"]
 
 
 def test_offer_leaves_the_optimizer_and_the_random_state_as_they_are() -> None:
@@ -159,7 +159,7 @@ class OwnOptions(AdamW):
 
 def test_optimizers_that_cannot_be_switched_are_refused() -> None:
     assert "inference" in only_reason(None)
-    assert "step of its own" in only_reason(OwnStep(net().parameters()))
+    assert "its own step" in only_reason(OwnStep(net().parameters()))
     assert "one implementation" in only_reason(torch.optim.LBFGS(net().parameters()))
     assert "differentiable" in only_reason(AdamW(net().parameters(), differentiable=True))
     first, second = net().parameters(), net().parameters()
@@ -339,7 +339,7 @@ def test_unknown_value_is_turned_away(value: str | int) -> None:
 def test_what_the_optimizer_does_not_have_is_turned_away() -> None:
     for optimizer, why in (
         (RMSprop(net().parameters()), "no fused implementation"),
-        (OwnStep(net().parameters()), "step of its own"),
+        (OwnStep(net().parameters()), "its own step"),
         (None, "inference"),
     ):
         made = draft(net(), optimizer)

@@ -99,7 +99,7 @@ def test_tf32_that_is_on_is_not_offered_twice(restored: None) -> None:
     MATMUL.fp32_precision = "tf32"
     offer = Precision().offer(facts())
     assert offer.knobs[0].values == ("fp32", "bf16", "fp16")
-    assert "on already" in offer.refused[0].reason
+    assert "already on" in offer.refused[0].reason
 
 
 @pytest.mark.parametrize(("value", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])

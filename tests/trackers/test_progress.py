@@ -4,12 +4,12 @@ import io
 
 import pytest
 
-from autofit.core.event import Event
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
+from autofit.search.event import Event
 from autofit.trackers.progress import Progress
 from autofit.trackers.search_state import Yardstick
 

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import pytest
 
 from autofit.core.budget import Clock
-from autofit.core.event import Event
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
+from autofit.search.event import Event
 from autofit.trackers.search_state import SearchState, Yardstick
 
 OWN = Plan(values={"micro_batch_size": 4, "accumulation_steps": 8, "precision": "fp32", "checkpointed_blocks": 0})

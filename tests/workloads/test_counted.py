@@ -8,7 +8,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSample
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.counted import Alike, Collating, Counted, Cuttable, counted
+from autofit.workloads.counted import Collating, Counted, Cuttable, EquallyCounted, counted
 from autofit.workloads.step import StepLoader
 from autofit.workloads.tree import map_tensors
 from tests.workloads.loaders import pairs
@@ -100,11 +100,11 @@ def test_an_even_batch_is_cut_where_it_lies_so_that_its_padding_stays() -> None:
 
 
 def test_alike_gives_each_batch_the_same_number_and_keeps_the_length() -> None:
-    loader = Alike([torch.zeros(3), torch.zeros(5)], 4)
+    loader = EquallyCounted([torch.zeros(3), torch.zeros(5)], 4)
     assert [batch.samples for batch in loader] == [4, 4]
     assert len(loader) == 2
     with pytest.raises(TypeError):
-        len(Alike(iter([]), 4))
+        len(EquallyCounted(iter([]), 4))
 
 
 @pytest.mark.parametrize(("name", "even"), [("graphs", False), ("dlrm", False), ("bags", False), ("detection", False)])

@@ -68,7 +68,7 @@ def test_a_loader_class_of_the_users_own_is_told() -> None:
         def __iter__(self) -> Any:
             return super().__iter__()
 
-    assert "Moving iterates in its own way" in BatchSource.of(Moving(pairs(), batch_size=2)).notes[0]
+    assert "Moving overrides __iter__" in BatchSource.of(Moving(pairs(), batch_size=2)).notes[0]
 
 
 def test_iterable_data_set_of_ready_batches() -> None:

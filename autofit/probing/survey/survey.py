@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
+from autofit.core.briefing import GateRecord
 from autofit.core.budget import GATES_SHARE
 from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
@@ -48,6 +49,7 @@ class Survey:
         watch: stops gates that exceed their share of the time budget.
         refused: what was left out, with the reason. Set by `run`.
         caveats: findings of the gates that the user should know. Set by `run`.
+        gate_records: the result of each gate, in the order in which they ran. Set by `run`.
         weighing: quantity by which micro batches are weighted; None: their number of samples. Set by `run`.
     """
 
@@ -60,6 +62,7 @@ class Survey:
     watch: Watchdog = field(default_factory=Watchdog)
     refused: list[Refusal] = field(default_factory=list)
     caveats: list[str] = field(default_factory=list)
+    gate_records: list[GateRecord] = field(default_factory=list)
     weighing: Weighing | None = None
     _gates_end_s: float = math.inf
 
@@ -137,6 +140,7 @@ class Survey:
         return self._decide("accumulation", verdict)
 
     def _decide(self, what: str, verdict: gates.GateResult) -> bool:
+        self.gate_records.append(GateRecord(name=what, passed=verdict.passed, reason=verdict.reason))
         if verdict.passed:
             return True
         if self.facts.numerics == "any":

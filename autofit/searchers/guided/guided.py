@@ -29,7 +29,7 @@ from autofit.feasibility.points import Array
 from autofit.feasibility.surrogate import Belief
 from autofit.searchers.base import Problem, Searcher
 from autofit.searchers.guided.exclusions import Exclusion, exclusions
-from autofit.searchers.guided.omissions import SearchResult, omissions
+from autofit.searchers.guided.omissions import FinalBeliefs, omissions
 from autofit.searchers.guided.rescue import rescue
 from autofit.searchers.guided.throughput import Throughput
 
@@ -113,7 +113,7 @@ class Guided(Searcher):
         if not self._has_measured:
             return []
         belief = self._believe()
-        result = SearchResult(
+        result = FinalBeliefs(
             plans=self._plans,
             points=self._points,
             outcomes=self._outcomes,

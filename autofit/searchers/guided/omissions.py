@@ -21,8 +21,8 @@ MAX_EXPLAINED = 100
 
 
 @dataclass(frozen=True, slots=True)
-class SearchResult:
-    """The knowledge of the search when it ends.
+class FinalBeliefs:
+    """A space and what the search knows about it at its end.
 
     Attributes:
         plans: plans of the space.
@@ -45,11 +45,11 @@ class SearchResult:
     memory_bytes: int
 
 
-def omissions(result: SearchResult) -> list[Omission]:
+def omissions(result: FinalBeliefs) -> list[Omission]:
     """Returns for each combination without a measurement why it has none, the fastest expected first.
 
     Args:
-        result: the knowledge of the search.
+        result: the space and what the search knows about it.
     """
     measured = {int(result.points.combinations[p]) for p, outcome in result.outcomes.items() if outcome.measured}
     places: dict[int, list[int]] = {}
@@ -60,7 +60,7 @@ def omissions(result: SearchResult) -> list[Omission]:
     return [_omission(result, mine) for mine in list(places.values())[:MAX_EXPLAINED]]
 
 
-def _omission(result: SearchResult, places: Sequence[int]) -> Omission:
+def _omission(result: FinalBeliefs, places: Sequence[int]) -> Omission:
     """Returns why none of a combination's plans ran; `places` begins with the fastest expected."""
     tried = [place for place in places if place in result.outcomes]
     if tried:
@@ -74,14 +74,14 @@ def _omission(result: SearchResult, places: Sequence[int]) -> Omission:
     return _too_slow(result, fitting) if fitting is not None else _too_large(result, places)
 
 
-def _too_slow(result: SearchResult, place: int) -> Omission:
+def _too_slow(result: FinalBeliefs, place: int) -> Omission:
     mean, deviation = (float(each[place]) for each in (result.belief.mean, result.belief.deviation))
     ratio, low, high = (math.exp(mean - result.fastest + z * DEVIATIONS_95 * deviation) for z in (0, -1, 1))
     reason = f"expected at {ratio:.2f}x ({low:.2f} to {high:.2f}) of the fastest, by plans that share a part with it"
     return Omission(plan=result.plans[place], basis=Basis.ASSUMED, reason=reason)
 
 
-def _too_large(result: SearchResult, places: Sequence[int]) -> Omission:
+def _too_large(result: FinalBeliefs, places: Sequence[int]) -> Omission:
     """Returns that even the plan that is most likely to fit is not likely enough."""
     plan = max((result.plans[place] for place in places), key=result.feasibility.probability)
     estimate = result.feasibility.estimate(plan)

@@ -12,7 +12,6 @@ from typing import Any
 
 from autofit.core.budget import Clock
 from autofit.core.errors import AutofitError
-from autofit.core.event import Event
 from autofit.core.objective import Objective
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Ratio, Recommendation
@@ -21,6 +20,7 @@ from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes, format_duration
 from autofit.probing.remote.bench import RemoteBench
 from autofit.replay.table import Table
+from autofit.search.event import Event
 from autofit.search.race import pair
 from autofit.search.request import Request
 from autofit.search.search import search

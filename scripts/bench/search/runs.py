@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from autofit import estimators, searchers
 from autofit.core.budget import Budget, Clock
 from autofit.core.errors import AutofitError
-from autofit.core.event import Event
 from autofit.core.objective import Objective
 from autofit.core.omission import Omission
 from autofit.core.outcome import Outcome, Status
@@ -21,6 +20,7 @@ from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
 from autofit.replay import TableBench, TableEstimator, limited, peaks_of
 from autofit.replay.table import Table, read_table
+from autofit.search.event import Event
 from autofit.search.phases import run
 from autofit.search.tuning import Findings, Tuning
 from autofit.searchers.base import Searcher

@@ -258,7 +258,7 @@ def test_a_child_that_dies_while_opening_is_an_error_with_its_last_words(opened:
     prefix = "print('importing my code', flush=True)\nos.abort()\n"
     with pytest.raises(UserCodeError) as error:
         opened("", prefix=prefix)
-    assert "opening train.py:make failed: the process was ended by SIGABRT" in str(error.value)
+    assert "opening train.py:make failed: the process was terminated by SIGABRT" in str(error.value)
     assert error.value.traceback_text == ""
     printed = re.search(r"its output is in (\S+?)\.?$", str(error.value))
     assert printed is not None

@@ -83,8 +83,8 @@ def test_the_child_has_a_session_of_its_own_and_the_environment_given(start: Sta
     ("behaviour", "reason"),
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL; it may be the host's out-of-memory killer"),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", "ended by SIGSEGV"),
-        ("os.abort()", "ended by SIGABRT"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "terminated by SIGSEGV"),
+        ("os.abort()", "terminated by SIGABRT"),
         ("os._exit(7)", "ended with exit code 7"),
         ("os._exit(0)", "ended with exit code 0"),
     ],

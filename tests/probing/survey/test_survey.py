@@ -163,6 +163,7 @@ def test_the_user_may_allow_what_changes_the_gradient() -> None:
     (caveat,) = survey.caveats
     assert caveat.startswith("accumulation: accumulation changes the gradient")
     assert caveat.endswith("kept, as numerics='any' allows")
+    assert [(gate.name, gate.passed) for gate in survey.gate_records] == [("accumulation", False)]
 
 
 def token_loader(lengths: tuple[int, ...]) -> DataLoader[Any]:
@@ -242,14 +243,21 @@ def test_precisions_that_do_not_keep_the_gradient_are_left_out() -> None:
             output: torch.Tensor = self.second(self.first(x * 1e5) * 1e-5)
             return output
 
-    space = survey_of(PRECISION, model=Large()).run()
+    survey = survey_of(PRECISION, model=Large())
+    space = survey.run()
     assert {knob.name: knob.values for knob in space.knobs} == {"precision": ("fp32", "bf16")}
     assert Refusal(name="precision=fp16", reason="the gradient is not finite") in space.refused
+    assert [(gate.name, gate.passed) for gate in survey.gate_records] == [
+        ("precision=bf16", True),
+        ("precision=fp16", False),
+    ]
+    assert survey.gate_records[0].reason.startswith("cosine of the gradient ")  # one that passed has its numbers too
 
 
 def test_inference_has_no_gradient_to_keep() -> None:
-    space = survey_of(PRECISION, training=False).run()
-    assert [knob.values for knob in space.knobs] == [("fp32", "bf16", "fp16")]
+    survey = survey_of(PRECISION, training=False)
+    assert [knob.values for knob in survey.run().knobs] == [("fp32", "bf16", "fp16")]
+    assert survey.gate_records == []
 
 
 class Sizes:

@@ -1,0 +1,222 @@
+"""Report: everything that a report shows, computed once. HTML, Markdown and JSON are written from this record alone."""
+
+import json
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from autofit.core.briefing import GateRecord
+from autofit.core.environment import Environment
+from autofit.core.estimate import Estimate
+from autofit.core.recommendation import Ratio
+from autofit.core.space import Refusal
+from autofit.memory.profile import Profile
+
+Role = Literal["recommended", "baseline", ""]
+
+REPORT_SCHEMA = "autofit.report/1"
+SCHEMA_FILE = Path(__file__).parent / "report.schema.json"
+"""The published JSON Schema, made by `schema_text`."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", populate_by_name=True, json_schema_serialization_defaults_required=True
+    )
+
+
+class PlanRow(_Record):
+    """One plan that was tried, skipped or refused.
+
+    Attributes:
+        rank: position in the table of all plans, from 1; the fastest plan that fits comes first.
+        label: the plan in words: its batch and what it changes from the baseline.
+        combination: what it changes from the baseline beside the batch; "baseline" for no change.
+        values: the value of each knob.
+        micro_batch_size: samples per forward pass.
+        accumulation_steps: forward and backward passes per optimizer step.
+        role: "recommended", "baseline", or "" for any other plan. A baseline that was chosen is "recommended".
+        is_baseline: whether it is the user's own plan.
+        status: how its latest run ended (`autofit.core.outcome.Status`).
+        reason: why it has no measurement, or why it was not chosen; "" if there is nothing to say.
+        rate_per_s: throughput on the scale shared by all rows; None if it was not measured within the budget.
+        gain: throughput over the baseline; None if one of the two was not measured. `gain.pairs` is 0 if the two did
+            not race.
+        peak_bytes: measured peak, in the reading that is compared with the budget; None if it was not measured.
+        estimate: estimated peak before the plan first ran; None if there was none. Only estimates with a bound appear.
+        on_front: whether no other measured plan is both faster and lighter.
+        duration_s: seconds that its latest run took, preparation included.
+        earlier: whether its latest run is of an earlier search.
+    """
+
+    rank: int
+    label: str
+    combination: str
+    values: dict[str, bool | int | str]
+    micro_batch_size: int
+    accumulation_steps: int
+    role: Role = ""
+    is_baseline: bool = False
+    status: str
+    reason: str = ""
+    rate_per_s: float | None = None
+    gain: Ratio | None = None
+    peak_bytes: int | None = None
+    estimate: Estimate | None = None
+    on_front: bool = False
+    duration_s: float = 0.0
+    earlier: bool = False
+
+
+class SpeedCurve(_Record):
+    """Throughput of one combination over the micro batch size.
+
+    Attributes:
+        combination: as in `PlanRow.combination`.
+        ranks: rows of its measured plans (`PlanRow.rank`), smallest micro batch first.
+        refused_sizes: micro batch sizes that did not fit, measured or estimated, in ascending order.
+    """
+
+    combination: str
+    ranks: tuple[int, ...]
+    refused_sizes: tuple[int, ...] = ()
+
+
+class Racer(_Record):
+    """A finalist of the race.
+
+    Attributes:
+        rank: its row (`PlanRow.rank`).
+        ratio: throughput over that of the plan in `Report.race_reference`, with its 95 % interval.
+        ratios: the paired ratio of each round that both ran, in order; () if they were not kept.
+        note: why it left the race, or "".
+    """
+
+    rank: int
+    ratio: Ratio
+    ratios: tuple[float, ...] = ()
+    note: str = ""
+
+
+class PlanMemory(_Record):
+    """The memory of the recommended plan or of the baseline, from its trace.
+
+    Attributes:
+        role: "recommended" or "baseline".
+        label: the plan in words.
+        profile: what makes up its peak, and its timeline.
+    """
+
+    role: Role
+    label: str
+    profile: Profile
+
+
+class LeftOut(_Record):
+    """A combination of which no plan was measured.
+
+    Attributes:
+        label: the plan of it that came closest to being run.
+        basis: "measured", "estimated" or "assumed": the evidence behind the reason.
+        reason: why none was run.
+    """
+
+    label: str
+    basis: str
+    reason: str
+
+
+class Report(_Record):
+    """Everything that a report shows.
+
+    All throughputs are on one scale, so a plan with a lower gain never has a higher throughput. A guess without bounds
+    is not in the report.
+
+    Attributes:
+        schema_name: the record's schema and version.
+        title: what was tuned, such as "examples/gpt.py:make_workload".
+        headline: the answer in one or two sentences.
+        feasible: whether there is a recommendation; False for a study in which no plan fits.
+        unit: "samples" or "tokens": what `rate_per_s` counts.
+        global_batch_size: samples per optimizer step of the recommended plan; None without one.
+        budget_bytes: memory budget.
+        budget_note: the arithmetic of the budget.
+        rows: every plan, best first.
+        curves: one for each combination with at least two measured plans, fastest first.
+        race: the finalists beside the reference, fastest first; () if nothing raced.
+        race_reference: the plan that the others are compared with: "baseline", or "recommended" if the baseline did not
+            race; "" if nothing raced.
+        memory: the recommended plan, then the baseline; those whose memory was traced.
+        gates: the numerical checks.
+        left_out: combinations of which nothing was measured.
+        refused: strategies and knob values that were not searched.
+        caveats: notes to read before using the plan.
+        missing: parts that this report cannot show, each with the reason.
+        environment: where the plans were measured.
+        study: where the trials are kept, without passwords.
+        counts: number of trials by status.
+        duration_s: seconds that the search took.
+        created: UTC time of the recommendation, in ISO 8601.
+        apply_code: Python code that applies the plan.
+        stopped: why the search for plans ended; "" if unknown.
+        command: command line, or Python call, that repeats the search; "" if unknown.
+        plan_file: path of the plan file, or "".
+    """
+
+    schema_name: Literal["autofit.report/1"] = Field("autofit.report/1", alias="schema")
+    title: str
+    headline: str
+    feasible: bool
+    unit: str
+    global_batch_size: int | None = None
+    budget_bytes: int
+    budget_note: str = ""
+    rows: tuple[PlanRow, ...]
+    curves: tuple[SpeedCurve, ...] = ()
+    race: tuple[Racer, ...] = ()
+    race_reference: Role = ""
+    memory: tuple[PlanMemory, ...] = ()
+    gates: tuple[GateRecord, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+    caveats: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    environment: Environment
+    study: str = ""
+    counts: dict[str, int] = {}
+    duration_s: float = 0.0
+    created: str = ""
+    apply_code: str = ""
+    stopped: str = ""
+    command: str = ""
+    plan_file: str = ""
+
+    def row(self, rank: int) -> PlanRow:
+        """Returns the row with this rank."""
+        return self.rows[rank - 1]
+
+    @property
+    def recommended(self) -> PlanRow | None:
+        """The row of the recommended plan; None if nothing fits."""
+        return next((row for row in self.rows if row.role == "recommended"), None)
+
+    @property
+    def baseline(self) -> PlanRow | None:
+        """The row of the baseline, also if it is the recommended plan; None if it was never tried."""
+        return next((row for row in self.rows if row.is_baseline), None)
+
+
+def to_json(report: Report) -> str:
+    """Returns a report as JSON text, as the published schema describes it."""
+    return report.model_dump_json(by_alias=True, indent=2) + "\n"
+
+
+def schema_text() -> str:
+    """Returns the JSON Schema (draft 2020-12) of a report as JSON, as it is published in `SCHEMA_FILE`.
+
+    After a change of the records: `python -c "from autofit.reports import report as r;
+    r.SCHEMA_FILE.write_text(r.schema_text())"`.
+    """
+    schema = Report.model_json_schema(by_alias=True, mode="serialization")
+    return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2) + "\n"
