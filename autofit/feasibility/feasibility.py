@@ -24,7 +24,7 @@ GUESS_RATIO = 1.5
 LIKELY, CAREFUL = 0.85, 0.9
 """Probability of fitting that a plan needs to be run; the second where the search is careful."""
 UNKNOWN = 0.5
-"""Probability that a plan fits of which nothing is known."""
+"""Probability of fitting for a plan that is neither modelled nor estimated with bounds."""
 
 
 class Feasibility:

@@ -1,4 +1,4 @@
-"""Which error a search ends with when it has nothing to recommend."""
+"""The error that ends a search without a recommendation."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,17 +32,17 @@ _ERROR_LINE = re.compile(
 def users_fault(trials: Sequence[Trial], baseline: Plan) -> UserCodeError | None:
     """Returns the error that makes further probes pointless, or None.
 
-    The user's own setting gives a loss that is not finite, or their code fails under their own setting and under one
-    other plan. A failure of one combination alone only drops that combination.
+    That is so if the baseline gives a loss that is not finite, or if the user's code fails with the baseline and with
+    another plan. A failure of one combination alone only drops that combination.
 
     Args:
-        trials: of this run, in order.
-        baseline: the user's own setting.
+        trials: trials of this run, in order.
+        baseline: the user's own plan.
     """
     own = [t for t in trials if t.plan == baseline]
     if own and own[-1].outcome.status is Status.NUMERIC:
         return NonFiniteLoss(
-            f"your own setting ({baseline}) gives a loss or gradient that is not finite: {own[-1].outcome.reason}. "
+            f"the baseline ({baseline}) gives a loss or gradient that is not finite: {own[-1].outcome.reason}. "
             "Check the learning rate, the data and the loss, then tune again.",
             own[-1].outcome.traceback_text,
         )
@@ -62,9 +62,9 @@ def nothing_measured(
     """Returns the error for a search that has no measured plan.
 
     Args:
-        trials: everything that was tried or skipped.
-        budget: the limits.
-        stopped: why the search ended.
+        trials: all trials, skipped ones included.
+        budget: limits on memory, time and trials.
+        stopped: reason why the search ended.
         early: whether a limit on time or trials ended it.
         estimated: the estimated peak of each plan, by its key.
     """
@@ -74,7 +74,7 @@ def nothing_measured(
     if early:
         return BudgetSpent(
             f"the search ended before any plan was measured inside the budget: {stopped}. {_tried(trials)} "
-            "Give more time or trials; a study that is resumed keeps what was measured."
+            "Give more time or trials; the study keeps what was measured."
         )
     failed = [t for t in trials if t.outcome.status in _USERS_OWN]
     if failed:
@@ -89,27 +89,27 @@ def nothing_measured(
 
 
 def too_short(own: Trial, stopped: str, probe_s: float) -> BudgetSpent:
-    """Returns the error for a time budget that was over before the first probe, with what the user's own plan showed.
+    """Returns the error for a time budget that ended before the first probe, with the outcome of the baseline.
 
     Args:
-        own: the probe of the user's own setting, which ran all the same.
-        stopped: why the search ended.
-        probe_s: seconds that it took.
+        own: the trial of the baseline, which ran nevertheless.
+        stopped: reason why the search ended.
+        probe_s: its duration, in seconds.
     """
     return BudgetSpent(
-        f"the search ended before any plan was tried: {stopped}. Your own setting was run all the same, in "
+        f"the search ended before any plan was tried: {stopped}. The baseline was run nevertheless, in "
         f"{format_duration(probe_s)}: {own.plan}: {_became(own)}. The study keeps it: tune again with more time, and "
-        "the search goes on from there."
+        "the search continues from there."
     )
 
 
 def nothing_proven(failed: Sequence[Trial], measured: int, budget: Budget) -> AutofitError:
-    """Returns the error for a search whose plans ran as probes, while none could be raced and proven.
+    """Returns the error for a search whose plans ran as probes, but none of which could be proven.
 
     Args:
         failed: the blocks and proofs that failed, at least one.
-        measured: how many plans ran as probes.
-        budget: the limits.
+        measured: number of plans that ran as probes.
+        budget: limits on memory, time and trials.
     """
     users = [t for t in failed if t.outcome.status in _USERS_OWN]
     if users:
@@ -118,7 +118,7 @@ def nothing_proven(failed: Sequence[Trial], measured: int, budget: Budget) -> Au
     if all(t.outcome.status in (Status.TIMED_OUT, Status.SKIPPED) for t in failed):
         return BudgetSpent(
             f"{plans} ran as short probes, and the time was over before one was proven. {_tried(failed)} "
-            "Give more time: the study keeps what was measured, and the search goes on from there."
+            "Give more time: the study keeps what was measured, and the search continues from there."
         )
     what = f"{plans} ran as short probes, none as a proof inside {format_bytes(budget.memory_bytes)}"
     if all(t.outcome.status.does_not_fit for t in failed):
@@ -127,7 +127,7 @@ def nothing_proven(failed: Sequence[Trial], measured: int, budget: Budget) -> Au
 
 
 def for_good(reason: str) -> DevicePoisoned:
-    """Returns the error for a device that no fresh process will bring back."""
+    """Returns the error for a device that stays in an error state, even in a fresh process."""
     return DevicePoisoned(
         f"the device answers every call with an error: {reason}. The study keeps all finished trials: start a new "
         "process and resume it."
@@ -151,31 +151,31 @@ def _user_code(trial: Trial, times: int) -> UserCodeError:
     where = f" in {trial.outcome.phase}" if trial.outcome.phase else ""
     return UserCodeError(
         f"your code failed{where} in {times} of the plans tried, first with {trial.plan}: {trial.outcome.reason}. "
-        "Run one training step of your own to see it, mend it, then tune again.",
+        "Run one training step of your own to see it, fix it, then tune again.",
         trial.outcome.traceback_text,
     )
 
 
 def _crashed_throughout(trials: Sequence[Trial]) -> list[Trial]:
-    """Returns the trials that crashed or hung where every one that ran did, and else none."""
+    """Returns the trials that crashed or hung if every trial that ran did, else none."""
     ran = [t for t in trials if t.outcome.status is not Status.SKIPPED]
     return ran if all(t.outcome.status.inconclusive for t in ran) else []
 
 
 def _crash(trials: Sequence[Trial]) -> UserCodeError:
-    """Returns the error for a workload whose process crashed or hung whatever the plan."""
+    """Returns the error for a workload whose process crashed or hung with every plan."""
     first, plans = trials[0], len({t.plan.key for t in trials})
-    words = next((said for t in trials if (said := _last_words(t.outcome.traceback_text))), "")
-    heard = f" Its last words were: {words}." if words else ""
+    last = next((line for t in trials if (line := _last_error(t.outcome.traceback_text))), "")
+    output = f" Its last error output was: {last}." if last else ""
     return UserCodeError(
         f"the process that runs your code crashed or hung with each of the {plans} plans tried ({len(trials)} runs), "
-        f"first with {first.plan}: {first.outcome.reason}.{heard} Expected one plan at least to run: run a few "
-        "training steps of your own with `python -X faulthandler` to see where it ends, mend it, then tune again."
+        f"first with {first.plan}: {first.outcome.reason}.{output} Expected at least one plan to run: run a few "
+        "training steps of your own with `python -X faulthandler` to see where it ends, fix it, then tune again."
     )
 
 
-def _last_words(text: str) -> str:
-    """Returns the last line that names an error, and no other: what user code prints may be a secret."""
+def _last_error(text: str) -> str:
+    """Returns the last line that names an error, and no other line: output of user code may hold secrets."""
     lines = [line.strip() for line in printable(text).splitlines()]
     return next((line[:_WORDS] for line in reversed(lines) if _ERROR_LINE.match(line)), "")
 
@@ -185,11 +185,11 @@ def _note(budget: Budget) -> str:
 
 
 def _smallest(trials: Sequence[Trial], budget: Budget, estimated: Mapping[str, Estimate]) -> str:
-    """Says the smallest peak seen, or else estimated, and how much of it no smaller batch would save."""
-    seen = [(t.outcome.measurement.memory, t.plan) for t in trials if t.outcome.measurement is not None]
-    if seen:
-        memory, plan = min(seen, key=lambda pair: pair[0].judged_bytes)
-        return f"The smallest peak seen is {_peak(memory.judged_bytes, memory.static_bytes, budget)}, with {plan}."
+    """Returns the smallest measured or else estimated peak in words, with the part that no smaller batch saves."""
+    measured = [(t.outcome.measurement.memory, t.plan) for t in trials if t.outcome.measurement is not None]
+    if measured:
+        memory, plan = min(measured, key=lambda pair: pair[0].judged_bytes)
+        return f"The smallest measured peak is {_peak(memory.judged_bytes, memory.static_bytes, budget)}, with {plan}."
     thought = [(estimated[t.plan.key], t.plan) for t in trials if t.plan.key in estimated]
     if not thought:
         return "No step ran to its end, so no peak is known."

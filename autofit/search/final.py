@@ -1,4 +1,4 @@
-"""The final: race the best few with the user's own setting, prove the winner, say why."""
+"""Final: races the best plans and the baseline, proves the winner, and explains the choice."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Set
@@ -23,11 +23,12 @@ from autofit.search.tuning import Findings
 MAX_PROOFS = 5
 """Give up after this many failed proofs."""
 RACE_RATIO, RACE_S = 1.0, 10.0
-"""An undecided race ends once it has taken this share of the search before it and at least this many seconds, after the
-least number of rounds: where steps are short, a few rounds say little and more cost nothing."""
+"""An undecided race ends, after the minimum number of rounds, once it has taken this share of the search before it and
+at least this many seconds. The seconds count where steps are short: there more rounds cost little."""
 LONG_RACE_RATIO, RACE_LOSS = 3.0, 0.003
-"""The longer share applies while recommending the present leader would lose more than this on average, as a log ratio:
-where noise is large. Scored by scripts/bench/search, with 0.002 and 0.005, and with 4 and 5 times the search."""
+"""Longer share, which applies while recommending the current leader would lose more than `RACE_LOSS` on average, as a
+log ratio. That is so where noise is large. Scored by scripts/bench/search, with 0.002 and 0.005, and with 4 and 5 times
+the search."""
 
 
 class Final:
@@ -36,8 +37,8 @@ class Final:
     Args:
         runner: runs plans; holds what the search phase measured.
         end: how the search phase ended.
-        estimates: what was said of each plan before it first ran, by its key.
-        consider: probes a further plan, unless it is screened out.
+        estimates: estimate of each plan before it first ran, by its key.
+        consider: probes another plan, unless it is screened out.
 
     Raises:
         AutofitError: nothing was measured; see `autofit.search.endings.nothing_measured`.
@@ -69,7 +70,7 @@ class Final:
         self._caveats: list[str] = []
 
     def findings(self) -> Findings:
-        """Races, proves, and returns what was found."""
+        """Races the finalists, proves the winner, and returns the result."""
         self._race(self._measured)
         winner, proof = self._prove()
         trials = tuple(self._runner.trials)
@@ -98,7 +99,7 @@ class Final:
         )
 
     def _race(self, left: list[Trial]) -> None:
-        """Races the finalists among these plans, or goes on with the race that was where they did not run in it."""
+        """Races the finalists among these plans; continues an earlier race if one of them did not run in it."""
         pool, race = finalists(left, self._runner.baseline, self._objective), self._scale.race
         self._entrants.admit(pool)
         if race is None:
@@ -124,7 +125,7 @@ class Final:
             if race.rounds:
                 self._runner.say("race", f"round {race.rounds}: {len(race.running)} plans left")
             long = race.ripe and now - self._searched_s > max(self._race_ratio(race) * self._searched_s, RACE_S)
-            rest_s = max(MIN_ROUNDS - race.rounds, 1) * round_s  # too few rounds would tell nothing
+            rest_s = max(MIN_ROUNDS - race.rounds, 1) * round_s  # fewer rounds decide nothing
             return long or self._time.left_s() <= rest_s + self._time.proof_s()
 
         def block(key: str) -> float | str:
@@ -138,7 +139,7 @@ class Final:
         self._tuning.log.note("race", note)
 
     def _race_ratio(self, race: Race) -> float:
-        """Returns how long an undecided race may last, as a share of the search."""
+        """Returns the maximum duration of an undecided race, as a share of the search."""
         sound = self._pool([t for t in self._measured if not failed_in_race(self._scale.race, t)])
         chosen = self._choose(sound)
         rivals = [t for t in sound if t.plan.key in race.running and t is not chosen]
@@ -149,9 +150,9 @@ class Final:
         return choose(pool, self._runner.baseline, self._objective, self._ratio, self._scale.claim)
 
     def _pool(self, left: list[Trial]) -> list[Trial]:
-        """Returns who may be chosen: those of `left` that raced; where there are none, the finalists by their probes.
+        """Returns the plans that may be chosen: those of `left` that raced, or else the finalists by their probes.
 
-        What a probe says is of another kind than what a race says, and the race may have contradicted it.
+        Figures of probes and of the race are not comparable, and the race may have contradicted a probe.
         """
         pool = finalists(left, self._runner.baseline, self._objective)
         raced = [t for t in left if self._scale.raced(t)]
@@ -169,7 +170,7 @@ class Final:
         return f"failed in the race: {outcome.status.value}, {outcome.reason}"
 
     def _charged(self, plan: Plan, measurement: Measurement) -> Measurement:
-        """Returns a measurement that was made warm, with the start that its plan is charged where that counts."""
+        """Returns a measurement of a warm run with the warm-up cost of its plan, if the objective counts that cost."""
         if self._objective.planned_samples is None or plan.key not in self._record:
             return measurement
         return measurement.model_copy(update={"startup_s": measurement_of(self._record[plan.key]).startup_s})
@@ -187,19 +188,19 @@ class Final:
                 return chosen, self._charged(chosen.plan, outcome.measurement)
             self._failed.append(trial)
             self._unproven[chosen.plan.key] = f"{outcome.status.value}: {outcome.reason}"
-            self._caveats.append(f"{chosen.plan} was to be recommended, but its proof failed ({outcome.reason})")
+            self._caveats.append(f"{chosen.plan} was the choice, but its proof failed ({outcome.reason})")
             left = [t for t in left if t is not chosen]
-            self._race(left)  # with the fastest gone, plans that it kept out of the final may be next
+            self._race(left)  # without the fastest, plans that it kept out of the final may win
         raise nothing_proven(self._failed, len(self._measured), self._tuning.budget)
 
     def _late(self) -> bool:
-        """Whether a proof was cut off by the end of the time: none of another plan would come further."""
+        """Returns whether the end of the time cut off a proof, so that another proof would not finish either."""
         if not self._unproven or self._time.left_s() > 0:
             return False
         return self._failed[-1].outcome.status in (Status.TIMED_OUT, Status.SKIPPED)
 
     def _smaller(self) -> list[Trial]:
-        """Returns the last plan that was too large, at half its micro batch or less, if that runs as a probe."""
+        """Returns the last plan that was too large at half its micro batch or less, if that runs as a probe."""
         plans = [t.plan for t in self._failed if t.outcome.status.does_not_fit]
         sizes = [s for s in self._tuning.space.sizes if plans and 2 * s <= plans[-1].micro_batch_size]
         plan = self._tuning.space.at(plans[-1].combination, sizes[-1]) if sizes else None

@@ -1,4 +1,4 @@
-"""Sizes: what a plan's own combination showed at other micro batches."""
+"""Ambiguous failures, resolved by what the same combination showed at other micro batches."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from autofit.core.trial import Trial
 
 
 def settled(trials: Iterable[Trial], plan: Plan, outcome: Outcome) -> Outcome:
-    """Takes a failure that stays ambiguous as one of memory when the combination ran at a smaller size."""
+    """Returns an ambiguous outcome as an out-of-memory if the same combination ran at a smaller size."""
     smaller = [t.plan for t in trials if t.outcome.measured and t.plan.micro_batch_size < plan.micro_batch_size]
     ran = any(small.combination == plan.combination for small in smaller)
     if outcome.status is not Status.AMBIGUOUS or not ran:

@@ -1,4 +1,4 @@
-"""TrialRunner: runs plans, and has each run on disk as a trial before the next one starts."""
+"""TrialRunner: runs plans, and records each run on disk as a trial before the next one starts."""
 
 from collections.abc import Callable
 
@@ -20,16 +20,16 @@ class TrialRunner:
     """Runs plans and keeps their trials.
 
     Args:
-        tuning: what the search was given.
+        tuning: the arguments of the search.
 
     Attributes:
-        tuning: the same.
+        tuning: the arguments of the search.
         baseline: the user's own plan.
-        trials: every trial, those of earlier runs first; of the blocks of a race only those that failed.
-        record: the latest trial that says something of a plan, by the plan's key.
-        earlier: what earlier runs left in the study.
-        time: how long runs take, and what time is left.
-        probes: how many probes have run.
+        trials: every trial, those of earlier runs first. Of the blocks of a race, only those that failed are trials.
+        record: the latest informative trial of each plan, by the plan's key.
+        earlier: trials of earlier runs in the study.
+        time: the duration of runs, and the time left.
+        probes: number of probes that have run.
     """
 
     def __init__(self, tuning: Tuning) -> None:
@@ -43,7 +43,7 @@ class TrialRunner:
         self._poisoned = 0
 
     def probe(self, plan: Plan) -> Trial:
-        """Runs a plan as a probe, and learns how long one takes."""
+        """Runs a plan as a probe, and records its duration for the time plan."""
         began_s = self.tuning.clock.elapsed_s
         trial = self.attempt(plan, Purpose.PROBE)
         self.probes += 1
@@ -52,9 +52,9 @@ class TrialRunner:
         return trial
 
     def attempt(self, plan: Plan, purpose: Purpose) -> Trial:
-        """Runs a plan and records it. A failure that is ambiguous or inconclusive is run once more.
+        """Runs a plan and records it. Repeats a run once if its failure is ambiguous or inconclusive.
 
-        One that took longer than it may take now is not repeated: it would be ended sooner than before.
+        An inconclusive run that took longer than the time left allows is not repeated: it would be cut off even sooner.
         """
         began_s = self.tuning.clock.elapsed_s
         trial = self._once(plan, purpose, lambda outcome: outcome)
@@ -63,15 +63,15 @@ class TrialRunner:
         if again or trial.outcome.status is Status.AMBIGUOUS:
             trial = self._once(plan, purpose, lambda outcome: settled(self.record.values(), plan, outcome))
         if purpose is Purpose.PROOF:
-            self.earlier.hold(plan, purpose, trial.outcome)
+            self.earlier.compare(plan, purpose, trial.outcome)
         return trial
 
     def block(self, plan: Plan) -> tuple[Outcome, Trial | None]:
-        """Runs one block of a race. Only a block that failed is recorded, as the trial that is returned with it."""
+        """Runs one block of a race. Only a failed block is recorded, and its trial returned."""
         outcome = self.tuning.evaluate(plan, Purpose.BLOCK)
         if outcome.status.inconclusive and self.time.left_s() > 0:
             outcome = self.tuning.evaluate(plan, Purpose.BLOCK)
-        self.earlier.hold(plan, Purpose.BLOCK, outcome)
+        self.earlier.compare(plan, Purpose.BLOCK, outcome)
         self._count_poison(outcome)
         if outcome.measured and outcome.measurement is not None:
             return outcome, None
@@ -80,28 +80,28 @@ class TrialRunner:
         return outcome, trial
 
     def skip(self, plan: Plan, reason: str) -> Trial:
-        """Records that a plan is not run, and why."""
+        """Records that a plan is not run, with the reason."""
         number = self.tuning.log.begin(plan, Purpose.PROBE)
         trial = self._finish(number, Outcome(status=Status.SKIPPED, reason=reason))
         self.say("skipped", f"{plan}: skipped, {reason}", trial)
         return trial
 
     def check_for_users_fault(self) -> None:
-        """Ends the search where the user's code fails whatever the plan.
+        """Ends the search if the user's code fails with any plan.
 
         Raises:
-            UserCodeError: it does, or the user's own setting gives a loss that is not finite.
+            UserCodeError: it does, or the baseline gives a loss that is not finite.
         """
         fault = users_fault([t for t in self.trials if not t.earlier], self.baseline)
         if fault is not None:
             raise fault
 
     def say(self, kind: str, text: str, trial: Trial | None = None) -> None:
-        """Tells the listener."""
+        """Sends an event to the listener."""
         self.tuning.listen(Event(kind, text, trial, self.probes))
 
     def _once(self, plan: Plan, purpose: Purpose, settle: Callable[[Outcome], Outcome]) -> Trial:
-        """Runs a plan once; its trial is on disk as running before and as finished after, whatever happens."""
+        """Runs a plan once. Its trial is on disk as running before, and as finished after, even if it raises."""
         number = self.tuning.log.begin(plan, purpose)
         try:
             outcome = self.tuning.evaluate(plan, purpose)
@@ -129,11 +129,11 @@ class TrialRunner:
         return trial
 
     def _refuse_poison(self, outcome: Outcome) -> None:
-        """Ends the search after an interrupt, or when the device is poisoned for good.
+        """Ends the search after an interrupt, or if the device stays poisoned.
 
         Raises:
             KeyboardInterrupt: the outcome is an interrupt.
-            DevicePoisoned: in this process, or twice in a row where each attempt had a fresh process.
+            DevicePoisoned: the device is poisoned in this process, or twice in a row in fresh processes.
         """
         if outcome.status is Status.INTERRUPTED:
             raise KeyboardInterrupt(outcome.reason)
@@ -142,7 +142,7 @@ class TrialRunner:
 
 
 def summary(outcome: Outcome, objective: Objective) -> str:
-    """Returns an outcome in a few words."""
+    """Returns an outcome as a short text."""
     measurement = outcome.measurement
     if not outcome.measured or measurement is None:
         return f"{outcome.status.value}, {outcome.reason}"

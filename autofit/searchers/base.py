@@ -43,8 +43,8 @@ class Searcher(ABC):
     """Proposes plans and learns from their trials.
 
     Made once per `tune()`, in the process that runs the loop; never loads torch. The loop calls `tell` for every
-    trial of the study, first for those of earlier runs, then after each `ask`. A plan that was screened out is told
-    with the status `SKIPPED`.
+    trial of the study, first for those of earlier runs, then after each `ask`. A plan that was screened out has
+    a trial with the status `SKIPPED`.
 
     Attributes:
         name: the name that `tune(searcher=...)` takes.
@@ -68,7 +68,7 @@ class Searcher(ABC):
 
     @abstractmethod
     def tell(self, trial: Trial) -> None:
-        """Learns from a trial. Trials that this searcher did not ask for are told too."""
+        """Learns from a trial, also from one whose plan this searcher did not ask for."""
 
     def omissions(self) -> list[Omission]:
         """Returns why no plan of some combinations was measured. Called once, when the search has ended."""

@@ -22,7 +22,7 @@ MAX_EXPLAINED = 100
 
 @dataclass(frozen=True, slots=True)
 class FinalBeliefs:
-    """The knowledge of the search when it ends.
+    """A space and what the search knows about it at its end.
 
     Attributes:
         plans: plans of the space.
@@ -49,7 +49,7 @@ def omissions(result: FinalBeliefs) -> list[Omission]:
     """Returns for each combination without a measurement why it has none, the fastest expected first.
 
     Args:
-        result: the knowledge of the search.
+        result: the space and what the search knows about it.
     """
     measured = {int(result.points.combinations[p]) for p, outcome in result.outcomes.items() if outcome.measured}
     places: dict[int, list[int]] = {}
