@@ -160,7 +160,8 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
                 listeners = [listen, lambda event: watch.beat("choosing the next plan"), _kept_in(results)]
                 found = search(bench, request, listeners, clock)
     found = _with_what_changed(found, bench.changed)
-    return Fit(found, Terms(loss_fn, step_fn, optimizer), replace(results[0], recommendation=found))
+    result = replace(results[-1], recommendation=found) if results else None
+    return Fit(found, Terms(loss_fn, step_fn, optimizer), result)
 
 
 def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of the user's
