@@ -30,7 +30,7 @@ from autofit.search.event import Event
 from autofit.search.request import Listen, Request
 from autofit.search.search import search
 from autofit.trackers.progress import Progress
-from autofit.trackers.search_state import Yardstick
+from autofit.trackers.yardstick import Yardstick
 from autofit.workloads.workload import OptimizerRecipe, Workload
 
 _Record = TypeVar("_Record", bound=BaseModel)
@@ -150,15 +150,15 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         planned_steps=planned_steps,
         seed=seed,
     )
-    about, wait_s = f"{chosen.name()} ({chosen.type})", locks.patience_s(request.time_s)
+    about, wait_s, watch = f"{chosen.name()} ({chosen.type})", locks.patience_s(request.time_s), Watchdog(clock)
     with ExitStack() as held:
-        with Progress.of(progress) as waiting:
+        with Progress.of(progress, Yardstick.of(None, request, clock, lambda: watch.doing)) as waiting:
             held.enter_context(locks.held(chosen.lock_key, about, wait_s, lambda text: waiting(Event("stage", text))))
-            watch = held.enter_context(Watchdog(clock))
+            held.enter_context(watch)
             with watch.telling(lambda text: waiting(Event("waiting", text))):
                 bench = _opened(workload, chosen, options, watch)
         with bench.backstop, bench:
-            against = Yardstick.of(bench.briefing, request.objective, request.time_s, clock)
+            against = Yardstick.of(bench.briefing, request, clock, lambda: watch.doing)
             with Progress.of(progress, against) as listen, watch.telling(lambda text: listen(Event("waiting", text))):
                 listeners = [listen, lambda event: watch.beat("choosing the next plan")]
                 found = search(bench, request, listeners, clock)
@@ -269,7 +269,7 @@ def _with_what_changed(found: Recommendation, changed: Sequence[str]) -> Recomme
     if not changed:
         return found
     note = f"changed while tuning, and could not be put back: {', '.join(changed)}"
-    return found.model_copy(update={"caveats": (*found.caveats, note)})
+    return found.model_copy(update={"caveats": (note, *found.caveats)})
 
 
 def _options(

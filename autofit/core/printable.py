@@ -48,14 +48,20 @@ def columns(stream: TextIO) -> int:
     return shutil.get_terminal_size().columns
 
 
+def cells(text: str) -> int:
+    """Returns how many cells of a terminal `text` takes: two for a wide character, none for a combining one."""
+    return sum(map(_cell, text))
+
+
 def cut(text: str, width: int) -> str:
     """Returns the beginning of `text` that fits `width` cells of a terminal, with ".." where something is missing."""
-    cells = [
-        2 if unicodedata.east_asian_width(letter) in "WF" else not unicodedata.combining(letter) for letter in text
-    ]
-    if sum(cells) <= width:
+    if cells(text) <= width:
         return text
     kept = 0
-    while kept < len(cells) and sum(cells[: kept + 1]) <= width - 2:
+    while kept < len(text) and cells(text[: kept + 1]) <= width - 2:
         kept += 1
     return f"{text[:kept]}.."[: max(width, 0)]
+
+
+def _cell(letter: str) -> int:
+    return 2 if unicodedata.east_asian_width(letter) in "WF" else not unicodedata.combining(letter)

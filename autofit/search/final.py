@@ -76,7 +76,7 @@ class Final:
         remarks = Remarks(self._runner, self._measured, self._baseline, self._scale, self._unproven)
         self._caveats += remarks.caveats(winner, self._end)
         if doubt := self._scale.doubt_of_proof(winner, proof):
-            self._caveats.append(doubt)
+            self._caveats.insert(0, doubt)
         keys = self._front(winner, proof)
         return Findings(
             plan=winner.plan,
@@ -109,6 +109,7 @@ class Final:
             race = self._scale.race = Race(names, own if own in names else None, self._objective.tie_ratio)
         elif all(t.plan.key in race.names for t in pool):
             return
+        self._runner.phase = "race"
         self._runner.say("stage", f"racing {len(pool)} plans in interleaved blocks")
         self._run_race(race)
 
@@ -121,7 +122,7 @@ class Final:
             now = self._tuning.clock.elapsed_s
             round_s, began = max(round_s, now - began), now
             if race.rounds:
-                self._runner.say("race", f"round {race.rounds}: {len(race.running)} plans left")
+                self._say_round(race, plans)
             long = race.ripe and now - self._searched_s > max(self._race_ratio(race) * self._searched_s, RACE_S)
             rest_s = max(MIN_ROUNDS - race.rounds, 1) * round_s  # too few rounds would tell nothing
             return long or self._time.left_s() <= rest_s + self._time.proof_s()
@@ -135,6 +136,12 @@ class Final:
         run_race(race, block, enough, lambda: [t.plan.key for t in self._entrants.joining()])
         note = {"rounds": race.rounds, "log_throughput": race.logs, "joined": race.joined, "left": race.left}
         self._tuning.log.note("race", note)
+
+    def _say_round(self, race: Race, plans: Mapping[str, Plan]) -> None:
+        leader = plans[race.leader()] if race.ripe and race.running else None
+        trial = self._record[leader.key] if leader is not None else None
+        gain = self._gain(trial) if trial is not None else None
+        self._runner.say_round(f"round {race.rounds}: {len(race.running)} plans left", leader, gain)
 
     def _race_ratio(self, race: Race) -> float:
         """Returns how long an undecided race may last, as a share of the search."""
@@ -178,7 +185,9 @@ class Final:
         left = [t for t in self._measured if not failed_in_race(self._scale.race, t)]
         while (left or (left := self._smaller())) and len(self._unproven) < MAX_PROOFS and not self._late():
             chosen = self._choose(self._pool(left))
+            self._runner.phase = "proof"
             self._runner.say("stage", f"proving {chosen.plan}")
+            self._runner.say_running(chosen.plan, self._estimates.get(chosen.plan.key))
             trial = self._runner.attempt(chosen.plan, Purpose.PROOF)
             outcome = trial.outcome
             self._runner.say("proof", f"{chosen.plan}: {summary(outcome, self._objective)}", trial)

@@ -3,9 +3,11 @@
 from collections.abc import Callable
 
 from autofit.core.errors import DevicePoisoned
+from autofit.core.estimate import Estimate
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.recommendation import Ratio
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes
 from autofit.search.earlier_runs import Earlier
@@ -30,6 +32,7 @@ class TrialRunner:
         earlier: what earlier runs left in the study.
         time: how long runs take, and what time is left.
         probes: how many probes have run.
+        phase: of the search, as `Event.phase` has it.
     """
 
     def __init__(self, tuning: Tuning) -> None:
@@ -40,6 +43,7 @@ class TrialRunner:
         self.earlier = Earlier(tuning)
         self.time = TimePlan(tuning, self.record)
         self.probes = 0
+        self.phase = "search"
         self._poisoned = 0
 
     def probe(self, plan: Plan) -> Trial:
@@ -98,7 +102,15 @@ class TrialRunner:
 
     def say(self, kind: str, text: str, trial: Trial | None = None) -> None:
         """Tells the listener."""
-        self.tuning.listen(Event(kind, text, trial, self.probes))
+        self.tuning.listen(Event(kind, text, trial, self.probes, self.phase))
+
+    def say_running(self, plan: Plan, estimate: Estimate | None) -> None:
+        """Tells the listener that a plan begins to run, and the estimate of its peak."""
+        self.tuning.listen(Event("running", f"running {plan}", None, self.probes, self.phase, plan, estimate))
+
+    def say_round(self, text: str, leader: Plan | None, gain: Ratio | None) -> None:
+        """Tells the listener that a round of the race begins, and what the leader's throughput is over the baseline."""
+        self.tuning.listen(Event("race", text, None, self.probes, self.phase, leader, None, gain))
 
     def _once(self, plan: Plan, purpose: Purpose, settle: Callable[[Outcome], Outcome]) -> Trial:
         """Runs a plan once; its trial is on disk as running before and as finished after, whatever happens."""
