@@ -40,7 +40,7 @@ def execute(given: argparse.Namespace) -> int:
         print(ascii_json(recommendation.model_dump_json(by_alias=True, indent=2)))
     else:
         print(summarize(recommendation, Canvas.of(sys.stdout), given.output))
-    if unsaved:  # the result above is the one document on stdout
+    if unsaved:  # on stderr, since the result above is the only document on stdout
         print(f"autofit: {printable(unsaved)}", file=sys.stderr)
         return PlanFileError.exit_code
     if not (given.json or given.quiet):
@@ -110,14 +110,14 @@ def _log(study: str | Path | None) -> Path | None:
     Its name contains the whole name of the study, because `train.log` beside a study `train.db` may be the user's.
     """
     text = str(DEFAULT_STUDY if study is None else study)
-    path = Path(os.path.expanduser(text)).absolute()  # that of pathlib raises for an unknown user
+    path = Path(os.path.expanduser(text)).absolute()  # Path.expanduser raises for an unknown user
     if "://" in text or text == ":memory:" or not path.name:
         return None
     return path.with_name(f"{path.name}.log")
 
 
 def _check_output(path: Path, *, force: bool) -> None:
-    """Refuses, before minutes are spent, an output that cannot be written or is something else than a plan."""
+    """Rejects, before the search begins, an output that cannot be written or that is a file other than a plan."""
     try:
         folder = path.resolve().parent
         if not folder.is_dir() or not os.access(folder, os.W_OK):
@@ -131,7 +131,7 @@ def _check_output(path: Path, *, force: bool) -> None:
 
 
 def _device(environment: Environment, asked: str | None) -> str:
-    """Returns the name of the device; also that no accelerator was found, where one could have been chosen."""
+    """Returns the device, and that no accelerator was found if the device was not chosen by the user."""
     if environment.is_host:
         found = "" if asked else "; no accelerator was found"
         return f"tuning for the CPU ({environment.device_name}){found}"
@@ -140,7 +140,7 @@ def _device(environment: Environment, asked: str | None) -> str:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Makes a SIGTERM an interrupt, so that the child is ended and the trial recorded."""
+    """Turns SIGTERM into a KeyboardInterrupt, so that the child is ended and the trial recorded."""
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
@@ -149,4 +149,4 @@ def _terminable() -> Iterator[None]:
 
 
 def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt("terminated; the same command goes on from the trials in the study")
+    raise KeyboardInterrupt("terminated; the same command resumes from the trials in the study")

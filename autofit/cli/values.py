@@ -1,4 +1,4 @@
-"""Values from the words of a command line: memory, lists of names, keyword arguments."""
+"""Converts command line arguments to values: memory, lists of names, keyword arguments."""
 
 import argparse
 import json
@@ -25,7 +25,7 @@ def memory(text: str | None) -> float | str | None:
         value = 0.0
     if 0 < value <= 1:
         return value
-    parse_budget(text)  # refused here, before anything starts, if it cannot be read
+    parse_budget(text)  # raises before anything starts if the text cannot be read
     return text
 
 
@@ -45,7 +45,7 @@ def options(given: argparse.Namespace) -> Options:
 
 
 def overrides(given: argparse.Namespace) -> dict[str, Any]:
-    """Returns the fields that override those of the workload that the function returns; None where not given."""
+    """Returns the fields that override those of the function's workload; None for those that were not given."""
     found = {"global_batch_size": given.global_batch, "mode": given.mode, "max_grad_norm": given.max_grad_norm}
     if "max_global_batch" in given:  # `estimate` has no such limit
         found["max_global_batch_size"] = given.max_global_batch

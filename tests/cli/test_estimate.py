@@ -62,7 +62,7 @@ def test_the_drawing_is_on_stdout_and_nothing_else_anywhere(estimating: Estimati
     code, out, err = run("train.py:make", "--device", "H200")
     assert (code, err) == (0, "")
     assert out.startswith("train.py:make on Test: estimated, nothing was run")
-    assert "fp32 (yours)" in out
+    assert "fp32 (baseline)" in out
     assert "\x1b" not in out, "a pipe gets no colours"
 
 

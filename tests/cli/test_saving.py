@@ -69,7 +69,7 @@ def test_defect_12_the_result_is_printed_where_the_plan_cannot_be_saved(
     assert not Path("autofit.yaml").exists()
     if everywhere:
         assert "The trials are in the study" in err
-        assert "same command makes the plan again" in err
+        assert "same command again to get the plan" in err
     else:
         path = err.rpartition("autofit show ")[2].partition("`")[0]
         assert planfile.load(path).plan

@@ -62,7 +62,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(probe, "PACES", QUICK)
         monkeypatch.setattr(window, "WINDOW_S", 0.0)  # each step by itself
     # The hooks of these tests hold things, but leave fake tensors alone.
-    monkeypatch.setattr(self_contained, "OWN", (*self_contained.OWN, "tests"))
+    monkeypatch.setattr(self_contained, "TRUSTED", (*self_contained.TRUSTED, "tests"))
     gc.freeze()
 
 

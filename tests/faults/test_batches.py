@@ -262,7 +262,7 @@ def test_small_c_a_setting_that_is_not_the_loaders_is_said(total: int, said: str
     case = CASES["dlrm"]
     workload = Workload(case.fresh(), case.loader(4), step_fn=case.loss, global_batch_size=total)
     with LocalBench(workload, CPU(), PLENTY) as bench:
-        found = [caveat for caveat in bench.briefing.caveats if "your loader makes batches of 4" in caveat]
+        found = [caveat for caveat in bench.briefing.caveats if "the loader's batch of 4" in caveat]
     assert len(found) == bool(said)
     assert said in "".join(found)
 

@@ -309,7 +309,7 @@ def test_d3_it_is_said_where_what_a_model_does_in_training_alone_was_not_compare
 
     bench = opened(Mixed(64, 10), images(), step_fn=classify)
     assert bench.briefing.space.sizes == ALL_SIZES
-    assert any("what the model does in training alone was not compared" in said for said in bench.briefing.caveats)
+    assert any("behaviour that is specific to training was not compared" in said for said in bench.briefing.caveats)
 
 
 # Row D10. Token means.

@@ -19,7 +19,7 @@ def test_a_model_elsewhere_is_refused_with_both_places() -> None:
     with pytest.raises(WorkloadError) as error:
         bench_of(Workload(model, targets.vectors()))
     text = str(error.value)
-    assert "the model is on meta, but is to be tuned on cpu" in text
+    assert "the model is on meta, but it is to be tuned on cpu" in text
     assert "model.to('cpu')" in text
     assert "pass device='meta'" in text
     mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))

@@ -6,7 +6,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from autofit.core.errors import WorkloadError
-from autofit.tracing.fake_copy import fake_batch, fake_mode, shadow
+from autofit.tracing.fake_copy import fake_batch, fake_mode, fake_workload
 from autofit.workloads.workload import Workload
 from tests.tracing.tiny import Cnn, Gpt, images, words, workload
 
@@ -23,7 +23,7 @@ def digest(module: nn.Module) -> str:
 def shadowed(model: nn.Module, batch: object, **more: object) -> Workload:
     made, rule = workload(model, batch, **more)  # type: ignore[arg-type]
     with fake_mode():
-        return shadow(made, rule, batch, CPU).workload
+        return fake_workload(made, rule, batch, CPU).workload
 
 
 def test_every_tensor_is_fake_and_ties_are_kept() -> None:
@@ -111,7 +111,7 @@ def test_a_loss_module_is_copied_too() -> None:
     made = Workload(model, [batch], loss_fn=loss_fn)
     with fake_mode():
         fake = fake_batch(batch, 2, CPU)
-        found = shadow(made, workload(model, batch)[1], fake, CPU)
+        found = fake_workload(made, workload(model, batch)[1], fake, CPU)
         assert isinstance(found.loss.compute(found.workload.model, fake), FakeTensor)
         assert isinstance(found.workload.loss_fn.weight, FakeTensor)
     assert not isinstance(loss_fn.weight, FakeTensor)
@@ -149,5 +149,5 @@ def test_a_batch_with_a_tensor_for_all_samples_keeps_its_size() -> None:
     batch = {"x": torch.zeros(2, 3), "classes": torch.zeros(9)}
     with fake_mode():
         assert fake_batch(batch, 2, CPU)["classes"].shape == (9,)
-        with pytest.raises(WorkloadError, match=r"\[9\].*not one entry per sample"):
+        with pytest.raises(WorkloadError, match=r"\[9\].*expected one entry per sample"):
             fake_batch(batch, 3, CPU)

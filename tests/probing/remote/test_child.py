@@ -153,7 +153,7 @@ def test_signs_of_life_extend_the_patience_but_not_the_total(start: Start, monke
     assert clock.seconds == 6 * 50.0
     outcome = ending(start("while True: say('beat', phase='step'); time.sleep(0.01)", deadlines), beat)
     assert outcome.status is Status.TIMED_OUT
-    assert outcome.reason == "not done in 5 min 20 s (it was in 'step'); its process was killed"
+    assert outcome.reason == "not finished in 5 min 20 s (it was in 'step'); its process was killed"
 
 
 def test_a_reply_that_came_while_this_process_was_stopped_counts(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

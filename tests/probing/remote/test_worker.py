@@ -169,8 +169,8 @@ def test_an_accelerators_limit_is_always_on(run: Run, monkeypatch: pytest.Monkey
 
 def test_arguments_of_tune_that_this_process_has_no_use_for_are_named(run: Run) -> None:
     (reply,) = run(opening(f"{TARGETS}:make_dict"))
-    (caveat,) = [text for text in reply["briefing"]["caveats"] if "not used here" in text]
-    assert caveat.startswith("time_budget, study of ")
+    (caveat,) = [text for text in reply["briefing"]["caveats"] if "was ignored" in text]
+    assert caveat.startswith("time_budget, study from ")
     assert reply["briefing"]["budget"]["memory_bytes"] == 2**30  # asked for, so it wins over the dict's
 
 

@@ -163,7 +163,7 @@ def test_a_mean_over_tokens_of_uneven_samples_is_kept_by_weighing_tokens(lengths
     verdict = gates.accumulation(build(targets.Transformer(), targets.token_mean), tokens(lengths), seed=0)
     assert verdict.passed, verdict.reason
     assert verdict.weighing == Weighing("['labels']", ignored=-100)
-    assert "micro batches weighed by batch['labels'] != -100: relative L2" in verdict.reason
+    assert "micro batches weighted by batch['labels'] != -100: relative L2" in verdict.reason
     found = gates.accumulation(build(targets.Transformer(), targets.sample_mean), tokens(lengths), seed=0)
     assert found.passed
     assert found.weighing is None

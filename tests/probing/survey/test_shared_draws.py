@@ -65,7 +65,7 @@ def test_a_sample_draws_the_same_in_any_micro_batch(name: str, sizes: list[int])
     assert torch.equal(torch.cat(drawn(draw, ledger, sizes)), whole)
     assert len({tuple(row.flatten().tolist()) for row in whole}) > 1  # samples differ from each other
     assert ledger.drawn
-    assert not ledger.apart
+    assert not ledger.unshared
 
 
 def test_another_seed_gives_other_numbers() -> None:
@@ -104,7 +104,7 @@ def test_a_coin_for_the_whole_step_is_the_same_in_each_micro_batch() -> None:
     ledger = learned(draw)
     (whole,) = drawn(draw, ledger, [SAMPLES])
     assert all(torch.equal(part, whole) for part in drawn(draw, ledger, [1] * SAMPLES))
-    assert not ledger.apart
+    assert not ledger.unshared
 
 
 def test_16_bits_are_rounded_from_what_32_bits_draw() -> None:
@@ -143,7 +143,7 @@ def test_what_cannot_be_shared_is_noticed(name: str) -> None:
     ledger = learned(APART[name])
     drawn(APART[name], ledger, [SAMPLES])
     drawn(APART[name], ledger, [1] * SAMPLES)
-    assert ledger.apart
+    assert ledger.unshared
 
 
 def test_what_draws_nothing_is_left_alone() -> None:

@@ -18,7 +18,7 @@ from autofit.core.plan import Plan
 from autofit.core.space import Refusal, SpaceFacts
 from autofit.prepare import prepare
 from autofit.probing.survey.survey import Survey
-from autofit.probing.watchdog import _LOOK_S, Watchdog
+from autofit.probing.watchdog import _POLL_S, Watchdog
 from autofit.strategies import members
 from autofit.strategies.base import Facts, Offer, Phase, Strategy
 from autofit.workloads.batches import BatchSource
@@ -98,10 +98,10 @@ def test_gates_end_with_their_share_of_the_time_budget_and_try_fewer_samples_bef
         took_s = time.monotonic() - began
     assert space.sizes == (8,)
     (refused,) = survey.refused
-    assert refused.reason.startswith("could not be checked: not done in its part of the time budget of 30 s")
+    assert refused.reason.startswith("could not be checked: not finished within its share of the time budget of 30 s")
     assert 8 in sizes
     assert min(sizes) < 8  # how many times smaller depends on how busy the machine is
-    assert took_s <= 5.0 + 2 * _LOOK_S
+    assert took_s <= 5.0 + 2 * _POLL_S
 
 
 def test_knobs_with_a_choice_are_in_play_and_refusals_are_kept() -> None:
@@ -186,8 +186,8 @@ def test_a_token_mean_is_weighed_by_tokens_also_when_few_samples_are_shorter(len
     assert survey.refused == []
     assert survey.weighing == Weighing("['labels']", ignored=-100)
     (caveat,) = survey.caveats
-    assert caveat.startswith("the loss is a mean over batch['labels'] != -100: micro batches are weighed by it")
-    assert "your own setting of 3 micro batches is measured so too" in caveat
+    assert caveat.startswith("the loss is a mean over batch['labels'] != -100: micro batches are weighted by it")
+    assert "and so are the 3 micro batches of the baseline" in caveat
 
 
 def test_labels_that_few_samples_lack_are_looked_for() -> None:
@@ -223,10 +223,7 @@ def test_a_mean_whose_count_is_not_in_the_batch_is_refused_with_a_cure() -> None
 
     (refusal,) = global_batch(24, loss=long_ones).refused
     assert refusal.name == "accumulation"
-    assert (
-        "If the loss is a mean over tokens or a mask, have the labels or the mask that it counts in the batch"
-        in refusal.reason
-    )
+    assert "If the loss is a mean over tokens or a mask, put the labels or the mask into the batch" in refusal.reason
     assert "numerics='any'" in refusal.reason
 
 
