@@ -96,6 +96,8 @@ class Recommendation(BaseModel):
         objective: what was maximised.
         environment: where the plan was measured.
         study: where the trials are kept, without passwords.
+        title: what was tuned, such as "train.py:make_workload"; "" if unknown.
+        command: the command or call that started the search, without secrets; "" if unknown.
         counts: number of trials by status.
         duration_s: seconds that the search took.
         created: UTC time in ISO 8601.
@@ -118,6 +120,8 @@ class Recommendation(BaseModel):
     objective: Objective
     environment: Environment
     study: str = ""
+    title: str = ""
+    command: str = ""
     counts: dict[str, int] = {}
     duration_s: float = 0.0
     created: str = ""

@@ -9,6 +9,7 @@ from autofit.core.account import Account
 from autofit.core.estimate import Estimate
 from autofit.core.plan import Plan
 from autofit.core.trial import Trial
+from autofit.memory.profile import Profile
 from autofit.memory.trace import Trace
 
 Tracer = Callable[[Plan], Trace]
@@ -70,6 +71,13 @@ class Estimator(ABC):
         May leave out the last ones where that takes long.
         """
         return
+
+    def profile(self, plan: Plan) -> Profile | None:
+        """Returns what makes up the peak of a plan and its timeline, from what is known already; None if nothing is.
+
+        Called when a search ends.
+        """
+        return None
 
     @abstractmethod
     def estimate(self, plan: Plan) -> Estimate | None:

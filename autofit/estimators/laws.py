@@ -16,6 +16,7 @@ from autofit.estimators.short_runs import Records, small_sizes
 from autofit.memory.alignment import Mismatch
 from autofit.memory.allocator.settings import Settings
 from autofit.memory.peak import MemoryUse, memory_use
+from autofit.memory.profile import Profile, profile
 from autofit.memory.scaling import Scaling, scaling
 from autofit.memory.trace import Trace
 
@@ -46,6 +47,13 @@ class CombinationTraces:
     dead: bool = False
     recorded: bool = False
     floors: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def trace_at(self, size: int) -> Trace | None:
+        """Returns the trace at a micro batch, or what the law says of it; None if there is neither."""
+        if size in self.traces or self.law is None:
+            return self.traces.get(size)
+        scaled = self.law.at(size)
+        return None if isinstance(scaled, Mismatch) else scaled
 
 
 class Laws:
@@ -122,14 +130,18 @@ class Laws:
         steps = plan.accumulation_steps
         place = size, steps
         if place not in known.uses:
-            trace, exact = known.traces.get(size), True
-            if trace is None and known.law is not None:
-                scaled, exact = known.law.at(size), known.law.exact_at(size)
-                trace = None if isinstance(scaled, Mismatch) else scaled
+            trace = known.trace_at(size)
             if trace is None:
                 return None
+            exact = size in known.traces or (known.law is not None and known.law.exact_at(size))
             known.uses[place] = memory_use(trace, self._account, self._limit_bytes, exact, steps)
         return known.uses[place]
+
+    def profile(self, plan: Plan) -> Profile | None:
+        """Returns the profile of a plan from its trace or law; None if it was not traced."""
+        known, use = self.of(plan), self.memory_use(plan)
+        trace = None if known is None else known.trace_at(plan.micro_batch_size)
+        return None if trace is None or use is None else profile(trace, use, self._account)
 
     def floor_bytes(self, plan: Plan, law: Scaling, grown_to: int) -> int:
         """Returns what a law has where momentary allocations grow no more from a size on."""

@@ -22,6 +22,7 @@ from autofit.estimators.base import Context, Estimator, Tracer
 from autofit.estimators.laws import Laws, key_of
 from autofit.estimators.short_runs import REACH, listed
 from autofit.memory.peak import MemoryUse
+from autofit.memory.profile import Profile
 from autofit.memory.scaling import LEAST_TRACES, Scaling
 
 ERROR_RATIO = 0.06
@@ -141,6 +142,10 @@ class Traced(Estimator):
     def memory_use(self, plan: Plan) -> MemoryUse | None:
         """Returns what the trace of `plan` says, uncorrected, with its phases; None when it was not traced."""
         return self._laws.memory_use(plan)
+
+    def profile(self, plan: Plan) -> Profile | None:
+        """Returns the profile of a plan from its trace or law, without a new trace; None if it has neither."""
+        return self._laws.profile(plan)
 
     def tell(self, trial: Trial) -> None:
         """Learns the peak of a probe or a proof, of an earlier run too: it counts once its plan has an estimate."""

@@ -67,7 +67,7 @@ class Watchdog:
     @property
     def doing(self) -> str:
         """The phase that goes on now."""
-        return self._doing[0]
+        return self._phase[0]
 
     def beat(self, phase: str) -> None:
         """Records the start of a phase, which is a sign of life."""

@@ -1,5 +1,7 @@
 """Report: everything that a report shows, computed once. HTML, Markdown and JSON are written from this record alone."""
 
+import json
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,9 +15,15 @@ from autofit.memory.profile import Profile
 
 Role = Literal["recommended", "baseline", ""]
 
+REPORT_SCHEMA = "autofit.report/1"
+SCHEMA_FILE = Path(__file__).parent / "report.schema.json"
+"""The published JSON Schema, made by `schema_text`."""
+
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", populate_by_name=True, json_schema_serialization_defaults_required=True
+    )
 
 
 class PlanRow(_Record):
@@ -80,7 +88,7 @@ class Racer(_Record):
 
     Attributes:
         rank: its row (`PlanRow.rank`).
-        ratio: throughput over the baseline, with its 95 % interval.
+        ratio: throughput over that of the plan in `Report.race_reference`, with its 95 % interval.
         ratios: the paired ratio of each round that both ran, in order; () if they were not kept.
         note: why it left the race, or "".
     """
@@ -136,7 +144,9 @@ class Report(_Record):
         budget_note: the arithmetic of the budget.
         rows: every plan, best first.
         curves: one for each combination with at least two measured plans, fastest first.
-        race: the finalists, fastest first; () if nothing raced.
+        race: the finalists beside the reference, fastest first; () if nothing raced.
+        race_reference: the plan that the others are compared with: "baseline", or "recommended" if the baseline did not
+            race; "" if nothing raced.
         memory: the recommended plan, then the baseline; those whose memory was traced.
         gates: the numerical checks.
         left_out: combinations of which nothing was measured.
@@ -149,7 +159,8 @@ class Report(_Record):
         duration_s: seconds that the search took.
         created: UTC time of the recommendation, in ISO 8601.
         apply_code: Python code that applies the plan.
-        command: command line that repeats the search; "" if unknown.
+        stopped: why the search for plans ended; "" if unknown.
+        command: command line, or Python call, that repeats the search; "" if unknown.
         plan_file: path of the plan file, or "".
     """
 
@@ -164,6 +175,7 @@ class Report(_Record):
     rows: tuple[PlanRow, ...]
     curves: tuple[SpeedCurve, ...] = ()
     race: tuple[Racer, ...] = ()
+    race_reference: Role = ""
     memory: tuple[PlanMemory, ...] = ()
     gates: tuple[GateRecord, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
@@ -176,6 +188,7 @@ class Report(_Record):
     duration_s: float = 0.0
     created: str = ""
     apply_code: str = ""
+    stopped: str = ""
     command: str = ""
     plan_file: str = ""
 
@@ -192,3 +205,18 @@ class Report(_Record):
     def baseline(self) -> PlanRow | None:
         """The row of the baseline, also if it is the recommended plan; None if it was never tried."""
         return next((row for row in self.rows if row.is_baseline), None)
+
+
+def to_json(report: Report) -> str:
+    """Returns a report as JSON text, as the published schema describes it."""
+    return report.model_dump_json(by_alias=True, indent=2) + "\n"
+
+
+def schema_text() -> str:
+    """Returns the JSON Schema (draft 2020-12) of a report as JSON, as it is published in `SCHEMA_FILE`.
+
+    After a change of the records: `python -c "from autofit.reports import report as r;
+    r.SCHEMA_FILE.write_text(r.schema_text())"`.
+    """
+    schema = Report.model_json_schema(by_alias=True, mode="serialization")
+    return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2) + "\n"

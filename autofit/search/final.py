@@ -107,6 +107,7 @@ class Final:
                 return
             own = self._runner.baseline.key
             race = self._scale.race = Race(names, own if own in names else None, self._objective.tie_ratio)
+            self._tuning.seen.race = race
         elif all(t.plan.key in race.names for t in pool):
             return
         self._runner.phase = "race"

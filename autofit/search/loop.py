@@ -102,7 +102,8 @@ class Loop:
         if self.end.early and len(self.runner.record) == 1:  # what a person is told who gave too little time
             self.end = SearchEnd(self.end.stopped, early=True, wanted=self._searcher.ask())
         self.runner.say("stage", f"search ended: {self.end.stopped}")
-        left_out = [omission.model_dump(mode="json") for omission in self._searcher.omissions()]
+        self._tuning.seen.stopped, self._tuning.seen.omissions = self.end.stopped, self._searcher.omissions()
+        left_out = [omission.model_dump(mode="json") for omission in self._tuning.seen.omissions]
         self._tuning.log.note("left_out", {"combinations": left_out})
 
     def consider(self, plan: Plan) -> Trial:

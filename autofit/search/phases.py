@@ -22,6 +22,7 @@ def run(tuning: Tuning) -> Findings:
         KeyboardInterrupt: the user stopped it; the running trial is recorded as interrupted.
     """
     loop = Loop(tuning)
+    tuning.seen.trials, tuning.seen.estimates = loop.runner.trials, loop.screening.estimates
     loop.recall()
     loop.search()
     loop.ensure_baseline()

@@ -30,6 +30,8 @@ class Request:
             plan is amortised over as many samples. None charges nothing.
         seed: makes the search repeatable.
         isolated: whether plans run in a process that is replaced when its device is poisoned.
+        title: what is tuned, for reports.
+        command: the command or call that started the search, without secrets.
 
     Raises:
         UsageError: there is no such searcher, or the planned steps are no whole number of at least 1.
@@ -43,6 +45,8 @@ class Request:
     planned_steps: int | None = None
     seed: int = 0
     isolated: bool = False
+    title: str = ""
+    command: str = ""
 
     def __post_init__(self) -> None:
         searcher_of(self.searcher)  # a misspelt name is refused before anything is opened

@@ -102,15 +102,16 @@ class TrialRunner:
 
     def say(self, kind: str, text: str, trial: Trial | None = None) -> None:
         """Tells the listener."""
-        self.tuning.listen(Event(kind, text, trial, self.probes, self.phase))
+        self.tuning.listen(Event(kind, text, trial, self.probes, phase=self.phase))
 
     def say_running(self, plan: Plan, estimate: Estimate | None) -> None:
         """Tells the listener that a plan begins to run, and the estimate of its peak."""
-        self.tuning.listen(Event("running", f"running {plan}", None, self.probes, self.phase, plan, estimate))
+        text, done = f"running {plan}", self.probes
+        self.tuning.listen(Event("running", text, done=done, phase=self.phase, plan=plan, estimate=estimate))
 
     def say_round(self, text: str, leader: Plan | None, gain: Ratio | None) -> None:
         """Tells the listener that a round of the race begins, and what the leader's throughput is over the baseline."""
-        self.tuning.listen(Event("race", text, None, self.probes, self.phase, leader, None, gain))
+        self.tuning.listen(Event("race", text, done=self.probes, phase=self.phase, plan=leader, gain=gain))
 
     def _once(self, plan: Plan, purpose: Purpose, settle: Callable[[Outcome], Outcome]) -> Trial:
         """Runs a plan once; its trial is on disk as running before and as finished after, whatever happens."""

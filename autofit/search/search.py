@@ -12,6 +12,7 @@ from typing import Any
 from autofit import estimators, locks
 from autofit.core.briefing import Briefing
 from autofit.core.budget import Budget, Clock
+from autofit.core.errors import AutofitError
 from autofit.core.objective import Objective
 from autofit.core.recommendation import Candidate, Recommendation
 from autofit.core.space import SearchSpace
@@ -22,6 +23,7 @@ from autofit.search.event import Event
 from autofit.search.phases import run
 from autofit.search.request import DEFAULT_STUDY, Listen, Request, searcher_of
 from autofit.search.tuning import Findings, Tuning
+from autofit.search.witness import Witness, asked
 from autofit.study import Study, optuna_imports, writing
 
 PREPARING_RATIO, TRACING_RATIO, TRACING_S = 0.25, 0.2, 120.0
@@ -78,6 +80,7 @@ def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: 
     )
     made = [estimator for member in estimators.members() if (estimator := member.of(context)) is not None]
     left_s = math.inf if request.time_s is None else max(request.time_s - clock.elapsed_s, 0.0)
+    witness = Witness(asked(briefing, budget, request.objective, request, study.notes), study.note, made, listen)
     tuning = Tuning(
         space=SearchSpace(briefing.space),
         evaluate=bench.evaluate,
@@ -87,16 +90,23 @@ def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: 
         searcher=searcher_of(request.searcher),
         estimators=made,
         clock=clock,
-        listen=listen,
+        listen=witness.tell,
         seed=request.seed,
         isolated=request.isolated,
         closing_s=min(bench.proof_start_s, CLOSING_RATIO * left_s),
         cautious=not briefing.enforced and briefing.environment.is_host,
+        seen=witness.seen,
     )
-    findings = run(tuning)
+    try:
+        findings = run(tuning)
+    except AutofitError as error:
+        witness.failed(error)
+        raise
     found = _recommendation(findings, briefing, budget, request, study, clock)
-    said = tuple(estimator.caveat for estimator in made if estimator.caveat)
-    return found.model_copy(update={"caveats": (*found.caveats, *said)}) if said else found
+    if said := tuple(estimator.caveat for estimator in made if estimator.caveat):
+        found = found.model_copy(update={"caveats": (*found.caveats, *said)})
+    witness.found(found)
+    return found
 
 
 def _planned(request: Request, briefing: Briefing) -> Objective:
@@ -138,6 +148,8 @@ def _recommendation(
         "objective": request.objective,
         "environment": briefing.environment,
         "study": study.location,
+        "title": request.title,
+        "command": request.command,
         "counts": findings.counts,
         "duration_s": round(clock.elapsed_s, 2),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),

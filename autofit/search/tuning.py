@@ -1,7 +1,7 @@
 """What a search is given, and what it finds."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from autofit.core.budget import Budget, Clock
@@ -15,6 +15,7 @@ from autofit.core.space import SearchSpace
 from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
 from autofit.search.event import Event
+from autofit.search.evidence import Seen
 from autofit.searchers.base import Problem, Searcher
 
 Evaluate = Callable[[Plan, Purpose], Outcome]
@@ -63,6 +64,7 @@ class Tuning:
         cautious: never run a plan whose estimated value is above the budget (where exceeding it harms the machine);
             half as much again is allowed to an estimate that is loose, see `autofit.search.loop`.
         closing_s: what a proof takes before it begins, beside the probe that it is: kept of the time budget.
+        seen: filled while the search runs, for its evidence.
         isolated: whether `evaluate` starts a fresh process after a poisoned one, so that one such trial is survived.
     """
 
@@ -79,6 +81,7 @@ class Tuning:
     cautious: bool = False
     isolated: bool = False
     closing_s: float = 0.0
+    seen: Seen = field(default_factory=Seen)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from optuna.exceptions import UpdateFinishedTrialError
 from autofit.core.outcome import DIED, Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
-from autofit.core.units import format_bytes
 from autofit.study.optuna_study import OptunaStudy, StoredTrial
+from autofit.study.stored import rejudged
 from autofit.study.trial_start import RunContext
 
 IN_A_ROW = 2
@@ -61,7 +61,7 @@ class EarlierTrials:
                 continue
             if stored.status.inconclusive and len(failures[request.plan]) < IN_A_ROW:
                 continue
-            outcome = _rejudged(stored, request.memory_bytes, self.context.memory_bytes)
+            outcome = rejudged(stored, request.memory_bytes, self.context.memory_bytes)
             again += outcome is None
             if outcome is not None:
                 plan, purpose = request.plan, request.purpose
@@ -136,19 +136,3 @@ def _in_a_row(entries: Sequence[StoredTrial]) -> dict[Plan, list[str]]:
         elif outcome is not None and outcome.status in _REUSED and entry.request.purpose is not Purpose.BLOCK:
             found.clear()
     return reasons
-
-
-def _rejudged(outcome: Outcome, then_bytes: int, now_bytes: int) -> Outcome | None:
-    """Returns what an outcome under the budget `then_bytes` is under `now_bytes`, or None when that is not known."""
-    ran = outcome.status in (Status.MEASURED, Status.OVER_BUDGET)
-    memory = outcome.measurement.memory if ran and outcome.measurement is not None else None
-    if memory is not None and memory.judged_bytes > now_bytes:
-        peak, budget = format_bytes(memory.judged_bytes), format_bytes(now_bytes)
-        reason = f"its peak of {peak} ({memory.judged_by}) is above the memory budget of {budget}"
-        return outcome.model_copy(update={"status": Status.OVER_BUDGET, "reason": reason})
-    if not outcome.status.does_not_fit:
-        return outcome
-    # A plan that was short of memory has no times that hold under more of it.
-    if memory is None or memory.allocator_retries or memory.swallowed_ooms:
-        return None if now_bytes > then_bytes else outcome
-    return outcome.model_copy(update={"status": Status.MEASURED, "reason": ""})

@@ -1,18 +1,16 @@
 """OptunaStudy: one Optuna study, with the calls on its storage that a `Study` needs."""
 
-import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Self
 
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import TrialState, create_trial
-from pydantic import BaseModel, ConfigDict
 from sqlalchemy.orm import scoped_session, sessionmaker
 
 from autofit.core.environment import Environment
@@ -20,14 +18,21 @@ from autofit.core.errors import StudyError
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
 from autofit.study.optuna_names import columns, holds, optuna_result
-from autofit.study.trial_start import RunContext, TrialStart, environment_of
-
-STUDY_SCHEMA = "autofit.study/1"
-
-_OURS = "autofit."
-_SCHEMA, _OBJECTIVE, _ENVIRONMENT = "autofit.schema", "autofit.objective", "autofit.environment."
-_DROPPED = "autofit.dropped"
-_REQUEST, _OUTCOME, _SUM = "autofit.request", "autofit.outcome", ".sum"
+from autofit.study.stored import (
+    CHECKSUM,
+    DROPPED,
+    ENVIRONMENT,
+    OBJECTIVE,
+    OUTCOME,
+    PREFIX,
+    REQUEST,
+    SCHEMA,
+    STUDY_SCHEMA,
+    Drop,
+    checksum,
+    decoded,
+)
+from autofit.study.trial_start import RunContext, TrialStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +44,6 @@ class StoredTrial:
     request: TrialStart
     environment: Environment
     outcome: Outcome | None
-
-
-class Drop(BaseModel):
-    """Trials that are never returned again: a record in the storage.
-
-    Attributes:
-        trials: their numbers.
-        reason: what contradicted them.
-        when: UTC time in ISO 8601.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    trials: tuple[int, ...]
-    reason: str
-    when: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,29 +74,29 @@ class OptunaStudy:
         study_id = storage.get_study_id_from_name(name)
         loaded = cls(storage, study, study_id, objective)
         attributes = study.user_attrs
-        known = {key for key in attributes if key.startswith(_OURS)}
+        known = {key for key in attributes if key.startswith(PREFIX)}
         if known or storage.get_n_trials(study_id):
-            _check_schema(name, attributes.get(_SCHEMA, STUDY_SCHEMA if known else None))
-        for key, value in ((_OBJECTIVE, objective.unit), (_SCHEMA, STUDY_SCHEMA)):
+            _check_schema(name, attributes.get(SCHEMA, STUDY_SCHEMA if known else None))
+        for key, value in ((OBJECTIVE, objective.unit), (SCHEMA, STUDY_SCHEMA)):
             if key not in attributes:  # it is new, or a damaged value was taken out
                 study.set_user_attr(key, value)
         return replace(
-            loaded, objective=objective.model_copy(update={"unit": attributes.get(_OBJECTIVE, objective.unit)})
+            loaded, objective=objective.model_copy(update={"unit": attributes.get(OBJECTIVE, objective.unit)})
         )
 
     def remember(self, context: RunContext) -> None:
         """Stores the environment of this run, which its trials name by digest."""
-        self.study.set_user_attr(_ENVIRONMENT + context.digest, context.environment.model_dump(mode="json"))
+        self.study.set_user_attr(ENVIRONMENT + context.digest, context.environment.model_dump(mode="json"))
 
     def drop(self, numbers: Sequence[int], reason: str) -> None:
         """Stores that these trials are never returned again."""
         drop = Drop(trials=tuple(numbers), reason=reason, when=datetime.now(UTC).isoformat(timespec="seconds"))
         drops = [one.model_dump(mode="json") for one in (*self.drops(), drop)]
-        self.study.set_user_attr(_DROPPED, drops)
+        self.study.set_user_attr(DROPPED, drops)
 
     def drops(self) -> list[Drop]:
         """Returns the drops so far."""
-        return [Drop.model_validate(found) for found in self.study.user_attrs.get(_DROPPED, [])]
+        return [Drop.model_validate(found) for found in self.study.user_attrs.get(DROPPED, [])]
 
     def add(self, request: TrialStart) -> int:
         """Adds a running trial in one transaction and returns its number.
@@ -117,7 +106,7 @@ class OptunaStudy:
         """
         values = {k: v for k, v in request.plan.values.items() if holds(self.distributions.get(k), v)}
         text = request.model_dump_json()
-        about = {_REQUEST: text, _REQUEST + _SUM: checksum(text), "purpose": request.purpose.value}
+        about = {REQUEST: text, REQUEST + CHECKSUM: checksum(text), "purpose": request.purpose.value}
         template = create_trial(
             state=TrialState.RUNNING,
             params=values,
@@ -137,7 +126,7 @@ class OptunaStudy:
         result = optuna_result(outcome, self.objective, memory_bytes)
         # Text, because NaN is not JSON and would break the dashboard's page; our own reader understands it.
         text = json.dumps(outcome.model_dump(mode="json"))
-        about = {_OUTCOME: text, _OUTCOME + _SUM: checksum(text), **columns(outcome)}
+        about = {OUTCOME: text, OUTCOME + CHECKSUM: checksum(text), **columns(outcome)}
         values = None if result.value is None else [result.value]
         finished = create_trial(
             state=result.state, value=result.value, user_attrs=about, constraints=result.constraints
@@ -152,36 +141,11 @@ class OptunaStudy:
 
     def entries(self) -> Iterator[StoredTrial | None]:
         """Yields the trials; None for one without a record of autofit, or with one that cannot be read."""
-        environments = self.study.user_attrs
+        attributes = self.study.user_attrs
         states = (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
         for found in self.study.get_trials(deepcopy=False, states=states):
-            try:
-                request = TrialStart.model_validate_json(_sound(found.user_attrs, _REQUEST))
-                environment = environment_of(environments[_ENVIRONMENT + request.environment], request.environment)
-                text = _sound(found.user_attrs, _OUTCOME) if found.state.is_finished() else None
-                outcome = None if text is None else Outcome.model_validate_json(text)
-            except (LookupError, ValueError):  # pydantic's ValidationError is a ValueError
-                yield None
-                continue
-            yield StoredTrial(self, found.number, request, environment, outcome)
-
-
-def checksum(text: str) -> str:
-    """Returns a checksum that shows whether a byte of a text has changed."""
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _sound(attributes: Mapping[str, Any], name: str) -> str:
-    """Returns a record as it was written; those of earlier versions have no checksum.
-
-    Raises:
-        LookupError: there is none.
-        ValueError: it has changed since.
-    """
-    text = str(attributes[name])
-    if attributes.get(name + _SUM, checksum(text)) != checksum(text):
-        raise ValueError(f"{name} is not as it was written")
-    return text
+            record = decoded(found.user_attrs, attributes, finished=found.state.is_finished())
+            yield None if record is None else StoredTrial(self, found.number, *record)
 
 
 @contextmanager

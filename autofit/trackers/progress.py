@@ -34,7 +34,9 @@ class Progress:
         self._live = LiveLine(stream, self._state.live) if is_terminal(stream) else None
 
     def __call__(self, event: Event) -> None:
-        """Shows one event."""
+        """Shows one event. The result is for the caller to print."""
+        if event.kind == "result":
+            return
         if self._live is not None:
             self._live.scroll(self._state.tell(event))
         elif text := self._plain(event):

@@ -136,3 +136,17 @@ def test_a_step_that_loops_over_samples_is_not_traced_at_large_batches() -> None
     estimator.refine(plan(8), [*ALONG, plan(4096)])
     assert [asked.micro_batch_size for asked in tracer.asked] == [8, 16]
     assert value_mib(estimator, plan(8)) == 8
+
+
+def test_a_profile_comes_from_the_law_without_a_new_trace() -> None:
+    tracer = Tracer()
+    estimator = Traced(tracer, HOST, 100 * MIB)
+    assert estimator.profile(plan(8)) is None
+    estimator.refine(plan(4), ALONG)
+    asked = len(tracer.asked)
+    for size in (4, 32):  # one that was traced, one that was not
+        found = estimator.profile(plan(size))
+        assert found is not None
+        assert found.peak_bytes == max(found.live_bytes) == (10 + 2 * size) * MIB
+    assert estimator.profile(plan(8, precision="bf16")) is None
+    assert len(tracer.asked) == asked

@@ -46,7 +46,7 @@ def test_events_are_lines_where_there_is_no_terminal() -> None:
         Event("stage", "searching"),
         Event("trial", "", trial(measured()), 1),
         Event("trial", "", trial(Outcome(status=Status.OUT_OF_MEMORY, reason="tried 2 GiB")), 2),
-        Event("running", "running it", None, 2, "proof", PLAN),
+        Event("running", "running it", phase="proof", plan=PLAN),
         Event("race", "round 3: 2 plans left", None, 2),
         Event("proof", "", trial(measured(), Purpose.PROOF), 2),
     )

@@ -54,17 +54,17 @@ def state(
 def running(plan: Plan, mib: float, bounded: bool = True, phase: str = "search") -> Event:
     bound = round(mib * MIB) if bounded else None
     estimate = Estimate(value_bytes=round(mib * MIB), lower_bytes=bound)
-    return Event("running", f"running {plan}", None, 0, phase, plan, estimate)
+    return Event("running", f"running {plan}", phase=phase, plan=plan, estimate=estimate)
 
 
 EVENTS = (
     Event("stage", "3 plans are known from earlier runs", phase="search"),
     Event("stage", "searching", phase="search"),
-    Event("trial", "", trial(BASELINE), 1, "search"),
-    Event("trial", "", trial(BEST, 132.0, 54), 2, "search"),
-    Event("trial", "", trial(BEST.replace(micro_batch_size=32), status=Status.OUT_OF_MEMORY), 3, "search"),
-    Event("trial", "", trial(BASELINE.replace(precision="bf16"), 90.0), 4, "search"),
-    Event("skipped", "", trial(BEST.replace(micro_batch_size=64), status=Status.SKIPPED), 4, "search"),
+    Event("trial", "", trial(BASELINE), 1, phase="search"),
+    Event("trial", "", trial(BEST, 132.0, 54), 2, phase="search"),
+    Event("trial", "", trial(BEST.replace(micro_batch_size=32), status=Status.OUT_OF_MEMORY), 3, phase="search"),
+    Event("trial", "", trial(BASELINE.replace(precision="bf16"), 90.0), 4, phase="search"),
+    Event("skipped", "", trial(BEST.replace(micro_batch_size=64), status=Status.SKIPPED), 4, phase="search"),
 )
 
 
@@ -109,12 +109,12 @@ def test_b18_no_line_is_wider_than_the_terminal(width: int) -> None:
     for event in (
         *EVENTS,
         running(BEST, 61),
-        Event("trial", "", trial(BEST, status=Status.USER_ERROR, reason=hostile), 5, "search"),
+        Event("trial", "", trial(BEST, status=Status.USER_ERROR, reason=hostile), 5, phase="search"),
         Event("stage", f"racing 3 plans in interleaved blocks {hostile}", phase="race"),
         Event("race", "round 3: 2 plans left", phase="race", gain=Ratio(value=1.3, low=1.2, high=1.4, pairs=8)),
         Event("waiting", f"no sign of life for 30 s: {hostile}"),
         running(BEST, 61, phase="proof"),
-        Event("proof", "", trial(BEST, 132.0, 54), 5, "proof"),
+        Event("proof", "", trial(BEST, 132.0, 54), 5, phase="proof"),
     ):
         for line in [*told(it, event, width=width), it.live(width)]:
             assert cells(line) <= width
@@ -137,7 +137,7 @@ def test_in_a_race_the_best_is_the_leaders_gain_with_its_interval() -> None:
     race = Event("race", "round 3: 2 plans left", phase="race")
     told(it, *EVENTS, race)
     assert it.live(99).startswith("race: round 3: 2 plans left  4 trials  best 1.32x at 54 of 72 MiB")
-    told(it, Event("race", "round 4: 2 plans left", None, 4, "race", BEST, None, Ratio(value=1.2, low=1.1, high=1.3)))
+    told(it, Event("race", "round 4: 2 plans left", phase="race", plan=BEST, gain=Ratio(value=1.2, low=1.1, high=1.3)))
     assert it.live(99).startswith("race: round 4: 2 plans left  4 trials  best 1.20x (1.10 to 1.30)")
     assert it.live(50) == "race  4 trials  best 1.20x  2:00 left"
 
@@ -174,7 +174,7 @@ def test_without_a_time_budget_what_is_left_of_the_search_rests_on_the_trials_al
     told(it, running(BASELINE, 9))
     assert "10 elapsed" in it.live(80)  # one trial has to finish first
     time.seconds = 30.0
-    told(it, Event("trial", "", trial(BASELINE), 1, "search"))
+    told(it, Event("trial", "", trial(BASELINE), 1, phase="search"))
     assert "  ##--------  about 1:20 of search left" in it.live(120)
     time.seconds = 50.0
     assert "about 1:00 of search left" in it.live(80)
@@ -184,7 +184,7 @@ def test_without_a_time_budget_what_is_left_of_the_search_rests_on_the_trials_al
 
 def test_without_the_baseline_the_best_is_its_throughput() -> None:
     it, _ = state()
-    told(it, Event("trial", "", trial(BEST, 52384.7, 54), 1, "search"))
+    told(it, Event("trial", "", trial(BEST, 52384.7, 54), 1, phase="search"))
     assert it.live(80).startswith("search  1 trial  best 52,380 samples/s at 54 of 72 MiB")
 
 
@@ -194,7 +194,7 @@ def test_without_the_baseline_the_best_is_its_throughput() -> None:
 )
 def test_the_unit_is_written_once_and_figures_are_short(peak_mib: int, limit_mib: int, said: str) -> None:
     it, _ = state(limit_mib=limit_mib)
-    told(it, Event("trial", "", trial(BASELINE, 100.0, peak_mib), 1, "search"))
+    told(it, Event("trial", "", trial(BASELINE, 100.0, peak_mib), 1, phase="search"))
     assert f"best 1.00x at {said}" in it.live(80)
 
 
@@ -211,9 +211,9 @@ def test_a_proof_is_a_row_that_is_not_compared() -> None:
     proving = Event("stage", f"proving {BEST}", phase="proof")
     (_, _, row) = told(
         it,
-        Event("trial", "", trial(BASELINE), 1, "search"),
+        Event("trial", "", trial(BASELINE), 1, phase="search"),
         proving,
-        Event("proof", "", trial(BEST, 500.0), 1, "proof"),
+        Event("proof", "", trial(BEST, 500.0), 1, phase="proof"),
     )
     assert row == "proof             proven      48 MiB  8 x 4, precision=bf16, checkpointed_blocks=2"
     assert "best 1.00x" in it.live(80)

@@ -1,0 +1,222 @@
+"""From the records of a search to its Report: the rows, curves, race, memory, and what is missing."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from autofit.core.objective import Objective
+from autofit.core.outcome import Status
+from autofit.core.plan import Plan
+from autofit.core.printable import cut, one_line, printable
+from autofit.core.recommendation import Ratio, Recommendation
+from autofit.core.units import format_bytes
+from autofit.reports.applying import apply_code
+from autofit.reports.report import LeftOut, PlanMemory, PlanRow, Racer, Report, Role, SpeedCurve
+from autofit.reports.rows import KnownPlan, known_plans, label_of, rows_of, with_probed_rates, with_rates
+from autofit.reports.sources import Source
+from autofit.search.common_scale import CLAIM_RATIO
+from autofit.search.evidence import RaceLog, SearchEvidence
+from autofit.search.race import MIN_ROUNDS, pair
+
+MOST_LETTERS, MOST_CODE_LETTERS = 600, 4000
+"""Maximum length of a text in a report, and of its code: texts come from users' code and may be of any length."""
+_CODE = ("apply_code", "command")
+
+
+def assembled(source: Source) -> Report:
+    """Returns the report of a search. All its texts can be printed, and are cut."""
+    r, evidence = source.recommendation, source.evidence
+    objective = r.objective if r is not None else evidence.objective if evidence is not None else Objective()
+    baseline = r.baseline.plan if r is not None else evidence.baseline if evidence is not None else None
+    known = known_plans(r, source.trials)
+    known = with_rates(known, r, objective) if r is not None else with_probed_rates(known, baseline, objective)
+    estimates = dict(evidence.estimates) if evidence is not None else {}
+    if r is not None and r.estimate is not None:
+        estimates.setdefault(r.plan.key, r.estimate)
+    rows = rows_of(known.values(), None if r is None else r.plan, baseline, estimates)
+    reference, race = _race(evidence, r, rows)
+    fields: dict[str, Any] = {
+        "unit": _unit(objective, known.values()),
+        "rows": rows,
+        "curves": _curves(rows, source.memory_bytes),
+        "race": race,
+        "race_reference": reference,
+        "memory": tuple(_memory(evidence, r)),
+        "environment": source.environment,
+        "budget_bytes": source.memory_bytes,
+        "counts": _counts(source),
+        "study": source.study,
+        "plan_file": source.plan_file,
+        "missing": tuple(_missing(source, baseline)),
+    }
+    return _printable(Report(**fields, **_of_evidence(evidence, baseline), **_of_answer(source)))
+
+
+def _of_answer(source: Source) -> dict[str, Any]:
+    """Returns the fields that say what was found and what was asked."""
+    r, evidence = source.recommendation, source.evidence
+    asked = r or evidence
+    own = {
+        "title": (asked.title if asked is not None else "") or f"workload {source.environment.workload}",
+        "command": asked.command if asked is not None else "",
+        "caveats": asked.caveats if asked is not None else (),
+        "refused": asked.refused if asked is not None else (),
+        "budget_note": asked.budget.memory_note if asked is not None else "",
+        "feasible": r is not None,
+        "created": r.created if r is not None else evidence.began if evidence is not None else "",
+        "headline": _headline(r) if r is not None else _failure(evidence),
+    }
+    if r is None:
+        return own
+    code = apply_code(r, source.plan_file)
+    return {**own, "global_batch_size": r.plan.global_batch_size, "duration_s": r.duration_s, "apply_code": code}
+
+
+def _of_evidence(evidence: SearchEvidence | None, baseline: Plan | None) -> dict[str, Any]:
+    """Returns the fields that come from the evidence alone."""
+    if evidence is None:
+        return {}
+    omissions = (
+        LeftOut(label=label_of(each.plan, baseline), basis=each.basis.value, reason=each.reason)
+        for each in evidence.omissions
+    )
+    return {"gates": evidence.gates, "left_out": tuple(omissions), "stopped": evidence.stopped}
+
+
+def _headline(r: Recommendation) -> str:
+    plan, peak = label_of(r.plan, r.baseline.plan), r.proof.memory.judged_bytes
+    within = f"Its peak is {format_bytes(peak)} of a budget of {format_bytes(r.budget.memory_bytes)}." if peak else ""
+    if r.plan == r.baseline.plan:
+        return f"Keep the baseline: {plan}. {r.untried or 'Nothing that was tried is faster'}. {within}".strip()
+    gain = "The baseline does not run here" if r.gain is None else f"{r.gain} of the baseline's throughput"
+    return f"Use {plan}: {gain}. {within}".strip()
+
+
+def _failure(evidence: SearchEvidence | None) -> str:
+    reason = evidence.failure if evidence is not None else ""
+    return f"No plan is recommended: {reason or 'the search has no recorded end.'}"
+
+
+def _unit(objective: Objective, known: Iterable[KnownPlan]) -> str:
+    """Returns what throughputs count: samples where no measurement has tokens."""
+    measured = (each.outcome.measurement for each in known)
+    counted = any(each is not None and each.tokens_per_step is not None for each in measured)
+    return "tokens" if objective.unit == "tokens" and counted else "samples"
+
+
+def _counts(source: Source) -> dict[str, int]:
+    if source.recommendation is not None and source.recommendation.counts:
+        return source.recommendation.counts
+    return dict(Counter(trial.outcome.status.value for trial in source.trials))
+
+
+def _curves(rows: Sequence[PlanRow], memory_bytes: int) -> tuple[SpeedCurve, ...]:
+    """Returns the curve of each combination with two measured plans; rows are in order of throughput."""
+    groups = defaultdict[str, list[PlanRow]](list)
+    for row in rows:
+        groups[row.combination].append(row)
+    found = list[SpeedCurve]()
+    for combination, members in groups.items():
+        measured = sorted((row for row in members if row.rate_per_s is not None), key=_size)
+        if len(measured) > 1:
+            refused = {row.micro_batch_size for row in members if _is_too_large(row, memory_bytes)}
+            ranks = tuple(row.rank for row in measured)
+            found.append(SpeedCurve(combination=combination, ranks=ranks, refused_sizes=tuple(sorted(refused))))
+    return tuple(found)
+
+
+def _size(row: PlanRow) -> tuple[int, int]:
+    return row.micro_batch_size, row.accumulation_steps
+
+
+def _is_too_large(row: PlanRow, memory_bytes: int) -> bool:
+    """Returns whether a plan did not fit when it ran, or was skipped on its estimate."""
+    if row.status == Status.SKIPPED.value:
+        return row.estimate is not None and row.estimate.value_bytes > memory_bytes
+    return Status(row.status).does_not_fit
+
+
+def _race(
+    evidence: SearchEvidence | None, r: Recommendation | None, rows: Sequence[PlanRow]
+) -> tuple[Role, tuple[Racer, ...]]:
+    """Returns the plan that the others are compared with, and the others."""
+    logs = {log.plan.key: log for log in evidence.race} if evidence is not None and r is not None else {}
+    own: Role = "baseline" if r is not None and r.baseline.plan.key in logs else "recommended"
+    plan = None if r is None else r.baseline.plan if own == "baseline" else r.plan
+    if plan is None or plan.key not in logs:
+        return _raced_by_gain(rows)
+    found = list[Racer]()
+    for row in rows:
+        log = logs.get(Plan(values=row.values).key)
+        if log is None or log.plan == plan:
+            continue
+        ours, theirs = _common(log, logs[plan.key])
+        ratio = row.gain if own == "baseline" else _claimed(ours, theirs)
+        if ratio is not None and ratio.pairs:
+            ratios = tuple(math.exp(a - b) for a, b in zip(ours, theirs, strict=True))
+            found.append(Racer(rank=row.rank, ratio=ratio, ratios=ratios, note=log.note))
+    return (own, tuple(found)) if found else ("", ())
+
+
+def _raced_by_gain(rows: Sequence[PlanRow]) -> tuple[Role, tuple[Racer, ...]]:
+    """Returns the race as far as gains show it, without its rounds."""
+    racers = (
+        Racer(rank=row.rank, ratio=row.gain) for row in rows if row.gain and row.gain.pairs and not row.is_baseline
+    )
+    found = tuple(racers)
+    return ("baseline", found) if found else ("", ())
+
+
+def _claimed(ours: Sequence[float], theirs: Sequence[float]) -> Ratio | None:
+    return pair(ours, theirs).ratio().widened(CLAIM_RATIO) if len(ours) >= MIN_ROUNDS else None
+
+
+def _common(one: RaceLog, other: RaceLog) -> tuple[Sequence[float], Sequence[float]]:
+    """Returns the log throughputs of the rounds that both ran."""
+    began = max(one.joined, other.joined)
+    first, second = (log.log_rates[began - log.joined :] for log in (one, other))
+    count = min(len(first), len(second))
+    return first[:count], second[:count]
+
+
+def _memory(evidence: SearchEvidence | None, r: Recommendation | None) -> Iterator[PlanMemory]:
+    if evidence is None:
+        return
+    role: Role = "baseline" if r is None else "recommended"
+    plan = evidence.baseline if r is None else r.plan
+    if evidence.profile is not None:
+        yield PlanMemory(role=role, label=label_of(plan, evidence.baseline), profile=evidence.profile)
+    if evidence.baseline_profile is not None:
+        label = label_of(evidence.baseline, evidence.baseline)
+        yield PlanMemory(role="baseline", label=label, profile=evidence.baseline_profile)
+
+
+def _missing(source: Source, baseline: Plan | None) -> Iterator[str]:
+    yield from source.missing
+    if baseline is None:
+        yield "gains: the study does not say which plan is the baseline"
+    evidence = source.evidence
+    if evidence is not None and (evidence.stopped or evidence.failure) and evidence.profile is None:
+        which = "the baseline" if source.recommendation is None else "the recommended plan"
+        yield f"memory of {which} by kind and over a step: it was not traced"
+
+
+def _printable(report: Report) -> Report:
+    """Returns the report with texts that can be printed, on one line and cut; code keeps its lines."""
+    return Report.model_validate(_cleaned(report.model_dump(by_alias=True)))
+
+
+def _cleaned(value: Any, name: str = "") -> Any:
+    if isinstance(value, str):
+        return _code(value) if name in _CODE else cut(one_line(value), MOST_LETTERS)
+    if isinstance(value, dict):
+        return {_cleaned(key): _cleaned(each, str(key)) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return value if value and isinstance(value[0], int | float) else tuple(_cleaned(each) for each in value)
+    return value
+
+
+def _code(text: str) -> str:
+    text = printable(text)
+    return text if len(text) <= MOST_CODE_LETTERS else f"{text[:MOST_CODE_LETTERS]} ..."

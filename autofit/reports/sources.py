@@ -1,0 +1,204 @@
+"""Where a report gets its records: a plan file, a study, or a search that has just ended. Nothing is changed there."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from autofit import planfile
+from autofit.core.environment import Environment
+from autofit.core.errors import AutofitError, StudyError
+from autofit.core.recommendation import Recommendation
+from autofit.core.trial import Trial
+from autofit.search.evidence import CLOSED, OPENED, SearchEvidence, SearchResult, evidence_in
+from autofit.study.reading import SQLITE_HEAD, ReadStudy, ReadTrial, read_studies
+
+_MEMORY = "memory"
+"""How a recommendation names a study that was kept in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The records of one search. At least one of `recommendation`, `evidence` and `trials` is there.
+
+    Attributes:
+        recommendation: the answer; None without one.
+        evidence: what the search knows beside that; None if it was not kept.
+        trials: every finished trial, oldest first.
+        environment: where plans were measured.
+        memory_bytes: memory budget.
+        study: where the trials are kept, without passwords.
+        plan_file: path of the plan file, or "".
+        missing: what could not be found, each with the reason.
+    """
+
+    recommendation: Recommendation | None
+    evidence: SearchEvidence | None
+    trials: tuple[Trial, ...]
+    environment: Environment
+    memory_bytes: int
+    study: str = ""
+    plan_file: str = ""
+    missing: tuple[str, ...] = ()
+
+
+def of_name(given: str | Path, name: str | None = None) -> Source:
+    """Returns the records of a plan file or a study.
+
+    Args:
+        given: path of a plan file, path of an SQLite study, or a database URL.
+        name: which search of a study; None for the newest.
+
+    Raises:
+        PlanFileError: the plan file is missing, damaged, or of another schema.
+        StudyError: the study cannot be read, has no such search, or has no finished trial.
+    """
+    if "://" in str(given) or name is not None or _is_database(Path(given)):
+        return of_study(given, name)
+    return of_recommendation(planfile.load(given), str(given))
+
+
+def of_result(found: SearchResult, plan_file: str = "") -> Source:
+    """Returns the records of a search that has just ended."""
+    evidence = found.evidence
+    return Source(
+        recommendation=found.recommendation,
+        evidence=evidence,
+        trials=found.trials,
+        environment=evidence.environment,
+        memory_bytes=evidence.budget.memory_bytes,
+        study="" if found.recommendation is None else found.recommendation.study,
+        plan_file=plan_file,
+    )
+
+
+def of_recommendation(recommendation: Recommendation, plan_file: str = "") -> Source:
+    """Returns a recommendation with the trials and the evidence that its study still has."""
+    r = recommendation
+    trials, evidence, missing = tuple[Trial, ...](), None, ""
+    try:
+        family = _family_of(r)
+        evidence = next((each for study in family if (each := evidence_in(study.notes, CLOSED)) is not None), None)
+        if evidence is not None and not evidence.supports(r):
+            evidence, missing = None, "the study has a newer search since"
+        elif evidence is None:
+            missing = "the study does not have them, as of an earlier version of autofit"
+        until = _time(r.created) + timedelta(seconds=1)
+        began = until - timedelta(seconds=r.duration_s + 1) if evidence is None else _time(evidence.began)
+        trials = _trials(family, r.environment, r.budget.memory_bytes, began, until)
+    except AutofitError as error:
+        missing = f"the study is not there to be read: {error}"
+    parts = "estimates, rounds of the race, memory over a step, gates and combinations that were not measured"
+    return Source(
+        recommendation=r,
+        evidence=evidence,
+        trials=trials,
+        environment=r.environment,
+        memory_bytes=r.budget.memory_bytes,
+        study=r.study,
+        plan_file=plan_file,
+        missing=(f"{parts if trials else f'plans that were not measured, {parts}'}: {missing}",) if missing else (),
+    )
+
+
+def of_study(location: str | Path, name: str | None = None) -> Source:
+    """Returns the newest search of a study, or that of a name.
+
+    Raises:
+        StudyError: as of `of_name`.
+    """
+    studies = read_studies(location)
+    chosen = _chosen(studies, location, name)
+    family = [study for study in studies if study.family == chosen.family]
+    newest = chosen.trials[-1]
+    evidence = _latest(chosen)
+    missing = "" if evidence is not None else "an earlier version of autofit has made this study"
+    if evidence is not None and not evidence.stopped and not evidence.failure:
+        missing = "the search did not end: it was stopped, its process died, or it still runs"
+    environment = newest.environment if evidence is None else evidence.environment
+    memory_bytes = newest.memory_bytes if evidence is None else evidence.budget.memory_bytes
+    began = datetime.min.replace(tzinfo=UTC) if evidence is None else _time(evidence.began)
+    trials = _trials(family, environment, memory_bytes, began, datetime.max.replace(tzinfo=UTC))
+    return Source(
+        recommendation=None if evidence is None else evidence.answer(trials),
+        evidence=evidence,
+        trials=trials,
+        environment=environment,
+        memory_bytes=memory_bytes,
+        study=_shown(location),
+        missing=(f"the recommendation, the race and the estimates: {missing}",) if missing else (),
+    )
+
+
+def _chosen(studies: Sequence[ReadStudy], location: str | Path, name: str | None) -> ReadStudy:
+    """Returns the study of a name, or the one with the newest trial.
+
+    Raises:
+        StudyError: there is none of that name, or it has no finished trial.
+    """
+    named = [study for study in studies if name is None or study.name == name]
+    if not named:
+        known = ", ".join(study.name for study in studies)
+        raise StudyError(f"{_shown(location)} has no search {name!r}; expected one of {known}. Give its name.")
+    tried = [study for study in named if study.trials]
+    if not tried:
+        raise StudyError(f"{_shown(location)} has no finished trial; expected at least one. Run `autofit tune` first.")
+    return max(tried, key=lambda study: study.trials[-1].started)
+
+
+def _latest(study: ReadStudy) -> SearchEvidence | None:
+    """Returns the evidence of the last search: of its end, or of its beginning if it did not end."""
+    found = [each for name in (OPENED, CLOSED) if (each := evidence_in(study.notes, name)) is not None]
+    return max(found, key=lambda each: (each.began, bool(each.stopped or each.failure)), default=None)
+
+
+def _trials(
+    family: Sequence[ReadStudy], environment: Environment, memory_bytes: int, began: datetime, until: datetime
+) -> tuple[Trial, ...]:
+    """Returns the trials of comparable environments up to a time, judged by one budget, oldest first."""
+    read: list[ReadTrial] = sorted((each for study in family for each in study.trials), key=lambda each: each.started)
+    return tuple(
+        trial
+        for each in read
+        if each.started <= until and environment.comparable(each.environment)
+        if (trial := each.under(memory_bytes, earlier=each.started < began)) is not None
+    )
+
+
+def _family_of(recommendation: Recommendation) -> list[ReadStudy]:
+    """Returns the studies that hold the trials of a recommendation, newest first.
+
+    Raises:
+        StudyError: they cannot be read.
+    """
+    location = recommendation.study
+    if location in ("", _MEMORY):
+        raise StudyError("it was kept in memory. Give `study` a path to keep it.")
+    if "***" in location:
+        raise StudyError(f"{location} needs its password. Name the study itself: `autofit report URL`.")
+    name = f"{recommendation.environment.workload}-{recommendation.objective.unit}"
+    return [study for study in reversed(read_studies(location)) if study.family == name]
+
+
+def _is_database(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(SQLITE_HEAD)) == SQLITE_HEAD
+    except OSError:
+        return path.suffix in (".db", ".sqlite", ".sqlite3")  # not there: the message is about a study
+
+
+def _shown(location: str | Path) -> str:
+    """Returns a location without user and password."""
+    scheme, mark, rest = str(location).partition("://")
+    return f"{scheme}://***@{rest.rpartition('@')[2]}" if mark and "@" in rest else os.fspath(location)
+
+
+def _time(text: str) -> datetime:
+    """Returns a time in ISO 8601; the beginning of time if it cannot be read, as in a file written by hand."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return datetime.min.replace(tzinfo=UTC)
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

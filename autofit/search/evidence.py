@@ -1,0 +1,199 @@
+"""Evidence: what a search knows beside its recommendation, kept with the trials so that a report can show it.
+
+The study has two notes of it. "search" is written when a search begins: what was asked. "evidence" is written when it
+ends. A search that was killed leaves the first alone.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from autofit.core.briefing import GateRecord
+from autofit.core.budget import Budget
+from autofit.core.environment import Environment
+from autofit.core.estimate import Estimate
+from autofit.core.objective import Objective
+from autofit.core.omission import Omission
+from autofit.core.plan import Plan
+from autofit.core.printable import ascii_json
+from autofit.core.recommendation import Candidate, Ratio, Recommendation
+from autofit.core.space import Refusal
+from autofit.core.trial import Purpose, Trial
+from autofit.memory.profile import Profile
+from autofit.search.race import Race
+
+EVIDENCE_SCHEMA = "autofit.evidence/1"
+OPENED, CLOSED = "search", "evidence"
+"""Names of the notes of a study."""
+PART_LETTERS = 30_000
+"""Maximum number of characters in one note. Escaped, it stays below the 64 KiB that a text has in MySQL."""
+
+
+class _EvidencePart(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Placing(_EvidencePart):
+    """How a measured plan compares with the others; the attributes are those of `Candidate`."""
+
+    plan: Plan
+    gain: Ratio | None = None
+    rate_per_s: float | None = None
+    note: str = ""
+    on_front: bool = False
+
+
+class RaceLog(_EvidencePart):
+    """The blocks of one plan in the race.
+
+    Attributes:
+        plan: the plan.
+        joined: round in which it joined; 0 for the plans that began the race.
+        log_rates: log throughput of each block, one per round from `joined` on.
+        note: why it left the race, or "".
+    """
+
+    plan: Plan
+    joined: int = 0
+    log_rates: tuple[float, ...] = ()
+    note: str = ""
+
+
+class SearchEvidence(_EvidencePart):
+    """What a search knows beside its recommendation.
+
+    Attributes:
+        began: UTC time in ISO 8601 at which the search began.
+        title: what was tuned.
+        command: the command or call that started the search.
+        baseline: the user's own plan.
+        budget: the limits of the search.
+        objective: what was maximised.
+        environment: where plans were measured.
+        gates: results of the gates.
+        refused: strategies and knob values left out of the search.
+        caveats: notes from before the first probe.
+        stopped: why the search phase ended; "" if it has not ended.
+        failure: why the search has no recommendation; "" if it has one, or has not ended.
+        recommendation: the answer without its alternatives; None without one.
+        standings: the measured plans beside the recommended one and the baseline, best first.
+        estimates: estimated peak of each plan before it first ran, by the plan's key. Guesses without bounds are not
+            kept.
+        race: the plans of the race.
+        omissions: combinations that were never measured.
+        profile: memory of the recommended plan, or of the baseline if there is no recommendation; None if it was not
+            traced.
+        baseline_profile: memory of the baseline if it is not the recommended plan; None if it was not traced.
+    """
+
+    began: str
+    title: str = ""
+    command: str = ""
+    baseline: Plan
+    budget: Budget
+    objective: Objective
+    environment: Environment
+    gates: tuple[GateRecord, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+    caveats: tuple[str, ...] = ()
+    stopped: str = ""
+    failure: str = ""
+    recommendation: Recommendation | None = None
+    standings: tuple[Placing, ...] = ()
+    estimates: dict[str, Estimate] = {}
+    race: tuple[RaceLog, ...] = ()
+    omissions: tuple[Omission, ...] = ()
+    profile: Profile | None = None
+    baseline_profile: Profile | None = None
+
+    def supports(self, recommendation: Recommendation) -> bool:
+        """Returns whether this is the evidence for `recommendation`, and not for that of another search."""
+        own = self.recommendation
+        return own is not None and (own.created, own.plan) == (recommendation.created, recommendation.plan)
+
+    def answer(self, trials: Sequence[Trial]) -> Recommendation | None:
+        """Returns the recommendation with its alternatives, whose outcomes are in `trials`; None without one."""
+        if self.recommendation is None:
+            return None
+        probes = {t.plan.key: t.outcome for t in trials if t.purpose is Purpose.PROBE and t.outcome.measured}
+        alternatives = (
+            Candidate(outcome=probes[each.plan.key], **dict(each)) for each in self.standings if each.plan.key in probes
+        )
+        return self.recommendation.model_copy(update={"alternatives": tuple(alternatives)})
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a search has seen so far. The search fills it while it runs.
+
+    Attributes:
+        trials: every trial, those of earlier runs first.
+        estimates: estimated peak of each plan before it first ran, by the plan's key.
+        omissions: combinations that were never measured.
+        race: the race; None if there was none.
+        stopped: why the search phase ended; "" while it goes on.
+    """
+
+    trials: Sequence[Trial] = ()
+    estimates: Mapping[str, Estimate] = field(default_factory=dict)
+    omissions: Sequence[Omission] = ()
+    race: Race | None = None
+    stopped: str = ""
+
+    def race_logs(self) -> Iterator[RaceLog]:
+        """Yields the blocks of each plan that raced, those that began the race first."""
+        plans = {trial.plan.key: trial.plan for trial in self.trials}
+        for name in self.race.names if self.race is not None else ():
+            assert self.race is not None
+            yield RaceLog(
+                plan=plans[name],
+                joined=self.race.joined.get(name, 0),
+                log_rates=tuple(self.race.logs[name]),
+                note=self.race.left.get(name, ""),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """What a search found, and the evidence for it.
+
+    Attributes:
+        recommendation: the answer; None if the search failed.
+        evidence: what the search knows beside that.
+        trials: every trial, those of earlier runs first; of the blocks of the race only those that failed.
+    """
+
+    recommendation: Recommendation | None
+    evidence: SearchEvidence
+    trials: tuple[Trial, ...] = ()
+
+    @classmethod
+    def of(cls, evidence: SearchEvidence, trials: Sequence[Trial]) -> Self:
+        """Returns the result that a study holds."""
+        return cls(evidence.answer(trials), evidence, tuple(trials))
+
+
+def notes_of(evidence: SearchEvidence, name: str) -> dict[str, dict[str, object]]:
+    """Returns evidence as the notes of a study, by their names: `name`, and further ones if it is long."""
+    text = ascii_json(evidence.model_dump_json(by_alias=True, exclude_defaults=True))
+    parts = [text[at : at + PART_LETTERS] for at in range(0, len(text), PART_LETTERS)]
+    names = [name, *(f"{name}.{number}" for number in range(1, len(parts)))]
+    head: dict[str, object] = {"schema": EVIDENCE_SCHEMA, "began": evidence.began, "parts": len(parts)}
+    return {each: {**head, "text": part} for each, part in zip(names, parts, strict=True)}
+
+
+def evidence_in(notes: Mapping[str, object], name: str) -> SearchEvidence | None:
+    """Returns the evidence in the notes of a study; None if there is none that this version can read."""
+    head = notes.get(name)
+    if not isinstance(head, dict) or head.get("schema") != EVIDENCE_SCHEMA or not isinstance(head.get("parts"), int):
+        return None
+    parts = [head, *(notes.get(f"{name}.{number}") for number in range(1, head["parts"]))]
+    texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("began") == head.get("began")]
+    if len(texts) != head["parts"]:  # written in part only, or by two searches at once
+        return None
+    try:
+        return SearchEvidence.model_validate_json("".join(map(str, texts)))
+    except ValidationError:
+        return None

@@ -1,0 +1,99 @@
+"""How trials and studies read back from their attributes in the storage. Loads no Optuna."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+from autofit.core.environment import Environment
+from autofit.core.outcome import Outcome, Status
+from autofit.core.units import format_bytes
+from autofit.study.trial_start import TrialStart, environment_of
+
+STUDY_SCHEMA = "autofit.study/1"
+PREFIX = "autofit."
+SCHEMA, OBJECTIVE, ENVIRONMENT, DROPPED = (
+    f"{PREFIX}schema",
+    f"{PREFIX}objective",
+    f"{PREFIX}environment.",
+    "autofit.dropped",
+)
+"""Attributes of a study; that of an environment ends with its digest."""
+REQUEST, OUTCOME, CHECKSUM = f"{PREFIX}request", f"{PREFIX}outcome", ".sum"
+"""Attributes of a trial; the checksum of each has this ending."""
+
+
+class Drop(BaseModel):
+    """Trials that are never returned again: a record in the storage.
+
+    Attributes:
+        trials: their numbers.
+        reason: what contradicted them.
+        when: UTC time in ISO 8601.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    trials: tuple[int, ...]
+    reason: str
+    when: str
+
+
+class Decoded(NamedTuple):
+    """A trial as it was recorded; without outcome while it runs."""
+
+    request: TrialStart
+    environment: Environment
+    outcome: Outcome | None
+
+
+def decoded(trial: Mapping[str, Any], study: Mapping[str, Any], *, finished: bool) -> Decoded | None:
+    """Returns the record of a trial; None for one without a record of autofit, or with one that cannot be read.
+
+    Args:
+        trial: attributes of the trial.
+        study: attributes of its study, which hold the environments.
+        finished: whether the trial has an outcome.
+    """
+    try:
+        request = TrialStart.model_validate_json(_sound(trial, REQUEST))
+        environment = environment_of(study[ENVIRONMENT + request.environment], request.environment)
+        outcome = Outcome.model_validate_json(_sound(trial, OUTCOME)) if finished else None
+    except (LookupError, ValueError):  # pydantic's ValidationError is a ValueError
+        return None
+    return Decoded(request, environment, outcome)
+
+
+def checksum(text: str) -> str:
+    """Returns a checksum that shows whether a byte of a text has changed."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def rejudged(outcome: Outcome, then_bytes: int, now_bytes: int) -> Outcome | None:
+    """Returns what an outcome under the budget `then_bytes` is under `now_bytes`, or None when that is not known."""
+    ran = outcome.status in (Status.MEASURED, Status.OVER_BUDGET)
+    memory = outcome.measurement.memory if ran and outcome.measurement is not None else None
+    if memory is not None and memory.judged_bytes > now_bytes:
+        peak, budget = format_bytes(memory.judged_bytes), format_bytes(now_bytes)
+        reason = f"its peak of {peak} ({memory.judged_by}) is above the memory budget of {budget}"
+        return outcome.model_copy(update={"status": Status.OVER_BUDGET, "reason": reason})
+    if not outcome.status.does_not_fit:
+        return outcome
+    # A plan that was short of memory has no times that hold under more of it.
+    if memory is None or memory.allocator_retries or memory.swallowed_ooms:
+        return None if now_bytes > then_bytes else outcome
+    return outcome.model_copy(update={"status": Status.MEASURED, "reason": ""})
+
+
+def _sound(attributes: Mapping[str, Any], name: str) -> str:
+    """Returns a record as it was written; those of earlier versions have no checksum.
+
+    Raises:
+        LookupError: there is none.
+        ValueError: it has changed since.
+    """
+    text = str(attributes[name])
+    if attributes.get(name + CHECKSUM, checksum(text)) != checksum(text):
+        raise ValueError(f"{name} is not as it was written")
+    return text

@@ -1,0 +1,184 @@
+"""The report of a search: one scale, no guesses, texts that can be printed, also without an answer."""
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autofit.core.errors import NothingFits
+from autofit.core.estimate import Estimate
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
+from autofit.core.trial import Trial
+from autofit.reports import sources
+from autofit.reports.assemble import MOST_LETTERS, assembled
+from autofit.reports.report import Report
+from autofit.search.evidence import RaceLog, SearchResult
+from tests.recorded import recorded_search
+
+HOSTILE = "</script><script>alert(1)</script>\x1b[31m\u202e" + 10_000 * "x"
+
+
+@pytest.fixture(scope="module", params=["resnet", "encoder", "gpt_varied", "unet"])
+def result(request: pytest.FixtureRequest) -> SearchResult:
+    return recorded_search(name=request.param)
+
+
+def report_of(found: SearchResult, **changes: Any) -> Report:
+    evidence = found.evidence.model_copy(update=changes)
+    return assembled(sources.of_result(SearchResult(found.recommendation, evidence, found.trials)))
+
+
+def test_every_plan_that_was_tried_is_a_row_once(result: SearchResult) -> None:
+    rows = report_of(result).rows
+    assert [row.rank for row in rows] == list(range(1, len(rows) + 1))
+    assert {Plan(values=row.values).key for row in rows} == {trial.plan.key for trial in result.trials}
+    assert sum(row.role == "recommended" for row in rows) == 1
+    assert sum(row.is_baseline for row in rows) == 1
+    assert all(row.reason for row in rows if row.status != "measured")
+
+
+def test_a_plan_with_a_lower_gain_never_has_a_higher_throughput(result: SearchResult) -> None:
+    found = report_of(result)
+    compared = [row for row in found.rows if row.gain is not None and row.rate_per_s is not None]
+    assert len(compared) > 3
+    rates, gains = [row.rate_per_s or 0 for row in compared], [row.gain.value for row in compared if row.gain]
+    assert rates == sorted(rates, reverse=True)
+    assert gains == pytest.approx(sorted(gains, reverse=True))
+    assert found.baseline is not None
+    for row in compared:
+        assert row.gain is not None
+        assert (row.rate_per_s or 0) / (found.baseline.rate_per_s or 1) == pytest.approx(row.gain.value)
+
+
+def test_rounds_of_the_race_average_to_the_ratio_that_is_shown(result: SearchResult) -> None:
+    found = report_of(result)
+    assert found.race_reference == "baseline"
+    assert found.race
+    for racer in found.race:
+        assert len(racer.ratios) == racer.ratio.pairs >= 4
+        mean = math.exp(sum(map(math.log, racer.ratios)) / len(racer.ratios))
+        assert mean == pytest.approx(racer.ratio.value, rel=1e-6)
+        assert found.row(racer.rank).gain == racer.ratio
+
+
+def test_curves_are_of_one_combination_in_order_of_size(result: SearchResult) -> None:
+    found = report_of(result)
+    for curve in found.curves:
+        rows = [found.row(rank) for rank in curve.ranks]
+        assert len(rows) > 1
+        assert {row.combination for row in rows} == {curve.combination}
+        sizes = [(row.micro_batch_size, row.accumulation_steps) for row in rows]
+        assert sizes == sorted(sizes)
+
+
+def test_a_guess_without_bounds_is_not_in_the_report(result: SearchResult) -> None:
+    guess = Estimate(value_bytes=123_456_789, basis="a line through two sizes")
+    found = report_of(result, estimates={trial.plan.key: guess for trial in result.trials})
+    shown = [row.estimate for row in found.rows if row.estimate is not None]
+    assert guess not in shown
+    assert all(estimate.is_bounded for estimate in shown)
+
+
+def test_memory_gates_and_what_was_left_out_are_shown(result: SearchResult) -> None:
+    found = report_of(result)
+    untraced = "memory of the recommended plan by kind and over a step: it was not traced"
+    traced = result.evidence.profile is not None
+    assert [each.role for each in found.memory] == [*(["recommended"] if traced else []), "baseline"]
+    assert found.missing == (() if traced else (untraced,))
+    assert [(gate.name, gate.passed) for gate in found.gates] == [("precision=bf16", True), ("accumulation", False)]
+    assert len(found.left_out) == len(result.evidence.omissions)
+    assert found.headline.startswith(("Use ", "Keep the baseline"))
+
+
+def test_a_plan_whose_proof_failed_has_no_throughput(result: SearchResult) -> None:
+    assert result.recommendation is not None
+    loser = result.recommendation.alternatives[0]
+    failed = Outcome(
+        status=Status.OVER_BUDGET, reason="its peak is above the budget", measurement=loser.outcome.measurement
+    )
+    trials = (*result.trials, Trial(number=999, plan=loser.plan, outcome=failed))
+    found = assembled(sources.of_result(SearchResult(result.recommendation, result.evidence, trials)))
+    (row,) = [row for row in found.rows if row.values == dict(loser.plan.values)]
+    assert (row.status, row.rate_per_s, row.gain, row.on_front) == ("over budget", None, None, False)
+    assert row.peak_bytes is not None
+
+
+def test_hostile_texts_are_shown_as_text_and_cut(result: SearchResult) -> None:
+    bad = Trial(
+        number=999,
+        plan=result.trials[0].plan.replace(micro_batch_size=7, precision=HOSTILE),
+        outcome=Outcome(status=Status.USER_ERROR, reason=HOSTILE),
+    )
+    evidence = result.evidence.model_copy(update={"title": HOSTILE, "caveats": (HOSTILE, "lone \ud800")})
+    assert result.recommendation is not None
+    named = result.recommendation.model_copy(update={"title": HOSTILE, "caveats": (HOSTILE, "lone \ud800")})
+    found = assembled(sources.of_result(SearchResult(named, evidence, (*result.trials, bad))))
+    text = found.model_dump_json(by_alias=True)
+    assert "\\u001b" not in text
+    assert "\u202e" not in text
+    assert HOSTILE[:30] in found.title
+    assert max(len(found.title), *(len(row.reason) for row in found.rows), *map(len, found.caveats)) <= MOST_LETTERS
+    assert "lone \ufffd" in found.caveats
+
+
+def test_without_a_baseline_in_the_race_the_recommended_plan_is_the_reference() -> None:
+    result = recorded_search()
+    r = result.recommendation
+    assert r is not None
+    race = tuple(log for log in result.evidence.race if log.plan != r.baseline.plan)
+    found = report_of(result, race=race)
+    assert found.race_reference == "recommended"
+    assert len(found.race) == len(race) - 1
+    assert all(racer.ratio.value < 1.05 for racer in found.race)
+
+
+def test_who_joined_the_race_late_is_paired_with_the_rounds_it_ran() -> None:
+    result = recorded_search()
+    r = result.recommendation
+    assert r is not None
+    own = RaceLog(plan=r.baseline.plan, log_rates=(0.0, 1.0, 2.0, 3.0, 4.0, 5.0))
+    late = RaceLog(plan=r.plan, joined=2, log_rates=(2.5, 3.5, 4.5, 5.5))
+    (racer,) = report_of(result, race=(own, late)).race
+    assert racer.ratios == pytest.approx([math.exp(0.5)] * 4)
+
+
+def test_a_search_without_a_feasible_plan_has_a_report_that_says_why(tmp_path: Path) -> None:
+    with pytest.raises(NothingFits):
+        recorded_search(tmp_path / "study.db", memory_bytes=2**20)
+    found = assembled(sources.of_study(tmp_path / "study.db"))
+    assert (found.feasible, found.recommended) == (False, None)
+    assert found.headline.startswith("No plan is recommended: no plan fits into 1 MiB")
+    assert found.rows
+    assert all(row.reason for row in found.rows)
+    assert (found.apply_code, found.curves, found.race) == ("", (), ())
+    assert found.command == "autofit tune train.py:make_resnet"
+
+
+def test_measured_plans_without_an_answer_are_on_the_scale_of_probes() -> None:
+    result = recorded_search()
+    evidence = result.evidence.model_copy(update={"recommendation": None, "standings": (), "failure": "time was over"})
+    found = assembled(sources.of_result(SearchResult(None, evidence, result.trials)))
+    measured = [row for row in found.rows if row.rate_per_s is not None]
+    assert len(measured) == len(found.rows)
+    assert all(row.gain is not None and row.gain.pairs == 0 for row in measured)
+    assert any(row.on_front for row in measured)
+    assert found.curves
+
+
+def test_500_trials_take_well_below_a_second() -> None:
+    result = recorded_search(name="mlp")
+    own = result.trials[-1]
+    many = tuple(
+        own.model_copy(update={"number": number, "plan": own.plan.replace(micro_batch_size=10_000 + number)})
+        for number in range(500)
+    )
+    began = time.perf_counter()
+    found = assembled(sources.of_result(SearchResult(result.recommendation, result.evidence, (*result.trials, *many))))
+    assert time.perf_counter() - began < 0.8
+    assert len(found.rows) > 500
+    other = [row for row in found.rows if row.micro_batch_size >= 10_000]
+    assert all(row.rate_per_s is None for row in other)  # they are not on the scale of the race
+    assert all("not known on the scale of the race" in row.reason for row in other)

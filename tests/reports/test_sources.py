@@ -1,0 +1,104 @@
+"""Where a report's records come from: a plan file, a study, or the search itself; an older plan keeps to itself."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from autofit import planfile
+from autofit.core.errors import NothingFits, PlanFileError, StudyError
+from autofit.reports import sources
+from autofit.search.evidence import SearchResult
+from autofit.search.request import Request
+from tests.recorded import recorded_search
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> tuple[Path, Path, SearchResult]:
+    study, plan = tmp_path / "study.db", tmp_path / "plan.yaml"
+    result = recorded_search(study)
+    assert result.recommendation is not None
+    planfile.save(result.recommendation, plan)
+    return study, plan, result
+
+
+def test_plan_file_study_and_search_give_the_same_records(kept: tuple[Path, Path, SearchResult]) -> None:
+    study, plan, result = kept
+    by_search, by_study, by_plan = sources.of_result(result), sources.of_name(study), sources.of_name(plan)
+    for found in (by_study, by_plan):
+        assert found.recommendation == result.recommendation
+        assert found.evidence == result.evidence
+        assert found.trials == by_search.trials
+        assert found.missing == ()
+        assert (found.environment, found.memory_bytes) == (by_search.environment, by_search.memory_bytes)
+    assert by_plan.plan_file == str(plan)
+
+
+def test_a_newer_search_is_not_mixed_into_an_older_plan(kept: tuple[Path, Path, SearchResult]) -> None:
+    study, plan, result = kept
+    assert result.recommendation is not None
+    old = result.recommendation.model_copy(update={"created": "2020-01-01T00:00:00+00:00"})
+    planfile.save(old, plan)
+    found = sources.of_name(plan)
+    assert (found.evidence, found.trials) == (None, ())
+    assert found.missing[0].endswith("the study has a newer search since")
+    assert sources.of_name(study).evidence == result.evidence
+
+
+def test_trials_of_an_earlier_search_are_marked(tmp_path: Path) -> None:
+    study = tmp_path / "study.db"
+    first = recorded_search(study, request=Request(max_trials=3))
+    second = recorded_search(study)
+    found = sources.of_name(study)
+    assert found.evidence == second.evidence
+    assert sum(trial.earlier for trial in found.trials) == len(first.trials)
+    assert found.recommendation is not None
+    assert second.recommendation is not None
+    assert {c.plan for c in found.recommendation.alternatives} == {c.plan for c in second.recommendation.alternatives}
+
+
+def test_a_plan_whose_study_is_gone_says_so(kept: tuple[Path, Path, SearchResult]) -> None:
+    study, plan, result = kept
+    study.unlink()
+    found = sources.of_name(plan)
+    assert (found.recommendation, found.evidence, found.trials) == (result.recommendation, None, ())
+    assert "plans that were not measured" in found.missing[0]
+    assert "No such file" in found.missing[0]
+
+
+def test_a_study_in_memory_or_behind_a_password_says_so(tmp_path: Path) -> None:
+    recommendation = recorded_search().recommendation
+    assert recommendation is not None
+    assert "it was kept in memory" in sources.of_recommendation(recommendation).missing[0]
+    away = recommendation.model_copy(update={"study": "postgresql://***@host/db"})
+    assert "needs its password" in sources.of_recommendation(away).missing[0]
+
+
+def test_a_study_without_a_feasible_plan_is_read(tmp_path: Path) -> None:
+    with pytest.raises(NothingFits):
+        recorded_search(tmp_path / "study.db", memory_bytes=2**20)
+    found = sources.of_name(tmp_path / "study.db")
+    assert found.recommendation is None
+    assert found.evidence is not None
+    assert found.evidence.failure.startswith("no plan fits into 1 MiB")
+    assert found.trials
+
+
+def test_the_newest_search_is_shown_unless_another_is_named(tmp_path: Path) -> None:
+    study = tmp_path / "study.db"
+    first, second = recorded_search(study), recorded_search(study, "mlp")
+    assert sources.of_name(study).evidence == second.evidence
+    name = f"{first.evidence.environment.workload}-samples"
+    assert sources.of_name(study, name).evidence == first.evidence
+    with pytest.raises(StudyError, match=rf"has no search 'other'; expected one of {re.escape(name)}, "):
+        sources.of_name(study, "other")
+
+
+def test_what_is_neither_a_plan_nor_a_study_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlanFileError, match="cannot read the plan file"):
+        sources.of_name(tmp_path / "absent.yaml")
+    with pytest.raises(StudyError, match="cannot be read: found No such file"):
+        sources.of_name(tmp_path / "absent.db")
+    (tmp_path / "new.yaml").write_text("schema: autofit.plan/2\n")
+    with pytest.raises(PlanFileError, match=r"found schema autofit\.plan/2, made by a newer autofit"):
+        sources.of_name(tmp_path / "new.yaml")
