@@ -1,9 +1,10 @@
-"""Terminal: what a stream can show, colours, and text broken into lines of a width."""
+"""Terminal: what a stream can show, colours, and texts that fit a width."""
 
 import os
+import shutil
+import unicodedata
+from contextlib import suppress
 from typing import TextIO
-
-from autofit.core.printable import cells
 
 _COLOURS = {"bar": "36", "good": "32", "bad": "31", "faint": "2", "title": "1"}
 
@@ -46,3 +47,30 @@ def wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]
         line += word if empty else f" {word}"
         empty = False
     return [*lines, line.rstrip()]
+
+
+def columns(stream: TextIO) -> int:
+    """Returns the width of the terminal that a stream writes to, of which COLUMNS has the say; else 80."""
+    if "COLUMNS" not in os.environ:
+        with suppress(OSError, ValueError):  # a stream without a terminal, or without a descriptor
+            return os.get_terminal_size(stream.fileno()).columns or 80
+    return shutil.get_terminal_size().columns
+
+
+def cells(text: str) -> int:
+    """Returns how many cells of a terminal `text` takes: two for a wide character, none for a combining one."""
+    return sum(map(_cell, text))
+
+
+def cut(text: str, width: int) -> str:
+    """Returns the beginning of `text` that fits `width` cells of a terminal, with ".." where something is missing."""
+    if cells(text) <= width:
+        return text
+    kept = 0
+    while kept < len(text) and cells(text[: kept + 1]) <= width - 2:
+        kept += 1
+    return f"{text[:kept]}.."[: max(width, 0)]
+
+
+def _cell(letter: str) -> int:
+    return 2 if unicodedata.east_asian_width(letter) in "WF" else not unicodedata.combining(letter)

@@ -4,8 +4,7 @@ import io
 
 import pytest
 
-from autofit.core.printable import cells
-from autofit.terminal import has_blocks, has_colour, is_terminal, paint, wrapped
+from autofit.terminal import cells, has_blocks, has_colour, is_terminal, paint, wrapped
 
 
 class Stream(io.StringIO):
@@ -52,3 +51,8 @@ def test_wide_letters_count_twice(width: int) -> None:
     lines = wrapped("内存 不足 out of memory " * 9, width, "", "  ")
     assert all(cells(line) <= width for line in lines)
     assert " ".join(" ".join(lines).split()) == " ".join(("内存 不足 out of memory " * 9).split())
+
+
+@pytest.mark.parametrize(("text", "count"), [("", 0), ("abc", 3), ("日本", 4), ("e\u0301", 1)])
+def test_wide_letters_take_two_cells_and_combining_ones_none(text: str, count: int) -> None:
+    assert cells(text) == count

@@ -1,12 +1,7 @@
-"""Texts as a terminal can show them: without control characters, and cut to its width."""
+"""Texts as a terminal can show them: without control characters."""
 
 import json
-import os
 import re
-import shutil
-import unicodedata
-from contextlib import suppress
-from typing import TextIO
 
 _COMMANDS = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # an escape sequence as a whole
@@ -38,30 +33,3 @@ def ascii_json(document: str) -> str:
 def _escaped(letter: str) -> str:
     # `json.dumps` leaves DEL alone, which is ASCII.
     return "\\u007f" if letter == "\x7f" else json.dumps(letter)[1:-1]
-
-
-def columns(stream: TextIO) -> int:
-    """Returns the width of the terminal that a stream writes to, of which COLUMNS has the say; else 80."""
-    if "COLUMNS" not in os.environ:
-        with suppress(OSError, ValueError):  # a stream without a terminal, or without a descriptor
-            return os.get_terminal_size(stream.fileno()).columns or 80
-    return shutil.get_terminal_size().columns
-
-
-def cells(text: str) -> int:
-    """Returns how many cells of a terminal `text` takes: two for a wide character, none for a combining one."""
-    return sum(map(_cell, text))
-
-
-def cut(text: str, width: int) -> str:
-    """Returns the beginning of `text` that fits `width` cells of a terminal, with ".." where something is missing."""
-    if cells(text) <= width:
-        return text
-    kept = 0
-    while kept < len(text) and cells(text[: kept + 1]) <= width - 2:
-        kept += 1
-    return f"{text[:kept]}.."[: max(width, 0)]
-
-
-def _cell(letter: str) -> int:
-    return 2 if unicodedata.east_asian_width(letter) in "WF" else not unicodedata.combining(letter)

@@ -5,13 +5,12 @@ from collections.abc import Sequence
 
 from autofit.core.measurement import Measurement
 from autofit.core.plan import Plan
-from autofit.core.printable import cut
 from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.core.units import format_bytes, short_number
 from autofit.core.wording import describe_plan
 from autofit.reports.columns import Column, table
 from autofit.search.choice import lighter
-from autofit.terminal import wrapped
+from autofit.terminal import cut, wrapped
 
 _SHOWN, _LIGHTER = 5, 3
 """Numbers of alternatives shown: the fastest, and those that save more memory than they cost speed."""

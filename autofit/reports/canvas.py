@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Self, TextIO
 
-from autofit.core.printable import columns
-from autofit.terminal import has_blocks, has_colour, paint
+from autofit.terminal import columns, has_blocks, has_colour, paint
 
 LEAST, WIDTH, MOST = 40, 100, 120
 """Characters of a line of text: at least, where there is no terminal, and at most, since longer ones read badly."""

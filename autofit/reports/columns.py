@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autofit.core.printable import cells
-from autofit.terminal import wrapped
+from autofit.terminal import cells, wrapped
 
 _GAP = 2
 _LEAST_FIRST = 26

@@ -7,7 +7,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from autofit.core.printable import cells, columns
+from autofit.terminal import cells, columns
 
 TICK_S = 1.0
 """Seconds between two drawings."""

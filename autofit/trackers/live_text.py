@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from autofit.core.printable import cells, cut
 from autofit.core.units import format_bytes
+from autofit.terminal import cells, cut
 
 _GAP = "  "
 _BAR_CELLS = 10

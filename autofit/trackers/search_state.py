@@ -6,12 +6,12 @@ from autofit.core.estimate import Estimate
 from autofit.core.measurement import Measurement
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
-from autofit.core.printable import cut, one_line
+from autofit.core.printable import one_line
 from autofit.core.recommendation import Ratio
 from autofit.core.trial import Trial
 from autofit.core.units import short_number
 from autofit.search.event import Event
-from autofit.terminal import wrapped
+from autofit.terminal import cut, wrapped
 from autofit.trackers.live_text import Forms, bar, fitted, minutes, of_budget
 from autofit.trackers.trial_rows import TrialRows, short_plan
 from autofit.trackers.yardstick import Yardstick

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
-from autofit.core.printable import cut, one_line
+from autofit.core.printable import one_line
 from autofit.core.trial import Trial
 from autofit.core.units import format_bytes, short_number
-from autofit.terminal import paint
+from autofit.terminal import cut, paint
 from autofit.trackers.yardstick import Yardstick
 
 _FIGURES = (("ratio", 6), ("speed", 9), ("peak", 10))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from autofit.core.printable import ascii_json, cells, one_line, printable
+from autofit.core.printable import ascii_json, one_line, printable
 
 UNSEEN = "\x1b\x07\x9b\x7f\x00\u202e\u202a\u2066\u2069\u200e\u200f\u061c\u2028\u2029\ufeff\u200b\U000e0041"
 
@@ -38,8 +38,3 @@ def test_json_is_ascii_and_means_the_same(letter: str) -> None:
     assert told.isascii()
     assert letter not in told
     assert json.loads(told) == json.loads(document)
-
-
-@pytest.mark.parametrize(("text", "count"), [("", 0), ("abc", 3), ("日本", 4), ("e\u0301", 1)])
-def test_wide_letters_take_two_cells_and_combining_ones_none(text: str, count: int) -> None:
-    assert cells(text) == count

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from autofit.core.printable import columns, cut
 from autofit.reports.canvas import Canvas
+from autofit.terminal import columns, cut
 
 
 class Terminal(io.StringIO):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from autofit.core.printable import cells
 from autofit.reports.columns import Column, table
+from autofit.terminal import cells
 
 PLANS = Column("Tried", ["micro batch 8, precision=bf16", "micro batch 16"])
 RATIOS = Column("vs baseline", ["0.95x (0.90 to 1.00)", "1.05x (1.00 to 1.10)"], right=True)

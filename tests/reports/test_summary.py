@@ -11,12 +11,12 @@ from autofit.core.measurement import Measurement, Memory
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.printable import cells
 from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.core.space import Refusal
 from autofit.core.wording import describe_outcome, describe_plan
 from autofit.reports.canvas import Canvas
 from autofit.reports.summary import summarize
+from autofit.terminal import cells
 
 OWN = Plan(values={"micro_batch_size": 8, "accumulation_steps": 4, "precision": "fp32", "fuse": False})
 BEST = OWN.replace(micro_batch_size=32, accumulation_steps=1, precision="bf16")

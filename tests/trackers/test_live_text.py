@@ -2,7 +2,7 @@
 
 import pytest
 
-from autofit.core.printable import cells
+from autofit.terminal import cells
 from autofit.trackers.live_text import bar, fitted, minutes, of_budget
 
 PARTS = {

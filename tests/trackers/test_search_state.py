@@ -10,10 +10,10 @@ from autofit.core.measurement import Measurement, Memory
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.printable import cells
 from autofit.core.recommendation import Ratio
 from autofit.core.trial import Purpose, Trial
 from autofit.search.event import Event
+from autofit.terminal import cells
 from autofit.trackers.search_state import SearchState
 from autofit.trackers.yardstick import Yardstick
 

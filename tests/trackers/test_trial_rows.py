@@ -3,7 +3,7 @@
 import pytest
 
 from autofit.core.outcome import Status
-from autofit.core.printable import cells
+from autofit.terminal import cells
 from autofit.trackers.trial_rows import TrialRows, short_plan
 from autofit.trackers.yardstick import Yardstick
 from tests.trackers.test_search_state import BASELINE, BEST, trial
