@@ -53,6 +53,11 @@ def export(parser: argparse.ArgumentParser) -> None:
     _force(parser)
 
 
+def completion(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `autofit completion`."""
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
+
+
 def _tune_training(group: _Group) -> None:
     _global_batch(group)
     group.add_argument(

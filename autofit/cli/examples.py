@@ -31,6 +31,12 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
         ("Print the training loop in plain PyTorch:", "autofit export"),
         ("Write it to a file:", "autofit export bert.yaml --to python -o loop.py"),
     ),
+    "completion": (
+        ("Complete commands in this bash session:", 'eval "$(autofit completion bash)"'),
+        ("For every zsh session; add the line to ~/.zshrc:", 'eval "$(autofit completion zsh)"'),
+        ("For every fish session:",
+         "autofit completion fish > ~/.config/fish/completions/autofit.fish"),
+    ),
 }  # fmt: skip
 """For each command: what an example does, and its command line."""
 
