@@ -3,10 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ValidationError
 from torch import nn
 
 from autofit import locks, planfile
@@ -14,6 +13,7 @@ from autofit.core.briefing import Options
 from autofit.core.budget import Clock
 from autofit.core.errors import BudgetSpent, UsageError
 from autofit.core.objective import Objective
+from autofit.core.plan import KnobValue
 from autofit.core.recommendation import Recommendation
 from autofit.core.units import parse_duration
 from autofit.devices.base import Device
@@ -22,6 +22,7 @@ from autofit.estimation import estimate as estimating
 from autofit.estimation.estimation import Estimation
 from autofit.fit import Fit, Terms
 from autofit.guard import Guard
+from autofit.options import options_of, record_of
 from autofit.probing.local_bench import LocalBench
 from autofit.probing.remote.bench import Target
 from autofit.probing.standin_bench import StandInBench
@@ -32,8 +33,6 @@ from autofit.search.search import search
 from autofit.trackers.progress import Progress
 from autofit.trackers.yardstick import Yardstick
 from autofit.workloads.workload import OptimizerRecipe, Workload
-
-_Record = TypeVar("_Record", bound=BaseModel)
 
 
 def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the user's
@@ -49,6 +48,8 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
     time_budget: float | str | None = None,
     numerics: Literal["exact", "mixed", "any"] = "mixed",
     strategies: Sequence[str] | None = None,
+    without: Sequence[str] = (),
+    pinned: Mapping[str, KnobValue] | None = None,
     worst_case: Any = None,
     mode: Literal["train", "inference"] = "train",
     max_grad_norm: float | None = None,
@@ -93,6 +94,9 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
             keeps techniques that change the result; the caveats name them.
         strategies: names of the techniques to search: "batching", "precision", "checkpointing", "memory_format",
             "optimizer_implementation". None searches all that apply.
+        without: names of techniques not to search.
+        pinned: values that the plan must have, such as `{"precision": "bf16", "micro_batch_size": 16}`. The baseline
+            is measured as it is, for comparison.
         worst_case: the sample that needs the most memory, or a callable `size -> batch` that makes such a batch. None
             scans the data set for its longest samples.
         mode: "train", or "inference" for the forward pass alone.
@@ -139,30 +143,26 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         extras=extras,
     )
     chosen = device_for(model, device)
-    options = _options(
-        memory_budget, numerics, strategies, seed, enforce=not chosen.is_host, cold=planned_steps is not None
+    options = options_of(
+        memory_budget=memory_budget,
+        numerics=numerics,
+        strategies=strategies,
+        without=without,
+        pinned=pinned,
+        seed=seed,
+        enforce=not chosen.is_host,
+        cold=planned_steps is not None,
     )
     request = Request(
         time_s=clock.limit_s,
         study=study,
         searcher=searcher,
-        objective=_record(Objective, unit=objective),
+        objective=record_of(Objective, unit=objective),
         planned_steps=planned_steps,
         seed=seed,
     )
-    about, wait_s, watch = f"{chosen.name()} ({chosen.type})", locks.patience_s(request.time_s), Watchdog(clock)
-    with ExitStack() as held:
-        with Progress.of(progress, Yardstick.of(None, request, clock, lambda: watch.doing)) as waiting:
-            held.enter_context(locks.held(chosen.lock_key, about, wait_s, lambda text: waiting(Event("stage", text))))
-            held.enter_context(watch)
-            with watch.telling(lambda text: waiting(Event("waiting", text))):
-                bench = _opened(workload, chosen, options, watch)
-        with bench.backstop, bench:
-            against = Yardstick.of(bench.briefing, request, clock, lambda: watch.doing)
-            with Progress.of(progress, against) as listen, watch.telling(lambda text: listen(Event("waiting", text))):
-                listeners = [listen, lambda event: watch.beat("choosing the next plan")]
-                found = search(bench, request, listeners, clock)
-    return Fit(_with_what_changed(found, bench.changed), Terms(loss_fn, step_fn, optimizer))
+    found = _found(workload, chosen, options, request, clock, progress)
+    return Fit(found, Terms(loss_fn, step_fn, optimizer))
 
 
 def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of the user's
@@ -215,7 +215,7 @@ def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of 
         UsageError, WorkloadError, SpaceError: an argument cannot be used; the message says why.
         UserCodeError: the factory, model, loss or data raised an exception.
     """
-    options = _options(memory_budget, numerics, strategies, seed)
+    options = options_of(memory_budget=memory_budget, numerics=numerics, strategies=strategies, seed=seed)
     common: dict[str, Any] = {"global_batch_size": global_batch_size, "max_grad_norm": max_grad_norm}
     user = {"loader": loader, "loss_fn": loss_fn, "step_fn": step_fn, "optimizer": optimizer, "worst_case": worst_case}
     if isinstance(workload, (str, Path)):
@@ -264,37 +264,28 @@ def _opened(workload: Workload, device: Device, options: Options, watch: Watchdo
         raise BudgetSpent(f"{error}. Nothing was measured yet: give more time, or find out what hangs.") from None
 
 
+def _found(
+    workload: Workload, chosen: Device, options: Options, request: Request, clock: Clock, progress: bool | Listen
+) -> Recommendation:
+    """Returns the answer of a search on a device, which is locked meanwhile; for the errors see `tune`."""
+    about, wait_s, watch = f"{chosen.name()} ({chosen.type})", locks.patience_s(request.time_s), Watchdog(clock)
+    with ExitStack() as held:
+        with Progress.of(progress, Yardstick.of(None, request, clock, lambda: watch.doing)) as waiting:
+            held.enter_context(locks.held(chosen.lock_key, about, wait_s, lambda text: waiting(Event("stage", text))))
+            held.enter_context(watch)
+            with watch.telling(lambda text: waiting(Event("waiting", text))):
+                bench = _opened(workload, chosen, options, watch)
+        with bench.backstop, bench:
+            against = Yardstick.of(bench.briefing, request, clock, lambda: watch.doing)
+            with Progress.of(progress, against) as listen, watch.telling(lambda text: listen(Event("waiting", text))):
+                listeners = [listen, lambda event: watch.beat("choosing the next plan")]
+                found = search(bench, request, listeners, clock)
+    return _with_what_changed(found, bench.changed)
+
+
 def _with_what_changed(found: Recommendation, changed: Sequence[str]) -> Recommendation:
     """Adds a caveat that names what could not be put back, if there is any."""
     if not changed:
         return found
     note = f"changed while tuning, and could not be put back: {', '.join(changed)}"
     return found.model_copy(update={"caveats": (note, *found.caveats)})
-
-
-def _options(
-    memory_budget: object, numerics: str, strategies: Sequence[str] | None, seed: int, **rest: bool
-) -> Options:
-    names = (strategies,) if isinstance(strategies, str) else strategies
-    return _record(
-        Options,
-        memory_budget=memory_budget,
-        numerics=numerics,
-        strategies=None if names is None else tuple(names),
-        seed=seed,
-        **rest,
-    )
-
-
-def _record(kind: type[_Record], **values: object) -> _Record:
-    """Returns a record of the user's arguments.
-
-    Raises:
-        UsageError: an argument has a value that is not allowed.
-    """
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = "objective" if kind is Objective else first["loc"][0]
-        raise UsageError(f"{name} is {first['input']!r}: {first['msg']}. See autofit.tune for its values.") from None

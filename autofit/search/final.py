@@ -11,7 +11,7 @@ from autofit.core.recommendation import Candidate, Ratio
 from autofit.core.trial import Purpose, Trial
 from autofit.search.choice import choose, finalists, from_cold, measurement_of, ranked
 from autofit.search.common_scale import CommonScale
-from autofit.search.endings import nothing_measured, nothing_proven
+from autofit.search.endings import nothing_measured, nothing_pinned, nothing_proven
 from autofit.search.entrants import Entrants
 from autofit.search.loop import SearchEnd
 from autofit.search.pareto import FrontPoint, front
@@ -184,6 +184,9 @@ class Final:
     def _prove(self) -> tuple[Trial, Measurement]:
         """Proves the winner, or the next one, up to `MAX_PROOFS` times."""
         left = [t for t in self._measured if not failed_in_race(self._scale.race, t)]
+        left = [t for t in left if self._tuning.space.unpinned(t.plan) is None]
+        if not left and (pinned := self._tuning.space.facts.pinned):
+            raise nothing_pinned(self._pinned_trials(), pinned, self._end.early)
         while (left or (left := self._smaller())) and len(self._unproven) < MAX_PROOFS and not self._late():
             chosen = self._choose(self._pool(left))
             self._runner.phase = "proof"
@@ -200,6 +203,9 @@ class Final:
             left = [t for t in left if t is not chosen]
             self._race(left)  # with the fastest gone, plans that it kept out of the final may be next
         raise nothing_proven(self._failed, len(self._measured), self._tuning.budget)
+
+    def _pinned_trials(self) -> list[Trial]:
+        return [t for t in self._runner.trials if self._tuning.space.unpinned(t.plan) is None]
 
     def _late(self) -> bool:
         """Whether a proof was cut off by the end of the time: none of another plan would come further."""

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from autofit.core.omission import Omission
 from autofit.core.outcome import Outcome, Status
-from autofit.core.plan import Plan
+from autofit.core.plan import MICRO_BATCH_SIZE, Plan
 from autofit.core.statistics import expected_gain
 from autofit.core.trial import Purpose, Trial
 from autofit.searchers.base import Problem, Searcher
@@ -76,6 +76,7 @@ class Guided(Searcher):
         self._points = points_of(self._knobs, self._plans, space.baseline.micro_batch_size)
         self._sizes = np.array([plan.micro_batch_size for plan in self._plans])
         self._samples = np.array([plan.global_batch_size for plan in self._plans])
+        self._unpinned = np.array([space.unpinned(plan) is not None for plan in self._plans])
         self._outcomes: dict[int, Outcome] = {}
         self._scores: dict[int, float] = {}
         self._feasibility = Feasibility(problem, self._plans, self._points)
@@ -175,7 +176,9 @@ class Guided(Searcher):
 
     def _fastest(self, belief: Belief) -> float:
         """Returns the log throughput that is believed of the fastest plan that ran."""
-        return float(max(belief.mean[place] for place in self._scores if self._outcomes[place].measured))
+        ran = [place for place in self._scores if self._outcomes[place].measured and not self._unpinned[place]]
+        # Where only the baseline ran, and it may not be recommended, any other plan is a gain.
+        return float(max(belief.mean[place] for place in ran)) if ran else float(belief.mean.min()) - 1.0
 
     def _seconds(self, belief: Belief) -> Array:
         """Returns about how long a probe of each plan takes: its steps, and what every probe costs beside them."""
@@ -189,7 +192,9 @@ class Guided(Searcher):
 
     def _closed(self) -> NDArray[np.bool_]:
         """Returns which plans are not to be run whatever they promise."""
-        closed = self._sizes > REACH * max(self._sizes[place] for place in self._scores)
+        closed = self._unpinned.copy()
+        if MICRO_BATCH_SIZE not in self.problem.space.facts.pinned:  # there is no step on the way to a pinned size
+            closed |= self._sizes > REACH * max(self._sizes[place] for place in self._scores)
         for each in self._condemned():
             closed |= each.mask
         return np.asarray(closed, dtype=np.bool_)
