@@ -14,6 +14,7 @@ from autofit.core.briefing import Options
 from autofit.core.budget import Clock
 from autofit.core.errors import BudgetSpent, UsageError
 from autofit.core.objective import Objective
+from autofit.core.plan import KnobValue
 from autofit.core.recommendation import Recommendation
 from autofit.core.units import parse_duration
 from autofit.devices.base import Device
@@ -33,7 +34,7 @@ from autofit.search.evidence import SearchResult
 from autofit.search.request import Listen, Request
 from autofit.search.search import search
 from autofit.trackers.progress import Progress
-from autofit.trackers.search_state import Yardstick
+from autofit.trackers.yardstick import Yardstick
 from autofit.workloads.workload import OptimizerRecipe, Workload
 
 
@@ -50,6 +51,8 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
     time_budget: float | str | None = None,
     numerics: Literal["exact", "mixed", "any"] = "mixed",
     strategies: Sequence[str] | None = None,
+    without: Sequence[str] = (),
+    pinned: Mapping[str, KnobValue] | None = None,
     worst_case: Any = None,
     mode: Literal["train", "inference"] = "train",
     max_grad_norm: float | None = None,
@@ -94,6 +97,9 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
             keeps techniques that change the result; the caveats name them.
         strategies: names of the techniques to search: "batching", "precision", "checkpointing", "memory_format",
             "optimizer_implementation". None searches all that apply.
+        without: names of techniques not to search.
+        pinned: values that the plan must have, such as `{"precision": "bf16", "micro_batch_size": 16}`. The baseline
+            is measured as it is, for comparison.
         worst_case: the sample that needs the most memory, or a callable `size -> batch` that makes such a batch. None
             scans the data set for its longest samples.
         mode: "train", or "inference" for the forward pass alone.
@@ -141,26 +147,19 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
     )
     chosen = device_for(model, device)
     options = options_of(
-        memory_budget, numerics, strategies, seed, enforce=not chosen.is_host, cold=planned_steps is not None
+        memory_budget=memory_budget,
+        numerics=numerics,
+        strategies=strategies,
+        without=without,
+        pinned=pinned,
+        seed=seed,
+        enforce=not chosen.is_host,
+        cold=planned_steps is not None,
     )
     title, command = type(model).__name__, tuning_call(tune, locals())
     asked = Request(time_s=clock.limit_s, study=study, searcher=searcher, planned_steps=planned_steps, seed=seed)
     request = replace(asked, objective=record_of(Objective, unit=objective), title=title, command=command)
-    results: list[SearchResult] = []
-    about, wait_s = f"{chosen.name()} ({chosen.type})", locks.patience_s(request.time_s)
-    with ExitStack() as held:
-        with Progress.of(progress) as waiting:
-            held.enter_context(locks.held(chosen.lock_key, about, wait_s, lambda text: waiting(Event("stage", text))))
-            watch = held.enter_context(Watchdog(clock))
-            with watch.telling(lambda text: waiting(Event("waiting", text))):
-                bench = _opened(workload, chosen, options, watch)
-        with bench.backstop, bench:
-            against = Yardstick.of(bench.briefing, request.objective, request.time_s, clock)
-            with Progress.of(progress, against) as listen, watch.telling(lambda text: listen(Event("waiting", text))):
-                listeners = [listen, lambda event: watch.beat("choosing the next plan"), _kept_in(results)]
-                found = search(bench, request, listeners, clock)
-    found = _with_what_changed(found, bench.changed)
-    result = replace(results[-1], recommendation=found) if results else None
+    found, result = _found(workload, chosen, options, request, clock, progress)
     return Fit(found, Terms(loss_fn, step_fn, optimizer), result)
 
 
@@ -214,7 +213,7 @@ def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of 
         UsageError, WorkloadError, SpaceError: an argument cannot be used; the message says why.
         UserCodeError: the factory, model, loss or data raised an exception.
     """
-    options = options_of(memory_budget, numerics, strategies, seed)
+    options = options_of(memory_budget=memory_budget, numerics=numerics, strategies=strategies, seed=seed)
     common: dict[str, Any] = {"global_batch_size": global_batch_size, "max_grad_norm": max_grad_norm}
     user = {"loader": loader, "loss_fn": loss_fn, "step_fn": step_fn, "optimizer": optimizer, "worst_case": worst_case}
     if isinstance(workload, (str, Path)):
@@ -263,9 +262,33 @@ def _opened(workload: Workload, device: Device, options: Options, watch: Watchdo
         raise BudgetSpent(f"{error}. Nothing was measured yet: give more time, or find out what hangs.") from None
 
 
-def _kept_in(results: list[SearchResult]) -> Listen:
-    """Returns a listener that keeps the result of the search."""
-    return lambda event: results.extend([event.result] if event.result is not None else [])
+def _found(
+    workload: Workload, chosen: Device, options: Options, request: Request, clock: Clock, progress: bool | Listen
+) -> tuple[Recommendation, SearchResult | None]:
+    """Returns the answer of a search on a device, and its last event's result. The device is locked meanwhile.
+
+    Raises:
+        AutofitError: see `tune`.
+    """
+    results: list[SearchResult | None] = [None]
+    about, wait_s, watch = f"{chosen.name()} ({chosen.type})", locks.patience_s(request.time_s), Watchdog(clock)
+    with ExitStack() as held:
+        with Progress.of(progress, Yardstick.of(None, request, clock, lambda: watch.doing)) as waiting:
+            held.enter_context(locks.held(chosen.lock_key, about, wait_s, lambda text: waiting(Event("stage", text))))
+            held.enter_context(watch)
+            with watch.telling(lambda text: waiting(Event("waiting", text))):
+                bench = _opened(workload, chosen, options, watch)
+        with bench.backstop, bench:
+            against = Yardstick.of(bench.briefing, request, clock, lambda: watch.doing)
+            with Progress.of(progress, against) as listen, watch.telling(lambda text: listen(Event("waiting", text))):
+                listeners = [
+                    listen,
+                    lambda event: watch.beat("choosing the next plan"),
+                    lambda event: results.append(event.result or results[-1]),
+                ]
+                found = search(bench, request, listeners, clock)
+    found, result = _with_what_changed(found, bench.changed), results[-1]
+    return found, None if result is None else replace(result, recommendation=found)
 
 
 def _with_what_changed(found: Recommendation, changed: Sequence[str]) -> Recommendation:
@@ -273,4 +296,4 @@ def _with_what_changed(found: Recommendation, changed: Sequence[str]) -> Recomme
     if not changed:
         return found
     note = f"changed while tuning, and could not be put back: {', '.join(changed)}"
-    return found.model_copy(update={"caveats": (*found.caveats, note)})
+    return found.model_copy(update={"caveats": (note, *found.caveats)})

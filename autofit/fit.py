@@ -14,7 +14,6 @@ from autofit import devices, exporters, planfile
 from autofit.core.errors import PlanFileError
 from autofit.core.measurement import Measurement
 from autofit.core.plan import Plan
-from autofit.core.printable import printable
 from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.exporters.base import Export
 from autofit.guard import Guard
@@ -96,7 +95,7 @@ class Fit:
         return self.recommendation.caveats
 
     def __str__(self) -> str:
-        return printable(summarize(self.recommendation, Canvas.of(sys.stdout).width))
+        return summarize(self.recommendation, Canvas.of(sys.stdout))
 
     def _repr_html_(self) -> str:
         return card(self.recommendation)

@@ -298,9 +298,9 @@ def test_it_says_plan_gain_peak_and_why(tuned: Fit) -> None:
     record = tuned.recommendation
     assert f"micro batch {tuned.plan.micro_batch_size}" in text.splitlines()[0]
     flat = " ".join(text.split())  # lines are as wide as the terminal
-    assert "of your own setting's throughput" in flat or "Keep your own setting" in flat
+    assert "the throughput of the baseline" in flat or "Keep the baseline" in flat
     assert "peak" in text
-    assert f"proven by {tuned.proof.worst_steps} whole steps" in flat
+    assert f"Proven by {tuned.proof.worst_steps} whole steps" in flat
     assert record.environment.device_name in flat
     assert len(tuned.alternatives) >= 1
     assert all(other.note for other in tuned.alternatives)

@@ -98,7 +98,8 @@ class StandInBench:
             self._loss = self._resolve()
             # The data set here may be smaller than the one to train on.
             facts = facts_of(workload, self._source, device, options, dataset_size=None)
-            survey = _Ungated(facts, chosen(options.strategies), _nothing_runs, self._source, options.seed)
+            strategies = chosen(options.strategies, options.without)
+            survey = _Ungated(facts, strategies, _nothing_runs, self._source, options.seed)
             space = survey.run()
             self.briefing = Briefing(
                 space=space,

@@ -17,7 +17,7 @@ from autofit.core.errors import (
 )
 from autofit.core.estimate import Estimate
 from autofit.core.outcome import Status
-from autofit.core.plan import Plan
+from autofit.core.plan import KnobValue, Plan
 from autofit.core.printable import printable
 from autofit.core.trial import Trial
 from autofit.core.units import format_bytes, format_duration
@@ -124,6 +124,25 @@ def nothing_proven(failed: Sequence[Trial], measured: int, budget: Budget) -> Au
     if all(t.outcome.status.does_not_fit for t in failed):
         return NothingFits(f"{what}. {_tried(failed)} Give more memory or headroom.")
     return WorkloadError(f"{what}, and memory was not the only reason. {_tried(failed)}")
+
+
+def nothing_pinned(trials: Sequence[Trial], pinned: Mapping[str, KnobValue], early: bool) -> AutofitError:
+    """Returns the error for a search in which no plan with the pinned values was measured.
+
+    Args:
+        trials: those of plans with the pinned values.
+        pinned: value by knob.
+        early: whether a limit ended the search.
+    """
+    what = f"no plan with {', '.join(f'{name}={value}' for name, value in pinned.items())} could be measured"
+    ran = [t for t in trials if t.outcome.status is not Status.SKIPPED]
+    if not trials and not early:
+        return NothingFits(f"{what}: none is likely to fit. Give more memory, or pin other values.")
+    if any(t.outcome.status.does_not_fit for t in trials) or not (ran or early):
+        return NothingFits(f"{what}. {_tried(ran or trials)} Give more memory, or pin other values.")
+    if early and not ran:
+        return BudgetSpent(f"{what} within the limits on time and trials. Give more, or pin fewer knobs.")
+    return WorkloadError(f"{what}. {_tried(ran or trials)} Pin other values.")
 
 
 def for_good(reason: str) -> DevicePoisoned:

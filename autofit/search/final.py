@@ -11,7 +11,7 @@ from autofit.core.recommendation import Candidate, Ratio
 from autofit.core.trial import Purpose, Trial
 from autofit.search.choice import choose, finalists, from_cold, measurement_of, ranked
 from autofit.search.common_scale import CommonScale
-from autofit.search.endings import nothing_measured, nothing_proven
+from autofit.search.endings import nothing_measured, nothing_pinned, nothing_proven
 from autofit.search.entrants import Entrants
 from autofit.search.loop import SearchEnd
 from autofit.search.pareto import FrontPoint, front
@@ -77,7 +77,7 @@ class Final:
         remarks = Remarks(self._runner, self._measured, self._baseline, self._scale, self._unproven)
         self._caveats += remarks.caveats(winner, self._end)
         if doubt := self._scale.doubt_of_proof(winner, proof):
-            self._caveats.append(doubt)
+            self._caveats.insert(0, doubt)
         keys = self._front(winner, proof)
         return Findings(
             plan=winner.plan,
@@ -111,6 +111,7 @@ class Final:
             self._tuning.seen.race = race
         elif all(t.plan.key in race.names for t in pool):
             return
+        self._runner.phase = "race"
         self._runner.say("stage", f"racing {len(pool)} plans in interleaved blocks")
         self._run_race(race)
 
@@ -123,7 +124,7 @@ class Final:
             now = self._tuning.clock.elapsed_s
             round_s, began = max(round_s, now - began), now
             if race.rounds:
-                self._runner.say("race", f"round {race.rounds}: {len(race.running)} plans left")
+                self._say_round(race, plans)
             long = race.ripe and now - self._searched_s > max(self._race_ratio(race) * self._searched_s, RACE_S)
             rest_s = max(MIN_ROUNDS - race.rounds, 1) * round_s  # fewer rounds decide nothing
             return long or self._time.left_s() <= rest_s + self._time.proof_s()
@@ -137,6 +138,12 @@ class Final:
         run_race(race, block, enough, lambda: [t.plan.key for t in self._entrants.joining()])
         note = {"rounds": race.rounds, "log_throughput": race.logs, "joined": race.joined, "left": race.left}
         self._tuning.log.note("race", note)
+
+    def _say_round(self, race: Race, plans: Mapping[str, Plan]) -> None:
+        leader = plans[race.leader()] if race.ripe and race.running else None
+        trial = self._record[leader.key] if leader is not None else None
+        gain = self._gain(trial) if trial is not None else None
+        self._runner.say_round(f"round {race.rounds}: {len(race.running)} plans left", leader, gain)
 
     def _race_ratio(self, race: Race) -> float:
         """Returns the maximum duration of an undecided race, as a share of the search."""
@@ -178,9 +185,14 @@ class Final:
     def _prove(self) -> tuple[Trial, Measurement]:
         """Proves the winner, or the next one, up to `MAX_PROOFS` times."""
         left = [t for t in self._measured if not failed_in_race(self._scale.race, t)]
+        left = [t for t in left if self._tuning.space.unpinned(t.plan) is None]
+        if not left and (pinned := self._tuning.space.facts.pinned):
+            raise nothing_pinned(self._pinned_trials(), pinned, self._end.early)
         while (left or (left := self._smaller())) and len(self._unproven) < MAX_PROOFS and not self._late():
             chosen = self._choose(self._pool(left))
+            self._runner.phase = "proof"
             self._runner.say("stage", f"proving {chosen.plan}")
+            self._runner.say_running(chosen.plan, self._estimates.get(chosen.plan.key))
             trial = self._runner.attempt(chosen.plan, Purpose.PROOF)
             outcome = trial.outcome
             self._runner.say("proof", f"{chosen.plan}: {summary(outcome, self._objective)}", trial)
@@ -192,6 +204,9 @@ class Final:
             left = [t for t in left if t is not chosen]
             self._race(left)  # without the fastest, plans that it kept out of the final may win
         raise nothing_proven(self._failed, len(self._measured), self._tuning.budget)
+
+    def _pinned_trials(self) -> list[Trial]:
+        return [t for t in self._runner.trials if self._tuning.space.unpinned(t.plan) is None]
 
     def _late(self) -> bool:
         """Returns whether the end of the time cut off a proof, so that another proof would not finish either."""

@@ -181,7 +181,10 @@ class Loop:
 
     def _screened(self, plan: Plan) -> Trial:
         reason = reason_to_skip(plan, self._tuning.space, self.feasibility)
-        return self.runner.probe(plan) if reason is None else self.runner.skip(plan, reason)
+        if reason is not None:
+            return self.runner.skip(plan, reason)
+        self.runner.say_running(plan, self.feasibility.estimate(plan))
+        return self.runner.probe(plan)
 
     def _learn(self, trial: Trial) -> None:
         self.runner.record[trial.plan.key] = trial

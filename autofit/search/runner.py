@@ -3,9 +3,11 @@
 from collections.abc import Callable
 
 from autofit.core.errors import DevicePoisoned
+from autofit.core.estimate import Estimate
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.recommendation import Ratio
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes
 from autofit.search.earlier_runs import Earlier
@@ -30,6 +32,7 @@ class TrialRunner:
         earlier: trials of earlier runs in the study.
         time: the duration of runs, and the time left.
         probes: number of probes that have run.
+        phase: phase of the search (`Event.phase`).
     """
 
     def __init__(self, tuning: Tuning) -> None:
@@ -40,6 +43,7 @@ class TrialRunner:
         self.earlier = Earlier(tuning)
         self.time = TimePlan(tuning, self.record)
         self.probes = 0
+        self.phase = "search"
         self._poisoned = 0
 
     def probe(self, plan: Plan) -> Trial:
@@ -98,7 +102,16 @@ class TrialRunner:
 
     def say(self, kind: str, text: str, trial: Trial | None = None) -> None:
         """Sends an event to the listener."""
-        self.tuning.listen(Event(kind, text, trial, self.probes))
+        self.tuning.listen(Event(kind, text, trial, self.probes, phase=self.phase))
+
+    def say_running(self, plan: Plan, estimate: Estimate | None) -> None:
+        """Reports that a plan begins to run, with the estimate of its peak."""
+        text, done = f"running {plan}", self.probes
+        self.tuning.listen(Event("running", text, done=done, phase=self.phase, plan=plan, estimate=estimate))
+
+    def say_round(self, text: str, leader: Plan | None, gain: Ratio | None) -> None:
+        """Reports that a round of the race begins, with the gain of the leader over the baseline."""
+        self.tuning.listen(Event("race", text, done=self.probes, phase=self.phase, plan=leader, gain=gain))
 
     def _once(self, plan: Plan, purpose: Purpose, settle: Callable[[Outcome], Outcome]) -> Trial:
         """Runs a plan once. Its trial is on disk as running before, and as finished after, even if it raises."""

@@ -130,7 +130,9 @@ def tracing_s(time_s: float | None, spent_s: float) -> float:
 def _recommendation(
     findings: Findings, briefing: Briefing, budget: Budget, request: Request, study: Study, clock: Clock
 ) -> Recommendation:
-    caveats = [*briefing.caveats, *study.notes, *_learning_rate(findings, briefing), *findings.caveats]
+    # The most important first: doubts about the answer, what to change with it, then how it was found.
+    answer = [*findings.caveats, *_learning_rate(findings, briefing), *_data_bound(findings)]
+    caveats = [*answer, *study.notes, *briefing.caveats]
     fields: dict[str, Any] = {
         "plan": findings.plan,
         "proof": findings.proof,
@@ -140,7 +142,7 @@ def _recommendation(
         "rate_per_s": findings.rate_per_s,
         "untried": findings.untried,
         "alternatives": findings.alternatives,
-        "caveats": tuple(dict.fromkeys([*caveats, *_data_bound(findings)])),
+        "caveats": tuple(dict.fromkeys(caveats)),
         "refused": briefing.space.refused,
         "budget": budget,
         "objective": request.objective,

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from autofit.core.omission import Omission
 from autofit.core.outcome import Outcome, Status
-from autofit.core.plan import Plan
+from autofit.core.plan import MICRO_BATCH_SIZE, Plan
 from autofit.core.statistics import expected_gain
 from autofit.core.trial import Purpose, Trial
 from autofit.feasibility.points import Array
@@ -69,6 +69,7 @@ class Guided(Searcher):
         self._points = self._feasibility.plans.points
         self._sizes = np.array([plan.micro_batch_size for plan in self._plans])
         self._samples = np.array([plan.global_batch_size for plan in self._plans])
+        self._unpinned = np.array([problem.space.unpinned(plan) is not None for plan in self._plans])
         self._outcomes: dict[int, Outcome] = {}
         self._scores: dict[int, float] = {}
         self._steps = 0
@@ -169,8 +170,10 @@ class Guided(Searcher):
         return gains
 
     def _fastest(self, belief: Belief) -> float:
-        """Returns the posterior mean of the log throughput of the fastest plan that ran."""
-        return float(max(belief.mean[place] for place in self._scores if self._outcomes[place].measured))
+        """Returns the posterior mean of the log throughput of the fastest plan that ran and may be recommended."""
+        ran = [place for place in self._scores if self._outcomes[place].measured and not self._unpinned[place]]
+        # If only the baseline ran and it may not be recommended, every other plan is a gain.
+        return float(max(belief.mean[place] for place in ran)) if ran else float(belief.mean.min()) - 1.0
 
     def _seconds(self, belief: Belief) -> Array:
         """Returns the estimated duration of a probe of each plan: its steps, and the fixed cost of a probe."""
@@ -184,7 +187,9 @@ class Guided(Searcher):
 
     def _excluded(self) -> NDArray[np.bool_]:
         """Returns which plans are not run, whatever their expected gain."""
-        excluded = self._sizes > MAX_REACH * max(self._sizes[place] for place in self._scores)
+        excluded = self._unpinned.copy()
+        if MICRO_BATCH_SIZE not in self.problem.space.facts.pinned:  # no smaller size leads up to a pinned one
+            excluded |= self._sizes > MAX_REACH * max(self._sizes[place] for place in self._scores)
         for each in self._exclusions():
             excluded |= each.mask
         return np.asarray(excluded, dtype=np.bool_)
