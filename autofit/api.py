@@ -79,11 +79,11 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         step_fn: `step_fn(model, batch) -> scalar tensor`, for every other kind of loss or batch.
         optimizer: an optimizer over the model's parameters, or a callable that makes one from parameters, such as
             `lambda params: torch.optim.SGD(params, lr=0.1)`. None uses AdamW.
-        global_batch_size: samples per optimizer step, kept exactly. None leaves the batch free: the search keeps your
-            batch size unless another is faster beyond the noise, and then takes the smallest of those that are fastest
-            within the tie margin.
+        global_batch_size: samples per optimizer step, kept exactly. None leaves the batch free: the search keeps the
+            baseline's batch size unless another is faster beyond the noise. It then takes the smallest one that is
+            within the tie margin of the fastest.
         max_global_batch_size: largest number of samples per optimizer step if the batch is free. None uses 1/50 of the
-            data set, so that an epoch keeps at least 50 steps. Your own batch size is always allowed.
+            data set, so that an epoch keeps at least 50 steps. The baseline's batch size is always allowed.
         memory_budget: bytes, "20GiB", or a fraction of the capacity. None uses the available memory less a safety
             margin.
         time_budget: limit for the whole search: seconds, or a text such as "5min". None searches until no remaining
@@ -104,15 +104,15 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         study: where trials are kept: a path, an Optuna storage URL, or ":memory:". None uses `.autofit/study.db`.
         searcher: name of the search method: "guided" (default), "tpe", "gp", "random", "grid", or a plugin's.
         objective: what to maximise per second: "samples", or "tokens" that are not padding.
-        planned_steps: number of optimizer steps (in inference, batches) that you plan to train, at your own global
-            batch size. Warm-up cost (compilation, kernel tuning) is amortised over the samples of these steps, and the
-            shortest whole training wins. None ignores warm-up and compares steady steps.
+        planned_steps: number of optimizer steps (in inference, batches) that you plan to train, at the baseline's
+            global batch size. Warm-up cost (compilation, kernel tuning) is amortised over the samples of these steps,
+            and the shortest whole training wins. None ignores warm-up and compares steady steps.
         progress: True shows finished trials above a live line on a terminal, and as plain lines elsewhere. False shows
             nothing. A callable receives each event. If a run makes no progress for long, an event of kind "waiting"
             comes from another thread.
 
     Returns:
-        The proven plan, with its proof, the baseline, the alternatives and the caveats.
+        The proven plan with its proof, and the baseline, the alternatives and the caveats.
 
     Raises:
         WorkloadError, SpaceError, StudyError, UsageError: an argument cannot be used; the message says why.
@@ -190,7 +190,7 @@ def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of 
     Args:
         workload: "train.py:make_workload" or "package.module:make_workload", which runs in a child process; or a
             model, to estimate for the device that it is on.
-        loader: with a model, see `tune`; the same holds for `loss_fn`, `step_fn`, `optimizer` and `worst_case`.
+        loader: see `tune`. Only with a model, like `loss_fn`, `step_fn`, `optimizer` and `worst_case`.
         device: with a factory, a device such as "H200", or "cpu" for this machine; None means any device with
             `memory_budget` of memory. With a model, the device that the model is on.
         memory_budget: bytes, "20GiB", or a fraction of the capacity. None uses the capacity less a safety margin.
@@ -208,7 +208,7 @@ def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of 
 
     Returns:
         For each precision, the largest micro batch size that fits and the number of blocks to checkpoint for larger
-        ones; and what the peak of your own plan consists of. `print` it to read it.
+        ones; and the parts of the baseline's peak. `print` shows it as text.
 
     Raises:
         Untraceable: the step cannot be traced; the message says what stopped it and where.
@@ -217,9 +217,9 @@ def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of 
     """
     options = _options(memory_budget, numerics, strategies, seed)
     common: dict[str, Any] = {"global_batch_size": global_batch_size, "max_grad_norm": max_grad_norm}
-    own = {"loader": loader, "loss_fn": loss_fn, "step_fn": step_fn, "optimizer": optimizer, "worst_case": worst_case}
+    user = {"loader": loader, "loss_fn": loss_fn, "step_fn": step_fn, "optimizer": optimizer, "worst_case": worst_case}
     if isinstance(workload, (str, Path)):
-        if misplaced := [name for name, value in own.items() if value is not None]:
+        if misplaced := [name for name, value in user.items() if value is not None]:
             raise UsageError(
                 f"found {', '.join(misplaced)} beside the factory {str(workload)!r}; expected that the factory returns "
                 "them: as an autofit.Workload, or a dict of tune's arguments."
@@ -235,7 +235,7 @@ def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of 
             )
         )
     chosen = device_it_is_on(workload, device)
-    made = Workload(model=workload, mode=mode or "train", **own, **common)
+    made = Workload(model=workload, mode=mode or "train", **user, **common)
     guard = Guard.of(made)
     with guard.backstop, guard:
         bench = StandInBench(made, chosen, options, on=chosen.torch_device)
@@ -256,12 +256,12 @@ def _opened(workload: Workload, device: Device, options: Options, watch: Watchdo
     """Opens a bench within the time budget.
 
     Raises:
-        BudgetSpent: opening it used up the time.
+        BudgetSpent: opening the bench used up the time budget.
     """
     try:
         return watch.allowed(lambda: LocalBench(workload, device, options, watch=watch))
     except Overdue as error:
-        raise BudgetSpent(f"{error}. Nothing was measured yet: give more time, or look for what hangs there.") from None
+        raise BudgetSpent(f"{error}. Nothing was measured yet: give more time, or find out what hangs.") from None
 
 
 def _with_what_changed(found: Recommendation, changed: Sequence[str]) -> Recommendation:

@@ -1,6 +1,6 @@
-"""Catalogue: devices by name, for questions about a device that is not here.
+"""Chips: a catalogue of devices by name, for questions about a device that is not present.
 
-Its figures are in `chips.json`. Never loads torch.
+The figures are in `chips.json`. Never imports torch.
 """
 
 import re
@@ -17,21 +17,21 @@ from autofit.core.work import Ceilings
 _NOISE = ("nvidia", "tesla", "geforce", "gpu", "graphics", "card")
 _KINDS = ("cuda", "xpu", "mps", "gpu", "rocm", "hip")
 OPERATOR_S = 20e-6
-"""Issuing one operator of a training step takes so long on a host, autograd and the user's Python included: a GPT's
-step of 131 operators took 2.5 ms on a device that computes nothing, with one core of an EPYC."""
-_HELP = "Give one of them; or leave the device out and give only the memory, such as 24GiB"
+"""Time to issue one operator of a training step on a host, including autograd and the user's Python: a GPT step of 131
+operators took 2.5 ms on a device that computes nothing, with one core of an EPYC."""
+_HELP = "Pass one of them, or leave the device out and pass only the memory, such as 24GiB"
 
 
 class StandIn(BaseModel):
-    """The device that a worker is to stand in for.
+    """The device for which a worker stands in.
 
     Attributes:
-        type: torch's name of the device type; "cpu" for the machine itself, which nothing has to stand in for.
-        name: as its maker calls it.
-        capacity_bytes: its memory; None where only a budget is known.
-        capability: compute capability; it decides which kernels run.
-        multiprocessors: their number.
-        threads: that one multiprocessor holds at most.
+        type: torch's name of the device type; "cpu" for the machine itself, which needs no stand-in.
+        name: the manufacturer's name of the device.
+        capacity_bytes: memory of the device; None if only a budget is known.
+        capability: compute capability, which decides which kernels run.
+        multiprocessors: number of multiprocessors.
+        threads: maximum number of threads per multiprocessor.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -45,19 +45,18 @@ class StandIn(BaseModel):
 
 
 class Card(BaseModel):
-    """A device and what is published of it.
+    """A device and its published specifications.
 
     Attributes:
-        name: as the driver calls it.
-        aliases: other names that people use.
-        capacity_bytes: memory as torch reports it; it differs by up to 1 % with the driver and with error correction.
+        name: the driver's name of the device.
+        aliases: other common names.
+        capacity_bytes: memory as torch reports it. It varies by up to 1 % with the driver and error correction.
         capability: compute capability.
-        multiprocessors: their number.
-        threads: that one multiprocessor holds at most.
-        tflops: peak rate of products in 10^12 operations a second by precision, dense; None where nothing backs a
-            figure.
-        bandwidth_bytes_per_s: of the device's memory; None likewise.
-        sources: where the capacity, the chip's facts and the two ceilings are from.
+        multiprocessors: number of multiprocessors.
+        threads: maximum number of threads per multiprocessor.
+        tflops: peak rate of dense products in 10^12 operations per second, by precision; None without a source.
+        bandwidth_bytes_per_s: memory bandwidth; None without a source.
+        sources: sources of the capacity, the chip's properties and the peak rates.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -73,7 +72,7 @@ class Card(BaseModel):
     sources: dict[Literal["capacity", "chip", "ceilings"], str]
 
     def stand_in(self) -> StandIn:
-        """Returns what a worker needs to know to stand in for this device."""
+        """Returns the properties that a worker needs to stand in for this device."""
         return StandIn(
             name=self.name,
             capacity_bytes=self.capacity_bytes,
@@ -83,7 +82,7 @@ class Card(BaseModel):
         )
 
     def ceilings(self) -> Ceilings | None:
-        """Returns how fast it is at best; None where its bandwidth is not known."""
+        """Returns the peak rates of the device; None if its bandwidth is unknown."""
         if self.bandwidth_bytes_per_s is None:
             return None
         rates: dict[str, float] = {name: 1e12 * rate for name, rate in self.tflops.items() if rate is not None}
@@ -99,16 +98,16 @@ class _File(BaseModel):
 
 @cache
 def cards() -> tuple[Card, ...]:
-    """Returns every device that is known."""
+    """Returns all known devices."""
     text = files("autofit").joinpath("chips.json").read_text(encoding="utf-8")
     return _File.model_validate_json(text).devices
 
 
 def find(name: str) -> Card:
-    """Returns the device called `name`; case, spaces and the maker's name do not matter ("h200", "RTX-4090").
+    """Returns the device called `name`. Case, spaces and the manufacturer's name are ignored ("h200", "RTX-4090").
 
     Raises:
-        UsageError: no device is called so, or several are.
+        UsageError: no device has this name, or several have.
     """
     words = _words(name)
     exact = [card for card in cards() if any("".join(_words(known)) == "".join(words) for known in _names(card))]
@@ -119,14 +118,14 @@ def find(name: str) -> Card:
         raise UsageError(f"{name!r} may be any of {_listed(found)}. {_HELP}.")
     if name.partition(":")[0] in _KINDS:
         raise UsageError(
-            f"{name!r} is a kind of device, and what it has is to be known here: give the name of the card "
-            "(nvidia-smi -L shows it). One that is in this machine is better measured, by autofit tune."
+            f"{name!r} is a type of device; expected the name of a card with known properties (see nvidia-smi -L). "
+            "For a card in this machine, prefer autofit tune, which measures."
         )
-    raise UsageError(f"unknown device {name!r}; known are {_listed(cards())}, and cpu for this machine. {_HELP}.")
+    raise UsageError(f"unknown device {name!r}; expected one of {_listed(cards())}, or cpu for this machine. {_HELP}.")
 
 
 def ceilings_of(name: str) -> Ceilings | None:
-    """Returns the ceilings of the device called `name`; None where it is not known, or several are called so."""
+    """Returns the peak rates of the device called `name`; None if it is unknown or the name is ambiguous."""
     with suppress(UsageError):
         return find(name).ceilings()
     return None

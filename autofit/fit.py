@@ -1,4 +1,4 @@
-"""Fit: the result of `tune()`. A Recommendation that can prepare a train step, save itself and be exported."""
+"""Fit: the result of `tune()`. It can prepare a train step, save itself and export its plan."""
 
 import sys
 import warnings
@@ -67,7 +67,7 @@ class Fit:
 
     @property
     def baseline(self) -> Candidate:
-        """Your own setting, with its measurement or the reason there is none."""
+        """The baseline, with its measurement or the reason why there is none."""
         return self.recommendation.baseline
 
     @property
@@ -137,7 +137,7 @@ class Fit:
         device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
         self._check_device(device)
         guard = Guard.of(workload)
-        with guard.backstop, guard:  # looking at samples and at a first loss is no part of the training
+        with guard.backstop, guard:  # undoes the effects of inspecting samples and computing a first loss
             source = BatchSource.of(loader, scan=_SCANNED)
             loss = loss_of(workload, source, device)
         self._check_loss(loss, signature(model, source.structure(), loss.name))
@@ -203,7 +203,7 @@ class Fit:
     def _check_loss(self, loss: LossRule, found: str) -> None:
         if loss.inferred and found != self.recommendation.environment.workload:
             warnings.warn(
-                f"the loss was inferred here ({loss.about}), and the plan was measured with another loss or other "
+                f"the loss was inferred here ({loss.about}), but the plan was measured with another loss or other "
                 "batches. Pass loss_fn= or step_fn= as in your call of autofit.tune.",
                 stacklevel=3,
             )
@@ -212,8 +212,8 @@ class Fit:
         total = self.plan.global_batch_size
         if length is not None and length < total:
             warnings.warn(
-                f"one pass over this loader gives {length} samples, fewer than the global batch of {total}, so that "
-                "no step is as large as the plan says. Give more data, or tune with a smaller global_batch_size.",
+                f"one pass over this loader gives {length} samples, fewer than the global batch of {total}: no step "
+                "will have the plan's global batch. Give more data, or tune with a smaller global_batch_size.",
                 stacklevel=3,
             )
 

@@ -1,7 +1,7 @@
-"""Locks: one tuner at a time on a device, and at a time in a study. Advisory, with the name of whoever holds them.
+"""Locks: allow one tuner at a time on a device and in a study. They are advisory and name their holder.
 
-A lock is `flock` on a file in a directory of this user's own, so that the kernel gives it back however its process
-ends. Processes that are given different directories by `AUTOFIT_RUNTIME_DIR` do not see each other's locks.
+A lock is `flock` on a file in a private directory of this user, so that the kernel releases it however its process
+ends. Processes with different directories in `AUTOFIT_RUNTIME_DIR` do not see each other's locks.
 """
 
 import hashlib
@@ -27,21 +27,21 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 DIRECTORY_VARIABLE = "AUTOFIT_RUNTIME_DIR"
-"""Where locks are kept instead, for those who have to run tuners side by side, such as tests."""
+"""Environment variable for another lock directory, for running tuners side by side, as tests do."""
 PATIENCE_S = 600.0
-"""Waiting for another tuner where there is no time budget."""
+"""Maximum time to wait for another tuner without a time budget."""
 TIME_RATIO = 0.5
-"""At most this share of a time budget is waited: less is left for a search than it needs."""
+"""Maximum share of a time budget spent waiting, so that enough is left for the search."""
 POLL_S = 0.1
-"""Between two tries. The kernel can wait too, but not with a limit."""
+"""Interval between two attempts. The kernel could wait itself, but without a time limit."""
 
 Say = Callable[[str], None]
 _held = threading.local()
-_said_without: set[str] = set()
+_reported_unlockable: set[str] = set()
 
 
 def patience_s(time_s: float | None) -> float:
-    """Returns how long another tuner is waited for under a time budget."""
+    """Returns the maximum time to wait for another tuner under a time budget."""
     return PATIENCE_S if time_s is None else TIME_RATIO * time_s
 
 
@@ -49,17 +49,17 @@ def patience_s(time_s: float | None) -> float:
 def held(key: str, what: str, wait_s: float, say: Say = lambda text: None) -> Iterator[None]:
     """Holds the lock of `key` while the context is open.
 
-    Nested use in one thread, and use in a process that was started by one that holds it, is no second use.
+    The lock can be entered again in the same thread, and in child processes of a process that holds it.
 
     Args:
-        key: the same for all that must not meet.
-        what: the thing that is locked, in words.
-        wait_s: seconds to wait for another process or thread.
-        say: told once whom this waits for, and once where there are no locks.
+        key: key of the lock. Users of the same key exclude each other.
+        what: description of what is locked.
+        wait_s: maximum time to wait for another process or thread, in seconds.
+        say: receives one message if this waits, and one if locks are not available.
 
     Raises:
-        Busy: somebody else still held it then.
-        UsageError: the directory of the locks is not to be trusted.
+        Busy: another process or thread still holds the lock after this time.
+        UsageError: the lock directory cannot be trusted.
     """
     keys: set[str] = _held.__dict__.setdefault("keys", set())
     descriptor = None if key in keys else _claim(key, what, wait_s, say)
@@ -72,13 +72,13 @@ def held(key: str, what: str, wait_s: float, say: Say = lambda text: None) -> It
         yield
     finally:
         keys.discard(key)
-        if os.getpid() == owner:  # and not in a child that was forked meanwhile: the lock is its parent's
+        if os.getpid() == owner:  # not in a child that was forked meanwhile: the lock belongs to the parent
             _release(descriptor)
         os.close(descriptor)
 
 
 def _release(descriptor: int) -> None:
-    """Gives a lock back, also where a process that was forked meanwhile holds its file open."""
+    """Releases a lock, even if a process that was forked meanwhile has its file open."""
     with suppress(OSError):
         os.ftruncate(descriptor, 0)  # a process that this one starts later must not find its signature
         if fcntl is not None:
@@ -86,25 +86,25 @@ def _release(descriptor: int) -> None:
 
 
 def locked(descriptor: int, wait_s: float, waiting: Callable[[], None] = lambda: None) -> bool:
-    """Takes `flock` on an open file, and says whether that was possible in time.
+    """Takes `flock` on an open file. Returns whether it was acquired in time.
 
     Args:
-        descriptor: the lock is given back when all copies of it are closed.
-        wait_s: seconds to try.
-        waiting: called once, when the first try failed.
+        descriptor: file descriptor. The lock is released when all copies of it are closed.
+        wait_s: maximum time to wait in seconds.
+        waiting: called once if the first attempt fails.
 
     Raises:
-        OSError: the file system knows no such locks, or there are none here.
+        OSError: the file system or the platform does not support such locks.
     """
     if fcntl is None:
         raise OSError("no flock on this platform")
-    until, told = time.monotonic() + wait_s, False
+    until, notified = time.monotonic() + wait_s, False
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if not told:
-                told = True
+            if not notified:
+                notified = True
                 waiting()
             if time.monotonic() >= until:
                 return False
@@ -114,7 +114,7 @@ def locked(descriptor: int, wait_s: float, waiting: Callable[[], None] = lambda:
 
 
 def holder_of(path: Path) -> str:
-    """Returns who holds a lock on a file or directory, in words, as far as the kernel tells (Linux)."""
+    """Describes the holder of a lock on a file or directory, as far as the kernel reports it (Linux)."""
     found = path.stat()
     mark = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     try:
@@ -122,42 +122,42 @@ def holder_of(path: Path) -> str:
     except OSError:
         return "another process"
     for fields in lines:
-        # 1: FLOCK ADVISORY WRITE 1234 fd:01:5678 0 EOF; "->" before the type of one that waits
+        # 1: FLOCK ADVISORY WRITE 1234 fd:01:5678 0 EOF; "->" before the type of a waiting lock
         if len(fields) > 5 and fields[5] == mark and int(fields[4]) not in (0, -1, os.getpid()):
             return _process(int(fields[4]))
     return "another process"
 
 
 def directory() -> Path:
-    """Returns the directory of this user's locks, made if need be.
+    """Returns this user's lock directory. Creates it if needed.
 
     Raises:
-        UsageError: somebody else could write there.
+        UsageError: another user could write to it.
     """
     user = os.getuid() if hasattr(os, "getuid") else 0
-    # Not what TMPDIR names where that differs from session to session.
+    # TMPDIR is not used on Linux, since it may differ between sessions.
     common = Path("/tmp") if sys.platform == "linux" else Path(tempfile.gettempdir())
     path = Path(os.environ.get(DIRECTORY_VARIABLE) or common / f"autofit-{user}")
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.lstat()
     if stat.S_ISLNK(found.st_mode) or (os.name == "posix" and (found.st_uid != user or found.st_mode & 0o022)):
         raise UsageError(
-            f"found {path}, where locks are kept, to be a link, another user's, or writable by others; expected a "
-            f"directory of your own with mode 700. Remove it, or set {DIRECTORY_VARIABLE} to one."
+            f"found that the lock directory {path} is a link, belongs to another user, or is writable by others; "
+            f"expected a directory that you own with mode 700. Remove it, or set {DIRECTORY_VARIABLE} to another."
         )
     return path
 
 
 def _claim(key: str, what: str, wait_s: float, say: Say) -> int | None:
-    """Returns the descriptor that holds the lock; None where there is none to hold."""
+    """Returns the descriptor that holds the lock; None if an ancestor holds it or locks are not available."""
     name = f"{re.sub('[^A-Za-z0-9]+', '-', key)[:40]}-{hashlib.sha256(key.encode()).hexdigest()[:8]}.lock"
     descriptor, holds = None, False
     try:
         descriptor = os.open(directory() / name, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
         holds = _taken(descriptor, what, wait_s, say)
     except OSError as error:
-        if key not in _said_without:  # once
-            _said_without.add(key)
+        if key not in _reported_unlockable:
+            _reported_unlockable.add(key)
             say(f"{what} cannot be locked here ({error}): do not run two tuners on it at once")
     finally:
         if descriptor is not None and not holds:
@@ -166,11 +166,11 @@ def _claim(key: str, what: str, wait_s: float, say: Say) -> int | None:
 
 
 def _taken(descriptor: int, what: str, wait_s: float, say: Say) -> bool:
-    """Takes and signs a lock; returns False where a process that started this one holds it.
+    """Takes and signs a lock. Returns False if an ancestor of this process holds it.
 
     Raises:
         Busy: another process held it for all of `wait_s`.
-        OSError: the file system knows no such locks.
+        OSError: the file system does not support such locks.
     """
     began = time.monotonic()
 
@@ -183,7 +183,7 @@ def _taken(descriptor: int, what: str, wait_s: float, say: Say) -> bool:
         raise Busy(
             f"{what} is in use: found {_holder(descriptor)}, after {format_duration(time.monotonic() - began)} of "
             "waiting; expected one tuner at a time, since two disturb each other's timing and memory. Wait until "
-            "it ends, end it, or give more time."
+            "it ends, end it, or allow more time."
         )
     _sign(descriptor)
     return True
@@ -200,7 +200,7 @@ def _signed(descriptor: int) -> dict[str, object]:
     try:
         found = json.loads(os.pread(descriptor, 4096, 0))
         return found if isinstance(found, dict) else {}
-    except ValueError:  # its holder has just begun to write
+    except ValueError:  # its holder is just writing it
         return {}
 
 
@@ -212,11 +212,11 @@ def _holder(descriptor: int) -> str:
 
 
 def _by_ancestor(descriptor: int) -> bool:
-    """Says whether a process that started this one, or one before it, holds the lock."""
+    """Returns whether an ancestor of this process holds the lock."""
     holder = _signed(descriptor).get("pid")
     if not isinstance(holder, int) or holder not in _ancestors() or locked(descriptor, 0.0):
-        return False  # where it could be taken, the holder has let go since
-    return _signed(descriptor).get("pid") == holder  # and not another who has taken it meanwhile
+        return False  # if it could be taken, the holder has released it
+    return _signed(descriptor).get("pid") == holder  # false if another process has taken it meanwhile
 
 
 def _ancestors() -> Iterator[int]:
@@ -232,7 +232,7 @@ def _ancestors() -> Iterator[int]:
 
 
 def _command() -> str:
-    """Returns how this process was called, less values of options, which may be secrets."""
+    """Returns the command line of this process without option values, which may be secrets."""
     words = [Path(sys.argv[0] or "python").name, *(word.partition("=")[0] for word in sys.argv[1:3])]
     return " ".join(word for word in words if "://" not in word)
 

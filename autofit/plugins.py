@@ -1,4 +1,4 @@
-"""Plugins: members of a family that other installed packages add, found by their entry points.
+"""Plugins: members of a family from other installed packages, found by their entry points.
 
 A package adds a searcher with two lines in its `pyproject.toml`:
 
@@ -6,8 +6,8 @@ A package adds a searcher with two lines in its `pyproject.toml`:
     annealing = "my_package.annealing:Annealing"
 
 The groups are `autofit.strategies`, `autofit.devices`, `autofit.exporters`, `autofit.searchers` and
-`autofit.estimators`; the entry point names a class that derives from the `base` of its family. It is loaded when the
-members are first asked for, not when autofit is imported, so that the package itself may import autofit.
+`autofit.estimators`; each entry point names a class that derives from the base class of its family. It is loaded when
+the members are first used, not when autofit is imported, so that the package may import autofit.
 """
 
 import inspect
@@ -23,13 +23,13 @@ Member = TypeVar("Member")
 def plugins(family: str, base: type[Any], known: Iterable[type[Member]], label: str = "") -> list[type[Member]]:
     """Returns the classes that installed packages add to a family, sorted by the name of their entry points.
 
-    What cannot be used is left out with a warning: one broken package must not keep others from tuning.
+    A class that cannot be used is left out with a warning, since one broken package must not prevent tuning.
 
     Args:
         family: name of the family's package, such as "searchers".
-        base: class from which its members derive.
-        known: autofit's own members.
-        label: class attribute that is different for each member; "" where members have no such name.
+        base: base class of the members.
+        known: the members in autofit itself.
+        label: class attribute that identifies a member; "" if members have no such attribute.
     """
     taken: set[Any] = {getattr(member, label) for member in known if label}
     found: list[type[Member]] = []
@@ -39,9 +39,9 @@ def plugins(family: str, base: type[Any], known: Iterable[type[Member]], label: 
             name = getattr(member, label) if label else None
             if name in taken:
                 raise ValueError(f"another member of the family has the {label} {name!r}")
-        except Exception as error:  # noqa: BLE001  # whatever somebody else's code raises while it is imported
+        except Exception as error:  # noqa: BLE001  # importing foreign code may raise any exception
             warnings.warn(
-                f"the package {_package(entry)} adds {entry.name!r} ({entry.value}) to autofit.{family}, and it cannot "
+                f"the package {_package(entry)} adds {entry.name!r} ({entry.value}) to autofit.{family}, which cannot "
                 f"be used: {type(error).__name__}: {error}. It is left out; update the package or uninstall it.",
                 RuntimeWarning,
                 stacklevel=2,
@@ -68,4 +68,4 @@ def _loaded(entry: EntryPoint, base: type[Any]) -> type[Any]:
 
 
 def _package(entry: EntryPoint) -> str:
-    return "that brings it" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
+    return "that provides it" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"

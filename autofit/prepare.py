@@ -1,6 +1,6 @@
-"""Plan + workload + device -> TrainStep with the strategies applied, and undone on exit.
+"""Prepare: builds a TrainStep from a plan, workload and device. Its strategies are undone when the step is closed.
 
-The probe, the gates and the user's training all come through here.
+The probe, the gates and the user's training all use this function.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ def prepare(plan: Plan, draft: Draft, strategies: Sequence[Strategy]) -> TrainSt
     The model and the optimizer of `draft` are changed in place until the step is closed.
 
     Raises:
-        SpaceError: the plan names a knob that no strategy owns, or a value that cannot be applied here. What
-            was applied before is undone.
+        SpaceError: the plan names a knob that no strategy owns, or a value that cannot be applied here. Strategies
+            applied before the error are undone.
     """
     _check_knobs(plan, strategies)
     with ExitStack() as undo:

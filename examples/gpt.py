@@ -1,15 +1,16 @@
-"""A GPT-like language model on texts of varying length: the global batch is kept, and memory is the limit.
+"""A GPT-like language model on texts of varying length, with a fixed global batch and limited memory.
 
     python examples/gpt.py                                   # tune, then train, in this process
     autofit tune examples/gpt.py:make_workload --memory 72MiB --time 2min       # the same from the command line
 
-What to look at:
-  * 32 texts make one optimizer step, before and after. Only how many go through the model at once may change:
-    every plan has micro batch x accumulation steps = 32.
-  * The largest micro batch need not be the fastest: short texts are padded to the longest of their batch.
-  * A peak is measured on the longest texts there are, not on a typical batch, and is held against MEMORY.
-  * Each text's loss is the mean over its own tokens. So the mean over micro batches is the mean over the step, and
-    accumulation gives the same gradient. With a mean over all tokens it would not: it would be left out, and named.
+Points of interest:
+  * Each optimizer step has 32 texts, before and after tuning. Only the micro batch changes: every plan has micro batch
+    x accumulation steps = 32.
+  * The largest micro batch need not be the fastest, because short texts are padded to the longest of their batch.
+  * The peak is measured on the longest texts in the data set, not on a typical batch, and compared with MEMORY.
+  * The loss of a text is the mean over its own tokens. So the mean over micro batches equals the mean over the step,
+    and accumulation gives the same gradient. With a mean over all tokens it would not. autofit would then weight micro
+    batches, or leave accumulation out, and say so.
 """
 
 from typing import NamedTuple
@@ -27,7 +28,7 @@ VOCABULARY, LONGEST, PADDING = 256, 40, -100
 
 
 class Texts(Dataset[Tensor]):
-    """Each token is the one before plus 7: easy to learn. Most texts are short, a few are long."""
+    """Texts in which each token is the previous one plus 7, so they are easy to learn. Most are short, a few long."""
 
     def __init__(self, count: int = 2000) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -42,14 +43,14 @@ class Texts(Dataset[Tensor]):
 
 
 def collate(texts: list[Tensor]) -> dict[str, Tensor]:
-    """Pads texts to the longest of them."""
+    """Pads texts to the length of the longest."""
     mask = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True)
     ids = pad_sequence(texts, batch_first=True)
     return {"input_ids": ids, "labels": ids.masked_fill(mask == 0, PADDING), "attention_mask": mask}
 
 
 class Block(nn.Module):
-    """Causal self-attention and an MLP. Padding is on the right, where no token of the text looks."""
+    """Causal self-attention and an MLP. Padding is on the right, so no token of a text attends to it."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -64,11 +65,12 @@ class Block(nn.Module):
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         x = x + self.dropout(self.out(attended))
-        return x + self.dropout(self.mlp(self.norm2(x)))
+        out: Tensor = x + self.dropout(self.mlp(self.norm2(x)))
+        return out
 
 
 class Output(NamedTuple):
-    """What the model returns; autofit finds the loss by its name."""
+    """Output of the model. autofit finds the loss by its name."""
 
     loss: Tensor
     logits: Tensor
@@ -95,7 +97,7 @@ class GPT(nn.Module):
 
 
 def make_workload() -> autofit.Workload:
-    """Returns what is trained, with a careful setting: 4 texts at a time, 8 times per optimizer step."""
+    """Returns the workload with a conservative baseline: micro batch 4, 8 accumulation steps."""
     torch.manual_seed(0)
     model = GPT()
     loader = DataLoader(Texts(), batch_size=4, shuffle=True, collate_fn=collate)
@@ -104,7 +106,7 @@ def make_workload() -> autofit.Workload:
 
 
 def main() -> None:
-    """Tunes, says what was found, and trains with it."""
+    """Tunes, prints the result, and trains with the plan."""
     w = make_workload()
     fit = autofit.tune(
         w.model,
@@ -114,7 +116,7 @@ def main() -> None:
         max_grad_norm=w.max_grad_norm,
         memory_budget=MEMORY,
         time_budget="30s",
-        device="cpu",  # to tune for an accelerator leave this out, and move the model there first
+        device="cpu",  # to tune for an accelerator, omit this and move the model there first
     )
     print(fit)
     step = fit.prepare(w.model, w.loader, w.optimizer)

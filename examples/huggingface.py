@@ -3,10 +3,10 @@
     pip install "torch-autofit[examples]"
     python examples/huggingface.py
 
-What to look at:
-  * The model computes its own loss from a batch with `labels`, so there is no loss to give.
-  * Its own gradient checkpointing is switched, block by block, because it knows what else has to change.
-  * Tuning and training may be two programs: the plan is saved, and loaded where the training is.
+Points of interest:
+  * The model computes its own loss from a batch with `labels`, so no loss function is passed.
+  * autofit uses the model's own gradient checkpointing, block by block, because the model knows what else must change.
+  * Tuning and training can be separate programs: save the plan after tuning, and load it for training.
 """
 
 import torch
@@ -25,7 +25,7 @@ Sample = tuple[Tensor, int]
 
 
 class Sentences(Dataset[Sample]):
-    """Random token ids, from the lower half of the vocabulary for class 0, from the upper half for class 1."""
+    """Random token ids: from the lower half of the vocabulary for class 0, from the upper half for class 1."""
 
     def __init__(self, count: int = 1024) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -45,13 +45,13 @@ class Sentences(Dataset[Sample]):
 
 
 def collate(samples: list[Sample]) -> dict[str, Tensor]:
-    """Pads sentences to the longest of them, as a tokenizer does."""
+    """Pads sentences to the length of the longest, as a tokenizer does."""
     ids = pad_sequence([sentence for sentence, _ in samples], batch_first=True)  # id 0 is padding
     return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": torch.tensor([c for _, c in samples])}
 
 
 def make_workload() -> autofit.Workload:
-    """Returns what is trained, with a careful setting: 8 sentences at a time, twice per optimizer step."""
+    """Returns the workload with a conservative baseline: micro batch 8, 2 accumulation steps."""
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=VOCABULARY,
@@ -66,13 +66,13 @@ def make_workload() -> autofit.Workload:
     return autofit.Workload(
         BertForSequenceClassification(config),
         loader,
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=5e-4),  # a recipe will do as well
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=5e-4),  # a function that makes one is enough
         global_batch_size=16,
     )
 
 
 def main() -> None:
-    """Tunes, says what was found, saves it, loads it, and trains with it."""
+    """Tunes, prints the result, saves and loads the plan, and trains with it."""
     w = make_workload()
     fit = autofit.tune(
         w.model,
@@ -81,7 +81,7 @@ def main() -> None:
         global_batch_size=w.global_batch_size,
         memory_budget=MEMORY,
         time_budget="25s",
-        device="cpu",  # to tune for an accelerator leave this out, and move the model there first
+        device="cpu",  # to tune for an accelerator, omit this and move the model there first
     )
     print(fit)
     fit.save(PLAN)

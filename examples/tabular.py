@@ -1,13 +1,13 @@
-"""A residual MLP on a table of numbers: nothing but model and loader is needed, and the batch is free.
+"""A residual MLP on a table of numbers, given only a model and a loader. The batch size is free.
 
     python examples/tabular.py
 
-What to look at:
-  * No loss is given: float targets of the output's shape mean F.mse_loss, and the choice is named ("note: ...").
-  * No global batch is given, so the batch itself is searched, here up to 2,048 rows; without `max_global_batch_size`
-    up to a fiftieth of the table. It grows until larger ones no longer pay or no longer fit, and a note says that the
-    learning rate wants another look. Give `global_batch_size` to keep the batch.
-  * MEMORY forbids the largest batches. What cannot fit is estimated from what ran, and not run.
+Points of interest:
+  * No loss is passed: for float targets of the output's shape, autofit uses F.mse_loss and says so ("note: ...").
+  * No global batch is passed, so the batch size is searched too: here up to 2,048 rows, without `max_global_batch_size`
+    up to a fiftieth of the table. It grows until larger batches no longer pay or no longer fit, and a note says that
+    the learning rate should be checked. Pass `global_batch_size` to keep the batch.
+  * MEMORY rules out the largest batches. Their memory is estimated from smaller runs, so they are not run.
 """
 
 import torch
@@ -20,7 +20,7 @@ MEMORY = "32MiB"
 
 
 class Block(nn.Module):
-    """A two-layer perceptron around a shortcut."""
+    """A two-layer perceptron with a shortcut around it."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -30,11 +30,12 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the features after this block, [rows, width]."""
-        return x + self.layers(x)
+        out: Tensor = x + self.layers(x)
+        return out
 
 
 def make_model(columns: int, width: int = 192, depth: int = 4) -> nn.Module:
-    """Returns an MLP of `depth` residual blocks with one output."""
+    """Returns an MLP with `depth` residual blocks and one output."""
     blocks = (Block(width) for _ in range(depth))
     return nn.Sequential(nn.Linear(columns, width), *blocks, nn.LayerNorm(width), nn.Linear(width, 1))
 
@@ -48,7 +49,7 @@ def make_table(rows: int = 16384, columns: int = 32) -> TensorDataset:
 
 
 def make_workload() -> autofit.Workload:
-    """Returns what is trained, with a careful setting: 32 rows at a time."""
+    """Returns the workload with a conservative baseline: batches of 32 rows."""
     torch.manual_seed(0)
     table = make_table()
     model = make_model(columns=table.tensors[0].shape[1])
@@ -57,7 +58,7 @@ def make_workload() -> autofit.Workload:
 
 
 def main() -> None:
-    """Tunes, says what was found, and trains with it."""
+    """Tunes, prints the result, and trains with the plan."""
     w = make_workload()
     fit = autofit.tune(
         w.model,
@@ -65,7 +66,7 @@ def main() -> None:
         max_global_batch_size=w.max_global_batch_size,
         memory_budget=MEMORY,
         time_budget="25s",
-        device="cpu",  # to tune for an accelerator leave this out, and move the model there first
+        device="cpu",  # to tune for an accelerator, omit this and move the model there first
     )
     print(fit)
     step = fit.prepare(w.model, w.loader, torch.optim.AdamW(w.model.parameters(), lr=1e-3))

@@ -46,7 +46,7 @@ def empty_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def db(empty_study: Path, tmp_path: Path) -> Path:
     """A study of the test's own, without trials."""
-    return shutil.copy(empty_study, tmp_path / "s.db")
+    return Path(shutil.copy(empty_study, tmp_path / "s.db"))
 
 
 @pytest.fixture

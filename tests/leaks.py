@@ -4,6 +4,7 @@ import gc
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ FDS, CHILDREN = Path("/proc/self/fd"), Path(f"/proc/self/task/{os.getpid()}/chil
 """Where Linux lists a process's descriptors and children; without them neither is watched."""
 ONE_FOR_ALL = frozenset({"tqdm_monitor"})
 """Threads that a library starts once for the whole process."""
-SWITCHES = {
+SWITCHES: dict[str, Callable[[], object]] = {
     "grad mode": torch.is_grad_enabled,
     "default dtype": torch.get_default_dtype,
     "deterministic algorithms": torch.are_deterministic_algorithms_enabled,

@@ -101,12 +101,14 @@ class Failing(nn.Module):
     def __init__(self, after: int) -> None:
         super().__init__()
         numbers = itertools.count()
-        self.layers, self.after, self.number = targets.mlp(), after, lambda: next(numbers)
+        self.layers, self.after = targets.mlp(), after
+        self.number: Callable[[], int] = lambda: next(numbers)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.number() >= self.after:
             raise ValueError("expected nine columns")
-        return self.layers(x)
+        output: torch.Tensor = self.layers(x)
+        return output
 
 
 @pytest.mark.parametrize("after", [0, 20, 40])
@@ -210,7 +212,8 @@ def test_a_global_batch_that_the_batches_cannot_make_up_is_refused() -> None:
 
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
-        yield from rows()
+        data = rows()
+        yield from (data[at] for at in range(len(data)))
 
 
 def test_a_stream_without_length_works_and_is_noted() -> None:
@@ -241,7 +244,8 @@ def test_an_optimizer_over_another_model_is_said() -> None:
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 def test_a_loss_that_is_not_finite_is_the_users_to_see(value: float) -> None:
     def step_fn(model: nn.Module, batch: Any) -> torch.Tensor:
-        return model(batch[0]).sum() * value
+        loss: torch.Tensor = model(batch[0]).sum() * value
+        return loss
 
     message = refused(NonFiniteLoss, targets.mlp(), targets.vectors(), step_fn=step_fn)
     assert "not finite" in message
@@ -273,7 +277,7 @@ def test_a_study_in_a_place_that_cannot_be_written_is_refused(tmp_path: Path) ->
     [
         (None, "Check the path"),
         ("schema: autofit.plan/9\n", "newer autofit"),
-        ("schema: autofit.plan/1\nplan: {}\n", "Make the file again"),
+        ("schema: autofit.plan/1\nplan: {}\n", "Create the file again"),
         ("plan: [", "not readable as YAML"),
         ("", "expected a mapping"),
         ("weights: 1", "found no `schema`"),
@@ -295,7 +299,7 @@ class CtrlC:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: type, name: str, at: int, after: bool = False) -> None:
         self.at, self.calls, self.after = at, 0, after
         self.original: Callable[..., Any] = getattr(kind, name)
-        self.arm = lambda: monkeypatch.setattr(kind, name, self.method())
+        self.arm: Callable[[], None] = lambda: monkeypatch.setattr(kind, name, self.method())
 
     def method(self) -> Callable[..., Any]:
         def called(*arguments: Any, **named: Any) -> Any:
@@ -315,15 +319,16 @@ def interrupted(study: Path, arm: Callable[[], None], model: nn.Module | None = 
     """Tunes until the interrupt, checks that there is no trace, and returns how many plans the next call knows."""
     model, loader = model or targets.mlp(), targets.vectors()
     optimizer = torch.optim.AdamW(model.parameters())
-    F.cross_entropy(model(torch.randn(8, 8)), torch.zeros(8).long()).backward()
+    F.cross_entropy(model(torch.randn(8, 8)), torch.zeros(8).long()).backward()  # type: ignore[no-untyped-call]  # torch has no types here
     optimizer.step()
-    before, gradient = digest_of(model, optimizer, loader), model[0].weight.grad
+    weight = model.get_parameter("0.weight")
+    before, gradient = digest_of(model, optimizer, loader), weight.grad
     arguments = {"optimizer": optimizer, "global_batch_size": 16, "study": study}
     arm()
     with pytest.raises(KeyboardInterrupt):
         tune(model, loader, **arguments)
     assert digest_of(model, optimizer, loader) == before
-    assert model[0].weight.grad is gradient
+    assert weight.grad is gradient
     events: list[Event] = []
     fit = tune(model, loader, progress=events.append, **arguments)
     assert fit.proof.worst_steps >= 3

@@ -44,7 +44,7 @@ def test_an_unknown_name_says_which_are_known_and_that_memory_suffices(written: 
 
 
 def test_a_kind_of_device_is_no_device() -> None:
-    with pytest.raises(UsageError, match="name of the card"):
+    with pytest.raises(UsageError, match="name of a card"):
         find("cuda:0")
 
 

@@ -62,7 +62,7 @@ def by_hand(
     total = 0.0
     for at, (inputs, labels) in enumerate(seeded(MICRO), start=1):
         loss = F.cross_entropy(model(inputs), labels) / STEPS
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch has no types here
         total += loss.item()
         if at % STEPS == 0:
             if norm is not None:
@@ -89,6 +89,7 @@ def test_it_trains_exactly_as_a_loop_written_by_hand(fit: Fit, norm: float | Non
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     step = fit.prepare(model, seeded(8), optimizer, scheduler=scheduler, max_grad_norm=norm)
+    assert step.loader is not None
     assert len(step.loader) == 4
     assert [step(batch).item() for batch in step.loader] == pytest.approx(losses, rel=1e-6)
     assert step.optimizer is optimizer
@@ -100,7 +101,7 @@ def test_it_trains_exactly_as_a_loop_written_by_hand(fit: Fit, norm: float | Non
 
 @pytest.mark.filterwarnings("ignore:the plan was measured with")
 def test_the_clipping_that_was_tuned_with_is_kept_unless_another_is_given(tuned: Fit, tmp_path: Path) -> None:
-    batch = {"micro_batch_size": MICRO, "accumulation_steps": STEPS}
+    batch: dict[str, Any] = {"micro_batch_size": MICRO, "accumulation_steps": STEPS}
     fit = with_plan(tuned, settings={"max_grad_norm": "0.05"}, **batch)
     fit.save(tmp_path / "plan.yaml")
     loaded = autofit.load(tmp_path / "plan.yaml")
@@ -109,6 +110,7 @@ def test_the_clipping_that_was_tuned_with_is_kept_unless_another_is_given(tuned:
         by_hand(expected, torch.optim.SGD(expected.parameters(), lr=0.5), norm=norm)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         with chosen.prepare(model, seeded(8), optimizer, loss_fn=F.cross_entropy, max_grad_norm=given) as step:
+            assert step.loader is not None
             for part in step.loader:
                 step(part)
         assert equal(model, expected)
@@ -123,6 +125,7 @@ def test_a_scaler_of_the_users_is_used(fit: Fit) -> None:
     model, expected = targets.mlp(), targets.mlp()
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
     with fit.prepare(model, seeded(8), lambda params: torch.optim.SGD(params, lr=0.1), scaler=scaler) as step:
+        assert step.loader is not None
         for batch in step.loader:
             step(batch)
     assert scaler.get_scale() == 8.0 * 2**4
@@ -149,6 +152,7 @@ def test_closing_takes_the_plan_off_the_modules(tuned: Fit) -> None:
     before = looks(model), {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
     step = changed.prepare(model, targets.sentences((6,)), optimizer)
     assert looks(model) != before[0]
+    assert step.loader is not None
     step(next(iter(step.loader)))
     step.close()
     assert (looks(model), {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}) == before
@@ -172,6 +176,7 @@ def test_a_saved_plan_gives_the_same_step(fit: Fit, tmp_path: Path) -> None:
             assert step.plan == fit.plan
             assert step.optimizer is not None
             assert step.optimizer.param_groups[0]["fused"] is True
+            assert step.loader is not None
             for batch in step.loader:
                 step(batch)
     assert equal(*models)
@@ -224,6 +229,7 @@ def test_gradients_from_before_do_not_enter_the_first_step(fit: Fit) -> None:
     model(torch.randn(4, 8)).sum().backward()
     for one in (model, other):
         with fit.prepare(one, seeded(8), loss_fn=F.cross_entropy) as step:
+            assert step.loader is not None
             step(next(iter(step.loader)))
     assert equal(model, other)
 

@@ -102,7 +102,7 @@ def _in_thread() -> None:
 
 def test_without_flock_it_is_said_once_and_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "fcntl", None)
-    monkeypatch.setattr(locks, "_said_without", set())
+    monkeypatch.setattr(locks, "_reported_unlockable", set())
     said: list[str] = []
     for _ in range(2):
         with locks.held("cpu", "the CPU", 0.0, said.append):
@@ -114,12 +114,12 @@ def test_f60_a_directory_of_locks_that_others_can_write_to_is_refused(tmp_path: 
     path = locks.directory()
     assert path.stat().st_mode & 0o777 == 0o700
     path.chmod(0o777)
-    with pytest.raises(UsageError, match="writable by others; expected a directory of your own with mode 700"):
+    with pytest.raises(UsageError, match="writable by others; expected a directory that you own with mode 700"):
         locks.directory()
     path.chmod(0o700)
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UsageError, match=r"found .* to be a link"):
+    with pytest.raises(UsageError, match=r"found that .* is a link"):
         locks.directory()
 
 

@@ -244,7 +244,10 @@ def test_missing_files_and_directories(tmp_path: Path) -> None:
         ("plan\n", "found a str"),
         ("a: [1,\nb: }\n", "not readable as YAML in line 2"),
         ("plan: {}\n", "found no `schema`"),
-        ("schema: autofit.plan/2\n", "found schema autofit.plan/2, made by a newer autofit; expected autofit.plan/1."),
+        (
+            "schema: autofit.plan/2\n",
+            "found schema autofit.plan/2, written by a newer autofit; expected autofit.plan/1.",
+        ),
         ("schema: autofit.study/1\n", "found schema 'autofit.study/1'"),
         ("schema: [1]\n", "found schema [1]"),
         ("schema: autofit.plan/1\nschema: autofit.plan/1\n", "in line 2: found the key 'schema' twice"),

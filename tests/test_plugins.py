@@ -99,7 +99,7 @@ def test_one_that_cannot_be_used_is_left_out_and_named(tmp_path: Path, value: st
     install(tmp_path, f"[autofit.searchers]\nbad = {value}\ngood = {OUTSIDE}:FirstTwo\n")
     out, err = python(tmp_path, "-c", "from autofit import searchers; print(*(m.name for m in searchers.members()))")
     assert out.split() == ["guided", "tpe", "gp", "random", "grid", "first-two"]
-    assert f"the package outside 1.2 adds 'bad' ({value}) to autofit.searchers, and it cannot be used" in err
+    assert f"the package outside 1.2 adds 'bad' ({value}) to autofit.searchers, which cannot be used" in err
     assert said in err
     assert "It is left out; update the package or uninstall it." in err
 

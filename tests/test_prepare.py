@@ -78,6 +78,7 @@ def test_a_failure_of_the_second_strategy_undoes_the_first() -> None:
 
 def test_the_empty_plan_changes_nothing_with_the_real_strategies() -> None:
     made = draft()
+    assert made.optimizer is not None
     before = {name: getattr(made, name) for name in Draft.__slots__}
     groups = [dict(group) for group in made.optimizer.param_groups]
     forwards = [module.forward for module in made.model.modules()]
@@ -92,6 +93,7 @@ def test_a_real_plan_is_applied_and_taken_back() -> None:
     plan = Plan(values={"precision": "fp16", "optimizer_implementation": "for-loop", "micro_batch_size": 4})
     with prepare(plan, made, members()):
         assert made.scaler is not None
+        assert made.optimizer is not None
         assert made.optimizer.param_groups[0]["foreach"] is False
     assert made.scaler is None
     assert made.optimizer.param_groups[0]["foreach"] is None

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _Parser.as_json = "--json" in words
     given = parser().parse_args(words, argparse.Namespace(began_s=began_s))
     outcome = import_module("autofit.cli.outcome")
-    # The command is loaded inside, so that a Ctrl-C meanwhile is an interrupt like any other.
+    # The command is loaded inside `run`, so that a Ctrl-C during loading is handled like any other.
     code: int = outcome.run(lambda given: import_module(f"autofit.cli.{given.command}").execute(given), given)
     return code
 
@@ -80,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Keeps the lines of a text that has several; wraps the others to the terminal."""
+    """Keeps the line breaks of a text with several lines; wraps a single line to the terminal."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if "\n" in text else super()._fill_text(text, width, indent)
@@ -99,7 +99,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Version(argparse.Action):
-    """Prints the version, which takes 20 ms to find: only on request."""
+    """Prints the version. Looking it up takes 20 ms, so it is done only on request."""
 
     def __init__(self, option_strings: Sequence[str], dest: str) -> None:
         super().__init__(option_strings, dest, nargs=0, help="print the version and exit")

@@ -35,7 +35,7 @@ def estimate(parser: argparse.ArgumentParser) -> None:
     wanted = parser.add_argument_group("device and plans")
     wanted.add_argument("--device", metavar="NAME", help='device, which need not be present, such as "H200"; or cpu')
     _memory(wanted)
-    _numerics(wanted, "exact: only your own precision; mixed (default) and any: other precisions too")
+    _numerics(wanted, "exact: only the baseline's precision; mixed (default) and any: other precisions too")
     wanted.add_argument("--strategies", metavar="A,B", help="techniques to consider (default: all that apply)")
     wanted.add_argument("--seed", type=int, metavar="N", help="selects the samples that are inspected (default: 0)")
 
@@ -76,7 +76,9 @@ def _tune_training(group: _Group) -> None:
 def _tune_budget(group: _Group) -> None:
     _memory(group)
     group.add_argument(
-        "--time", metavar="TIME", help="time for the whole search: 5min, 90s, 1h (default: until nothing left can win)"
+        "--time",
+        metavar="TIME",
+        help="time for the whole search: 5min, 90s, 1h (default: until no remaining plan can win)",
     )
     group.add_argument("--trials", type=int, metavar="N", help="maximum number of probes (default: no limit)")
 

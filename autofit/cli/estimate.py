@@ -43,7 +43,7 @@ def _estimated(target: Target, quiet: bool) -> Estimation:
         with _progress(shown=not quiet) as beat:
             return estimate_target(target, beat)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("interrupted; nothing was estimated and nothing written") from None
+        raise KeyboardInterrupt("interrupted; nothing was estimated or written") from None
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The examples with which each `--help` ends."""
+"""The examples at the end of each `--help`."""
 
 from collections.abc import Sequence
 
@@ -44,7 +44,7 @@ TOUR = (
 
 
 def shown(examples: Sequence[tuple[str, str]]) -> str:
-    """Returns examples as the last lines of a help text."""
+    """Returns the examples as the end of a help text."""
     lines = ["examples:"]
     for about, line in examples:
         lines += [f"  {about}"] if about else []

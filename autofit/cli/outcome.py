@@ -23,10 +23,10 @@ def run(execute: Callable[[argparse.Namespace], int], given: argparse.Namespace)
         text = error.traceback_text if isinstance(error, UserCodeError) else ""
         return _fail(given, error.exit_code, type(error).__name__, str(error), text)
     except BrokenPipeError:  # the reader has closed the pipe: `autofit show | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to fail when Python ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that flushing stdout at exit does not fail
         return 0
     except KeyboardInterrupt as interrupt:
-        message = str(interrupt) or "interrupted; the same command goes on from the trials in the study"
+        message = str(interrupt) or "interrupted; the same command resumes from the trials in the study"
         return _fail(given, INTERRUPTED, "Interrupted", message, "")
     except Exception as error:  # noqa: BLE001  # the last resort: an internal error is exit code 1, with its traceback
         return _fail(given, 1, type(error).__name__, f"internal error: {error}", traceback.format_exc())

@@ -32,7 +32,7 @@ def save_export(export: Export, output: str, *, force: bool) -> None:
             force_it = ", move that file away, or replace it with --force" if target.is_file() else ""
             raise UsageError(
                 f"{output} was not written: found {'a file' if force_it else 'something'} there that autofit did "
-                f"not export; expected nothing, or an earlier export. Choose another path{force_it}."
+                f"not export; expected no file, or an earlier export. Choose another path{force_it}."
             )
         write_atomically(target, export.text.encode())
     except OSError as error:
@@ -57,5 +57,5 @@ def _kept_elsewhere(recommendation: Recommendation) -> str:
         planfile.save(recommendation, path)
     except (OSError, PlanFileError):
         study = f"the study {recommendation.study}" if recommendation.study else "the study"
-        return f"The trials are in {study}: the same command makes the plan again from them."
+        return f"The trials are in {study}: run the same command again to get the plan from them."
     return f"The plan was written to {path} instead: `autofit show {path}`."

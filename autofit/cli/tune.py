@@ -38,17 +38,17 @@ def execute(given: argparse.Namespace) -> int:
     with (
         _terminable(),
         ExitStack() as held,
-        Watchdog(clock, _saying(given.quiet)) as watch,
+        Watchdog(clock, _printer(given.quiet)) as watch,
         RemoteBench(
             target,
             beat=watch.beat,
-            claim=_claiming(held, request, _saying(given.quiet)),
+            claim=_claiming(held, request, _printer(given.quiet)),
             clock=clock,
             log=_log(request.study),
         ) as bench,
     ):
         if not given.quiet:
-            _say_device(bench.briefing.environment, given.device)
+            _print_device(bench.briefing.environment, given.device)
         against = Yardstick.of(bench.briefing, request.objective, request.time_s, clock)
         with (
             Progress.of(not given.quiet, against) as listen,
@@ -61,7 +61,7 @@ def execute(given: argparse.Namespace) -> int:
         print(ascii_json(recommendation.model_dump_json(by_alias=True, indent=2)))
     else:
         print(printable(summarize(recommendation, Canvas.of(sys.stdout).width)))
-    if unsaved:  # the result above is the one document on stdout
+    if unsaved:  # on stderr, since the result above is the only document on stdout
         print(f"autofit: {printable(unsaved)}", file=sys.stderr)
         return PlanFileError.exit_code
     if not (given.json or given.quiet):
@@ -102,7 +102,7 @@ def _request(given: argparse.Namespace) -> Request:
     )
 
 
-def _saying(quiet: bool) -> Callable[[str], None]:
+def _printer(quiet: bool) -> Callable[[str], None]:
     return lambda text: None if quiet else print(f"autofit: {printable(text)}", file=sys.stderr, flush=True)
 
 
@@ -112,14 +112,14 @@ def _log(study: str | Path | None) -> Path | None:
     Its name contains the whole name of the study, because `train.log` beside a study `train.db` may be the user's.
     """
     text = str(DEFAULT_STUDY if study is None else study)
-    path = Path(os.path.expanduser(text)).absolute()  # that of pathlib raises for an unknown user
+    path = Path(os.path.expanduser(text)).absolute()  # Path.expanduser raises for an unknown user
     if "://" in text or text == ":memory:" or not path.name:
         return None
     return path.with_name(f"{path.name}.log")
 
 
 def _check_output(path: Path, *, force: bool) -> None:
-    """Refuses, before minutes are spent, an output that cannot be written or is something else than a plan."""
+    """Rejects, before the search begins, an output that cannot be written or that is a file other than a plan."""
     try:
         folder = path.resolve().parent
         if not folder.is_dir() or not os.access(folder, os.W_OK):
@@ -132,8 +132,8 @@ def _check_output(path: Path, *, force: bool) -> None:
         raise PlanFileError(f"{path} cannot be written: found {found}. Give another --output.") from None
 
 
-def _say_device(environment: Environment, asked: str | None) -> None:
-    """Names the device, and says that no accelerator was found where one could have been chosen."""
+def _print_device(environment: Environment, asked: str | None) -> None:
+    """Prints the device, and that no accelerator was found if the device was not chosen by the user."""
     name = printable(environment.device_name)
     if environment.is_host:
         found = "" if asked else "; no accelerator was found"
@@ -144,7 +144,7 @@ def _say_device(environment: Environment, asked: str | None) -> None:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Makes a SIGTERM an interrupt, so that the child is ended and the trial recorded."""
+    """Turns SIGTERM into a KeyboardInterrupt, so that the child is ended and the trial recorded."""
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
@@ -153,4 +153,4 @@ def _terminable() -> Iterator[None]:
 
 
 def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt("terminated; the same command goes on from the trials in the study")
+    raise KeyboardInterrupt("terminated; the same command resumes from the trials in the study")

@@ -1,4 +1,4 @@
-"""Values from the words of a command line: memory, lists of names, keyword arguments."""
+"""Converts command line arguments to values: memory, lists of names, keyword arguments."""
 
 import argparse
 import json
@@ -25,7 +25,7 @@ def memory(text: str | None) -> float | str | None:
         value = 0.0
     if 0 < value <= 1:
         return value
-    parse_budget(text)  # refused here, before anything starts, if it cannot be read
+    parse_budget(text)  # raises before anything starts if the text cannot be read
     return text
 
 

@@ -1,1 +1,1 @@
-"""The nouns that are records, with units and errors: pydantic and the standard library only, never torch."""
+"""Records, units and errors. Uses pydantic and the standard library only, never torch."""

@@ -9,7 +9,7 @@ class Account(BaseModel):
     """How a device accounts for memory.
 
     Attributes:
-        allocator: "caching" for torch's caching allocator, whose segments count; "host" if live tensors count.
+        allocator: "caching" for torch's caching allocator, whose segments are counted; "host" if live tensors are.
         settings: options of the caching allocator in the syntax of `PYTORCH_ALLOC_CONF`; "" for torch's defaults.
         outside_bytes: memory that this process holds on the device outside the allocator: context and libraries.
     """

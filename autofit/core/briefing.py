@@ -1,4 +1,4 @@
-"""Briefing: what is known of a workload on a device before the first probe."""
+"""Briefing: what is known about a workload on a device before the first probe."""
 
 from typing import Literal
 
@@ -28,11 +28,11 @@ class GateRecord(BaseModel):
 
 
 class Briefing(BaseModel):
-    """What is known of a workload on a device before the first probe.
+    """What is known about a workload on a device before the first probe.
 
     Attributes:
         space: the plans that may be proposed.
-        environment: where measurements are made.
+        environment: the environment of the measurements.
         budget: the memory budget with its arithmetic. The caller adds the limits on time and trials.
         enforced: whether the device itself refuses allocations beyond the budget.
         account: the allocator that an estimate of memory imitates; None if memory can only be measured.
@@ -60,7 +60,7 @@ class Options(BaseModel):
         memory_budget: bytes, a text such as "20GiB", a fraction of the capacity, or None for the available memory less
             the headroom.
         numerics: "exact" admits strategies that keep the arithmetic, "mixed" adds tf32, bf16 and fp16 autocast, "any"
-            adds what changes the result.
+            adds strategies that change the result.
         strategies: names of the strategies to search; None for all.
         seed: selects samples and seeds the gates and the searcher.
         enforce: whether the device limits the probing process to the budget while steps run.

@@ -15,10 +15,10 @@ class Budget(BaseModel):
     """The limits of one `tune()`.
 
     Attributes:
-        memory_bytes: largest peak that a plan may have, in the reading that the device judges by.
+        memory_bytes: maximum peak of a plan, in the reading that the device compares with a budget.
         memory_note: the arithmetic behind `memory_bytes`, in words.
         time_s: seconds after which no new trial starts; None for no limit.
-        max_trials: largest number of probes; None for no limit.
+        max_trials: maximum number of probes; None for no limit.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -31,14 +31,14 @@ class Budget(BaseModel):
 
 OVERTIME_RATIO, OVERTIME_S = 0.05, 2.0
 """Overtime of a run that is still going when the time budget ends: this share of the budget plus this many seconds.
-Together with stopping the run and putting everything back, a search exceeds its budget by at most 10 % and 5 s."""
+Including stopping the run and restoring all state, a search exceeds its budget by at most 10 % and 5 s."""
 SHARES = {Purpose.PROBE: 0.5, Purpose.BLOCK: 0.5, Purpose.PROOF: 1.0}
-"""Share of the remaining time that one run may take. If a probe took more than half, no time would be left to prove its
-plan."""
+"""Maximum share of the remaining time that one run may take. If a probe took more than half, no time would be left to
+prove its plan."""
 TRACE_SHARE = 0.25
-"""Share of the remaining time that one trace may take."""
+"""Maximum share of the remaining time that one trace may take."""
 GATES_SHARE = 0.15
-"""Share of the remaining time that all gates together may take, so that most of the time is left for probes."""
+"""Maximum share of the remaining time that all gates together may take, so that most of the time is left for probes."""
 LEAST_PATIENCE_S, MOST_SHARE, FLOOR_S = 5.0, 0.8, 2.0
 """Lower limits on the time of a run that may take a share of the remaining time. It gets at least
 `LEAST_PATIENCE_S`, or `MOST_SHARE` of the remaining time if that is less, but no less than `FLOOR_S`, unless the
@@ -68,13 +68,13 @@ class Clock:
         """Seconds since the call began.
 
         Raises:
-            ClockError: the clock returns no number, or went backwards.
+            ClockError: the clock returned NaN or went backwards.
         """
         elapsed = self.now() - self._start
-        if not elapsed >= 0:  # NaN too
+        if not elapsed >= 0:  # also true for NaN
             raise ClockError(
-                f"the clock is broken: {elapsed} s after the start. Something has replaced time.monotonic or the "
-                "machine's clock is faulty; expected seconds that only grow. Tune without it."
+                f"found a clock at {elapsed} s after the start; expected seconds that only increase. Something "
+                "has replaced time.monotonic, or the machine's clock is faulty. Tune without the replacement."
             )
         return elapsed
 

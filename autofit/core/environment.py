@@ -1,4 +1,4 @@
-"""Environment: where a measurement was made, and which other measurements may be compared with it."""
+"""Environment: where a measurement was made, which decides what it may be compared with."""
 
 from pydantic import BaseModel, ConfigDict
 
@@ -11,9 +11,9 @@ class Environment(BaseModel):
         device_type: "cpu", "cuda", ...
         device_name: the manufacturer's name of the device.
         capacity_bytes: memory of the device.
-        threads: intra-op threads of torch; they decide speed on CPU.
+        threads: number of intra-op threads of torch, which determines speed on CPU.
         versions: version by name: python, torch, autofit, driver, ...
-        settings: whatever else changes what is measured: the optimizer, the mode, allocator settings.
+        settings: other settings that affect measurements: the optimizer, the mode, allocator settings.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -32,12 +32,12 @@ class Environment(BaseModel):
         return self.device_type == "cpu"
 
     def differences(self, other: "Environment") -> list[str]:
-        """Returns the differences that make measurements incomparable, as "name: mine, was theirs"."""
-        mine, theirs = self._facts(), other._facts()
+        """Returns the differences that make measurements incomparable, as "name: value, was other value"."""
+        now, before = self._facts(), other._facts()
         return [
-            f"{name}: {mine.get(name, 'absent')}, was {theirs.get(name, 'absent')}"
-            for name in sorted(mine.keys() | theirs.keys())
-            if mine.get(name) != theirs.get(name)
+            f"{name}: {now.get(name, 'absent')}, was {before.get(name, 'absent')}"
+            for name in sorted(now.keys() | before.keys())
+            if now.get(name) != before.get(name)
         ]
 
     def comparable(self, other: "Environment") -> bool:

@@ -6,15 +6,15 @@ AutofitError                 1   something inside autofit is broken
 │   ├── SpaceError           2   no plan satisfies the request (unknown strategy, no divisor)
 │   ├── PlanFileError        2   a plan file that is damaged, of another schema, or of another model
 │   ├── StudyError           2   a study that cannot be opened, written or compared
-│   ├── ClockError           2   a clock that stands still or returns no number
-│   └── Untraceable          2   a workload whose memory cannot be traced; a search measures it by probes
+│   ├── ClockError           2   a clock that goes backwards or returns NaN
+│   └── Untraceable          2   a workload whose memory cannot be traced; a search probes it instead
 ├── NothingFits              3   no plan runs inside the memory budget
-├── UserCodeError            5   the user's own code failed; their error is shown
-│   └── NonFiniteLoss        5   the baseline already gives a loss that is not finite
+├── UserCodeError            5   the user's code failed; its error is shown
+│   └── NonFiniteLoss        5   the loss of the baseline is not finite
 ├── Busy                     6   another tuner uses the device or the study
 ├── BudgetSpent              7   the time budget ended before a plan was measured, or proven
 ├── DevicePoisoned           8   every call to the device fails; only a new process helps
-└── RestoreError             1   something the user passed in could not be put back bit-identically
+└── RestoreError             1   an object the user passed in could not be restored bit-identically
 
 The number is the exit code of the command line. Expected events of a probe (an out-of-memory, a
 time-out, a crash) are not errors: they are an `Outcome`. A message says what was found, what was
@@ -35,7 +35,7 @@ class AutofitError(Exception):
 
 
 class UsageError(AutofitError):
-    """Something the user gave cannot be used as given."""
+    """An argument, a file or a workload cannot be used as given."""
 
     exit_code = 2
 
@@ -57,20 +57,20 @@ class StudyError(UsageError):
 
 
 class ClockError(UsageError):
-    """A clock that stands still, goes backwards, or returns no number, so that nothing can be timed."""
+    """A clock that goes backwards or returns NaN, so that nothing can be timed."""
 
 
 class Untraceable(UsageError):
     """A workload whose memory cannot be traced.
 
     Attributes:
-        reason: what stopped the trace, such as the name of an operator.
-        where: the line of the user's code that led to it, or what was running.
+        reason: why the trace stopped, such as the name of an operator.
+        where: the line of the user's code that caused it, or the operation in progress.
 
     Args:
         reason: see above.
         where: see above.
-        advice: whole sentences: what is known nevertheless, and what to do next.
+        advice: complete sentences on what is still known and what to do next.
     """
 
     def __init__(self, reason: str, where: str, advice: str = "") -> None:
@@ -85,10 +85,10 @@ class NothingFits(AutofitError):
 
 
 class UserCodeError(AutofitError):
-    """The user's own code failed.
+    """The user's code failed.
 
     Attributes:
-        traceback_text: the user's traceback as text, or "" when there is none.
+        traceback_text: the user's traceback as text, or "" if there is none.
     """
 
     exit_code = 5
@@ -99,7 +99,7 @@ class UserCodeError(AutofitError):
 
 
 class NonFiniteLoss(UserCodeError):
-    """The baseline, the user's own setting, gives a loss that is not finite."""
+    """The loss of the baseline is not finite."""
 
 
 class Busy(AutofitError):
@@ -121,4 +121,4 @@ class DevicePoisoned(AutofitError):
 
 
 class RestoreError(AutofitError):
-    """Something the user passed in could not be put back bit-identically."""
+    """An object the user passed in could not be restored bit-identically."""

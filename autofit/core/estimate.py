@@ -8,13 +8,13 @@ class Estimate(BaseModel):
 
     Attributes:
         value_bytes: the expected peak.
-        lower_bytes: lower bound of the peak; None if there is none. Only a lower bound can keep a plan from being run.
+        lower_bytes: lower bound of the peak; None if there is none. Plans are excluded only by a lower bound.
         upper_bytes: upper bound of the peak; None if there is none.
         worst_case: whether the value is the maximum over all possible data, rather than the expected peak.
-        said_bytes: the best guess as it was before the bounds of others moved it; None where none did. By it is judged
-            how far such guesses are off.
-        static_bytes: of it, what stays between two steps: no smaller batch saves that; None when not known.
-        basis: where the numbers come from, for the reason that a person reads.
+        said_bytes: the original value, if bounds from other estimates changed it; else None. The error of an estimator
+            is computed from it.
+        static_bytes: the part that is kept between steps, which a smaller batch does not reduce; None if unknown.
+        basis: source of the numbers, for the reason shown to the user.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -12,11 +12,11 @@ class Knob(BaseModel):
 
     Attributes:
         name: the knob's name in plans, flags, files and reports.
-        values: the domain, in the order in which a person would list it.
-        default: the value that leaves the training as the user has it; one of `values`.
+        values: the domain, in its natural order.
+        default: the value that leaves the user's setting unchanged; one of `values`.
         about: what the knob does, in one line.
         expected: expected throughput of each value relative to the default, at the same batch size; () if only a probe
-            can tell. It is a searcher's starting point and decides nothing.
+            can tell. It is a searcher's starting point only.
         growth: expected memory per sample of each value relative to the default; () if only a probe can tell.
     """
 
@@ -55,4 +55,4 @@ class Knob(BaseModel):
 
     def admits(self, value: KnobValue) -> bool:
         """Returns whether `value` is in the domain. `True` and `1` are different values."""
-        return any(same_value(value, mine) for mine in self.values)
+        return any(same_value(value, each) for each in self.values)

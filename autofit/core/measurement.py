@@ -43,18 +43,18 @@ class Measurement(BaseModel):
         samples_per_step: samples in one optimizer step.
         tokens_per_step: useful tokens in one optimizer step, without padding; None if unknown. If batches differ in
             shape, the mean over the timed steps.
-        cycle: number of values of `step_times_s` after which the same batches come again; 1 if all batches have one
-            shape, or if each window has all of them.
+        cycle: number of values of `step_times_s` after which the batches repeat; 1 if all batches have one shape, or if
+            each window has all of them.
         memory: the peak over all steps, including those on the worst batch.
         warmup_times_s: times of the steps before the measured ones.
         startup_s: warm-up cost in seconds: how much longer the first steps took than the same number of steady steps
             (compilation, kernel tuning, updates that the GradScaler skipped). Some of it happens once per process, in
             the plan that runs first. None if unknown, as in a block of a race.
-        worst_steps: number of steps that ran on the worst batch known.
+        worst_steps: number of steps that ran on the worst known batch.
         loss: loss of the last step.
-        skipped_steps: steps whose update the GradScaler skipped; they are not in `step_times_s`.
+        skipped_steps: number of steps whose update the GradScaler skipped; they are not in `step_times_s`.
         phases_s: seconds per step by phase (forward, backward, optimizer).
-        fetch_s: median time per step that the user's own loader takes, in seconds; None if not measured.
+        fetch_s: median time per step of the user's loader, in seconds; None if not measured.
         warnings: notes about this measurement.
     """
 
@@ -87,7 +87,7 @@ class Measurement(BaseModel):
 
     @property
     def of_worst_batch(self) -> bool:
-        """Whether the times are those of steps on the worst batch, because no others were timed."""
+        """Whether only steps on the worst batch were timed."""
         return not self.warmup_times_s
 
     @property
@@ -106,15 +106,15 @@ class Measurement(BaseModel):
 
         `s` is 1.4826 times the median absolute deviation, which is robust against a single slow step. Deviations are
         from the median of all steps, or, if batches differ, from the median of the steps on the same batch, at the cost
-        of one degree of freedom each. 0 if no batch came twice. If windows have several steps, `s` is that of their
+        of one degree of freedom each. 0 if no batch was repeated. If windows have several steps, `s` is that of their
         means and `n` the number of windows.
         """
         if self.cycle == 1:
             return _standard_error(_from_median(self.step_times_s), len(self.step_times_s))
-        again = [times for at in range(self.cycle) if len(times := self.step_times_s[at :: self.cycle]) > 1]
-        # Of an odd number one is the median itself, which says nothing of how far steps are from it.
-        off = [each for times in again for each in sorted(_from_median(times))[len(times) % 2 :]]
-        return _standard_error(off, sum(len(times) - 1 for times in again)) if off else 0.0
+        repeats = [times for at in range(self.cycle) if len(times := self.step_times_s[at :: self.cycle]) > 1]
+        # For an odd number of times, one is the median itself, whose deviation of 0 carries no information.
+        deviations = [each for times in repeats for each in sorted(_from_median(times))[len(times) % 2 :]]
+        return _standard_error(deviations, sum(len(times) - 1 for times in repeats)) if deviations else 0.0
 
 
 def _from_median(times_s: Sequence[float]) -> list[float]:
@@ -123,8 +123,8 @@ def _from_median(times_s: Sequence[float]) -> list[float]:
     return [abs(time_s / middle - 1) for time_s in times_s]
 
 
-def _standard_error(deviations: Sequence[float], free: int) -> float:
-    return 1.253 * 1.4826 * median(deviations) / math.sqrt(free)
+def _standard_error(deviations: Sequence[float], degrees_of_freedom: int) -> float:
+    return 1.253 * 1.4826 * median(deviations) / math.sqrt(degrees_of_freedom)
 
 
 def steady(times_s: Sequence[float], cycle: int) -> float:
@@ -135,6 +135,6 @@ def steady(times_s: Sequence[float], cycle: int) -> float:
 
     Args:
         times_s: duration of each step in seconds, in order, starting with the first batch of the cycle; not empty.
-        cycle: number of steps after which the same batches come again; 1 if all batches have one shape.
+        cycle: number of steps after which the batches repeat; 1 if all batches have one shape.
     """
     return fmean(median(times_s[at::cycle]) for at in range(min(cycle, len(times_s))))

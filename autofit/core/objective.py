@@ -1,4 +1,4 @@
-"""Objective: what a search maximises, and which plans count as equally good."""
+"""Objective: what a search maximises, and which plans are treated as equally good."""
 
 from typing import Literal
 
@@ -7,19 +7,19 @@ from pydantic import BaseModel, ConfigDict, Field
 from autofit.core.measurement import Measurement
 
 TIE_RATIO = 0.02
-"""Default tie margin: 2 %, which is below the noise of 40 paired steps (reference/reliability.md 9.3)."""
+"""Default tie margin: 2 %, which is less than the noise of 40 paired steps (reference/reliability.md 9.3)."""
 
 
 class Objective(BaseModel):
     """Samples or useful tokens per second of whole optimizer steps.
 
     Attributes:
-        unit: what is counted. A measurement without tokens is scored in samples.
-        tie_ratio: tie margin, as a share of throughput. Among plans that lose on average at most this much to the
-            fastest plan and that noise cannot separate from it, the one with less memory wins, then the one with fewer
-            changes. The baseline stays if it loses no more than this.
-        planned_samples: number of samples in the planned training. Warm-up cost is amortised over them. They are
-            samples and not steps, because the size of a step depends on the plan. None ignores warm-up.
+        unit: the unit of throughput. A measurement without tokens is scored in samples.
+        tie_ratio: tie margin, as a share of throughput. Among plans that are on average at most this much slower than
+            the fastest plan, and not separable from it by the measurements, the one with the least memory is chosen,
+            then the one with the fewest changes. The baseline is kept if it is at most this much slower.
+        planned_samples: number of samples in the planned training. Warm-up cost is amortised over them. The
+            unit is samples, because the size of a step depends on the plan. None ignores warm-up.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -32,7 +32,7 @@ class Objective(BaseModel):
         """Returns the throughput of a measurement, in this objective's unit per second.
 
         Without `planned_samples` this is the throughput of steady steps. With `planned_samples` it is that of the whole
-        training, warm-up included; a measurement whose warm-up is unknown counts as having none.
+        training, warm-up included; a measurement with unknown warm-up is scored without it.
         """
         tokens = measurement.tokens_per_s if self.unit == "tokens" else None
         steady = measurement.samples_per_s if tokens is None else tokens

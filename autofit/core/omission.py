@@ -24,7 +24,7 @@ class Omission(BaseModel):
     """The reason why no plan of a combination was measured.
 
     Attributes:
-        plan: the plan of the combination that came closest to being run.
+        plan: the plan of the combination that was closest to being run.
         basis: evidence behind the reason.
         reason: the reason, in words.
     """

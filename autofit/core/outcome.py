@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from autofit.core.measurement import Measurement
 
 DIED = "the process died while this plan ran"
-"""Reason given to a trial that was still running when the process of the search ended."""
+"""Reason of a trial that was still running when the process of the search ended."""
 
 
 class Status(StrEnum):
@@ -18,13 +18,13 @@ class Status(StrEnum):
     OUT_OF_MEMORY = "out of memory"  # the device refused an allocation
     OUT_OF_HOST_MEMORY = "out of host memory"
     SHARED_MEMORY = "shared memory"  # /dev/shm or file handles: fewer workers, not a smaller batch
-    LAUNCH_LIMIT = "launch limit"  # a kernel that this chip cannot run at this shape; memory is not short
-    AMBIGUOUS = "ambiguous"  # the message may or may not mean memory; retried once in a fresh process
+    LAUNCH_LIMIT = "launch limit"  # a kernel that this chip cannot run at this shape; not a lack of memory
+    AMBIGUOUS = "ambiguous"  # may or may not be a lack of memory; retried once in a fresh process
     POISONED = "poisoned"  # every call to the device fails
     TIMED_OUT = "timed out"
     CRASHED = "crashed"  # the process died
     WORKER_LOST = "loader worker lost"
-    USER_ERROR = "user error"  # the user's own code failed
+    USER_ERROR = "user error"  # the user's code failed
     DATA_ERROR = "data error"  # the dataset or collate function failed
     NUMERIC = "numeric"  # loss or gradient not finite
     NO_STEP = "no step"  # nothing was executed, so nothing was proven
@@ -39,7 +39,7 @@ class Status(StrEnum):
 
     @property
     def inconclusive(self) -> bool:
-        """Whether something other than the plan may be the cause, so that only two in a row count."""
+        """Whether something other than the plan may be the cause, so that one such outcome is not conclusive."""
         return self in (Status.CRASHED, Status.TIMED_OUT)
 
     @property
@@ -53,7 +53,7 @@ class Outcome(BaseModel):
 
     Attributes:
         status: how the run of the plan ended.
-        reason: one line for a person; never empty unless the status is `MEASURED`.
+        reason: the reason, in one line; empty only if the status is `MEASURED`.
         measurement: present if the status is `MEASURED`, or `OVER_BUDGET` after steps that did run.
         phase: phase in which a failure happened: fetch, transfer, forward, backward, optimizer, prepare.
         traceback_text: the failing code's traceback, shortened to the user's frames.
@@ -74,9 +74,9 @@ class Outcome(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> "Outcome":
         if self.status is Status.MEASURED and self.measurement is None:
-            raise ValueError("an outcome 'measured' carries its measurement")
+            raise ValueError("an outcome 'measured' needs a measurement")
         if self.status is not Status.MEASURED and not self.reason:
-            raise ValueError(f"an outcome {self.status.value!r} says why")
+            raise ValueError(f"an outcome {self.status.value!r} needs a reason")
         return self
 
     @property

@@ -1,4 +1,4 @@
-"""Plan: a value for each knob. What is measured, recommended, applied and exported."""
+"""Plan: a value for each knob. Plans are measured, recommended, applied and exported."""
 
 import json
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 def same_value(one: object, other: object) -> bool:
-    """Returns whether two values of a knob are the same, type included: `1` is neither `True` nor `1.0`."""
+    """Returns whether two knob values are equal, including their type: `1` is neither `True` nor `1.0`."""
     return type(one) is type(other) and one == other
 
 
 class Plan(BaseModel):
     """A value for each knob in play.
 
-    A knob without a value is left as the user has it. The empty plan changes nothing.
+    A knob without a value keeps the user's setting. The empty plan changes nothing.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,4 +1,4 @@
-"""Texts as a terminal can show them: without control characters, and cut to its width."""
+"""Texts for a terminal: without control characters, and cut to its width."""
 
 import json
 import os
@@ -9,39 +9,39 @@ from contextlib import suppress
 from typing import TextIO
 
 _COMMANDS = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]"  # an escape sequence as a whole
-    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"  # control characters but tab and line feed; U+009B begins a sequence too
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # a complete escape sequence
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"  # control characters except tab and line feed; U+009B also begins a sequence
     r"|[\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
-"""What commands a terminal, reorders a line or cannot be seen (Unicode 16: Bidi_Control and other format characters).
-The joiners U+200C and U+200D stay, which scripts and emoji need."""
+"""Characters that control a terminal, reorder a line or are invisible (Unicode 16: Bidi_Control and other format
+characters). The joiners U+200C and U+200D are kept, since scripts and emoji need them."""
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _NOT_ASCII = re.compile(r"[^\x00-\x7e]")
 
 
 def printable(text: str) -> str:
-    """Returns `text` without what commands a terminal or hides in it; half a surrogate pair becomes U+FFFD."""
+    """Returns `text` without control and invisible characters. Unpaired surrogates become U+FFFD."""
     return _SURROGATE.sub("\ufffd", _COMMANDS.sub("", text))
 
 
 def one_line(text: str) -> str:
     """Returns `text` as `printable` does, on one line, with single spaces."""
-    # Twice: the rarer line breaks are spaces here, and what is taken out may leave two spaces together.
+    # Split twice: uncommon line breaks become spaces here, and removed characters may leave two spaces.
     return " ".join(printable(" ".join(text.split())).split())
 
 
 def ascii_json(document: str) -> str:
-    """Returns a JSON document with each character outside ASCII escaped; it has the same meaning."""
+    """Returns a JSON document with each non-ASCII character escaped. Its meaning does not change."""
     return _NOT_ASCII.sub(lambda found: _escaped(found.group()), document)
 
 
 def _escaped(letter: str) -> str:
-    # `json.dumps` leaves DEL alone, which is ASCII.
+    # `json.dumps` does not escape DEL, which is ASCII.
     return "\\u007f" if letter == "\x7f" else json.dumps(letter)[1:-1]
 
 
 def columns(stream: TextIO) -> int:
-    """Returns the width of the terminal that a stream writes to, of which COLUMNS has the say; else 80."""
+    """Returns the width of a stream's terminal. COLUMNS takes precedence; the default is 80."""
     if "COLUMNS" not in os.environ:
         with suppress(OSError, ValueError):  # a stream without a terminal, or without a descriptor
             return os.get_terminal_size(stream.fileno()).columns or 80
@@ -49,7 +49,7 @@ def columns(stream: TextIO) -> int:
 
 
 def cut(text: str, width: int) -> str:
-    """Returns the beginning of `text` that fits `width` cells of a terminal, with ".." where something is missing."""
+    """Returns the beginning of `text` that fits into `width` terminal cells. ".." marks a cut."""
     cells = [
         2 if unicodedata.east_asian_width(letter) in "WF" else not unicodedata.combining(letter) for letter in text
     ]

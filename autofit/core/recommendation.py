@@ -25,7 +25,7 @@ class Ratio(BaseModel):
         value: median of the paired ratios.
         low: lower end of the interval.
         high: upper end of the interval.
-        pairs: number of pairs of blocks that were measured; 0 for the quotient of two separate probes.
+        pairs: number of measured pairs of blocks; 0 for the ratio of two separate probes.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -37,7 +37,7 @@ class Ratio(BaseModel):
 
     @property
     def expected_gain(self) -> float:
-        """Mean log throughput lost by taking the second plan instead of the first; 0 wherever the second is faster.
+        """Expected loss in log throughput if the second plan is used instead of the first. A gain counts as 0.
 
         The logarithm of the ratio is assumed to be normally distributed.
         """
@@ -58,7 +58,7 @@ class Candidate(BaseModel):
     Attributes:
         plan: the plan.
         outcome: the outcome of its latest probe.
-        gain: throughput over the baseline; from paired blocks if the two raced.
+        gain: throughput relative to the baseline; from paired blocks if the two raced.
         rate_per_s: throughput in the objective's unit, on one scale for all plans of this search: from the race if the
             plan raced, otherwise from its probe. None if unknown.
         note: why it was not chosen, or "".
@@ -82,30 +82,30 @@ class Recommendation(BaseModel):
         schema_name: the record's schema and version.
         plan: the recommended plan, exactly as it was run.
         proof: the measurement of that run: whole steps on the worst batch, inside the budget.
-        estimate: of the plan's peak before it first ran; None if there was none.
+        estimate: estimate of the plan's peak before it first ran; None if there was none.
         baseline: the user's plan, with its outcome.
-        gain: throughput of `plan` over the baseline. None if the baseline does not run.
+        gain: throughput of `plan` relative to the baseline. None if the baseline does not run.
         rate_per_s: throughput of `plan`, on the same scale as `Candidate.rate_per_s`.
         alternatives: other measured plans, best first. `plan`, the alternatives that are `on_front`, and the baseline
             if it is `on_front`, are the Pareto front of throughput against memory.
-        untried: why nothing but the baseline could be measured, and what would help, as a sentence without a full
-            stop; "" if another plan was measured.
+        untried: why only the baseline could be measured, and what would help, as a sentence without a full stop; "" if
+            another plan was measured.
         caveats: notes to read before using the plan.
         refused: strategies and knob values left out of the search, with the reason.
         budget: the limits of the search.
         objective: what was maximised.
-        environment: where the plan was measured.
-        study: where the trials are kept, without passwords.
+        environment: the environment in which the plan was measured.
+        study: where the trials are stored, without passwords.
         title: what was tuned, such as "train.py:make_workload"; "" if unknown.
         command: the command or call that started the search, without secrets; "" if unknown.
         counts: number of trials by status.
-        duration_s: seconds that the search took.
+        duration_s: duration of the search in seconds.
         created: UTC time in ISO 8601.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
-    schema_name: Literal["autofit.plan/1"] = Field("autofit.plan/1", alias="schema")
+    schema_name: Literal["autofit.plan/1"] = Field(default="autofit.plan/1", alias="schema")
     plan: Plan
     proof: Measurement
     estimate: Estimate | None = None
@@ -128,8 +128,8 @@ class Recommendation(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _as_written_before(cls, given: Any) -> Any:
+    def _from_earlier_version(cls, data: Any) -> Any:
         """Reads a record of an earlier version, in which `estimate` was called `predicted`."""
-        if isinstance(given, dict) and "predicted" in given and "estimate" not in given:
-            return {"estimate" if name == "predicted" else name: value for name, value in given.items()}
-        return given
+        if isinstance(data, dict) and "predicted" in data and "estimate" not in data:
+            return {"estimate" if name == "predicted" else name: value for name, value in data.items()}
+        return data

@@ -1,4 +1,4 @@
-"""Redaction: texts of other people's code without what looks like a secret, before they are kept or shown."""
+"""Redaction: removes what looks like a secret from the texts of foreign code, before they are stored or shown."""
 
 import re
 
@@ -17,21 +17,21 @@ _NAMED = re.compile(
 )
 _URL_USER = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]{0,20}://)[^\s/@:]*(?::[^\s/]*)?@")
 _URL_QUERY = re.compile(r"(?P<url>\b[A-Za-z][A-Za-z0-9+.-]{0,20}://[^\s?\"']+\?)[^\s\"']+")
-_SHAPES = re.compile(
+_FORMATS = re.compile(
     r"\bBearer\s+[\w.~+/=-]{8,}"
     r"|\bsk-[\w-]{16,}|\bgh[oprsu]_\w{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\bhf_\w{16,}|\bAKIA[0-9A-Z]{12,}"
     r"|\bxox[abprs]-[\w-]{10,}|\bAIza[\w-]{30,}|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
 )
-"""Tokens that can be told by their shape: of common services, of web standards, and private keys."""
+"""Secrets that are recognised by their format: tokens of common services and web standards, and private keys."""
 
 
 def redacted(text: str) -> str:
-    """Returns `text` with "***" for values of names like API_KEY, users of URLs and their queries, and known tokens.
+    """Returns `text` with "***" for values of names like API_KEY, users and queries of URLs, and known tokens.
 
-    A number stays: "max_token=512" is no secret.
+    Numbers are kept: "max_token=512" is not a secret.
     """
-    text = _SHAPES.sub(_HIDDEN, text)
+    text = _FORMATS.sub(_HIDDEN, text)
     text = _URL_USER.sub(rf"\g<scheme>{_HIDDEN}@", text)
     text = _URL_QUERY.sub(rf"\g<url>{_HIDDEN}", text)
     return _NAMED.sub(_without_value, text)

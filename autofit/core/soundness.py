@@ -1,4 +1,4 @@
-"""What a recommendation from a file must keep beside its types, so that it can be shown and computed with."""
+"""Checks of a recommendation from a file beyond its types, so that it can be shown and used in computations."""
 
 import math
 import reprlib
@@ -9,11 +9,11 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
 from autofit.core.recommendation import Candidate, Recommendation
 
 MOST_SAMPLES = 2**31
-"""No micro batch and no number of accumulation steps is larger."""
+"""Maximum micro batch size and number of accumulation steps."""
 
 
 def problems(recommendation: Recommendation) -> Iterator[str]:
-    """Yields what no search can have found, as "place: found ...; expected ..."."""
+    """Yields values that a search cannot have produced, as "place: found ...; expected ..."."""
     r = recommendation
     candidates = {"baseline": r.baseline} | {f"alternatives.{n}": c for n, c in enumerate(r.alternatives)}
     yield from _batches(r, candidates)
@@ -22,20 +22,19 @@ def problems(recommendation: Recommendation) -> Iterator[str]:
         yield from _times(place, measurement, r.objective.score(measurement) if positive else 0.0)
     for place, ratio in {"gain": r.gain, **{f"{place}.gain": c.gain for place, c in candidates.items()}}.items():
         if ratio is not None and not 0 < ratio.low <= ratio.value <= ratio.high < math.inf:
-            yield f"{place}: found {ratio}; expected a ratio above 0, between its low and its high end"
+            yield f"{place}: found {ratio}; expected a ratio above 0 within its interval"
     if not 0 <= r.duration_s < math.inf:
         yield f"duration_s: found {r.duration_s}; expected seconds"
 
 
 def _batches(r: Recommendation, candidates: dict[str, Candidate]) -> Iterator[str]:
-    """Checks what `Plan` computes with; other knobs are checked by the strategies that own them."""
+    """Checks the knobs that `Plan` uses. Other knobs are checked by the strategies that own them."""
     for place, plan in {"plan": r.plan, **{f"{place}.plan": c.plan for place, c in candidates.items()}}.items():
         for knob in (MICRO_BATCH_SIZE, ACCUMULATION_STEPS):
             value = plan.values.get(knob, 1 if knob == ACCUMULATION_STEPS else None)
             if type(value) is not int or not 1 <= value <= MOST_SAMPLES:
                 yield (
-                    f"{place}.values: found {knob}: {reprlib.repr(value)}; expected a whole number of at least 1, at "
-                    f"most {MOST_SAMPLES}"
+                    f"{place}.values: found {knob}: {reprlib.repr(value)}; expected an integer from 1 to {MOST_SAMPLES}"
                 )
 
 
@@ -47,6 +46,6 @@ def _measurements(r: Recommendation, candidates: dict[str, Candidate]) -> dict[s
 def _times(place: str, measurement: Measurement, per_s: float) -> Iterator[str]:
     if not 0 < per_s < math.inf:
         times = reprlib.repr(list(measurement.step_times_s))
-        yield f"{place}: found step times of {times} s; expected seconds above 0, and a throughput that is a number"
+        yield f"{place}: found step times of {times} s; expected seconds above 0 and a finite throughput"
     if not math.isfinite(measurement.startup_s or 0.0):
         yield f"{place}.startup_s: found {measurement.startup_s}; expected seconds"

@@ -29,7 +29,7 @@ class SpaceFacts(BaseModel):
         knobs: the knobs in play, without micro batch size and accumulation steps.
         sizes: micro batch sizes that may be run, ascending.
         global_batch_size: samples per optimizer step to keep exactly; None if the batch is free.
-        baseline: the user's own plan.
+        baseline: the user's plan.
         refused: strategies and knob values that were left out, with the reason.
         forbidden: keys of combinations that conflict, with the reason.
     """
@@ -63,7 +63,7 @@ class SearchSpace:
 
     @property
     def baseline(self) -> Plan:
-        """The user's own plan, which is always in the space."""
+        """The user's plan, which is always in the space."""
         return self.facts.baseline
 
     def combinations(self) -> Iterator[Plan]:
@@ -109,11 +109,11 @@ class SearchSpace:
         """Returns why the batch of `plan` may not be run, or None."""
         size = plan.values.get(MICRO_BATCH_SIZE)
         if not isinstance(size, int) or size not in self.sizes:
-            return f"{MICRO_BATCH_SIZE}={size} is none of the sizes that may be run"
+            return f"{MICRO_BATCH_SIZE}={size} is not a size that may be run"
         if self.at(plan.combination, size) != plan:
             total = self.facts.global_batch_size
-            kept = "no accumulation where the batch is free" if total is None else f"the global batch {total}"
-            return f"{plan.accumulation_steps} accumulation steps of {size} are not {kept}"
+            why = "needed for a free batch" if total is None else f"the global batch {total}"
+            return f"{plan.accumulation_steps} accumulation steps of {size} are not {why}"
         return None
 
     def _conflict(self, plan: Plan) -> str | None:

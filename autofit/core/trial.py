@@ -1,4 +1,4 @@
-"""Trial: number, plan, outcome. And the request that led to it."""
+"""Trial: the record of one run of a plan. Purpose: why a plan is run."""
 
 from enum import StrEnum
 

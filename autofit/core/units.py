@@ -11,13 +11,13 @@ _BYTES = {
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
 LEAST_BARE_BYTES = 100_000
-"""Smallest memory budget that may be given without a unit: `20` was meant as 20 GiB."""
+"""Smallest memory budget without a unit: a user who passes `20` means 20 GiB."""
 _SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
 def parse_bytes(text: str | int) -> int:
-    """Returns the number of bytes that `text` names: `1073741824`, `"20GiB"`, `"512 MB"`.
+    """Parses a number of bytes: `1073741824`, `"20GiB"`, `"512 MB"`.
 
     Units with an `i` are powers of 1024 (IEC 80000-13), those without are powers of 1000.
 
@@ -29,32 +29,32 @@ def parse_bytes(text: str | int) -> int:
     else:
         value = round(_quantity(str(text), _BYTES, "memory", '"20GiB", "512MiB" or a number of bytes'))
     if value <= 0:
-        raise UsageError(f'memory must be more than zero bytes, found {text!r}. Give for example "20GiB".')
+        raise UsageError(f'found {text!r} as memory; expected more than zero bytes. Pass for example "20GiB".')
     return value
 
 
 def parse_budget(given: str | int) -> int:
-    """Returns the number of bytes of a memory budget, as `parse_bytes` does.
+    """Parses a memory budget as `parse_bytes` does.
 
     Raises:
-        UsageError: as there; or a number without a unit that is too small to be meant as bytes.
+        UsageError: as in `parse_bytes`, or a number without a unit is too small to mean bytes.
     """
     size = parse_bytes(given)
     number = str(given).strip()
     if size < LEAST_BARE_BYTES and number[-1].isdigit():
-        raise UsageError(f'found a memory budget of {number} bytes; did you mean "{number}GiB"? Give it with its unit.')
+        raise UsageError(f'found a memory budget of {number} bytes; did you mean "{number}GiB"? Add the unit.')
     return size
 
 
 def parse_duration(text: str | float) -> float:
-    """Returns the seconds that `text` names: `300`, `"5min"`, `"90s"`, `"1.5h"`.
+    """Parses a number of seconds: `300`, `"5min"`, `"90s"`, `"1.5h"`.
 
     Raises:
         UsageError: `text` is not a number with a known unit, or is not positive.
     """
     value = _quantity(str(text), _SECONDS, "time", '"5min", "90s", "1h" or a number of seconds')
     if value <= 0:
-        raise UsageError(f'a time must be more than zero seconds, found {text!r}. Give for example "5min".')
+        raise UsageError(f'found {text!r} as time; expected more than zero seconds. Pass for example "5min".')
     return value
 
 
@@ -67,7 +67,7 @@ def _quantity(text: str, units: dict[str, float] | dict[str, int], what: str, ex
 
 
 def format_bytes(count: int | None) -> str:
-    """Returns `count` bytes in the largest binary unit that leaves at least 1, or "unknown"."""
+    """Returns `count` bytes in the largest binary unit in which the value is at least 1, or "unknown"."""
     if count is None:
         return "unknown"
     value, unit = float(count), "B"
@@ -80,7 +80,7 @@ def format_bytes(count: int | None) -> str:
 
 def format_duration(seconds: float) -> str:
     """Returns `seconds` as a short text such as "38 ms", "4.2 s" or "3 min 20 s"."""
-    if seconds < 0.9995:  # three digits would round it to a whole second
+    if seconds < 0.9995:  # with three digits, more would round to a whole second
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 59.95:
         return f"{seconds:.3g} s"
@@ -89,12 +89,12 @@ def format_duration(seconds: float) -> str:
 
 
 def format_names(names: Sequence[str], most: int) -> str:
-    """Returns the first names and how many there are beside: "a, b and 3 more"."""
+    """Returns the first `most` names and the number of others: "a, b and 3 more"."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def short_number(value: float) -> str:
-    """Returns four digits of `value`, without an exponent where a person would write none: 52,380 or 0.0312."""
+    """Returns `value` with four digits, in common notation: 52,380 or 0.0312."""
     text = f"{value:.4g}"
     return f"{float(text):,.0f}" if float(text) >= 1000 else text

@@ -1,4 +1,4 @@
-"""Wording: a plan and an outcome in a few words, as reports, files and progress lines show them."""
+"""Wording: short texts for plans and outcomes, used in reports, files and progress lines."""
 
 from autofit.core.measurement import Measurement
 from autofit.core.outcome import Outcome
@@ -7,7 +7,7 @@ from autofit.core.units import format_bytes, short_number
 
 
 def describe_plan(plan: Plan, baseline: Plan) -> str:
-    """Returns the batch of `plan` and the knobs that differ from `baseline`, in words."""
+    """Describes the batch of `plan` and the knobs that differ from `baseline`."""
     micro, steps = plan.micro_batch_size, plan.accumulation_steps
     batch = f"micro batch {micro}" + (f" x {steps} accumulation steps = {micro * steps}" if steps > 1 else "")
     changes = plan.changes_from(baseline)
@@ -16,12 +16,12 @@ def describe_plan(plan: Plan, baseline: Plan) -> str:
 
 
 def describe_outcome(outcome: Outcome, unit: str = "samples", rate_per_s: float | None = None) -> str:
-    """Returns throughput and peak of a measured outcome, or why there is none.
+    """Returns the throughput and peak of a measured outcome, or the reason there is none.
 
     Args:
-        outcome: what became of a plan.
-        unit: what the throughput counts.
-        rate_per_s: the throughput on the scale of other plans that are shown; None for what the outcome has.
+        outcome: the outcome of a plan.
+        unit: unit of the throughput: "samples" or "tokens".
+        rate_per_s: throughput on the scale of the other plans shown. None uses that of the outcome.
     """
     if outcome.measurement is None or not outcome.measured:
         return f"{outcome.status.value}: {outcome.reason}"
@@ -29,9 +29,9 @@ def describe_outcome(outcome: Outcome, unit: str = "samples", rate_per_s: float 
 
 
 def describe_speed(measurement: Measurement, unit: str, rate_per_s: float | None) -> str:
-    """Returns throughput and peak of a measurement; the arguments are those of `describe_outcome`."""
+    """Returns the throughput and peak of a measurement. See `describe_outcome` for the arguments."""
     tokens = measurement.tokens_per_s if unit == "tokens" else None
-    own, counted = (measurement.samples_per_s, "samples") if tokens is None else (tokens, "tokens")
-    rate = f"{short_number(own if rate_per_s is None else rate_per_s)} {counted}/s"
+    measured, counted = (measurement.samples_per_s, "samples") if tokens is None else (tokens, "tokens")
+    rate = f"{short_number(measured if rate_per_s is None else rate_per_s)} {counted}/s"
     peak = measurement.memory.judged_bytes
     return f"{rate}, peak {format_bytes(peak)}" if peak else rate

@@ -1,4 +1,4 @@
-"""Work: arithmetic and memory traffic of a training step, and how fast a device does either at best."""
+"""Work: arithmetic and memory traffic of a training step, and the peak rates of a device."""
 
 from typing import Self
 
@@ -6,13 +6,13 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Work(BaseModel):
-    """What the operators of a part of a step do.
+    """The work of the operators in a part of a step.
 
     Attributes:
-        flops: floating-point operations of products (matrix products, convolutions, attention) by precision; a
-            multiplication with its addition counts as two.
-        traffic_bytes: operands read and results written, each operator on its own: nothing is fused, nothing cached.
-        operators: how many operators ran that compute or copy anything.
+        flops: floating-point operations of products (matrix products, convolutions, attention) by precision. A
+            multiply-add counts as two.
+        traffic_bytes: operands read and results written by each operator, without fusion and caching.
+        operators: number of operators that compute or copy.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -23,11 +23,11 @@ class Work(BaseModel):
 
 
 class StepWork(BaseModel):
-    """What a training step does.
+    """The work of a training step.
 
     Attributes:
-        micro: forward and backward pass of one micro batch, its transfer included.
-        update: what an optimizer step does once: clipping, the optimizer.
+        micro: forward and backward pass of one micro batch, including its transfer.
+        update: work done once per optimizer step: clipping and the update.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -36,7 +36,7 @@ class StepWork(BaseModel):
     update: Work
 
     def in_precision(self, before: str, after: str) -> Self:
-        """Returns the same work with the products of one precision in another."""
+        """Returns the same work with the products of precision `before` in precision `after`."""
         parts = (self.micro, self.update)
         renamed = ({after if name == before else name: n for name, n in part.flops.items()} for part in parts)
         micro, update = (part.model_copy(update={"flops": n}) for part, n in zip(parts, renamed, strict=True))
@@ -44,13 +44,13 @@ class StepWork(BaseModel):
 
 
 class Ceilings(BaseModel):
-    """How fast a device is at best.
+    """Peak rates of a device.
 
     Attributes:
-        flops_per_s: rate of products by precision.
-        bytes_per_s: rate at which its memory is read or written.
-        operator_s: seconds that it takes to issue one operator.
-        ahead: whether operators are issued while earlier ones still run, so that only the longer of the two counts.
+        flops_per_s: peak rate of products by precision.
+        bytes_per_s: peak memory bandwidth.
+        operator_s: seconds to issue one operator.
+        ahead: whether operators are issued while earlier ones still run, so that the longer of the two times applies.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,4 +1,4 @@
-"""Back ends. To add one: write its file, add its line here; or, in another package, an entry point."""
+"""Back ends. To add one, write its file and add a line here, or add an entry point in another package."""
 
 import re
 from functools import cache
@@ -14,14 +14,14 @@ from autofit.plugins import plugins
 _NAME = re.compile(r"([a-z]+)(?::(0|[1-9][0-9]*))?")
 """Pattern of the device names that torch accepts."""
 OWN: tuple[type[Device], ...] = (Cuda, Xpu, Mps, Cpu)
-"""Those of autofit itself; the CPU, which is always there, is the last."""
+"""The back ends of autofit itself. The CPU is last, since it is always available."""
 
 
 @cache
 def members() -> tuple[type[Device], ...]:
     """Returns every back end, in order of preference.
 
-    Those of other packages are loaded at the first call.
+    Back ends of other packages are loaded on the first call.
     """
     return (*OWN[:-1], *plugins("devices", Device, OWN, "type"), OWN[-1])
 
@@ -30,7 +30,7 @@ def choose(name: str | None = None) -> Device:
     """Returns the device called `name` ("cuda", "cuda:1", "mps", "cpu"), or the best that is available.
 
     Raises:
-        UsageError: no such device is available here.
+        UsageError: the device is not available on this machine.
     """
     if name is None:
         return next(member() for member in members() if member.is_available())
@@ -39,9 +39,9 @@ def choose(name: str | None = None) -> Device:
     kind, index = found.groups() if found else (None, None)
     member = available.get(kind or "")
     if member is None or (index is not None and int(index) >= member.count()):
-        here = ", ".join(
+        shown = ", ".join(
             kind if member.count() == 1 else f"{kind}:0 to {kind}:{member.count() - 1}"
             for kind, member in available.items()
         )
-        raise UsageError(f"no device {str(name)!r} here; available: {here}. Leave it out to let autofit choose.")
+        raise UsageError(f"no device {str(name)!r} here; available: {shown}. Leave it out to let autofit choose.")
     return member(int(index) if index is not None and not member.is_host else None)

@@ -28,7 +28,7 @@ class Accelerator(Device):
 
     @property
     def torch_device(self) -> torch.device:
-        """The device with its index: allocator statistics are kept per index, and another may become current."""
+        """The device with its index, since allocator statistics are per index and another device may become current."""
         if self.index is None:
             self.index = torch.accelerator.current_device_index()
         return torch.device(self.type, self.index)
@@ -39,7 +39,7 @@ class Accelerator(Device):
 
     @abstractmethod
     def fraction_base(self) -> int:
-        """Returns the number of bytes of which the allocator's memory fraction is a fraction."""
+        """Returns the base of the allocator's memory fraction, in bytes."""
 
     @property
     @abstractmethod
@@ -55,10 +55,10 @@ class Accelerator(Device):
         """Returns the free memory plus what this process holds, limited to the fraction that the user has set.
 
         An integrated chip reports only unused memory as free, which is next to nothing once the system has cached some
-        files. There the system is asked how much it could provide.
+        files. The system's available memory is used there.
         """
-        told = host_memory.available() if self.is_integrated else None
-        free = self.driver_info()[0] if told is None else told
+        available = host_memory.available() if self.is_integrated else None
+        free = self.driver_info()[0] if available is None else available
         outside = self.outside_bytes()
         found = min(free + self._reserved_bytes() + outside, self.capacity_bytes())
         fraction = self._fraction()
@@ -125,7 +125,7 @@ class Accelerator(Device):
             yield
         finally:
             self._set_fraction(before)
-            # Kept as whole bytes, rounded down: the same fraction can come back as one byte less.
+            # The limit is stored in whole bytes, rounded down: a restored fraction can read as one byte less.
             if self._fraction() < before < 1:
                 self._set_fraction(math.nextafter(before, 1.0))
 
@@ -139,7 +139,7 @@ class Accelerator(Device):
         return float(self._memory.get_per_process_memory_fraction(self.torch_device))
 
     def _set_fraction(self, fraction: float) -> None:
-        # A whole card or more means no limit; some allocators say "no limit" by a number far above 1.
+        # 1 or more means no limit. Some allocators report "no limit" as a number far above 1.
         self._memory.set_per_process_memory_fraction(min(fraction, 1.0), self.torch_device)
 
     @property

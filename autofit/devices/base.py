@@ -27,7 +27,7 @@ VARYING_FACTOR = 1.5
 
 
 class Capability(StrEnum):
-    """A feature of a device, by the name that strategies ask for."""
+    """A feature of a device, by the name that strategies use."""
 
     BF16 = "bf16"
     FP16 = "fp16"
@@ -45,7 +45,7 @@ class Counters:
     retries: int = 0
 
     def since(self, before: "Counters") -> "Counters":
-        """Returns what was counted since an earlier reading."""
+        """Returns the increase since an earlier reading."""
         return Counters(self.ooms - before.ooms, self.retries - before.retries)
 
 
@@ -55,12 +55,12 @@ def nothing() -> None:
 
 @dataclass(slots=True)
 class Reading:
-    """Receives the memory peak of a metered stretch when its context is left.
+    """Receives the memory peak of the metered steps when its context is left.
 
     Attributes:
         memory: the peak; None until the context is left.
-        drain: processes the record made so far. To be called now and then within the stretch, because some devices
-            meter by a record that grows with each operator.
+        drain: processes the record made so far. Call it regularly while metering, because some devices meter by a
+            record that grows with each operator.
     """
 
     memory: Memory | None = None
@@ -105,8 +105,8 @@ class Device(ABC):
     Attributes:
         type: torch's name of the device type.
         meter_slows: whether `meter` slows steps down, so that they must not be timed.
-        queues_work: whether the host goes on while the device still works. Short steps are then timed several at a time
-            (`autofit.probing.window`), because a training does not wait for each step either.
+        queues_work: whether the host continues while the device is still working. Short steps are then timed several at
+            a time (`autofit.probing.window`), because training does not wait for each step either.
         is_host: whether the device is the CPU, whose memory is the machine's main memory.
     """
 
@@ -205,7 +205,7 @@ class Device(ABC):
         Raises:
             Untraceable: the device cannot record requests, or cannot do so now.
         """
-        raise Untraceable(f"{self.type} keeps no record of what its allocator is asked for", "in recording a short run")
+        raise Untraceable(f"{self.type} keeps no record of its allocator's requests", "while recording a short run")
 
     def ceilings(self) -> Ceilings | None:
         """Returns the peak speed of the device; None if unknown. May take a fraction of a second."""
@@ -224,7 +224,7 @@ class Device(ABC):
             varies: whether batches have varying shapes.
 
         Raises:
-            UsageError: `wanted` cannot be read, or is more than the device has.
+            UsageError: `wanted` cannot be parsed, or is more than the device has.
         """
         capacity = self.capacity_bytes()
         if wanted is None:
@@ -238,9 +238,9 @@ class Device(ABC):
         if size > capacity:
             raise UsageError(
                 f"the memory budget {format_bytes(size)} is more than the {format_bytes(capacity)} of {self.name()}; "
-                "give at most that, or leave it out."
+                "pass at most that, or leave it out."
             )
-        return Budget(memory_bytes=size, memory_note=f"{format_bytes(size)} as asked")
+        return Budget(memory_bytes=size, memory_note=f"{format_bytes(size)} as requested")
 
     def _default_budget(self, varies: bool) -> Budget:
         available = self.available_bytes()

@@ -59,7 +59,7 @@ class Cpu(Device):
         available = host_memory.available()
         if available is None:
             return self.capacity_bytes()
-        # Pages that are shared with others count in both.
+        # Pages shared with other processes are in both figures.
         return min(available + (host_memory.status_bytes("VmRSS") or 0), self.capacity_bytes())
 
     def capabilities(self) -> frozenset[str]:
@@ -68,7 +68,7 @@ class Cpu(Device):
         fp16 is also tried: where it is emulated, a step was 50 times slower than in fp32, which is not worth a probe.
         """
         found = {Capability.CHANNELS_LAST, Capability.FOREACH, Capability.FUSED}
-        chip: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # older torch cannot say
+        chip: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # missing in older versions of torch
         for capability in (Capability.BF16, Capability.FP16):
             if any(chip.get(f"{prefix}{capability}") for prefix in ("", "avx512_", "amx_")):
                 found.add(capability)
@@ -102,7 +102,7 @@ class Cpu(Device):
         return host_speed.measured("fp32", *(c for c in (Capability.BF16, Capability.FP16) if c in self.capabilities()))
 
     def account(self) -> Account:
-        """Returns an account in which live tensors count."""
+        """Returns an account in which live tensors are counted."""
         return Account(allocator="host")
 
     def recording(self) -> AbstractContextManager[Recording]:
@@ -119,7 +119,7 @@ class Cpu(Device):
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
         _trim()
         held = host_memory.status_bytes("VmData")
-        if held is None:  # not Linux: the record alone judges
+        if held is None:  # not Linux: only the record is used
             yield
             return
         wanted = held + max(budget_bytes - static(), 0) + BOOKKEEPING_BYTES

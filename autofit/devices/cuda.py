@@ -1,7 +1,7 @@
 """CUDA devices, and ROCm devices, which torch also calls "cuda".
 
 Which memory figure is used depends on three things. On an integrated chip "free" leaves out the page cache, so the
-system is asked how much is available. If NVML lists this process, its figure is exact; otherwise the memory outside the
+system's available memory is used. If NVML lists this process, its figure is exact; otherwise the memory outside the
 allocator is bounded (`Accelerator.outside_bytes`). The allocator's fraction refers to the memory that the device was
 built with, which may differ from what the driver reports.
 """
@@ -28,8 +28,8 @@ from autofit.devices.nvml import Nvml
 NATIVE, ASYNC = "native", "cudaMallocAsync"
 """The allocator back ends that can be metered: torch's caching allocator, and CUDA's memory pools."""
 UNCACHED = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING")
-"""Environment variables that make torch ask the driver for each tensor, whatever their value."""
-UNTOLD = ("large_segment_size_mb", "max_non_split_rounding_mb")
+"""Environment variables that make torch allocate each tensor from the driver, whatever their value."""
+UNREPORTED = ("large_segment_size_mb", "max_non_split_rounding_mb")
 """Options that the allocator reports only within the text of its environment variable."""
 SETTINGS = ("expandable_segments", "max_split_size", "garbage_collection_threshold")
 
@@ -41,7 +41,7 @@ class Cuda(Accelerator):
 
     def __init__(self, index: int | None = None) -> None:
         super().__init__(index)
-        self._told_outside: int | None = None
+        self._nvml_outside: int | None = None
 
     @classmethod
     def is_available(cls) -> bool:
@@ -87,17 +87,17 @@ class Cuda(Accelerator):
 
         A figure of NVML is used only if it is plausible: it may belong to another process with the same number, to the
         whole card under MIG, or to all processes of a container, or it may stand for "not available". After the first
-        plausible figure the latest one is kept, so that budgets and peaks rest on the same source.
+        plausible figure the latest one is kept, so that budgets and peaks use the same source.
         """
-        told = self._nvml.used_bytes() if self._nvml is not None else None
-        if told is not None:
+        reported = self._nvml.used_bytes() if self._nvml is not None else None
+        if reported is not None:
             free, total = self.driver_info()
-            (used, named), reserved = told, self._reserved_bytes()
+            (used, named), reserved = reported, self._reserved_bytes()
             if reserved <= used <= total - free and (named or used - reserved <= CONTEXT_BYTES):
-                self._told_outside = used - reserved
-        if self._told_outside is not None:
-            return self._told_outside
-        self._nvml = None  # not asked again: it would be asked at every probe
+                self._nvml_outside = used - reserved
+        if self._nvml_outside is not None:
+            return self._nvml_outside
+        self._nvml = None  # do not query it again at every probe
         return super().outside_bytes()
 
     def budget(self, wanted: int | float | str | None, varies: bool) -> Budget:
@@ -114,7 +114,7 @@ class Cuda(Accelerator):
             )
         if uncached := [name for name in UNCACHED if name in os.environ]:
             raise UsageError(
-                f"{uncached[0]} is set: torch then keeps no account of device memory. Unset it and start again."
+                f"{uncached[0]} is set: torch then does not account for device memory. Unset it and start again."
             )
         return super().budget(wanted, varies)
 
@@ -131,7 +131,7 @@ class Cuda(Accelerator):
         if torch.cuda.get_allocator_backend() == ASYNC:
             found.append(
                 "the allocator is cudaMallocAsync: it counts no retries and no out-of-memory errors that the model "
-                "hides, and its limit covers only live tensors: only the measured peak holds a plan to the budget"
+                "hides, and its limit covers only live tensors: only the measured peak enforces the budget"
             )
         return tuple(found)
 
@@ -158,14 +158,14 @@ class Cuda(Accelerator):
     def account(self) -> Account | None:
         """Returns the allocator's options in force; None for CUDA's memory pools and for ROCm.
 
-        The trace does not know what operators allocate there.
+        Traces do not model what operators allocate there.
         """
         if torch.cuda.get_allocator_backend() != NATIVE or torch.version.hip is not None:
             return None
         return Account(allocator="caching", settings=self._options(), outside_bytes=self.outside_bytes())
 
     def recording(self) -> AbstractContextManager[Recording]:
-        """Records the requests to torch's caching allocator; others keep no history."""
+        """Records the requests to torch's caching allocator. Other allocators have no history."""
         if torch.cuda.get_allocator_backend() != NATIVE:
             return super().recording()
         return cuda_recording.recording(self.torch_device.index)
@@ -173,8 +173,8 @@ class Cuda(Accelerator):
     def timed(self, work: Callable[[], T]) -> tuple[T, float]:
         """Runs `work`; returns its result and the seconds between two events on the current stream.
 
-        The stream is idle when the first event is recorded. So gaps in which the stream waits for the host count, and
-        the time that the host needs to wake up after the last kernel does not. The current device does not change.
+        The stream is idle when the first event is recorded. Gaps in which the stream waits for the host are included.
+        The time that the host needs to wake up after the last kernel is not. The current device does not change.
         """
         stream = torch.cuda.current_stream(self.torch_device)
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # no types
@@ -202,7 +202,7 @@ class Cuda(Accelerator):
         """Returns the allocator's options in the syntax of `PYTORCH_ALLOC_CONF`."""
         known = torch.cuda.memory._snapshot()["allocator_settings"]
         text = str(known.get("PYTORCH_CUDA_ALLOC_CONF") or known.get("PYTORCH_ALLOC_CONF") or "")
-        found = [option for name in UNTOLD for option in re.findall(rf"{name}:\d+", text)]
+        found = [option for name in UNREPORTED for option in re.findall(rf"{name}:\d+", text)]
         if (split := known.get("max_split_size", -1)) > 0:
             found.append(f"max_split_size_mb:{split >> 20}")
         if threshold := known.get("garbage_collection_threshold", 0.0):

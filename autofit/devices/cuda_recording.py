@@ -1,7 +1,7 @@
 """CUDA recording: the requests to the caching allocator, from its history.
 
-Marks are counts of requests, which the allocator keeps even without a history. A block that another stream still uses
-is released later than requested; the recording has the time at which it can be used again.
+Marks are counts of requests, which the allocator keeps even if its history is off. A block that another stream still
+uses is released later than requested; the recording has the time at which it can be used again.
 """
 
 from collections.abc import Iterator
@@ -22,10 +22,10 @@ def recording(index: int) -> Iterator[Recording]:
     """Records the requests to the caching allocator of one device while the context is open.
 
     Raises:
-        Untraceable: the user has switched the allocator's history on, and it would be lost.
+        Untraceable: the user has enabled the allocator's history, which would be lost.
     """
     if torch._C._cuda_isHistoryEnabled():
-        raise Untraceable("the allocator's history is on, and would be lost", "in recording a short run")
+        raise Untraceable("the allocator's history is on and would be lost", "while recording a short run")
     standing = {
         block["address"]: block["requested_size"]
         for segment in torch.cuda.memory._snapshot()["segments"]

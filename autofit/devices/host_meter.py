@@ -1,8 +1,8 @@
 """Host meter: the peak of live tensors on the CPU, from the allocation record of torch's legacy profiler.
 
-The record leaves out operators, and each call of `drain` processes and clears it. It so stays small however long a step
-is: about 0.6 kB for each allocation and release since the last call, which is 200 MB for 330,000. With operators, and
-read only at the end, 24 micro batches of a small GRU took 8.6 GB and nine times the time of the steps.
+The record leaves out operators, and each call of `drain` processes and clears it, so that it stays small however long a
+step is: about 0.6 kB for each allocation and release since the last call, which is 200 MB for 330,000. With operators,
+and read only at the end, 24 micro batches of a small GRU took 8.6 GB and nine times the time of the steps.
 """
 
 from itertools import accumulate
@@ -12,7 +12,7 @@ import torch
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
 _autograd = torch._C._autograd
-_usage_bytes = methodcaller("cpu_memory_usage")  # of an event; 0 for those that are not of memory
+_usage_bytes = methodcaller("cpu_memory_usage")  # of an event; 0 if it is not a memory event
 
 
 class HostMeter:
@@ -31,7 +31,7 @@ class HostMeter:
 
     def start(self) -> None:
         """Starts the record. A thread can make only one record at a time."""
-        # Neither shapes, nor stacks, nor operation counts: memory alone.
+        # Memory only: no shapes, stacks or operation counts.
         _autograd._enable_profiler_legacy(
             ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
         )

@@ -1,7 +1,7 @@
 """Host recording: the requests to torch's CPU allocator, with their addresses, from the Kineto profiler.
 
-The legacy profiler, which host_meter.py uses, is faster but gives no addresses, so that releases of the same size could
-not be told apart. Both leave out memory that existed before, and threads that the user's code starts.
+The legacy profiler, which host_meter.py uses, is faster but has no addresses, so that releases of the same size cannot
+be distinguished. Both leave out memory that existed before, and threads that the user's code starts.
 """
 
 import os
@@ -17,7 +17,7 @@ from autofit.devices.base import AllocatorRequest, Recording
 
 MARK = "autofit: mark"
 LOG_LEVEL, SILENT = "KINETO_LOG_LEVEL", "99"
-"""Variable, and its value, that keeps the profiler's library from printing. It is read once, at the first use."""
+"""Environment variable and value that keep the profiler's library from printing. It is read once, on first use."""
 
 
 @contextmanager
@@ -28,16 +28,16 @@ def recording() -> Iterator[Recording]:
         Untraceable: a profiler is already running, or this build of torch has none.
     """
     if not torch.profiler.kineto_available():
-        raise Untraceable("this build of torch has no profiler that tells addresses", "in recording a short run")
+        raise Untraceable("this build of torch has no profiler that records addresses", "while recording a short run")
     if torch._C._autograd._profiler_enabled():
-        raise Untraceable("a profiler is running, and there can be only one", "in recording a short run")
-    # Neither shapes, nor stacks, nor operation counts: memory alone.
+        raise Untraceable("another profiler is running, and only one can run", "while recording a short run")
+    # Memory only: no shapes, stacks or operation counts.
     config = ProfilerConfig(ProfilerState.KINETO, False, True, False, False, False, _ExperimentalConfig())
     with _silent():
         torch._C._autograd._prepare_profiler(config, {ProfilerActivity.CPU})
     torch._C._autograd._enable_profiler(config, {ProfilerActivity.CPU})
     found = Recording(_mark)
-    torch._C._autograd._enable_record_function(False)  # operators took ten times the memory that allocations take
+    torch._C._autograd._enable_record_function(False)  # records of operators take ten times the memory of allocations
     try:
         yield found
     finally:

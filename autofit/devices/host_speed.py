@@ -10,7 +10,8 @@ import torch
 from autofit.core.work import Ceilings
 
 LONG_S = 2e-3
-"""Duration at which a matrix product is large enough to show the peak rate: launching it takes a thousandth of this."""
+"""Duration from which a matrix product is large enough to reach the peak rate: its launch takes a thousandth of
+this."""
 SIDES = (128, 256, 512, 1024)
 COPIED_BYTES = 64 * 2**20
 """Size of the copy that shows memory bandwidth: larger than the last-level cache of most chips."""
@@ -42,13 +43,13 @@ def measured(*precisions: str) -> Ceilings:
 
 @cache
 def trains_in(precision: str) -> bool:
-    """Returns whether training a small convolution in a precision is not emulated. Measured once per process."""
+    """Returns whether training a small convolution in a precision runs without emulation. Measured once per process."""
     plain, reduced = (_training_s(DTYPES[name]) for name in ("fp32", precision))
     return reduced <= SLOW_RATIO * plain
 
 
 def _training_s(dtype: torch.dtype) -> float:
-    # Said outright, since the user may have set other defaults.
+    # Explicit dtype and device, since the user may have set other defaults.
     images = torch.ones(4, 16, 16, 16, dtype=torch.float32, device="cpu")
     filters = torch.ones(16, 16, 3, 3, dtype=torch.float32, device="cpu", requires_grad=True)
 
@@ -62,7 +63,7 @@ def _training_s(dtype: torch.dtype) -> float:
 
 
 def _rate(dtype: torch.dtype) -> float:
-    """Returns the peak rate in operations per second, from the largest product that was needed to see it."""
+    """Returns the peak rate in operations per second, from the largest product that was measured."""
     rate = 0.0
     for side in SIDES:
         factor = torch.ones(side, side, dtype=dtype)

@@ -51,9 +51,9 @@ class Mps(Device):
     def caveats(self) -> tuple[str, ...]:
         """Returns what is unknown about this back end."""
         return (
-            "the mps back end has never been run on hardware: check the memory of a longer training yourself",
-            "Metal reports no peaks, no allocator retries, no out-of-memory errors that the model hides, and not what "
-            "other programs use",
+            "the mps back end has never been run on hardware: check the memory of a longer training run yourself",
+            "Metal does not report peaks, allocator retries, out-of-memory errors that the model hides, or memory "
+            "of other programs",
             "a limit set with torch.mps.set_per_process_memory_fraction cannot be read: set it again after tuning",
         )
 
@@ -88,7 +88,7 @@ class Mps(Device):
             reserved_bytes=held,
             footprint_bytes=held,
             judged_bytes=held,
-            judged_by="the driver's memory after the steps (Metal knows no peaks)",
+            judged_by="the driver's memory after the steps (Metal does not report peaks)",
             static_bytes=static(),
         )
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 LIBRARY = "libnvidia-ml.so.1"
 _SUCCESS, _INSUFFICIENT_SIZE = 0, 7
 _ROOM = 64
-"""Number of processes to ask for at first. NVML reports the number it needs if this is too small."""
+"""Initial size of the process list. NVML reports the size it needs if this is too small."""
 
 
 class _ProcessMemory(ctypes.Structure):
@@ -47,9 +47,9 @@ class Nvml:
         return None
 
     def used_bytes(self) -> tuple[int, bool] | None:
-        """Returns the device memory of this process and whether its process number was listed; None if unknown.
+        """Returns the device memory of this process and whether its process id was listed; None if unknown.
 
-        NVML lists the processes of the whole machine by the machine's process numbers, which differ from those inside a
+        NVML lists the processes of the whole machine by the machine's process ids, which differ from those inside a
         container. This process holds a context; if only one process is listed, it is this one, or all processes of a
         container together.
         """
@@ -61,7 +61,7 @@ class Nvml:
 
     def _processes(self) -> list[_ProcessMemory]:
         room = ctypes.c_uint(_ROOM)
-        for _ in range(2):  # once more with the room that it asks for
+        for _ in range(2):  # retry once with the size that it reports
             size = room.value
             rows = (_ProcessMemory * size)()
             try:

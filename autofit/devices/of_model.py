@@ -1,4 +1,4 @@
-"""The device to tune for: the one that the user asks for, or the one that the model is on."""
+"""The device to tune for: the requested one, or the one that the model is on."""
 
 import torch
 from torch import nn
@@ -8,15 +8,15 @@ from autofit.devices import choose
 from autofit.devices.base import Device
 
 
-def device_for(model: nn.Module, asked: str | torch.device | None) -> Device:
-    """Returns the device that the user asked for, or the model's.
+def device_for(model: nn.Module, requested: str | torch.device | None) -> Device:
+    """Returns the requested device, or the model's.
 
     Raises:
-        UsageError: no such device is available here.
-        WorkloadError: this is no module, or it is on the CPU although there is an accelerator.
+        UsageError: the device is not available on this machine.
+        WorkloadError: `model` is not a module, or is on the CPU although an accelerator is available.
     """
-    if asked is not None:
-        return choose(str(asked))
+    if requested is not None:
+        return choose(str(requested))
     if not isinstance(model, nn.Module):
         raise WorkloadError(
             f"model is a {type(model).__name__}; expected a torch.nn.Module. Pass the model first, the loader second."
@@ -30,12 +30,12 @@ def device_for(model: nn.Module, asked: str | torch.device | None) -> Device:
     return choose(str(found))
 
 
-def device_it_is_on(model: nn.Module, asked: str | torch.device | None) -> Device:
-    """Returns the model's device, the only one that can be estimated for in the user's own process.
+def device_it_is_on(model: nn.Module, requested: str | torch.device | None) -> Device:
+    """Returns the model's device, the only one for which memory can be estimated in the user's process.
 
     Raises:
-        UsageError: the user asked for another device.
-        WorkloadError: this is no module.
+        UsageError: another device was requested.
+        WorkloadError: `model` is not a module.
     """
     if not isinstance(model, nn.Module):
         raise WorkloadError(
@@ -43,11 +43,11 @@ def device_it_is_on(model: nn.Module, asked: str | torch.device | None) -> Devic
             "torch.nn.Module and its loader."
         )
     found = _home(model)
-    if asked is not None and str(asked).partition(":")[0] != found.type:
+    if requested is not None and str(requested).partition(":")[0] != found.type:
         raise UsageError(
-            f"found device={str(asked)!r} for a model on {found}. A device that is not here needs a stand-in, which "
-            "would stay in this process; expected a factory, which runs in a process of its own: "
-            f'autofit.estimate("train.py:make_workload", device={str(asked)!r}).'
+            f"found device={str(requested)!r} for a model on {found}. A device that is not present needs a "
+            "stand-in, which would remain in this process; expected a factory, which runs in a separate process: "
+            f'autofit.estimate("train.py:make_workload", device={str(requested)!r}).'
         )
     return choose(str(found))
 

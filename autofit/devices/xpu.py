@@ -49,13 +49,13 @@ class Xpu(Accelerator):
     def caveats(self) -> tuple[str, ...]:
         """Returns what is unknown about this back end."""
         return (
-            "the xpu back end has never been run on hardware: check the memory of a longer training yourself",
+            "the xpu back end has never been run on hardware: check the memory of a longer training run yourself",
             "running out of memory can end the process or lose the device on XPU: prefer the command line, which "
             "probes in a child process",
         )
 
     def capabilities(self) -> frozenset[str]:
-        """Returns the capabilities of torch's kernels, without TF32, which has another setting than on CUDA."""
+        """Returns the capabilities of torch's kernels, without TF32, which is set differently than on CUDA."""
         found = {Capability.FP16, Capability.CHANNELS_LAST, Capability.FOREACH, Capability.FUSED}
         if torch.xpu.get_device_properties(self.torch_device).has_bfloat16_conversions:
             found.add(Capability.BF16)

@@ -1,4 +1,4 @@
-"""What is said where nothing fits, nothing can be traced, or something was not checked; each with what to do."""
+"""Texts with advice for when nothing fits, the step cannot be traced, or something was not checked."""
 
 from collections.abc import Sequence
 
@@ -17,21 +17,21 @@ WANTS_ACCELERATOR = (
     "on a CUDA device but torch.cuda.is_available()",
     "Cannot access accelerator device",
 )
-"""What torch says to code that asks for an accelerator where there is none."""
+"""Parts of torch's error messages for code that needs an accelerator when there is none."""
 
 
 def untraceable_advice(parts: Sequence[Part], target: str) -> str:
-    """Returns what is known of a workload that cannot be traced, and what to do."""
-    todo = f"Run autofit tune {target} on the device".replace("  ", " ") + ": it measures."
+    """Returns what is known about a workload that cannot be traced, and what to do."""
+    todo = f"Run autofit tune {target} on the device".replace("  ", " ") + " to measure it."
     if not parts:
         return todo
     listed_parts = " + ".join(f"{plural(part.name)} {format_bytes(part.size_bytes)}" for part in parts)
     total = format_bytes(sum(part.size_bytes for part in parts))
-    return f"Whatever the batch, it keeps {listed_parts} = {total}; what activations take is not known. {todo}"
+    return f"At any batch size, it keeps {listed_parts} = {total}; the memory of activations is unknown. {todo}"
 
 
 def shortfall(least: EstimatedPlan, parts: Breakdown, outside_bytes: int, limit_bytes: int) -> str:
-    """Returns by how much nothing fits, and what would help."""
+    """Returns how much memory is missing, and what would help."""
     floor = parts.standing_bytes + outside_bytes
     if floor > limit_bytes:
         listed = ", ".join(f"{plural(part.name)} {format_bytes(part.size_bytes)}" for part in parts.standing)
@@ -39,32 +39,33 @@ def shortfall(least: EstimatedPlan, parts: Breakdown, outside_bytes: int, limit_
         state = next((part.size_bytes for part in parts.standing if part.name == Kind.OPTIMIZER_STATE), 0)
         less = f"an optimizer with less state (SGD without momentum: {format_bytes(state)} less), " if state else ""
         return (
-            f"whatever the batch, {listed}{context} make {format_bytes(floor)}: {format_bytes(floor - limit_bytes)} "
-            f"more than the budget of {format_bytes(limit_bytes)}. No knob changes that, checkpointing and precision "
-            f"included. What would: {less}fewer trainable parameters, or more memory."
+            f"at any batch size, {listed}{context} add up to {format_bytes(floor)}: "
+            f"{format_bytes(floor - limit_bytes)} more than the budget of {format_bytes(limit_bytes)}. No knob changes "
+            f"that, including checkpointing and precision. What would help: {less}fewer trainable parameters, or more "
+            "memory."
         )
     peak = least.peak.value_bytes
     return (
-        f"the plan that needs least, {least.plan}, needs {format_bytes(peak)}: {format_bytes(peak - limit_bytes)} more "
+        f"the smallest plan, {least.plan}, needs {format_bytes(peak)}: {format_bytes(peak - limit_bytes)} more "
         f"than the budget of {format_bytes(limit_bytes)}. What would help: shorter or smaller samples, an optimizer "
         "with less state, or more memory."
     )
 
 
 def unchecked_precisions(rows: Sequence[Row]) -> list[str]:
-    """Returns the caveat that no gate has run for the precisions of these rows; none where there is nothing to say."""
+    """Returns the caveat that no gate has run for the precisions of these rows; [] if they need none."""
     names = [row.precision for row in rows if row.precision not in ("", "fp32")]
     if not names:
         return []
-    return [f"that {', '.join(names)} keeps this model's gradient is only checked by autofit tune, on the device"]
+    return [f"whether {', '.join(names)} keeps this model's gradient was not checked; autofit tune does, on the device"]
 
 
 def with_accelerator_hint(error: UserCodeError) -> UserCodeError:
-    """Returns the error of a factory that wants an accelerator, with what to do about it; any other as it is."""
+    """Returns the error of a factory that needs an accelerator, with advice; any other error unchanged."""
     if not any(sign in f"{error}{error.traceback_text}" for sign in WANTS_ACCELERATOR):
         return error
     return UserCodeError(
-        f"{str(error).rstrip('.')}. An estimate uses no accelerator: make the function build model and data on the "
-        "CPU, without .cuda() or .to(...); autofit moves them where they are to run.",
+        f"{str(error).rstrip('.')}. An estimate uses no accelerator: create the model and the data on the CPU, without "
+        ".cuda() or .to(...). autofit moves them to the device.",
         error.traceback_text,
     )

@@ -1,12 +1,12 @@
-"""Crossing: where a quantity that grows about in a straight line crosses a limit, found with few evaluations."""
+"""Crossing: finds with few evaluations where an approximately linear quantity crosses a limit."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 
 _PATIENCE = 9
-"""After so many evaluations the middle is taken: the line has misled."""
+"""Number of evaluations after which bisection replaces linear interpolation, which has then failed."""
 _STRIDE = 4
-"""Where the quantity does not grow yet, so many times further is looked next."""
+"""Factor by which the next candidate is larger if the quantity does not grow yet."""
 
 
 def last_below(
@@ -17,18 +17,18 @@ def last_below(
     known: Mapping[int, int] | None = None,
     tolerance: float = 0.0,
 ) -> int | None:
-    """Returns the largest candidate whose value is at most `limit`, or None where even the smallest is above.
+    """Returns the largest candidate whose value is at most `limit`, or None if even the smallest is above it.
 
-    The one that is returned was evaluated, and so was the next (within the tolerance), which is above; where values do
-    not quite grow, there may be a larger one that is below again. Costs about four evaluations.
+    The returned candidate was evaluated. So was the next one (within the tolerance), which is above the limit. If
+    values do not grow monotonically, a larger candidate may be below the limit again. Costs about four evaluations.
 
     Args:
-        candidates: numbers from 0 up, ascending.
+        candidates: non-negative numbers in ascending order.
         value_of: evaluates a candidate.
-        limit: what the value may be.
+        limit: maximum value.
         start: evaluated first, or the candidate below it, unless it is known.
-        known: values that need no evaluation, by number; numbers that are no candidates help to draw the line.
-        tolerance: by what share of itself the one that is returned may be too small.
+        known: values that need no evaluation, by number. Numbers that are not candidates are used for interpolation.
+        tolerance: relative amount by which the result may be too small.
     """
     values, below, above = dict(known or {}), -1, len(candidates)
     for candidate, value in values.items():
@@ -54,7 +54,7 @@ def _close(candidates: Sequence[int], below: int, above: int, tolerance: float) 
 
 
 def on_line(values: Mapping[int, int], number: int) -> float:
-    """Returns what the line through the two known values nearest to `number` has there; of one value, from zero on."""
+    """Interpolates at `number` from the two nearest known values; from one value, on the line through zero."""
     near = sorted(values, key=lambda known: abs(known - number))[:2]
     low, high = (0, near[0]) if len(near) == 1 else sorted(near)
     start = values.get(low, 0)
@@ -62,15 +62,15 @@ def on_line(values: Mapping[int, int], number: int) -> float:
 
 
 def nearest_below(candidates: Sequence[int], values: Mapping[int, int], limit: int) -> int | None:
-    """Returns the largest candidate that is below `limit` on the line through known values; None where none is."""
+    """Returns the largest candidate that is below `limit` on the line through known values; None if there is none."""
     place = _next(candidates, values, limit) if values else -1
     return candidates[place] if place >= 0 else None
 
 
 def _next(candidates: Sequence[int], values: Mapping[int, int], limit: int) -> int:
-    """Returns the place of the candidate where the line through two values meets the limit.
+    """Returns the index of the candidate where the line through two values meets the limit.
 
-    The two are the nearest below and above the limit; while all are on one side, the two nearest.
+    The two are the nearest below and above the limit, or the two nearest if all are on one side.
     """
     near = sorted(values, key=lambda candidate: abs(values[candidate] - limit))
     beyond = (other for other in near if (values[other] > limit) != (values[near[0]] > limit))

@@ -1,6 +1,6 @@
-"""Estimating: what a workload's training will need on a device, from traces alone. Nothing runs there.
+"""Estimates the memory that a workload's training will need on a device, from traces alone. Nothing runs on the device.
 
-Never loads torch: the command line runs it in a process that does not know the user's code.
+Never loads torch: the command line runs it in a process that does not load the user's code.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,18 +27,18 @@ def described(device: str | None, memory: object) -> StandIn:
     """Returns the device to stand in for.
 
     Args:
-        device: a name of the catalogue, "cpu" for this machine, or None for any device of the given memory.
-        memory: the memory budget that was asked for, or None.
+        device: a name from the catalogue, "cpu" for this machine, or None for any device with the given memory.
+        memory: the requested memory budget, or None.
 
     Raises:
-        UsageError: there is no such device, or neither a device nor an amount of memory is given.
+        UsageError: the device is unknown, or neither a device nor an amount of memory is given.
     """
     if device is not None:
         return StandIn(type="cpu") if device.strip().lower() == "cpu" else find(device).stand_in()
     if memory is None or (isinstance(memory, float) and memory <= 1):
         raise UsageError(
-            f"found neither a device nor an amount of memory (memory: {memory}); expected one to estimate for. Give a "
-            'device such as "H200", or memory such as "24GiB", or both; "cpu" is this machine.'
+            f"found neither a device nor an amount of memory (memory: {memory}); expected at least one of the two. "
+            'Give a device such as "H200", memory such as "24GiB", or both; "cpu" is this machine.'
         )
     return StandIn()
 
@@ -51,8 +51,8 @@ def estimate_target(target: Target, beat: Callable[[str], None] = lambda phase: 
         beat: called with each phase as it begins: "import", "open", then "trace" for each plan.
 
     Raises:
-        Untraceable: the workload's own plan cannot be traced.
-        AutofitError: what opening the target raised in the child.
+        Untraceable: the baseline cannot be traced.
+        AutofitError: opening the target raised it in the child.
     """
     clock = Clock()
     try:
@@ -64,11 +64,11 @@ def estimate_target(target: Target, beat: Callable[[str], None] = lambda phase: 
 
 @dataclass(frozen=True, slots=True)
 class NextBest:
-    """What is known of a workload that cannot be traced.
+    """Other sources of knowledge about a workload that cannot be traced.
 
     Attributes:
         record: runs a few steps of a plan on the host and returns their allocations.
-        standing: returns what a step keeps whatever its batch.
+        standing: returns the memory that a step keeps at any batch size.
     """
 
     record: Tracer
@@ -82,12 +82,12 @@ def estimate(
     clock: Clock | None = None,
     next_best: NextBest | None = None,
 ) -> Estimation:
-    """Returns what the workload of `briefing` will need, by plans that `tracer` traces.
+    """Returns the estimate for the workload of `briefing`, from traces of plans made by `tracer`.
 
-    On the host a workload that cannot be traced runs a few short steps instead, and a caveat says so.
+    On the host, a workload that cannot be traced runs a few short steps instead, and a caveat says so.
 
     Raises:
-        Untraceable: the user's own plan cannot be traced, nor run here; the message says what is known all the same.
+        Untraceable: the baseline can be neither traced nor run here. The message says what is known nevertheless.
     """
     clock, account = clock or Clock(), briefing.account
     assert account is not None, "a bench that traces has an account"
@@ -99,7 +99,8 @@ def estimate(
         if least.fits:
             notes = (
                 *notes,
-                f"your own micro batch fits with no number of blocks, but {least.plan} does: {_peak(least)}",
+                f"the micro batch of the baseline does not fit even if all blocks are checkpointed, but {least.plan} "
+                f"fits: {_peak(least)}",
             )
         else:
             shortfall = shortfall_of(least, parts, account.outside_bytes, outlook.limit_bytes)
@@ -123,10 +124,10 @@ def estimate(
 def _looked_at(
     briefing: Briefing, tracer: Tracer, target: str, next_best: NextBest | None
 ) -> tuple["Outlook", tuple[EstimatedPlan, Breakdown, tuple[str, ...]]]:
-    """Returns an outlook that has looked at the user's own plan, and what it saw."""
+    """Returns an outlook, and its estimate of the baseline."""
     outlook = Outlook(briefing, tracer)
     try:
-        return outlook, outlook.look_at_own()
+        return outlook, outlook.estimate_baseline()
     except Untraceable as error:
         if next_best is None:
             raise
@@ -135,10 +136,10 @@ def _looked_at(
         sizes = small_sizes(briefing.space.sizes, briefing.space.baseline.micro_batch_size)
         short = ShortRuns(next_best.record, sizes)
         outlook = Outlook(briefing, short, short.reach, sizes)
-        with suppress(Untraceable):  # what stopped the trace says more
-            own, parts, notes = outlook.look_at_own()
+        with suppress(Untraceable):  # the reason that stopped the trace is more useful
+            own, parts, notes = outlook.estimate_baseline()
             why = f"this workload cannot be traced: {stopped.reason}"
-            return outlook, (own, parts, (*notes, f"{why}; short real steps gave the sizes of its allocations"))
+            return outlook, (own, parts, (*notes, f"{why}; the sizes of its allocations come from short real steps"))
     raise Untraceable(stopped.reason, stopped.where, untraceable_advice(next_best.standing(), target)) from stopped
 
 

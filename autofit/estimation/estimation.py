@@ -5,7 +5,7 @@ from autofit.estimation.text import draw
 
 
 class Estimation(EstimationRecord):
-    """What a workload's training will need on a device that it has not run on. `print` shows it as text."""
+    """The memory that a workload's training will need on a device where it has not run. `print` shows it as text."""
 
     def __str__(self) -> str:
         return draw(self)

@@ -1,4 +1,4 @@
-"""The looks at one plan after another that find the largest micro batches that fit, by their traces."""
+"""Outlook: finds the largest micro batches that fit, by tracing one plan after another."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -19,32 +19,32 @@ from autofit.memory.trace import Trace
 
 PRECISION, CHECKPOINTED = "precision", "checkpointed_blocks"
 SAME_MEMORY = {"tf32": "fp32"}
-"""TF32 changes how products are computed, not what is stored."""
+"""Precisions by the precision with the same memory use. TF32 changes how products are computed, not what is stored."""
 MOST = 65536
-"""Where the batch is free, no larger micro batch is looked at."""
+"""Largest micro batch that is tried if the batch is free."""
 TOLERANCE = 0.01
-"""The largest micro batch is found to within this share of itself: next to it, traces differ by less than they err."""
+"""Relative tolerance of the largest micro batch. Traces of sizes this close differ by less than their error."""
 SURE_TOLERANCE = 0.03
-"""The same for the largest micro batch whose upper bound fits: a bound needs no such care."""
-NEVER = 2**62
-"""Bytes that no device has: of a peak without an upper bound."""
+"""Relative tolerance of the largest micro batch whose upper bound fits. A bound needs less precision."""
+UNBOUNDED_BYTES = 2**62
+"""Upper bound of a peak without one: more memory than any device has."""
 
 
 @dataclass
 class Outlook:
-    """Looks at one plan after another; each is traced once."""
+    """Estimates one plan after another. Each plan is traced once."""
 
     briefing: Briefing
     tracer: Tracer
-    reach: int | None = None  # the largest micro batch whose peak has an upper bound; None for any
-    ran: tuple[int, ...] = ()  # micro batches of which short steps were run
+    reach: int | None = None  # largest micro batch whose peak has an upper bound; None if all have one
+    ran: tuple[int, ...] = ()  # micro batch sizes at which short steps were run
     _seen: dict[str, EstimatedPlan] = field(default_factory=dict)
     _work: dict[str, StepWork | None] = field(default_factory=dict)
-    _floor_bytes: int = 0  # about what a step takes without any samples
+    _floor_bytes: int = 0  # approximate memory of a step without samples
 
     @property
-    def own(self) -> Plan:
-        """The user's own plan."""
+    def baseline(self) -> Plan:
+        """The baseline."""
         return self.briefing.space.baseline
 
     @property
@@ -53,10 +53,10 @@ class Outlook:
         return self.briefing.budget.memory_bytes
 
     def estimated(self, plan: Plan) -> EstimatedPlan:
-        """Returns a plan with its peak.
+        """Returns a plan with its estimated peak.
 
         Raises:
-            Untraceable, SpaceError: it cannot be traced.
+            Untraceable, SpaceError: the plan cannot be traced.
         """
         if plan.key not in self._seen:
             trace = self.tracer(plan)
@@ -64,14 +64,14 @@ class Outlook:
             self._seen[plan.key] = self._judged(plan, self._traced(plan, trace))
         return self._seen[plan.key]
 
-    def look_at_own(self) -> tuple[EstimatedPlan, Breakdown, tuple[str, ...]]:
-        """Returns the user's own plan, what makes up its peak, and what to know of its trace."""
-        trace = self.tracer(self.own)
-        self._work[self.own.key] = trace.work
-        traced = self._traced(self.own, trace)
-        use = traced.memory_use(self.own)
-        assert use is not None, "it was traced"
-        self._seen[self.own.key] = self._judged(self.own, traced)
+    def estimate_baseline(self) -> tuple[EstimatedPlan, Breakdown, tuple[str, ...]]:
+        """Returns the baseline with its peak, the parts of the peak, and notes on its trace."""
+        trace = self.tracer(self.baseline)
+        self._work[self.baseline.key] = trace.work
+        traced = self._traced(self.baseline, trace)
+        use = traced.memory_use(self.baseline)
+        assert use is not None, "the baseline was traced"
+        self._seen[self.baseline.key] = self._judged(self.baseline, traced)
         parts = anatomy(
             trace,
             use.peak.peak_event,
@@ -82,10 +82,10 @@ class Outlook:
             use.waiting_bytes,
         )
         self._floor_bytes = parts.standing_bytes + use.outside_bytes
-        return self._seen[self.own.key], parts, trace.notes
+        return self._seen[self.baseline.key], parts, trace.notes
 
     def rows(self) -> tuple[Row, ...]:
-        """Returns what fits, precision by precision; each is looked for where the one before it was found."""
+        """Returns what fits, by precision. The search in each precision starts at the result of the one before."""
         knob, rows, before = self._knob(PRECISION), dict[str, Row](), Row(precision="")
         for value in ("",) if knob is None else knob.values:
             name = str(value)
@@ -97,7 +97,7 @@ class Outlook:
         return tuple(rows.values())
 
     def _twin(self, precision: str, row: Row) -> Row:
-        """Returns the row of a precision that takes the same memory as another's and computes its products faster."""
+        """Returns the row of a precision with the same memory use as that of `row`, but faster products."""
         largest = row.largest
         if largest is not None:
             work = self._work[largest.plan.key]
@@ -111,7 +111,7 @@ class Outlook:
         return None if work is None or ceilings is None else samples_per_s(plan, work, ceilings)
 
     def least(self) -> EstimatedPlan:
-        """Returns the plan that needs the least of those with the smallest batch and all blocks checkpointed."""
+        """Returns the plan with the lowest peak among those with the smallest batch and all blocks checkpointed."""
         found: list[EstimatedPlan] = []
         stopped: Untraceable | SpaceError | None = None
         for name in self._precisions():
@@ -120,7 +120,7 @@ class Outlook:
             plan = plan if blocks is None else plan.replace(**{CHECKPOINTED: blocks.values[-1]})
             try:
                 found.append(self.estimated(plan))
-            except (Untraceable, SpaceError) as error:  # of this precision
+            except (Untraceable, SpaceError) as error:  # in this precision only
                 stopped = error
         if stopped is not None and not found:
             raise stopped
@@ -128,7 +128,7 @@ class Outlook:
 
     @cached_property
     def sizes(self) -> Sequence[int]:
-        """Micro batches to look at: those that make up the global batch, and where the batch is free any."""
+        """Micro batch sizes to try: divisors of the global batch, or any size if the batch is free."""
         space = self.briefing.space
         if self._fixed:
             return space.sizes
@@ -142,11 +142,11 @@ class Outlook:
 
     @property
     def _cap(self) -> str:
-        """Why no larger micro batch is looked at."""
+        """Why no larger micro batch is tried."""
         if self._fixed:
             return "the loader's own batch, which can be neither cut nor joined"
         total = self.briefing.space.global_batch_size
-        return "the whole global batch" if total is not None else "no larger one was looked at"
+        return "the whole global batch" if total is not None else "no larger size was tried"
 
     def _row(self, precision: str, before: Row) -> Row:
         combination = self._combination(precision)
@@ -167,19 +167,19 @@ class Outlook:
             return Row(precision=precision, reason=str(error))
 
     def _largest(self, combination: Plan, near: EstimatedPlan | None) -> EstimatedPlan | None:
-        """Returns the largest micro batch that fits, looked for near that of another precision."""
+        """Returns the largest micro batch that fits. The search starts at that of another precision."""
         found = last_below(
             self.sizes,
             lambda size: self.estimated(self._at(combination, size)).peak.value_bytes,
             self.limit_bytes,
-            (near.plan if near is not None else self.own).micro_batch_size,
+            (near.plan if near is not None else self.baseline).micro_batch_size,
             {0: self._floor_bytes, **self._known(combination)},
             TOLERANCE,
         )
         return None if found is None else self.estimated(self._at(combination, found))
 
     def _surely(self, combination: Plan, largest: EstimatedPlan) -> int | None:
-        """Returns the largest micro batch whose upper bound fits, about; None where no bound does or none is known."""
+        """Returns about the largest micro batch whose upper bound fits; None if no bound fits or none is known."""
         if largest.surely:
             return largest.plan.micro_batch_size
         slack = (largest.peak.upper_bytes or largest.peak.value_bytes) - largest.peak.value_bytes
@@ -193,7 +193,7 @@ class Outlook:
 
         def upper_of(size: int) -> int:
             upper = self.estimated(self._at(combination, size)).peak.upper_bytes
-            return NEVER if upper is None else upper
+            return UNBOUNDED_BYTES if upper is None else upper
 
         start = largest.plan.micro_batch_size if first is None else first
         return last_below(
@@ -203,7 +203,7 @@ class Outlook:
     def _need(self, combination: Plan, size: int, largest: EstimatedPlan | None, before: Sequence[Need]) -> Need:
         """Returns the smallest number of checkpointed blocks with which a micro batch fits.
 
-        Looked for near the number that another precision needs; without one, all blocks are tried first.
+        The search starts at the number that another precision needs, or else with all blocks.
         """
         whole = self._at(combination, size)
         if largest is not None and size <= largest.plan.micro_batch_size:
@@ -223,21 +223,21 @@ class Outlook:
         return Need(micro_batch_size=size, blocks=blocks, estimated=self.estimated(plan))
 
     def _wanted(self) -> tuple[int, ...]:
-        """Returns the user's own micro batch and one of at least twice its size, where blocks can be checkpointed."""
-        own = self.own.micro_batch_size
+        """Returns the baseline's micro batch size and one at least twice as large; () without checkpointing."""
+        size = self.baseline.micro_batch_size
         if self._knob(CHECKPOINTED) is None:
             return ()
-        larger = bisect_left(self.sizes, 2 * own)
-        return (own, *self.sizes[larger : larger + 1])
+        larger = bisect_left(self.sizes, 2 * size)
+        return (size, *self.sizes[larger : larger + 1])
 
     def _counts(self) -> tuple[int, ...]:
-        """Returns how many blocks may be checkpointed: any number, unless the model only knows none and all."""
+        """Returns the possible numbers of checkpointed blocks: any number, or only none and all if the knob says so."""
         knob = self._knob(CHECKPOINTED)
         values = (0,) if knob is None else tuple(int(value) for value in knob.values)
         return values if len(values) <= 2 else tuple(range(values[-1] + 1))
 
     def _known(self, combination: Plan) -> dict[int, int]:
-        """Returns the peaks that were looked at already, by micro batch."""
+        """Returns the peaks that were already estimated, by micro batch size."""
         plans = (one for one in self._seen.values() if one.plan.combination == combination)
         return {one.plan.micro_batch_size: one.peak.value_bytes for one in plans}
 
@@ -245,7 +245,7 @@ class Outlook:
         return SearchSpace(self.briefing.space).at(combination, size)
 
     def _combination(self, precision: str) -> Plan:
-        combination = self.own.combination
+        combination = self.baseline.combination
         return combination.replace(**{PRECISION: precision}) if precision else combination
 
     def _precisions(self) -> tuple[str, ...]:

@@ -14,15 +14,15 @@ from autofit.memory.breakdown import Breakdown
 
 
 class EstimatedPlan(BaseModel):
-    """A plan with the peak that it is thought to have.
+    """A plan with its estimated peak.
 
     Attributes:
         plan: the plan.
-        peak: in the reading that the budget is held against.
+        peak: estimated peak, in the reading that the budget limits.
         fits: whether the peak is within the budget.
-        surely: whether even the upper bound of the peak is.
-        samples_per_s: throughput at the device's ceilings: for comparison with others of the same estimate only, since
-            real kernels stay behind by a factor. None where it is not known.
+        surely: whether the upper bound of the peak is within the budget too.
+        samples_per_s: throughput at the device's peak rates. Real kernels are slower by a factor, so compare it only
+            within one estimate. None if it is unknown.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -35,12 +35,12 @@ class EstimatedPlan(BaseModel):
 
 
 class Need(BaseModel):
-    """How many blocks have to be checkpointed so that a micro batch fits.
+    """Number of blocks that have to be checkpointed so that a micro batch fits.
 
     Attributes:
-        micro_batch_size: samples of the micro batch.
-        blocks: the smallest number of checkpointed blocks with which it fits; None where no number suffices.
-        estimated: the plan with that many blocks, or with all of them where no number suffices.
+        micro_batch_size: samples in the micro batch.
+        blocks: smallest number of checkpointed blocks with which the micro batch fits; None if no number suffices.
+        estimated: the plan with that number of blocks, or with all blocks if no number suffices.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -54,12 +54,12 @@ class Row(BaseModel):
     """What fits in one precision.
 
     Attributes:
-        precision: value of the knob; "" where the precision is the user's own choice.
-        same_as: the precision whose memory this one shares, or "".
-        largest: the largest micro batch that fits without checkpointing; None where not even the smallest does.
-        surely: a micro batch, about the largest, of which even the upper bound fits; None where none was found.
-        capped: why no larger micro batch was looked at, when `largest` is the largest of all; else "".
-        needs: for the user's own micro batch and for a larger one; () where the blocks cannot be checkpointed.
+        precision: value of the knob; "" if the precision is not searched.
+        same_as: the precision with the same memory use, or "".
+        largest: largest micro batch that fits without checkpointing; None if not even the smallest fits.
+        surely: size of about the largest micro batch whose upper bound also fits; None if none was found.
+        capped: why no larger micro batch was tried, if `largest` is the largest possible one; else "".
+        needs: for the baseline's micro batch and for a larger one; () if the blocks cannot be checkpointed.
         reason: why there is no estimate, or "".
     """
 
@@ -75,23 +75,23 @@ class Row(BaseModel):
 
 
 class EstimationRecord(BaseModel):
-    """What a workload's training will need on a device that it has not run on.
+    """The memory that a workload's training will need on a device where it has not run.
 
     Attributes:
         schema_name: the record's schema and version.
-        target: what was estimated: a factory, or "" for objects that were passed in.
+        target: the factory that was estimated, or "" for objects that were passed in.
         environment: the device, the versions that the traces depend on, the workload's signature.
         budget: the limit on memory, with its arithmetic.
-        account: how the device keeps account of memory; where its figure for what lies outside the allocator is from
-            is among the caveats.
-        ran: micro batches of which short steps were run, since the step cannot be traced; () where nothing was run.
-        own: the user's own plan.
-        breakdown: what makes up its peak.
-        rows: by precision.
-        shortfall: why nothing fits, by how much, and what would help; "" where something fits.
-        caveats: what a person should know before relying on it.
+        account: how the device accounts for memory. A caveat names the origin of its figure for memory outside the
+            allocator.
+        ran: micro batch sizes at which short steps were run because the step cannot be traced; () if nothing was run.
+        own: the baseline.
+        breakdown: the parts of the baseline's peak.
+        rows: what fits, by precision.
+        shortfall: why nothing fits, by how much, and what would help; "" if something fits.
+        caveats: notes to read before relying on the estimate.
         refused: precisions and checkpointing that are left out, with the reason.
-        duration_s: seconds that it took.
+        duration_s: duration of the estimate in seconds.
         created: UTC time in ISO 8601.
     """
 

@@ -1,4 +1,4 @@
-"""The text of `autofit estimate`: an estimation in words and bars."""
+"""The text of `autofit estimate`: an estimation as text with bars."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ def draw(estimation: EstimationRecord, canvas: Canvas | None = None) -> str:
     e, parts = estimation, estimation.breakdown
     sections = [
         _head(e, canvas),
-        _own(e, canvas),
+        _baseline(e, canvas),
         _bars(parts.kinds, sum(part.size_bytes for part in parts.kinds), canvas),
         _modules(parts.modules, canvas),
         ["", *_standing(e, canvas)],
@@ -55,16 +55,16 @@ def _head(e: EstimationRecord, canvas: Canvas) -> list[str]:
     return [*lines, *_wrapped(budget + options, canvas, " " * 8)]
 
 
-def _own(e: EstimationRecord, canvas: Canvas) -> list[str]:
+def _baseline(e: EstimationRecord, canvas: Canvas) -> list[str]:
     peak, parts = e.own.peak, e.breakdown
     verdict = "fits" if e.own.fits else f"does not fit, by {format_bytes(peak.value_bytes - e.budget.memory_bytes)}"
     bound = "" if peak.upper_bytes is None else f" (at most {format_bytes(peak.upper_bytes)})"
-    text = f"Your own plan, {_described(e.own.plan)}, peaks at {format_bytes(peak.value_bytes)}{bound}: "
+    text = f"The baseline, {_described(e.own.plan)}, peaks at {format_bytes(peak.value_bytes)}{bound}: "
     lines = ["", *_wrapped(text + verdict.replace(" ", _GLUE) + ".", canvas)]
     lines[-1] = lines[-1].replace(verdict.replace(" ", _GLUE), canvas.paint(verdict, "good" if e.own.fits else "bad"))
     readings = f"Live tensors peak at {format_bytes(parts.allocated_bytes)}, in {parts.moment}"
     if parts.reserved_bytes is not None:
-        readings += f"; the allocator's segments at {format_bytes(parts.reserved_bytes)}; with {OUTSIDE} that makes "
+        readings += f"; the allocator's segments at {format_bytes(parts.reserved_bytes)}; with {OUTSIDE}, the total is "
         readings += f"{format_bytes(peak.value_bytes)}"
     return [*lines, *_wrapped(readings + ".", canvas)]
 
@@ -75,7 +75,7 @@ def _described(plan: Plan) -> str:
 
 
 def _modules(parts: Sequence[Part], canvas: Canvas) -> list[str]:
-    """Returns the bars of the largest modules; none where the peak is outside of all modules' passes."""
+    """Returns the bars of the largest modules; none if the peak is outside all modules' passes."""
     total = sum(part.size_bytes for part in parts)
     shown = [part for part in parts[:_SHOWN] if part.size_bytes >= _LEAST_SHARE * total]
     rest = parts[len(shown) :]
@@ -87,7 +87,7 @@ def _modules(parts: Sequence[Part], canvas: Canvas) -> list[str]:
 
 
 def _bars(parts: Sequence[Part], total_bytes: int, canvas: Canvas) -> list[str]:
-    """Returns a line for each part: its name, a bar against the largest, its size and its share."""
+    """Returns a line for each part: its name, a bar relative to the largest, its size and its share."""
     names = [_named(part) for part in parts]
     room = canvas.width - _INDENT - 19
     name_cells = min(max([_LEAST_NAME, *map(len, names)]), _MOST_NAME, room - 8)
@@ -105,26 +105,26 @@ def _named(part: Part) -> str:
 
 
 def plural(kind: str) -> str:
-    """Returns the name of a kind of tensor as people say it of many; any other name as it is."""
+    """Returns the plural of a kind of tensor; any other name unchanged."""
     return _PLURALS.get(kind, kind)
 
 
 def _shortened(name: str, cells: int) -> str:
-    """Returns a name that fits; its end says more than its beginning."""
+    """Returns a name shortened to `cells`. The beginning is cut, because the end says more."""
     return name if len(name) <= cells else f"..{name[len(name) - cells + 2 :]}"
 
 
 def _standing(e: EstimationRecord, canvas: Canvas) -> list[str]:
     listed = " + ".join(f"{plural(part.name)} {format_bytes(part.size_bytes)}" for part in e.breakdown.standing)
-    return _wrapped(f"Whatever the batch: {listed} = {format_bytes(e.breakdown.standing_bytes)}", canvas)
+    return _wrapped(f"At any batch size: {listed} = {format_bytes(e.breakdown.standing_bytes)}", canvas)
 
 
 def _table(e: EstimationRecord, canvas: Canvas) -> Iterator[str]:
-    """Yields what fits, a line for each precision."""
+    """Yields the table of what fits, one line per precision."""
     wanted = [need.micro_batch_size for need in next((row.needs for row in e.rows if row.needs), ())]
-    own = e.own.plan.values.get("precision", "")
-    heads = ["precision", "largest", "sure of", "peak", "at best", *(f"for {size}" for size in wanted)]
-    cells = [heads, *(_cells(row, len(wanted), row.precision == own) for row in e.rows)]
+    baseline = e.own.plan.values.get("precision", "")
+    heads = ["precision", "largest", "sure", "peak", "at best", *(f"for {size}" for size in wanted)]
+    cells = [heads, *(_cells(row, len(wanted), row.precision == baseline) for row in e.rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
     yield from _wrapped(_question(wanted), canvas)
     for number, line in enumerate(cells):
@@ -134,16 +134,16 @@ def _table(e: EstimationRecord, canvas: Canvas) -> Iterator[str]:
         yield f"{'':{_INDENT}}* {cap}"
     if any(row.largest is not None and row.largest.samples_per_s is not None for row in e.rows):
         ceilings = (
-            "at best: samples/s at the device's ceilings; real steps are slower by a factor, so compare lines only"
+            "at best: samples/s at the device's peak rates; real steps are slower by a factor, so only compare lines"
         )
         yield from _wrapped(f"{'':{_INDENT}}{ceilings}", canvas, " " * _INDENT)
     for row in e.rows:
         if row.reason:
-            yield from _wrapped(f"  {row.precision or 'yours'}: {printable(row.reason)}", canvas, "    ")
+            yield from _wrapped(f"  {row.precision or 'baseline'}: {printable(row.reason)}", canvas, "    ")
 
 
 def _question(wanted: Sequence[int]) -> str:
-    """Returns what the table answers."""
+    """Returns the heading of the table."""
     text = "The largest micro batch that fits"
     if not wanted:
         return f"{text}:"
@@ -151,10 +151,10 @@ def _question(wanted: Sequence[int]) -> str:
     return f"{text} without checkpointing, and the fewest blocks to checkpoint for micro batches of {sizes}:"
 
 
-def _cells(row: Row, needs: int, own: bool) -> list[str]:
-    name = f"{row.precision} (yours)" if own and row.precision else row.precision or "yours"
+def _cells(row: Row, needs: int, is_baseline: bool) -> list[str]:
+    name = f"{row.precision} (baseline)" if is_baseline and row.precision else row.precision or "baseline"
     if row.reason:
-        return [name, "not known", "", "", "", *[""] * needs]
+        return [name, "unknown", "", "", "", *[""] * needs]
     best = "" if row.largest is None or row.largest.samples_per_s is None else f"{row.largest.samples_per_s:.3g}/s"
     if row.same_as:
         return [name, f"as {row.same_as}", "", "", best, *[""] * needs]

@@ -27,8 +27,8 @@ from autofit.memory.scaling import LEAST_TRACES, Scaling
 
 ERROR_RATIO = 0.06
 """A peak differs from its estimate by up to this share before anything ran. Steps after a cold start differ by 0.24 %
-at most (scripts/bench/prediction.py); after gates have run, parameters and workspaces may lie so that the allocator
-needs 5 % less (a small convolutional network, prediction stage of scripts/gpu_suite)."""
+at most (scripts/bench/memory/estimates.py); after gates have run, parameters and workspaces may lie so that the
+allocator needs 5 % less (a small convolutional network, estimates stage of scripts/gpu_suite)."""
 CORRECTED_ERROR_RATIO = 0.02
 """The same, once a plan that ran has corrected the estimate."""
 TELLING_RATIO = 1.5
@@ -40,7 +40,7 @@ UNSEEN_BYTES = 512 * 2**20
 its own measure (reference/memory_prediction.md section 4)."""
 DRAWN_ERROR_RATIO = 0.08
 """Added where sizes of a trace are drawn between those at other micro batches: such a peak was off by 7.7 % at most, at
-416 points (scripts/bench/prediction.py, "drawn"). Before it runs, such a plan is traced itself."""
+416 points (scripts/bench/memory/estimates.py, "drawn"). Before it runs, such a plan is traced itself."""
 SURVEY_RATIO = 0.5
 """Plans that are not about to run are traced in this share of the time for tracing."""
 COUNTS = {2: "two", 3: "three"}

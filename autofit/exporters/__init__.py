@@ -1,4 +1,4 @@
-"""Targets that a plan can be exported to. To add one: write its file, add its line here; or an entry point."""
+"""Export targets. To add one, write its file and add a line here, or add an entry point in another package."""
 
 from functools import cache
 
@@ -8,14 +8,14 @@ from autofit.exporters.python.python import Python
 from autofit.plugins import plugins
 
 OWN: tuple[type[Exporter], ...] = (Python,)
-"""Those of autofit itself."""
+"""The exporters of autofit itself."""
 
 
 @cache
 def members() -> tuple[Exporter, ...]:
     """Returns every exporter, in the order in which they are listed.
 
-    Those of other packages are loaded at the first call.
+    Exporters of other packages are loaded on the first call.
     """
     return tuple(member() for member in (*OWN, *plugins("exporters", Exporter, OWN, "name")))
 
@@ -30,4 +30,4 @@ def by_name(name: str) -> Exporter:
         if member.name == name:
             return member
     known = ", ".join(member.name for member in members())
-    raise UsageError(f"found the export target {name!r}; expected one of {known}. Choose one of them.")
+    raise UsageError(f"found the export target {name!r}; expected one of {known}. Choose one of these.")

@@ -11,7 +11,7 @@ from autofit.core.recommendation import Recommendation
 from autofit.core.wording import describe_plan
 
 Settings = Mapping[str, object]
-"""The target's settings: key and value."""
+"""Settings of the target, by key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Exporter(ABC):
     """Writes a plan as code or settings for another framework.
 
     `export` calls `fields` and `render` once each, in the user's process or that of the command line; torch need not be
-    installed. A recommendation may come from a file that somebody else wrote: every value in an export is a number, a
+    installed. A recommendation may come from an untrusted file: every value in an export is a number, a
     constant from the exporter's own table, or quoted text.
 
     Attributes:
@@ -50,8 +50,8 @@ class Exporter(ABC):
     def fields(self, plan: Plan, recommendation: Recommendation) -> Mapping[str, Settings]:
         """Returns the target's settings for each knob of `plan` that it can express, by name of the knob.
 
-        A knob whose value is the target's default has empty settings. A knob or value that the target cannot express is
-        left out: never invent a key.
+        A knob whose value is the target's default has empty settings. Leave out a knob or value that the target cannot
+        express. Never invent a key.
         """
 
     @abstractmethod
@@ -60,12 +60,12 @@ class Exporter(ABC):
 
     @final
     def export(self, recommendation: Recommendation) -> Export:
-        """Returns the plan for the target, and lists the knobs that it cannot express, also in the file."""
-        plan, own = recommendation.plan, recommendation.baseline.plan
+        """Returns the plan for the target. Knobs that it cannot express are listed in the result and in the file."""
+        plan, baseline = recommendation.plan, recommendation.baseline.plan
         fields = self.fields(plan, recommendation)
-        unmapped = tuple(knob for knob in plan.changes_from(own) if knob not in fields)
-        settings = {key: value for said in fields.values() for key, value in said.items()}
-        text = self._header(recommendation, unmapped) + self.render(settings, recommendation)
+        unmapped = tuple(knob for knob in plan.changes_from(baseline) if knob not in fields)
+        merged = {key: value for settings in fields.values() for key, value in settings.items()}
+        text = self._header(recommendation, unmapped) + self.render(merged, recommendation)
         return Export(text=text.rstrip("\n") + "\n", filename=self.filename, unmapped=unmapped)
 
     def _header(self, recommendation: Recommendation, unmapped: tuple[str, ...]) -> str:

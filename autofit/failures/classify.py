@@ -1,9 +1,10 @@
-"""Failures: what an exception or a dead process means.
+"""Failures: classifies an exception or a dead process.
 
-`classify` turns the strings of an `Evidence` into a status. Never imports torch, so it also runs in a parent process.
+`classify` turns the strings of an `Evidence` into a status. It never imports torch, so it also runs in a parent
+process.
 
-The texts are data (`texts.json`), each with its origin, where it was seen, and whether it was
-confirmed by a source, a thread or an own run. Within one text a negative entry wins over a positive one.
+The texts are data (`texts.json`). Each has its origin, where it was seen, and whether it is confirmed by source code,
+an issue or our own run. Within one text, a negative entry takes precedence over a positive one.
 """
 
 import json
@@ -20,7 +21,7 @@ from autofit.failures.evidence import TEXT_LIMIT, ErrorLink, Evidence, plain
 
 _REASON_LIMIT = 240
 
-# Statuses by what must be acted on first, when the links of one chain do not agree.
+# Statuses, most urgent first, for chains whose links have different statuses.
 _URGENCY = (
     Status.INTERRUPTED,
     Status.POISONED,
@@ -33,10 +34,10 @@ _URGENCY = (
     Status.AMBIGUOUS,
 )
 _ADVICE = {
-    Status.POISONED: "the device answers every further call with an error, only a new process helps",
+    Status.POISONED: "every further call on the device fails; only a new process helps",
     Status.SHARED_MEMORY: "use fewer loader workers or a larger shared memory, not a smaller batch",
-    Status.LAUNCH_LIMIT: "a kernel limit of this chip, memory is not short",
-    Status.AMBIGUOUS: "may or may not mean memory",
+    Status.LAUNCH_LIMIT: "a kernel limit of this chip, not a lack of memory",
+    Status.AMBIGUOUS: "may or may not be caused by a lack of memory",
     Status.WORKER_LOST: "if it was killed, the host may be short of memory: use fewer loader workers",
 }
 _TYPES = {
@@ -55,7 +56,7 @@ _TYPES = {
 _STICKY_CODES = frozenset((214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721))
 _CODES = {2: Status.OUT_OF_MEMORY, 701: Status.LAUNCH_LIMIT, **dict.fromkeys(_STICKY_CODES, Status.POISONED)}
 
-# Only these carry a back end's text; a ValueError about "out of memory slots" is the user's own.
+# Only these types carry the text of a back end. A ValueError about "out of memory slots" is the user's.
 _TEXT_TYPES = frozenset(("RuntimeError", "OSError"))
 _TEXT_PACKAGES = frozenset(("torch", "triton", "cupy", "numba"))
 _MUTE_TYPES = frozenset(
@@ -69,7 +70,7 @@ _LOCATION = re.compile(r'File "([^"\n]+)", line (\d+), in (\S+)')
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failure's status and, in one line for a person, what was found."""
+    """The status of a failure, and a one-line reason for the user."""
 
     status: Status
     reason: str
@@ -79,12 +80,12 @@ class FailureText(BaseModel):
     """One entry of the text corpus.
 
     Attributes:
-        name: what a person calls it.
-        pattern: regular expression, searched in the exception's text.
-        status: what the text means; `USER_ERROR` in a negative entry means "no special failure".
-        origin: the library that writes the text.
-        seen_in: the version, source file or issue where it was seen.
-        confirmed: whether a source, a thread or an own run backs the entry.
+        name: common name of the failure.
+        pattern: regular expression that is searched in the exception's text.
+        status: status that the text indicates. `USER_ERROR` in a negative entry means "no special failure".
+        origin: the library that emits the text.
+        seen_in: the version, source file or issue where the text was seen.
+        confirmed: whether source code, an issue or our own run confirms the entry.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -99,21 +100,20 @@ class FailureText(BaseModel):
 
 @cache
 def failure_texts() -> tuple[FailureText, ...]:
-    """Returns the text corpus in the order in which it is searched: negative entries, then positive ones."""
+    """Returns the text corpus in search order: negative entries, then positive ones."""
     corpus = json.loads(files("autofit.failures").joinpath("texts.json").read_text(encoding="utf-8"))
     return tuple(FailureText.model_validate(entry) for entry in (*corpus["negative"], *corpus["positive"]))
 
 
 def classify(evidence: Evidence, device_is_host: bool = False) -> Failure:
-    """Returns what the failure means: by type, then by the allocator's counters, then by the texts.
+    """Classifies a failure by type, then by the allocator's counters, then by text.
 
-    A refusal of host memory is the device's own out-of-memory when the device is the CPU. oneDNN's
-    "could not create a primitive" stays ambiguous even there: it was seen both under a memory limit and
-    with memory to spare, and its code cache alone can reach the limit of a process that has run other batch
-    sizes. The retry in a fresh process tells them apart.
+    On the CPU, running out of host memory is an out-of-memory of the device. oneDNN's "could not create a primitive" is
+    ambiguous even there: it was seen both under a memory limit and with free memory, and its code cache alone can
+    reach the limit in a process that has run other batch sizes. A retry in a fresh process decides.
 
     Args:
-        evidence: from `collect`, or made by a parent for a child that died.
+        evidence: evidence from `collect`, or made by a parent for a child that died.
         device_is_host: whether the device under test is the CPU.
     """
     if not evidence.chain:
@@ -124,12 +124,12 @@ def classify(evidence: Evidence, device_is_host: bool = False) -> Failure:
     advice = _ADVICE.get(status)
     if status in (Status.USER_ERROR, Status.DATA_ERROR):
         advice = _last_location(evidence.traceback_text)
-    told = plain(f"{note}{_headline(link)}", _REASON_LIMIT)
-    return Failure(status, f"{told} ({advice})" if advice else told)
+    reason = plain(f"{note}{_headline(link)}", _REASON_LIMIT)
+    return Failure(status, f"{reason} ({advice})" if advice else reason)
 
 
 def _decide(evidence: Evidence) -> tuple[Status, ErrorLink, str]:
-    """Returns the status, the link that decided it, and what to say before that link's text."""
+    """Returns the status, the link that decided it, and a note to put before that link's text."""
     typed = [(status, link) for link in evidence.chain if (status := _by_type(link)) is not None]
     texts = [(status, link) for link in evidence.chain if (status := _by_text(link)) is not None]
     first = [found for found in typed + texts if found[0] in (Status.INTERRUPTED, Status.POISONED)]
@@ -137,7 +137,7 @@ def _decide(evidence: Evidence) -> tuple[Status, ErrorLink, str]:
     if found := _most_urgent(first) or _most_urgent(typed):
         return *found, ""
     if evidence.new_ooms > 0:
-        note = f"the allocator refused memory {evidence.new_ooms} times, and what came of it was: "
+        note = f"the allocator ran out of memory {evidence.new_ooms} times, which led to: "
         return Status.OUT_OF_MEMORY, outermost, note
     if found := _most_urgent(texts):
         return *found, ""
@@ -151,8 +151,8 @@ def _most_urgent(found: list[tuple[Status, ErrorLink]]) -> tuple[Status, ErrorLi
 
 
 def _in_loader(chain: tuple[ErrorLink, ...]) -> tuple[Status, ErrorLink, str]:
-    # A killed worker shows as a broken pipe in the process that reads from it; the same error inside
-    # a worker comes wrapped, and is then the dataset's own connection.
+    # A killed worker causes a broken pipe in the process that reads from it. The same error inside a worker is
+    # wrapped, and then comes from a connection of the data set.
     for link in chain:
         if "ConnectionError" in _names(link) and not _LOADER_WORKER.search(link.text):
             return Status.WORKER_LOST, link, ""
@@ -175,15 +175,15 @@ def _by_text(link: ErrorLink) -> Status | None:
     package = link.type_name.partition(".")[0]
     if names & _MUTE_TYPES or not (names & _TEXT_TYPES or package in _TEXT_PACKAGES):
         return None
-    text = "\n".join(_spoken(link.text))
+    text = "\n".join(_message_lines(link.text))
     for entry in failure_texts():
         if entry.pattern.search(text):
             return None if entry.status is Status.USER_ERROR else entry.status
     return None
 
 
-def _spoken(text: str) -> list[str]:
-    """Returns the lines of `text` without those of a traceback inside it: source lines are not messages."""
+def _message_lines(text: str) -> list[str]:
+    """Returns the lines of `text` without those of an embedded traceback, since source lines are not messages."""
     lines = text.splitlines()
     if not any("Traceback (most recent call last)" in line for line in lines):
         return lines
@@ -191,13 +191,13 @@ def _spoken(text: str) -> list[str]:
 
 
 def _headline(link: ErrorLink) -> str:
-    text = _one_line(" ".join(_spoken(link.text)))
+    text = _one_line(" ".join(_message_lines(link.text)))
     name = _one_line(link.type_name) or "an unnamed error"
     return f"{name}: {text}" if text else name
 
 
 def _last_location(traceback_text: str) -> str | None:
-    """Returns file, line and function of the last frame in `traceback_text`."""
+    """Returns the file, line and function of the last frame in `traceback_text`."""
     places = _LOCATION.findall(traceback_text)
     if not places:
         return None
@@ -212,7 +212,7 @@ def _classify_exit(evidence: Evidence) -> Failure:
         number = -code if code < 0 else code - 128  # subprocess, then shells and containers
     if number is None and code is None and (evidence.new_ooms > 0 or evidence.new_retries > 0):
         reason = (
-            f"the step ran, but the allocator refused memory {evidence.new_ooms} times "
+            f"the step ran, but the allocator ran out of memory {evidence.new_ooms} times "
             f"and had to flush its cache {evidence.new_retries} times"
         )
         return Failure(Status.OUT_OF_MEMORY, reason)
@@ -220,12 +220,12 @@ def _classify_exit(evidence: Evidence) -> Failure:
         ended = "without an exit code" if code is None else f"with exit code {code}"
         return Failure(Status.CRASHED, f"the process ended {ended} and left no result and no error")
     name = _signal_name(number)
-    if number == signal.SIGINT:  # how CPython ends on a KeyboardInterrupt that nobody catches
+    if number == signal.SIGINT:  # how CPython exits on an uncaught KeyboardInterrupt
         return Failure(Status.INTERRUPTED, f"the process was interrupted ({name})")
     if name == "SIGKILL":
-        cause = "it may be the host's out-of-memory killer, see the kernel log or the cgroup's memory.events"
+        cause = "it may be the host's out-of-memory killer: see the kernel log or the cgroup's memory.events"
         return Failure(Status.CRASHED, f"the process was killed by {name}; {cause}")
-    return Failure(Status.CRASHED, f"the process was ended by {name}")
+    return Failure(Status.CRASHED, f"the process was terminated by {name}")
 
 
 def _signal_name(number: int) -> str:

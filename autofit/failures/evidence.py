@@ -1,7 +1,7 @@
-"""Evidence: what an exception says, copied out of it as strings, and how to let go of what the exception holds.
+"""Evidence: the content of an exception as strings, and releasing the objects that the exception holds.
 
-The frames of an exception hold the tensors of the step that failed, so `collect` copies strings out of the exception,
-then `scrub` cuts everything else off it. Never imports torch, so it also runs in a parent process.
+The frames of an exception hold the tensors of the failed step. `collect` therefore copies strings out of the exception,
+and `scrub` then removes everything else. Neither imports torch, so they also run in a parent process.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Any
 
 from autofit.core.redaction import redacted
 
-TEXT_LIMIT = 4000  # characters of one exception's text; the end is kept too, wrappers put the cause there
+TEXT_LIMIT = 4000  # maximum characters of an exception's text; its end is kept, since wrappers put the cause there
 _TRACEBACK_LIMIT = 16000
 _CHAIN_LIMIT = 64
 
@@ -23,13 +23,13 @@ _CONTROL = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|(?:\x1b\]|\x9d)[^\x07\x
 
 @dataclass(frozen=True, slots=True)
 class ErrorLink:
-    """One exception of a chain, as strings only: safe to keep, to pickle, to send.
+    """One exception of a chain, as strings only: safe to keep, pickle and send.
 
     Attributes:
-        type_name: qualified name, such as "torch.OutOfMemoryError"; built-in types without their module.
-        bases: qualified names of the type's method resolution order, itself included.
-        text: its message without control sequences, at most 4000 characters.
-        code: `error_code` of a `torch.AcceleratorError` that has one.
+        type_name: qualified name, such as "torch.OutOfMemoryError". Built-in types have no module.
+        bases: qualified names of the type's method resolution order, including the type.
+        text: message without control sequences, at most 4000 characters.
+        code: `error_code` of a `torch.AcceleratorError`, or None.
     """
 
     type_name: str
@@ -40,14 +40,14 @@ class ErrorLink:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of a failed attempt.
+    """What is known about a failed attempt.
 
     Attributes:
-        chain: the exceptions, outermost first; empty when there was none.
-        phase: prepare, fetch, transfer, forward, backward, optimizer.
-        new_ooms: rise of the allocator's `num_ooms` during the attempt.
-        new_retries: rise of its `num_alloc_retries`.
-        exit_signal: the signal that ended a child process.
+        chain: the exceptions, outermost first. Empty if there was none.
+        phase: prepare, fetch, transfer, forward, backward or optimizer.
+        new_ooms: increase of the allocator's `num_ooms` during the attempt.
+        new_retries: increase of its `num_alloc_retries`.
+        exit_signal: the signal that terminated a child process.
         exit_code: the exit code of a child process.
         traceback_text: the user's frames and the messages, innermost exception first.
     """
@@ -62,10 +62,10 @@ class Evidence:
 
 
 def collect(error: BaseException, *, phase: str | None = None, new_ooms: int = 0, new_retries: int = 0) -> Evidence:
-    """Returns what classification needs from `error`, as strings only; never raises, whatever `__str__` does.
+    """Returns the content of `error` that classification needs, as strings only. Never raises, even if `__str__` does.
 
-    The chain holds causes, contexts (unless suppressed), a compiler's `inner_exception` and the members
-    of groups, 64 at most. An exception that a caller was already handling is left out: it is another failure.
+    The chain holds causes, contexts (unless suppressed), a compiler's `inner_exception` and the members of groups, 64
+    at most. An exception that a caller was already handling is left out, since it is a different failure.
     """
     errors = _walk(error, hidden=False)[:_CHAIN_LIMIT]
     chain = tuple(_link(each) for each in errors)
@@ -75,12 +75,11 @@ def collect(error: BaseException, *, phase: str | None = None, new_ooms: int = 0
 
 
 def scrub(error: BaseException) -> None:
-    """Clears the frames of `error` and of all it refers to, so that none of them keeps a tensor alive.
+    """Clears the frames of `error` and of all exceptions it refers to, so that none of them keeps a tensor alive.
 
-    Mutates the exceptions: traceback, cause and context become None; tensors, modules, frames in the
-    arguments and attributes go too, while the message stays. Frames that still run are skipped, so call it
-    after the handler has ended, or from a function that is not in the traceback. An exception that a
-    caller was already handling is left as it is.
+    Mutates the exceptions: traceback, cause and context become None. Tensors, modules and frames are removed from their
+    arguments and attributes. The message is kept. Running frames are skipped, so call this after the handler has ended,
+    or from a function that is not in the traceback. An exception that a caller was already handling is not changed.
     """
     for member in _walk(error, hidden=True):
         if member.__traceback__ is not None:
@@ -91,19 +90,19 @@ def scrub(error: BaseException) -> None:
 
 
 def plain(text: str, limit: int) -> str:
-    """Returns `text` without control sequences and unprintable characters, at most `limit` long."""
+    """Returns `text` without control sequences and unprintable characters, at most `limit` characters long."""
     text = _CONTROL.sub("", _cut(text, 4 * limit))
     kept = (c if c.isprintable() or c in "\n\t" else " " if c.isspace() else "" for c in text)
     return _cut("".join(kept), limit)
 
 
 def _walk(error: BaseException, *, hidden: bool) -> list[BaseException]:
-    """Returns `error` and the exceptions behind it, outermost first, each once.
+    """Returns `error` and the exceptions it refers to, outermost first, each once.
 
     Args:
-        error: where to start.
-        hidden: whether to follow contexts that `raise ... from None` suppresses, and exceptions
-            in attributes: they tell nothing about the failure, but they hold memory.
+        error: the exception to start from.
+        hidden: whether to follow contexts that `raise ... from None` suppresses, and exceptions in attributes. They do
+            not describe the failure, but they hold memory.
     """
     callers = _callers(error)
     found: dict[int, BaseException] = {}
@@ -120,10 +119,10 @@ def _walk(error: BaseException, *, hidden: bool) -> list[BaseException]:
 
 
 def _callers(error: BaseException) -> frozenset[int]:
-    """Returns the running frames around the one that caught `error`, by id.
+    """Returns the ids of the running frames around the frame that caught `error`.
 
-    An exception whose traceback starts in one of them is being handled there: `tune()` called from
-    an `except` block must neither read nor clear what that block handles.
+    An exception whose traceback starts in one of them is being handled there. If `tune()` is called from an `except`
+    block, the exception of that block must be neither read nor cleared.
     """
     caught = error.__traceback__.tb_frame if error.__traceback__ is not None else None
     return frozenset(id(f) for f, _ in traceback.walk_stack(currentframe()) if f is not caught)
@@ -144,7 +143,7 @@ def _referred(error: BaseException, hidden: bool) -> list[BaseException]:
 def _attribute(error: BaseException, name: str) -> object:
     try:
         return getattr(error, name, None)
-    except Exception:  # noqa: BLE001 a property of the user's may raise anything; then there is nothing to read
+    except Exception:  # noqa: BLE001 a user's property may raise any exception
         return None
 
 
@@ -161,15 +160,15 @@ def _qualified(cls: type) -> str:
 def _message(error: BaseException) -> str:
     try:
         return redacted(plain(str(error), TEXT_LIMIT))
-    except BaseException as broken:  # noqa: BLE001 user code: an unprintable error must not hide the failure
+    except BaseException as broken:  # noqa: BLE001 user code: a failing __str__ must not hide the failure
         return f"<no text: its __str__ raised {type(broken).__name__}>"
 
 
 def _traceback_block(error: BaseException, link: ErrorLink) -> str:
-    """Returns the user's frames of `error` and its message, or "" when it has no traceback."""
+    """Returns the user's frames of `error` and its message, or "" if it has no traceback."""
     frames = list(traceback.walk_tb(error.__traceback__))
     user = [each for each in frames if not _inside(each[0], ("autofit", "torch"))]
-    # An error on the way from autofit into torch has no frame of the user's; then torch's say where.
+    # An error in torch code that autofit called has no user frame. The frames of torch then show the location.
     user = user or [each for each in frames if not _inside(each[0], ("autofit",))]
     if not frames:
         return ""
@@ -182,7 +181,7 @@ def _inside(frame: FrameType, packages: tuple[str, ...]) -> bool:
 
 
 def _cut(text: str, limit: int) -> str:
-    """Returns `text`, or its beginning and its end with "..." between them, `limit` long."""
+    """Returns `text`, shortened to `limit` characters by replacing its middle with "..."."""
     if len(text) <= limit:
         return text
     head = (limit - 5) // 2
@@ -190,12 +189,12 @@ def _cut(text: str, limit: int) -> str:
 
 
 def _assign(owner: type, name: str, error: BaseException, value: object) -> None:
-    # Through the slot itself: the user's class may forbid assignment (a frozen dataclass) or hide the name.
+    # The descriptor is used because the user's class may forbid assignment (a frozen dataclass) or shadow the name.
     vars(owner)[name].__set__(error, value)
 
 
 def _drop_payload(error: BaseException) -> None:
-    """Takes tensors, modules, frames out of the arguments and the attributes of `error`."""
+    """Removes tensors, modules and frames from the arguments and attributes of `error`."""
     if not isinstance(error, BaseExceptionGroup):  # a group's arguments are its members
         args: tuple[object, ...] = vars(BaseException)["args"].__get__(error)
         light = tuple(f"<{type(each).__name__}>" if _is_heavy(each) else each for each in args)
@@ -210,7 +209,7 @@ def _drop_payload(error: BaseException) -> None:
 
 
 def _is_heavy(value: object, depth: int = 4) -> bool:
-    """Says whether `value` is, or holds within `depth` containers, an object of torch or a frame."""
+    """Returns whether `value` is, or holds within `depth` levels of containers, a frame or an object of torch."""
     if isinstance(value, BaseException):
         return False
     if isinstance(value, (FrameType, TracebackType)):

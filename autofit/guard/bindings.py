@@ -1,4 +1,4 @@
-"""Bindings that are no entry of a dictionary: closure cells, slots, class attributes, names of a module."""
+"""Bindings other than dictionary entries: closure cells, slots, class attributes and module globals."""
 
 from collections.abc import Callable, Iterator, MutableMapping
 from types import CellType, FunctionType, MemberDescriptorType
@@ -7,25 +7,25 @@ from typing import Any
 from autofit.guard.object_state import same, shallow
 
 UNBOUND: Any = object()
-"""Stands for the value of a name that is bound to nothing."""
+"""Value of an unbound name."""
 
 
 class BindingPiece:
-    """What one name is bound to."""
+    """The binding of one name."""
 
     def __init__(
         self, name: str, read: Callable[[], Any], write: Callable[[Any], object], remove: Callable[[], object]
     ) -> None:
-        """Makes the piece; `read` returns `UNBOUND` where the name is bound to nothing."""
+        """Makes the piece. `read` returns `UNBOUND` if the name is not bound."""
         self.name, self._read, self._write, self._remove = name, read, write, remove
         self._kept: Any = UNBOUND
 
     def save(self) -> None:
-        """Keeps what the name is bound to."""
+        """Saves the binding."""
         self._kept = self._read()
 
     def restore(self) -> None:
-        """Binds the name as before."""
+        """Restores the binding."""
         if next(self.differences(), None) is None:
             return
         if self._kept is UNBOUND:
@@ -34,41 +34,41 @@ class BindingPiece:
             self._write(self._kept)
 
     def differences(self) -> Iterator[str]:
-        """Yields the name when it is bound to something else."""
+        """Yields the name if it is bound to another object."""
         if not same(self._read(), self._kept):
             yield self.name
 
     def content(self) -> object:
-        """Returns what the name is bound to; a value that is not simple counts by its type."""
+        """Returns the bound value, or its type if it is not a simple value."""
         return shallow(self._read())
 
     def value(self) -> object:
-        """Returns what the name is bound to."""
+        """Returns the bound value."""
         return self._read()
 
 
 class NamesPiece:
-    """Some names of a namespace that code looks up in it: the globals of a module, the attributes of a class."""
+    """The names of a namespace that code uses: globals of a module, or attributes of a class."""
 
     def __init__(self, name: str, read: Callable[[], MutableMapping[str, Any] | Any], owner: type | None) -> None:
         """Makes the piece.
 
         Args:
-            name: of the module or class.
+            name: name of the module or class.
             read: returns the namespace.
-            owner: the class, whose namespace can only be written through its attributes; None for a module.
+            owner: the class, whose namespace can only be written with `setattr`. None for a module.
         """
         self.name, self._read, self._owner = name, read, owner
         self.names: dict[str, None] = {}
         self._kept: dict[str, Any] = {}
 
     def save(self) -> None:
-        """Keeps what the names are bound to."""
+        """Saves the bindings."""
         namespace = self._read()
         self._kept = {name: namespace.get(name, UNBOUND) for name in self.names}
 
     def restore(self) -> None:
-        """Binds every name as before."""
+        """Restores every binding."""
         for name in self._changed():
             kept = self._kept.get(name, UNBOUND)
             if self._owner is not None and kept is UNBOUND:
@@ -81,23 +81,23 @@ class NamesPiece:
                 self._read()[name] = kept
 
     def differences(self) -> Iterator[str]:
-        """Yields the names that are bound to something else."""
+        """Yields the names that are bound to another object."""
         return (f"{self.name}.{name}" for name in self._changed())
 
     def content(self) -> object:
-        """Returns what the names are bound to; a value that is not simple counts by its type."""
+        """Returns the bound values, or their types if they are not simple values."""
         namespace = self._read()
         return [(name, shallow(namespace.get(name, UNBOUND))) for name in self.names]
 
     def _changed(self) -> list[str]:
         namespace = self._read()
-        added = () if self._owner is None else (name for name in own_attributes(self._owner) if name not in self._kept)
+        added = () if self._owner is None else (name for name in data_attributes(self._owner) if name not in self._kept)
         changed = [name for name, kept in self._kept.items() if not same(namespace.get(name, UNBOUND), kept)]
         return [*changed, *added]
 
 
 def cell(name: str, found: CellType) -> BindingPiece:
-    """Returns the piece for a variable of an enclosing function."""
+    """Returns the piece for a closure variable."""
 
     def read() -> Any:
         try:
@@ -115,7 +115,7 @@ def cell(name: str, found: CellType) -> BindingPiece:
 
 
 def slots(name: str, owner: object) -> Iterator[BindingPiece]:
-    """Yields a piece for each slot of an object; frozen data classes are written past their `__setattr__`."""
+    """Yields a piece for each slot of an object. Frozen dataclasses are written by bypassing `__setattr__`."""
     for kind in type(owner).__mro__:
         if "__slots__" in vars(kind):
             for key, member in vars(kind).items():
@@ -131,15 +131,15 @@ def _slot(name: str, owner: object, member: MemberDescriptorType) -> BindingPiec
 
 
 def slot_value(owner: object, member: MemberDescriptorType) -> Any:
-    """Returns what a slot holds, or `UNBOUND`."""
+    """Returns the value of a slot, or `UNBOUND`."""
     try:
         return member.__get__(owner, type(owner))
     except AttributeError:
         return UNBOUND
 
 
-def own_attributes(kind: type) -> dict[str, Any]:
-    """Returns the attributes of a class that are data: neither methods nor other descriptors, nor Python's own."""
+def data_attributes(kind: type) -> dict[str, Any]:
+    """Returns the attributes of a class that are data, without methods, other descriptors and special attributes."""
     return {
         key: value
         for key, value in vars(kind).items()
@@ -148,7 +148,7 @@ def own_attributes(kind: type) -> dict[str, Any]:
 
 
 def methods(kind: type) -> Iterator[FunctionType]:
-    """Yields the functions of a class: methods, static and class methods, and those of properties."""
+    """Yields the functions of a class: methods, static and class methods, and property accessors."""
     for value in vars(kind).values():
         for part in (value, *(getattr(value, name, None) for name in ("__func__", "fget", "fset", "func"))):
             if isinstance(part, FunctionType):

@@ -1,7 +1,7 @@
-"""What a function holds: the variables of the functions around it, its defaults, and the globals that its code names.
+"""The globals that a function uses.
 
-Of globals those count that the function's code, or code inside it, names: in its own module, and in the user's modules
-that it names or imports. Nothing else of a module is looked at, and nothing in the modules of libraries.
+These are the globals named in the function's code, or in code nested in it: globals of its own module and of the user's
+modules that it names or imports. Other globals of a module, and the modules of libraries, are not considered.
 """
 
 import sys
@@ -15,27 +15,31 @@ from autofit.guard.origin import Origin, origin_of
 
 @lru_cache(maxsize=4096)
 def names_in(code: CodeType) -> tuple[str, ...]:
-    """Returns the names that code looks up beyond its own variables.
+    """Returns the names that code looks up, other than local variables.
 
-    These are globals and attributes, which are told apart only by whether there is such a global.
+    These are globals and attributes. A name is a global if the module has one of that name.
     """
     inner = [name for value in code.co_consts if isinstance(value, CodeType) for name in names_in(value)]
     return tuple(dict.fromkeys([*code.co_names, *inner]))
 
 
 def code_origin(function: FunctionType) -> Origin:
-    """Returns whose code a function is; a wrapper is of the module that wrapped."""
+    """Returns whose code a function is. A wrapper belongs to the module that defines it."""
     return origin_of(function.__globals__.get("__name__"))
 
 
 def namespaces(function: FunctionType) -> Iterator[tuple[str, dict[str, Any], tuple[str, ...]]]:
-    """Yields the user's namespaces that a function's code reads or writes: name, namespace and names in it."""
+    """Yields the user's namespaces that a function reads or writes, each as name, namespace and names used."""
     if code_origin(function) is not Origin.USER:
         return
-    own, names = function.__globals__, names_in(function.__code__)
-    yield str(own.get("__name__", "globals")), own, names
-    todo = [module for name in names for module in ([own[name]] if name in own else _imported(name, own))]
-    seen = {id(own)}
+    module_globals, names = function.__globals__, names_in(function.__code__)
+    yield str(module_globals.get("__name__", "globals")), module_globals, names
+    todo = [
+        module
+        for name in names
+        for module in ([module_globals[name]] if name in module_globals else _imported(name, module_globals))
+    ]
+    seen = {id(module_globals)}
     while todo:
         module = todo.pop(0)
         if (
@@ -49,8 +53,8 @@ def namespaces(function: FunctionType) -> Iterator[tuple[str, dict[str, Any], tu
             todo += [vars(module)[name] for name in inside]
 
 
-def _imported(name: str, own: dict[str, Any]) -> list[ModuleType]:
-    """Returns the modules that an `import` inside a function may find by a name, of those imported before."""
-    package = str(own.get("__package__") or "").split(".")
+def _imported(name: str, module_globals: dict[str, Any]) -> list[ModuleType]:
+    """Returns the already imported modules that an `import` of this name inside a function may find."""
+    package = str(module_globals.get("__package__") or "").split(".")
     places = (".".join([*package[:depth], name]) for depth in range(len(package) + 1))
     return [sys.modules[place] for place in places if place in sys.modules]

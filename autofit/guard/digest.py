@@ -1,6 +1,6 @@
-"""Fingerprints of values by their bits: two values have the same one exactly when no bit of them differs.
+"""Fingerprints of values by their bits: two values have the same fingerprint exactly if all their bits are equal.
 
-`==` and `torch.equal` are not bit tests: they hold 0.0 and -0.0 equal, and nan unequal to itself.
+`==` and `torch.equal` do not compare bits: 0.0 equals -0.0, and nan is not equal to itself.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from autofit.workloads.tree import pieces
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
-# Immutable values whose repr says everything about them.
+# Immutable values that their repr describes completely.
 SIMPLE = (
     *(type(None), bool, int, float, complex, str, bytes, range, slice, Enum),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
@@ -27,19 +27,19 @@ SIMPLE = (
 
 
 class Sink(Protocol):
-    """What takes the bytes, such as a `hashlib` object."""
+    """A receiver of bytes, such as a `hashlib` object."""
 
     def update(self, data: "Buffer", /) -> None:
-        """Takes the next bytes."""
+        """Adds the next bytes."""
 
 
 def in_full(value: object) -> str:
-    """Returns a text of a simple value that says everything about it; Python writes no large number in decimals."""
+    """Returns the complete text of a simple value. Large integers are in hexadecimal: Python limits decimal digits."""
     return hex(value) if isinstance(value, int) and abs(value) >= 2**63 else repr(value)
 
 
 def fingerprint(value: object) -> str:
-    """Returns the sha256, as hexadecimal, of a nested value."""
+    """Returns the SHA-256 of a nested value, in hexadecimal."""
     sink = hashlib.sha256()
     feed(sink, value)
     return sink.hexdigest()
@@ -48,10 +48,10 @@ def fingerprint(value: object) -> str:
 def feed(sink: Sink, value: object) -> None:
     """Feeds a nested value to `sink`: simple values, tensors, arrays and containers of them.
 
-    An object of another type counts by its type alone: its address says nothing about its state.
+    For an object of another type only the type is fed, since its address does not describe its state.
     """
     numpy = sys.modules.get("numpy")
-    if issubclass(type(value), SIMPLE):  # not `isinstance`, which asks the object for its class
+    if issubclass(type(value), SIMPLE):  # `isinstance` would read `__class__` of the object
         _feed_text(sink, f"{type(value).__qualname__}:{in_full(value)}")
     elif isinstance(value, torch.Tensor):
         _feed_tensor(sink, value)
@@ -79,13 +79,13 @@ def _feed_items(sink: Sink, value: Mapping[Any, Any] | Sequence[Any]) -> None:
 
 
 def _feed_text(sink: Sink, text: str) -> None:
-    """Feeds one text with its length, so that two texts cannot run into each other."""
+    """Feeds one text with its length, so that the boundary between texts is unambiguous."""
     data = text.encode(errors="surrogatepass")
     sink.update(len(data).to_bytes(8, "little") + data)
 
 
 def _feed_tensor(sink: Sink, tensor: torch.Tensor) -> None:
-    """Feeds a tensor's type, layout and bytes; one without data (meta, freed by sharding) has no bytes."""
+    """Feeds a tensor's type, layout and bytes. A tensor without data (meta, freed by sharding) has no bytes."""
     _feed_text(sink, f"{type(tensor).__qualname__}:{tensor.dtype}:{tensor.device}:{tensor.layout}")
     if is_traceable_wrapper_subclass(tensor):
         for attribute in tensor.__tensor_flatten__()[0]:

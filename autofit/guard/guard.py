@@ -1,8 +1,8 @@
-"""The promise "no trace": what the user passed in comes back bit-identical, and so does the process.
+"""The promise "no trace": the user's objects and the process state are restored bit-identically.
 
-Followed is all that they reach (state_walk.py). Some of it is only watched: a loader's running iterator and a loader's
-own `state_dict()`, which cannot be rewound; and what cannot be followed or is too large to be copied (unguarded.py),
-which `Guard.caveats` names beforehand, and `Guard.changed` afterwards where a change was seen.
+All state that the user's objects reach is guarded (state_walk.py). Some of it is only watched: a loader's running
+iterator and `state_dict()`, which cannot be rewound, and state that cannot be followed or is too large to copy
+(unguarded.py). `Guard.caveats` names the latter before tuning, and `Guard.changed` names detected changes afterwards.
 """
 
 import hashlib
@@ -41,11 +41,11 @@ _VALUES = (ValuePiece, ArrayPiece, SamplesPiece)
 
 
 class Guard:
-    """Takes a snapshot of what the user passed in and of the process, and puts it back bit-identically.
+    """Takes a snapshot of the user's objects and the process state, and restores it bit-identically.
 
-    Used around everything that tunes, in the tuning process. `restore` is called after each probe; leaving
-    the `with` block restores and then verifies, on every exit. The bytes are kept in host memory; the tensors
-    themselves, gradients included, are kept by reference, so that the same objects come back.
+    It is held around all tuning, in the tuning process. `restore` is called after each probe. Leaving the `with` block
+    always restores and verifies. Bytes are kept in host memory. Tensors, gradients included, are kept by reference, so
+    that the same objects are restored.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Guard:
         extras: Mapping[str, object] | None = None,
         functions: Mapping[str, object] | None = None,
     ) -> None:
-        """Takes the snapshot; changes nothing and iterates nothing.
+        """Takes the snapshot. Changes nothing and iterates nothing.
 
         Args:
             model: its parameters, buffers, gradients, modes, hooks and attributes are guarded.
@@ -65,11 +65,12 @@ class Guard:
             loader: its data set, collate function, generators, samplers and attributes are guarded.
             extras: further objects by name: modules (EMA, losses), schedulers, scalers, generators, anything
                 with attributes or `state_dict`/`load_state_dict`.
-            functions: what the search calls, by name: all that its code and closures reach is guarded.
+            functions: functions that the search calls, by name. All state that their code and closures reach is
+                guarded.
         """
         self._model, self._optimizer, self._loader = model, optimizer, loader
         self._extras, self._functions = extras, functions
-        # First, because asking a user's object for its state may draw a random number.
+        # First, because reading the state of a user's object may draw a random number.
         self._process = ProcessState()
         walk = Walk(model, optimizer, loader, extras, functions)
         self._left = False
@@ -80,7 +81,7 @@ class Guard:
 
     @classmethod
     def of(cls, workload: Workload) -> Self:
-        """Takes the snapshot of all that a workload holds."""
+        """Takes the snapshot of everything that a workload holds."""
         optimizer, recipe = workload.optimizer, None
         if not isinstance(optimizer, torch.optim.Optimizer):
             optimizer, recipe = None, optimizer
@@ -95,23 +96,23 @@ class Guard:
 
     @property
     def digest(self) -> str:
-        """The sha256 of the present state of everything guarded, process-wide flags left out."""
+        """The SHA-256 of the present state of all guarded objects, without process-wide flags."""
         return digest_of(self._model, self._optimizer, self._loader, self._extras, self._functions)
 
     def restore(self) -> None:
-        """Puts everything back in place; may be called any number of times, at the cost of one comparison.
+        """Restores everything in place. May be called any number of times, at the cost of one comparison.
 
-        An interrupt (SIGINT) that arrives meanwhile is delivered afterwards.
+        An interrupt (SIGINT) that arrives during the call is delivered afterwards.
 
         Raises:
-            RestoreError: a part could not be written. All other parts were.
+            RestoreError: a part could not be restored. All other parts were.
         """
         self._restore(self._pieces)
 
     def restore_trained(self) -> None:
-        """Puts back what a step trains and the process, but leaves what the user's functions and helpers keep.
+        """Restores what a step trains and the process, but not the state kept by the user's functions and helpers.
 
-        What is then still on the device is what the user's code keeps from step to step. `restore` has to follow.
+        The memory then in use on the device is what the user's code keeps between steps. `restore` must follow.
 
         Raises:
             RestoreError: as `restore`.
@@ -119,7 +120,7 @@ class Guard:
         self._restore([piece for piece in self._pieces if id(piece) not in self._held])
 
     def differences(self) -> list[str]:
-        """Returns the names of all that is not bit-identical to the snapshot, such as "model.0.weight"."""
+        """Returns the names of all state that is not bit-identical to the snapshot, such as "model.0.weight"."""
         return self._differences(self._bytes)
 
     def _differences(self, stored: Sequence[StorageBytes | OpaqueTensor]) -> list[str]:
@@ -129,7 +130,7 @@ class Guard:
 
     @property
     def backstop(self) -> "Backstop":
-        """A second context to hold around the `with` block of the guard: see `Backstop`."""
+        """A second context manager to hold around the guard. See `Backstop`."""
         return Backstop(self._leave)
 
     def __enter__(self) -> Self:
@@ -139,18 +140,18 @@ class Guard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Puts everything back and verifies it.
+        """Restores everything and verifies it.
 
-        A poisoned device can be neither written nor read: what is on it is lost with this process, and the error that
-        says so gets a note of what that is.
+        A poisoned device can be neither written nor read, so its content is lost with this process. The error in flight
+        then gets a note that lists what was lost.
 
         Raises:
-            RestoreError: something still differs; chained to the exception in flight, if there is one.
+            RestoreError: state still differs. It is chained to the exception in flight, if any.
         """
         leave_surely(self._leave, error)
 
     def _leave(self, error: BaseException | None) -> None:
-        """Does what leaving takes, unless that was done since the guard was entered."""
+        """Restores and verifies once per entry of the guard."""
         if self._left:
             return
         if isinstance(error, DevicePoisoned):
@@ -181,18 +182,18 @@ class Guard:
             raise _restore_error(left or [name for name, _ in failures]) from cause
 
     def _put_back(self, pieces: Sequence[Piece]) -> list[tuple[str, Exception]]:
-        """Writes the pieces, all bytes and the process, and returns the parts that failed with their errors.
+        """Writes the pieces, all bytes and the process state. Returns the parts that failed, with their errors.
 
-        Order: the containers give the tensors back; then come the values, some of which the user's own code writes;
-        the tensors get their bytes; then comes what hangs on a tensor's layout; last the process, whose random
-        generators the former may have used.
+        Order: first containers, which restore the tensor objects. Then values, some of which are written by the user's
+        code. Then the bytes of tensors, and what depends on a tensor's layout. Last the process, since the steps before
+        may have used its random generators.
         """
         parts: list[tuple[str, Callable[[], object]]] = [
             *((piece.name, piece.restore) for piece in pieces if isinstance(piece, _CONTAINERS)),
             *((piece.name, piece.restore) for piece in pieces if isinstance(piece, _VALUES)),
             *((kept.name, kept.restore) for kept in self._bytes),
             *((piece.name, piece.restore) for piece in pieces if isinstance(piece, (TensorPiece, ClassPiece))),
-            # Casts of a probe's weights would otherwise serve the user's open autocast block.
+            # Otherwise the user's open autocast block would use cached casts of a probe's weights.
             ("autocast cache", torch.clear_autocast_cache),
             *self._process.parts(),
         ]
@@ -200,19 +201,19 @@ class Guard:
         for name, write in parts:
             try:
                 write()
-            except Exception as error:  # noqa: BLE001  # one part must not keep the others from returning
+            except Exception as error:  # noqa: BLE001  # one failing part must not prevent restoring the others
                 failures.append((name, error))
         return failures
 
 
 def leave_surely(leave: Callable[[BaseException | None], object], error: BaseException | None) -> None:
-    """Calls `leave` with the exception in flight, and once more where a Ctrl-C cut it short.
+    """Calls `leave` with the exception in flight, and again if Ctrl-C interrupted it.
 
-    The interrupt may come before `leave` defers interrupts, and nothing else would put the state back. Calling it again
-    does nothing where it was done.
+    The interrupt may arrive before `leave` defers interrupts, and nothing else would then restore the state. A second
+    call does nothing if the first completed.
 
     Raises:
-        KeyboardInterrupt: as it came.
+        KeyboardInterrupt: `leave` was interrupted.
     """
     try:
         leave(error)
@@ -222,14 +223,14 @@ def leave_surely(leave: Callable[[BaseException | None], object], error: BaseExc
 
 
 class Backstop:
-    """Makes good what an interrupt keeps an inner context from doing on exit.
+    """Runs the exit of an inner context manager if an interrupt prevented it.
 
-    Ctrl-C may arrive when an `__exit__` is called and has not yet run its first line: then it runs not at all. Held
-    around it in the same `with` statement, this context does the work instead. One interrupt cannot hit both.
+    Ctrl-C may arrive after `__exit__` is called and before its first line, so that it does not run at all. This context
+    manager, held around the inner one in the same `with` statement, then does the work. One interrupt cannot hit both.
     """
 
     def __init__(self, leave: Callable[[BaseException | None], object]) -> None:
-        """Makes the context; `leave` does the work unless it was done, and gets the exception in flight."""
+        """Makes the context manager. `leave` takes the exception in flight and does nothing if its work is done."""
         self._do_leave = leave
 
     def __enter__(self) -> None:
@@ -248,10 +249,10 @@ def digest_of(
     extras: Mapping[str, object] | None = None,
     functions: Mapping[str, object] | None = None,
 ) -> str:
-    """Returns one sha256, as hexadecimal, of the present state of the objects and the global generators.
+    """Returns one SHA-256, in hexadecimal, of the present state of the objects and the global random generators.
 
-    Covers what `Guard` covers, process-wide flags left out, and changes nothing. Objects of unknown classes
-    count by their type; the digest is for comparing the same objects before and after, within one process.
+    Covers what `Guard` covers, without process-wide flags, and changes nothing. Objects of unknown classes contribute
+    only their type. Use the digest to compare the same objects at two times within one process.
     """
     sink = hashlib.sha256()
     for piece in [*Walk(model, optimizer, loader, extras, functions).pieces, *global_rngs()]:
@@ -262,15 +263,15 @@ def digest_of(
 
 def _restore_error(names: list[str]) -> RestoreError:
     return RestoreError(
-        f"Found {format_names(names, 10)} changed after tuning; expected it bit-identical to before. "
-        "Rebuild these objects, or reload them from a checkpoint, before training on."
+        f"Found {format_names(names, 10)} changed after tuning; expected the same bits as before. "
+        "Rebuild these objects, or reload them from a checkpoint, before you continue training."
     )
 
 
 @contextmanager
 def _interrupt_deferred() -> Iterator[None]:
-    """Holds SIGINT back for the length of the block, then delivers it to the handler installed by then."""
-    # Only the main thread can set handlers; None is a handler from outside Python, which cannot be put back.
+    """Defers SIGINT until the end of the block, then delivers it to the handler installed by then."""
+    # Only the main thread can set handlers. None is a handler from outside Python, which cannot be restored.
     previous = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or previous is None:
         yield
@@ -284,7 +285,7 @@ def _interrupt_deferred() -> Iterator[None]:
     try:
         yield
     finally:
-        # The block itself may have put the user's handler back.
+        # The block may have restored the user's handler.
         if signal.getsignal(signal.SIGINT) is hold:
             signal.signal(signal.SIGINT, previous)
         if arrived:

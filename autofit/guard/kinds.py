@@ -1,4 +1,4 @@
-"""What the walk does with an object, by its class: followed, left alone, or named because it cannot be followed."""
+"""How the walk treats an object by its class: it is followed, ignored, or named because it cannot be followed."""
 
 import io
 import sys
@@ -27,39 +27,39 @@ FAMILIES = (
     *(nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler),
     *(DataLoader, Sampler, Dataset, Distribution),
 )
-"""Classes of torch whose objects hold state of the user's."""
+"""Classes of torch whose objects hold user state."""
 IMMUTABLE = (
     *SIMPLE,
     *(types.ModuleType, types.CodeType, types.FrameType, types.TracebackType),
     *(types.GenericAlias, types.UnionType, types.EllipsisType, types.NotImplementedType),
     *(weakref.ref, weakref.ProxyType, weakref.CallableProxyType, property, staticmethod, classmethod, super),
 )
-"""Classes whose objects hold nothing that could change, or nothing of their own."""
+"""Classes whose objects cannot change, or hold no state of their own."""
 CONTAINERS = (dict, list, deque, set, tuple, frozenset)
 """Classes whose objects are followed as containers."""
 _HOLDERS = (
     *(SimpleNamespace, Namespace, ChainMap, UserDict, UserList, partialmethod, threading.local),
     *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet, BaseException),
 )
-"""Classes of Python's own library whose objects are followed like the user's."""
+"""Classes of the standard library whose objects are followed like the user's."""
 _QUIET_STANDARD = frozenset({
     *("abc", "ast", "builtins", "collections", "contextlib", "dataclasses", "datetime", "decimal", "enum"),
     *("fractions", "functools", "importlib", "inspect", "ipaddress", "logging", "numbers", "operator", "pathlib", "re"),
     *("string", "time", "types", "typing", "uuid", "warnings", "zoneinfo"),
 })  # fmt: skip
-"""Modules of Python's own library whose other objects are values, or none of the user's state (loggers)."""
+"""Standard library modules whose other objects are values, or hold no user state (loggers)."""
 _QUIET_LIBRARIES = frozenset({
     "numpy", "pandas", "PIL", "polars", "pyarrow", "sentencepiece", "tokenizers", "triton",
 })  # fmt: skip
-"""Libraries whose compiled objects are data and vocabularies, which a training step does not change."""
+"""Libraries whose compiled objects are data or vocabularies, which a training step does not change."""
 _LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event, threading.Semaphore)
 _LOADING: Any = torch.utils.data.dataloader._BaseDataLoaderIter
 _FILE, _LOCK, _GENERATOR, _ITERATOR = "an open file", "a lock", "a generator in progress", "an iterator in progress"
-_WORDS = (_FILE, _LOCK, _GENERATOR, _ITERATOR)
+_NAMED = (_FILE, _LOCK, _GENERATOR, _ITERATOR)
 _MEMO = type(lru_cache(len))
 _RUNNING = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 DATA_KEYS = ("dataset", "data_source")
-"""Where loaders and samplers have their data."""
+"""Attributes in which loaders and samplers hold their data."""
 
 
 def is_followed(found: object) -> bool:
@@ -89,7 +89,7 @@ def is_users(function: types.FunctionType) -> bool:
 
 
 def is_torchs(function: types.FunctionType) -> bool:
-    """Returns whether a function is torch's, Python's or autofit's: what it closes over is theirs, not state."""
+    """Returns whether a function belongs to torch, Python or autofit, so that its closure holds no user state."""
     return code_origin(function) in (Origin.TORCH, Origin.STANDARD, Origin.AUTOFIT)
 
 
@@ -98,9 +98,9 @@ def _slotted(found: object) -> bool:
 
 
 def nature(found: Any) -> str:
-    """Returns what an object that cannot be followed is, in words; "" for one that need not be."""
+    """Describes an object that cannot be followed. Returns "" if it need not be."""
     what = _nature(type(found))  # type: ignore[arg-type]  # a class can be hashed
-    if (what == _FILE and _is_terminal(found)) or (what and is_followed(found) and what not in _WORDS):
+    if (what == _FILE and _is_terminal(found)) or (what and is_followed(found) and what not in _NAMED):
         return ""
     return what
 
@@ -121,13 +121,13 @@ def _nature(kind: type) -> str:
 
 
 def has_no_storage(tensor: torch.Tensor) -> bool:
-    """Returns whether a tensor is a nested one, or one inside a function transform: its bytes cannot be reached."""
+    """Returns whether a tensor is nested or inside a function transform, so that its bytes cannot be accessed."""
     nested = tensor.is_nested and not is_traceable_wrapper_subclass(tensor)
     return nested or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def entries(found: Any) -> Collection[Any]:
-    """Returns the values or items of a container; they are read past the methods of a class of its own."""
+    """Returns the values or items of a container. Methods that a subclass overrides are bypassed."""
     kind: Any = next(kind for kind in CONTAINERS if isinstance(found, kind))
     if kind is dict:
         return dict.values(found)
@@ -135,7 +135,7 @@ def entries(found: Any) -> Collection[Any]:
 
 
 def unwrapped(found: object) -> list[tuple[str, object]]:
-    """Returns what a bound method, a call with fixed arguments or a view is made of, with the ends of their names."""
+    """Returns the parts of a bound method, a `partial`, a cached function or a view, with suffixes for their names."""
     if isinstance(found, MethodType):
         return [("", found.__self__), ("", found.__func__)]
     if isinstance(found, partial):

@@ -1,4 +1,4 @@
-"""Where an object was found, and how the way there is called."""
+"""Where an object was found, and the name of the path to it."""
 
 from dataclasses import dataclass
 
@@ -12,24 +12,25 @@ class Whereabouts:
     """Where an object was found.
 
     Attributes:
-        own: whether the user's own code or object holds it: only then is it named if it cannot be followed.
-        data: whether it is below a data set, where limits hold.
-        held: whether it was reached through a function or a plain object, and is no part of model, optimizer or loader.
+        of_user: whether it is held by the user's code or object. Only then is it named if it cannot be followed.
+        data: whether it is below a data set, where size limits apply.
+        held: whether it was reached through a function or a plain object, and is not part of the model, optimizer or
+            loader.
     """
 
-    own: bool = True
+    of_user: bool = True
     data: bool = False
     held: bool = False
 
 
 class Labels:
-    """Names the entries of objects and containers, so that a person finds them."""
+    """Names the entries of objects and containers so that the user can find them."""
 
     def __init__(self) -> None:
         self._position: dict[int, int] = {}
 
     def number(self, optimizer: torch.optim.Optimizer) -> None:
-        """Numbers the parameters as the optimizer's own `state_dict` does, to name its state entries."""
+        """Numbers the parameters as the optimizer's `state_dict` does, to name its state entries."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._position.update({id(p): index for index, p in enumerate(parameters)})
 

@@ -1,6 +1,6 @@
-"""State inside library objects that is cheap to look at: tables, images, seeds, caches of functions.
+"""State inside library objects that is cheap to read: tables, images, seeds, function caches.
 
-A change is named after the search. Nothing here imports a library: what was not imported has no objects.
+A change is named after the search. No library is imported here: a library that was not imported has no objects.
 """
 
 import sys
@@ -14,18 +14,18 @@ from autofit.guard.code import code_origin
 from autofit.guard.origin import Origin
 
 _CELLS = 100_000
-"""So many cells of a table are read, in rows evenly spread: about 0.1 s."""
+"""Maximum number of table cells read, in evenly spaced rows: about 0.1 s."""
 _MEMO = type(lru_cache(len))
 
 
 def shown_state(found: Any) -> Callable[[], object] | None:
-    """Returns what reads the state that a library's object shows; None for what shows none."""
+    """Returns a function that reads the state of a library's object. None for other objects."""
     if isinstance(found, _MEMO):
-        return _reader_of_memo(found)
+        return _memo_reader(found)
     for library, classes, reader in (
-        ("numpy.random", ("SeedSequence",), _reader_of_seed),
-        ("pandas", ("DataFrame", "Series"), _reader_of_table),
-        ("PIL.Image", ("Image",), _reader_of_image),
+        ("numpy.random", ("SeedSequence",), _seed_reader),
+        ("pandas", ("DataFrame", "Series"), _table_reader),
+        ("PIL.Image", ("Image",), _image_reader),
     ):
         module = sys.modules.get(library)
         if module is not None and isinstance(found, tuple(getattr(module, name, ()) for name in classes)):
@@ -33,21 +33,21 @@ def shown_state(found: Any) -> Callable[[], object] | None:
     return None
 
 
-def _reader_of_memo(memo: Any) -> Callable[[], object] | None:
-    """Returns what counts the results that a function of the user's keeps; a library's are its own business."""
+def _memo_reader(memo: Any) -> Callable[[], object] | None:
+    """Returns a function that counts the cached results of a user's function. None for functions of libraries."""
     function = getattr(memo, "__wrapped__", None)
     users = isinstance(function, FunctionType) and code_origin(function) is Origin.USER
     return (lambda: memo.cache_info().currsize) if users else None
 
 
-def _reader_of_seed(seed: Any) -> Callable[[], object]:
+def _seed_reader(seed: Any) -> Callable[[], object]:
     return lambda: seed.n_children_spawned
 
 
-def _reader_of_table(table: Any) -> Callable[[], object]:
+def _table_reader(table: Any) -> Callable[[], object]:
     return lambda: [table.shape, table.iloc[:: table.size // _CELLS + 1].to_csv()]
 
 
-def _reader_of_image(image: Any) -> Callable[[], object] | None:
-    """Returns what reads the pixels; looking at an image that is not loaded yet would load it."""
+def _image_reader(image: Any) -> Callable[[], object] | None:
+    """Returns a function that reads the pixels. None if the image is not loaded, since reading would load it."""
     return None if getattr(image, "im", None) is None else lambda: zlib.crc32(image.tobytes())

@@ -1,4 +1,4 @@
-"""How far a loader is, which can be watched but not put back."""
+"""The position of a loader, which can be watched but not restored."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,8 +9,8 @@ from autofit.guard.object_state import ValuePiece
 def loader_pieces(loader: Any) -> Iterator[ValuePiece]:
     """Yields the pieces that watch a loader's position.
 
-    A loader's `load_state_dict` throws its running iterator away, so it is no way to put one back; without a
-    running iterator some start one to answer `state_dict`, which draws from the generators.
+    A loader's `load_state_dict` discards its running iterator, so it cannot restore one. Without a running iterator,
+    some loaders start one in `state_dict`, which draws from the random generators.
     """
     if hasattr(loader, "_num_yielded"):
         yield progress_piece("loader", loader)
@@ -23,5 +23,5 @@ def loader_pieces(loader: Any) -> Iterator[ValuePiece]:
 
 
 def progress_piece(name: str, iterator: Any) -> ValuePiece:
-    """Returns the piece that watches how far a loader's running iterator is: it cannot be rewound."""
+    """Returns the piece that watches the position of a loader's running iterator, which cannot be rewound."""
     return ValuePiece(name, lambda: getattr(iterator, "_num_yielded", None), None)

@@ -1,7 +1,7 @@
-"""Pieces of mutable state: one tensor, mapping, list, set or value each, kept and put back in place.
+"""Pieces of mutable state: one tensor, mapping, list, set or value each, saved and restored in place.
 
-A piece is cheap to make; `save` takes the snapshot. What holds other objects (a mapping, a list) is kept by
-reference, so the very same objects come back; what they hold is a piece of its own.
+A piece is cheap to make; `save` takes the snapshot. The entries of a container (a mapping, a list) are kept by
+reference, so that the same objects are restored. Their own content is saved by other pieces.
 """
 
 from collections import OrderedDict, deque
@@ -15,18 +15,18 @@ from autofit.guard.digest import SIMPLE, fingerprint, in_full
 
 
 class Piece(Protocol):
-    """One piece of state. The guard calls `save` once, then the others any number of times."""
+    """One piece of state. The guard calls `save` once, then the other methods any number of times."""
 
     name: str
 
     def save(self) -> None:
-        """Keeps the present state."""
+        """Saves the present state."""
 
     def restore(self) -> None:
-        """Puts the kept state back, in place."""
+        """Restores the saved state in place."""
 
     def differences(self) -> Iterator[str]:
-        """Yields the name of everything that is not as it was kept."""
+        """Yields the names of everything that differs from the saved state."""
 
     def content(self) -> object:
         """Returns the present state as a value that `digest.feed` takes."""
@@ -35,29 +35,29 @@ class Piece(Protocol):
 class MappingPiece:
     """The keys, their order and the bindings of a dictionary, such as the `__dict__` of a module.
 
-    A dictionary of a class of its own is read and written past that class's methods, which may count or reorder.
+    Methods that a subclass of `dict` overrides are bypassed, since they may count or reorder.
     """
 
     def __init__(self, name: str, mapping: dict[Any, Any], label: Callable[[str, object], str]) -> None:
-        """Makes the piece; `label(name, key)` names an entry."""
+        """Makes the piece. `label(name, key)` returns the name of an entry."""
         self.name, self._mapping, self._label = name, mapping, label
-        # An OrderedDict loses its order where a plain dictionary's methods write to it.
+        # An OrderedDict loses its order if the methods of `dict` write to it.
         self._kind: type[dict[Any, Any]] = OrderedDict if isinstance(mapping, OrderedDict) else dict
         self._kept: dict[object, object] = {}
 
     def save(self) -> None:
-        """Keeps the bindings."""
+        """Saves the bindings."""
         self._kept = dict(self._kind.items(self._mapping))
 
     def restore(self) -> None:
-        """Binds every key as before, in the former order, and removes added keys."""
+        """Restores every binding in the saved order and removes added keys."""
         if next(self.differences(), None) is not None:
             self._kind.clear(self._mapping)
             for key, value in self._kept.items():
                 self._kind.__setitem__(self._mapping, key, value)
 
     def differences(self) -> Iterator[str]:
-        """Yields the entries that were added, removed or bound to something else."""
+        """Yields the entries that were added, removed or bound to another object."""
         now, kept = dict(self._kind.items(self._mapping)), self._kept
         if _identical(now.keys(), kept.keys()) and _identical(now.values(), kept.values()):
             return
@@ -68,12 +68,12 @@ class MappingPiece:
             yield f"{self.name} (order of its entries)"
 
     def content(self) -> object:
-        """Returns the entries; a value that is not simple counts by its type."""
+        """Returns the entries. A value that is not simple is replaced by its type."""
         return [(self._label("", key), shallow(value)) for key, value in self._kind.items(self._mapping)]
 
 
 class SequencePiece:
-    """The items of a list or deque; one of a class of its own is read and written past that class's methods."""
+    """The items of a list or deque. Methods that a subclass overrides are bypassed."""
 
     def __init__(self, name: str, items: list[Any] | deque[Any]) -> None:
         self.name, self._items = name, items
@@ -81,23 +81,23 @@ class SequencePiece:
         self._kept: list[object] = []
 
     def save(self) -> None:
-        """Keeps the items."""
+        """Saves the items."""
         self._kept = self._now()
 
     def restore(self) -> None:
-        """Puts the items back into the same list."""
+        """Restores the items of the same list."""
         if next(self.differences(), None) is not None:
             self._kind.clear(self._items)
             self._kind.extend(self._items, self._kept)
 
     def differences(self) -> Iterator[str]:
-        """Yields the list's name when an item differs."""
+        """Yields the list's name if an item differs."""
         now = self._now()
         if not _identical(now, self._kept) and not same(tuple(now), tuple(self._kept)):
             yield self.name
 
     def content(self) -> object:
-        """Returns the items; one that is not simple counts by its type."""
+        """Returns the items. An item that is not simple is replaced by its type."""
         return [shallow(item) for item in self._now()]
 
     def _now(self) -> list[object]:
@@ -112,54 +112,54 @@ class SetPiece:
         self._kept: set[object] = set()
 
     def save(self) -> None:
-        """Keeps the members."""
+        """Saves the members."""
         self._kept = set(self._members)
 
     def restore(self) -> None:
-        """Puts the members back into the same set."""
+        """Restores the members of the same set."""
         if self._members != self._kept:
             self._members.clear()
             self._members.update(self._kept)
 
     def differences(self) -> Iterator[str]:
-        """Yields the set's name when its members differ."""
+        """Yields the set's name if its members differ."""
         if self._members != self._kept:
             yield self.name
 
     def content(self) -> object:
-        """Returns the members; one that is not simple counts by its type."""
+        """Returns the members. A member that is not simple is replaced by its type."""
         return {shallow(member) for member in self._members}
 
 
 class ValuePiece:
-    """A state that is read and written as one value, such as that of a random generator."""
+    """State that is read and written as one value, such as that of a random generator."""
 
     def __init__(self, name: str, read: Callable[[], object], write: Callable[[Any], object] | None) -> None:
         """Makes the piece.
 
         Args:
-            name: what `differences` calls it.
-            read: returns a value that later changes do not reach.
-            write: puts such a value back; None for a state that can only be watched.
+            name: name that `differences` yields.
+            read: returns a value that is independent of later changes.
+            write: restores such a value. None for state that can only be watched.
         """
         self.name, self._read, self._write = name, read, write
         self._kept: object = None
-        self._print = ""
+        self._fingerprint = ""
 
     def save(self) -> None:
-        """Keeps the value, or only its fingerprint when it cannot be written."""
+        """Saves the value, or only its fingerprint if it cannot be written."""
         value = self._read()
-        self._print = fingerprint(value)
+        self._fingerprint = fingerprint(value)
         self._kept = value if self._write is not None else None
 
     def restore(self) -> None:
-        """Writes the kept value, when the present one differs."""
-        if self._write is not None and fingerprint(self._read()) != self._print:
+        """Writes the saved value if the present one differs."""
+        if self._write is not None and fingerprint(self._read()) != self._fingerprint:
             self._write(self._kept)
 
     def differences(self) -> Iterator[str]:
-        """Yields the name when the value differs in any bit."""
-        if fingerprint(self._read()) != self._print:
+        """Yields the name if the value differs in any bit."""
+        if fingerprint(self._read()) != self._fingerprint:
             yield self.name
 
     def content(self) -> object:
@@ -168,23 +168,23 @@ class ValuePiece:
 
 
 class ClassPiece:
-    """The class of an object: lazy modules and parameters change theirs when they first run."""
+    """The class of an object. Lazy modules and parameters change their class on the first run."""
 
     def __init__(self, name: str, owner: object) -> None:
         self.name, self._owner = f"{name}.__class__", owner
         self._kept = type(owner)
 
     def save(self) -> None:
-        """Keeps the class."""
+        """Saves the class."""
         self._kept = type(self._owner)
 
     def restore(self) -> None:
-        """Makes the object one of its former class."""
+        """Restores the class of the object."""
         if type(self._owner) is not self._kept:
             self._owner.__class__ = self._kept
 
     def differences(self) -> Iterator[str]:
-        """Yields the name when the class is another one."""
+        """Yields the name if the class differs."""
         if type(self._owner) is not self._kept:
             yield self.name
 
@@ -194,7 +194,7 @@ class ClassPiece:
 
 
 class TensorPiece:
-    """What a tensor carries besides its bytes: gradient, `requires_grad`, hooks, graph, version."""
+    """The state of a tensor other than its bytes: gradient, `requires_grad`, hooks, graph, version."""
 
     HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
@@ -204,22 +204,22 @@ class TensorPiece:
         self._version: int | None = None
 
     def save(self) -> None:
-        """Keeps what the tensor carries, by reference."""
-        self._kept = self._carried()
+        """Saves the state by reference."""
+        self._kept = self._state()
         self._version = None if self.tensor.data.is_inference() else self.tensor._version
 
     def restore(self) -> None:
-        """Puts everything back; to be called after the bytes, because a gradient must fit its tensor.
+        """Restores the state. Call it after the bytes are restored, because a gradient must fit its tensor.
 
-        The version counter returns too: the bytes are those that a graph held by the user has seen, and a
-        probe's optimizer step has counted it up.
+        The version counter is restored too: a probe's optimizer step incremented it, but a graph that the user holds
+        saved the tensor with the bytes that are now restored.
         """
         tensor, kept = self.tensor, self._kept
         if kept["grad_fn"] is None and tensor.grad_fn is not None:
             tensor.detach_()
         if tensor.is_leaf and tensor.requires_grad != kept["requires_grad"]:
             tensor.requires_grad = kept["requires_grad"]
-        present = self._carried()
+        present = self._state()
         for attribute in ("grad", *self.HOOKS):
             if present[attribute] is not kept[attribute]:
                 setattr(tensor, attribute, kept[attribute])
@@ -227,33 +227,33 @@ class TensorPiece:
             torch._C._autograd._unsafe_set_version_counter((tensor,), (self._version,))
 
     def differences(self) -> Iterator[str]:
-        """Yields the name of each thing that is not the one kept, such as "model.weight.grad"."""
-        present = self._carried()
+        """Yields the name of each attribute that differs, such as "model.weight.grad"."""
+        present = self._state()
         for attribute, kept in self._kept.items():
             if present[attribute] is not kept:
                 yield f"{self.name}.{attribute}"
 
     def content(self) -> object:
-        """Returns the tensor and what it carries; the gradient is a piece of its own."""
-        carried = self._carried()
-        hooks = [len(carried[attribute] or ()) for attribute in self.HOOKS]
-        return [self.tensor, self.tensor.requires_grad, carried["grad"] is None, hooks]
+        """Returns the tensor and its state. The gradient has its own piece."""
+        state = self._state()
+        hooks = [len(state[attribute] or ()) for attribute in self.HOOKS]
+        return [self.tensor, self.tensor.requires_grad, state["grad"] is None, hooks]
 
-    def _carried(self) -> dict[str, Any]:
+    def _state(self) -> dict[str, Any]:
         tensor = self.tensor
-        carried: dict[str, Any] = {"requires_grad": tensor.requires_grad, "grad_fn": tensor.grad_fn}
-        # Reading .grad of an inner node of a graph warns.
-        carried["grad"] = tensor.grad if tensor.is_leaf or tensor.retains_grad else None
-        return carried | {attribute: getattr(tensor, attribute, None) for attribute in self.HOOKS}
+        state: dict[str, Any] = {"requires_grad": tensor.requires_grad, "grad_fn": tensor.grad_fn}
+        # Reading .grad of a non-leaf tensor warns.
+        state["grad"] = tensor.grad if tensor.is_leaf or tensor.retains_grad else None
+        return state | {attribute: getattr(tensor, attribute, None) for attribute in self.HOOKS}
 
 
 def _identical(left: Collection[object], right: Collection[object]) -> bool:
-    """Returns whether both hold the very same objects in the same order."""
+    """Returns whether both hold the same objects in the same order."""
     return len(left) == len(right) and all(map(is_, left, right))
 
 
 def same(left: object, right: object) -> bool:
-    """Returns whether two bindings are alike: the same object, or simple values with the same bits."""
+    """Returns whether two bindings are equal: the same object, or simple values with the same bits."""
     if left is right:
         return True
     if type(left) is not type(right):
@@ -264,8 +264,8 @@ def same(left: object, right: object) -> bool:
 
 
 def shallow(value: object) -> object:
-    """Returns a simple value as it is, and anything else by its type."""
-    kind = type(value)  # not `isinstance`, which asks the object for its class
+    """Returns a simple value unchanged, and the type name of anything else."""
+    kind = type(value)  # `isinstance` would read `__class__` of the object
     if issubclass(kind, tuple):
         return tuple(map(shallow, cast("tuple[object, ...]", value)))
     return value if issubclass(kind, SIMPLE) else kind.__qualname__

@@ -1,4 +1,4 @@
-"""Whose code a class or function is: the user's own, a library's, or that of torch, Python or autofit itself."""
+"""Whose code a class or function is: the user's, a library's, or that of torch, Python or autofit."""
 
 import sys
 from enum import Enum
@@ -6,11 +6,11 @@ from functools import lru_cache
 from pathlib import PurePath
 
 INSTALLED = ("site-packages", "dist-packages")
-"""Folders into which libraries are installed."""
+"""Names of the folders in which libraries are installed."""
 
 
 class Origin(Enum):
-    """Whose code it is; this decides how far the walk goes."""
+    """Whose code it is. This decides how far the walk follows it."""
 
     USER = "user"
     LIBRARY = "library"
@@ -20,7 +20,7 @@ class Origin(Enum):
 
 
 def origin_of(module_name: object) -> Origin:
-    """Returns whose code a module is, by its name; the user's is all that was not installed."""
+    """Returns whose code a module is, by its name. All code that was not installed is the user's."""
     return _origin(module_name) if isinstance(module_name, str) else Origin.USER
 
 

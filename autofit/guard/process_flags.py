@@ -1,6 +1,6 @@
-"""Process-wide settings: of torch and its back ends, compilers, Python, and signals.
+"""Process-wide settings of torch and its back ends, compilers, Python, and signals.
 
-Each has one name, one way to read and one way to write it.
+Each setting has one name, one way to read it and one way to write it.
 """
 
 import gc
@@ -19,7 +19,7 @@ import torch
 from autofit.guard.random_state import accelerator_kinds, running_accelerator
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# General before special: a special setting of "none" inherits from the general one.
+# General before specific: a specific setting of "none" inherits from the general one.
 _PRECISION_KEYS = (
     *(("generic", "all"), ("cuda", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn")),
     *(("mkldnn", "all"), ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn")),
@@ -28,7 +28,7 @@ _PRECISION_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One process-wide setting; a value that is a dictionary is compared key by key."""
+    """One process-wide setting. A value that is a dictionary is compared key by key."""
 
     name: str
     read: Callable[[], Any]
@@ -50,30 +50,30 @@ def process_flags() -> list[Flag]:
 
 
 def read_precision() -> dict[str, object]:
-    """Returns the settings of float32 precision, each as set itself and not as inherited.
+    """Returns the float32 precision settings, each as it was set and not as inherited.
 
-    The older and the newer interface contradict each other: once the newer one was used, reading through the
-    older one may raise, and an inherited setting reads like a setting of one's own. So the newer settings are
-    read from general to special and cleared on the way, then the older ones are readable, then all return.
+    torch's older and newer interfaces conflict. After the newer one is used, reading through the older one may raise,
+    and an inherited setting reads like an explicit one. The newer settings are therefore read from general to specific
+    and cleared, then the older ones are read, then all are restored.
     """
-    own: dict[tuple[str, str], str] = {}
+    explicit: dict[tuple[str, str], str] = {}
     try:
         for key in _PRECISION_KEYS:
-            own[key] = torch._C._get_fp32_precision_getter(*key)
+            explicit[key] = torch._C._get_fp32_precision_getter(*key)
             torch._C._set_fp32_precision_setter(*key, "none")
         matmul = torch.get_float32_matmul_precision()
         try:
             cudnn_tf32 = torch._C._get_cudnn_allow_tf32()
-        except RuntimeError:  # raised when it is on while the newer settings, cleared above, say off
+        except RuntimeError:  # raised if it is on while the newer settings, cleared above, are off
             cudnn_tf32 = True
     finally:
-        for key, value in own.items():
+        for key, value in explicit.items():
             torch._C._set_fp32_precision_setter(*key, value)
-    return {"matmul": matmul, "cudnn_tf32": cudnn_tf32} | {".".join(key): own[key] for key in own}
+    return {"matmul": matmul, "cudnn_tf32": cudnn_tf32} | {".".join(key): explicit[key] for key in explicit}
 
 
 def write_precision(kept: dict[str, Any]) -> None:
-    """Writes what `read_precision` returned: the older interface first, as it changes the newer settings."""
+    """Writes what `read_precision` returned. The older interface comes first, since it changes the newer settings."""
     torch.set_float32_matmul_precision(kept["matmul"])
     torch._C._set_cudnn_allow_tf32(kept["cudnn_tf32"])
     for key in _PRECISION_KEYS:
@@ -101,7 +101,7 @@ def _backend_flags() -> Iterator[Flag]:
 
 
 def _reduction_flag(attribute: str) -> Flag:
-    """Returns the flag of a reduced-precision reduction, with its split-k half where torch has one."""
+    """Returns the flag of a reduced-precision reduction, with its split-k part if torch has one."""
     matmul: Any = torch.backends.cuda.matmul
 
     def read() -> tuple[bool, bool]:
@@ -126,7 +126,7 @@ def _torch_flags() -> Iterator[Flag]:
         torch.use_deterministic_algorithms(kept[0], warn_only=kept[1])
 
     def write_device(kept: torch.device) -> None:
-        # No default device reads as "cpu"; setting "cpu" itself would slow down every later call.
+        # Without a default device this reads as "cpu". Setting "cpu" would slow down every later call.
         torch.set_default_device(None if kept.type == "cpu" else kept)
 
     def read_anomaly() -> tuple[bool, bool]:
@@ -158,7 +158,7 @@ def _autocast_flags() -> Iterator[Flag]:
 
 
 def _config_flag(module_name: str) -> Iterator[Flag]:
-    """Yields a compiler's configuration as one flag, if that compiler was imported already."""
+    """Yields a compiler's configuration as one flag, if that compiler is imported."""
     config: Any = sys.modules.get(module_name)
     if config is None:
         return
@@ -183,8 +183,8 @@ def _device_flags() -> Iterator[Flag]:
     for device in range(accelerator.device_count()):
 
         def read(device: int = device) -> float:
-            # Kept by the allocator as bytes: what is read after it was put back may differ in the last places.
-            # Without a limit cudaMallocAsync says a number far above 1, which cannot be written.
+            # The allocator stores bytes, so a restored fraction may differ in the last digits when it is read again.
+            # Without a limit, cudaMallocAsync reports a number far above 1, which cannot be written.
             return round(min(float(memory.get_per_process_memory_fraction(device)), 1.0), 9)
 
         def write(kept: float, device: int = device) -> None:
@@ -204,7 +204,7 @@ def _python_flags() -> Iterator[Flag]:
 
     def write_filters(kept: tuple[Any, ...]) -> None:
         warnings.filters[:] = kept  # type: ignore[index]  # typed as a Sequence, is a list
-        # Leaving this block is the public way to tell the warnings machinery that its filters changed.
+        # Leaving this block is the public way to notify the warnings module that its filters changed.
         with warnings.catch_warnings():
             pass
 
@@ -217,7 +217,7 @@ def _python_flags() -> Iterator[Flag]:
 
 
 def _working_directory() -> str | None:
-    """Returns the working directory, or None where it was deleted."""
+    """Returns the working directory, or None if it was deleted."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -225,7 +225,7 @@ def _working_directory() -> str | None:
 
 
 def _signal_flags() -> Iterator[Flag]:
-    """Yields the signal handlers; Python lets only the main thread write them."""
+    """Yields the signal handlers. Only the main thread can set them."""
     if threading.current_thread() is not threading.main_thread():
         return
     for number in _SIGNALS:

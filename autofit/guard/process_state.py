@@ -1,7 +1,7 @@
 """Process-wide state that a probe may touch: precision and backend flags, random generators, environment.
 
-Each flag has one name, one way to read and one way to write it. A flag is written only when it differs, so
-that restoring an undisturbed process does nothing at all.
+Each flag has one name, one way to read it and one way to write it. A flag is written only if it differs, so that
+restoring an unchanged process does nothing.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,21 +16,21 @@ class ProcessState:
     """A snapshot of the process-wide flags and the global random generators."""
 
     def __init__(self) -> None:
-        """Reads everything; starts no device that is not running yet."""
+        """Reads all state. Does not initialise a device."""
         self._rngs = global_rngs()
         for rng in self._rngs:
             rng.save()
         self._flags = [(flag, flag.read()) for flag in process_flags()]
 
     def parts(self) -> list[tuple[str, Callable[[], object]]]:
-        """Returns the name and the restoring call of each part, signal handlers last."""
+        """Returns the name and the restore function of each part, signal handlers last."""
         writes: list[tuple[str, Callable[[], object]]] = [(rng.name, rng.restore) for rng in self._rngs]
         for flag, kept in self._flags:
             writes.append((flag.name, partial(_put_back, flag, kept)))
         return writes
 
     def differences(self) -> Iterator[str]:
-        """Yields the name of each setting that is not as it was, such as "flags.cudnn.benchmark"."""
+        """Yields the name of each setting that changed, such as "flags.cudnn.benchmark"."""
         for rng in self._rngs:
             yield from rng.differences()
         for flag, kept in self._flags:

@@ -28,16 +28,16 @@ def global_rngs() -> list[ValuePiece]:
 
 
 def running_accelerator() -> Any:
-    """Returns torch's module for the accelerator that this process has started, or None; starts none."""
+    """Returns torch's module of the accelerator if this process has initialised it, else None."""
     for kind in accelerator_kinds():
         module = torch.get_device_module(kind)
-        # A back end that cannot tell (Metal) has nothing to start.
+        # A back end without `is_initialized` (Metal) has nothing to initialise.
         if module.is_available() and getattr(module, "is_initialized", module.is_available)():
             return module
     return None
 
 
 def accelerator_kinds() -> list[str]:
-    """Returns the kind of accelerator this torch was built for, if any."""
+    """Returns the accelerator type that this torch was built for, if any."""
     device = torch.accelerator.current_accelerator()
     return [] if device is None else [device.type]

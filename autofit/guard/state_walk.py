@@ -1,11 +1,11 @@
-"""Finds every piece of mutable state that the user's objects reach, once each, with a name a person can read.
+"""Finds every piece of mutable state that the user's objects reach, once each, with a readable name.
 
-Followed are attributes, slots, containers and arrays of the user's and of libraries' objects; closures, defaults, fixed
-arguments and the bound object of functions; the globals that the user's code names (code.py); attributes of the user's
-classes. Not followed are the modules and classes of libraries, and what torch and Python keep for themselves.
+The walk follows attributes, slots, containers and arrays of the user's and libraries' objects; closures, defaults,
+bound arguments and bound objects of functions; globals that the user's code names (code.py); and attributes of the
+user's classes. It does not follow modules and classes of libraries, or internal state of torch and Python.
 
-A data set can be of any size: tensors and arrays below it are copied up to `DATA_BYTES` in all, and `DATA_OBJECTS` of
-its objects are followed. What is beyond that is watched, and named in the caveats. So is what cannot be followed.
+A data set can be of any size. Tensors and arrays below it are copied up to `DATA_BYTES` in total, and `DATA_OBJECTS` of
+its objects are followed. State beyond these limits, or that cannot be followed, is watched and named in the caveats.
 """
 
 import copy
@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from autofit.guard import kinds
-from autofit.guard.bindings import UNBOUND, NamesPiece, cell, methods, own_attributes, slots
+from autofit.guard.bindings import UNBOUND, NamesPiece, cell, data_attributes, methods, slots
 from autofit.guard.code import namespaces
 from autofit.guard.digest import SIMPLE
 from autofit.guard.labels import Labels, Whereabouts
@@ -44,9 +44,9 @@ class Walk:
     """The pieces of state below some roots.
 
     Attributes:
-        pieces: every piece, in the order found.
-        held: the pieces among them that were reached through a function or a plain object.
-        unguarded: what is only watched.
+        pieces: all pieces, in the order found.
+        held: the pieces that were reached through a function or a plain object.
+        unguarded: state that is only watched.
     """
 
     def __init__(
@@ -57,19 +57,19 @@ class Walk:
         extras: Mapping[str, object] | None,
         functions: Mapping[str, object] | None = None,
     ) -> None:
-        """Finds the pieces; nothing is copied, changed or iterated.
+        """Finds the pieces. Nothing is copied, changed or iterated.
 
         Args:
             model: the model.
             optimizer: its optimizer.
             loader: a loader, or the batches themselves.
-            extras: what the user handed over by hand: also put back through its own `state_dict`, if it has one.
-            functions: step and loss functions, recipes: anything the search calls.
+            extras: the user's `extras`, which are also restored through their `state_dict` if they have one.
+            functions: all functions that the search calls, such as step and loss functions and recipes.
         """
         self.pieces: list[Piece] = []
         self.held: list[Piece] = []
         self.unguarded = Unguarded()
-        # Holding the objects keeps their ids from being given to others during the walk.
+        # Holding the objects prevents their ids from being reused during the walk.
         self._seen: dict[int, object] = {}
         self._labels = Labels()
         self._names: dict[int, NamesPiece] = {}
@@ -83,20 +83,20 @@ class Walk:
             self._look(name, function, Whereabouts(held=True))
 
     def tensors(self) -> list[tuple[str, torch.Tensor]]:
-        """Returns the tensors that have bytes of their own, with their names."""
+        """Returns the tensors that have storage of their own, with their names."""
         found = [(piece.name, piece.tensor) for piece in self.pieces if isinstance(piece, TensorPiece)]
         return [(name, tensor) for name, tensor in found if not is_traceable_wrapper_subclass(tensor)]
 
     def _look(self, name: str, root: object, place: Whereabouts) -> None:
-        """Finds everything below one root, breadth first: the shortest way to an object names it."""
+        """Finds everything below one root, breadth first, so that the shortest path to an object is its name."""
         self._todo.append((name, root, place))
         while self._todo:
             each, found, where = self._todo.popleft()
             try:
                 self._visit(each, found, where)
-            except Exception as error:  # noqa: BLE001  # an object that raises when it is looked at stops no search
-                what = f"an object of type {type(found).__qualname__}, looking at which raised {type(error).__name__}"
-                self.unguarded.cannot_follow(each, found, what, own=True)
+            except Exception as error:  # noqa: BLE001  # an object that raises when it is inspected must not stop the search
+                what = f"an object of type {type(found).__qualname__}; inspecting it raised {type(error).__name__}"
+                self.unguarded.cannot_follow(each, found, what, of_user=True)
 
     def _look_at_extra(self, name: str, root: object) -> None:
         if hasattr(root, "state_dict") and not isinstance(root, (*kinds.FAMILIES, torch.Generator)):
@@ -110,14 +110,14 @@ class Walk:
         self._look(name, root, Whereabouts())
 
     def _look_at_loader(self, loader: Any) -> None:
-        """Finds what a loader holds. Its position can only be watched."""
+        """Finds the state of a loader. Its position can only be watched."""
         self._look("loader", loader, Whereabouts(data=isinstance(loader, (list, tuple))))
         for piece in loader_pieces(loader):
             self._add(piece, Whereabouts())
 
     def _visit(self, name: str, found: Any, place: Whereabouts) -> None:
-        """Records one object, unless it is immutable or was seen before, and notes what it holds for later."""
-        # Not `isinstance`, which asks the object for its class: a dead proxy has none.
+        """Records one object, unless it is immutable or already seen, and queues the objects it holds."""
+        # `isinstance` would read `__class__` of the object, which raises for a dead proxy.
         if issubclass(type(found), kinds.IMMUTABLE) or id(found) in self._seen:
             return
         self._seen[id(found)] = found
@@ -138,36 +138,36 @@ class Walk:
             self._visit_object(name, found, place)
 
     def _visit_array(self, name: str, found: Any, place: Whereabouts) -> None:
-        """Records the elements of an array, and the attributes of one of a class of its own, such as a mask."""
+        """Records the elements of an array, and the attributes of an array subclass, such as a mask."""
         self._push_all([(name, part) for part in array_parts(found)], place)
         if self.unguarded.may_copy_array(name, found, place.data):
             self._add(ArrayPiece(name, found), place)
             self._follow_attributes(name, found, place, place)
 
     def _visit_object(self, name: str, found: Any, place: Whereabouts) -> None:
-        """Records a container, an object with attributes, or both; anything else may have to be named."""
+        """Records a container, an object with attributes, or both. Any other object may be named in the caveats."""
         if isinstance(found, kinds.CONTAINERS):
             self._visit_container(name, found, place)
         if nature := kinds.nature(found):
-            self.unguarded.cannot_follow(name, found, nature, place.own)
+            self.unguarded.cannot_follow(name, found, nature, place.of_user)
             return
         self.unguarded.watch(name, found)
-        if kinds.is_followed(found) and self.unguarded.may_follow(name, place.data or not place.own):
+        if kinds.is_followed(found) and self.unguarded.may_follow(name, place.data or not place.of_user):
             self._follow(name, found, place)
 
     def _follow(self, name: str, found: Any, place: Whereabouts) -> None:
-        """Records all attributes of an object, and its class, and notes what they hold."""
+        """Records the attributes of an object and of its class, and queues their values."""
         family, origin = isinstance(found, kinds.FAMILIES), class_origin(type(found))
         if isinstance(found, torch.optim.Optimizer):
             self._labels.number(found)
         if isinstance(found, nn.Module):
             self._add(ClassPiece(name, found), place)
         module = isinstance(found, (nn.Module, torch.optim.Optimizer))
-        if module:  # wherever it was found, it is trained
+        if module:  # it is trained, wherever it was found
             place = replace(place, data=False, held=False)
         below = replace(
             place,
-            own=family or origin is Origin.USER or (origin is Origin.STANDARD and place.own),
+            of_user=family or origin is Origin.USER or (origin is Origin.STANDARD and place.of_user),
             data=place.data or isinstance(found, Dataset),
             held=place.held or not family,
         )
@@ -175,7 +175,7 @@ class Walk:
             if class_origin(kind) is Origin.USER:
                 self._todo.append((kind.__qualname__, kind, replace(below, held=True)))
         if isinstance(found, torch.jit.ScriptModule):
-            self._note_compiled(name, found, below)
+            self._push_scripted(name, found, below)
         for piece in slots(name, found):
             self._add(piece, place)
             self._todo.append((piece.name, piece.value(), below))
@@ -186,18 +186,18 @@ class Walk:
         if isinstance(attributes, dict):
             self._add(MappingPiece(name, attributes, self._labels.of), place)
             for key, value in list(attributes.items()):
-                self._note_attribute(name, key, value, found, below)
+                self._push_attribute(name, key, value, found, below)
 
-    def _note_compiled(self, name: str, found: Any, place: Whereabouts) -> None:
-        """Notes what a compiled module keeps in C++, out of its `__dict__`."""
+    def _push_scripted(self, name: str, found: Any, place: Whereabouts) -> None:
+        """Queues the state that a scripted module keeps in C++, outside its `__dict__`."""
         self._add(ValuePiece(f"{name}.training", lambda: found.training, found.train), place)
-        own = (found.named_parameters(recurse=False), found.named_buffers(recurse=False), found.named_children())
-        self._push_all([(f"{name}.{key}", value) for each in own for key, value in each], place)
+        members = (found.named_parameters(recurse=False), found.named_buffers(recurse=False), found.named_children())
+        self._push_all([(f"{name}.{key}", value) for each in members for key, value in each], place)
 
-    def _note_attribute(self, name: str, key: str, value: Any, owner: object, place: Whereabouts) -> None:
+    def _push_attribute(self, name: str, key: str, value: Any, owner: object, place: Whereabouts) -> None:
         label = self._labels.of(name, key)
         if key.startswith("_") and class_origin(type(owner)) is not Origin.USER:
-            place = replace(place, own=False)
+            place = replace(place, of_user=False)
         if isinstance(owner, nn.Module) and key in ("_parameters", "_buffers", "_modules"):
             label = name
         if isinstance(owner, DataLoader) and key == "_iterator":
@@ -210,7 +210,7 @@ class Walk:
 
     def _visit_function(self, name: str, found: FunctionType, place: Whereabouts) -> None:
         """Records the closure, defaults, attributes and named globals of a function."""
-        place = replace(place, own=True) if kinds.is_users(found) else replace(place, own=False)
+        place = replace(place, of_user=True) if kinds.is_users(found) else replace(place, of_user=False)
         self._add(MappingPiece(name, found.__dict__, self._labels.of), place)
         self._push_all([(f"{name}.{key}", value) for key, value in found.__dict__.items()], place)
         if kinds.is_torchs(found):
@@ -225,17 +225,17 @@ class Walk:
             self._visit_names(module, namespace, names, None, place)
 
     def _visit_class(self, found: type, place: Whereabouts) -> None:
-        """Records the attributes of a class of the user's, and what its methods hold."""
+        """Records the attributes of a user's class, and the state that its methods hold."""
         if class_origin(found) is not Origin.USER or issubclass(found, SIMPLE):
             return
-        place = replace(place, own=True, held=True)
-        self._visit_names(found.__qualname__, vars(found), tuple(own_attributes(found)), found, place)
+        place = replace(place, of_user=True, held=True)
+        self._visit_names(found.__qualname__, vars(found), tuple(data_attributes(found)), found, place)
         self._push_all([(f"{found.__qualname__}.{method.__name__}", method) for method in methods(found)], place)
 
     def _visit_names(
         self, name: str, namespace: Any, names: tuple[str, ...], owner: type | None, place: Whereabouts
     ) -> None:
-        """Records names of a module or class, and notes what they are bound to."""
+        """Records names of a module or class, and queues their values."""
         key = id(namespace) if owner is None else id(owner)
         piece = self._names.get(key)
         if piece is None:
@@ -249,7 +249,7 @@ class Walk:
                     self._todo.append((f"{name}.{each}", value, place))
 
     def _visit_container(self, name: str, found: Any, place: Whereabouts) -> None:
-        """Records a container, and notes its values or items."""
+        """Records a container, and queues its values or items."""
         if isinstance(found, dict):
             self._add(MappingPiece(name, found, self._labels.of), place)
         elif isinstance(found, (list, deque)):
@@ -261,7 +261,7 @@ class Walk:
             if self.unguarded.may_copy_samples(name, samples):
                 self._add(SamplesPiece(name, samples), place)
             return
-        if not self.unguarded.may_enter(name, entries, place.own):
+        if not self.unguarded.may_enter(name, entries, place.of_user):
             return
         items = dict.items(found) if isinstance(found, dict) else enumerate(entries)
         keys = [key for key in found if isinstance(key, nn.Module)] if isinstance(found, dict) else []
@@ -271,13 +271,13 @@ class Walk:
     def _visit_tensor(self, name: str, tensor: torch.Tensor, place: Whereabouts) -> None:
         """Records a tensor, its gradient, its hooks and the attributes set on it."""
         if kinds.has_no_storage(tensor):
-            self.unguarded.cannot_follow(name, tensor, "a tensor without memory of its own", place.own)
+            self.unguarded.cannot_follow(name, tensor, "a tensor without storage of its own", place.of_user)
             return
         if not self.unguarded.may_copy_tensor(name, tensor, place.data):
             return
         self._add(TensorPiece(name, tensor), place)
         if place.data and type(tensor) is torch.Tensor and tensor.is_leaf and not tensor.requires_grad:
-            return  # one of many samples: nothing hangs on it
+            return  # one of many samples, without gradient or hooks
         self._add(ClassPiece(name, tensor), place)
         if is_traceable_wrapper_subclass(tensor):
             for attribute in tensor.__tensor_flatten__()[0]:

@@ -1,8 +1,8 @@
 """The bytes of tensors: kept in host memory, compared bit by bit, and written back into the same tensors.
 
-Work is done on whole storages, not on tensors: tied tensors, overlapping views and expanded buffers are then
-copied once and come back with their sharing intact. Bytes are written through a view of their own, so that no
-version counter moves.
+Whole storages are handled, not tensors. Tied tensors, overlapping views and expanded buffers are then copied once and
+still share their storage when they are restored. Bytes are written through a separate view, so that version counters do
+not change.
 """
 
 import math
@@ -18,7 +18,7 @@ _CHUNK_BYTES = 64 * 2**20
 
 
 class Layout(NamedTuple):
-    """How a tensor looks into its storage; the offset is counted in elements."""
+    """How a tensor views its storage. The offset is in elements."""
 
     dtype: torch.dtype
     device: torch.device
@@ -34,7 +34,7 @@ class Layout(NamedTuple):
 
     @property
     def span(self) -> tuple[int, int]:
-        """The bytes of the storage from the first to past the last element; none without elements."""
+        """The byte range of the storage from the first to past the last element. Empty if there are no elements."""
         start = self.offset * self.dtype.itemsize
         if math.prod(self.shape) == 0:
             return start, start
@@ -52,38 +52,38 @@ class _View(NamedTuple):
     tensor: torch.Tensor
     layout: Layout
 
-    def looks_into(self, storage: torch.UntypedStorage) -> bool:
-        """Returns whether the tensor looks into `storage`, with the layout of the snapshot."""
+    def is_over(self, storage: torch.UntypedStorage) -> bool:
+        """Returns whether the tensor is over `storage`, with the layout of the snapshot."""
         same_storage = self.tensor.data.untyped_storage()._cdata == storage._cdata
         return same_storage and Layout.of(self.tensor) == self.layout
 
 
 class StorageBytes:
-    """The bytes of one storage, as seen by the named tensors that share it.
+    """The bytes of one storage that the named tensors share.
 
     Attributes:
-        untouched: whether the last `restore` found everything as it was, so that it need not be compared once more.
+        untouched: whether the last `restore` found no difference, so that no further comparison is needed.
     """
 
     def __init__(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
-        """Copies the bytes that the tensors span to host memory; without data, only the layout is kept."""
+        """Copies the bytes that the tensors span to host memory. Without data, only the layout is saved."""
         self.name = tensors[0][0]
         self._views = [_View(name, tensor, Layout.of(tensor)) for name, tensor in tensors]
         spans = [view.layout.span for view in self._views]
         self._start, self._stop = min(low for low, _ in spans), max(high for _, high in spans)
         storage = tensors[0][1].data.untyped_storage()
-        # The storage is held weakly: a reference would keep it on the device when a probe converts the model, and so
-        # count against the memory under test. Where others still look into it, the tensors return to it.
+        # The storage is held weakly: a reference would keep it on the device when a probe converts the model, and it
+        # would count towards the measured memory. If other tensors still use it, the tensors are moved back to it.
         self._origin = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # torch has no types here
         self._device = storage.device
         self._host: torch.Tensor | None = None
         self.untouched = False
-        # Sharded training frees a storage between uses: the tensor keeps its shape and has no bytes.
+        # Sharded training frees a storage between uses. The tensor then keeps its shape but has no bytes.
         if self._device.type != "meta" and self._start < self._stop <= storage.nbytes():
             self._host = _bytes_of(storage, self._start, self._stop).to("cpu", copy=True)
 
     def differences(self) -> Iterator[str]:
-        """Yields the names of the tensors whose layout, sharing or bytes are not those of the snapshot."""
+        """Yields the names of the tensors whose layout, sharing or bytes differ from the snapshot."""
         moved = self._moved()
         if moved or self._host is None:
             yield from moved
@@ -98,7 +98,7 @@ class StorageBytes:
                 yield view.name
 
     def restore(self) -> None:
-        """Puts the bytes back, and the original layout and sharing where a tensor's data was exchanged."""
+        """Restores the bytes, and the layout and sharing of tensors whose data was replaced."""
         moved = bool(self._moved())
         self.untouched = False
         if moved:
@@ -106,19 +106,19 @@ class StorageBytes:
             if storage._cdata != self._origin.cdata or storage.nbytes() < self._stop:
                 storage = _new_storage(self._stop, self._device)
             for view in self._views:
-                if not view.looks_into(storage):
+                if not view.is_over(storage):
                     view.tensor.data = view.layout.into(storage)
         if self._host is None:
             return
         current = _bytes_of(self._storage(), self._start, self._stop)
-        # On the host, pages that nobody wrote stay clean: a memory-mapped checkpoint is not copied.
+        # On the host, unchanged pages are not written, so that a memory-mapped checkpoint is not copied.
         if self._device.type != "cpu" or not same_bytes(current, self._host):
             current.copy_(self._host)
         else:
             self.untouched = not moved
 
     def _storage(self) -> torch.UntypedStorage:
-        """Returns the original storage while anything looks into it, else that of the first tensor."""
+        """Returns the original storage while it is alive, else that of the first tensor."""
         first = self._views[0].tensor.data.untyped_storage()
         if first._cdata == self._origin.cdata:
             return first
@@ -126,14 +126,14 @@ class StorageBytes:
         return first if alive is None else alive
 
     def _moved(self) -> list[str]:
-        """Returns the names of the tensors with another layout, or no longer in the storage of the others."""
+        """Returns the names of the tensors with another layout, or no longer in the shared storage."""
         storage = self._storage()
         freed = self._host is not None and storage.nbytes() < self._stop
-        return [view.name for view in self._views if freed or not view.looks_into(storage)]
+        return [view.name for view in self._views if freed or not view.is_over(storage)]
 
 
 class OpaqueTensor:
-    """A tensor without strides (sparse, mkldnn), kept and put back as a whole."""
+    """A tensor without strides (sparse, mkldnn), saved and restored as a whole."""
 
     untouched = False
 
@@ -142,7 +142,7 @@ class OpaqueTensor:
         self._host = tensor.detach().clone().cpu()
 
     def differences(self) -> Iterator[str]:
-        """Yields the tensor's name when its content is not that of the snapshot."""
+        """Yields the tensor's name if its content differs from the snapshot."""
         if fingerprint(self._tensor.detach().cpu()) != fingerprint(self._host):
             yield self.name
 
@@ -153,7 +153,7 @@ class OpaqueTensor:
 
 
 def keep(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[StorageBytes | OpaqueTensor]:
-    """Takes the bytes of the tensors, one entry for each storage or tensor without strides."""
+    """Saves the bytes of the tensors, with one entry for each storage or tensor without strides."""
     shared: dict[int, list[tuple[str, torch.Tensor]]] = {}
     opaque: list[StorageBytes | OpaqueTensor] = []
     for name, tensor in tensors:
@@ -176,7 +176,7 @@ def _bytes_of(storage: torch.UntypedStorage, start: int, stop: int) -> torch.Ten
 
 
 def same_bytes(current: torch.Tensor, host: torch.Tensor) -> bool:
-    """Returns whether two uint8 tensors are equal; one on a device is fetched chunk by chunk."""
+    """Returns whether two uint8 tensors are equal. A tensor on a device is copied to the host in chunks."""
     if current.device.type != "cpu":
         parts = [slice(low, low + _CHUNK_BYTES) for low in range(0, current.numel(), _CHUNK_BYTES)]
         return all(same_bytes(current[part].cpu(), host[part]) for part in parts)

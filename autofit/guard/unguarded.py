@@ -1,6 +1,6 @@
-"""What is only watched: what cannot be followed, and what of a data set is too large to be copied.
+"""State that is only watched: objects that cannot be followed, and parts of a data set that are too large to copy.
 
-It is named before the search. A change that is seen all the same is named after it.
+Such state is named before the search. Detected changes are named after it.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -26,24 +26,24 @@ from autofit.guard.value_state import (
 AnyPiece = TypeVar("AnyPiece", bound=Piece)
 
 DATA_BYTES = 256 * 2**20
-"""So much of a data set's tensors and arrays is copied."""
+"""Maximum size of the tensors and arrays of a data set that are copied."""
 DATA_OBJECTS = 20_000
-"""So many objects are followed below a data set, and in what libraries hold: about 0.3 s."""
+"""Maximum number of objects followed below data sets and in objects of libraries: about 0.3 s."""
 FEW = 16
-"""From so many entries on, a container of plain values, or of tuples of them, is recorded and not entered."""
+"""A container of plain values, or of tuples of them, is recorded but not entered from this number of entries on."""
 LONG = 10_000
 """A container with more entries than this is recorded, but not entered."""
 MANY = 256
-"""From so many tensors of a data set in one container on, they are handled together."""
+"""Tensors of a data set in one container are handled together from this number on."""
 _NAMED = 5
-_HAND_OVER = "Hand over by extras=[...] an object whose state_dict() and load_state_dict() cover it, if that matters."
+_PASS_EXTRAS = "If that matters, pass extras=[...] with an object whose state_dict() and load_state_dict() cover it."
 
 
 class Unguarded:
-    """What the walk cannot put back, or does not for its size.
+    """State that the walk cannot restore, or does not because of its size.
 
     Attributes:
-        pieces: watch over it.
+        pieces: pieces that watch this state.
     """
 
     def __init__(self) -> None:
@@ -55,67 +55,67 @@ class Unguarded:
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """What a person is to know before the search; nothing for most workloads."""
+        """Caveats for the user before the search. Empty for most workloads."""
         found = []
         if opaque := [f"{name} ({what})" for key, (name, what) in self._opaque.items() if key not in self._vouched]:
-            found.append(f"cannot be put back if a step changes it: {format_names(opaque, _NAMED)}. {_HAND_OVER}")
+            found.append(f"cannot be restored if a step changes it: {format_names(opaque, _NAMED)}. {_PASS_EXTRAS}")
         if self._large:
             large = [f"{name} ({what})" for name, what in self._large.items()]
             found.append(
-                f"watched but not copied, because it is large: {format_names(large, _NAMED)}. What your code writes to "
-                "it while tuning stays. Hand over by extras=[...] what is to be put back."
+                f"watched but not copied, because it is large: {format_names(large, _NAMED)}. Changes that your code "
+                "makes to it while tuning remain. Pass objects that must be restored as extras=[...]."
             )
         return tuple(found)
 
     def vouched_for_by(self, extra: object) -> None:
-        """Takes note that `extra` says and sets the state of what it holds."""
+        """Records that `state_dict` of `extra` covers the objects it holds."""
         members = (
             m for kind in type(extra).__mro__ for m in vars(kind).values() if isinstance(m, MemberDescriptorType)
         )
         held = [*getattr(extra, "__dict__", {}).values(), *(slot_value(extra, member) for member in members)]
         self._vouched |= {id(value) for value in (extra, *held)}
 
-    def cannot_follow(self, name: str, found: object, what: str, own: bool) -> None:
-        """Takes note of an object that can be neither followed nor copied; a library's own are its own business."""
-        if own:
+    def cannot_follow(self, name: str, found: object, what: str, of_user: bool) -> None:
+        """Records an object that can be neither followed nor copied. Those held by a library are ignored."""
+        if of_user:
             self._opaque[id(found)] = (name, what)
             self.pieces.append(watched_object(name, found))
 
     def watch(self, name: str, found: object) -> None:
-        """Watches the state that a library's object shows."""
+        """Watches the readable state of a library's object."""
         if (read := shown_state(found)) is not None:
             self.pieces.append(WatchPiece(name, read))
 
     def saved(self, pieces: Iterable[AnyPiece]) -> list[AnyPiece]:
-        """Saves the pieces and returns them, but for those that cannot be read: of these it takes note."""
+        """Saves the pieces and returns them. Pieces that cannot be read are recorded and left out."""
         saved = []
         for piece in pieces:
             try:
                 piece.save()
-            except Exception as error:  # noqa: BLE001  # an object that raises when it is read stops no search
+            except Exception as error:  # noqa: BLE001  # an object that raises when it is read must not stop the search
                 self._opaque[id(piece)] = (piece.name, f"reading it raised {type(error).__name__}")
             else:
                 saved.append(piece)
         return saved
 
     def may_follow(self, name: str, limited: bool) -> bool:
-        """Returns whether the attributes of one more object are followed; without limit in the user's own state."""
+        """Returns whether the attributes of another object are followed. `limited` applies `DATA_OBJECTS`."""
         if not limited:
             return True
         self._objects += 1
         if self._objects == DATA_OBJECTS:
-            self._large[name] = f"and others: only {DATA_OBJECTS:,} objects are followed"
+            self._large[name] = f"and others: at most {DATA_OBJECTS:,} objects are followed"
         return self._objects < DATA_OBJECTS
 
-    def may_enter(self, name: str, found: Collection[Any], own: bool) -> bool:
-        """Returns whether the entries of a container are followed: not plain values, nor many others."""
+    def may_enter(self, name: str, found: Collection[Any], of_user: bool) -> bool:
+        """Returns whether the entries of a container are followed. Plain values and very many entries are not."""
         if len(found) < FEW:
             return True
         if _are_plain(found):
             return False
         if len(found) <= LONG:
             return True
-        if own:
+        if of_user:
             tensors = [value for value in found if isinstance(value, torch.Tensor)]
             if tensors:
                 self.pieces.append(watched_tensors(name, tensors))
@@ -130,7 +130,7 @@ class Unguarded:
         return False
 
     def may_copy_tensor(self, name: str, tensor: torch.Tensor, data: bool) -> bool:
-        """Returns whether a tensor is copied; a large one of a data set is only watched."""
+        """Returns whether a tensor is copied. A large tensor of a data set is only watched."""
         if not data or tensor.layout is not torch.strided:
             return True
         size_bytes = tensor.numel() * tensor.element_size()
@@ -140,11 +140,11 @@ class Unguarded:
         return False
 
     def may_copy_array(self, name: str, array: Any, data: bool) -> bool:
-        """Returns whether an array is copied; one that nobody can write need not be, one in a file cannot."""
+        """Returns whether an array is copied. A read-only array need not be, and a memory-mapped one cannot."""
         if not array.flags.writeable:
             return False
         if is_mapped(array):
-            self._large[name] = f"a file of {format_bytes(array.nbytes)} that is open for writing"
+            self._large[name] = f"a memory-mapped file of {format_bytes(array.nbytes)}, open for writing"
         elif not data or self._take(name, array.nbytes):
             return True
         self.pieces.append(watched_array(name, array))
@@ -154,12 +154,12 @@ class Unguarded:
         if self._data_bytes + size_bytes <= DATA_BYTES:
             self._data_bytes += size_bytes
             return True
-        self._large[name] = f"{format_bytes(size_bytes)}; {format_bytes(DATA_BYTES)} of a data set are copied"
+        self._large[name] = f"{format_bytes(size_bytes)}; at most {format_bytes(DATA_BYTES)} of a data set is copied"
         return False
 
 
 def many_samples(found: Collection[Any]) -> list[torch.Tensor]:
-    """Returns the tensors of a container of many plain tensors, or of tuples of them; none of any other container."""
+    """Returns the tensors of a container of many plain tensors, or of tuples of them. Else an empty list."""
     if len(found) < MANY:
         return []
     if set(map(type, found)).isdisjoint((torch.Tensor, tuple)):
@@ -174,7 +174,7 @@ def many_samples(found: Collection[Any]) -> list[torch.Tensor]:
 
 
 def _are_plain(values: Collection[Any]) -> bool:
-    """Returns whether all are plain values, or all are tuples of them; asks each class once."""
+    """Returns whether all are plain values, or all are tuples of plain values. Checks each class once."""
     types = set(map(type, values))
     if types == {tuple}:
         types = set(map(type, chain.from_iterable(values)))
@@ -182,7 +182,7 @@ def _are_plain(values: Collection[Any]) -> bool:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Returns whether a tensor is values and nothing else: no graph, hooks, transform or layout of its own."""
+    """Returns whether a tensor holds only values: no graph, hooks, transform or special layout."""
     if tensor.requires_grad or not tensor.is_leaf or tensor.is_inference() or tensor.is_nested:
         return False
     return tensor.layout is torch.strided and tensor.device.type == "cpu" and not vars(tensor)

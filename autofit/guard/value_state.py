@@ -1,4 +1,4 @@
-"""States that are read and written as one value: random generators, arrays, bytes; and what can only be watched."""
+"""State that is read and written as one value (random generators, arrays, bytes), or that can only be watched."""
 
 import copy
 import io
@@ -17,12 +17,12 @@ from autofit.guard.object_state import ValuePiece
 from autofit.guard.tensor_state import same_bytes
 
 _SAMPLES, _SAMPLE_BYTES = 64, 64 * 2**10
-"""How much of a large tensor or array is read to notice a change: at most 4 MiB, evenly spread."""
+"""Number and size of the samples of a large tensor or array that are read to detect a change: at most 4 MiB."""
 _SEQUENCES = (AsyncGeneratorType, CoroutineType, GeneratorType)
 
 
 class ArrayPiece:
-    """The elements of a numpy array, or the bytes of another writable buffer, by name."""
+    """The elements of a numpy array, or the bytes of another writable buffer."""
 
     def __init__(self, name: str, found: Any) -> None:
         self.name, self._found = name, found
@@ -33,7 +33,7 @@ class ArrayPiece:
         self._kept = copy.copy(self._found)
 
     def restore(self) -> None:
-        """Writes the elements back, where one differs, into the same array."""
+        """Writes the elements back into the same array if one differs."""
         if self._is_same():
             return
         if isinstance(self._found, (bytearray, array)):
@@ -42,7 +42,7 @@ class ArrayPiece:
             _plain(self._found)[...] = _plain(self._kept)
 
     def differences(self) -> Iterator[str]:
-        """Yields the name when an element differs in any bit."""
+        """Yields the name if an element differs in any bit."""
         if not self._is_same():
             yield self.name
 
@@ -53,7 +53,7 @@ class ArrayPiece:
     def _is_same(self) -> bool:
         found, kept = self._found, self._kept
         if isinstance(found, (bytearray, array)):
-            return bytes(found) == bytes(kept)  # by bits: `==` of an array holds nan unequal to itself
+            return bytes(found) == bytes(kept)  # compare bits: with `==`, nan is not equal to itself
         plain = found.flags.c_contiguous and not found.dtype.hasobject and found.size and found.shape == kept.shape
         if not plain:
             return fingerprint(found) == fingerprint(kept)
@@ -62,21 +62,21 @@ class ArrayPiece:
 
 
 class SamplesPiece:
-    """The values of many tensors of a data set, kept and compared together: 2 us for each."""
+    """The values of many tensors of a data set, saved and compared together: 2 us per tensor."""
 
     def __init__(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
         self.name, self._tensors = name, tensors
         self._kept: list[tuple[list[torch.Tensor], list[int], torch.Tensor]] = []
 
     def save(self) -> None:
-        """Copies the values, those of one type into one tensor."""
+        """Copies the values, those of one dtype into one tensor."""
         types: dict[torch.dtype, list[torch.Tensor]] = {}
         for tensor in self._tensors:
             types.setdefault(tensor.dtype, []).append(tensor)
         self._kept = [(group, [each._version for each in group], _joined(group)) for group in types.values()]
 
     def restore(self) -> None:
-        """Writes the values back where a bit differs, and the counts of writes."""
+        """Writes back values that differ in a bit, and the version counters."""
         for group, versions, values in self._kept:
             if not _same_values(_joined(group), values):
                 for tensor, kept in zip(group, torch.split(values, [each.numel() for each in group]), strict=True):
@@ -87,7 +87,7 @@ class SamplesPiece:
                 torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
     def differences(self) -> Iterator[str]:
-        """Yields the name when a tensor was written to, through torch or numpy."""
+        """Yields the name if a tensor was written to, through torch or numpy."""
         if any(
             [each._version for each in group] != versions or not _same_values(_joined(group), values)
             for group, versions, values in self._kept
@@ -104,18 +104,18 @@ def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _same_values(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Returns whether two flat tensors of one type hold the same bits."""
+    """Returns whether two flat tensors of one dtype hold the same bits."""
     left, right = (each if each.is_contiguous() else each.contiguous() for each in (left, right))
     return left.numel() == right.numel() and same_bytes(_raw(left), _raw(right))
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the bytes of a flat tensor without gaps, over the same memory."""
+    """Returns a view of the bytes of a flat contiguous tensor."""
     return tensor.resolve_conj().resolve_neg().view(torch.uint8)
 
 
 class WatchPiece(ValuePiece):
-    """What can be looked at but not put back. It was named before the search; a change is named after it."""
+    """State that can be read but not restored. It is named before the search, and a change is named after it."""
 
     def __init__(self, name: str, read: Callable[[], object]) -> None:
         super().__init__(name, read, None)
@@ -148,19 +148,19 @@ def is_array(found: object) -> bool:
 
 
 def array_parts(found: Any) -> list[Any]:
-    """Returns what an array refers to: its objects, and the array that one which cannot be written looks into."""
+    """Returns what an array refers to: its objects, and the base array of a read-only view."""
     objects = [found.ravel().tolist()] if found.dtype.hasobject else []
     base = found.base if not found.flags.writeable and is_array(found.base) and not is_mapped(found) else None
     return objects if base is None else [*objects, base]
 
 
 def _plain(found: Any) -> Any:
-    """Returns an array as one of numpy's own class over the same memory: without a mask, say."""
+    """Returns a view of an array as `numpy.ndarray`, for example without a mask."""
     return sys.modules["numpy"].asarray(found)
 
 
 def is_mapped(array: Any) -> bool:
-    """Returns whether a numpy array looks into a file."""
+    """Returns whether a numpy array is memory-mapped."""
     numpy = sys.modules["numpy"]
     while isinstance(array, numpy.ndarray):
         if isinstance(array, numpy.memmap):
@@ -170,12 +170,12 @@ def is_mapped(array: Any) -> bool:
 
 
 def watched_array(name: str, found: Any) -> WatchPiece:
-    """Returns the piece that watches a large array by some of its bytes."""
+    """Returns the piece that watches a large array by a sample of its bytes."""
     return WatchPiece(name, lambda: [found.shape, found.dtype.str, *_sampled(found)])
 
 
 def watched_tensors(name: str, tensors: Sequence[torch.Tensor]) -> WatchPiece:
-    """Returns the piece that watches tensors by what counts torch's writes to them; one also by some of its bytes."""
+    """Returns the piece that watches tensors by their version counters. A single tensor is also sampled."""
 
     def read() -> object:
         versions = [None if t.is_inference() else t._version for t in tensors]
@@ -187,12 +187,12 @@ def watched_tensors(name: str, tensors: Sequence[torch.Tensor]) -> WatchPiece:
 
 
 def watched_object(name: str, found: Any) -> WatchPiece:
-    """Returns the piece that watches an object that cannot be followed, as far as it shows its state."""
+    """Returns the piece that watches the readable state of an object that cannot be followed."""
     return WatchPiece(name, lambda: _position(found))
 
 
 def _position(found: Any) -> object:
-    """Returns how far a file or an iterator is, and whether a lock is held; None for what does not say."""
+    """Returns the position of a file or iterator, or whether a lock is held. None if it cannot be read."""
     try:
         if isinstance(found, io.IOBase):
             return None if found.closed or not found.seekable() else found.tell()
@@ -205,19 +205,19 @@ def _position(found: Any) -> object:
         if hasattr(found, "_num_yielded"):  # an iterator over a loader
             return found._num_yielded
         return length_hint(found, -1)
-    except Exception:  # noqa: BLE001  # a user's object may raise whatever it likes when it is looked at
+    except Exception:  # noqa: BLE001  # a user's object may raise any exception when it is inspected
         return None
 
 
 def _progress(found: Any) -> object:
-    """Returns where a generator or coroutine stands, and the simple values of its variables."""
+    """Returns the position of a generator or coroutine, and its integer variables."""
     kind = next(prefix for prefix in ("gi", "cr", "ag") if hasattr(found, f"{prefix}_frame"))
     frame = getattr(found, f"{kind}_frame")
     return None if frame is None else [frame.f_lasti, {k: v for k, v in frame.f_locals.items() if isinstance(v, int)}]
 
 
 def _sampled(found: Any) -> list[bytes]:
-    """Returns some of the bytes of an array, evenly spread."""
+    """Returns a sample of the bytes of an array, evenly spaced."""
     flat = found.reshape(-1) if found.flags.c_contiguous else found.ravel()[: _SAMPLE_BYTES // found.itemsize]
     width = max(1, _SAMPLE_BYTES // max(1, flat.itemsize))
     step = max(width, flat.size // _SAMPLES)
@@ -225,5 +225,5 @@ def _sampled(found: Any) -> list[bytes]:
 
 
 def _bytes_of(found: Any) -> Any:
-    """Returns the bytes of an array without gaps, as an array over the same memory."""
+    """Returns a view of the bytes of a contiguous array."""
     return _plain(found).reshape(-1).view("uint8")

@@ -1,1 +1,1 @@
-"""What makes measurements of two workloads comparable: digests of their structure, code and options."""
+"""Digests of a workload's structure, code and options, which decide whether measurements are comparable."""

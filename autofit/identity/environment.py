@@ -1,4 +1,4 @@
-"""The environment of a workload on a device: measurements are compared only where it is the same."""
+"""The environment of a workload on a device. Measurements are compared only within the same environment."""
 
 import platform
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ import torch
 
 from autofit.core.environment import Environment
 from autofit.devices.base import Device
-from autofit.identity.identity import Reached, own_version, settings, signature
+from autofit.identity.identity import Reached, autofit_version, settings, signature
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.loss import LossRule
 from autofit.workloads.weights import WEIGHING, Weighing
@@ -25,20 +25,20 @@ def environment_of(
     *,
     present: bool = True,
 ) -> Environment:
-    """Returns what decides whether measurements may be compared.
+    """Returns the environment, which decides whether measurements may be compared.
 
     Args:
-        workload: its model, code and options count; its weights do not.
-        device: where it runs.
+        workload: the workload. Its model structure, code and options are included; its weights are not.
+        device: the device on which it runs.
         source: its batches.
-        loss: how its loss is computed.
+        loss: the rule that computes its loss.
         optimizer: the optimizer of a step.
-        looks: what the workload reached before any step of it ran, and when some had run.
-        weighing: how micro batches are weighed; None where they all count alike.
-        present: whether the device is here, so that threads and driver count too.
+        looks: the facts reached from the workload before any step and after some steps.
+        weighing: the weighing of micro batches, or None if they are weighted by samples.
+        present: whether the device is on this machine. Threads and driver versions are then included.
     """
-    found = {"python": platform.python_version(), "torch": torch.__version__, "autofit": own_version()}
-    weighed = {} if weighing is None else {WEIGHING: str(weighing)}
+    found = {"python": platform.python_version(), "torch": torch.__version__, "autofit": autofit_version()}
+    weights = {} if weighing is None else {WEIGHING: str(weighing)}
     return Environment(
         workload=signature(workload.model, source.structure(), loss.name),
         device_type=device.type,
@@ -46,5 +46,5 @@ def environment_of(
         capacity_bytes=device.capacity_bytes(),
         threads=torch.get_num_threads() if present else None,
         versions=found | device.versions() if present else found,
-        settings=settings(workload, optimizer, device.type, source, looks) | weighed,
+        settings=settings(workload, optimizer, device.type, source, looks) | weights,
     )

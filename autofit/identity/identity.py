@@ -1,4 +1,4 @@
-"""Identity: what makes two measurements comparable. Digests of a workload's structure, code, options and flags."""
+"""Identity: digests of a workload's structure, code, options and flags. Equal ones make measurements comparable."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,15 +20,15 @@ from autofit.workloads.workload import Workload
 
 
 def signature(model: nn.Module, structure: str, loss: str) -> str:
-    """Returns "model-data": short digests of the model's structure, and of the batch's structure with the loss.
+    """Returns "model-data": short digests of the model's structure, and of the batch structure with the loss.
 
-    Values do not count: a model keeps its signature while it trains.
+    Values are not included, so a model keeps its signature while it trains.
     """
     return f"{model_signature(model)}-{digest([structure, loss])}"
 
 
 def model_signature(model: nn.Module) -> str:
-    """Returns a short digest of the names, classes, shapes and types of a model's modules and parameters."""
+    """Returns a short digest of the names, classes, shapes and dtypes of a model's modules and parameters."""
     modules = [f"{name}:{type(module).__qualname__}" for name, module in model.named_modules()]
     return digest(modules + [f"{n}:{tuple(p.shape)}:{p.dtype}:{p.requires_grad}" for n, p in model.named_parameters()])
 
@@ -38,8 +38,8 @@ class Reached:
     """The code and the plain attributes that a workload reaches (see `autofit.identity.reach`).
 
     Attributes:
-        step: from model, loss or step function, and optimizer recipe.
-        data: from the data set, what samples and what collates it, and the worst case.
+        step: facts reached from the model, loss or step function, and optimizer recipe.
+        data: facts reached from the data set, samplers, collate function and worst case.
     """
 
     step: ReachedFacts
@@ -47,14 +47,14 @@ class Reached:
 
     @classmethod
     def of(cls, workload: Workload) -> Self:
-        """Returns what a workload reaches now. Takes milliseconds, and changes nothing."""
+        """Returns what a workload reaches now. Takes milliseconds and changes nothing."""
         recipe = workload.optimizer
         made = {"optimizer": type(recipe) if isinstance(recipe, torch.optim.Optimizer) else recipe}
         step = reach(model=workload.model, loss_fn=workload.loss_fn, step_fn=workload.step_fn, **made)
         return cls(step, reach(**_data_of(workload.loader), worst_case=workload.worst_case))
 
     def digests(self, others: Sequence[Self]) -> dict[str, str]:
-        """Returns digests of what was the same in other looks: what steps in between have changed says nothing."""
+        """Returns digests of the facts that are equal in all `others`. State that steps change is left out."""
         step, data = self.step, self.data
         for other in others:
             step, data = step.stable(other.step), data.stable(other.data)
@@ -72,14 +72,14 @@ def settings(
     source: BatchSource,
     others: Sequence[Reached] = (),
 ) -> dict[str, str]:
-    """Returns what else changes what is measured, as names and short digests.
+    """Returns other settings that affect measurements, as names and short digests.
 
     Args:
-        workload: the code and the plain attributes that it reaches, and its options count; its weights do not.
-        optimizer: the optimizer of a step; its options count but for the learning rate.
-        device_type: whose autocast state counts.
-        source: whose worst batch counts, and how the samples of its batches are counted.
-        others: what the workload reached before any step of it ran, and when some had run, if any has.
+        workload: the workload. The code and plain attributes it reaches, and its options, are included.
+        optimizer: the optimizer of a step. Its options are included, except the learning rate.
+        device_type: the device type whose autocast state is included.
+        source: the batches. Their worst batch, and how samples are counted, are included.
+        others: the facts reached from the workload before any step, and after some steps if any ran.
     """
     found = {
         "mode": workload.mode,
@@ -96,7 +96,7 @@ def settings(
     return found
 
 
-def own_version() -> str:
+def autofit_version() -> str:
     """Returns the version of the installed distribution, or "source"."""
     try:
         return version("torch-autofit")
@@ -105,12 +105,12 @@ def own_version() -> str:
 
 
 def digest(lines: Sequence[str]) -> str:
-    """Returns 8 hexadecimal digits that change with any of `lines`."""
+    """Returns 8 hexadecimal digits of a hash of `lines`."""
     return hashlib.sha256("\n".join(lines).encode(errors="backslashreplace")).hexdigest()[:8]
 
 
 def _data_of(loader: Any) -> dict[str, object]:
-    """Returns what makes batches: the parts of a `DataLoader`, or else the loader itself; and how long its data is."""
+    """Returns the parts of a `DataLoader` that make batches, or any other loader itself, and the length of the data."""
     parts: dict[str, object] = {"dataset": loader}
     if isinstance(loader, DataLoader):
         names = ("dataset", "collate_fn", "sampler", "batch_sampler")
@@ -122,19 +122,19 @@ def _data_of(loader: Any) -> dict[str, object]:
 def _length(data: Any) -> int | None:
     try:
         return len(data)
-    except Exception:  # noqa: BLE001  # the user's own method: without a length there is none to compare
+    except Exception:  # noqa: BLE001  # the user's method may raise any exception
         return None
 
 
 def _options(optimizer: torch.optim.Optimizer) -> list[str]:
-    """Returns the options of each group, less those that a schedule changes and that no measurement depends on."""
+    """Returns the options of each group, except those that a schedule changes and measurements do not depend on."""
     groups: Iterable[dict[str, Any]] = optimizer.param_groups
     return [f"{len(group['params'])}:" + ",".join(_options_of(group)) for group in groups]
 
 
 def _options_of(group: dict[str, Any]) -> Iterator[str]:
     varying = {"params", "lr", "initial_lr"}
-    if {"base_momentum", "max_momentum"} & group.keys():  # of a cyclic schedule
+    if {"base_momentum", "max_momentum"} & group.keys():  # a cyclic schedule changes them
         varying |= {"momentum", "betas"}
     for name, value in sorted(group.items()):
         if name not in varying:

@@ -1,4 +1,4 @@
-"""Installed packages: which code belongs to one, and how it is named in a signature, by name and version."""
+"""Installed packages: which code belongs to one, and its name and version in a signature."""
 
 import functools
 import sys
@@ -15,12 +15,12 @@ _INSTALLED = tuple(
 
 @functools.lru_cache(4096)
 def installed(filename: str) -> bool:
-    """Says whether a file of code belongs to Python, torch, this package or another installed one."""
+    """Returns whether a source file belongs to Python, torch, this package or another installed one."""
     return filename.startswith((*_INSTALLED, "<frozen")) or "site-packages/" in filename or "dist-packages/" in filename
 
 
 def of_package(module_name: str | None) -> bool:
-    """Returns whether a module belongs to an installed package, or to none that is loaded."""
+    """Returns whether a module belongs to an installed package or is not loaded."""
     if module_name == "__main__" or module_name not in sys.modules:
         return False
     found = getattr(sys.modules[module_name], "__file__", None)
@@ -28,6 +28,6 @@ def of_package(module_name: str | None) -> bool:
 
 
 def named(module_name: str | None, name: str = "") -> str:
-    """Returns how something of an installed package is named, with the package's version where it says one."""
+    """Returns the name of an object of an installed package, with the package's version if it has one."""
     version = getattr(sys.modules.get((module_name or "").partition(".")[0]), "__version__", "")
     return f"{module_name}.{name} {version if isinstance(version, str) else ''}"

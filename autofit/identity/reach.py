@@ -1,19 +1,19 @@
-"""Reach: the user's code and plain attributes, followed from the objects that the user gave.
+"""Reach: finds the user's code and plain attributes, starting from the objects that the user passed in.
 
-What counts, and what does not:
+The rules:
 
-* Code is followed through what it names: globals, attributes of the user's own modules, closures, default arguments,
-  `__self__`, `functools.partial`, `__wrapped__`, attributes that hold functions, the methods of classes. Of an
-  installed package, and of the standard library, only the name and the package's `__version__` count.
-* Plain attributes (numbers, texts, flags, containers of these, shapes of tensors and arrays) count for every module of
-  the model, for objects of the user's classes, and for configuration objects of any class.
-* What changes because a training goes on does not count: an attribute or global that the code of a step assigns, found
-  in the bytecode that is reachable from `forward`, `__call__`, `__getitem__`, hooks and the functions given. What a
-  method assigns is taken to be of its class, or of a module. A counter in a container (`self.seen["n"] += 1`) cannot be
-  told so; `ReachedFacts.stable` leaves it out where steps have changed it.
-* Values of parameters, buffers and other tensors never count, nor does more of a long container than its length.
+* Code is followed through the names it uses: globals, attributes of the user's modules, closures, default arguments,
+  `__self__`, `functools.partial`, `__wrapped__`, attributes that hold functions, the methods of classes. For
+  installed packages and the standard library, only the name and the package's `__version__` are recorded.
+* Plain attributes (numbers, strings, flags, containers of these, shapes of tensors and arrays) are recorded for every
+  module of the model, for objects of the user's classes, and for configuration objects of any class.
+* State that training changes is not recorded: attributes and globals that the code of a step assigns. They are found in
+  the bytecode reachable from `forward`, `__call__`, `__getitem__`, hooks and the functions passed in. An attribute that
+  a method assigns is taken to be of the method's class, or of a module. A counter in a container (`self.seen["n"] +=
+  1`) is not found in this way; `ReachedFacts.stable` leaves it out if steps changed it.
+* Values of parameters, buffers and other tensors are never recorded. Of a long container only the length is.
 
-Nothing here depends on addresses, on the order of sets, or on how far a search has come.
+The result does not depend on addresses, the order of sets, or the progress of a search.
 """
 
 import functools
@@ -33,9 +33,9 @@ from autofit.identity.object_parts import (
     attributes_of,
     cell_content,
     codes_of,
-    counts_in_a_class,
     is_configuration,
     is_drawn_positions,
+    is_part_of_class,
     wrapped_function,
 )
 from autofit.identity.packages import installed, named, of_package
@@ -43,21 +43,21 @@ from autofit.identity.reached_facts import Changing, Fact, Name, ReachedFacts
 from autofit.identity.stable_text import DEEPEST, SEQUENCES, SETS, assigned_by, names_of, plain, text_of
 
 MOST_OBJECTS = 50_000
-"""Nothing more is followed then. The count is the same in every process, which seconds would not be."""
+"""Maximum number of objects followed. Unlike a time limit, a count gives the same result in every process."""
 _OF_A_MODULE = frozenset(vars(nn.Module()))
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _MANGLED = re.compile(r"___torch_mangle_\d+\.")
-"""How many classes of one name TorchScript has met in this process."""
+"""TorchScript's counter of classes of one name in this process."""
 _COMPILED = "_torchdynamo"
-"""What torch.compile puts on functions and modules: numbers of objects, and what it has compiled."""
+"""Prefix of the attributes that torch.compile sets on functions and modules: object ids and compiled code."""
 _STEPPING = frozenset({"forward", "__call__", "__getitem__", "__iter__", "__next__"})
 _MAKING = frozenset({"__init__", "__new__", "__post_init__", "__setstate__", "__init_subclass__"})
 
 
-def reach(**given: object) -> ReachedFacts:
-    """Returns what can be reached from the objects that were given, by their names."""
+def reach(**roots: object) -> ReachedFacts:
+    """Returns the facts that are reachable from the named objects."""
     walk = _ReachWalk()
-    for name, value in given.items():
+    for name, value in roots.items():
         walk.visit(name, value)
     changing = walk.changing()
     kept = {p: fact for p, fact in walk.facts.items() if fact.kind == "code" or not changing.covers(fact.through)}
@@ -65,29 +65,29 @@ def reach(**given: object) -> ReachedFacts:
 
 
 class _ReachWalk:
-    """One walk. Objects are visited in an order that the program decides, so that paths are the same each time."""
+    """One walk. Objects are visited in a deterministic order, so that paths are the same each time."""
 
     def __init__(self) -> None:
         self.facts: dict[str, Fact] = {}
         self._seen: dict[int, str] = {}
-        self._kept: list[object] = []  # what is made on the way keeps its id
+        self._kept: list[object] = []  # keeps temporary objects alive, so that ids are not reused
         self._through: tuple[Name, ...] = ()
-        self._codes: dict[CodeType, bool] = {}  # whether it is known to run in a step
-        self._owners: dict[CodeType, type] = {}  # of methods
+        self._codes: dict[CodeType, bool] = {}  # code -> whether it is known to run in a step
+        self._owners: dict[CodeType, type] = {}  # classes of methods
 
     def visit(self, path: str, value: object, depth: int = 0) -> None:
-        """Records `value`, and what can be reached from it; of what cannot be looked at, its class."""
+        """Records `value` and everything reachable from it. If reading it raises, only its class is recorded."""
         through = self._through
         try:
             self._visit(path, value, depth)
-        except Exception:  # noqa: BLE001  # objects of the user's do what they like when they are looked at
+        except Exception:  # noqa: BLE001  # a user's object may raise any exception when it is inspected
             self._through = through
             self._note("attributes", path, type(value).__qualname__)
 
     def _visit(self, path: str, value: object, depth: int) -> None:
         text = plain(value)
         if text is None and depth <= DEEPEST and len(self._kept) < MOST_OBJECTS:
-            text = self._met(path, value)
+            text = self._seen_as(path, value)
             if text is None:
                 self._follow(path, value, depth + 1)
         if text is not None:
@@ -112,7 +112,7 @@ class _ReachWalk:
                 owned[name] = (*owned.get(name, ()), owner)
         return Changing(frozenset(anywhere), owned)
 
-    def _met(self, path: str, value: object) -> str | None:
+    def _seen_as(self, path: str, value: object) -> str | None:
         if id(value) in self._seen:
             return f"as {self._seen[id(value)]}"
         self._seen[id(value)] = path
@@ -143,16 +143,16 @@ class _ReachWalk:
 
     def _function(self, path: str, function: FunctionType, depth: int) -> None:
         code = function.__code__
-        given = re.sub(r"\.(func|__func__|fget|__wrapped__)", "", path)
-        self._codes[code] = self._codes.get(code, False) or "." not in given or given.endswith("]")
-        own = not installed(code.co_filename)
-        self._note("code", path, text_of(code) if own else named(function.__module__, function.__qualname__))
+        root_path = re.sub(r"\.(func|__func__|fget|__wrapped__)", "", path)
+        self._codes[code] = self._codes.get(code, False) or "." not in root_path or root_path.endswith("]")
+        users = not installed(code.co_filename)
+        self._note("code", path, text_of(code) if users else named(function.__module__, function.__qualname__))
         cells = {
             name: cell_content(cell) for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False)
         }
         self._each(f"{path}.closure", cells, depth)
         self._each(path, vars(function), depth)  # __wrapped__ is among them
-        if not own:
+        if not users:
             return
         defaults = {"defaults": function.__defaults__, "keyword defaults": function.__kwdefaults__}
         self._each(path, defaults, depth)
@@ -161,7 +161,7 @@ class _ReachWalk:
             self._global(f"{path}:{name}", name, function.__globals__[name], names, depth)
 
     def _global(self, path: str, name: str, value: object, names: frozenset[str], depth: int) -> None:
-        """Follows a global; of a module of the user's, what the code names of it."""
+        """Follows a global. In a module of the user's, only the names that the code uses are followed."""
         if isinstance(value, ModuleType) and not of_package(value.__name__) and depth <= DEEPEST:
             for inner in sorted(names & vars(value).keys() - {name}):
                 self._global(f"{path}.{inner}", inner, vars(value)[inner], names, depth + 1)
@@ -170,16 +170,16 @@ class _ReachWalk:
 
     def _class(self, path: str, kind: type, depth: int) -> None:
         bases = [base for base in kind.__mro__ if of_package(base.__module__)]
-        own = [base for base in kind.__mro__ if base not in bases]
+        users = [base for base in kind.__mro__ if base not in bases]
         above = [named(base.__module__, base.__qualname__) for base in bases if base is not object]
         self._note("code", path, ", ".join(above))
-        for base in own:
-            items = {k: v for k, v in sorted(vars(base).items()) if counts_in_a_class(k, v)}
+        for base in users:
+            items = {k: v for k, v in sorted(vars(base).items()) if is_part_of_class(k, v)}
             self._owners.update({code: base for value in items.values() for code in codes_of(value)})
             self._each(f"{path}.{base.__qualname__}", items, depth, base)
-        if own and issubclass(kind, nn.Module):
+        if users and issubclass(kind, nn.Module):
             return
-        for base in bases:  # what an installed module's step assigns changes too
+        for base in bases:  # attributes that an installed module's step assigns change too
             if issubclass(base, nn.Module) and base is not nn.Module:
                 codes = [code for value in vars(base).values() for code in codes_of(value)]
                 self._codes.update(dict.fromkeys(codes, False))
@@ -191,7 +191,7 @@ class _ReachWalk:
             items = {key: items[key] for key in sorted(items)}
         elif isinstance(value, SETS):
             kinds = sorted(getattr(item, "__qualname__", type(item).__qualname__) for item in value)
-            self._note("attributes", path, str(kinds))  # what it holds has no order of its own
+            self._note("attributes", path, str(kinds))  # a set has no order
             return
         else:
             items = {str(place): item for place, item in enumerate(value)}
@@ -208,7 +208,7 @@ class _ReachWalk:
         elif not of_package(kind.__module__) or is_configuration(value):
             self.visit(f"{path}.class", kind, depth)
             self._each(path, attributes_of(value), depth, kind)
-        elif isinstance(value, (DataLoader, Dataset, Sampler)):  # of torch's own, such as a subset: what it is made of
+        elif isinstance(value, (DataLoader, Dataset, Sampler)):  # classes of torch, such as Subset: follow their parts
             self.visit(f"{path}.class", kind, depth)
             self._each(path, {k: v for k, v in attributes_of(value).items() if not is_drawn_positions(v)}, depth, kind)
         elif isinstance(value, BuiltinFunctionType):
@@ -239,7 +239,7 @@ class _ReachWalk:
                 self._named(f"{path}.{name}", name, value, depth, owner)
 
     def _named(self, path: str, name: str, value: object, depth: int, owner: type | None = None) -> None:
-        """Follows a value that has a name; functions and classes are no state that a step could change."""
+        """Follows a named value. The names of functions and classes are not tracked, since steps do not assign them."""
         before = self._through
         self._through = before if issubclass(type(value), DEFINED) else (*before, Name(owner, name))
         self.visit(path, value, depth)

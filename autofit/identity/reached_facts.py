@@ -1,4 +1,4 @@
-"""What `reach` finds: facts by their path, and what of it a training changes."""
+"""The result of `reach`: facts by their path, and the names that training changes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ class Name(NamedTuple):
     """The name of an attribute or a global.
 
     Attributes:
-        owner: the class of the object whose attribute it is; None of a global, or of an attribute of a module.
-        name: of it.
+        owner: the class of the object that has the attribute. None for a global or an attribute of a module.
+        name: the name.
     """
 
     owner: type | None
@@ -18,12 +18,12 @@ class Name(NamedTuple):
 
 
 class Fact(NamedTuple):
-    """One thing that is known.
+    """One recorded fact.
 
     Attributes:
         kind: "code" or "attributes".
-        text: what counts.
-        through: the attributes and globals that led to it.
+        text: the text that is compared.
+        through: the attributes and globals on the path to it.
     """
 
     kind: str
@@ -33,18 +33,18 @@ class Fact(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Changing:
-    """What the code of a step assigns.
+    """The names that the code of a step assigns.
 
     Attributes:
-        anywhere: attributes assigned by functions, of whichever object, and globals.
-        owned: attributes assigned by methods, by the class that has the method.
+        anywhere: globals, and attributes that functions assign, of any object.
+        owned: attributes that methods assign, with the classes of the methods.
     """
 
     anywhere: frozenset[str]
     owned: Mapping[str, tuple[type, ...]]
 
     def covers(self, through: tuple[Name, ...]) -> bool:
-        """Says whether one of these names is assigned."""
+        """Returns whether one of these names is assigned."""
         return any(self._assigned(each) for each in through)
 
     def _assigned(self, each: Name) -> bool:
@@ -58,14 +58,14 @@ class Changing:
 
 @dataclass(frozen=True, slots=True)
 class ReachedFacts:
-    """What was found, by its path from the objects that were given."""
+    """The recorded facts, by path from the objects passed in."""
 
     found: Mapping[str, Fact]
 
     def stable(self, before: "ReachedFacts") -> "ReachedFacts":
-        """Returns those that were the same before."""
+        """Returns the facts that are equal in `before`."""
         return ReachedFacts({path: fact for path, fact in self.found.items() if before.found.get(path) == fact})
 
     def lines(self, kind: str) -> list[str]:
-        """Returns those of a kind, one a line."""
+        """Returns the facts of a kind, one per line."""
         return [f"{path}={fact.text}" for path, fact in sorted(self.found.items()) if fact.kind == kind]

@@ -1,4 +1,4 @@
-"""Texts of values and of compiled code that are the same in every process, and what code names and assigns."""
+"""Texts of values and compiled code that are the same in every process, and the names that code uses and assigns."""
 
 import functools
 import hashlib
@@ -18,12 +18,12 @@ import torch
 from autofit.guard.digest import in_full
 
 MOST_ITEMS = 1000
-"""Of a longer container only the length counts: it is data."""
+"""Maximum number of items of a container. A longer one is taken as data and represented by its length."""
 LONGEST, MOST_HASHED = 1000, 2**20
-"""A text of more characters is told by its length and a digest; of one beyond the second number, or as many bytes, only
-the length counts: it is data."""
+"""Maximum length of a string, and of one that is hashed. Above the first, a string is represented by its length and a
+digest. Above the second, in characters or bytes, it is taken as data and represented by its length."""
 DEEPEST = 50
-"""Nothing is followed further down than this."""
+"""Maximum depth to which objects are followed."""
 _HAS_DOCSTRING = 0x4000000  # a flag of code since Python 3.13
 SEQUENCES, SETS = (list, tuple, deque), (set, frozenset)
 _SIMPLE = (
@@ -34,23 +34,23 @@ _SIMPLE = (
 _EXACTLY: dict[type, Callable[[Any], Any]] = {
     int: int.__int__, float: float.__float__, str: str.__str__, bytes: lambda value: bytes(memoryview(value)),
 }  # fmt: skip
-"""What makes a value of a class out of one of a subclass, whatever that overrides."""
+"""Conversions from a subclass to the built-in class, whatever the subclass overrides."""
 
 
 def plain(value: Any) -> str | None:
-    """Returns a text of a plain value that is the same in every process; None of what is not plain."""
+    """Returns a text of a plain value that is the same in every process. None if the value is not plain."""
     return _Texts().of(value, 0)
 
 
 def _simple(value: Any) -> str | None:
-    """Returns the text of a value that holds no others; None of any other."""
+    """Returns the text of a value that is not a container. None for any other."""
     kind = type(value)
     if kind in (str, bytes) and len(value) > LONGEST:
         return f"{kind.__name__} of {len(value)}{_digest(value)}"
     return in_full(value) if kind in _SIMPLE else _of_known_class(value, kind)
 
 
-def _of_known_class(value: Any, kind: type) -> str | None:  # one line for each
+def _of_known_class(value: Any, kind: type) -> str | None:  # one branch per class
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return f"{kind.__name__}{tuple(value.shape)}{value.dtype}"
     if isinstance(value, Enum):
@@ -66,7 +66,7 @@ def _of_known_class(value: Any, kind: type) -> str | None:  # one line for each
 
 
 class _Texts:
-    """The texts of one value and of what it holds; each container is looked at once, wherever it is met."""
+    """The texts of one value and its content. Each container is converted once."""
 
     def __init__(self) -> None:
         self._known: dict[int, str | None] = {}
@@ -86,7 +86,7 @@ class _Texts:
         return self._known[id(value)]
 
     def _container(self, value: Any, depth: int) -> str | None:
-        """Returns the text of a container; None once something in it is not plain."""
+        """Returns the text of a container. None if an item is not plain."""
         known: list[str] = []
         for item in value.items() if isinstance(value, dict) else value:
             texts = [self.of(each, depth) for each in item] if isinstance(value, dict) else [self.of(item, depth)]
@@ -105,7 +105,7 @@ def _digest(value: str | bytes) -> str:
 
 
 def text_of(code: CodeType) -> str:
-    """Returns a text of compiled code that is the same in each process and wherever the code stands in its file."""
+    """Returns a text of compiled code that is the same in every process and independent of its position in the file."""
     return f"{code.co_code.hex()}{code.co_names}{[_constant(value) for value in _constants(code)]}"
 
 
@@ -115,32 +115,32 @@ def _constants(code: CodeType) -> tuple[object, ...]:
         return code.co_consts
     if sys.version_info >= (3, 13):
         return code.co_consts[1:]
-    return None, *code.co_consts[1:]  # as in what was written without one
+    return None, *code.co_consts[1:]  # as in code without a docstring
 
 
 def _has_docstring(code: CodeType) -> bool:
     if sys.version_info >= (3, 13):
         return bool(code.co_flags & _HAS_DOCSTRING)
-    # Before, the first constant of what is defined by name is its docstring, or None.
+    # Before 3.13, the first constant of a named function is its docstring, or None.
     return not code.co_name.startswith("<") and bool(code.co_consts) and isinstance(code.co_consts[0], str)
 
 
 def _constant(value: object) -> str:
     if isinstance(value, CodeType):
         return text_of(value)
-    return plain(value) or repr(value)  # a set has no order of its own
+    return plain(value) or repr(value)  # a set has no order
 
 
 @functools.lru_cache(4096)
 def names_of(code: CodeType) -> frozenset[str]:
-    """Returns the globals and attributes that code names, that of functions inside it too."""
+    """Returns the globals and attributes that code uses, including nested functions."""
     inner = (names_of(value) for value in code.co_consts if isinstance(value, CodeType))
     return frozenset(code.co_names).union(*inner)
 
 
 @functools.lru_cache(4096)
 def assigned_by(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """Returns the attributes and the globals that code assigns, that of functions inside it too."""
+    """Returns the attributes and the globals that code assigns, including nested functions."""
     found = frozenset(_stores(code))
     by_kind = [frozenset(name for kind, name in found if kind == wanted) for wanted in ("STORE_ATTR", "STORE_GLOBAL")]
     return by_kind[0], by_kind[1]
@@ -150,7 +150,7 @@ def _stores(code: CodeType) -> Iterator[tuple[str, str]]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _stores(constant)
-    # Two bytes an instruction since Python 3.6; the argument of these is an index of the names.
+    # An instruction has two bytes since Python 3.6. The argument of these is an index into `co_names`.
     stores, extended, high = {opmap[kind]: kind for kind in ("STORE_ATTR", "STORE_GLOBAL")}, opmap["EXTENDED_ARG"], 0
     for place in range(0, len(code.co_code), 2):
         operation, argument = code.co_code[place], code.co_code[place + 1] | high

@@ -1,1 +1,1 @@
-"""From a trace to a peak: alignment, scaling, the allocator. Never loads torch."""
+"""From a trace to its peak memory: alignment, scaling, allocator simulation. Never imports torch."""

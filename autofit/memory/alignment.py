@@ -1,9 +1,9 @@
-"""Alignment: which allocation of one trace is which of another, for traces of one plan at several micro batch sizes.
+"""Alignment: matches the allocations of several traces of one plan at different micro batch sizes.
 
-Two things differ between such traces although the step is the same. Several releases in a row come in any order (the
-cache of autocast is a hash table); no allocation is served between them, so the order changes nothing. And what an
-operator takes for the moment depends on the size: a sum over many rows takes room for partial results, one over few
-rows does not. Everything else has to be the same, event for event.
+Two things may differ between such traces although the step is the same. Consecutive releases may be in any order (the
+autocast cache is a hash table). No allocation is served between them, so their order has no effect. And the momentary
+allocations, which an operator makes and frees itself, depend on the size: a sum over many rows allocates memory for
+partial results, a sum over few rows does not. Everything else must be equal, event for event.
 """
 
 from collections.abc import Sequence
@@ -13,18 +13,18 @@ from difflib import SequenceMatcher
 from autofit.memory.trace import Kind, Mark, Trace
 
 LONGEST = 16
-"""An operator takes and gives back what it needs for the moment within so many events."""
+"""Maximum number of events in a group of momentary allocations and their releases."""
 BRIEF = 32
-"""An operator that takes something for the moment, and its results in between, is over within so many events."""
+"""Maximum number of events from a momentary allocation to its release, including results allocated in between."""
 BEFORE = "before the first step"
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Why traces cannot be taken for the same step at different sizes; each size then needs its own trace.
+    """Why traces cannot be aligned as the same step at different sizes. Each size then needs its own trace.
 
     Attributes:
-        reason: what differs, and where.
+        reason: the difference and its position.
     """
 
     reason: str
@@ -32,11 +32,11 @@ class Mismatch:
 
 @dataclass(slots=True)
 class Alignment:
-    """Traces laid over each other. The columns have one entry for each allocation that any of the traces has.
+    """Aligned traces. The columns have one entry for each allocation of any trace.
 
     Attributes:
-        sizes: by trace, then by allocation; 0 where a trace does not have it.
-        momentary: whether the allocation is a temporary one that is given back within `BRIEF` events.
+        sizes: sizes by trace, then by allocation. 0 if a trace does not have the allocation.
+        momentary: whether the allocation is temporary and released within `BRIEF` events.
     """
 
     sizes: list[list[int]]
@@ -52,9 +52,9 @@ class _Outline:
     """The lasting events of a trace.
 
     Attributes:
-        items: number of a lasting allocation, its complement for the release, or the name of a mark.
+        items: the number of a lasting allocation, its complement for the release, or the name of a mark.
         handles: the handle in the trace of each lasting allocation.
-        moments: by place in `items`, what is taken for the moment before it: lists of events.
+        moments: groups of momentary events by the index in `items` that they precede.
     """
 
     trace: Trace
@@ -65,14 +65,14 @@ class _Outline:
 
 @dataclass(slots=True)
 class _Moment:
-    """One group of momentary allocations: its shape and, by trace, its handles."""
+    """One group of momentary allocations: its shape, and its handles by trace."""
 
     shape: tuple[tuple[int, int], ...]
     handles: dict[int, list[int]]
 
 
 def aligned(traces: Sequence[Trace]) -> Alignment | Mismatch:
-    """Returns `traces` laid over each other, or where they differ."""
+    """Returns the aligned `traces`, or where they differ."""
     outlines = [_outline(trace) for trace in traces]
     for outline in outlines[1:]:
         if reason := _different(outlines[0], outline):
@@ -82,7 +82,7 @@ def aligned(traces: Sequence[Trace]) -> Alignment | Mismatch:
     brief = _brief(traces[0])
     numbers: list[int] = []
     for place in range(len(first.items) + 1):
-        for moment in _united([outline.moments.get(place, []) for outline in outlines], outlines):
+        for moment in _merged_moments([outline.moments.get(place, []) for outline in outlines], outlines):
             _add_moment(result, moment, outlines)
         if place == len(first.items):
             break
@@ -100,7 +100,7 @@ def aligned(traces: Sequence[Trace]) -> Alignment | Mismatch:
 
 
 def _brief(trace: Trace) -> set[int]:
-    """Returns the temporary allocations that are given back shortly after they are taken."""
+    """Returns the temporary allocations that are released within `BRIEF` events."""
     begun: dict[int, int] = {}
     found = set[int]()
     for place, event in enumerate(trace.events):
@@ -112,7 +112,7 @@ def _brief(trace: Trace) -> set[int]:
 
 
 def described(trace: Trace, handle: int) -> str:
-    """Returns an allocation in words."""
+    """Returns the description of an allocation."""
     return _words(handle, trace.tensors.kinds[handle], trace.tensors.origins[handle], trace.modules)
 
 
@@ -127,7 +127,7 @@ def _outline(trace: Trace) -> _Outline:
     events, bounds = trace.events, {mark.event for mark in trace.marks}
     marks = iter(trace.marks)
     mark = next(marks, None)
-    place = run = 0  # a run of releases goes on since items[run]
+    place = run = 0  # items[run:] is the current run of releases
     while place < len(events) or mark is not None:
         if mark is not None and mark.event <= place:
             outline.items.append(mark.name)
@@ -152,7 +152,7 @@ def _outline(trace: Trace) -> _Outline:
 
 
 def _moment_end(trace: Trace, start: int, bounds: set[int]) -> int:
-    """Returns where a group of momentary allocations that starts at an event ends; `start` when none does."""
+    """Returns the end of the group of momentary allocations at `start`, or `start` if no group begins there."""
     taken: set[int] = set()
     for place in range(start, min(start + LONGEST, len(trace.events))):
         event = trace.events[place]
@@ -172,17 +172,17 @@ def _moment_end(trace: Trace, start: int, bounds: set[int]) -> int:
 
 
 def _different(one: _Outline, other: _Outline) -> str:
-    """Returns where the lasting events of two traces part, or "" when they are the same."""
+    """Returns where the lasting events of two traces first differ, or "" if they are equal."""
     sizes = f"at micro batches of {one.trace.micro_batch_size} and {other.trace.micro_batch_size}"
     shared = min(len(one.items), len(other.items))
     place = next((i for i in range(shared) if one.items[i] != other.items[i]), shared)
     if place < max(len(one.items), len(other.items)):
-        return f"the events {sizes} part {_where(one, place)}"
+        return f"the events {sizes} differ {_where(one, place)}"
     if one.trace.modules != other.trace.modules:
         return f"the modules {sizes} differ"
     for left, right in zip(one.handles, other.handles, strict=True):
         if _class(one.trace, left) != _class(other.trace, right):
-            return f"{sizes} {described(one.trace, left)} is {described(other.trace, right)}"
+            return f"{sizes}, {described(one.trace, left)} is {described(other.trace, right)}"
     return ""
 
 
@@ -197,26 +197,26 @@ def _where(outline: _Outline, place: int) -> str:
     return f"in {phase}{after}"
 
 
-def _united(groups: list[list[list[int]]], outlines: list[_Outline]) -> list[_Moment]:
-    """Returns the momentary groups of all traces at one place, those of the same shape taken for the same."""
-    united: list[_Moment] = []
+def _merged_moments(groups: list[list[list[int]]], outlines: list[_Outline]) -> list[_Moment]:
+    """Returns the momentary groups of all traces at one index. Groups of the same shape are matched."""
+    matched: list[_Moment] = []
     for number, (found, outline) in enumerate(zip(groups, outlines, strict=True)):
         moments = [_moment(number, events, outline.trace) for events in found]
-        mine, theirs = [moment.shape for moment in united], [moment.shape for moment in moments]
+        before, added = [moment.shape for moment in matched], [moment.shape for moment in moments]
         merged: list[_Moment] = []
-        for tag, a, a_end, b, b_end in SequenceMatcher(a=mine, b=theirs, autojunk=False).get_opcodes():
-            merged += united[a:a_end]
+        for tag, a, a_end, b, b_end in SequenceMatcher(a=before, b=added, autojunk=False).get_opcodes():
+            merged += matched[a:a_end]
             if tag == "equal":
-                for kept, moment in zip(united[a:a_end], moments[b:b_end], strict=True):
+                for kept, moment in zip(matched[a:a_end], moments[b:b_end], strict=True):
                     kept.handles |= moment.handles
             else:
                 merged += moments[b:b_end]
-        united = merged
-    return united
+        matched = merged
+    return matched
 
 
 def _moment(number: int, events: list[int], trace: Trace) -> _Moment:
-    """Returns a group with its shape: for each event which of its allocations it is about, and of what module."""
+    """Returns a group with its shape: for each event, the index of its allocation in the group and its module."""
     handles = [event for event in events if event >= 0]
     place = {handle: i for i, handle in enumerate(handles)}
     shape = tuple(

@@ -1,4 +1,4 @@
-"""Breakdown: what makes up a peak, found from its trace, in parts that a person can take in."""
+"""Breakdown: the parts of a memory peak, computed from a trace."""
 
 import re
 from collections import Counter
@@ -9,13 +9,14 @@ from pydantic import BaseModel, ConfigDict
 from autofit.memory.trace import Kind, Trace
 
 BEYOND = "allocator's cache and rounding"
-"""Part of a peak: what the allocator holds beyond live tensors."""
+"""Part of a peak: memory that the allocator holds beyond live tensors."""
 OUTSIDE = "context and libraries"
-"""Part of a peak: what the process holds on the device outside the allocator."""
+"""Part of a peak: memory of the process on the device outside the allocator."""
 
 STANDING = (Kind.PARAMETER, Kind.BUFFER, Kind.GRADIENT, Kind.OPTIMIZER_STATE)
 PASSING = (Kind.ACTIVATION, Kind.TEMPORARY)
-"""What belongs to the pass of a module; the other kinds belong to the training as a whole."""
+"""Kinds of tensors that a module's forward or backward pass allocates. The others persist or belong to the whole
+step."""
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 
 
@@ -23,9 +24,9 @@ class Part(BaseModel):
     """A part of a peak.
 
     Attributes:
-        name: what it is: a kind of tensor, or a module, where * stands for the numbers of repeated ones.
-        size_bytes: how much of the peak it is.
-        count: how many modules share the name.
+        name: a kind of tensor, or a module name in which * replaces the numbers of repeated modules.
+        size_bytes: its share of the peak.
+        count: number of modules with this name.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -36,16 +37,16 @@ class Part(BaseModel):
 
 
 class Breakdown(BaseModel):
-    """What makes up the peak of the user's own plan.
+    """The parts of the baseline's peak memory.
 
     Attributes:
         moment: the phase of the step in which live tensors peak.
         allocated_bytes: peak of live tensors.
-        reserved_bytes: peak of the allocator's segments; None on a host, which has none.
-        kinds: by kind of tensor, largest first; then what the allocator holds beyond live tensors, and what lies
-            outside it. They sum to the peak.
-        modules: by the module in whose pass live tensors were made, largest first; their sum is that of live tensors.
-        standing: what a step keeps whatever its batch: parameters, buffers, gradients, optimizer state.
+        reserved_bytes: peak of the allocator's segments. None on a host, which has none.
+        kinds: parts by kind of tensor, largest first, then memory that the allocator holds beyond live tensors, and
+            memory outside the allocator. They sum to the peak.
+        modules: activations and temporaries by the module in whose pass they were allocated, largest first.
+        standing: memory that does not depend on the batch: parameters, buffers, gradients, optimizer state.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -59,11 +60,11 @@ class Breakdown(BaseModel):
 
     @property
     def standing_bytes(self) -> int:
-        """The sum of what stands."""
+        """Total size of `standing`."""
         return sum(part.size_bytes for part in self.standing)
 
 
-def anatomy(  # the readings of one peak
+def anatomy(  # the values of one peak
     trace: Trace,
     event: int,
     moment: str,
@@ -72,16 +73,16 @@ def anatomy(  # the readings of one peak
     outside_bytes: int,
     waiting_bytes: int = 0,
 ) -> Breakdown:
-    """Returns what makes up a peak.
+    """Returns the parts of a peak.
 
     Args:
-        trace: of the plan that peaks.
-        event: number of events up to where live tensors peak.
-        moment: the phase in which they do.
+        trace: trace of the plan.
+        event: number of events up to the peak of live tensors.
+        moment: the phase of the peak.
         allocated_bytes: peak of live tensors.
-        reserved_bytes: peak of the allocator's segments; None on a host.
-        outside_bytes: what lies outside the allocator.
-        waiting_bytes: batches that are held beside those of the trace.
+        reserved_bytes: peak of the allocator's segments. None on a host.
+        outside_bytes: memory outside the allocator.
+        waiting_bytes: batches held in addition to those of the trace.
     """
     alive = trace.alive(event)
     kinds = _by_kind(trace, alive, {Kind.BATCH.value: waiting_bytes})
@@ -99,7 +100,7 @@ def anatomy(  # the readings of one peak
 
 
 def standing(trace: Trace) -> tuple[Part, ...]:
-    """Returns what a step keeps whatever its batch, as it is before the last update: gradients are all there then."""
+    """Returns the memory that does not depend on the batch, before the last update, when all gradients exist."""
     updates = [mark.event for mark in trace.marks if mark.name.endswith("optimizer")]
     found = _by_kind(trace, trace.alive(updates[-1] if updates else len(trace.events)))
     return tuple(part for part in found if part.name in STANDING)
@@ -113,7 +114,7 @@ def _by_kind(trace: Trace, alive: Iterable[int], beside: Mapping[str, int] | Non
 
 
 def _by_module(trace: Trace, alive: Iterable[int]) -> tuple[Part, ...]:
-    """Returns activations and temporaries by module; repeated modules, which differ by number, are one part."""
+    """Returns activations and temporaries by module. Repeated modules, which differ only by number, are one part."""
     sums, members = Counter[str](), dict[str, set[int]]()
     for handle in alive:
         if trace.tensors.kinds[handle] not in PASSING or not trace.tensors.sizes[handle]:
@@ -126,6 +127,6 @@ def _by_module(trace: Trace, alive: Iterable[int]) -> tuple[Part, ...]:
 
 
 def _pattern(name: str) -> str:
-    """Returns a module's name with a star for each number; one that has nothing but numbers stays as it is."""
+    """Returns a module's name with * for each number. A name of numbers only is kept."""
     pattern = _NUMBER.sub("*", name)
     return pattern if pattern.strip("*.") else name or "the model itself"

@@ -1,4 +1,4 @@
-"""Memory: what a plan takes, from its trace: the peak that the device will count, by phase, and what makes it up."""
+"""Memory use of a plan, computed from its trace: the peak that the device will report, by phase."""
 
 from dataclasses import dataclass
 
@@ -12,20 +12,20 @@ STATIC = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE)
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What a plan takes.
+    """Memory use of a plan.
 
     Attributes:
-        micro_batch_size: samples of a micro batch.
+        micro_batch_size: samples per micro batch.
         allocated_bytes: peak of live tensors.
-        reserved_bytes: peak of the caching allocator's segments; None on a host, which has none.
-        outside_bytes: what the process holds on the device outside the allocator.
-        phases: the peaks phase by phase, in order.
-        static_bytes: parameters, buffers and optimizer state, which stay between two steps.
-        exact: whether every size was traced at this micro batch, or follows a law that was checked; False where some
-            were drawn between traced sizes.
-        answered: how many results that depend on data were answered with their largest size.
-        waiting_bytes: of the peak, the step's batches beyond those that were traced: a host holds them all from the
-            beginning.
+        reserved_bytes: peak of the caching allocator's segments. None on a host, which has none.
+        outside_bytes: memory of the process on the device outside the allocator.
+        phases: the peaks of the phases, in order.
+        static_bytes: parameters, buffers and optimizer state, which are kept between steps.
+        exact: whether every size was traced at this micro batch, or follows a linear law that was checked. False if
+            some were interpolated between traced sizes.
+        answered: number of data-dependent results that were assumed to have their largest size.
+        waiting_bytes: the part of the peak for micro batches beyond those traced. A host holds all micro batches of a
+            step from its beginning.
     """
 
     micro_batch_size: int
@@ -45,7 +45,7 @@ class MemoryUse:
 
     @property
     def judged_bytes(self) -> int:
-        """The peak in the reading that a budget is held against: the footprint, or live tensors on a host."""
+        """The peak that is compared with a budget: the footprint, or live tensors on a host."""
         return (self.allocated_bytes if self.reserved_bytes is None else self.reserved_bytes) + self.outside_bytes
 
 
@@ -56,17 +56,17 @@ def memory_use(
     exact: bool = True,
     accumulation_steps: int = 1,
 ) -> MemoryUse:
-    """Returns what `trace` takes on a device that keeps account of memory as `account` says.
+    """Returns the memory use of `trace` on a device whose memory is accounted for as in `account`.
 
     Args:
-        trace: a few training steps.
+        trace: trace of a few training steps.
         account: the allocator and its options.
-        limit_bytes: the budget on the footprint, for options that give memory back near a limit; None: no limit.
+        limit_bytes: budget on the footprint, for options that release memory near a limit. None is unlimited.
         exact: see `MemoryUse`.
-        accumulation_steps: micro batches of a step; a trace has `MOST_PARTS` of them at most.
+        accumulation_steps: micro batches per step. A trace has at most `MOST_PARTS` of them.
 
     Raises:
-        UsageError: the allocator's options cannot be read.
+        UsageError: the allocator's options cannot be parsed.
     """
     phases = peaks(trace) if account.allocator == "host" else _served(trace, account, limit_bytes)
     tensors = trace.tensors
@@ -87,10 +87,10 @@ def memory_use(
 
 
 def _served(trace: Trace, account: Account, limit_bytes: int | None) -> tuple[PhasePeak, ...]:
-    """Returns the phases with all requests served: within the limit where that changes what is cached, else freely."""
+    """Returns the phases with all requests served, within the limit if the limit affects caching."""
     settings = Settings.parse(account.settings)
     if settings.gc_threshold_ratio and limit_bytes is not None:
-        # Old segments are given back from a share of the limit on: less is reserved than with room to spare.
+        # Above a share of the limit, old segments are released: less is reserved than without a limit.
         within = replay(trace, Room(settings, limit_bytes=max(limit_bytes - account.outside_bytes, 1)))
         if within.fits_without_retries:
             return within.phases

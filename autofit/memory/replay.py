@@ -1,4 +1,4 @@
-"""Replay: a trace through the simulated allocator: how much it takes, phase by phase, and whether it fits."""
+"""Replay: runs a trace through the simulated allocator. Returns the peak of each phase and whether it fits."""
 
 from dataclasses import dataclass, field
 
@@ -14,13 +14,13 @@ BEFORE = "before the first step"
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The memory that a replay has, and how the allocator uses it.
+    """The memory available to a replay, and the allocator's options.
 
     Attributes:
         settings: the allocator's options.
-        capacity_bytes: what the device can still give to the allocator; None: no end.
-        limit_bytes: the most that the allocator may reserve (a memory fraction); None: no limit.
-        device_bytes: all memory of the device.
+        capacity_bytes: memory that the device can allocate. None is unlimited.
+        limit_bytes: maximum that the allocator may reserve (a memory fraction). None is unlimited.
+        device_bytes: total memory of the device.
     """
 
     settings: Settings = field(default_factory=Settings)
@@ -29,7 +29,7 @@ class Room:
     device_bytes: int = DEVICE_BYTES
 
     def allocator(self) -> CachingAllocator:
-        """Returns an empty allocator with this room."""
+        """Returns an empty allocator with this memory."""
         return CachingAllocator(
             self.settings,
             capacity_bytes=self.capacity_bytes,
@@ -43,11 +43,11 @@ class PhasePeak:
     """One phase of a trace.
 
     Attributes:
-        name: as in `Mark.name`; what stands before the first mark is "before the first step".
-        allocated_bytes: peak while it lasted.
-        reserved_bytes: likewise.
-        peak_event: number of events up to where `allocated_bytes` was first reached.
-        retries: how often the allocator had to give its whole cache back.
+        name: name of the phase, as in `Mark.name`. Events before the first mark are "before the first step".
+        allocated_bytes: peak of allocated memory during the phase.
+        reserved_bytes: peak of reserved memory during the phase.
+        peak_event: number of events after which `allocated_bytes` was first reached.
+        retries: number of times the allocator had to release its whole cache.
     """
 
     name: str
@@ -59,11 +59,11 @@ class PhasePeak:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a trace takes of a device.
+    """The result of a replay.
 
     Attributes:
-        phases: in order; where memory runs out, that phase is the last.
-        ran_out_at: number of events before the request that could not be served; None: all were.
+        phases: the phases in order. If memory runs out, that phase is the last.
+        ran_out_at: number of events before the request that could not be served. None if all were served.
     """
 
     phases: tuple[PhasePeak, ...]
@@ -71,41 +71,41 @@ class Replay:
 
     @property
     def fits(self) -> bool:
-        """Whether every request was served, with retries or without."""
+        """Whether every request was served, with or without retries."""
         return self.ran_out_at is None
 
     @property
     def fits_without_retries(self) -> bool:
-        """Whether it fits at full speed: the allocator never had to give its cache back."""
+        """Whether every request was served without releasing the cache, so that the plan runs at full speed."""
         return self.fits and not any(phase.retries for phase in self.phases)
 
     @property
     def first_step(self) -> PhasePeak:
-        """The largest of the first step, in which optimizer state and library workspaces appear."""
+        """The maximum over the first step, which allocates optimizer state and library workspaces."""
         return _largest("first step", [p for p in self.phases if p.name.startswith((FIRST_STEP, BEFORE))])
 
     @property
     def later_steps(self) -> PhasePeak | None:
-        """The largest of all later steps; None when the trace has one step or memory ran out in it."""
+        """The maximum over all later steps. None if the trace has one step or memory ran out in it."""
         later = [p for p in self.phases if not p.name.startswith((FIRST_STEP, BEFORE))]
         return _largest("later steps", later) if later else None
 
     @property
     def peak(self) -> PhasePeak:
-        """The largest of the whole trace."""
+        """The maximum over the whole trace."""
         return _largest("peak", list(self.phases))
 
 
 def replay(trace: Trace, room: Room | None = None) -> Replay:
-    """Returns what `trace` takes when its requests are served one by one in `room` (None: endless, torch's defaults).
+    """Serves the requests of `trace` one by one in `room`. None is unlimited memory with torch's default options.
 
-    All requests are made on one stream.
+    All requests are on one stream.
     """
     allocator = (room or Room()).allocator()
     blocks: list[MemoryBlock | None] = [None] * len(trace.tensors.sizes)
     phases: list[PhasePeak] = []
     ran_out_at = None
-    for name, begin, end in _stretches(trace):
+    for name, begin, end in _phases(trace):
         retries = allocator.retries
         allocator.reset_peaks()
         ran_out_at, peak_event = _run(allocator, trace, blocks, begin, end)
@@ -123,10 +123,10 @@ def replay(trace: Trace, room: Room | None = None) -> Replay:
 
 
 def peaks(trace: Trace) -> tuple[PhasePeak, ...]:
-    """Returns the phases of a trace by live tensors alone, as a host counts them: no rounding, no segments."""
+    """Returns the peaks of live tensors by phase, as a host counts them: without rounding and segments."""
     live, phases = 0, []
     sizes = trace.tensors.sizes
-    for name, begin, end in _stretches(trace):
+    for name, begin, end in _phases(trace):
         peak, peak_event = live, begin
         for number, event in enumerate(trace.events[begin:end], begin):
             live += sizes[event] if event >= 0 else -sizes[~event]
@@ -136,18 +136,18 @@ def peaks(trace: Trace) -> tuple[PhasePeak, ...]:
     return tuple(phases)
 
 
-def _stretches(trace: Trace) -> list[tuple[str, int, int]]:
-    """Returns name, first event and end of each phase that has events."""
+def _phases(trace: Trace) -> list[tuple[str, int, int]]:
+    """Returns the name, first event and end of each phase that has events."""
     marks = [(BEFORE, 0), *((mark.name, mark.event) for mark in trace.marks)]
     ends = [event for _, event in marks[1:]] + [len(trace.events)]
-    stretches = [(name, begin, end) for (name, begin), end in zip(marks, ends, strict=True) if end > begin]
-    return stretches or [(BEFORE, 0, 0)]
+    phases = [(name, begin, end) for (name, begin), end in zip(marks, ends, strict=True) if end > begin]
+    return phases or [(BEFORE, 0, 0)]
 
 
 def _run(
     allocator: CachingAllocator, trace: Trace, blocks: list[MemoryBlock | None], begin: int, end: int
 ) -> tuple[int | None, int]:
-    """Serves a stretch of events; returns where memory ran out, if it did, and where allocated was highest."""
+    """Serves a range of events. Returns where memory ran out, or None, and where allocated memory peaked."""
     malloc, free, sizes = allocator.malloc, allocator.free, trace.tensors.sizes
     peak, peak_event = allocator.allocated_bytes, begin
     for number, event in enumerate(trace.events[begin:end], begin):

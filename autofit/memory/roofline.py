@@ -1,11 +1,11 @@
-"""Speed: a plan's throughput at the device's ceilings, from what its step computes and moves. For order only.
+"""Roofline: a plan's throughput at the device's peak rates, from the work and traffic of its step. For ranking only.
 
-A step takes at least as long as its products at the peak rate of their precision and its memory traffic at the peak
-rate, added up: eager operators run one after another, and none overlaps its arithmetic with another's traffic (the
-roofline of Williams, Waterman and Patterson, 2009, operator by operator, with every operator bound by one of the two).
-Issuing the operators runs beside that on an accelerator, and is part of it on a host. Caches, fusion and how well a
-kernel fits a shape are left out, so the seconds are wrong by a factor; what they are good for is which of two plans of
-one workload to look at first.
+The minimum time of a step is the time of its matrix products at the peak rate of their precision plus the time of its
+memory traffic at the peak rate. The two are added because eager operators run one after another and do not overlap
+their arithmetic with another's traffic (the roofline of Williams, Waterman and Patterson, 2009, operator by operator,
+with every operator bound by one of the two). Issuing operators overlaps with this on an accelerator and adds to it on a
+host. Caches, fusion and kernel efficiency for a shape are not modelled, so the seconds are off by a factor. Use them
+only to decide which of two plans of one workload to try first.
 """
 
 from autofit.core.plan import Plan
@@ -16,12 +16,12 @@ def samples_per_s(plan: Plan, work: StepWork, ceilings: Ceilings) -> float | Non
     """Returns the throughput of a plan at the device's ceilings.
 
     Args:
-        plan: its accumulation steps count.
-        work: of this plan, as its trace counted it.
-        ceilings: of the device.
+        plan: the plan. Its accumulation steps and global batch size are used.
+        work: the work of a step of this plan, as counted in its trace.
+        ceilings: peak rates of the device.
 
     Returns:
-        Samples per second; None where something is computed in a precision without a ceiling.
+        Samples per second. None if a precision has no peak rate.
     """
     micro, update = (_seconds(part, ceilings) for part in (work.micro, work.update))
     if micro is None or update is None:

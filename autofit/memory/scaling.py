@@ -1,10 +1,10 @@
-"""Scaling: the trace of a plan at any micro batch size, from its traces at a few sizes.
+"""Scaling: the trace of a plan at any micro batch size, computed from its traces at a few sizes.
 
-The size of everything that lasts is a + c·b in the micro batch b, with whole numbers a and c
-(reference/memory_prediction.md 5): two traces give a and c, all others check them. What an operator takes for the
-moment may follow the device instead (a sum takes room for so many blocks of threads, then no more); where it is not
-affine it is drawn between the traced sizes, in straight pieces. So is everything where the batches themselves are not
-affine: the largest graph has more nodes than the next. Peaks are not scaled: the scaled trace is replayed.
+The size of every lasting allocation is a + c·b in the micro batch b, with integers a and c
+(reference/memory_prediction.md 5). Two traces give a and c, all others check them. Momentary allocations of an operator
+may depend on the device instead (a sum allocates memory for a limited number of thread blocks). If they are not affine,
+they are interpolated linearly between the traced sizes. So is everything if the batches themselves are not affine, for
+example graphs with different numbers of nodes. Peaks are not scaled: the scaled trace is replayed.
 """
 
 from bisect import bisect_left
@@ -19,21 +19,21 @@ from autofit.memory.trace import Kind, Tensors, Trace
 LEAST_TRACES = 3
 SHOWN = 3
 FEWEST_UNITS = 32
-"""Of so many units a wrong guess of the unit does not matter much."""
+"""Minimum number of units from which an error in the unit has little effect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """The law of each allocation's size.
+    """The size of each allocation as a function of the micro batch.
 
     Attributes:
-        pattern: the trace whose events hold at all sizes.
+        pattern: the trace whose events are valid at all sizes.
         traced: the micro batch sizes that were traced, ascending.
-        fixed: bytes at a micro batch of 0, by handle; may be negative.
-        per_sample: bytes more for each sample.
-        uneven: allocations that are not affine: handle to bytes at each of the traced sizes.
-        rounded: those of them that last, and are nearly affine.
-        momentary: allocations that an operator takes and gives back.
+        fixed: bytes at a micro batch of 0, by handle. May be negative.
+        per_sample: additional bytes per sample, by handle.
+        uneven: allocations that are not affine: handle to bytes at each traced size.
+        rounded: the lasting allocations among `uneven`, which are nearly affine.
+        momentary: allocations that an operator makes and frees.
     """
 
     pattern: Trace
@@ -45,26 +45,26 @@ class Scaling:
     momentary: frozenset[int] = frozenset()
 
     def exact_at(self, micro_batch_size: int) -> bool:
-        """Says whether no size at this micro batch is drawn between, or beyond, the traced ones."""
+        """Returns whether no size at this micro batch is interpolated or extrapolated."""
         return not self.uneven or micro_batch_size in self.traced
 
     def at(self, micro_batch_size: int, grown_to: int | None = None) -> Trace | Mismatch:
-        """Returns the trace at a micro batch size; refuses where a size would be negative.
+        """Returns the trace at a micro batch size, or a `Mismatch` if a size would be negative.
 
         Args:
-            micro_batch_size: any.
-            grown_to: what is momentary is no larger than at this size: beyond it may have stopped growing.
+            micro_batch_size: any micro batch size.
+            grown_to: limits momentary allocations to their size at this micro batch, above which they may not grow.
         """
         sizes = self._sizes(micro_batch_size)
         if grown_to is not None and grown_to < micro_batch_size:
-            then = self._sizes(grown_to)
+            limits = self._sizes(grown_to)
             for handle in self.momentary:
-                sizes[handle] = min(sizes[handle], then[handle])
+                sizes[handle] = min(sizes[handle], limits[handle])
         if sizes and min(sizes) < 0:
             handle = sizes.index(min(sizes))
             what = described(self.pattern, handle)
-            return Mismatch(f"at a micro batch of {micro_batch_size} {what} would have {sizes[handle]} bytes")
-        # model_copy does not validate the columns again: a replay must not cost less than making its trace.
+            return Mismatch(f"at a micro batch of {micro_batch_size}, {what} would have {sizes[handle]} bytes")
+        # model_copy does not validate the columns again, which would take longer than the replay.
         tensors = self.pattern.tensors.model_copy(update={"sizes": tuple(sizes)})
         notes = (*self.pattern.notes, *self._notes(micro_batch_size))
         return self.pattern.model_copy(
@@ -75,8 +75,8 @@ class Scaling:
         sizes = [a + c * micro_batch_size for a, c in zip(self.fixed, self.per_sample, strict=True)]
         for handle, nodes in self.uneven.items():
             beyond = handle in self.rounded and micro_batch_size > self.traced[-1]
-            draw = _line if beyond else _between
-            sizes[handle] = max(int(draw(self.traced, nodes, micro_batch_size)), 0)
+            estimate = _line if beyond else _between
+            sizes[handle] = max(int(estimate(self.traced, nodes, micro_batch_size)), 0)
         return sizes
 
     def _notes(self, micro_batch_size: int) -> tuple[str, ...]:
@@ -85,19 +85,19 @@ class Scaling:
         handle = max(self.uneven, key=lambda h: max(self.uneven[h]))
         traced = ", ".join(map(str, self.traced))
         return (
-            f"{len(self.uneven)} allocations are not affine in the micro batch and are taken from the traces "
+            f"{len(self.uneven)} allocations are not affine in the micro batch and are interpolated from the traces "
             f"at {traced}; the largest is {described(self.pattern, handle)}, of up to {max(self.uneven[handle])} bytes",
         )
 
 
 def scaling(traces: Sequence[Trace], least: int = LEAST_TRACES, slack_ratio: float = 0.0) -> Scaling | Mismatch:
-    """Returns the law of the sizes in the traces of one plan at different micro batch sizes.
+    """Returns the scaling of the traces of one plan at different micro batch sizes.
 
     Args:
-        traces: the largest should not be below the sizes that will be asked for.
-        least: so many traces at least; two give a law that nothing checks.
-        slack_ratio: by this share may what lasts differ from a straight line, as a library rounds up what it keeps; it
-            is then drawn between the traced sizes too.
+        traces: the traces. The largest should be at least the largest size that will be requested.
+        least: minimum number of traces. With two, the scaling is not checked.
+        slack_ratio: maximum relative deviation of lasting allocations from a straight line, for libraries that round
+            up what they keep. Such allocations are interpolated between the traced sizes.
     """
     traces = sorted(traces, key=lambda trace: trace.micro_batch_size)
     traced = tuple(trace.micro_batch_size for trace in traces)
@@ -106,10 +106,10 @@ def scaling(traces: Sequence[Trace], least: int = LEAST_TRACES, slack_ratio: flo
     alignment = aligned(traces)
     if isinstance(alignment, Mismatch):
         return alignment
-    fixed, per_sample, bent = _laws(alignment, traced)
+    fixed, per_sample, uneven_handles = _laws(alignment, traced)
     pattern = _pattern(alignment, traces)
-    uneven = {handle: tuple(sizes[handle] for sizes in alignment.sizes) for handle in bent}
-    lasting = [handle for handle in bent if not alignment.momentary[handle]]
+    uneven = {handle: tuple(sizes[handle] for sizes in alignment.sizes) for handle in uneven_handles}
+    lasting = [handle for handle in uneven_handles if not alignment.momentary[handle]]
     ragged = any(alignment.kinds[handle] is Kind.BATCH for handle in lasting)
     if not ragged and not all(_is_straight(traced, uneven[handle], slack_ratio) for handle in lasting):
         return Mismatch(_not_affine(pattern, alignment, traced, lasting))
@@ -118,26 +118,26 @@ def scaling(traces: Sequence[Trace], least: int = LEAST_TRACES, slack_ratio: flo
 
 
 def _laws(alignment: Alignment, traced: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], list[int]]:
-    """Returns a and c of each allocation by the two smallest traces, and which a further trace contradicts."""
-    fixed, per_sample, bent = [], [], []
+    """Returns a and c of each allocation from the two smallest traces, and the handles that are not affine."""
+    fixed, per_sample, uneven_handles = [], [], []
     for handle, sizes in enumerate(zip(*alignment.sizes, strict=True)):
         slope, rest = divmod(sizes[1] - sizes[0], traced[1] - traced[0])
         start = sizes[0] - slope * traced[0]
         fixed.append(start)
         per_sample.append(slope)
         if rest or any(start + slope * b != size for b, size in zip(traced, sizes, strict=True)):
-            bent.append(handle)
-    return tuple(fixed), tuple(per_sample), bent
+            uneven_handles.append(handle)
+    return tuple(fixed), tuple(per_sample), uneven_handles
 
 
 def _is_straight(traced: tuple[int, ...], nodes: tuple[int, ...], slack_ratio: float) -> bool:
-    """Says whether no size is further from the line through the first and the last than a share of the last."""
+    """Returns whether all sizes are within a share of the last from the line through the first and the last."""
     pairs = zip(traced, nodes, strict=True)
     return all(abs(node - _line(traced, nodes, size)) <= slack_ratio * nodes[-1] for size, node in pairs)
 
 
 def _line(traced: tuple[int, ...], nodes: tuple[int, ...], size: int) -> Fraction:
-    """Returns what the line through the first and the last of the traced sizes has at a size."""
+    """Returns the value at a size of the line through the first and the last traced size."""
     return nodes[0] + Fraction((nodes[-1] - nodes[0]) * (size - traced[0]), traced[-1] - traced[0])
 
 
@@ -156,12 +156,12 @@ def _pattern(alignment: Alignment, traces: Sequence[Trace]) -> Trace:
 
 
 def _between(traced: tuple[int, ...], nodes: tuple[int, ...], size: int) -> int:
-    """Returns what an allocation that is not affine has at a size.
+    """Returns the size at a micro batch of an allocation that is not affine.
 
-    What an operator takes for the moment grows with its work up to what the device can do at once and stays there, or
-    appears when the work is worth it: pieces of straight lines. Between two traced sizes it is on the line from the
-    left or on that from the right, and changes where these meet. Left of all traces it comes from 0; right of them
-    its last line goes on.
+    A momentary allocation grows with the work of its operator up to what the device can process at once, or exists only
+    above a certain amount of work. It is piecewise linear. Between two traced sizes it follows the line from the left
+    or the line from the right, and changes where they intersect. Below all traces it is on the line from 0, above
+    them its last line continues.
     """
     if size <= traced[0]:
         return nodes[0] * size // traced[0]
@@ -172,20 +172,20 @@ def _between(traced: tuple[int, ...], nodes: tuple[int, ...], size: int) -> int:
         return stair
     if size >= b2:
         return int(chord)
-    if s1 == 0:  # it appears somewhere between: as much as it has if it is there
+    if s1 == 0:  # it begins somewhere in between: assume that it exists
         return s2 * size // b2
-    rises = [_slope(traced, nodes, right - 1), _slope(traced, nodes, right + 1)]
-    # A line from the left that is steeper than one from 0 was a leap: since then it grows with the work.
-    lines = s1 + min(rises[0], Fraction(s1, b1)) * (size - b1), s2 - rises[1] * (b2 - size)
+    slopes = [_slope(traced, nodes, right - 1), _slope(traced, nodes, right + 1)]
+    # If the line from the left is steeper than one from 0, there was a jump, after which the size grows with the work.
+    lines = s1 + min(slopes[0], Fraction(s1, b1)) * (size - b1), s2 - slopes[1] * (b2 - size)
     if min(lines) >= chord:
         return int(min(lines))
     return int(max(lines) if max(lines) <= chord else chord)
 
 
 def _stair(left: tuple[int, int], right: tuple[int, int], unit: int, size: int) -> int:
-    """Returns what an allocation of whole units, one for each so many samples begun, has at a size between two.
+    """Returns the size, between two traced sizes, of an allocation that grows in whole units per number of samples.
 
-    0 where the two sizes do not grow so, or have too few units to tell.
+    0 if the two sizes do not grow in this way, or have too few units to decide.
     """
     (b1, s1), (b2, s2) = left, right
     lower, upper = max(Fraction(s1 - unit, b1), Fraction(s2 - unit, b2)), min(Fraction(s1, b1), Fraction(s2, b2))
@@ -195,7 +195,7 @@ def _stair(left: tuple[int, int], right: tuple[int, int], unit: int, size: int) 
 
 
 def _slope(traced: tuple[int, ...], nodes: tuple[int, ...], right: int) -> Fraction:
-    """Returns the rise that ends at a traced size: from 0 to the first, none after the last."""
+    """Returns the slope of the line that ends at a traced size: from 0 for the first, 0 after the last."""
     if right == 0:
         return Fraction(nodes[0], traced[0])
     if right == len(traced):
@@ -210,4 +210,4 @@ def _not_affine(pattern: Trace, alignment: Alignment, traced: tuple[int, ...], h
         for handle in handles[:SHOWN]
     )
     more = f", and {len(handles) - SHOWN} more" if len(handles) > SHOWN else ""
-    return f"sizes that last are not affine in the micro batch: {shown} bytes{more}"
+    return f"lasting allocations are not affine in the micro batch: {shown} bytes{more}"

@@ -1,4 +1,4 @@
-"""Trace: every allocation and release of a few training steps, in order, as they would reach the device's allocator."""
+"""Trace: every allocation and release of a few training steps, in the order in which the allocator would see them."""
 
 from enum import StrEnum
 
@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from autofit.core.work import StepWork
 
 MOST_PARTS = 2
-"""Micro batches of a step that a trace has at most: beyond the second no new kind of tensor is live."""
+"""Maximum number of micro batches per step in a trace: after the second, no new kind of tensor is live."""
 
 
 class Kind(StrEnum):
@@ -19,17 +19,17 @@ class Kind(StrEnum):
     OPTIMIZER_STATE = "optimizer state"
     BATCH = "batch"
     ACTIVATION = "activation"  # made in the forward pass and alive at its end
-    TEMPORARY = "temporary"  # anything else, what an operator takes and gives back inside one call included
-    WORKSPACE = "workspace"  # a library's, such as cuBLAS's, taken from the same allocator
+    TEMPORARY = "temporary"  # anything else, including memory that an operator allocates and frees
+    WORKSPACE = "workspace"  # of a library such as cuBLAS, from the same allocator
 
 
 class Tensors(BaseModel):
-    """Allocations of a trace, column by column; the index of an entry is the allocation's handle.
+    """Allocations of a trace, by column. The index of an entry is the allocation's handle.
 
     Attributes:
-        sizes: bytes asked for; 0 never reaches the allocator.
-        kinds: what each holds.
-        origins: index into `Trace.modules` of the module in whose forward or backward pass it was made; -1 for none.
+        sizes: requested bytes. Requests of 0 bytes do not reach the allocator.
+        kinds: content of each allocation.
+        origins: index in `Trace.modules` of the module in whose forward or backward pass it was made. -1 if none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -46,11 +46,11 @@ class Tensors(BaseModel):
 
 
 class Mark(BaseModel):
-    """A point between two events at which something begins.
+    """A point between two events at which a phase begins.
 
     Attributes:
         name: "step 1 forward", "step 1 backward", "step 1 optimizer", "step 2 forward", ..., "end".
-        event: number of events before it.
+        event: number of events before the mark.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -63,15 +63,16 @@ class Trace(BaseModel):
     """Every allocation and release of a few training steps.
 
     Attributes:
-        micro_batch_size: samples of a micro batch.
+        micro_batch_size: samples per micro batch.
         tensors: the allocations.
-        events: `handle` for an allocation, `~handle` (negative) for its release, in order. What is alive before the
-            first step is allocated by the first events.
-        marks: where phases begin, in order; the last is "end".
-        modules: qualified names of the modules that `Tensors.origins` points to.
-        answered: data-dependent results that were answered with their largest size: the trace is an upper bound there.
-        notes: what a person should know of this trace.
-        work: what a step computes and moves; None where that could not be counted, or is of another micro batch.
+        events: `handle` for an allocation, `~handle` (negative) for its release, in order. The first events allocate
+            the tensors that exist before the first step.
+        marks: where phases begin, in order. The last is "end".
+        modules: qualified names of the modules to which `Tensors.origins` refers.
+        answered: number of data-dependent results that were assumed to have their largest size, for which the trace is
+            an upper bound.
+        notes: notes for the user.
+        work: operations and memory traffic of a step. None if it could not be counted or is of another micro batch.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -86,7 +87,7 @@ class Trace(BaseModel):
     work: StepWork | None = None
 
     def alive(self, count: int) -> set[int]:
-        """Returns the handles of what is alive after the first `count` events."""
+        """Returns the handles of the allocations that are alive after the first `count` events."""
         found = set[int]()
         for handle in self.events[:count]:
             if handle >= 0:
@@ -96,7 +97,7 @@ class Trace(BaseModel):
         return found
 
     def batch_bytes(self) -> int:
-        """Returns the most bytes of batches that are alive at once: of all micro batches of a step, on a host."""
+        """Returns the peak size of live batches. On a host this is the size of all micro batches of a step."""
         live = most = 0
         sizes, kinds = self.tensors.sizes, self.tensors.kinds
         for event in self.events:

@@ -1,12 +1,12 @@
-"""Apart: traces in a forked process, so that nothing of the user's can keep a fake tensor, and none can hang.
+"""Traces in a forked process: the user's objects cannot keep a fake tensor, and a trace cannot hang this process.
 
-A step function, a closure or a module of the user's may keep what it is given: a table by batch size, a running mean.
-Only what the trace copies (model, optimizer, loss module) is safe from that in the user's own process.
+The user's step function, closures and modules may keep their arguments: a table by batch size, a running mean. In the
+user's own process only the objects that the trace copies (model, optimizer, loss module) are safe from that.
 
-Forked, and not started afresh, because the user's objects are here and nowhere else. That is sound where no device has
-been opened, as with data loader workers: on a host, on Linux. The child computes in one thread: OpenMP's other threads
-are not forked, and an operator that torch computes for want of a fake kernel, such as a fused optimizer's, would wait
-for them for ever.
+The process is forked, not spawned, because the user's objects exist only in this process. As with data loader workers,
+forking is sound if no device has been opened: on a host, on Linux. The child computes in one thread. OpenMP's other
+threads are not forked, and an operator that torch really computes because it has no fake kernel, such as that of a
+fused optimizer, would wait for them forever.
 """
 
 import gc
@@ -24,55 +24,55 @@ import torch
 
 from autofit.core.errors import SpaceError, Untraceable
 from autofit.memory.trace import Trace
-from autofit.probing.keeper import die_with
+from autofit.probing.linux_process import die_with
 
-POSSIBLE = sys.platform == "linux"
+IS_SUPPORTED = sys.platform == "linux"
 _TRACE, _UNTRACEABLE, _SPACE = b"T", b"U", b"S"
-_PIECE = 2**20
-_LOOK_S = 0.1
+_CHUNK_BYTES = 2**20
+_POLL_S = 0.1
 
 
-def traced_apart(work: Callable[[], Trace], limit_s: float) -> Trace:
-    """Returns what `work` returns in a forked process; everything else that it does is lost with that process.
+def trace_in_fork(work: Callable[[], Trace], limit_s: float) -> Trace:
+    """Runs `work` in a forked process and returns its result. All other effects of `work` are lost with that process.
 
     Raises:
-        Untraceable: it raised that, or anything unexpected; it took longer than `limit_s`; its process died.
-        SpaceError: it raised that.
+        Untraceable: `work` raised Untraceable or an unexpected error, took longer than `limit_s`, or its process died.
+        SpaceError: `work` raised it.
     """
     me, (read, write) = os.getpid(), os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of threads; the child starts none and ends
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python warns about threads; the child does not use them
         child = os.fork()
     if child == 0:
         os.close(read)
-        _answer(work, write, me)
+        _run_child(work, write, me)
     os.close(write)
     try:
         reply = _read(read, child, limit_s)
     finally:
-        _end(child)
+        _kill(child)
         os.close(read)
-    return _understood(reply, limit_s)
+    return _parsed(reply, limit_s)
 
 
-def _end(child: int) -> None:
-    """Kills a process that traces, with the group that it leads, and reaps it; a second Ctrl-C does not prevent it."""
-    for end in (os.killpg, os.kill):  # it may not have made its group yet
+def _kill(child: int) -> None:
+    """Kills the child and the process group that it leads, and reaps it. A second Ctrl-C does not prevent this."""
+    for kill in (os.killpg, os.kill):  # the child may not have made its group yet
         with suppress(ProcessLookupError, PermissionError):
-            end(child, signal.SIGKILL)
+            kill(child, signal.SIGKILL)
     with suppress(ChildProcessError):
         os.waitpid(child, 0)
 
 
-def _answer(work: Callable[[], Trace], write: int, parent: int) -> None:
-    """Does the work and ends this process, without anything that Python does at the end of one."""
+def _run_child(work: Callable[[], Trace], write: int, parent: int) -> None:
+    """Runs `work`, writes the reply and ends this process without Python's own clean-up."""
     try:
         die_with(parent)
-        os.setpgid(0, 0)  # a Ctrl-C at the terminal is for the parent, which then ends this group
-        logging.disable(logging.CRITICAL)  # torch logs thirty lines about what a fake tensor cannot do
+        os.setpgid(0, 0)  # a Ctrl-C at the terminal is for the parent, which then kills this group
+        logging.disable(logging.CRITICAL)  # torch logs thirty lines about limits of fake tensors
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         torch.set_num_threads(1)
-        gc.freeze()  # collecting what is the parent's would only copy its pages
+        gc.freeze()  # collecting the parent's objects would only copy its memory pages
         with suppress(BrokenPipeError):
             reply = _reply(work)
             while reply:
@@ -88,19 +88,19 @@ def _reply(work: Callable[[], Trace]) -> bytes:
         return _UNTRACEABLE + f"{error.reason}\0{error.where}".encode()
     except SpaceError as error:
         return _SPACE + str(error).encode()
-    except BaseException as error:  # noqa: BLE001  # nothing may get out of this process but its reply
+    except BaseException as error:  # noqa: BLE001  # only the reply may leave this process
         return _UNTRACEABLE + f"{type(error).__name__}: {error}\0in the process that traces".encode()
 
 
 def _read(descriptor: int, child: int, limit_s: float) -> bytes | None:
-    """Returns all that comes until the child ends; None when the time is over.
+    """Returns everything that the child writes until it ends; None if the time runs out first.
 
-    The child, and not the pipe, is looked at for that: a process that it started may hold the pipe open.
+    Waits for the child, not for the end of the pipe: a process that the child started may hold the pipe open.
     """
     found, deadline = bytearray(), monotonic() + limit_s
     while True:
         ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        wait_s = 0.0 if ended else min(max(deadline - monotonic(), 0.0), _LOOK_S)
+        wait_s = 0.0 if ended else min(max(deadline - monotonic(), 0.0), _POLL_S)
         ready, _, _ = select.select([descriptor], [], [], wait_s)
         if not ready:
             if ended:
@@ -108,15 +108,15 @@ def _read(descriptor: int, child: int, limit_s: float) -> bytes | None:
             if monotonic() < deadline:
                 continue
             return None
-        piece = os.read(descriptor, _PIECE)
-        if not piece:
+        chunk = os.read(descriptor, _CHUNK_BYTES)
+        if not chunk:
             return bytes(found)
-        found += piece
+        found += chunk
 
 
-def _understood(reply: bytes | None, limit_s: float) -> Trace:
+def _parsed(reply: bytes | None, limit_s: float) -> Trace:
     if reply is None:
-        raise Untraceable(f"the trace was not done after {limit_s:.0f} s", "in the process that traces")
+        raise Untraceable(f"the trace was not finished after {limit_s:.0f} s", "in the process that traces")
     kind, content = reply[:1], reply[1:]
     if kind == _TRACE:
         return Trace.model_validate_json(content)

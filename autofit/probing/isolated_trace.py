@@ -1,9 +1,9 @@
-"""Isolation: a trace leaves nothing behind in the user's objects, and cannot hang.
+"""Isolation of a trace: it leaves nothing behind in the user's objects and cannot hang.
 
-It runs on a copy of the model, the optimizer and a loss module. What the user's functions hold beside these is not
-copied: a closure, a bound object, a table in a module. There a fake tensor could stay. So on a host the trace runs in a
-forked process (forked_trace.py). Elsewhere, where that is not sound, only functions that hold nothing are traced, and
-afterwards no fake tensor may be left.
+A trace runs on a copy of the model, the optimizer and the loss module. Other objects that the user's functions hold are
+not copied: closures, bound objects, tables in a module. A fake tensor could stay there. So on a host the trace runs in
+a forked process (forked_trace.py). On other devices, where forking is not sound, only functions that hold nothing are
+traced, and no fake tensor may be left afterwards.
 """
 
 import logging
@@ -12,46 +12,48 @@ from contextlib import contextmanager
 from typing import Any
 
 from autofit.memory.trace import Trace
-from autofit.probing import forked_trace as apart
+from autofit.probing import forked_trace
 from autofit.tracing.self_contained import check_nothing_left, check_self_contained, fake_tensors
 from autofit.workloads.workload import Workload
 
 LIMIT_S = 30.0
-"""A trace takes 0.2 to 3 s; one that takes longer than this is one of a step that loops over samples, or for ever."""
+"""Time limit of a trace. A trace takes 0.2 to 3 s; a longer one belongs to a step that loops over samples or never
+ends."""
 FORKED_RATIO = 1.5
-"""A process that traces is killed after so many times the limit: it may hang where the trace cannot end it."""
+"""Multiple of the limit after which a tracing process is killed, since it may hang where the trace cannot end it."""
 
 
 def isolated(work: Callable[[], Trace], workload: Workload, on_host: bool, limit_s: float = LIMIT_S) -> Trace:
-    """Returns what `work`, a trace of `workload`, returns.
+    """Runs `work`, a trace of `workload`, and returns its result.
 
     Args:
-        work: traces; ends by itself after `limit_s`, unless it hangs.
+        work: makes the trace. It ends by itself after `limit_s`, unless it hangs.
         workload: the user's objects.
-        on_host: whether no device but the host is involved, so that a process may be forked.
+        on_host: whether only the host is involved, so that a process may be forked.
         limit_s: seconds that the trace may take.
 
     Raises:
-        Untraceable: as `work`; or the workload holds what a trace could change, or something was left behind.
-        SpaceError: as `work`.
+        Untraceable: `work` raised it; or the workload holds objects that a trace could change, or a fake tensor was
+            left behind.
+        SpaceError: `work` raised it.
     """
-    if on_host and apart.POSSIBLE:
-        return apart.traced_apart(work, FORKED_RATIO * limit_s)
+    if on_host and forked_trace.IS_SUPPORTED:
+        return forked_trace.trace_in_fork(work, FORKED_RATIO * limit_s)
     containers = check_self_contained(workload)
-    before, there = [each.copy() for each in containers], fake_tensors()
+    before, existing = [each.copy() for each in containers], fake_tensors()
     try:
         with _quiet():
             found = work()
     finally:
         for each, entries in zip(containers, before, strict=True):
-            _put_back(each, entries)
-    check_nothing_left(there)
+            _restore(each, entries)
+    check_nothing_left(existing)
     return found
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps logging quiet: torch logs thirty lines about what a fake tensor cannot do, which is no failure here."""
+    """Disables logging: torch logs thirty lines about limits of fake tensors, which are not failures here."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -60,8 +62,8 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def _put_back(container: Any, entries: Any) -> None:
-    """Gives a container the entries that it had, where they have changed."""
+def _restore(container: Any, entries: Any) -> None:
+    """Restores the entries of a container if they have changed."""
     if container == entries:
         return
     container.clear()

@@ -1,4 +1,4 @@
-"""Judgement: what became of a plan whose steps all ran, from their times, losses and the allocator's counters."""
+"""Judgement: the outcome of a plan whose steps all ran, from their times, losses and the allocator's counters."""
 
 import math
 from collections.abc import Sequence
@@ -19,17 +19,17 @@ NOT_READ = Memory(allocated_bytes=0, judged_bytes=0, judged_by="not read in a ra
 
 
 def judged(plan: Plan, lap: Lap, worst: WorstSteps | None, typical: Typical, events: Counters) -> Outcome:
-    """Returns what became of a plan whose steps all ran.
+    """Returns the outcome of a plan whose steps all ran.
 
     Args:
-        plan: what ran.
+        plan: the plan that ran.
         lap: the timed steps.
-        worst: the steps on the worst batch before them; None in a race, where there are none.
+        worst: the steps on the worst batch before them; None in a race, which has none.
         typical: the batches of the timed steps.
-        events: what the allocator counted meanwhile.
+        events: the allocator's counts during the run.
 
     Raises:
-        ClockError: the clock stood still, or gave no number.
+        ClockError: the clock stood still or returned a value that is not finite.
     """
     if not lap.steps_s:
         return overflows(lap.skipped)
@@ -71,7 +71,7 @@ def _measurement(plan: Plan, lap: Lap, worst: WorstSteps | None, typical: Typica
 
 
 def objection(worst: WorstSteps, budget_bytes: int) -> Outcome | None:
-    """Returns why a plan is not timed after its steps on the worst batch: no update, or a peak over the budget."""
+    """Returns why a plan is not timed after its steps on the worst batch (no update, peak over the budget), or None."""
     if len(worst.steps_s) < worst.wanted:
         return overflows(worst.skipped)
     memory = worst.memory
@@ -84,29 +84,28 @@ def objection(worst: WorstSteps, budget_bytes: int) -> Outcome | None:
 
 
 def _ruined(lap: Lap, worst: WorstSteps | None) -> str:
-    """Returns what to say of a loss that is not finite: which step was the first."""
+    """Returns the reason for a loss that is not finite, with the number of the first such step."""
     if worst is not None and worst.ruined is not None:
         return f"the loss is {lap.loss}, from step {worst.ruined} on, on the worst batch"
     return f"the loss is {lap.loss}, from step {(0 if worst is None else worst.wanted) + (lap.ruined or 1)} on"
 
 
 def overflows(skipped: int) -> Outcome:
-    """Returns the outcome of a plan whose gradient scaler found no scale that keeps gradients finite."""
+    """Returns the outcome of a plan whose gradient scaler found no scale with finite gradients."""
     return Outcome(
         status=Status.NUMERIC,
-        reason=f"the gradient scaler skipped {skipped} steps and found no scale to go on with: gradients overflow in "
-        "fp16",
+        reason=f"the gradient scaler skipped {skipped} steps and found no usable scale: gradients overflow in fp16",
     )
 
 
 def check_times(steps_s: Sequence[float]) -> None:
-    """Raises when these are no times of steps.
+    """Checks that step times are finite and positive.
 
     Raises:
-        ClockError: the clock stood still, or gave no number.
+        ClockError: the clock stood still or returned a value that is not finite.
     """
     if not all(map(math.isfinite, steps_s)) or median(steps_s) <= 0:
         raise ClockError(
             f"the clock is broken: steps took {', '.join(f'{s:g}' for s in steps_s[:3])} s; expected more than 0. "
-            "Something has replaced time.perf_counter (a mock, freezegun) or it is faulty: tune without it."
+            "time.perf_counter is faulty or was replaced (by a mock or freezegun): tune without the replacement."
         )

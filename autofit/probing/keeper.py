@@ -1,18 +1,18 @@
-"""Keeper: a small process between the tuner and its worker, so that nothing of the worker's outlives either.
+"""Keeper: a small process between the tuner and its worker. No process that the worker starts outlives either of them.
 
-`python -P keeper.py --life FD --read FD --write FD`. It forks; its child becomes the worker (worker.py), and it waits:
+Command line: `python -P keeper.py --life FD --read FD --write FD`. The keeper forks. Its child becomes the worker
+(worker.py), and the keeper waits:
 
-* When the worker ends, whatever the worker started is killed, and the keeper ends as the worker did.
-* When the tuner ends (also by `kill -9`) or lets go of the child, the other end of the descriptor `--life` closes. Then
-  the worker is killed with all that it started.
+* When the worker ends, the keeper kills every process that the worker started, and ends with the worker's exit status.
+* When the tuner ends (also by `kill -9`) or releases the child, the other end of the descriptor `--life` closes. The
+  keeper then kills the worker and every process that the worker started.
 
-On Linux the keeper is the reaper of all its descendants, so that helpers that made a session of their own (`setsid`)
-are found too. Elsewhere the process group is killed, and such helpers are not found.
+On Linux the keeper is the reaper of all its descendants, so it also finds helpers in a session of their own
+(`setsid`). Elsewhere it kills the process group and does not find such helpers.
 
-Loads the standard library only, and as little of that as it can: it starts in no time and takes no memory.
+The keeper itself loads little more than the standard library, so that it starts fast and takes little memory.
 """
 
-import ctypes
 import importlib
 import importlib.util
 import os
@@ -23,65 +23,56 @@ import sys
 from contextlib import suppress
 from time import monotonic, sleep
 
-LINUX = sys.platform == "linux"
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_SWEEP_S = 30.0
-"""A process in uninterruptible sleep is left to the kernel after this."""
-_LIBC = ctypes.CDLL(None, use_errno=True) if LINUX else None  # loaded here: after a fork it could wait for a lock
+if importlib.util.find_spec("autofit") is None:  # not installed: this file runs from a source directory
+    sys.path.append(os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 2)))
+from autofit.probing.linux_process import IS_LINUX, adopt_orphans, die_with  # needs the path above
 
-
-def die_with(parent: int) -> None:
-    """Has the kernel kill this process when `parent`, which forked it, dies (Linux only; nothing elsewhere)."""
-    if _LIBC is None:
-        return
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the kernel was asked
-        os._exit(1)
+_KILL_S = 30.0
+"""Time after which processes in uninterruptible sleep are left to the kernel."""
 
 
 def keep(life: int, *others: int) -> None:
-    """Forks, and returns in the new process, the worker; this one waits, cleans up, and ends as the worker did.
+    """Forks, and returns in the new process, the worker. This process waits, cleans up and exits as the worker did.
 
     Args:
-        life: a descriptor that nothing is written to; it is at its end when the tuner is gone.
+        life: descriptor to which nothing is written. It reaches its end when the tuner is gone.
         others: descriptors that only the worker uses.
     """
     me = os.getpid()
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     worker = os.fork()
     if worker == 0:
         os.close(life)
         die_with(me)
         return
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # they are for the worker; the keeper ends after it
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2, *others):  # so that their other ends see when the worker has closed its own
-        os.dup2(nowhere, descriptor)
+        signal.signal(number, signal.SIG_IGN)  # these are for the worker; the keeper ends after it
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2, *others):  # otherwise the other ends would not see that the worker closed its own
+        os.dup2(null, descriptor)
     status = _wait(worker, life)
-    _sweep()
-    _end_as(status)
+    _kill_descendants()
+    _exit_with(status)
 
 
 def _wait(worker: int, life: int) -> int:
-    """Returns the wait status of the worker when it has ended; that of a kill when the tuner has."""
-    woken, wakes = os.pipe()
-    os.set_blocking(wakes, False)
-    signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+    """Returns the wait status of the worker once it has ended, or that of a kill once the tuner has ended."""
+    wakeup_read, wakeup_write = os.pipe()
+    os.set_blocking(wakeup_write, False)
+    signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     while True:
-        for pid, status in _reaped():  # orphans of the worker's too
+        for pid, status in _reaped():  # including orphans that the worker left
             if pid == worker:
                 return status
-        ready, _, _ = select.select([life, woken], [], [])
+        ready, _, _ = select.select([life, wakeup_read], [], [])
         if life in ready:
             return int(signal.SIGKILL)
-        os.read(woken, 4096)
+        os.read(wakeup_read, 4096)
 
 
 def _reaped() -> list[tuple[int, int]]:
-    """Returns process and wait status of each child that has ended."""
+    """Reaps the children that have ended and returns the process id and wait status of each."""
     found = []
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -89,11 +80,11 @@ def _reaped() -> list[tuple[int, int]]:
     return found
 
 
-def _sweep() -> None:
-    """Kills and reaps all descendants: those of a child that dies become this process's own."""
-    if not LINUX:
+def _kill_descendants() -> None:
+    """Kills and reaps all descendants. When a child dies, its children become children of this process."""
+    if not IS_LINUX:
         return
-    until = monotonic() + _SWEEP_S
+    until = monotonic() + _KILL_S
     while (children := _children()) and monotonic() < until:
         for pid in children:
             with suppress(ProcessLookupError, PermissionError):
@@ -103,7 +94,7 @@ def _sweep() -> None:
 
 
 def _children() -> list[int]:
-    """Returns the children of this process, the dead that are not reaped among them."""
+    """Returns the children of this process, including zombies."""
     me, found = os.getpid(), []
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -113,27 +104,25 @@ def _children() -> list[int]:
     return found
 
 
-def _end_as(status: int) -> None:
-    """Ends this process as a wait status says, without a core of its own."""
-    if not LINUX:
+def _exit_with(status: int) -> None:
+    """Ends this process with the given wait status, without a core dump of its own."""
+    if not IS_LINUX:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(0, signal.SIGKILL) if status == signal.SIGKILL else None
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        with suppress(OSError, ValueError):  # SIGKILL cannot be handled, and need not be
+        with suppress(OSError, ValueError):  # SIGKILL has no handler to reset
             signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
     os._exit(os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1)
 
 
 def main() -> None:
-    """Keeps a worker, and in the other process is one."""
+    """Runs the keeper, and the worker in the process that it forks."""
     given = dict(zip(sys.argv[1::2], map(int, sys.argv[2::2]), strict=True))
     keep(given["--life"], given["--read"], given["--write"])
-    if importlib.util.find_spec("autofit") is None:  # not installed: it runs from a folder of its sources
-        sys.path.append(os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 2)))
-    worker = importlib.import_module("autofit.probing.remote.worker")  # here, so that the keeper itself does without
+    worker = importlib.import_module("autofit.probing.remote.worker")  # here, so that the keeper does not load it
     worker.serve(given["--read"], given["--write"])
 
 

@@ -1,4 +1,4 @@
-"""What a run leaves on the device: noticed by the allocator's sum, named by the tensors that Python can see."""
+"""Memory that a run leaves on the device: found by the allocator's total, named by the tensors that Python can see."""
 
 import gc
 import weakref
@@ -10,13 +10,13 @@ from autofit.core.units import format_bytes
 from autofit.devices.base import Device
 
 LEAST_BYTES = 2**20
-"""Less is no leak: a loss that is kept takes 512 bytes, a library's lazily made table some KiB, once."""
+"""Smallest leak that is reported. A kept loss takes 512 bytes; a table that a library makes lazily takes some KiB."""
 
 
 class LeakWatch:
-    """Compares what is live on the device after a run with what was live before it.
+    """Compares the live memory on the device after a run with that before it.
 
-    Make it when everything that belongs to the search is on the device. Devices whose allocator does not count its live
+    Create it once everything that belongs to the search is on the device. Devices whose allocator does not count live
     tensors (the CPU) are not watched.
 
     Args:
@@ -25,20 +25,20 @@ class LeakWatch:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        # By number and weakly: tensors compare by their elements, and the number of one that died is used again.
+        # By id, because tensors compare by their elements; with a weak reference, because ids are reused.
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}
         if device.live_bytes() is not None:
             self._new_tensors()
         self._before: int | None = None
 
     def begin(self) -> None:
-        """Notes what is live as a run begins."""
+        """Records the live memory at the start of a run."""
         self._before = self._device.live_bytes()
 
     def found(self) -> str:
-        """Returns, in words, what the run that began last has left on the device; empty when that is next to nothing.
+        """Describes what the last run left on the device. Returns "" if that is less than `LEAST_BYTES`.
 
-        Call it after everything was put back. What was found is not found again.
+        Call it after everything was put back. Each leak is reported once.
         """
         if self._left() < LEAST_BYTES:
             return ""
@@ -53,20 +53,20 @@ class LeakWatch:
         return 0 if now is None or self._before is None else now - self._before
 
     def _new_tensors(self) -> list[torch.Tensor]:
-        """Returns the tensors on the device that this did not return before.
+        """Returns the tensors on the device that were not returned before.
 
-        Those that the garbage collector tracks; a frozen heap is left out.
+        Only tensors that the garbage collector tracks are found; a frozen heap is left out.
         """
         found = []
         for x in gc.get_objects():
-            if issubclass(type(x), torch.Tensor) and self._is_there(x):
+            if issubclass(type(x), torch.Tensor) and self._is_on_device(x):
                 known = self._known.get(id(x))
                 if known is None or known() is not x:
                     found.append(x)
                     self._known[id(x)] = weakref.ref(x)
         return found
 
-    def _is_there(self, tensor: torch.Tensor) -> bool:
+    def _is_on_device(self, tensor: torch.Tensor) -> bool:
         if isinstance(tensor, FakeTensor):
             return False
         try:
@@ -79,11 +79,11 @@ class LeakWatch:
 
 def _named(kept: list[torch.Tensor]) -> str:
     if not kept:
-        return "no tensor that Python can see; an extension or the autograd graph of something elsewhere holds it"
+        return "no tensor that Python can see; an extension or an autograd graph holds the memory"
     largest = max(kept, key=lambda t: t.numel() * t.element_size())
     count = "1 tensor" if len(kept) == 1 else f"{len(kept)} tensors"
     what = f"{str(largest.dtype).removeprefix('torch.')} {tuple(largest.shape)}"
     text = f"your code keeps {count}, the largest {what}"
     if any(t.requires_grad and not t.is_leaf for t in kept):
-        return f"{text}, with the autograd graph and so every activation of the step. Keep loss.item() instead"
-    return f"{text}. Do not keep tensors of a step beyond it, or keep them with .cpu()"
+        return f"{text}, with its autograd graph and thus every activation of the step. Keep loss.item() instead"
+    return f"{text}. Do not keep a step's tensors after the step, or keep copies made with .cpu()"

@@ -1,6 +1,6 @@
 """LocalBench: a workload on a device of this process, ready to be probed.
 
-`tune()` opens it in process; a worker opens it in a process of its own.
+`tune()` opens it in the user's process; a worker opens it in a child process.
 """
 
 import math
@@ -29,7 +29,7 @@ from autofit.probing.leaks import LeakWatch
 from autofit.probing.meter import shapes_of_a_training
 from autofit.probing.opening import SURVEY
 from autofit.probing.placement import place
-from autofit.probing.probe import HOPELESS, Probe
+from autofit.probing.probe import Probe
 from autofit.probing.short_run import ShortRun
 from autofit.probing.survey.gradients import State
 from autofit.probing.survey.modes import mode_notes
@@ -56,23 +56,23 @@ class LocalBench:
     Args:
         workload: the user's objects.
         device: where to probe.
-        options: what is asked of the search.
-        beat: called at every phase of a probe, as a sign of life.
-        watch: is told each phase too, knows what is left of the time budget, and ends what runs when its part of it is
-            used up.
-        known: what an earlier bench of this workload found, so that it is not surveyed again; None surveys it.
+        options: options of the search.
+        beat: called at the start of each phase of a probe, as a sign of life.
+        watch: also receives each phase. It knows how much of the time budget is left, and stops code that exceeds its
+            share.
+        known: what an earlier bench of this workload found, so that the survey is skipped. None runs the survey.
 
     Attributes:
         briefing: what is known before the first probe.
-        proof_start_s: 0: a proof needs no process of its own.
+        proof_start_s: seconds needed to start a process for a proof. Always 0: a proof runs in this process.
 
     Raises:
         WorkloadError: the workload cannot be tuned as given.
         SpaceError: an unknown strategy, or no usable batch size.
         UsageError: the memory budget cannot be read.
-        UserCodeError: the model, loss, loader or optimizer recipe raised an error of its own.
-        NothingFits: one small batch is already too much for the device.
-        DevicePoisoned: the device does not answer.
+        UserCodeError: the model, loss, loader or optimizer recipe raised an error.
+        NothingFits: not even one small batch fits on the device.
+        DevicePoisoned: the device does not respond.
     """
 
     proof_start_s = 0.0
@@ -89,14 +89,14 @@ class LocalBench:
     ) -> None:
         self.workload, self.device, self._options = workload, device, options
         self._weighing: Weighing | None = None
-        self._watch, self._tell = watch or Watchdog(), beat
+        self._watch, self._report_phase = watch or Watchdog(), beat
         strategies = chosen(options.strategies)
         with as_users_errors(self.device):
             place(workload, device, options.may_move)
             self._guard = Guard.of(workload)
         with self._guard.backstop, self._guard, as_users_errors(device):
-            self._apart = workload.set_mode()
-            self._looks = [Reached.of(workload)]  # before anything of it runs
+            self._eval_modules = workload.set_mode()
+            self._reached = [Reached.of(workload)]  # before any of the workload's code runs
             self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
             self._store = BatchStore(self._source)
             self._loss = loss_of(workload, self._source, device.torch_device)
@@ -114,7 +114,7 @@ class LocalBench:
             self.briefing = Briefing(
                 space=space,
                 environment=environment_of(
-                    workload, device, self._source, self._loss, facts.optimizer, self._looks, self._weighing
+                    workload, device, self._source, self._loss, facts.optimizer, self._reached, self._weighing
                 ),
                 budget=budget,
                 enforced=options.enforce,
@@ -131,9 +131,9 @@ class LocalBench:
         return self._loss
 
     def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
-        """Runs `plan` and returns what became of it; everything is put back afterwards.
+        """Runs `plan` and returns the outcome. Everything is put back afterwards.
 
-        A poisoned device cannot be written to: then what is on it stays as it is until the bench is left.
+        A poisoned device cannot be written to, so objects on it stay as they are until the bench is left.
         """
         poisoned, leaked = False, ""
         self._leaks.begin()
@@ -148,7 +148,7 @@ class LocalBench:
                 budget_bytes=self.briefing.budget.memory_bytes,
                 enforce=self._options.enforce,
                 cold=self._options.cold,
-                hopeless_s=HOPELESS * self._fastest_s,
+                fastest_s=self._fastest_s,
                 clock=self._watch.clock,
                 beat=self._beat,
             )
@@ -159,8 +159,8 @@ class LocalBench:
         finally:
             if not poisoned:
                 self._guard.restore_trained()
-                self.device.release()  # what only the guard let go of: the gradients of a step that failed
-                leaked = self._leaks.found()  # what the user's code keeps from step to step
+                self.device.release()  # frees the gradients of a failed step, which the guard has just let go of
+                leaked = self._leaks.found()  # memory that the user's code keeps from step to step
                 self._put_back()
         return outcome.model_copy(update={"leaked": leaked})
 
@@ -176,10 +176,10 @@ class LocalBench:
 
         Args:
             plan: what to trace.
-            limit_s: seconds after which it is given up, where `isolation.LIMIT_S` or the time budget is not sooner.
+            limit_s: seconds after which the trace is abandoned; `isolation.LIMIT_S` and the time budget also apply.
 
         Raises:
-            Untraceable: something in the step cannot run without data, or it took too long.
+            Untraceable: something in the step cannot run without data, or the trace took too long.
             SpaceError: the plan cannot be applied to this workload.
         """
         self._beat("trace")
@@ -201,17 +201,17 @@ class LocalBench:
         try:
             return self._watch.allowed(work, TRACE_SHARE)
         except Overdue as error:
-            raise Untraceable(str(error), "in tracing it") from None
+            raise Untraceable(str(error), "in the trace") from None
 
     def record(self, plan: Plan) -> Trace:
-        """Runs a few steps of `plan` and returns the allocations that they made; everything is put back afterwards.
+        """Runs a few steps of `plan` and returns the allocations that they made. Everything is put back afterwards.
 
-        For small micro batches of what cannot be traced.
+        Meant for small micro batches of a workload that cannot be traced.
 
         Raises:
-            Untraceable: a step failed or ran out of memory, or the device keeps no record.
+            Untraceable: a step failed or ran out of memory, or the device keeps no record of allocations.
             SpaceError: the plan cannot be applied to this workload.
-            DevicePoisoned: the device does not answer; what is on it stays as it is until the bench is left.
+            DevicePoisoned: the device does not respond. Objects on it stay as they are until the bench is left.
         """
         poisoned = False
         try:
@@ -235,16 +235,16 @@ class LocalBench:
 
     def _beat(self, phase: str) -> None:
         self._watch.beat(phase)
-        self._tell(phase)
+        self._report_phase(phase)
 
     def _make_ready(self) -> None:
-        """Has everything as a step finds it: no gradients from before, the modules in the mode of the workload."""
+        """Prepares the workload for a step: clears gradients and sets the modules to the workload's mode."""
         self.workload.set_mode()
         self.workload.model.zero_grad(set_to_none=True)
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """Names what changed and could not be put back, once the bench was left; the caveats had named it."""
+        """Names of what changed and could not be put back, after the bench was left. The caveats had named them."""
         return self._guard.changed
 
     @property
@@ -253,8 +253,8 @@ class LocalBench:
         return Backstop(self._leave)
 
     def _reset(self) -> None:
-        if len(self._looks) == 1:  # the first steps have run, and what they have changed is about to be put back
-            self._looks.append(Reached.of(self.workload))
+        if len(self._reached) == 1:  # the first steps have run, and their changes are about to be put back
+            self._reached.append(Reached.of(self.workload))
         self._guard.restore()
         self._make_ready()
 
@@ -274,7 +274,7 @@ class LocalBench:
         leave_surely(self._leave, error)
 
     def _leave(self, error: BaseException | None) -> None:
-        """Puts everything back and verifies it, unless that was done."""
+        """Puts everything back and verifies it, unless that was already done."""
         try:
             self._guard.__exit__(None if error is None else type(error), error, None)
             if not isinstance(error, DevicePoisoned):
@@ -289,12 +289,12 @@ class LocalBench:
     def _notes(self) -> Iterable[str]:
         if self._loss.inferred:
             yield f"the loss was inferred: {self._loss.about}"
-        yield from mode_notes(self._apart)
+        yield from mode_notes(self._eval_modules)
         if self.workload.optimizer is None and self.workload.training:
             yield "no optimizer was given: measured with torch.optim.AdamW and its defaults"
         if self.device.is_host and devices.choose().is_host:
-            yield f"tuned for the CPU ({self.device.name()}): its speeds say nothing of an accelerator's"
-        if not self._options.may_move:  # else the objects are this process's own, and end with it
+            yield f"tuned for the CPU ({self.device.name()}): its speeds say nothing about an accelerator's"
+        if not self._options.may_move:  # else the objects belong to this process and end with it
             yield from self._guard.caveats
         yield from self.device.caveats()
         yield from self._source.notes

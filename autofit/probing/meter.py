@@ -1,4 +1,4 @@
-"""Time of whole optimizer steps: warm up until it settles, then measure."""
+"""Meter: times whole optimizer steps. Warms up until step times settle, then measures."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -16,33 +16,33 @@ from autofit.probing.window import LEAST_WINDOWS, Ran, run_window, steps_per_win
 from autofit.workloads.step import StepBatch, TrainStep
 
 SETTLED_RATIO = 0.10
-"""Warm-up ends when two steps in a row are this close (reference/reliability.md 9.5); where batches differ in shape, so
-that steps are no measure of each other, when each has run once."""
+"""Relative difference of two steps in a row at which warm-up ends (reference/reliability.md 9.5). If batches differ in
+shape, steps cannot be compared, and warm-up ends when each batch has run once."""
 _PHASE_STEPS = 3
 MOST_COMPILED = 256
-"""Of each plan torch.compile keeps what it made: more plans than this are not tried."""
+"""Maximum number of recompilations that torch.compile keeps: one per plan, and no search tries more plans than this."""
 MOST_SKIPPED = 20
-"""A gradient scaler that starts at 2**16 and halves its scale at each overflow is below 1 after 17 steps: when it still
-skips then, scaling is not what is wrong."""
+"""Number of skipped steps after which a plan is given up. A gradient scaler that starts at 2**16 and halves its scale
+at each overflow is below 1 after 17 steps. If it still skips, the scale is not the problem."""
 
 
 @dataclass(slots=True)
 class Lap:
-    """What timing gave.
+    """Results of timing.
 
     Attributes:
-        warmup_s: times of the steps before the measured ones.
-        steps_s: times of the measured steps: of each window the mean, where windows have several.
-        steps_per_window: steps that were timed together.
-        cycle: values of `steps_s` after which the same batches came again; 1 where all are alike, or each window has
-            all of them.
-        settled: whether the last warm-up steps were close to each other; where batches differ, whether each ran once.
-        skipped: steps whose update the scaler skipped; they are in neither list of times, nor is their window.
-        skipped_s: seconds that these took.
+        warmup_s: durations of the warm-up steps.
+        steps_s: durations of the measured steps. If windows have several steps, the mean of each window.
+        steps_per_window: number of steps that were timed together.
+        cycle: number of values in `steps_s` after which the batches repeat; 1 if all batches are alike, or if each
+            window has all of them.
+        settled: whether the last warm-up steps were close to each other; if batches differ, whether each ran once.
+        skipped: number of steps whose update the scaler skipped. Neither list of times has their windows.
+        skipped_s: duration of the skipped steps.
         loss: loss of the last step.
-        ruined: number of the first step whose loss was found not to be finite, from 1 on; None when there was none. The
-            last loss of a window is looked at.
-        phases_s: seconds by phase, from steps of their own.
+        ruined: number of the first step whose loss was found not to be finite, counted from 1; None if there was none.
+            Only the last loss of a window is checked.
+        phases_s: seconds by phase, measured in separate steps.
     """
 
     warmup_s: list[float] = field(default_factory=list)
@@ -58,33 +58,33 @@ class Lap:
 
     @property
     def timed_steps(self) -> int:
-        """How many steps were measured."""
+        """Number of measured steps."""
         return len(self.steps_s) * self.steps_per_window
 
     @property
     def startup_s(self) -> float:
-        """Seconds that the warm-up took beyond as many measured steps, and all those of skipped ones."""
+        """Seconds that the warm-up took beyond the same number of measured steps, plus the skipped steps."""
         return beyond(self.warmup_s, steady(self.steps_s, self.cycle)) + self.skipped_s
 
 
 def start_cold() -> None:
-    """Forgets what torch.compile made in this process, so that the next steps compile what a training would.
+    """Discards the code that torch.compile made in this process, so that the next steps compile as training would.
 
-    Otherwise the first plan pays for all, and the later ones run kernels that serve its batch size too. What else the
-    user has compiled is compiled again when it is called again.
+    Otherwise the first plan would pay for all, and later plans would run kernels that also serve its batch size. Other
+    functions that the user has compiled are compiled again at their next call.
     """
-    dynamo = sys.modules.get("torch._dynamo.utils")  # looked up, since both this import and a reset may take seconds
+    dynamo = sys.modules.get("torch._dynamo.utils")  # looked up, because the import and a reset may each take seconds
     if dynamo is not None and dynamo.counters.get("frames"):
         torch.compiler.reset()
 
 
 def shapes_of_a_training(vary: bool) -> AbstractContextManager[object]:
-    """Returns a context in which torch.compile treats each plan's batch as a training does, which has one size only.
+    """Returns a context in which torch.compile treats each plan's batch size as the only one, as training does.
 
-    Otherwise the second size gets kernels for any size, and from the ninth on a model may run uncompiled without a
-    word: plans that were run later would look slower. Where shapes vary within a training too, that is left as it is.
+    Otherwise the second size would get kernels for any size, and from the ninth size on a model may silently run
+    uncompiled, so that plans that run later would look slower. If shapes vary within training too, nothing is changed.
     """
-    config = sys.modules.get("torch._dynamo.config")  # nobody has compiled anything where it is not loaded
+    config = sys.modules.get("torch._dynamo.config")  # if it is not loaded, nothing has been compiled
     if vary or config is None:
         return nullcontext()
     settings = {"automatic_dynamic_shapes": False, "recompile_limit": MOST_COMPILED}
@@ -100,18 +100,19 @@ def time_steps(
     cycle: int = 1,
     beat: Callable[[], None] = nothing,
 ) -> Lap:
-    """Runs steps and times them; gives up when the scaler has skipped `MOST_SKIPPED` of them.
+    """Runs steps and times them. Gives up once the scaler has skipped `MOST_SKIPPED` of them.
 
-    Steps of the warm-up are timed one by one, the measured ones window by window (window.py): one by one too, unless
-    the device works off a queue and they are short.
+    Warm-up steps are timed one by one. Measured steps are timed window by window (window.py); a window has several
+    steps only if the device queues its work and the steps are short.
 
     Args:
         step: the step to run.
-        batch_of: gives the micro batches of the step of a number, from 0 on for the warm-up and for what is measured; a
-            skipped step is run again on its own, with its window. Not timed for the first step of a window.
-        device: is synchronised at the edges of each window.
-        pace: how long; whole cycles are measured, so the last may go beyond.
-        cycle: steps after which the same batches come again, where they differ in shape; 1 where all are alike.
+        batch_of: returns the micro batches of a step by its number, counted from 0 in the warm-up and again in the
+            measurement. A skipped step is run again on its own batches, with its window. For the first step of a
+            window, the call is not timed.
+        device: synchronised at the edges of each window.
+        pace: number and duration of the steps. Whole cycles are measured, so the last one may exceed the limit.
+        cycle: number of steps after which the batches repeat, if they differ in shape; 1 if all are alike.
         beat: called before each window, as a sign of life.
     """
     timing = _Timing(step, batch_of, device, pace, cycle, beat, Lap(cycle=cycle))
@@ -122,7 +123,7 @@ def time_steps(
 
 @dataclass(slots=True)
 class _Timing:
-    """The timing that `time_steps` does, as far as it is; `ran` is the number of steps so far."""
+    """State of the timing in `time_steps`; `ran` is the number of steps so far."""
 
     step: TrainStep
     batch_of: Callable[[int], StepBatch]
@@ -140,15 +141,15 @@ class _Timing:
             ran = self._run(len(times), 1)
             if ran.updated:
                 times.append(ran.seconds)
-            patient = perf_counter() - began < pace.patience_s
-            if not patient or (len(times) >= max(pace.warmup_least, 2) and self._warm()):
+            in_time = perf_counter() - began < pace.patience_s
+            if not in_time or (len(times) >= max(pace.warmup_least, 2) and self._warm()):
                 break
         self.lap.settled = pace.warmup_most < 2 or self._warm()
 
     def measure(self) -> None:
-        """Runs windows until there are enough of them. The first one is a step, which tells how wide they can be.
+        """Runs windows until there are enough. The first window is one step, which determines how wide windows can be.
 
-        Windows that turn out too short at the beginning, that step among them, are part of the warm-up.
+        Windows at the beginning that turn out too short, including that step, count as warm-up.
         """
         lap, began = self.lap, perf_counter()
         while lap.skipped < MOST_SKIPPED and not self._enough(perf_counter() - began):
@@ -163,9 +164,9 @@ class _Timing:
                 lap.steps_s.append(step_s)
 
     def _run(self, first: int, steps: int) -> Ran:
-        """Runs a window from the step of a number on, and notes what became of it."""
+        """Runs a window that begins with step number `first`, and records its result."""
         self.beat()
-        # The first batch is there before the clock starts; the others are picked while the device works.
+        # The first batch is made before the clock starts; the others are made while the device works.
         batches = chain([self.batch_of(first)], map(self.batch_of, range(first + 1, first + steps)))
         ran, lap = run_window(self.step, batches, self.device), self.lap
         lap.loss = ran.loss
@@ -177,7 +178,7 @@ class _Timing:
         return ran
 
     def _widen(self, step_s: float) -> bool:
-        """Says whether windows were less than half as wide as steps of `step_s` want them, and makes them that wide."""
+        """Widens the windows if they are less than half as wide as steps of `step_s` need. Returns whether it did."""
         lap, wanted = self.lap, steps_per_window(self.device, step_s, self.cycle)
         if wanted < 2 * lap.steps_per_window:
             return False
@@ -201,12 +202,12 @@ class _Timing:
 
 
 def beyond(times_s: Sequence[float], steady_s: float) -> float:
-    """Returns the seconds that steps took beyond as many that take `steady_s` each, at least 0."""
+    """Returns the seconds that steps took beyond `steady_s` each, at least 0."""
     return max(0.0, sum(times_s) - len(times_s) * steady_s)
 
 
 def phase_steps(cycle: int) -> int:
-    """Returns by how many steps of their own phases are timed: those of a cycle, or a few."""
+    """Returns the number of separate steps that time the phases: one cycle, or a few steps."""
     return cycle if cycle > 1 else _PHASE_STEPS
 
 
@@ -217,22 +218,22 @@ def time_phases(
     cycle: int = 1,
     beat: Callable[[], None] = nothing,
 ) -> dict[str, float]:
-    """Returns the seconds of each phase over a few steps of their own, see `autofit.core.measurement.steady`.
+    """Returns the seconds of each phase over a few separate steps, see `autofit.core.measurement.steady`.
 
-    Synchronising between phases disturbs the whole step's time, so these steps are not part of the timing.
+    These steps are not part of the timing, because synchronising between phases slows the whole step down.
     """
     samples: dict[str, list[float]] = {}
     try:
         for number in range(phase_steps(cycle)):
             beat()
-            for phase, seconds in _phases_of_one(step, batch_of(number), device).items():
+            for phase, seconds in _phases_of_step(step, batch_of(number), device).items():
                 samples.setdefault(phase, []).append(seconds)
     finally:
         step.observe = None
     return {phase: steady(times, cycle) for phase, times in samples.items()}
 
 
-def _phases_of_one(step: TrainStep, batch: StepBatch, device: Device) -> dict[str, float]:
+def _phases_of_step(step: TrainStep, batch: StepBatch, device: Device) -> dict[str, float]:
     spent: dict[str, float] = {}
     device.synchronize()
     last = perf_counter()

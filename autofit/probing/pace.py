@@ -1,4 +1,4 @@
-"""Pace: how many steps are run, and for how long, in a probe, a block of a race and a proof."""
+"""Pace: number and duration of the steps in a probe, in a block of a race and in a proof."""
 
 import math
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from autofit.core.trial import Purpose
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long to warm up and to measure. Steps whose update the scaler skipped do not count.
+    """Duration of warm-up and measurement. Steps whose update the scaler skipped do not count.
 
     Attributes:
-        warmup_least: steps before measuring, at least.
-        warmup_most: steps before measuring, at most; reaching it unsettled is a warning.
-        steps_least: measured steps, at least.
-        steps_most: measured steps, at most; a cycle that began is completed, and so is a window.
-        seconds: measuring stops after this time once `steps_least` are done.
-        patience_s: once warming up or measuring took this long, what was run has to do; one step, one cycle or one
-            window is always measured.
+        warmup_least: minimum number of warm-up steps.
+        warmup_most: maximum number of warm-up steps. A warning is given if times have not settled by then.
+        steps_least: minimum number of measured steps.
+        steps_most: maximum number of measured steps. A cycle or a window that has begun is completed.
+        seconds: measuring stops after this time, once `steps_least` steps are done.
+        patience_s: limit for the warm-up and for the measurement, even if `steps_least` is not reached. At least one
+            step, one cycle or one window is always measured.
     """
 
     warmup_least: int
@@ -34,4 +34,4 @@ PACES = {
     Purpose.PROOF: Pace(warmup_least=1, warmup_most=4, steps_least=5, steps_most=10, seconds=1.0),
 }
 PATIENCE_SHARE = 0.25
-"""Where time is short, warming up and timing in a proof take this share each of what is left, or a step."""
+"""Maximum share of the remaining time for the warm-up of a proof, and for its timing; at least one step each."""

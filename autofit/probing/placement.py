@@ -1,4 +1,4 @@
-"""Where the user's model is, and how it gets to the device."""
+"""Placement: moves the user's model to the device, or checks that it is there."""
 
 from torch import nn
 
@@ -8,10 +8,10 @@ from autofit.workloads.workload import Workload
 
 
 def place(workload: Workload, device: Device, may_move: bool) -> None:
-    """Moves the model and a loss module to `device` if that is allowed, or checks that the model is there.
+    """Moves the model and a loss module to `device` if `may_move`; otherwise checks that the model is there.
 
     Raises:
-        WorkloadError: the model is elsewhere, or on several devices.
+        WorkloadError: the model is on another device, or on several.
     """
     model, wanted = workload.model, device.torch_device
     if may_move:
@@ -23,6 +23,6 @@ def place(workload: Workload, device: Device, may_move: bool) -> None:
     if any(t.type != wanted.type or (wanted.index is not None and t.index != wanted.index) for t in found):
         names = ", ".join(sorted(map(str, found)))
         raise WorkloadError(
-            f"the model is on {names}, but is to be tuned on {wanted}. Move it first: model.to({str(wanted)!r}), "
-            f"and make the optimizer afterwards; or pass device={names.split(',')[0]!r}."
+            f"the model is on {names}, but it is to be tuned on {wanted}. Move it first with model.to({str(wanted)!r}) "
+            f"and create the optimizer afterwards; or pass device={names.split(',')[0]!r}."
         )

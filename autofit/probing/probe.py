@@ -33,13 +33,13 @@ from autofit.workloads.step import StepBatch, TrainStep
 from autofit.workloads.tree import Batch, nbytes
 
 PROBE_STEPS, PROOF_STEPS = 2, 3
-"""Whole optimizer steps on the worst batch in a probe, and in a proof: the optimizer's state appears at the end of the
-first, so that the peak of the second may be higher (reference/reliability.md 7.4)."""
+"""Number of whole optimizer steps on the worst batch in a probe and in a proof. The optimizer's state appears at the
+end of the first step, so the second may have a higher peak (reference/reliability.md 7.4)."""
 
 HOPELESS = 4.0
-"""A probe ends early when it is this many times slower, on the worst batch, than the fastest so far."""
+"""Slowdown at which a probe ends early: this many times slower, on the worst batch, than the fastest plan so far."""
 QUICK_S = 0.05
-"""Steps below this are timed all the same: it costs little, and what disturbs them may be longer than they are."""
+"""Duration below which even slow steps are timed: it costs little, and a disturbance may last longer than the step."""
 
 
 @dataclass(slots=True)
@@ -48,15 +48,17 @@ class Probe:
 
     Attributes:
         plan: what to run.
-        purpose: how thoroughly.
+        purpose: how thoroughly to run it.
         build: makes the train step of a plan; called inside the failure handling.
-        store: gives the batches.
+        store: provides the batches.
         device: where the step runs.
-        budget_bytes: the plan's peak may not be above this.
+        budget_bytes: maximum peak of the plan.
         enforce: whether the device limits this process to the budget while steps run.
-        cold: whether what torch.compile has made is forgotten first; a block of a race always runs warm.
-        clock: the time that is left, by which a proof that comes late does only the steps that it cannot do without.
-        beat: called as a sign of life: with "fetch" and "prepare" as these begin, with "step" when steps are done.
+        cold: whether the code that torch.compile has made is discarded first. A block of a race always runs warm.
+        fastest_s: seconds per sample on the worst batch of the fastest plan so far.
+        clock: measures the remaining time. A proof that begins late runs only the steps that it needs.
+        beat: called as a sign of life: with "fetch" and "prepare" as these begin, with "step" after each step.
+        worst_s: seconds per sample on the worst batch. Set by `run`; None if no whole step was run on it.
     """
 
     plan: Plan
@@ -67,26 +69,26 @@ class Probe:
     budget_bytes: int
     enforce: bool
     cold: bool = False
-    hopeless_s: float = math.inf
+    fastest_s: float = math.inf
     clock: Clock = field(default_factory=Clock)
     beat: Callable[[str], None] = field(default=lambda phase: None)
     worst_s: float | None = None
     _phase: str = "prepare"
 
     def run(self) -> Outcome:
-        """Runs the plan and returns what became of it; only `KeyboardInterrupt` is raised.
+        """Runs the plan and returns the outcome. Raises only `KeyboardInterrupt` and `ClockError`.
 
-        The step is closed and its memory given back when this returns; what the step trained stays trained, and
-        is put back by the caller's guard.
+        When this returns, the step is closed and its memory released. The trained weights stay as they are; the
+        caller's guard puts them back.
         """
         began = perf_counter()
         before = self.device.counters()
         outcome = self._attempt(before)
-        # The handler has ended: only now are the frames gone that held the failed step's tensors.
+        # The exception handler has ended, and with it the frames that held the failed step's tensors.
         gc.collect()
-        trouble = self._release()
-        if trouble is not None:
-            outcome = trouble
+        poisoned = self._release()
+        if poisoned is not None:
+            outcome = poisoned
         return outcome.model_copy(update={"duration_s": perf_counter() - began})
 
     def _attempt(self, before: Counters) -> Outcome:
@@ -106,7 +108,7 @@ class Probe:
         return Outcome(status=verdict.status, reason=verdict.reason, phase=phase, traceback_text=text)
 
     def _release(self) -> Outcome | None:
-        """Gives memory back; returns an outcome when that fails, which means that the device is poisoned."""
+        """Releases memory. Returns an outcome if that fails, which means that the device is poisoned."""
         try:
             self.device.synchronize()
             self.device.release()
@@ -120,12 +122,13 @@ class Probe:
         self._enter("fetch")
         typical, worst = self.store.typical(size, count), None
         if self.purpose is Purpose.BLOCK:
-            # No worst batch comes before them: after the largest, the others find their room as late in a training.
+            # No worst batch ran before. With the largest batch first, the others find memory as they do late in a
+            # training.
             typical = typical.by_size(rising=False)
         else:
             worst = self.store.source.worst(size)
         self._enter("prepare")
-        if self.cold and self.purpose is not Purpose.BLOCK:  # a round in which all compiled would tell nothing
+        if self.cold and self.purpose is not Purpose.BLOCK:  # a block that compiles would not be comparable
             start_cold()
         with self.build(self.plan) as step, self._limited(step):
             peak = None if worst is None else self._peak(step, worst, typical)
@@ -133,7 +136,7 @@ class Probe:
                 return outcome
             before = self.device.counters()
             if worst is not None and self._grows:
-                self._grow(step, typical, worst)
+                self._run_growing(step, typical, worst)
                 before = replace(before, retries=self.device.counters().retries)
             lap = (
                 Lap(steps_s=peak.steps_s, loss=peak.loss, ruined=peak.ruined)
@@ -144,7 +147,7 @@ class Probe:
         return judged(self.plan, lap, peak, typical, events)
 
     def _events_since(self, before: Counters, peak: WorstSteps | None) -> Counters:
-        """Returns what the allocator counted on the worst batch and since `before`."""
+        """Returns the allocator's counts on the worst batch and since `before`."""
         new, worst = (
             self.device.counters().since(before),
             NOT_READ if peak is None or peak.memory is None else peak.memory,
@@ -153,22 +156,22 @@ class Probe:
 
     @property
     def _really_limited(self) -> bool:
-        """Whether the host's memory is limited for this process: then only the fit counts, times mean nothing."""
+        """Whether the host's memory is limited for this process. If so, only the fit counts and times mean nothing."""
         return self.enforce and self.device.is_host
 
     @property
     def _grows(self) -> bool:
-        """Whether batches of other lengths may leave a caching allocator with less than the worst batch alone did."""
+        """Whether batches of other lengths may leave a caching allocator with less usable memory than the worst one."""
         return self.purpose is Purpose.PROOF and self.store.source.varies and not self.device.is_host
 
     def _peak(self, step: TrainStep, worst: Batch, typical: Typical) -> WorstSteps:
-        """Runs the first steps on the worst batch, the cache not cleared between them, and returns their peak."""
+        """Runs the first steps on the worst batch, without clearing the cache between them, and returns their peak."""
         count, proof = self.plan.accumulation_steps, self.purpose is Purpose.PROOF
-        # Beyond the second micro batch of the second step no new kind of tensor is live: a probe stops there.
+        # After the second micro batch of the second step no new kind of tensor is live, so a probe stops there.
         parts, steps = (count, PROOF_STEPS) if proof else (min(count, 2), PROBE_STEPS)
-        # Where the device is the host, a step's batches are in its memory: those that run are metered, the rest added.
+        # If the device is the host, a step's batches are in its memory. Those that run are metered; the rest are added.
         held = (count - parts) * nbytes(worst) if self.device.is_host else 0
-        # Where all batches have one shape, this one takes as long as any: what it happens to hold is no speed.
+        # If all batches have one shape, they all take equally long, so the typical number of tokens is used.
         alike = typical.tokens if not self.store.source.varies else None
         tokens = alike[0] if alike else self.store.source.tokens(worst)
         peak = WorstSteps(
@@ -176,7 +179,7 @@ class Probe:
         )
         with self._metered(step) as reading, _observed(step, reading.drain):
             while len(peak.steps_s) < steps and peak.skipped < MOST_SKIPPED:
-                ran = self._follow(step, [worst] * parts)
+                ran = self._run_step(step, [worst] * parts)
                 peak.loss = ran.loss
                 if ran.ruined and peak.ruined is None:
                     peak.ruined = len(peak.steps_s) + peak.skipped + 1
@@ -187,26 +190,26 @@ class Probe:
                     peak.skipped_s += ran.seconds
         assert reading.memory is not None, "the meter has filled its reading"
         peak.metered(reading.memory, held)
-        if peak.steps_s and parts == count:  # a part of a step pays for a whole update: no measure of its speed
-            self.worst_s = min(peak.steps_s) / peak.samples  # one disturbed step must not decide
+        if peak.steps_s and parts == count:  # part of a step with a whole update would not measure its speed
+            self.worst_s = min(peak.steps_s) / peak.samples  # the minimum, so that one disturbed step does not decide
         return peak
 
-    def _grow(self, step: TrainStep, typical: Typical, worst: Batch) -> None:
-        """Runs steps from an empty cache on batches that grow, up to the worst; raises when memory runs out.
+    def _run_growing(self, step: TrainStep, typical: Typical, worst: Batch) -> None:
+        """Runs steps on growing batches, up to the worst, from an empty cache. Raises if memory runs out.
 
-        A training meets lengths in any order, and in this one the allocator keeps most that is of no use: blocks of the
-        shorter batches, too small for the longer. That it gives its cache back meanwhile is no objection, as that ends
-        when all lengths were met. The steps that are timed come after it, on a cache as a training has it, and in them
-        it must not happen. These steps are in no reading: a limit holds them, where the allocator has one.
+        Training meets lengths in any order. Growing lengths are the worst order for the allocator: its cache fills with
+        blocks of shorter batches that are too small for the longer ones. The allocator may flush its cache during these
+        steps, because flushes end once all lengths have occurred. The timed steps follow, on a cache as in training,
+        and must not cause a flush. These steps are not metered; a limit applies to them if the allocator has one.
         """
         self.device.release()
         growing = typical.by_size(rising=True)
         for number in range(growing.cycle):
-            self._follow(step, growing.of_step(number))
-        self._follow(step, [worst] * self.plan.accumulation_steps)
+            self._run_step(step, growing.of_step(number))
+        self._run_step(step, [worst] * self.plan.accumulation_steps)
 
     def _metered(self, step: TrainStep) -> AbstractContextManager[Reading]:
-        """Meters the steps inside, except where the host's memory is really limited: a record would need some too."""
+        """Meters the steps inside, unless the host's memory is really limited: the meter's record needs memory too."""
         if self._really_limited:
             return nullcontext(Reading(LIMITED))
         return self.device.meter(lambda: static_bytes(step))
@@ -228,7 +231,7 @@ class Probe:
                 lap.phases_s = time_phases(step, batch_of, self.device, typical.cycle, beat)
         return lap
 
-    def _follow(self, step: TrainStep, parts: Sequence[Batch]) -> Ran:
+    def _run_step(self, step: TrainStep, parts: Sequence[Batch]) -> Ran:
         with self._reported(step):
             return run_step(step, self._step_batch(parts), self.device)
 
@@ -237,7 +240,7 @@ class Probe:
 
     @contextmanager
     def _reported(self, step: TrainStep) -> Iterator[None]:
-        """Remembers the phase in which the steps inside fail, and gives a sign of life when they are done."""
+        """Records the phase in which the steps inside fail, and gives a sign of life after they finish."""
         try:
             yield
         except BaseException:
@@ -252,19 +255,19 @@ class Probe:
             return
 
         if self.device.is_host:
-            # Threads, compiled kernels and the optimizer's state come with the first step and are no part of a plan's
+            # Threads, compiled kernels and the optimizer's state appear in the first step and do not count towards the
             # peak here. The kernels depend on the size, and this process is a fresh one that is about to end.
-            self._follow(step, [self.store.source.worst(self.plan.micro_batch_size)])
-        # From an empty cache, as a training begins: a step before this one would leave the optimizer's state and the
-        # cache in another order, in which up to a fifth less was reserved than a training then takes.
+            self._run_step(step, [self.store.source.worst(self.plan.micro_batch_size)])
+        # Start from an empty cache, as training does. After an earlier step, the optimizer's state and the cache would
+        # lie in another order, in which up to a fifth less memory was reserved than in training.
         self.device.release()
         with self.device.limit(self.budget_bytes, lambda: static_bytes(step)):
             yield
 
     def _objection(self, peak: WorstSteps) -> Outcome | None:
-        """Returns the outcome of a plan that is not timed.
+        """Returns the outcome of a plan that is not timed; None if it is to be timed.
 
-        Its peak is over the budget, it never updates, it is hopelessly slow, or there is no time left.
+        A plan is not timed if its peak is over the budget, it never updates, it is hopelessly slow, or no time is left.
         """
         if (outcome := objection(peak, self.budget_bytes)) is not None:
             return outcome
@@ -273,7 +276,7 @@ class Probe:
         if self.purpose is Purpose.PROOF and self.clock.left_s <= 0 and peak.is_sound and not self._grows:
             late = "not timed: the time budget was over"
             return Outcome(status=Status.MEASURED, measurement=peak.measurement(memory, late))
-        slowness = 0.0 if self.worst_s is None else HOPELESS * self.worst_s / self.hopeless_s
+        slowness = 0.0 if self.worst_s is None else self.worst_s / self.fastest_s
         if self.purpose is Purpose.PROBE and slowness > HOPELESS and peak.is_sound and min(peak.steps_s) > QUICK_S:
             slow = f"not timed further: {slowness:.1f} times slower than the fastest"
             return Outcome(status=Status.MEASURED, measurement=peak.measurement(memory, slow))
@@ -286,7 +289,7 @@ class Probe:
 
 @contextmanager
 def _observed(step: TrainStep, react: Callable[[], None]) -> Iterator[None]:
-    """Calls `react` at the beginning of each phase of the steps inside."""
+    """Calls `react` at the start of each phase of the steps inside."""
     step.observe = lambda phase: react()
     try:
         yield

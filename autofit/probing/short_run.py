@@ -1,7 +1,7 @@
-"""Recording: a few small real steps of one plan, with all that they ask of the device's allocator.
+"""ShortRun: a few small real steps of one plan, with a record of every request to the device's allocator.
 
-For what cannot be traced. It runs as a probe does: the real `TrainStep`, on the worst batch, inside the limit, from an
-empty cache; the caller's guard puts everything back.
+It is used for workloads that cannot be traced. It runs as a probe does: the real `TrainStep`, on the worst batch,
+within the limit, from an empty cache. The caller's guard puts everything back.
 """
 
 import gc
@@ -29,11 +29,12 @@ from autofit.workloads.step import StepBatch, TrainStep, state_tensors
 from autofit.workloads.tree import Batch, tensors
 
 MOST_REQUESTS = 1_000_000
-"""A step of more loops over samples: at another size its requests would be others, and these alone take seconds."""
+"""Maximum number of allocator requests in a recording. Steps with more loop over samples: their requests differ at
+other batch sizes, and processing them takes seconds."""
 NEVER_OVERFLOWS = {"scale": 1.0}
-"""With this scale fp16 gradients stay finite, so that the steps update: one that does not needs less memory."""
+"""Scaler state with which fp16 gradients stay finite, so that each step updates. Skipped updates need less memory."""
 KEPT = {"transfer": Kind.BATCH, "forward": Kind.ACTIVATION}
-"""What holds that was taken in a phase and is there at its end."""
+"""Kind of the memory that was taken in a phase and is still allocated at its end."""
 
 
 @dataclass(slots=True)
@@ -43,9 +44,9 @@ class ShortRun:
     Attributes:
         plan: what to run.
         build: makes the train step of a plan; called inside the failure handling.
-        source: gives the worst batch.
+        source: provides the worst batch.
         device: where the step runs.
-        budget_bytes: what the device may hold in this process.
+        budget_bytes: maximum memory of this process on the device.
         enforce: whether the device limits this process to the budget.
         beat: called as a sign of life, as in `Probe`.
     """
@@ -60,15 +61,15 @@ class ShortRun:
     _phase: str = "fetch"
 
     def run(self) -> Trace:
-        """Runs `STEPS` steps and returns their requests; what the steps trained stays trained.
+        """Runs `STEPS` steps and returns their requests. The steps really train the model.
 
         Raises:
-            Untraceable: a step failed or ran out of memory, or nothing can be recorded here.
+            Untraceable: a step failed or ran out of memory, or the device cannot record.
             SpaceError: the plan cannot be applied to this workload.
-            DevicePoisoned: the device answers no call any more.
+            DevicePoisoned: the device no longer responds.
         """
         found = self._attempt(self.device.counters())
-        gc.collect()  # the handler has ended: only now are the frames gone that held the tensors of a failed step
+        gc.collect()  # the exception handler has ended, and with it the frames that held a failed step's tensors
         try:
             self.device.synchronize()
             self.device.release()
@@ -87,7 +88,7 @@ class ShortRun:
         except (SpaceError, Untraceable) as error:
             scrub(error)
             return error
-        except BaseException as error:  # noqa: BLE001  # as in a probe: whatever a step raises ends the run
+        except BaseException as error:  # noqa: BLE001  # as in a probe: any error in a step ends the run
             now = self.device.counters()
             evidence = collect(
                 error, phase=self._phase, new_ooms=now.ooms - before.ooms, new_retries=now.retries - before.retries
@@ -109,17 +110,17 @@ class ShortRun:
             with self._limited(step):
                 found = self._steps(step, worst)
         if self.device.counters() != before:
-            raise Untraceable("memory was so tight that the allocator had to give its cache back", self._where())
+            raise Untraceable("memory was so tight that the allocator had to flush its cache", self._where())
         return found
 
     def _steps(self, step: TrainStep, worst: Batch) -> Trace:
-        there = standing(step)
+        existing = standing(step)
         with self.device.recording() as recording:
             watch = _PhaseMarks(step, recording)
             try:
                 for number in range(1, STEPS + 1):
                     watch.number = number
-                    run_step(step, watch.known(self._batch(worst)), self.device)
+                    run_step(step, watch.registered(self._batch(worst)), self.device)
                     self.beat("step")
                 watch.end()
             except BaseException:
@@ -128,17 +129,17 @@ class ShortRun:
             finally:
                 step.observe = None
         if len(recording.requests) > MOST_REQUESTS:
-            raise Untraceable(f"{STEPS} steps asked for memory {len(recording.requests)} times", self._where())
-        return trace_of(recording, watch.points, there, self.plan.micro_batch_size)
+            raise Untraceable(f"{STEPS} steps made {len(recording.requests)} memory requests", self._where())
+        return trace_of(recording, watch.points, existing, self.plan.micro_batch_size)
 
     def _batch(self, worst: Batch) -> StepBatch:
-        """Returns the batch of a step; as in a probe a copy, where bringing it to the device makes none."""
+        """Returns the batch of a step. As in a probe, it is a copy if moving it to the device does not make one."""
         count = min(self.plan.accumulation_steps, MOST_PARTS)
         is_there = any(tensor.device.type == self.device.type for tensor in tensors(worst))
         return StepBatch.alike([fresh(worst) if is_there else worst for _ in range(count)])
 
     def _limited(self, step: TrainStep) -> AbstractContextManager[None]:
-        if not self.enforce or self.device.is_host:  # a host's limit wants a process of its own
+        if not self.enforce or self.device.is_host:  # a host's limit needs a separate process
             return nullcontext()
         return self.device.limit(self.budget_bytes, lambda: static_bytes(step))
 
@@ -151,7 +152,7 @@ class ShortRun:
 
 
 class _PhaseMarks:
-    """Marks the recording at each phase of the steps, with what is known there of what is alive."""
+    """Marks the recording at each phase of the steps, with the kinds of the live storages that are known."""
 
     def __init__(self, step: TrainStep, recording: Recording) -> None:
         self.points: list[RecordedMark] = []
@@ -161,9 +162,9 @@ class _PhaseMarks:
         self._kinds: dict[int, Kind] = {}
         step.observe = self._observe
 
-    def known(self, batch: StepBatch) -> StepBatch:
-        """Returns a batch, whose tensors it takes down: on a host they are in the memory that is recorded."""
-        self._take_down(chain.from_iterable(tensors(part) for part in batch.parts), Kind.BATCH)
+    def registered(self, batch: StepBatch) -> StepBatch:
+        """Registers the tensors of a batch and returns it: on a host they are in the recorded memory."""
+        self._register(chain.from_iterable(tensors(part) for part in batch.parts), Kind.BATCH)
         return batch
 
     def end(self) -> None:
@@ -172,21 +173,21 @@ class _PhaseMarks:
 
     def _observe(self, phase: str) -> None:
         if self._before == "backward":
-            self._take_down((p.grad for p in self._step.model.parameters() if p.grad is not None), Kind.GRADIENT)
+            self._register((p.grad for p in self._step.model.parameters() if p.grad is not None), Kind.GRADIENT)
         if self._before == "optimizer":
-            self._take_down(_state(self._step), Kind.OPTIMIZER_STATE)
+            self._register(_state(self._step), Kind.OPTIMIZER_STATE)
         name = "" if phase == "forward" else f"step {self.number} {'forward' if phase == 'transfer' else phase}"
         self._point(name)
         self._before = phase
 
     def _point(self, name: str) -> None:
         if name == "end":
-            self._take_down(_state(self._step), Kind.OPTIMIZER_STATE)
+            self._register(_state(self._step), Kind.OPTIMIZER_STATE)
         self._recording.mark()
         self.points.append(RecordedMark(name, KEPT.get(self._before), self._kinds))
         self._kinds = {}
 
-    def _take_down(self, found: Iterable[torch.Tensor], kind: Kind) -> None:
+    def _register(self, found: Iterable[torch.Tensor], kind: Kind) -> None:
         device_type = self._step.draft.device.type
         for tensor in found:
             if tensor.device.type == device_type and tensor.layout is torch.strided:
@@ -194,7 +195,7 @@ class _PhaseMarks:
 
 
 def standing(step: TrainStep) -> dict[int, Standing]:
-    """Returns the storages on the device that a step has before it runs, by address."""
+    """Returns the storages that a step has on the device before it runs, by address."""
     model, device_type = step.model, step.draft.device.type
     gradients = (p.grad for p in model.parameters() if p.grad is not None)
     groups = (

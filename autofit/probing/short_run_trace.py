@@ -1,4 +1,4 @@
-"""Recorded: what an allocator was asked for in a few real steps, as the `Trace` that tracing them would have given."""
+"""Converts the recorded allocator requests of a few real steps into the `Trace` that tracing them would have given."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,12 +9,12 @@ from autofit.memory.trace import Kind, Mark, Tensors, Trace
 
 @dataclass(frozen=True, slots=True)
 class RecordedMark:
-    """What is known where a recording was marked.
+    """What is known about one mark of a recording.
 
     Attributes:
-        name: of the phase that begins there, as in `Mark.name`; "" for none.
-        kept: what holds that was taken since the last point and is still there; None where that is not known.
-        kinds: what is alive there and known by its address.
+        name: name of the phase that begins at the mark, as in `Mark.name`; "" for none.
+        kept: kind of the memory that was taken since the last mark and is still allocated; None if unknown.
+        kinds: kind of each known live storage, by address.
     """
 
     name: str
@@ -24,7 +24,7 @@ class RecordedMark:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A storage that is there before the first step."""
+    """A storage that is allocated before the first step."""
 
     size_bytes: int
     kind: Kind
@@ -33,20 +33,20 @@ class Standing:
 def trace_of(
     recording: Recording, points: Sequence[RecordedMark], standing: Mapping[int, Standing], micro_batch_size: int
 ) -> Trace:
-    """Returns a recording as a trace. Nothing is known of modules.
+    """Returns a recording as a trace. The trace knows no modules.
 
     Args:
-        recording: complete.
+        recording: a complete recording.
         points: one for each mark of the recording.
-        standing: the storages of the step that were there before, by address.
-        micro_batch_size: samples of a micro batch.
+        standing: the step's storages that were allocated before the recording, by address.
+        micro_batch_size: samples per micro batch.
     """
-    made = _Making()
-    made.stand(recording.standing, standing)
+    made = _TraceBuilder()
+    made.add_standing(recording.standing, standing)
     marks, begun = [], 0
     for point, place in zip(points, recording.marks, strict=True):
         for request in recording.requests[begun:place]:
-            made.ask(request.address, request.size_bytes)
+            made.request(request.address, request.size_bytes)
         begun = place
         made.label(point)
         if point.name:
@@ -61,8 +61,8 @@ def trace_of(
 
 
 @dataclass(slots=True)
-class _Making:
-    """A trace in the making."""
+class _TraceBuilder:
+    """A trace under construction."""
 
     sizes: list[int] = field(default_factory=list)
     kinds: list[Kind] = field(default_factory=list)
@@ -70,8 +70,8 @@ class _Making:
     _live: dict[int, int] = field(default_factory=dict)
     _begun: int = 0
 
-    def stand(self, found: Mapping[int, int] | None, known: Mapping[int, Standing]) -> None:
-        """Takes what was there before: what is the step's in its order, all else by size, the same in each run."""
+    def add_standing(self, found: Mapping[int, int] | None, known: Mapping[int, Standing]) -> None:
+        """Adds the storages that existed before: the step's in their order, all others sorted by size."""
         for address, storage in known.items():
             if found is None or address in found:
                 self._take(address, storage.size_bytes if found is None else found[address], storage.kind)
@@ -80,15 +80,15 @@ class _Making:
             self._take(address, size, Kind.BUFFER)
         self._begun = len(self.sizes)
 
-    def ask(self, address: int, size_bytes: int) -> None:
-        """Serves one request; what was there before a recording began may be given back without its knowing."""
+    def request(self, address: int, size_bytes: int) -> None:
+        """Adds one request. A release at an unknown address is ignored: the storage was older than the recording."""
         if size_bytes >= 0:
             self._take(address, size_bytes, Kind.TEMPORARY)
         elif (handle := self._live.pop(address, None)) is not None:
             self.events.append(~handle)
 
     def label(self, point: RecordedMark) -> None:
-        """Says what is alive at a point."""
+        """Sets the kinds of the storages that are alive at a mark."""
         if point.kept is not None:
             for handle in self._live.values():
                 if handle >= self._begun and self.kinds[handle] is Kind.TEMPORARY:

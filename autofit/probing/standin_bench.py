@@ -1,7 +1,7 @@
-"""StandInBench: a workload for a device that need not be here, ready to be traced. Nothing is probed and no gate runs.
+"""StandInBench: a workload for a device that need not be present, ready to be traced. No probe and no gate runs.
 
-Opened in place of a `LocalBench`: by a worker for a device that is described (`chips`), or in the user's own
-process for the one that the model is on.
+It takes the place of a `LocalBench`. A worker opens it for a described device (`chips`); the user's process opens it
+for the device that the model is on.
 """
 
 import os
@@ -46,34 +46,34 @@ from autofit.workloads.step import Draft, TrainStep
 from autofit.workloads.workload import Workload
 
 CONTEXT_BYTES = 512 * 2**20
-"""What a CUDA context with its libraries takes where it cannot be measured: 300 to 400 MB are typical, 667 MB with all
-kernels loaded, 484 MiB with NCCL on an RTX 3090 (reference/memory_prediction.md section 4)."""
+"""Assumed memory of a CUDA context with its libraries if it cannot be measured. Typical: 300 to 400 MB; with all
+kernels loaded: 667 MB; with NCCL on an RTX 3090: 484 MiB (reference/memory_prediction.md section 4)."""
 OPTIONS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Where torch reads the allocator's options; the first that is set is taken."""
+"""Environment variables from which torch reads the allocator's options. The first one that is set counts."""
 
 
 class StandInBench:
-    """A workload on a device that need not be here, ready to be traced.
+    """A workload on a device that need not be present, ready to be traced.
 
-    The user's objects are looked at with one small forward pass on the host; their state is not put back.
+    One small forward pass on the host inspects the user's objects. Their state is not put back.
 
     Args:
         workload: the user's objects.
-        device: what is asked of the device: its name, capacity, capabilities, budget and account.
-        options: what is asked of the estimate.
+        device: the device, or its description: name, capacity, capabilities, budget and account.
+        options: options of the estimate.
         on: where traced steps run: the device, or its stand-in.
-        chip: of the CUDA device; None reads it from one that is present.
-        alone: whether this process only traces, so that what a trace leaves in the user's objects is lost with it.
-        beat: called at every phase, as a sign of life.
+        chip: the chip of the CUDA device. None reads it from a device that is present.
+        alone: whether this process only traces, so that anything a trace leaves in the user's objects is lost with it.
+        beat: called at the start of each phase, as a sign of life.
 
     Attributes:
-        briefing: what is known of the workload; its space holds what the gates would still have to pass.
+        briefing: what is known about the workload. Its space includes techniques that gates have not checked.
 
     Raises:
         WorkloadError: the workload cannot be used as given, or the device's memory cannot be accounted for.
         SpaceError: an unknown strategy, or no usable batch size.
         UsageError: the memory budget cannot be read, or is more than the device has.
-        UserCodeError: the model, loss, loader or optimizer recipe raised an error of its own.
+        UserCodeError: the model, loss, loader or optimizer recipe raised an error.
     """
 
     def __init__(
@@ -93,10 +93,10 @@ class StandInBench:
             raise WorkloadError(f"memory on {device.name()} can only be measured: run autofit tune there instead.")
         with as_users_errors_on_host():
             place(workload, device, options.may_move)
-            self._apart = workload.set_mode()
+            self._eval_modules = workload.set_mode()
             self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
             self._loss = self._resolve()
-            # What is here to look at need not be all that will be trained on.
+            # The data set here may be smaller than the one to train on.
             facts = facts_of(workload, self._source, device, options, dataset_size=None)
             survey = _Ungated(facts, chosen(options.strategies), _nothing_runs, self._source, options.seed)
             space = survey.run()
@@ -112,7 +112,7 @@ class StandInBench:
 
     @classmethod
     def of(cls, workload: Workload, options: Options, described: StandIn, beat: Callable[[str], None]) -> Self:
-        """Opens a bench for the device that is described; for a CUDA device this process gets a stand-in for good."""
+        """Opens a bench for the described device. For a CUDA device, a stand-in stays installed in this process."""
         if described.type == "cpu":
             return cls(workload, devices.choose("cpu"), options, torch.device("cpu"), alone=True, beat=beat)
         chip = Chip(described.capability, described.multiprocessors, described.threads)
@@ -122,7 +122,7 @@ class StandInBench:
         """Returns the allocations of the plan's training steps, without running them.
 
         Raises:
-            Untraceable: something in the step cannot run without data, or not as it does on the device.
+            Untraceable: something in the step cannot run without data, or would run differently on the device.
             SpaceError: the plan cannot be applied to this workload.
         """
         self._beat("trace")
@@ -140,14 +140,14 @@ class StandInBench:
         return isolation.isolated(work, self.workload, self._device.is_host)
 
     def record(self, plan: Plan) -> Trace:
-        """Runs a few steps of `plan` on the host and returns the allocations that they made; training goes on by them.
+        """Runs a few steps of `plan` on the host and returns their allocations. The steps really train the model.
 
         Raises:
-            Untraceable: the device is not here, or a step failed.
+            Untraceable: the device is not present, or a step failed.
             SpaceError: the plan cannot be applied to this workload.
         """
         if not self._device.is_host:
-            raise Untraceable("no step can run on a device that is not here", "in a short run")
+            raise Untraceable("no step can run on a device that is not present", "in a short run")
         self.workload.set_mode()
         self.workload.model.zero_grad(set_to_none=True)
         budget = self.briefing.budget.memory_bytes
@@ -155,7 +155,10 @@ class StandInBench:
         return run.run()
 
     def standing(self) -> tuple[Part, ...]:
-        """Returns what a step keeps whatever its batch, found without running one; less what cannot be found so."""
+        """Returns the memory that a step keeps at any batch size, found without running a step.
+
+        Parts that cannot be found without running a step are left out.
+        """
         return standing_parts(self.workload)
 
     def _build(self, plan: Plan) -> TrainStep:
@@ -164,14 +167,14 @@ class StandInBench:
     def _resolve(self) -> LossRule:
         workload, size = self.workload, self._source.small_size
         if self._alone and workload.training:
-            with suppress(Exception):  # the user's code may need real data; what is wrong with it shows on them
+            with suppress(Exception):  # the user's code may need real data, with which any error will show
                 return _resolved_without_data(workload, Counted(self._source.typical(size, 1)[0], size))
         return loss_of(workload, self._source, self._device.torch_device)
 
     def _notes(self) -> Iterator[str]:
         if self._loss.inferred:
             yield f"the loss was inferred: {self._loss.about}"
-        yield from mode_notes(self._apart)
+        yield from mode_notes(self._eval_modules)
         if self.workload.optimizer is None and self.workload.training:
             yield "no optimizer was given: estimated with torch.optim.AdamW and its defaults"
         yield from self._device.caveats()
@@ -179,7 +182,7 @@ class StandInBench:
 
 
 class _Absent(Device):
-    """A CUDA device that is not here: what `Device` asks, answered from its description."""
+    """A CUDA device that is not present: `Device` answered from a description."""
 
     type = "cuda"
 
@@ -189,28 +192,28 @@ class _Absent(Device):
 
     @property
     def torch_device(self) -> torch.device:
-        """Where the user's model is: on the host."""
+        """The host, where the user's model is."""
         return torch.device("cpu")
 
     @classmethod
     def is_available(cls) -> bool:
-        """Says no."""
+        """Returns False."""
         return False
 
     def name(self) -> str:
-        """Returns its name."""
+        """Returns the name of the device."""
         return self._described.name
 
     def capacity_bytes(self) -> int:
-        """Returns its memory; the whole range of numbers where that is not known, so that any budget is possible."""
+        """Returns the memory of the device. If it is unknown, returns 2**63, so that any budget is possible."""
         return 2**63 if self._described.capacity_bytes is None else self._described.capacity_bytes
 
     def available_bytes(self) -> int:
-        """Returns all of its memory: nobody else is on it."""
+        """Returns the whole memory: no other process is on the device."""
         return self.capacity_bytes()
 
     def capabilities(self) -> frozenset[str]:
-        """Returns what this generation of chips computes in hardware, as `Cuda.capabilities` does."""
+        """Returns the capabilities of this generation of chips, as `Cuda.capabilities` does."""
         found = {Capability.FP16, Capability.CHANNELS_LAST, Capability.FOREACH, Capability.FUSED}
         if self._described.capability >= (8, 0):
             found |= {Capability.BF16, Capability.TF32}
@@ -218,36 +221,36 @@ class _Absent(Device):
 
     @contextmanager
     def meter(self, static: Callable[[], int]) -> Iterator[Reading]:
-        """Raises, since nothing can run there."""
-        raise AutofitError(f"{self.name()} is not here; expected that nothing is metered on it.")
+        """Raises, since nothing can run on the device."""
+        raise AutofitError(f"{self.name()} is not present; expected that nothing is metered on it.")
         yield Reading()
 
     def caveats(self) -> tuple[str, ...]:
-        """Returns what a figure for a device that is not here leaves out."""
+        """Returns what an estimate for an absent device leaves out."""
         unnamed = self._described.capacity_bytes is None
         major, minor = self._described.capability
         return (
-            f"{format_bytes(CONTEXT_BYTES)} for {OUTSIDE} are assumed: 300 to 670 MB are reported; autofit tune "
-            "measures it, on the device",
-            *((f"no device was named: kernels are those of compute capability {major}.{minor}",) if unnamed else ()),
-            "peaks are traced, not measured: what libraries such as cuDNN take for the moment shows only on the device",
+            f"{format_bytes(CONTEXT_BYTES)} are assumed for {OUTSIDE} (reported: 300 to 670 MB); autofit tune measures "
+            "it on the device",
+            *((f"no device was named: kernels of compute capability {major}.{minor} are assumed",) if unnamed else ()),
+            "peaks are traced, not measured: temporary memory of libraries such as cuDNN shows only on the device",
         )
 
     def ceilings(self) -> Ceilings | None:
-        """Returns what is published of it."""
+        """Returns the published peak rates of the device."""
         return ceilings_of(self._described.name)
 
     def account(self) -> Account:
-        """Returns the caching allocator with the options that this process would give it, and a usual context."""
+        """Returns the caching allocator with the options of this process, and a typical context."""
         options = next((os.environ[name] for name in OPTIONS if os.environ.get(name)), "")
         return Account(allocator="caching", settings=options, outside_bytes=CONTEXT_BYTES)
 
 
 class _Ungated(Survey):
-    """A survey for a device on which nothing can run: what a gate would have to pass is let in."""
+    """A survey for a device on which nothing can run: every gate passes unchecked."""
 
-    def _asked(self, gate: Callable[[Cuttable], gates.GateResult], *, own: bool = False) -> gates.GateResult:
-        return gates.GateResult(True, "not checked: nothing runs on a device that is not here")
+    def _asked(self, gate: Callable[[Cuttable], gates.GateResult], *, loader_batch: bool = False) -> gates.GateResult:
+        return gates.GateResult(True, "not checked: nothing runs on a device that is not present")
 
 
 def _resolved_without_data(workload: Workload, found: Counted) -> LossRule:
@@ -262,4 +265,4 @@ def _resolved_without_data(workload: Workload, found: Counted) -> LossRule:
 
 
 def _nothing_runs(plan: Plan) -> TrainStep:
-    raise AutofitError(f"a step of {plan} was to be built; expected that an estimate runs none.")
+    raise AutofitError(f"a step of {plan} was requested; expected that an estimate runs no steps.")

@@ -1,4 +1,4 @@
-"""Memory that stays between two training steps."""
+"""Memory that stays allocated between two training steps."""
 
 import torch
 
@@ -7,7 +7,7 @@ from autofit.workloads.tree import pieces
 
 
 def static_bytes(step: TrainStep) -> int:
-    """Returns the bytes of the distinct storages that live between two steps, on the step's device."""
+    """Returns the bytes of the distinct storages that stay allocated between two steps, on the step's device."""
     model, optimizer = step.draft.model, step.draft.optimizer
     found: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
     found += [p.grad for p in model.parameters() if p.grad is not None and p.grad.layout is torch.strided]

@@ -1,4 +1,4 @@
-"""Errors of the user's own code before the first probe, shown as such."""
+"""Errors of the user's own code before the first probe, raised as such."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +12,12 @@ from autofit.failures.evidence import collect
 
 @contextmanager
 def as_users_errors(device: Device) -> Iterator[None]:
-    """Shows whatever the user's objects raise inside as their own error.
+    """Turns any error that the user's objects raise inside into an error that says so.
 
     Raises:
-        UserCodeError: they raised.
+        UserCodeError: the user's objects raised an error.
         NothingFits: they ran out of memory.
-        DevicePoisoned: the device does not answer any more.
+        DevicePoisoned: the device no longer responds.
     """
     try:
         yield
@@ -34,7 +34,7 @@ def as_users_errors(device: Device) -> Iterator[None]:
         if (poison := _poison(failure, device)) is not None:
             raise DevicePoisoned(
                 f"the device answers every call with an error: {poison}. Run one training step of your own in a new "
-                "process: if that works, your code poisoned the device here; if not, the device has to be reset."
+                "process. If that works, your code poisoned the device in this process; if not, reset the device."
             ) from error
         raise UserCodeError(
             f"your code failed before the first probe: {failure.reason}. Run one training step of your own to "
@@ -45,10 +45,10 @@ def as_users_errors(device: Device) -> Iterator[None]:
 
 @contextmanager
 def as_users_errors_on_host() -> Iterator[None]:
-    """Shows whatever the user's objects raise inside as their own error, where all of it runs on the host.
+    """Turns any error that the user's objects raise inside, all on the host, into an error that says so.
 
     Raises:
-        UserCodeError: they raised.
+        UserCodeError: the user's objects raised an error.
     """
     try:
         yield
@@ -58,13 +58,13 @@ def as_users_errors_on_host() -> Iterator[None]:
         line = next(iter(str(error).strip().splitlines()), "")
         raise UserCodeError(
             f"your code failed on a small batch on the CPU: {type(error).__name__}: {line}. Run one training step of "
-            "your own there to reproduce it, fix it, then estimate again.",
+            "your own on the CPU to reproduce it, fix it, then estimate again.",
             collect(error).traceback_text,
         ) from error
 
 
 def _poison(failure: Failure, device: Device) -> str | None:
-    """Returns why the device answers no call any more, or None; a library may have said it in words of its own."""
+    """Returns why the device no longer responds, or None. Not every library's error says so, hence the synchronise."""
     if failure.status is Status.POISONED:
         return failure.reason
     try:

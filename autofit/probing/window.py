@@ -1,12 +1,12 @@
-"""Window: optimizer steps that are timed together, with nothing read from the device in between.
+"""Window: optimizer steps that are timed together, without reading from the device in between.
 
-A training gives an accelerator one step after the other and does not wait for it. A step that is timed alone begins on
-an idle device: the launches of its first kernels, which in a training are hidden behind the step before, are then part
-of its time. So on a device that works off a queue (`Device.queues_work`) short steps are timed several at a time. What
-has to wait for the device, the loss and the scale of the gradient scaler, is read at the edges of a window.
-Everywhere else, and where steps are long, a window is one step.
+Training queues one step after the other and does not wait for the accelerator. A step that is timed alone begins on an
+idle device, so its time includes launch latency that training hides behind the previous step. Therefore, on a device
+that queues its work (`Device.queues_work`), several short steps are timed together. Values that require waiting for the
+device (the loss and the scale of the gradient scaler) are read at the edges of a window. On other devices, and for long
+steps, a window is one step.
 
-autofit has not yet been run on a physical GPU: the constants here rest on reasoning and on simulated devices.
+autofit has not yet been run on a physical GPU: the constants here are based on reasoning and on simulated devices.
 """
 
 import math
@@ -19,29 +19,30 @@ from autofit.devices.base import Device
 from autofit.workloads.step import StepBatch, TrainStep
 
 WINDOW_S = 0.1
-"""A window takes this long at least; a longer step is a window of its own. What the edges of a window add, an idle
-device until the first kernels are queued, is taken to be below 1 ms. That is then 1 %, half of the tie margin. pyperf
-repeats what it times until it takes this long too (reference/reliability.md 9.4)."""
+"""Minimum duration of a window; a longer step is a window by itself. The device is idle at the edges of a window until
+the first kernels are queued. This is assumed to take less than 1 ms, which is 1 % of a window, half of the tie margin.
+pyperf repeats what it times until it takes this long too (reference/reliability.md 9.4)."""
 MOST_STEPS = 100
-"""Most steps of a window. Its edges cost at most the time that the host needs to launch a step, which is no more than a
-step takes: 1 % of this many."""
+"""Maximum number of steps in a window. The edges cost at most the launch time of one step, which is no longer than the
+step itself: 1 % of a window with this many steps."""
 LEAST_WINDOWS = 3
-"""Where windows have more than one step, this many are timed at least: the median then leaves out a disturbed one, and
-their spread tells the noise."""
+"""Minimum number of timed windows if they have several steps. The median then ignores a disturbed one, and the spread
+shows the noise."""
 
 MOST_KEPT_BYTES = 2**16
-"""Steps that leave more than this on the device each are timed one by one: a hundred of them might not fit."""
+"""Memory that a step may leave on the device in a window of several steps. Steps that leave more are timed one by one,
+because a hundred of them might not fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What the steps of a window did.
+    """Result of a window.
 
     Attributes:
-        steps: how many there were.
-        seconds: wall time of all of them, the device synchronised at both edges.
-        skipped: how many updates the gradient scaler skipped. In a window of several steps this is told by how far the
-            scale fell; a skip right after the scale grew, one step in 2000 by torch's default, is not seen.
+        steps: number of steps.
+        seconds: wall time of all steps, with the device synchronised at both edges.
+        skipped: number of updates that the gradient scaler skipped. In a window of several steps it is derived from the
+            fall of the scale. A skip right after the scale grew (every 2000 steps by torch's default) is not noticed.
         loss: mean loss of the last step; None in inference.
     """
 
@@ -62,12 +63,12 @@ class Ran:
 
 
 def steps_per_window(device: Device, step_s: float, cycle: int = 1) -> int:
-    """Returns how many steps of `step_s` seconds are timed together: whole cycles where that is more than one.
+    """Returns how many steps of `step_s` seconds are timed together: one step, or whole cycles.
 
     Args:
-        device: where they run.
-        step_s: seconds of one step, as far as known.
-        cycle: steps after which the same batches come again; 1 where all are alike.
+        device: where the steps run.
+        step_s: duration of one step, as far as known.
+        cycle: number of steps after which the batches repeat; 1 if all are alike.
     """
     if not device.queues_work or not 0 < step_s < WINDOW_S:
         return 1
@@ -75,10 +76,11 @@ def steps_per_window(device: Device, step_s: float, cycle: int = 1) -> int:
 
 
 def watch_allocator(device: Device) -> Callable[[], bool]:
-    """Returns a function that says whether what ran in between may run many times: it left no memory behind, or little.
+    """Returns a function that says whether the steps since this call may be repeated many times in a window.
 
-    A step for which the allocator had to give its cache back, or that hid an out-of-memory, may not either: its plan is
-    over the budget, and each further one would be as slow. Reading the allocator does not wait for the device.
+    They may not if they leave memory behind (more than `MOST_KEPT_BYTES`), if the allocator had to flush its cache, or
+    if an out-of-memory error was hidden. In the latter cases the plan is over the budget and each further step would be
+    as slow. Reading the allocator does not wait for the device.
     """
     live, counters = device.live_bytes() or 0, device.counters()
     return lambda: (device.live_bytes() or 0) - live <= MOST_KEPT_BYTES and device.counters() == counters
@@ -87,14 +89,14 @@ def watch_allocator(device: Device) -> Callable[[], bool]:
 def run_window(step: TrainStep, batches: Iterable[StepBatch], device: Device) -> Ran:
     """Runs a step on each of `batches`, one after the other, and times all of them together.
 
-    A scaler that finds an infinity skips the update and lowers its scale: such a step is faster and smaller than a
-    real one.
+    If a scaler finds an infinity, it skips the update and lowers its scale. Such a step is faster and needs less memory
+    than a real one.
 
     Args:
         step: the step to run.
-        batches: the micro batches of each step, one at least. What is made as it is asked for, is made while the device
+        batches: the micro batches of each step; at least one. Batches of a lazy iterable are made while the device
             works.
-        device: is synchronised at both edges, and not in between.
+        device: synchronised at both edges, and not in between.
     """
     scaler = step.draft.scaler
     scale = None if scaler is None else scaler.get_scale()
@@ -102,7 +104,7 @@ def run_window(step: TrainStep, batches: Iterable[StepBatch], device: Device) ->
 
     def loss_of(batch: StepBatch) -> torch.Tensor | None:
         result = step(batch)
-        return result if trains else None  # an output may be large: it is gone when the next step begins
+        return result if trains else None  # an output may be large: free it before the next step begins
 
     def run() -> tuple[int, torch.Tensor | None]:
         steps, last = 0, None
@@ -121,7 +123,7 @@ def run_step(step: TrainStep, batch: StepBatch, device: Device) -> Ran:
 
 
 def _skipped(scaler: torch.amp.GradScaler, before: float, steps: int) -> int:
-    """Returns how many of `steps` updates were skipped, from the scale before them and now."""
+    """Returns how many of `steps` updates were skipped, derived from the scale before and after them."""
     now = scaler.get_scale()
     if now >= before:
         return 0

@@ -1,4 +1,4 @@
-"""What strategies look at of a workload on a device, the user's own setting among it."""
+"""The facts about a workload on a device that strategies need, including the baseline's batch."""
 
 import math
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ from autofit.workloads.workload import Workload
 def facts_of(
     workload: Workload, source: BatchSource, device: Device, options: Options, dataset_size: int | None
 ) -> Facts:
-    """Returns what strategies look at.
+    """Returns the facts that strategies need.
 
     Raises:
-        SpaceError: as `own_batch`.
+        SpaceError: see `baseline_batch`.
     """
     # A pass without updates has no global batch to keep.
     total = workload.global_batch_size if workload.training else None
     joinable = source.resizable and source.max_size is None
-    micro, steps = own_batch(source.user_batch_size, total, source.resizable, joinable)
+    micro, steps = baseline_batch(source.user_batch_size, total, source.resizable, joinable)
     return Facts(
         model=workload.model,
         batch=source.typical(1 if source.resizable else source.user_batch_size, 1)[0],
@@ -44,16 +44,16 @@ def facts_of(
     )
 
 
-def own_batch(
+def baseline_batch(
     user_batch_size: int, global_batch_size: int | None, resizable: bool, joinable: bool = True
 ) -> tuple[int, int]:
-    """Returns micro batch and accumulation steps of the user's own setting.
+    """Returns the micro batch size and the accumulation steps of the baseline.
 
-    Under a global batch that is the largest divisor of it that the user's loader batch reaches, and divides where
-    batches are cut and never joined.
+    Under a global batch, the micro batch is the largest divisor of it that is not above the loader's batch. If batches
+    can be cut but not joined, it also divides the loader's batch.
 
     Raises:
-        SpaceError: only the loader's own batches can be run, and they do not make up the global batch.
+        SpaceError: only the loader's own batches can be run, and the global batch is not a multiple of them.
     """
     if global_batch_size is None:
         return user_batch_size, 1
@@ -71,16 +71,16 @@ def own_batch(
 
 
 def batch_to_trace(source: BatchSource, plan: Plan) -> Counted:
-    """Returns a worst batch for the trace of a plan: a small one where its shapes tell those of any size."""
+    """Returns a worst batch for the trace of a plan. It is a small one if its shapes determine those of any size."""
     size = min(2, plan.micro_batch_size) if source.resizable and source.even else plan.micro_batch_size
     return Counted(source.worst(size), size)
 
 
 def chosen(names: Sequence[str] | None) -> tuple[Strategy, ...]:
-    """Returns the strategies of these names; None for all.
+    """Returns the strategies with these names; None returns all.
 
     Raises:
-        SpaceError: one is not known.
+        SpaceError: a name is unknown.
     """
     if names is None:
         return members()

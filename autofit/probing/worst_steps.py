@@ -1,4 +1,4 @@
-"""WorstSteps: what the first steps of a probe, on the worst batch known, have shown."""
+"""WorstSteps: results of the first steps of a probe, on the worst batch known."""
 
 import math
 from dataclasses import dataclass, field
@@ -9,18 +9,18 @@ from autofit.probing.meter import beyond
 
 @dataclass(slots=True)
 class WorstSteps:
-    """What the steps on the worst batch gave.
+    """Results of the steps on the worst batch.
 
     Attributes:
-        samples: samples of one of these steps.
-        wanted: steps that had to be done.
-        tokens: useful tokens of one of these steps.
-        steps_s: times of those that were.
-        skipped: steps whose update the scaler skipped.
-        skipped_s: seconds that these took.
-        loss: of the last of them.
-        ruined: number of the first of them whose loss was not finite, from 1 on; None when there was none.
-        memory: the peak over all of them.
+        samples: samples per step.
+        wanted: number of steps to run.
+        tokens: useful tokens per step.
+        steps_s: durations of the steps that updated the weights.
+        skipped: number of steps whose update the scaler skipped.
+        skipped_s: duration of the skipped steps.
+        loss: loss of the last step.
+        ruined: number of the first step whose loss was not finite, counted from 1; None if there was none.
+        memory: peak over all steps.
     """
 
     samples: int
@@ -35,18 +35,18 @@ class WorstSteps:
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing was seen that a full probe would object to."""
+        """Whether a full probe would find no fault: memory is not tight, and the loss is finite."""
         memory = self.memory
         tight = memory is not None and (memory.allocator_retries or memory.swallowed_ooms)
         return not tight and (self.loss is None or math.isfinite(self.loss))
 
     @property
     def startup_s(self) -> float:
-        """Seconds these steps took beyond as many of the fastest after the first, and all those of skipped ones."""
+        """Seconds beyond the same number of steps at the speed of the fastest after the first, plus skipped steps."""
         return beyond(self.steps_s, min(self.steps_s[1:] or self.steps_s)) + self.skipped_s
 
     def metered(self, memory: Memory, held_bytes: int) -> None:
-        """Keeps the peak that was metered, with the bytes that are live beside it."""
+        """Stores the metered peak, plus `held_bytes` that are live in addition."""
         more = {
             "allocated_bytes": memory.allocated_bytes + held_bytes,
             "judged_bytes": memory.judged_bytes + held_bytes,
@@ -54,7 +54,7 @@ class WorstSteps:
         self.memory = memory.model_copy(update=more)
 
     def measurement(self, memory: Memory, *warnings: str) -> Measurement:
-        """Returns these steps as a measurement: of the worst batch, and slowed by the meter on a host."""
+        """Returns these steps as a measurement. It is of the worst batch, and on a host the meter slows it down."""
         return Measurement(
             step_times_s=tuple(self.steps_s),
             samples_per_step=self.samples,

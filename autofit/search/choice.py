@@ -18,7 +18,7 @@ PROBE_NOISE_RATIO = 0.04
 """Standard deviation of the ratio of two separate probes on a calm machine (reference/reliability.md 9.2)."""
 TIE_LOSS = 0.75
 """What a tie may cost on average, as a share of the tie margin. With all of it 7 of 1,550 searches of
-scripts/bench/search.py more are off by over 3 %; with half of it the lighter of two equal plans is chosen in 60 % of
+scripts/bench/search more are off by over 3 %; with half of it the lighter of two equal plans is chosen in 60 % of
 races on recorded noise, and not in 76 % (tests/search/test_race_error_rates.py)."""
 SAME_MEMORY_RATIO = 0.01
 """Peaks closer than this are equal: readings of one plan differ by as much."""

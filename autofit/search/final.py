@@ -27,7 +27,7 @@ RACE_RATIO, RACE_S = 1.0, 10.0
 least number of rounds: where steps are short, a few rounds say little and more cost nothing."""
 LONG_RACE_RATIO, RACE_LOSS = 3.0, 0.003
 """The longer share applies while recommending the present leader would lose more than this on average, as a log ratio:
-where noise is large. Scored by scripts/bench/search.py, with 0.002 and 0.005, and with 4 and 5 times the search."""
+where noise is large. Scored by scripts/bench/search, with 0.002 and 0.005, and with 4 and 5 times the search."""
 
 
 class Final:

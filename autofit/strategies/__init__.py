@@ -1,4 +1,4 @@
-"""Training techniques. To add one: write its file, add its line here; or, in another package, an entry point."""
+"""Training techniques. To add one, write its file and add a line here, or add an entry point in another package."""
 
 from functools import cache
 
@@ -11,13 +11,13 @@ from autofit.strategies.optimizer_implementation import OptimizerImplementation
 from autofit.strategies.precision import Precision
 
 OWN: tuple[type[Strategy], ...] = (MemoryFormat, Precision, OptimizerImplementation, Checkpointing, Batching)
-"""Those of autofit itself."""
+"""The strategies of autofit itself."""
 
 
 @cache
 def members() -> tuple[Strategy, ...]:
     """Returns every strategy, in the order in which their knobs are shown and first tried.
 
-    Those without a time cost come first. Those of other packages are loaded at the first call.
+    Strategies without a time cost come first. Strategies of other packages are loaded on the first call.
     """
     return tuple(member() for member in (*OWN, *plugins("strategies", Strategy, OWN, "name")))

@@ -17,7 +17,7 @@ from autofit.workloads.step import Draft
 from autofit.workloads.tree import Batch
 
 Numerics = Literal["exact", "mixed", "any"]
-"""Arithmetic that a search may use: the user's own; also reduced precision; also techniques that change the result."""
+"""Arithmetic that a search may use: only the user's, also reduced precision, or also techniques that change results."""
 
 
 class Phase(IntEnum):
@@ -45,12 +45,12 @@ class Facts:
         micro_batch_size: micro batch size of the baseline.
         accumulation_steps: accumulation steps of the baseline.
         global_batch_size: samples per optimizer step to keep exactly; None if the batch is free.
-        max_global_batch_size: the user's largest number of samples per optimizer step if the batch is free; None means
-            a share of the data set.
+        max_global_batch_size: the user's maximum number of samples per optimizer step if the batch is free; None uses a
+            share of the data set.
         dataset_size: samples in the data set; None if unknown.
         resizable: whether batches of other sizes than the baseline's can be made.
-        cut_from: size of the batches from which smaller ones are cut. A size that does not divide it would leave
-            smaller pieces over. None if batches of any size can be made.
+        cut_from: size of the batches from which smaller ones are cut. A size that does not divide it would leave a
+            smaller remainder. None if batches of any size can be made.
     """
 
     model: nn.Module
@@ -71,7 +71,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The knobs that a strategy adds to a search, and what it leaves out, with reasons."""
+    """The knobs that a strategy adds to a search, and the values it leaves out, with reasons."""
 
     knobs: tuple[Knob, ...] = ()
     refused: tuple[Refusal, ...] = ()
@@ -97,13 +97,13 @@ class Strategy(ABC):
 
     @abstractmethod
     def offer(self, facts: Facts) -> Offer:
-        """Returns the knobs of this strategy on this workload, and what it refuses, with the reason."""
+        """Returns the knobs of this strategy on this workload, and the values it refuses, with reasons."""
 
     @abstractmethod
     def apply(self, plan: Plan, draft: Draft) -> AbstractContextManager[None]:
         """Applies `plan` to `draft`, its model and its optimizer, until the context is left.
 
-        A plan without a knob of this strategy does not change the draft. Leaving the context puts back everything
+        A plan without a knob of this strategy does not change the draft. Leaving the context restores everything
         except the trained values.
 
         Raises:

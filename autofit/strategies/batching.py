@@ -11,10 +11,10 @@ from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.workloads.step import Draft
 
 MOST_TIMES_LARGER = 64
-"""A free batch grows to at most this many times the baseline's. A larger one would be a different training."""
+"""Maximum size of a free batch as a multiple of the baseline's. A larger one would change the training too much."""
 
 FREE_SHARE = 1 / 50
-"""A free batch is at most this share of the data set, so that an epoch keeps at least 50 steps."""
+"""Maximum size of a free batch as a share of the data set, so that an epoch has at least 50 steps."""
 
 ABOUT = {
     MICRO_BATCH_SIZE: "samples per forward and backward pass",
@@ -25,7 +25,7 @@ ABOUT = {
 class Batching(Strategy):
     """The micro batch size, and gradient accumulation over several micro batches.
 
-    It changes nothing on a draft: `TrainStep` receives the micro batches of a whole step.
+    It does not change a draft: `TrainStep` receives the micro batches of a whole step.
     """
 
     name = "batching"
@@ -33,7 +33,7 @@ class Batching(Strategy):
     owns = (MICRO_BATCH_SIZE, ACCUMULATION_STEPS)
 
     def offer(self, facts: Facts) -> Offer:
-        """Returns the micro batch sizes and the accumulation steps that go with them.
+        """Returns the micro batch sizes and the corresponding accumulation steps.
 
         Inference has no accumulation and no global batch size.
 
@@ -46,10 +46,10 @@ class Batching(Strategy):
         else:
             sizes = _free(facts)
             steps = (facts.accumulation_steps if facts.training else 1,)
-        own = (facts.micro_batch_size, facts.accumulation_steps if facts.training else 1)
+        baseline = (facts.micro_batch_size, facts.accumulation_steps if facts.training else 1)
         knobs = (
-            Knob(name=MICRO_BATCH_SIZE, values=sizes, default=own[0], about=ABOUT[MICRO_BATCH_SIZE]),
-            Knob(name=ACCUMULATION_STEPS, values=steps, default=own[1], about=ABOUT[ACCUMULATION_STEPS]),
+            Knob(name=MICRO_BATCH_SIZE, values=sizes, default=baseline[0], about=ABOUT[MICRO_BATCH_SIZE]),
+            Knob(name=ACCUMULATION_STEPS, values=steps, default=baseline[1], about=ABOUT[ACCUMULATION_STEPS]),
         )
         return Offer(knobs, refused=() if facts.resizable else (_fixed(facts),))
 
@@ -59,9 +59,9 @@ class Batching(Strategy):
         for knob in (MICRO_BATCH_SIZE, ACCUMULATION_STEPS):
             value = plan.values.get(knob, 1)
             if type(value) is not int or value < 1:
-                raise unknown_value(knob, value, "a whole number of at least 1")
+                raise unknown_value(knob, value, "an integer of at least 1")
         if draft.optimizer is None and plan.accumulation_steps > 1:
-            raise unknown_value(ACCUMULATION_STEPS, plan.accumulation_steps, "1, since inference updates nothing")
+            raise unknown_value(ACCUMULATION_STEPS, plan.accumulation_steps, "1, since inference has no updates")
         yield
 
 
@@ -71,56 +71,58 @@ def _dividing(facts: Facts, total: int) -> tuple[int, ...]:
     The global batch may exceed the data set: its micro batches then come from several epochs. A micro batch cannot hold
     more samples than the data set has.
     """
-    own = facts.micro_batch_size
+    baseline_size = facts.micro_batch_size
     if total < 1:
-        raise SpaceError(f"found global_batch_size={total}; expected at least 1. Give the samples per optimizer step.")
-    if own * facts.accumulation_steps != total:
         raise SpaceError(
-            f"found micro batch {own} times {facts.accumulation_steps} accumulation steps, which is not the global "
-            f"batch {total} that is to be kept exactly; expected a loader whose batch size divides {total}. Change "
-            "the loader's batch size or global_batch_size."
+            f"found global_batch_size={total}; expected at least 1. Pass the number of samples per optimizer step."
+        )
+    if baseline_size * facts.accumulation_steps != total:
+        raise SpaceError(
+            f"found micro batch {baseline_size} times {facts.accumulation_steps} accumulation steps, which is not the "
+            f"global batch {total} that must be kept exactly; expected a loader whose batch size divides {total}. "
+            "Change the loader's batch size or global_batch_size."
         )
     if not facts.resizable:
-        return (own,)
+        return (baseline_size,)
     most = total if facts.dataset_size is None else facts.dataset_size
-    # The user's own setting is always in the space, also with a sampler that repeats the samples.
-    return tuple(size for size in divisors(total) if (size <= most and _whole(size, facts)) or size == own)
+    # The baseline is always in the space, even with a sampler that repeats samples.
+    return tuple(size for size in divisors(total) if (size <= most and _divides(size, facts)) or size == baseline_size)
 
 
 def _free(facts: Facts) -> tuple[int, ...]:
     """Returns the micro batch sizes to try if the batch is free, ascending, with the baseline's among them."""
-    own = facts.micro_batch_size
+    baseline_size = facts.micro_batch_size
     if not facts.resizable:
-        return (own,)
-    most = MOST_TIMES_LARGER * own
+        return (baseline_size,)
+    most = MOST_TIMES_LARGER * baseline_size
     if facts.dataset_size is not None:
         most = min(most, facts.dataset_size)
     if facts.training:
         most = min(most, _most_per_step(facts) // facts.accumulation_steps)
-    return tuple(sorted({*(size for size in ladder(most) if _whole(size, facts)), own}))
+    return tuple(sorted({*(size for size in ladder(most) if _divides(size, facts)), baseline_size}))
 
 
-def _whole(size: int, facts: Facts) -> bool:
-    """Returns whether batches of a size can be made without smaller pieces in between."""
+def _divides(size: int, facts: Facts) -> bool:
+    """Returns whether batches of this size can be cut without a smaller remainder."""
     return facts.cut_from is None or facts.cut_from % size == 0
 
 
 def _most_per_step(facts: Facts) -> int:
-    """Returns the largest number of samples per optimizer step: the user's limit, or a share of the data set.
+    """Returns the maximum number of samples per optimizer step: the user's limit, or a share of the data set.
 
-    The baseline's own batch is never too large.
+    The baseline's batch is always allowed.
     """
-    own = facts.micro_batch_size * facts.accumulation_steps
+    baseline_batch = facts.micro_batch_size * facts.accumulation_steps
     if facts.max_global_batch_size is not None:
         return facts.max_global_batch_size
     if facts.dataset_size is None:
-        return MOST_TIMES_LARGER * own
-    return max(int(facts.dataset_size * FREE_SHARE), own)
+        return MOST_TIMES_LARGER * baseline_batch
+    return max(int(facts.dataset_size * FREE_SHARE), baseline_batch)
 
 
 def _fixed(facts: Facts) -> Refusal:
     return Refusal(
         name=MICRO_BATCH_SIZE,
-        reason=f"only the loader's own batches of {facts.micro_batch_size} are run: batches of other sizes cannot be "
-        "made from it. Give a DataLoader over a data set with a length.",
+        reason=f"only the loader's batches of {facts.micro_batch_size} are run: batches of other sizes cannot be made "
+        "from it. Pass a DataLoader over a data set with a length.",
     )

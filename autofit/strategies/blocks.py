@@ -9,25 +9,26 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 _SPLIT_GAIN = 1.25
-"""Inner blocks replace outer ones only if they free this many times as much. Parameters are a rough measure."""
+"""Minimum ratio of memory freed by inner blocks to that of outer ones, for inner blocks to be used. It is well above 1
+because parameters are a rough measure."""
 
 _SPLIT_SHARE = 0.5
-"""Inner blocks replace a block only if they hold at least this share of its work."""
+"""Minimum share of a block's work in its inner blocks, for them to replace the block."""
 
 
 def find_blocks(model: nn.Module) -> tuple[nn.Module, ...]:
     """Returns the repeated blocks of `model` in module order, none inside another; () if there are none.
 
-    A block is one of two or more modules of one class that share a parent, has children of its own and holds
+    A block is one of two or more modules of one class that share a parent, has children and holds
     parameters. Modules without a forward (`ModuleList`, `ModuleDict`) are skipped in favour of their children. Two
     `Sequential` are of one class if their contents are. Blocks of several parents (the stages of a ResNet, an encoder
-    and a decoder) are taken together. The outermost blocks are taken, unless they are stages or stacks: recomputing one
-    block at a time frees all activations except those of the largest block, so inner blocks are taken if that frees
-    clearly more.
+    and a decoder) are combined. The outermost blocks are used, unless they are stages or stacks: recomputing one block
+    at a time frees all activations except those of the largest block, so inner blocks are used if that frees clearly
+    more.
 
-    Parameters, without embeddings, stand in for activations. Not found: blocks that share all their weights
+    Parameters, without embeddings, are used as a proxy for activations. Not found: blocks that share all their weights
     (one module called repeatedly), blocks written with bare parameters, TorchScript modules, and repeated leaf
-    modules (a plain `Sequential` of `Linear` and `ReLU`), where there is nothing worth recomputing.
+    modules (a plain `Sequential` of `Linear` and `ReLU`), which are not worth recomputing.
     """
     blocks = _repeated(model)
     while True:
@@ -56,13 +57,13 @@ def _finer(block: nn.Module) -> tuple[nn.Module, ...]:
 
 
 def _freed(blocks: tuple[nn.Module, ...]) -> int:
-    """Returns what checkpointing all blocks frees: the work of all except the largest, which becomes live again."""
+    """Returns the work freed by checkpointing all blocks: that of all except the largest, which becomes live again."""
     works = [_work(block) for block in blocks]
     return sum(works) - max(works, default=0)
 
 
 def _units(module: nn.Module) -> Iterator[nn.Module]:
-    """Yields the children of `module` that have a forward; one without a forward is replaced by its children."""
+    """Yields the children of `module` that have a forward. A child without a forward is replaced by its children."""
     for child in _children(module):
         if isinstance(child, torch.jit.ScriptModule):
             continue
@@ -80,11 +81,11 @@ def _children(module: nn.Module) -> list[nn.Module]:
 def _kind(module: nn.Module) -> object:
     if type(module) is nn.Sequential:
         return (nn.Sequential, *map(_kind, module.children()))
-    return type_before_parametrizations(module)  # a parametrized module has a class of its own
+    return type_before_parametrizations(module)  # parametrization changes the class of a module
 
 
 def _work(module: nn.Module) -> int:
-    """Returns the number of parameters that take part in arithmetic, so without embeddings."""
+    """Returns the number of parameters used in arithmetic, without embeddings."""
     return sum(
         parameter.numel()
         for part in module.modules()

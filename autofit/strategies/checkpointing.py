@@ -1,4 +1,4 @@
-"""Activation checkpointing: keep only the inputs of a block, and recompute the block in the backward pass."""
+"""Activation checkpointing: keeps only the inputs of a block and recomputes the block in the backward pass."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -40,28 +40,28 @@ class Checkpointing(Strategy):
     def offer(self, facts: Facts) -> Offer:
         """Returns the knob `checkpointed_blocks`: 0, or a quarter, half, three quarters or all of the blocks."""
         if not facts.training:
-            return self.refuse("inference has no backward pass, so no activations are kept that could be freed")
-        objection = _objection(facts.model)
-        if objection is not None:
-            return self.refuse(objection)
+            return self.refuse("inference has no backward pass and keeps no activations that could be freed")
+        reason = _refusal(facts.model)
+        if reason is not None:
+            return self.refuse(reason)
         counts = _Checkpointable(facts.model).counts
         if len(counts) == 1:
             return self.refuse(
-                "no repeated blocks: looked for two or more modules of one class under one parent that have "
-                "children and parameters of their own"
+                "found no repeated blocks; expected two or more modules of one class under one parent that have "
+                "children and parameters"
             )
         most = counts[-1]
         values = tuple(sorted({(most * quarters + 2) // 4 for quarters in range(5)} & set(counts)))
-        about = f"how many of the {most} repeated blocks, first to last, run again in backward to save memory"
+        about = f"number of blocks, of {most} and from the first on, that are recomputed in backward to save memory"
         # A checkpointed block runs forward twice, and a forward pass is about a third of forward and backward.
         expected = tuple(1 / (1 + count / (3 * most)) for count in values)
-        # Of its activations only its input stays; the rest of the model keeps its own.
+        # Only the input of a checkpointed block is kept. The rest of the model keeps its activations.
         growth = tuple(1 - 0.75 * count / most for count in values)
         knob = Knob(name=CHECKPOINTED_BLOCKS, values=values, default=0, about=about, expected=expected, growth=growth)
         return Offer(knobs=(knob,))
 
     def apply(self, plan: Plan, draft: Draft) -> AbstractContextManager[None]:
-        """Checkpoints the first blocks of `draft.model`. Any number up to that of its blocks is accepted.
+        """Checkpoints the first blocks of `draft.model`. Accepts any number up to the number of blocks.
 
         Raises:
             SpaceError: the model has fewer blocks, can only checkpoint all of them, checkpoints already, or is
@@ -70,9 +70,9 @@ class Checkpointing(Strategy):
         count = plan.values.get(CHECKPOINTED_BLOCKS, 0)
         if type(count) is int and count == 0:
             return nullcontext()
-        objection = _objection(draft.model)
-        if objection is not None:
-            raise unknown_value(CHECKPOINTED_BLOCKS, count, f"0, since {objection}")
+        reason = _refusal(draft.model)
+        if reason is not None:
+            raise unknown_value(CHECKPOINTED_BLOCKS, count, f"0, since {reason}")
         target = _Checkpointable(draft.model)
         if type(count) is not int or count not in target.counts:
             raise unknown_value(CHECKPOINTED_BLOCKS, count, f"one of {', '.join(map(str, target.counts))}")
@@ -123,12 +123,12 @@ class CheckpointedForward:
         if not (self.block.training and torch.is_grad_enabled()):
             return self._original(*args, **kwargs)
         leaves, structure = pytree.tree_flatten((args, kwargs))
-        # The first run gets the caller's own lists and dicts, which it may change or see changed later; the
-        # second one gets them as they were on entry.
-        given = [(args, kwargs)]
+        # The first run gets the caller's lists and dicts, which may change later. The second run gets them as they
+        # were on entry.
+        first_call = [(args, kwargs)]
 
         def run(*kept: Any) -> Any:
-            positional, named = given.pop() if given else pytree.tree_unflatten(list(kept), structure)
+            positional, named = first_call.pop() if first_call else pytree.tree_unflatten(list(kept), structure)
             return self._original(*positional, **named)
 
         return self.recompute(run, *leaves)
@@ -151,11 +151,11 @@ def _by_forward(blocks: tuple[nn.Module, ...]) -> Iterator[None]:
 
 @contextmanager
 def _by_own_method(owners: tuple[nn.Module, ...], layers: tuple[nn.Module, ...], count: int) -> Iterator[None]:
-    """Switches the owners' checkpointing on, then off again for all layers after the first `count`."""
+    """Enables the owners' checkpointing, then disables it for all layers after the first `count`."""
     before = [(attributes, dict(attributes)) for owner in owners for attributes in _attributes(owner)]
     changed: list[tuple[dict[Any, Any], Any, Any]] = []
     with Undo() as undo:
-        # Last to run: the models' own `disable` leaves hooks and attributes behind.
+        # Runs last, because the models' own `disable` leaves hooks and attributes behind.
         undo.callback(_put_all, changed)
         try:
             for owner in owners:
@@ -183,7 +183,7 @@ def _differences(
 
 
 def _attributes(owner: nn.Module) -> Iterator[dict[Any, Any]]:
-    """Yields the dictionaries that switching on may change: attributes, hooks, the configuration."""
+    """Yields the dictionaries that enabling may change: attributes, hooks, the configuration."""
     for module in owner.modules():
         yield vars(module)
         yield from (value for key, value in vars(module).items() if isinstance(value, dict) and "hooks" in key)
@@ -205,9 +205,9 @@ def _put_all(entries: list[tuple[dict[Any, Any], Any, Any]]) -> None:
 
 
 def _switch(owner: nn.Module, way: str, *arguments: Any) -> None:
-    """Calls the owner's method to "enable" or "disable" checkpointing, by its newer name if it has that."""
+    """Calls the owner's method to "enable" or "disable" checkpointing. The newer name is preferred."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # transformers 5.23 renamed it; 4.x has the older name only
+        warnings.simplefilter("ignore", FutureWarning)  # transformers 5.23 renamed it; 4.x has only the older name
         method = getattr(owner, f"activation_checkpointing_{way}", None)
         (method or getattr(owner, f"gradient_checkpointing_{way}"))(*arguments)
 
@@ -227,10 +227,10 @@ def _has_own_flag(module: nn.Module) -> bool:
     return any(base.__name__ == "GradientCheckpointingLayer" for base in type(module).__mro__)
 
 
-def _objection(model: nn.Module) -> str | None:
-    """Returns why the model's blocks must be left alone, or None."""
+def _refusal(model: nn.Module) -> str | None:
+    """Returns why the model's blocks must not be changed, or None."""
     if any(map(_checkpoints, model.modules())):
-        return "the model already checkpoints; left as it is"
+        return "the model already uses checkpointing, which is not changed"
     if any(map(_is_compiled, model.modules())):
         return "the model is compiled, and torch.compile cannot trace this strategy; pass the model uncompiled"
     return None

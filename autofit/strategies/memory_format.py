@@ -36,7 +36,7 @@ class MemoryFormat(Strategy):
         reason = _refusal(facts)
         if reason is not None:
             return self.refuse(reason)
-        about = "order in which 4-d tensors lie in memory"
+        about = "memory layout of 4-d tensors"
         return Offer((Knob(name=KNOB, values=("default", "channels_last"), default="default", about=about),))
 
     @contextmanager
@@ -50,8 +50,8 @@ class MemoryFormat(Strategy):
             raise unknown_value(KNOB, value, "default or channels_last")
         if not _can_move(draft.model):
             raise SpaceError(
-                f"{KNOB}=channels_last cannot be applied: found no 2-d convolution whose weight has memory of its "
-                "own; expected at least one. Tune again for this model."
+                f"{KNOB}=channels_last cannot be applied: found no 2-d convolution whose weight has its own "
+                "memory; expected at least one. Tune again for this model."
             )
         with Undo() as undo:
             undo.callback(setattr, draft, "memory_format", draft.memory_format)
@@ -68,11 +68,11 @@ def _refusal(facts: Facts) -> str | None:
     if not any(tensor.dim() == 4 and tensor.is_floating_point() for tensor in tensors(facts.batch)):
         return "the batch has no 4-d floating-point tensor"
     if any(_is_channels_last(weight) for weight in weights):
-        return "the model is in channels_last already; it is left as it is"
+        return "the model is already in channels_last, which is not changed"
     if "channels_last" not in facts.capabilities:
         return f"this {facts.device_type} device has no channels_last convolutions"
     if not _can_move(facts.model):
-        return "the convolution weights share their memory with other tensors, so they cannot be moved"
+        return "the convolution weights share memory with other tensors, so their layout cannot be changed"
     return None
 
 
@@ -87,7 +87,7 @@ def _weights(model: nn.Module) -> list[torch.Tensor]:
 
 
 def _is_channels_last(weight: torch.Tensor) -> bool:
-    """Returns whether the layout is only channels last; that of a 1x1 kernel is both."""
+    """Returns whether the layout is channels last only. That of a 1x1 kernel is both."""
     return weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
 
 
@@ -97,7 +97,7 @@ def _can_move(model: nn.Module) -> bool:
 
 
 def _movable(model: nn.Module) -> list[torch.Tensor]:
-    """Returns the 4-d parameters and buffers that share their memory with no other tensor."""
+    """Returns the 4-d parameters and buffers that do not share memory with other tensors."""
     plain = [tensor for tensor in chain(model.parameters(), model.buffers()) if _is_plain(tensor)]
     storages = [tensor.untyped_storage() for tensor in plain]
     users = Counter(storages)
@@ -159,5 +159,5 @@ def _lay_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> None:
     """Reorders the values of `tensor` to these strides, in place and at the same address."""
     if tensor.stride() != strides:
         values = tensor.data.clone()
-        # Through `.data`, so that a graph which the user still holds does not see a change in place.
+        # `.data` is used so that a graph that the user still holds does not see an in-place change.
         tensor.data = tensor.data.as_strided(tensor.shape, strides).copy_(values)

@@ -1,4 +1,4 @@
-"""Optimizer implementation: the same update as a for-loop, with foreach kernels, or in one fused kernel."""
+"""Optimizer implementation: the same update in a for-loop, with foreach kernels, or in one fused kernel."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ FLAGS: dict[str, dict[str, bool | None]] = {
     "fused": {"foreach": False, "fused": True},
 }
 """The optimizer's flags for each value. torch forbids both to be true; a single false flag already selects the loop."""
-SWITCHES = ("foreach", "fused")  # also what devices call the capability
+SWITCHES = ("foreach", "fused")  # also the names of the device capabilities
 MARKS = ("_step_supports_amp_scaling", "_need_device_dtype_check_for_fused")
 TORCH = "torch.optim."
 
@@ -40,12 +40,12 @@ class OptimizerImplementation(Strategy):
     owns = (KNOB,)
 
     def offer(self, facts: Facts) -> Offer:
-        """Returns the implementations that this optimizer can run on this device, besides the one it runs.
+        """Returns the other implementations that this optimizer can run on this device.
 
         Each is tried with a temporary optimizer on parameters of one element.
         """
         if facts.optimizer is None:
-            return self.refuse("inference updates nothing")
+            return self.refuse("inference has no updates")
         optimizer = facts.optimizer
         reason = _unswitchable(optimizer)
         if reason is not None:
@@ -56,7 +56,7 @@ class OptimizerImplementation(Strategy):
         if len(missing) == len(FLAGS):
             return Offer(refused=refused)
         values = ("default", *(value for value in FLAGS if value not in missing))
-        about = "how the optimizer runs its update"
+        about = "implementation of the optimizer's update"
         return Offer((Knob(name=KNOB, values=values, default="default", about=about),), refused)
 
     @contextmanager
@@ -69,12 +69,12 @@ class OptimizerImplementation(Strategy):
         if value not in FLAGS:
             raise unknown_value(KNOB, value, f"default, {', '.join(FLAGS)}")
         optimizer = draft.optimizer
-        reason = "inference updates nothing" if optimizer is None else _unswitchable(optimizer)
+        reason = "inference has no updates" if optimizer is None else _unswitchable(optimizer)
         if optimizer is not None and reason is None:
-            reason = _obstacle(str(value), optimizer, draft.model)
+            reason = _unsupported(str(value), optimizer, draft.model)
         if optimizer is None or reason is not None:
             raise SpaceError(
-                f"{KNOB}={value} cannot be applied: {reason}; expected an optimizer of torch.optim that has it. "
+                f"{KNOB}={value} cannot be applied: {reason}; expected an optimizer of torch.optim that supports it. "
                 "Tune again with this optimizer."
             )
         with _switched(optimizer, str(value)):
@@ -82,14 +82,14 @@ class OptimizerImplementation(Strategy):
 
 
 def _unswitchable(optimizer: Optimizer) -> str | None:
-    """Returns why the implementation of `optimizer` cannot be chosen from outside, or None."""
+    """Returns why the implementation of `optimizer` cannot be selected, or None."""
     name = type(optimizer).__name__
     if not inspect.unwrap(type(optimizer).step).__module__.startswith(TORCH):
-        return f"{name} has a step of its own, not one of torch.optim"
+        return f"{name} has its own step, not one of torch.optim"
     if "foreach" not in optimizer.defaults:
         return f"{name} has only one implementation"
     if len({tuple(_flags_of(group).items()) for group in optimizer.param_groups}) != 1:
-        return "its parameter groups differ in foreach or fused: the user has already chosen"
+        return "its parameter groups differ in foreach or fused, so the user has already chosen"
     if any(group.get("differentiable") for group in optimizer.param_groups):
         return "differentiable=True allows only the loop"
     if any(is_traceable_wrapper_subclass(parameter) for _, parameter in _parameters(optimizer)):
@@ -100,26 +100,26 @@ def _unswitchable(optimizer: Optimizer) -> str | None:
 def _lack(value: str, facts: Facts, optimizer: Optimizer, in_use: str) -> str | None:
     """Returns why `value` is not offered, or None if it is."""
     if value == in_use:
-        return "this is what the default runs here"
+        return "the default already runs this implementation here"
     if value in SWITCHES and value not in facts.capabilities:
         return f"this {facts.device_type} device has no {value} kernels"
-    obstacle = _obstacle(value, optimizer, facts.model)
-    if obstacle is not None:
-        return obstacle
+    unsupported = _unsupported(value, optimizer, facts.model)
+    if unsupported is not None:
+        return unsupported
     ran = _ran(optimizer, FLAGS[value])
     return None if ran == value else f"a trial step ran as {ran}"
 
 
-def _obstacle(value: str, optimizer: Optimizer, model: nn.Module) -> str | None:
-    """Returns why this optimizer cannot run as `value`, as far as that is known without a trial, or None."""
+def _unsupported(value: str, optimizer: Optimizer, model: nn.Module) -> str | None:
+    """Returns why this optimizer cannot run as `value`, as far as known without a trial step, or None."""
     if value != "fused":
         return None
     if "fused" not in optimizer.defaults:
         return f"{type(optimizer).__name__} has no fused implementation"
     if any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse for m in model.modules()):
-        return "fused kernels do not take the sparse gradients of this model's embeddings"
+        return "fused kernels do not support the sparse gradients of this model's embeddings"
     if not all(_is_even(parameter, optimizer) for _, parameter in _parameters(optimizer)):
-        return "fused kernels need parameters, gradients and optimizer state of equal strides and without gaps"
+        return "fused kernels need dense parameters, gradients and optimizer state with equal strides"
     return None
 
 
@@ -129,10 +129,10 @@ def _is_even(parameter: torch.Tensor, optimizer: Optimizer) -> bool:
     The fused kernels on CPU read them by address; with other strides they silently compute wrong updates (torch 2.13).
     """
     strides = parameter.stride()
-    mates = [parameter.grad, *optimizer.state.get(parameter, {}).values()]
-    same_shape = [t for t in mates if isinstance(t, torch.Tensor) and t.shape == parameter.shape]
+    related = [parameter.grad, *optimizer.state.get(parameter, {}).values()]
+    same_shape = [t for t in related if isinstance(t, torch.Tensor) and t.shape == parameter.shape]
     dense = torch.empty_like(parameter, device="meta").stride() == strides
-    return dense and all(mate.stride() == strides for mate in same_shape)
+    return dense and all(tensor.stride() == strides for tensor in same_shape)
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
@@ -155,9 +155,9 @@ def _ran(optimizer: Optimizer, flags: Flags) -> str:
     """
     seen = _Operations()
     try:
-        trial = _throw_away(optimizer, flags)
+        trial = _temporary(optimizer, flags)
         with torch.no_grad(), seen:
-            # Without the wrapper, which would call the user's hooks for all optimizers.
+            # Bypass the wrapper, which would call the user's global optimizer hooks.
             inspect.unwrap(type(trial).step)(trial)
     except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError) as error:
         return f"{type(error).__name__}: {error}"
@@ -167,7 +167,7 @@ def _ran(optimizer: Optimizer, flags: Flags) -> str:
     return "foreach" if any("::_foreach_" in name for name in seen.names) else "for-loop"
 
 
-def _throw_away(optimizer: Optimizer, flags: Flags) -> Optimizer:
+def _temporary(optimizer: Optimizer, flags: Flags) -> Optimizer:
     groups = []
     for group in optimizer.param_groups:
         kinds = dict.fromkeys((parameter.device, parameter.dtype) for parameter in group["params"])
@@ -195,14 +195,14 @@ def _parameters(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], torch.Te
 @contextmanager
 def _switched(optimizer: Optimizer, value: str) -> Iterator[None]:
     """Makes `optimizer` run as `value` until the context is left, as if it had been constructed that way."""
-    own, flags = _flags_of(optimizer.param_groups[0]), FLAGS[value]
+    previous, flags = _flags_of(optimizer.param_groups[0]), FLAGS[value]
     with Undo() as undo:
         undo.enter_context(_attributes(optimizer, fused=value == "fused"))
         undo.enter_context(_defaults(optimizer, flags))
-        undo.callback(_set_groups, optimizer, own)
+        undo.callback(_set_groups, optimizer, previous)
         _set_groups(optimizer, flags)
-        if bool(own["fused"]) != bool(flags["fused"]):
-            undo.enter_context(_step_counters(optimizer, now=bool(flags["fused"]), later=bool(own["fused"])))
+        if bool(previous["fused"]) != bool(flags["fused"]):
+            undo.enter_context(_step_counters(optimizer, now=bool(flags["fused"]), later=bool(previous["fused"])))
         yield
 
 
@@ -215,19 +215,19 @@ def _set_groups(optimizer: Optimizer, flags: Flags) -> None:
 @contextmanager
 def _defaults(optimizer: Optimizer, flags: Flags) -> Iterator[None]:
     """Sets the same flags in groups that are added before the context is left."""
-    own = {flag: optimizer.defaults[flag] for flag in SWITCHES if flag in optimizer.defaults}
+    previous = {flag: optimizer.defaults[flag] for flag in SWITCHES if flag in optimizer.defaults}
     with Undo() as undo:
-        undo.callback(optimizer.defaults.update, own)
-        optimizer.defaults.update({flag: flags[flag] for flag in own})
+        undo.callback(optimizer.defaults.update, previous)
+        optimizer.defaults.update({flag: flags[flag] for flag in previous})
         yield
 
 
 @contextmanager
 def _attributes(optimizer: Optimizer, *, fused: bool) -> Iterator[None]:
     """Sets the attributes by which `GradScaler` and the first fused step recognise the implementation."""
-    own = {name: vars(optimizer)[name] for name in MARKS if name in vars(optimizer)}
+    previous = {name: vars(optimizer)[name] for name in MARKS if name in vars(optimizer)}
     with Undo() as undo:
-        undo.callback(vars(optimizer).update, own)
+        undo.callback(vars(optimizer).update, previous)
         for name in MARKS:
             undo.callback(vars(optimizer).pop, name, None)
         vars(optimizer).update(dict.fromkeys(MARKS, fused))
@@ -238,25 +238,25 @@ def _attributes(optimizer: Optimizer, *, fused: bool) -> Iterator[None]:
 def _step_counters(optimizer: Optimizer, *, now: bool, later: bool) -> Iterator[None]:
     """Keeps the step counters where a fused (`now`) or other optimizer expects them, until the context is left.
 
-    Afterwards the previous tensor objects are back, with the new values.
+    Afterwards the previous tensor objects are restored, with the new values.
     """
-    own: dict[torch.Tensor, torch.Tensor] = {}
+    previous: dict[torch.Tensor, torch.Tensor] = {}
     with Undo() as undo:
-        undo.callback(_put_back, optimizer, own, later)
+        undo.callback(_put_back, optimizer, previous, later)
         for group, parameter in _parameters(optimizer):
             state = optimizer.state.get(parameter, {})
             if isinstance(state.get("step"), torch.Tensor):
-                own[parameter] = state["step"]
+                previous[parameter] = state["step"]
                 state["step"] = _placed(state["step"], group, parameter, fused=now)
         yield
 
 
-def _put_back(optimizer: Optimizer, own: dict[torch.Tensor, torch.Tensor], fused: bool) -> None:
+def _put_back(optimizer: Optimizer, previous: dict[torch.Tensor, torch.Tensor], fused: bool) -> None:
     """Moves the step counters to where a `fused` or other optimizer expects them."""
     for group, parameter in _parameters(optimizer):
         state = optimizer.state.get(parameter, {})
-        if parameter in own and "step" in state:
-            state["step"] = own[parameter].copy_(state["step"])
+        if parameter in previous and "step" in state:
+            state["step"] = previous[parameter].copy_(state["step"])
         elif isinstance(state.get("step"), torch.Tensor):
             state["step"] = _placed(state["step"], group, parameter, fused=fused)
 

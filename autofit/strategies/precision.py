@@ -39,7 +39,7 @@ class Precision(Strategy):
     gated = True
 
     def offer(self, facts: Facts) -> Offer:
-        """Returns the precisions that the device supports, if the user allows them and has not chosen one already."""
+        """Returns the precisions that the device supports, if the user allows them and has not already chosen one."""
         reason = _refusal(facts)
         if reason is not None:
             return self.refuse(reason)
@@ -48,7 +48,7 @@ class Precision(Strategy):
         values = tuple(value for value in VALUES if value not in missing)
         if len(values) == 1:
             return Offer(refused=refused)
-        # Half of what products keep for the backward pass; norms and losses keep theirs in float32.
+        # Products keep half as many bytes for the backward pass. Norms and losses keep float32.
         growth = tuple(0.65 if value in ("bf16", "fp16") else 1.0 for value in values)
         about = "number format of products and convolutions"
         knob = Knob(name=KNOB, values=values, default="fp32", about=about, growth=growth)
@@ -69,11 +69,11 @@ class Precision(Strategy):
 
 
 def _refusal(facts: Facts) -> str | None:
-    """Returns why only the user's own precision is offered, or None."""
+    """Returns why only the user's precision is offered, or None."""
     if facts.numerics == "exact":
         return "numerics='exact' keeps the arithmetic; numerics='mixed' allows reduced precision"
     if torch.is_autocast_enabled(facts.device_type):
-        return "autocast is already active around this call, so the precision is the user's own choice"
+        return "autocast is already active around this call, so the user has already chosen a precision"
     for name, parameter in facts.model.named_parameters():
         if parameter.dtype != torch.float32:
             return f"parameter {name} is {parameter.dtype}, not float32: the user has already chosen a precision"
@@ -85,13 +85,13 @@ def _lack(value: str, facts: Facts) -> str | None:
     if value not in facts.capabilities:
         return f"this {facts.device_type} device does not compute in {value}"
     if value == "tf32" and all(setting.fp32_precision == "tf32" for setting in TF32_SETTINGS):
-        return "TF32 is on already, so it is what fp32 runs here"
+        return "TF32 is already on, so fp32 runs in TF32 here"
     return None
 
 
 @contextmanager
 def _autocast(draft: Draft, value: str) -> Iterator[None]:
-    """Runs the draft's forward passes under autocast; float16 training gets a gradient scaler."""
+    """Runs the draft's forward passes under autocast. float16 training gets a gradient scaler."""
     make = partial(torch.autocast, draft.device.type, dtype=AUTOCAST[value])
     try:
         make()
@@ -114,8 +114,8 @@ def _tf32() -> Iterator[None]:
 
     Only `fp32_precision` is written. Mixed with it, the older `allow_tf32` and `set_float32_matmul_precision` cannot
     restore the previous state, and raise an error when read (reference/reliability.md 4.3). Operations that inherit
-    CUDA's common setting are changed through that setting. Convolutions that nobody has set have a special state (TF32,
-    unless the common setting differs), which a write would end irreversibly (torch 2.13).
+    CUDA's common setting are changed through that setting. Convolutions that were never set have a special state (TF32,
+    unless the common setting differs), which a write ends irreversibly (torch 2.13).
     """
     with Undo() as undo:
         undo.callback(_set, CUDA_SETTING, _own_cuda_precision())
@@ -134,8 +134,8 @@ def _set(setting: Any, value: str) -> None:
 def _own_cuda_precision() -> str:
     """Returns the value that was set for CUDA itself, "none" if CUDA inherits torch's setting for all devices.
 
-    Reading returns the value in force. Writing that value back would pin it, and a later change for all devices would
-    not reach CUDA. To find out whether CUDA inherits, the setting for all devices is changed for a moment.
+    Reading returns the effective value. Writing it back would pin it, and a later change for all devices would not
+    apply to CUDA. To find out whether CUDA inherits, the setting for all devices is changed briefly.
     """
     value, general = str(CUDA_SETTING.fp32_precision), str(GENERAL_SETTING.fp32_precision)
     try:

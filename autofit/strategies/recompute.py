@@ -1,4 +1,4 @@
-"""Recompute: the second run of a block in the backward pass, which does not change the block's state again."""
+"""Recompute: the second run of a block in the backward pass, without changing the block's state again."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ class Recompute:
 
     @contextmanager
     def _watched(self, kept: dict[int, torch.Tensor | None]) -> Iterator[None]:
-        """Stores in `kept`, by position, the buffers that change within the context, with their values on entry."""
+        """Stores in `kept`, by position, the entry values of the buffers that change within the context."""
         before = self._values()
         versions = [_version(value) for value in before]
         watched = range(len(before)) if self.changing is None else self.changing
@@ -57,8 +57,8 @@ class Recompute:
         self.changing = set(kept)
 
     def _is_constant(self, position: int, value: torch.Tensor | None, entry: torch.Tensor | None) -> bool:
-        # Values are compared because batch_norm and writes through `.data` do not count as a new version. A norm
-        # may be frozen at first. Fake tensors have no values.
+        # Values are compared because batch_norm and writes through `.data` do not increment the version. A norm may be
+        # frozen at first. Fake tensors have no values.
         if value is None or entry is None:
             return True
         if isinstance(value, FakeTensor):
@@ -73,15 +73,15 @@ class Recompute:
         part, name = self.buffers[position]
         warnings.warn(
             f"the buffer {name} of a {type(part).__name__} in a checkpointed {self.label} changed for the first time "
-            "only now, so this step's gradient was computed with its new value; from the next step on it is exact.",
+            "in this step, so this step's gradient was computed with its new value. It is exact from the next step on.",
             stacklevel=2,
         )
 
 
 class _OnKeptBuffers(AbstractContextManager[None]):
-    """Gives a block the buffers in `kept` to work on, and then the real ones.
+    """Replaces the buffers of a block by copies of those in `kept`, and restores them on exit.
 
-    It is a class, because a graph kept for a second backward pass enters the same context again.
+    It is a class because a graph that is kept for a second backward pass enters the same context again.
     """
 
     def __init__(self, recompute: Recompute, kept: dict[int, torch.Tensor | None]) -> None:
@@ -116,8 +116,8 @@ def _copy(value: torch.Tensor | None) -> torch.Tensor | None:
 
 def _compare(one: torch.Tensor, other: torch.Tensor) -> None:
     """Allocates, on fake tensors, the memory that `torch.equal` allocates."""
-    apart = torch.ne(one, other)
-    apart.any()
+    different = torch.ne(one, other)
+    different.any()
 
 
 def _swap(owner: nn.Module, name: str, value: Any, undo: ExitStack) -> None:

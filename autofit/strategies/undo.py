@@ -1,4 +1,4 @@
-"""Undo: what a strategy does when its step is closed, but not when the step is dropped."""
+"""Undo: runs a strategy's cleanup when its step is closed, but not when the step is dropped."""
 
 from contextlib import ExitStack
 from types import TracebackType
@@ -10,7 +10,7 @@ class Undo(ExitStack):
     If the user drops a step, or still holds it at the end of a script, the garbage collector closes the generators of
     its contexts, and each `finally` would run there. That may happen during interpreter shutdown, when imports fail,
     and after the tensors were freed; torch 2.13 then aborts the process. A step that was not closed therefore leaves
-    the model as the plan has it. `TrainStep.close` leaves its contexts without an exception, so a `GeneratorExit` can
+    the model modified by the plan. `TrainStep.close` leaves its contexts without an exception, so a `GeneratorExit` can
     only come from the garbage collector.
     """
 

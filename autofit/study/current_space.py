@@ -1,4 +1,4 @@
-"""Earlier trials in terms of the space that is searched now."""
+"""Maps earlier trials to the present search space."""
 
 from collections.abc import Sequence
 
@@ -8,18 +8,18 @@ from autofit.core.trial import Trial
 
 
 def in_terms_of(facts: SpaceFacts, trials: Sequence[Trial]) -> tuple[list[Trial], list[str]]:
-    """Returns the trials with a value for each knob in play, and a note on those whose plans are outside the space.
+    """Returns the trials with a value for each present knob, and a note on those whose plans are outside the space.
 
-    A knob that was not in play then was left as the user has it, which is its default.
+    A knob that was not in an earlier search had its default value, which leaves the user's setting unchanged.
     """
     space = SearchSpace(facts)
     found = [trial.model_copy(update={"plan": _completed(trial.plan, facts)}) for trial in trials]
     foreign = [reason for trial in found if (reason := space.violation(trial.plan)) is not None]
     if not foreign:
         return found, []
-    many = "1 trial is" if len(foreign) == 1 else f"{len(foreign)} trials are"
+    count = "1 trial" if len(foreign) == 1 else f"{len(foreign)} trials"
     more = "" if len(set(foreign)) == 1 else "; and other reasons"
-    return found, [f"{many} of plans that this run does not search and not used: {foreign[0]}{more}"]
+    return found, [f"{count} not used, since this run does not search these plans: {foreign[0]}{more}"]
 
 
 def _completed(plan: Plan, facts: SpaceFacts) -> Plan:

@@ -1,4 +1,4 @@
-"""EarlierTrials: the trials of earlier runs, those that hold for this run, and notes on the others."""
+"""EarlierTrials: the trials of earlier runs that are valid for this run, and notes on the others."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from autofit.study.stored import rejudged
 from autofit.study.trial_start import RunContext
 
 IN_A_ROW = 2
-"""This many crashes, hangs or dead processes in a row are taken as a fact about the plan. After fewer it is tried
-again, since the cause may have been another one."""
+"""Number of consecutive crashes, hangs or dead processes after which a plan is not tried again. After fewer it is,
+since the plan may not be the cause."""
 
 _REUSED = (
     Status.MEASURED,
@@ -28,18 +28,18 @@ _REUSED = (
     Status.TIMED_OUT,
     Status.POISONED,
 )
-"""Outcomes that a later run takes over. The others are not facts about the plan, or each run decides them anew."""
+"""Outcomes that a later run reuses. The others do not depend on the plan alone, or are decided anew in each run."""
 
 
 @dataclass(slots=True)
 class EarlierTrials:
-    """The trials of earlier runs that hold for this run, and notes on the others.
+    """The trials of earlier runs that are valid for this run, and notes on the others.
 
     Attributes:
-        context: what the trials of this run have in common.
-        notes: what a person should know.
-        trials: those that hold for this run, oldest first.
-        comparable: all finished trials of a comparable environment, as they are stored.
+        context: facts common to all trials of this run.
+        notes: notes for the user.
+        trials: the trials that are valid for this run, oldest first.
+        comparable: all finished trials of a comparable environment, as stored.
     """
 
     context: RunContext
@@ -48,13 +48,13 @@ class EarlierTrials:
     comparable: list[StoredTrial] = field(default_factory=list)
 
     def read(self, studies: Sequence[OptunaStudy]) -> None:
-        """Reads the trials of `studies`, oldest first, and records as failed those whose process is gone."""
+        """Reads the trials of `studies`, oldest first. Trials whose process no longer exists are recorded as failed."""
         entries = [entry for study in studies for entry in self._of(study)]
-        self._note_count(sum(entry is None for entry in entries), "without a readable record of autofit left out")
+        self._note_count(sum(entry is None for entry in entries), "without a readable autofit record left out")
         finished = self._settled([entry for entry in entries if entry is not None])
         comparable = self.comparable = self._comparable(finished)
         failures = _in_a_row(comparable)
-        again = 0
+        retried = 0
         for entry in comparable:
             stored, request = entry.outcome, entry.request
             if stored is None or stored.status not in _REUSED:
@@ -62,26 +62,26 @@ class EarlierTrials:
             if stored.status.inconclusive and len(failures[request.plan]) < IN_A_ROW:
                 continue
             outcome = rejudged(stored, request.memory_bytes, self.context.memory_bytes)
-            again += outcome is None
+            retried += outcome is None
             if outcome is not None:
                 plan, purpose = request.plan, request.purpose
                 self.trials.append(
                     Trial(number=entry.number, plan=plan, outcome=outcome, purpose=purpose, earlier=True)
                 )
-        self._note_count(again, "left out that did not fit a smaller memory budget")
+        self._note_count(retried, "that did not fit a smaller memory budget left out")
         for plan, reasons in failures.items():
             if len(reasons) >= IN_A_ROW:
                 died = all(reason == DIED for reason in reasons)
                 what = "its process died" if died else "it crashed or hung"
-                self.notes.append(f"not tried again, {what} {len(reasons)} times: {plan}")
+                self.notes.append(f"not tried again because {what} {len(reasons)} times: {plan}")
 
     def _of(self, study: OptunaStudy) -> list[StoredTrial | None]:
-        """Returns the entries of a study without those that were dropped, with a note why."""
-        entries, gone = list(study.entries()), set[int]()
+        """Returns the entries of a study without dropped ones, and notes why they were dropped."""
+        entries, dropped = list(study.entries()), set[int]()
         for drop in study.drops():
-            gone.update(drop.trials)
+            dropped.update(drop.trials)
             self._note_count(len(drop.trials), f"dropped on {drop.when}: {drop.reason}")
-        return [entry for entry in entries if entry is None or entry.number not in gone]
+        return [entry for entry in entries if entry is None or entry.number not in dropped]
 
     def _settled(self, entries: Sequence[StoredTrial]) -> list[StoredTrial]:
         finished, orphans = [], 0
@@ -96,7 +96,7 @@ class EarlierTrials:
                 try:
                     entry.study.settle(entry.number, outcome, entry.request.memory_bytes)
                 except UpdateFinishedTrialError:
-                    continue  # its process finished it, and then ended, after it was read here
+                    continue  # its process finished it and ended after it was read here
                 orphans += 1
                 finished.append(replace(entry, outcome=outcome))
         if orphans:
@@ -127,7 +127,7 @@ def _trials(count: int) -> str:
 
 
 def _in_a_row(entries: Sequence[StoredTrial]) -> dict[Plan, list[str]]:
-    """Returns why the last runs of each plan crashed or hung, in a row; a run with another outcome ends the row."""
+    """Returns, for each plan, the reasons of its latest consecutive crashes and hangs."""
     reasons: dict[Plan, list[str]] = {}
     for entry in entries:
         found, outcome = reasons.setdefault(entry.request.plan, []), entry.outcome

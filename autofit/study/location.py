@@ -1,4 +1,4 @@
-"""Where a study is kept: memory, an SQLite file of its own, or a database. And what people may see of that place."""
+"""Where a study is stored (memory, an SQLite file or a database), and how that place is shown without secrets."""
 
 import os
 import sqlite3
@@ -21,17 +21,17 @@ from autofit.core.units import format_duration
 from autofit.study import permissions
 
 LOCK_WAIT_S = 30.0
-"""Another process may hold the study's file or directory for this long."""
+"""Maximum time to wait for another process that holds the study's file or directory."""
 
 _STORAGE_FAILURES = (
     optuna.exceptions.OptunaError,
     SQLAlchemyError,
     OSError,
     ImportError,  # the driver of a database URL is not installed
-    sqlite3.Error,  # a file that another process keeps locked
+    sqlite3.Error,  # a file that another process has locked
     RuntimeError,  # a database of another Optuna version
-    ValueError,  # a damaged URL; a trial that somebody else has finished
-    LookupError,  # a study or trial that somebody else has deleted
+    ValueError,  # a malformed URL; a trial that another process has finished
+    LookupError,  # a study or trial that another process has deleted
     TypeError,  # a damaged distribution
     AttributeError,
 )
@@ -41,17 +41,17 @@ DAMAGED = (
     SQLAlchemyError, optuna.exceptions.StorageInternalError, ValueError, LookupError, TypeError, AttributeError,
 )  # fmt: skip
 """Exceptions from reading a study in which a byte has changed: a value is not valid UTF-8, not valid JSON, or not what
-Optuna expects there."""
+Optuna expects."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a study is kept.
+    """Where a study is stored.
 
     Attributes:
-        shown: the place as people may see it.
-        path: an SQLite file.
-        url: a database; with neither, the study is in memory.
+        shown: the place without secrets.
+        path: path of an SQLite file.
+        url: URL of a database. Without path and URL, the study is in memory.
         secrets: parts of the URL that must not be shown, longest first.
     """
 
@@ -62,15 +62,15 @@ class Place:
 
     @classmethod
     def of(cls, location: str | Path | None) -> Self:
-        """Returns the place that a person names: None or ":memory:", a path, or a database URL.
+        """Parses the user's location: None or ":memory:", a path, or a database URL.
 
         Raises:
-            UsageError: an empty text, or the home of a user who is not known.
+            UsageError: the location is empty, or is in the home of an unknown user.
         """
         if location == "":
             raise UsageError(
-                "the study is an empty text, perhaps a variable that is not set; expected a path, a database URL or "
-                "':memory:'. Name one, or leave it out."
+                "the study location is empty, perhaps from an unset variable; expected a path, a database URL or "
+                "':memory:'. Set one, or leave it out."
             )
         text = "" if location is None else str(location)
         if isinstance(location, str) and "://" in text:
@@ -83,21 +83,23 @@ class Place:
         try:
             path = Path(text).expanduser().absolute()
         except RuntimeError as error:
-            raise UsageError(f"the study {text!r} cannot be found: {error}; expected a path. Write it out.") from None
+            raise UsageError(
+                f"the study {text!r} cannot be found: {error}; expected a path. Write the full path."
+            ) from None
         return cls(str(path), path=path)
 
     @contextmanager
     def guarded(self, doing: str) -> Iterator[None]:
-        """Turns failures of the storage into a `StudyError`."""
+        """Raises failures of the storage as `StudyError`."""
         try:
             yield
         except _STORAGE_FAILURES as error:
-            # Without its cause: tracebacks of database drivers can show the password.
+            # The cause is left out: tracebacks of database drivers can show the password.
             raise StudyError(self._message(error, doing)) from None
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Lets one process at a time make the file and its tables: Optuna fails when two make them at once."""
+    def exclusive(self) -> Iterator[None]:
+        """Lets one process at a time create the file and its tables: Optuna fails if two create them at once."""
         if self.path is None:
             yield
             return
@@ -105,7 +107,9 @@ class Place:
         descriptor = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             free = True
-            with suppress(OSError):  # some network file systems cannot; then two first runs at once may collide
+            with suppress(
+                OSError
+            ):  # some network file systems have no locks; two concurrent first runs may then collide
                 free = locks.locked(descriptor, LOCK_WAIT_S)
             if not free:
                 raise StudyError(self._locked(self.path.parent))
@@ -117,7 +121,7 @@ class Place:
         return (
             f"the study at {self.shown} is locked: found {path} held by {locks.holder_of(path)}; expected it to be "
             f"free within {format_duration(LOCK_WAIT_S)}. Wait until that process ends, or end it, then run again: "
-            "what was recorded before is kept."
+            "earlier records are kept."
         )
 
     def _message(self, error: BaseException, doing: str) -> str:
@@ -132,21 +136,21 @@ class Place:
         if doing == "opened":
             return (
                 f"{found}; expected the path of a new file or of an earlier study, or a database URL such as "
-                "postgresql+psycopg://host/database whose driver is installed. Name another: a path that you can write "
-                "to, or ':memory:' for a study that is not kept."
+                "postgresql+psycopg://host/database whose driver is installed. Choose another location: a path that "
+                "you can write to, or ':memory:' for a study that is not saved."
             )
         return (
-            f"{found}; expected to write to it, alone with this trial. Look at its free space, permissions and other "
-            "users, then run again: what was recorded before is kept."
+            f"{found}; expected that this process can write to it and that no other process changes this trial. Check "
+            "free space, permissions and other processes, then run again: earlier records are kept."
         )
 
 
 @contextmanager
 def writing(location: str | Path | None, name: str, wait_s: float, say: locks.Say) -> Iterator[None]:
-    """Keeps other tuners of this machine out of the study `name` at `location`; nobody, where it is a database.
+    """Locks the study `name` at `location` against other tuners on this machine. A database is not locked.
 
     Raises:
-        Busy: another one still writes to it after `wait_s` seconds.
+        Busy: another process still writes to it after `wait_s` seconds.
     """
     place = Place.of(location)
     if place.path is None:
@@ -157,10 +161,10 @@ def writing(location: str | Path | None, name: str, wait_s: float, say: locks.Sa
 
 
 def _redacted(url: str) -> str:
-    """Returns a database URL without user, password and the values of its query."""
+    """Returns a database URL without user, password and query values."""
     scheme, _, rest = url.partition("://")
     body, _, query = rest.partition("?")
-    if "@" in query:  # a password with a "?", or a value with an "@": cannot be told apart
+    if "@" in query:  # ambiguous: a password with a "?", or a value with an "@"
         return f"{scheme}://***"
     shown = f"{scheme}://{'***@' if '@' in body else ''}{body.rpartition('@')[2]}"
     names = [f"{part.partition('=')[0]}=***" if "=" in part else "***" for part in query.split("&") if part]
@@ -168,7 +172,7 @@ def _redacted(url: str) -> str:
 
 
 def _secrets(url: str) -> tuple[str, ...]:
-    """Returns what `_redacted` hides, as it stands in the URL and as drivers see it, longest first."""
+    """Returns the parts that `_redacted` hides, as in the URL and as drivers see them, longest first."""
     rest = url.partition("://")[2]
     user, _, tail = rest.rpartition("@")
     values = [part.rpartition("=")[2] for part in f"{rest}&{tail}".partition("?")[2].split("&")]
@@ -180,7 +184,7 @@ def connect(place: Place) -> BaseStorage:
     """Opens the storage.
 
     Raises:
-        StudyError: the path holds something else.
+        StudyError: the path is not a study.
     """
     if place.url is not None:
         return RDBStorage(place.url, engine_kwargs={"pool_pre_ping": True})
@@ -188,6 +192,6 @@ def connect(place: Place) -> BaseStorage:
         return InMemoryStorage()
     permissions.make_file(place.path, LOCK_WAIT_S)
     url = URL.create("sqlite", database=str(place.path)).render_as_string(hide_password=False)
-    # No pool: no connection outlives a call, so none is inherited by a forked loader worker or left open.
+    # Without a pool, no connection outlives a call, so that none is inherited by a forked loader worker or left open.
     kwargs = {"poolclass": NullPool, "connect_args": {"timeout": LOCK_WAIT_S}}
     return RDBStorage(url.replace("{", "{{").replace("}", "}}"), engine_kwargs=kwargs)  # Optuna formats the URL

@@ -1,4 +1,4 @@
-"""Optuna's failed optional imports keep the stack of their first caller alive; it is released here."""
+"""Releases the stack frames that Optuna's failed optional imports keep alive."""
 
 import sys
 from collections.abc import Callable
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def released(function: Callable[P, T]) -> Callable[P, T]:
-    """Wraps a function that uses Optuna, so that `release` is called when it ends, however it ends."""
+    """Wraps a function that uses Optuna, so that `release` is always called when it ends."""
 
     @wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -27,9 +27,9 @@ def released(function: Callable[P, T]) -> Callable[P, T]:
 def release() -> None:
     """Drops the tracebacks of Optuna's optional imports that failed.
 
-    Optuna keeps each such error for the day that the missing package is wanted, and with its traceback every frame that
-    was running when Optuna loaded the module: of a script that calls `autofit.tune` in a function, the model in that
-    function's variables, for the life of the process.
+    Optuna keeps each such error until the missing package is needed. The traceback keeps every frame alive that was
+    running when Optuna loaded the module. If a script calls `autofit.tune` in a function, this keeps the model in that
+    function's variables for the lifetime of the process.
     """
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] != "optuna":

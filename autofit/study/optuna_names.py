@@ -1,13 +1,13 @@
-"""How autofit's nouns read in Optuna.
+"""How autofit's outcomes are stored in Optuna.
 
 measured                              COMPLETE, the score; constraints memory <= 0, valid <= 0
 does not fit                          COMPLETE, 0.0 (the worst score); memory > 0
 cannot run, or not finite             COMPLETE, 0.0; valid > 0
-refused or screened out               PRUNED: shown apart; samplers take it for unpromising, not for a value
+refused or screened out               PRUNED: shown separately; samplers treat it as unpromising, without a value
 crashed, timed out, the user's error  FAIL: samplers ignore it
 
 A plan that does not fit is never FAIL: samplers forget a FAIL and propose the same plan again. Both constraints are
-set on every COMPLETE trial, in this order, because GPSampler goes by their position (reference/ecosystem.md 3.2).
+set on every COMPLETE trial, in this order, because GPSampler identifies them by position (reference/ecosystem.md 3.2).
 """
 
 from typing import NamedTuple
@@ -20,14 +20,14 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, same_value
 from autofit.core.space import SpaceFacts
 
-_LARGEST_SIZE = 2**20  # one range for every search: a parameter reads the same in all its trials
-_UNKNOWN_OVERSHOOT = 0.5  # an out-of-memory says "too much", not how much
+_LARGEST_SIZE = 2**20  # one range for every search, so that a parameter is comparable in all trials
+_UNKNOWN_OVERSHOOT = 0.5  # an out-of-memory does not show by how much
 _REFUSED = frozenset({Status.SKIPPED, Status.REJECTED})
 _INVALID = frozenset({Status.NUMERIC, Status.LAUNCH_LIMIT, Status.SHARED_MEMORY})
 
 
 class OptunaResult(NamedTuple):
-    """An outcome in Optuna's words; a constraint above 0 is violated."""
+    """An outcome in Optuna's terms. A constraint above 0 is violated."""
 
     state: TrialState
     value: float | None
@@ -35,7 +35,7 @@ class OptunaResult(NamedTuple):
 
 
 def optuna_result(outcome: Outcome, objective: Objective, memory_bytes: int) -> OptunaResult:
-    """Returns the outcome in Optuna's words; see the table at the top of this file."""
+    """Converts an outcome to Optuna's terms. See the table at the top of this file."""
     status, measurement = outcome.status, outcome.measurement
     over = None if measurement is None else measurement.memory.judged_bytes / memory_bytes - 1
     if status in _REFUSED:
@@ -43,7 +43,7 @@ def optuna_result(outcome: Outcome, objective: Objective, memory_bytes: int) -> 
     if status is Status.MEASURED and measurement is not None and over is not None:
         return OptunaResult(TrialState.COMPLETE, objective.score(measurement), {"memory": over, "valid": -1.0})
     if status.does_not_fit:
-        # An allocator retry can make a plan unfit below the budget: it still has to read as infeasible.
+        # After an allocator retry, a plan below the budget does not fit. It must still be infeasible in Optuna.
         over = over if over is not None and over > 0 else _UNKNOWN_OVERSHOOT
         return OptunaResult(TrialState.COMPLETE, 0.0, {"memory": over, "valid": -1.0})
     if status in _INVALID:
@@ -52,7 +52,7 @@ def optuna_result(outcome: Outcome, objective: Objective, memory_bytes: int) -> 
 
 
 def columns(outcome: Outcome) -> dict[str, str | float]:
-    """Returns the columns that a person reads in optuna-dashboard."""
+    """Returns the columns for optuna-dashboard."""
     columns: dict[str, str | float] = {"status": outcome.status.value}
     if outcome.reason:
         columns["reason"] = outcome.reason
@@ -64,7 +64,7 @@ def columns(outcome: Outcome) -> dict[str, str | float]:
 
 
 def distributions_of(space: SpaceFacts) -> dict[str, BaseDistribution]:
-    """Returns the Optuna domain of each knob. Ranges of whole numbers may change within a study, choices may not."""
+    """Returns the Optuna distribution of each knob. Integer ranges may change within a study, choices may not."""
     sizes = IntDistribution(1, _LARGEST_SIZE, log=True)
     found: dict[str, BaseDistribution] = {MICRO_BATCH_SIZE: sizes, ACCUMULATION_STEPS: sizes}
     for knob in space.knobs:
@@ -79,7 +79,7 @@ def distributions_of(space: SpaceFacts) -> dict[str, BaseDistribution]:
 
 
 def holds(distribution: BaseDistribution | None, value: KnobValue) -> bool:
-    """Returns whether `value` can be a parameter of Optuna's; the record has it in any case."""
+    """Returns whether Optuna can store `value` as a parameter. The record contains it in any case."""
     if isinstance(distribution, IntDistribution):
         return type(value) is int and distribution.low <= value <= distribution.high
     choices = distribution.choices if isinstance(distribution, CategoricalDistribution) else ()
@@ -87,7 +87,7 @@ def holds(distribution: BaseDistribution | None, value: KnobValue) -> bool:
 
 
 def domain(distribution: BaseDistribution) -> str:
-    """Returns the part of a distribution that has to stay the same within a study, in words."""
+    """Describes the part of a distribution that must not change within a study."""
     if isinstance(distribution, CategoricalDistribution):
         return ", ".join(map(str, distribution.choices))
-    return "whole numbers"
+    return "integers"

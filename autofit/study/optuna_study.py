@@ -1,4 +1,4 @@
-"""OptunaStudy: one Optuna study, with the calls on its storage that a `Study` needs."""
+"""OptunaStudy: one Optuna study, with the storage calls that a `Study` needs."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ from autofit.study.trial_start import RunContext, TrialStart
 
 @dataclass(frozen=True, slots=True)
 class StoredTrial:
-    """A trial as it was found in the storage; without outcome while it runs."""
+    """A trial as stored. The outcome is None while it is running."""
 
     study: "OptunaStudy"
     number: int
@@ -48,7 +48,7 @@ class StoredTrial:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OptunaStudy:
-    """One Optuna study, with the calls on its storage that a `Study` needs."""
+    """One Optuna study, with the storage calls that a `Study` needs."""
 
     storage: BaseStorage
     study: optuna.Study
@@ -58,10 +58,10 @@ class OptunaStudy:
 
     @classmethod
     def load(cls, storage: BaseStorage, name: str, objective: Objective) -> Self:
-        """Returns the study of that name, made if need be; `objective` holds for a new one.
+        """Loads the study, or creates it with `objective`.
 
         Raises:
-            StudyError: it is a study of another program, or of a newer schema.
+            StudyError: the study is of another program or of a newer schema.
         """
         with _quiet():
             study = optuna.create_study(
@@ -69,7 +69,7 @@ class OptunaStudy:
                 study_name=name,
                 direction="maximize",
                 load_if_exists=True,
-                sampler=optuna.samplers.RandomSampler(),  # never asked; this one costs nothing
+                sampler=optuna.samplers.RandomSampler(),  # never used; the cheapest to create
             )
         study_id = storage.get_study_id_from_name(name)
         loaded = cls(storage, study, study_id, objective)
@@ -78,58 +78,58 @@ class OptunaStudy:
         if known or storage.get_n_trials(study_id):
             _check_schema(name, attributes.get(SCHEMA, STUDY_SCHEMA if known else None))
         for key, value in ((OBJECTIVE, objective.unit), (SCHEMA, STUDY_SCHEMA)):
-            if key not in attributes:  # it is new, or a damaged value was taken out
+            if key not in attributes:  # the study is new, or a damaged value was deleted
                 study.set_user_attr(key, value)
         return replace(
             loaded, objective=objective.model_copy(update={"unit": attributes.get(OBJECTIVE, objective.unit)})
         )
 
     def remember(self, context: RunContext) -> None:
-        """Stores the environment of this run, which its trials name by digest."""
+        """Stores the environment of this run, to which its trials refer by digest."""
         self.study.set_user_attr(ENVIRONMENT + context.digest, context.environment.model_dump(mode="json"))
 
     def drop(self, numbers: Sequence[int], reason: str) -> None:
-        """Stores that these trials are never returned again."""
+        """Records that these trials are never returned again."""
         drop = Drop(trials=tuple(numbers), reason=reason, when=datetime.now(UTC).isoformat(timespec="seconds"))
         drops = [one.model_dump(mode="json") for one in (*self.drops(), drop)]
         self.study.set_user_attr(DROPPED, drops)
 
     def drops(self) -> list[Drop]:
-        """Returns the drops so far."""
+        """Returns the recorded drops."""
         return [Drop.model_validate(found) for found in self.study.user_attrs.get(DROPPED, [])]
 
     def add(self, request: TrialStart) -> int:
         """Adds a running trial in one transaction and returns its number.
 
         Raises:
-            ValueError: the study has another distribution of a parameter.
+            ValueError: the study has a different distribution for a parameter.
         """
         values = {k: v for k, v in request.plan.values.items() if holds(self.distributions.get(k), v)}
         text = request.model_dump_json()
-        about = {REQUEST: text, REQUEST + CHECKSUM: checksum(text), "purpose": request.purpose.value}
+        attributes = {REQUEST: text, REQUEST + CHECKSUM: checksum(text), "purpose": request.purpose.value}
         template = create_trial(
             state=TrialState.RUNNING,
             params=values,
             distributions={name: self.distributions[name] for name in values},
-            user_attrs=about,
+            user_attrs=attributes,
         )
         _wait_for_lock(self.storage)
         return self.storage.get_trial_number_from_id(self.storage.create_new_trial(self.study_id, template))
 
     def settle(self, number: int, outcome: Outcome, memory_bytes: int) -> None:
-        """Writes the outcome of a running trial, all of it or nothing.
+        """Writes the outcome of a running trial in one transaction.
 
         Raises:
-            UpdateFinishedTrialError: it does not run any more.
-            KeyError: there is no such trial.
+            UpdateFinishedTrialError: the trial is no longer running.
+            KeyError: the trial does not exist.
         """
         result = optuna_result(outcome, self.objective, memory_bytes)
-        # Text, because NaN is not JSON and would break the dashboard's page; our own reader understands it.
+        # Stored as text, because NaN is not valid JSON and would break the dashboard. Python's reader accepts it.
         text = json.dumps(outcome.model_dump(mode="json"))
-        about = {OUTCOME: text, OUTCOME + CHECKSUM: checksum(text), **columns(outcome)}
+        attributes = {OUTCOME: text, OUTCOME + CHECKSUM: checksum(text), **columns(outcome)}
         values = None if result.value is None else [result.value]
         finished = create_trial(
-            state=result.state, value=result.value, user_attrs=about, constraints=result.constraints
+            state=result.state, value=result.value, user_attrs=attributes, constraints=result.constraints
         )
         with _one_transaction(self.storage):
             trial_id = self.storage.get_trial_id_from_study_id_trial_number(self.study_id, number)
@@ -140,7 +140,7 @@ class OptunaStudy:
             self.storage.set_trial_state_values(trial_id, result.state, values)
 
     def entries(self) -> Iterator[StoredTrial | None]:
-        """Yields the trials; None for one without a record of autofit, or with one that cannot be read."""
+        """Yields the trials. None for a trial without an autofit record or with an unreadable one."""
         attributes = self.study.user_attrs
         states = (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
         for found in self.study.get_trials(deepcopy=False, states=states):
@@ -150,7 +150,7 @@ class OptunaStudy:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps Optuna's message on a new study out of the log. Takes milliseconds: every logger forgets its level."""
+    """Suppresses Optuna's log message for a new study. Takes milliseconds, since it resets every logger's cache."""
     level = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(max(level, optuna.logging.WARNING))
     try:
@@ -160,7 +160,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _wait_for_lock(storage: BaseStorage) -> None:
-    """Waits once for an SQLite file that another process writes to. Optuna's call for a new trial waits five times."""
+    """Waits once for an SQLite file that another process writes to. Otherwise Optuna's call would wait five times."""
     if isinstance(storage, RDBStorage) and storage.engine.name == "sqlite":
         with storage.engine.begin() as connection:
             connection.exec_driver_sql("begin immediate")
@@ -168,22 +168,22 @@ def _wait_for_lock(storage: BaseStorage) -> None:
 
 @contextmanager
 def _one_transaction(storage: BaseStorage) -> Iterator[None]:
-    """Makes one transaction of all calls on a database: all of it is written or nothing, and the disk is awaited once.
+    """Runs all calls on a database in one transaction, so that all or nothing is written, with one disk sync.
 
-    Optuna commits after each call. Here its sessions join a transaction of ours, which their commits leave open and
-    their rollbacks end.
+    Optuna commits after each call. Here its sessions join our transaction, which their commits leave open and their
+    rollbacks end.
     """
     if not isinstance(storage, RDBStorage):
         yield
         return
-    own = storage.scoped_session
+    previous = storage.scoped_session
     with storage.engine.begin() as connection:
         maker = sessionmaker(bind=connection, join_transaction_mode="rollback_only")
         storage.scoped_session = scoped_session(maker)
         try:
             yield
         finally:
-            storage.scoped_session = own
+            storage.scoped_session = previous
 
 
 def _check_schema(name: str, found: object) -> None:
@@ -191,7 +191,7 @@ def _check_schema(name: str, found: object) -> None:
         return
     if isinstance(found, str) and found.startswith("autofit.study/"):
         raise StudyError(
-            f"the study {name} has the schema {found}; expected {STUDY_SCHEMA}, which is what this version reads. "
+            f"the study {name} has the schema {found}; expected {STUDY_SCHEMA}, which this version reads. "
             "Upgrade autofit, or choose another study."
         )
     raise StudyError(

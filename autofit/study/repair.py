@@ -1,4 +1,4 @@
-"""Repair: deletes damaged values from an SQLite study, so that a flipped byte costs one record and not the study."""
+"""Repair: deletes damaged values from an SQLite study, so that a changed byte costs one record and not the study."""
 
 import json
 import sqlite3
@@ -19,26 +19,26 @@ _Check = Callable[[Any], bool]
 
 
 def heal(path: Path, wait_s: float) -> int:
-    """Deletes the values of the study at `path` that cannot be read, in one transaction; a damaged trial is failed.
+    """Deletes unreadable values of the study at `path` in one transaction. Damaged trials are set to FAIL.
 
-    Called when a study could not be read. Other damage, such as that of a page, raises.
+    Called when a study cannot be read. Other damage, such as to a database page, raises.
 
     Args:
         path: an SQLite file with Optuna's tables.
-        wait_s: how long another process may keep it locked.
+        wait_s: maximum time to wait for a lock held by another process.
 
     Returns:
-        How many values were lost.
+        The number of deleted values.
 
     Raises:
         sqlite3.Error: the database itself is damaged, or locked.
     """
     uri = f"file:{quote(str(path))}?mode=rw"
     with closing(sqlite3.connect(uri, uri=True, timeout=wait_s)) as connection, connection:
-        connection.text_factory = bytes  # text that is not valid UTF-8 can be read too
+        connection.text_factory = bytes  # so that text that is not valid UTF-8 can be read
         lost = int(connection.execute("pragma integrity_check(1)").fetchone()[0] != b"ok")
         if lost:
-            connection.execute("reindex")  # what is damaged in an index is whole in its table
+            connection.execute("reindex")  # rebuilds a damaged index from its table
         lost += _delete(connection, "trial_user_attributes", {"key": _text, "value_json": _json})
         lost += _delete(connection, "trial_system_attributes", {"key": _text, "value_json": _json})
         lost += _delete(connection, "study_user_attributes", {"key": _text, "value_json": _json})
@@ -47,7 +47,7 @@ def heal(path: Path, wait_s: float) -> int:
         lost += _delete(
             connection, "trial_params", {"param_name": _text, "param_value": _number, "distribution_json": _domain}
         )
-        for trial_id in _bad(connection, "trials", "trial_id", _OF_A_TRIAL):
+        for trial_id in _bad(connection, "trials", "trial_id", _TRIAL_CHECKS):
             connection.execute(
                 "update trials set state = 'FAIL', datetime_start = null, datetime_complete = null, number = "
                 "(select count(*) from trials as one where one.study_id = trials.study_id and one.trial_id < ?) "
@@ -65,7 +65,7 @@ def _delete(connection: sqlite3.Connection, table: str, checks: dict[str, _Check
 
 
 def _bad(connection: sqlite3.Connection, table: str, key: str, checks: dict[str, _Check]) -> list[int]:
-    """Returns the rows of a table of which one of the columns is damaged."""
+    """Returns the rows of a table in which a column is damaged."""
     rows = connection.execute(f"select {key}, {', '.join(checks)} from {table}").fetchall()
     return [row[0] for row in rows if not all(map(lambda check, cell: check(cell), checks.values(), row[1:]))]
 
@@ -80,7 +80,7 @@ def _text(cell: object) -> bool:
 def _json(cell: object) -> bool:
     try:
         json.loads(cell.decode() if isinstance(cell, bytes) else "")
-    except ValueError:  # text that is not valid UTF-8 included
+    except ValueError:  # also raised for invalid UTF-8
         return False
     return True
 
@@ -104,7 +104,7 @@ def _moment(cell: object) -> bool:
         return False
 
 
-_OF_A_TRIAL: dict[str, _Check] = {
+_TRIAL_CHECKS: dict[str, _Check] = {
     "state": _STATES.__contains__, "number": lambda cell: isinstance(cell, int), "datetime_start": _moment,
     "datetime_complete": _moment,
 }  # fmt: skip

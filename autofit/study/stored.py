@@ -25,11 +25,11 @@ REQUEST, OUTCOME, CHECKSUM = f"{PREFIX}request", f"{PREFIX}outcome", ".sum"
 
 
 class Drop(BaseModel):
-    """Trials that are never returned again: a record in the storage.
+    """A record of trials that are never returned again.
 
     Attributes:
-        trials: their numbers.
-        reason: what contradicted them.
+        trials: numbers of the trials.
+        reason: why they were dropped.
         when: UTC time in ISO 8601.
     """
 
@@ -71,7 +71,7 @@ def checksum(text: str) -> str:
 
 
 def rejudged(outcome: Outcome, then_bytes: int, now_bytes: int) -> Outcome | None:
-    """Returns what an outcome under the budget `then_bytes` is under `now_bytes`, or None when that is not known."""
+    """Returns an outcome under the budget `then_bytes` as judged by `now_bytes`, or None if that is unknown."""
     ran = outcome.status in (Status.MEASURED, Status.OVER_BUDGET)
     memory = outcome.measurement.memory if ran and outcome.measurement is not None else None
     if memory is not None and memory.judged_bytes > now_bytes:
@@ -80,18 +80,18 @@ def rejudged(outcome: Outcome, then_bytes: int, now_bytes: int) -> Outcome | Non
         return outcome.model_copy(update={"status": Status.OVER_BUDGET, "reason": reason})
     if not outcome.status.does_not_fit:
         return outcome
-    # A plan that was short of memory has no times that hold under more of it.
+    # The times of a plan that was short of memory are not valid with more memory.
     if memory is None or memory.allocator_retries or memory.swallowed_ooms:
         return None if now_bytes > then_bytes else outcome
     return outcome.model_copy(update={"status": Status.MEASURED, "reason": ""})
 
 
 def _sound(attributes: Mapping[str, Any], name: str) -> str:
-    """Returns a record as it was written; those of earlier versions have no checksum.
+    """Returns a record after verifying its checksum. Records of earlier versions have no checksum.
 
     Raises:
-        LookupError: there is none.
-        ValueError: it has changed since.
+        LookupError: there is no record.
+        ValueError: the record was changed.
     """
     text = str(attributes[name])
     if attributes.get(name + CHECKSUM, checksum(text)) != checksum(text):

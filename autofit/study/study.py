@@ -1,6 +1,6 @@
-"""Study: the durable record of trials, kept as an Optuna study.
+"""Study: the durable record of trials, stored as an Optuna study.
 
-A trial is in the storage as RUNNING from `begin` on, and with its whole outcome when `finish` returns.
+A trial is stored as RUNNING when `begin` returns, and with its complete outcome when `finish` returns.
 """
 
 import re
@@ -31,11 +31,11 @@ from autofit.study.trial_start import RunContext, TrialStart
 class Study:
     """The durable record of trials: an Optuna study.
 
-    Used by one thread of one process. Several processes may share a storage.
+    An object is used by one thread. Several processes may share a storage.
 
     Attributes:
-        location: where the trials are kept, secrets removed.
-        notes: what a person should know on opening.
+        location: where the trials are stored, without secrets.
+        notes: notes for the user from opening the study.
     """
 
     def __init__(
@@ -58,26 +58,26 @@ class Study:
         objective: Objective,
         memory_bytes: int,
     ) -> Self:
-        """Returns the study `name` at `location`, made if it is not there yet.
+        """Opens the study `name` at `location`, or creates it.
 
-        When the domain of a knob or the objective has changed, trials go to a further study `name#2`, `name#3`, ...
-        of the same storage, since Optuna keeps one domain per parameter; the older trials are still used.
+        If the domain of a knob or the objective has changed, trials are stored in a new study `name#2`, `name#3`, ...
+        of the same storage, since Optuna keeps one domain per parameter. The older trials are still used.
 
         Args:
-            location: None or ":memory:" for this process only; a path of an SQLite file, made for its owner alone
-                (0600); or a database URL.
-            name: which study of the storage.
-            environment: where this run measures.
-            space: the knobs in play.
-            objective: what the score of a trial is.
-            memory_bytes: the budget that earlier trials are judged by.
+            location: None or ":memory:" for this process only, a path of an SQLite file, created with mode 0600, or a
+                database URL.
+            name: name of the study in the storage.
+            environment: environment in which this run measures.
+            space: the knobs of the search.
+            objective: defines the score of a trial.
+            memory_bytes: memory budget by which earlier trials are judged.
 
         Raises:
-            StudyError: the storage cannot be used, or holds something else or a newer schema.
+            StudyError: the storage cannot be used, is not of autofit, or has a newer schema.
         """
         place = Place.of(location)
         context = RunContext.of(environment, objective, memory_bytes)
-        with place.guarded("opened"), place.alone():
+        with place.guarded("opened"), place.exclusive():
             try:
                 stored, past = _read(place, name, context, space)
             except DAMAGED as error:
@@ -85,12 +85,12 @@ class Study:
                 if not lost:
                     raise error from None
                 stored, past = _read(place, name, context, space)
-                past.notes.append(f"the study was damaged: {lost} of its values could not be read and were taken out")
+                past.notes.append(f"the study was damaged: {lost} of its values could not be read and were deleted")
         earlier, more = in_terms_of(space, past.trials)
         return cls(place, replace(stored, distributions=distributions_of(space)), past, earlier, [*past.notes, *more])
 
     def begin(self, plan: Plan, purpose: Purpose) -> int:
-        """Records that `plan` runs from now on, and returns the number of its trial.
+        """Records that a trial of `plan` is starting, and returns its number.
 
         Raises:
             StudyError: the record cannot be written.
@@ -102,16 +102,16 @@ class Study:
         return number
 
     def finish(self, number: int, outcome: Outcome) -> Trial:
-        """Records the outcome of a trial of this run. When it returns, the record survives the process.
+        """Records the outcome of a trial of this run. When it returns, the record is on disk.
 
         Raises:
-            StudyError: the record cannot be written; calling again is allowed. Or the trial does not run here.
+            StudyError: the record cannot be written (calling again is allowed), or the trial is not running here.
         """
         request = self._running.get(number)
         if request is None:
             raise StudyError(
                 f"trial {number} cannot be finished: found running {sorted(self._running) or 'none'}; expected a "
-                "number that begin() returned and that was not finished yet. Call begin() first."
+                "number returned by begin() that is not finished yet. Call begin() first."
             )
         with self._place.guarded("written"):
             kept = self._settled(number, request, outcome)
@@ -119,9 +119,9 @@ class Study:
         return Trial(number=kept, plan=request.plan, outcome=outcome, purpose=request.purpose)
 
     def _settled(self, number: int, request: TrialStart, outcome: Outcome) -> int:
-        """Writes an outcome and returns the number of its trial: a new one if this one was given up or deleted.
+        """Writes an outcome and returns the number of its trial, a new one if the trial was set to FAIL or deleted.
 
-        Containers that share a host name do not see each other's processes, and take them for dead.
+        Containers that share a host name do not see each other's processes, and treat them as dead.
         """
         try:
             self._stored.settle(number, outcome, request.memory_bytes)
@@ -131,19 +131,19 @@ class Study:
         return number
 
     def earlier(self) -> Sequence[Trial]:
-        """Returns the trials that were finished before this study was opened and hold for this run, oldest first.
+        """Returns the trials that were finished before this study was opened and are valid for this run, oldest first.
 
-        Those are trials of a comparable environment, judged by the present budget, with a value for each knob in play;
-        `notes` says when this run does not search some of their plans. A plan that was running when its process died is
-        left out once, so that it may be tried again; after a second death it is here as CRASHED.
+        These are trials of a comparable environment, judged by the present budget, with a value for each present knob.
+        `notes` states whether some of their plans are not searched by this run. A plan that was running when its
+        process died is left out once, so that it may be tried again. After a second death it is returned as CRASHED.
         """
         return self._earlier
 
     def drop(self, reason: str) -> None:
-        """Drops the comparable trials of earlier runs: no later run gets them either. They stay on disk.
+        """Drops the comparable trials of earlier runs, for later runs too. They stay on disk.
 
         Raises:
-            StudyError: it cannot be written.
+            StudyError: the record cannot be written.
         """
         with self._place.guarded("written"):
             for stored in {id(entry.study): entry.study for entry in self._past.comparable}.values():
@@ -151,17 +151,17 @@ class Study:
         self._earlier = ()
 
     def note(self, name: str, value: dict[str, object]) -> None:
-        """Stores a named remark on the whole study, as JSON.
+        """Stores a named note on the whole study, as JSON.
 
         Raises:
-            StudyError: it cannot be written.
+            StudyError: the note cannot be written.
         """
         with self._place.guarded("written"):
             self._stored.study.set_user_attr(name, value)
 
 
 def _read(place: Place, name: str, context: RunContext, space: SpaceFacts) -> tuple[OptunaStudy, EarlierTrials]:
-    """Returns where this run's trials go, and what earlier runs left."""
+    """Returns the study that stores this run's trials, and the trials of earlier runs."""
     storage = connect(place)
     studies = [OptunaStudy.load(storage, found, context.objective) for found in _family(storage, name)]
     stored, notes = _choose(storage, name, studies, space, context.objective)
@@ -174,10 +174,10 @@ def _read(place: Place, name: str, context: RunContext, space: SpaceFacts) -> tu
 def _choose(
     storage: BaseStorage, name: str, studies: Sequence[OptunaStudy], space: SpaceFacts, objective: Objective
 ) -> tuple[OptunaStudy, list[str]]:
-    """Returns the newest of `studies` that can take trials of this space, or a new one with a note why."""
+    """Returns the newest of `studies` that can store trials of this space, or a new one with a note why."""
     reasons: list[str] = []
     for stored in reversed(studies):
-        found = _obstacles(stored, space, objective)
+        found = _conflicts(stored, space, objective)
         if not found:
             return stored, []
         reasons = reasons or found
@@ -185,12 +185,12 @@ def _choose(
         return OptunaStudy.load(storage, name, objective), []
     fresh = f"{name}#{max(int(stored.study.study_name[len(name) + 1 :] or 1) for stored in studies) + 1}"
     return OptunaStudy.load(storage, fresh, objective), [
-        f"trials of this run go to the study {fresh}: {'; '.join(reasons)}"
+        f"trials of this run are stored in the study {fresh}: {'; '.join(reasons)}"
     ]
 
 
-def _obstacles(stored: OptunaStudy, space: SpaceFacts, objective: Objective) -> list[str]:
-    """Returns what keeps trials of this space out of an Optuna study."""
+def _conflicts(stored: OptunaStudy, space: SpaceFacts, objective: Objective) -> list[str]:
+    """Returns why an Optuna study cannot store trials of this space."""
     reasons = []
     if stored.objective.unit != objective.unit:
         reasons.append(f"objective: {objective.unit}, was {stored.objective.unit}")
@@ -204,6 +204,6 @@ def _obstacles(stored: OptunaStudy, space: SpaceFacts, objective: Objective) -> 
 
 
 def _family(storage: BaseStorage, name: str) -> list[str]:
-    """Returns the names of the studies that continue each other, oldest first."""
+    """Returns the names of the study and its continuations, oldest first."""
     pattern = re.compile(re.escape(name) + r"(#[0-9]+)?")
     return [study.study_name for study in storage.get_all_studies() if pattern.fullmatch(study.study_name)]

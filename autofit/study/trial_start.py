@@ -1,4 +1,4 @@
-"""TrialStart: the record of a trial when it begins, and whether the process that runs it is still there."""
+"""TrialStart: the record of a trial at its start, and whether its process is still alive."""
 
 import hashlib
 import json
@@ -16,12 +16,14 @@ from autofit.core.objective import Objective
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 
-_LONGEST_TRIAL = timedelta(hours=24)  # after it a trial of another host, which cannot be asked, is given up
+_LONGEST_TRIAL = timedelta(
+    hours=24
+)  # after this time, a trial of another host, whose processes cannot be checked, is treated as dead
 
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What the trials of this run have in common."""
+    """Facts common to all trials of this run."""
 
     environment: Environment
     digest: str
@@ -35,13 +37,13 @@ class RunContext:
 
 
 def environment_of(record: object, digest: str) -> Environment:
-    """Returns an environment as it was written.
+    """Returns an environment from its record, after verifying its digest.
 
     Raises:
-        ValueError: the record is not an environment, or has changed since.
+        ValueError: the record is not an environment, or was changed.
     """
     if _digest(record) != digest:
-        raise ValueError(f"the environment {digest} is not as it was written")
+        raise ValueError(f"the environment {digest} was changed after it was written")
     return Environment.model_validate(record)
 
 
@@ -50,13 +52,13 @@ def _digest(record: object) -> str:
 
 
 class TrialStart(BaseModel):
-    """The record of a trial when it begins, as it is stored."""
+    """The stored record of a trial at its start."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     plan: Plan
     purpose: Purpose
-    environment: str  # digest; the whole is an attribute of the study
+    environment: str  # digest; the environment is an attribute of the study
     memory_bytes: int
     host: str
     pid: int
@@ -66,7 +68,7 @@ class TrialStart(BaseModel):
 
     @classmethod
     def now(cls, plan: Plan, purpose: Purpose, context: RunContext) -> Self:
-        """Returns the record of a trial that this process begins now."""
+        """Returns the record of a trial that this process starts now."""
         started, process = datetime.now(UTC), process_of(os.getpid())
         return cls(
             plan=plan,
@@ -82,7 +84,7 @@ class TrialStart(BaseModel):
 
     @property
     def alive(self) -> bool:
-        """Whether the process that runs this trial may still be there."""
+        """Whether the process of this trial may still be alive."""
         if self.host != socket.gethostname():
             return datetime.now(UTC) < self.deadline
         try:
@@ -90,7 +92,7 @@ class TrialStart(BaseModel):
         except ProcessLookupError:
             return False
         except PermissionError:
-            pass  # it exists and belongs to somebody else
+            pass  # it exists and belongs to another user
         process = process_of(self.pid)
         if process is None or self.process_start is None:
             return True
@@ -98,10 +100,10 @@ class TrialStart(BaseModel):
 
 
 class Process(NamedTuple):
-    """What the kernel says of a process."""
+    """The kernel's information on a process."""
 
-    state: str  # one letter; Z and X have ended
-    start: int  # clock ticks after boot: tells a process from a later one with the same number
+    state: str  # one letter; Z and X are dead processes
+    start: int  # clock ticks after boot: distinguishes it from a later process with the same pid
 
 
 def process_of(pid: int) -> Process | None:
@@ -110,5 +112,5 @@ def process_of(pid: int) -> Process | None:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    fields = text.rpartition(")")[2].split()  # the name before it may hold spaces and brackets
+    fields = text.rpartition(")")[2].split()  # the name before it may contain spaces and brackets
     return Process(state=fields[0], start=int(fields[19]))

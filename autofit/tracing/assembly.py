@@ -1,12 +1,12 @@
-"""Assembly: what a recorder saw, as a `Trace`.
+"""Assembly: converts the events of a recorder into a `Trace`.
 
-The autograd engine adds a gradient to another in place when it holds the only reference to it, but never where they are
-tensor subclasses, as fake tensors are: such a sum makes a new tensor, and the first operand dies before anything else
-is allocated. That pair of events is taken out again. Without this a residual network is 7 % over
+The autograd engine adds two gradients in place if it holds the only reference to the first, but never if they are
+tensor subclasses. For fake tensors, such a sum makes a new tensor, and the first operand is released before anything
+else is allocated. This pair of events is removed. Without the removal, the peak of a residual network is 7 % too high
 (reference/memory_prediction.md section 3).
 
-Where torch's own code writes into an operand that it has made itself (inplace.py), result and operand are one piece of
-memory, which lives as long as any of the two.
+If torch's own code writes into an operand that it has made itself (inplace.py), the result and the operand share one
+piece of memory, which is released with the last of the two.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from autofit.tracing.recorder import Recorder
 
 
 def assembled(recorder: Recorder, marks: Sequence[Mark]) -> tuple[Tensors, tuple[int, ...], tuple[Mark, ...]]:
-    """Returns the allocations, events and marks of a trace; handles are numbered in the order of their events."""
+    """Returns the allocations, events and marks of a trace. Handles are numbered in the order of their events."""
     dropped, same = _sums_in_place(recorder)
     _join_replaced(recorder, dropped, same)
     kept = [event for place, event in enumerate(recorder.events) if place not in dropped]
@@ -39,7 +39,7 @@ def assembled(recorder: Recorder, marks: Sequence[Mark]) -> tuple[Tensors, tuple
 
 
 def _sums_in_place(recorder: Recorder) -> tuple[set[int], dict[int, int]]:
-    """Returns the places of events that do not really happen, and for each handle the one that it really is."""
+    """Returns the positions of events that do not happen for plain tensors, and the real handle of each merged one."""
     events, dropped, same = recorder.events, set[int](), dict[int, int]()
     for place, event in enumerate(events):
         if event not in recorder.added:
@@ -55,9 +55,9 @@ def _sums_in_place(recorder: Recorder) -> tuple[set[int], dict[int, int]]:
 
 
 def _join_replaced(recorder: Recorder, dropped: set[int], same: dict[int, int]) -> None:
-    """Adds to both what was written into its first operand: of its events only the last release happens."""
+    """Merges results with the first operand that they are written into; only the last release is kept."""
     same |= recorder.replaced
-    for later in sorted(same):  # what an operand is itself written into is older
+    for later in sorted(same):  # in this order, the operand's own replacement is already resolved
         same[later] = same.get(same[later], same[later])
     heads = {same[later] for later in recorder.replaced}
     released: dict[int, int] = {}
@@ -71,7 +71,7 @@ def _join_replaced(recorder: Recorder, dropped: set[int], same: dict[int, int]) 
 
 
 def _moved(marks: Sequence[Mark], dropped: Sequence[int], standing: int) -> tuple[Mark, ...]:
-    """Returns the marks at the places that they have after events were dropped and others put in front."""
+    """Returns the marks at their new positions, after events were dropped and standing ones put in front."""
     return tuple(
         Mark(name=mark.name, event=standing + mark.event - sum(place < mark.event for place in dropped))
         for mark in marks

@@ -1,4 +1,4 @@
-"""Answers: stand-ins for results that depend on data, which fake tensors do not have."""
+"""Answers: substitutes for results that depend on data, which fake tensors do not have."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -13,23 +13,23 @@ from autofit.tracing.cuda.results import known
 aten = torch.ops.aten
 INDEXED = frozenset((aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default))
 NUMBER = aten._local_scalar_dense.default
-"""What `.item()` and a condition run."""
+"""The operator that `.item()` and conditions run."""
 UNLIKE = {
     aten.cumprod.default: "the gradient of a cumulative product is computed in another way for real tensors than here",
 }
-"""Operators whose backward code takes another way for tensor subclasses (`cumprod_backward` in FunctionsManual.cpp)."""
+"""Operators whose backward code is different for tensor subclasses (`cumprod_backward` in FunctionsManual.cpp)."""
 MOST_ANSWERS = 5000
-"""A loop that waits for a condition to become false never ends where each is answered as true."""
+"""Maximum number of answers in a trace. A loop that waits for a condition to become false would otherwise never end."""
 
 
 class Answers:
-    """Runs operators, and answers those whose result depends on data with the largest result that there can be.
+    """Runs operators. For those whose result depends on data, returns the largest possible result.
 
-    A condition (`if tensor:`, an assertion that all is finite) is true, a floating number is 1. A whole number is not
-    answered: it may be a size, and any guess could be too small.
+    A condition (`if tensor:`, an assertion that values are finite) is true. A floating-point number is 1. An integer is
+    not answered: it may be a size, and any guess could be too small.
 
     Attributes:
-        given: how many answers were given.
+        given: number of answers given.
     """
 
     def __init__(self) -> None:
@@ -39,14 +39,14 @@ class Answers:
         """Returns the result of an operator.
 
         Raises:
-            DataDependentOutputException: it depends on data and has no sound answer.
-            DynamicOutputShapeException: its size depends on data and has no known bound.
-            Untraceable: its gradient would be traced wrongly.
+            DataDependentOutputException: the result depends on data and has no sound answer.
+            DynamicOutputShapeException: the size of the result depends on data and has no known bound.
+            Untraceable: the gradient would be traced wrongly.
         """
         if func in UNLIKE and torch.is_grad_enabled() and args[0].requires_grad:
             raise Untraceable(UNLIKE[func], func.name())
         if func is NUMBER and isinstance(args[0], FakeTensor) and args[0].constant is None:
-            # It cannot be told from these; asking them first takes much longer.
+            # Fake tensors have no value to return; running the operator just to see it fail takes much longer.
             found = self._answer(func, args, kwargs)
             if found is not None:
                 return found
@@ -74,9 +74,9 @@ class Answers:
 
 @cache
 def _writes_only(func: Any) -> bool:
-    """Says whether an operator on lists of tensors writes into them and does nothing else: fake ones stay as they are.
+    """Returns whether an operator on lists of tensors only writes into them, so that fake tensors stay as they are.
 
-    Most of what an optimizer's step takes to trace would go into looking at each tensor of these lists.
+    Otherwise, most of the time to trace an optimizer's step would be spent on each tensor of these lists.
     """
     return func.name().startswith("aten::_foreach_") and not func._schema.returns
 
@@ -114,7 +114,7 @@ def _indexed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _as_positions(indices: Sequence[torch.Tensor | None]) -> Iterator[torch.Tensor | None]:
-    """Yields the indices with each mask as the positions it selects when it selects all."""
+    """Yields the indices, with each mask replaced by the positions that it selects if it selects everything."""
     for index in indices:
         if index is not None and index.dtype in (torch.bool, torch.uint8):
             yield from (

@@ -1,7 +1,7 @@
-"""Shadow: a copy of the user's objects whose tensors are fake: shapes, types and strides, but no values and no memory.
+"""Shadow: a copy of the user's objects with fake tensors, which have shapes, types and strides, but no data.
 
-The user's own objects are only read. One `copy.deepcopy` makes the copy, so that everything keeps pointing to what it
-pointed to: tied weights, an optimizer's parameters, a loss module that shares layers with the model.
+The user's own objects are only read. A single `copy.deepcopy` makes the copy, so all references are preserved: tied
+weights, an optimizer's parameters, a loss module that shares layers with the model.
 """
 
 import copy
@@ -28,16 +28,18 @@ class Shadow:
     """A workload whose tensors are fake.
 
     Attributes:
-        workload: with the copied model, and a copied optimizer when the user gave an instance.
-        loss: the rule, for that model.
-        standing: parameters and buffers, in the order in which `Module.to` brings them to a device.
+        workload: the workload with the copied model, and a copied optimizer if the user gave an instance.
+        loss: the loss rule for the copied model.
     """
 
     workload: Workload
     loss: LossRule
 
     def standing(self) -> Iterator[tuple[torch.Tensor, bool]]:
-        """Yields what is on the device before the first step, and whether it is a parameter."""
+        """Yields each tensor that is on the device before the first step, and whether it is a parameter.
+
+        The order is that in which `Module.to` moves them to a device.
+        """
         yield from _in_order(self.workload.model)
         if isinstance(self.workload.loss_fn, nn.Module):
             yield from _in_order(self.workload.loss_fn)
@@ -47,23 +49,23 @@ def shadow(workload: Workload, loss: LossRule, batch: Batch, device: torch.devic
     """Returns a copy of a workload with fake tensors on `device`; call it under `FakeTensorMode`.
 
     Args:
-        workload: the user's objects; not changed.
+        workload: the user's objects, which are not changed.
         loss: how the loss is computed.
-        batch: one fake batch, to resolve the loss of a copied loss module with.
-        device: where the copy is; what is on the host beside a model on an accelerator stays there.
+        batch: one fake batch, for resolving the loss of a copied loss module.
+        device: where the copy is. Tensors on the host beside a model on an accelerator stay on the host.
 
     Raises:
-        WorkloadError: a parameter is not one plain block of memory, or the objects cannot be copied.
+        WorkloadError: a parameter is not a plain strided tensor, or the objects cannot be copied.
     """
-    mine = (workload.model, workload.loss_fn if isinstance(workload.loss_fn, nn.Module) else None)
+    modules = (workload.model, workload.loss_fn if isinstance(workload.loss_fn, nn.Module) else None)
     optimizer = workload.optimizer if isinstance(workload.optimizer, torch.optim.Optimizer) else None
     copier = _Copier(home=_home(workload.model), target=device)
     memo: dict[int, Any] = {}
-    for module in mine:
+    for module in modules:
         for tensor, _ in _in_order(module) if module is not None else ():
             memo[id(tensor)] = copier.standing(tensor)
     with copier:
-        model, loss_fn, optimizer = _copied((*mine, optimizer), memo)
+        model, loss_fn, optimizer = _copied((*modules, optimizer), memo)
     changed = replace(
         workload, model=model, loss_fn=loss_fn or workload.loss_fn, optimizer=optimizer or workload.optimizer
     )
@@ -76,17 +78,17 @@ def fake_batch(batch: Batch | Counted, size: int, device: torch.device) -> Batch
     """Returns `batch` with fake tensors on `device` and `size` samples; call it under `FakeTensorMode`.
 
     Raises:
-        WorkloadError: another size is wanted of a batch whose tensors are not all one entry per sample.
+        WorkloadError: the batch must be resized, but a tensor in it does not have one entry per sample.
     """
-    batch, own = counted(batch)
+    batch, samples = counted(batch)
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
         shape = list(tensor.shape)
-        if size != own:
-            if not shape or shape[0] != own:
+        if size != samples:
+            if not shape or shape[0] != samples:
                 raise WorkloadError(
-                    f"a batch of {size} was asked for, but a tensor of shape {shape} in this batch of {own} is not one "
-                    "entry per sample; give a batch of the wanted size."
+                    f"found a tensor of shape {shape} in a batch of {samples}; expected one entry per sample, so that "
+                    f"the batch can be resized to {size}. Give a batch of size {size}."
                 )
             shape[0] = size
         channels_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
@@ -112,7 +114,7 @@ def _home(model: nn.Module) -> str:
 
 
 def _in_order(module: nn.Module) -> Iterator[tuple[torch.Tensor, bool]]:
-    """Yields parameters and buffers in the order of `Module.to`: those of the children first."""
+    """Yields parameters and buffers in the order of `Module.to`, children first."""
     for child in module.children():
         yield from _in_order(child)
     yield from ((tensor, True) for tensor in module._parameters.values() if tensor is not None)
@@ -120,7 +122,7 @@ def _in_order(module: nn.Module) -> Iterator[tuple[torch.Tensor, bool]]:
 
 
 class _Copier(TorchFunctionMode):
-    """Makes `copy.deepcopy` of a tensor give a fake one."""
+    """Makes `copy.deepcopy` of a tensor return a fake tensor."""
 
     def __init__(self, home: str, target: torch.device) -> None:
         super().__init__()
@@ -128,7 +130,7 @@ class _Copier(TorchFunctionMode):
         self._shared: dict[int, torch.Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Answers `Tensor.__deepcopy__`; everything else runs as it is."""
+        """Replaces `Tensor.__deepcopy__`; everything else runs unchanged."""
         if func is torch.Tensor.__deepcopy__:
             tensor, memo = args
             if id(tensor) not in memo:
@@ -146,11 +148,11 @@ class _Copier(TorchFunctionMode):
         return copied
 
     def fake(self, tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
-        """Returns a fake tensor of the same size, strides and type; tensors that share memory still do."""
+        """Returns a fake tensor of the same size, strides and type. Tensors that share memory still share it."""
         if is_lazy(tensor) or tensor.layout is not torch.strided or is_traceable_wrapper_subclass(tensor):
             raise WorkloadError(
-                f"found a tensor of type {type(tensor).__name__} and layout {tensor.layout}; expected plain tensors, "
-                "which alone can be traced."
+                f"found a tensor of type {type(tensor).__name__} and layout {tensor.layout}; expected plain tensors. "
+                "No others can be traced."
             )
         if isinstance(tensor, FakeTensor):
             return tensor
@@ -168,11 +170,11 @@ class _Copier(TorchFunctionMode):
         return flat.set_(known.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
     def _device(self, tensor: torch.Tensor) -> torch.device:
-        # A step counter and the like stay on the host, where the optimizer keeps them.
+        # Scalars such as step counters stay on the host, where the optimizer keeps them.
         moved = tensor.device.type == self._home and (self._home == self._target.type or tensor.dim() > 0)
         return self._target if moved else tensor.device
 
 
 def fake_mode() -> FakeTensorMode:
-    """Returns the mode to trace in; real tensors that the user's code holds are let in, and read for their shape."""
+    """Returns the mode to trace in. It accepts real tensors that the user's code holds, and reads only their shape."""
     return FakeTensorMode(allow_non_fake_inputs=True)

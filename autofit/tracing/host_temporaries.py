@@ -1,9 +1,10 @@
-"""What CPU operators take from the allocator inside one call, beside their results, and give back before they return.
+"""Temporary memory of CPU operators: allocated inside one call, besides the results, and released before it returns.
 
-No trace shows it, since it lies below the dispatcher, and no formula gives it: oneDNN copies images and weights to
-layouts that it chooses by processor, number of threads and shape. So such an operator is run: once for each combination
-of shapes, on zeros, with a few samples, and the allocator's record is read (a few milliseconds each). From
-four samples on what it takes is affine in their number; fewer may be computed in another way.
+A trace does not show it, because it is allocated below the dispatcher. There is no formula either: oneDNN copies images
+and weights to layouts that depend on the processor, the number of threads and the shape. So such an operator is really
+run, once for each combination of shapes, on zeros, with a few samples, and the allocator's record is read (a few
+milliseconds each). From four samples on, the temporary memory is affine in the number of samples. Fewer samples may be
+computed in another way.
 """
 
 import math
@@ -19,8 +20,9 @@ from autofit.devices.base import Device
 aten = torch.ops.aten
 
 FEW, MANY = (4, 8), (16, 18)
-"""Samples with which an operator is run; a batch of fewer than the second number is run as it is. With one thread a
-pointwise convolution is oneDNN's from 16 samples on (ConvParams::use_mkldnn in Convolution.cpp)."""
+"""Pairs of sample counts with which an operator is run. A batch smaller than the second count is run at its own size.
+With one thread, oneDNN computes a pointwise convolution from 16 samples on (ConvParams::use_mkldnn in
+Convolution.cpp)."""
 HALF = (torch.bfloat16, torch.float16)
 BATCHED: dict[Any, tuple[int, ...]] = {
     aten.convolution.default: (0,),
@@ -34,21 +36,21 @@ BATCHED: dict[Any, tuple[int, ...]] = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: (0, 1, 2),
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: (0, 1, 2, 3, 4, 5),
 }
-"""Operators that are run, with the arguments whose first dimension counts samples."""
+"""Operators that are run, with the positions of the arguments whose first dimension is the samples."""
 PRODUCTS = frozenset((aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default))
-"""Operators that oneDNN computes in 16 bits; in 32 bits they take nothing."""
+"""Operators that oneDNN computes in 16 bits. In 32 bits they need no temporary memory."""
 MOST_FLOP = 2e8
-"""A larger product is not run: what it takes beside its result is small against its operands."""
+"""Maximum size of a product that is run. The temporary memory of larger ones is small compared with their operands."""
 MIXED = frozenset((aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor))
-"""Operators that bring operands of another type to the result's type before they begin (TensorIterator.cpp)."""
+"""Operators that first convert operands of another type to the result's type (TensorIterator.cpp)."""
 
 
 class HostTemporaries:
-    """Finds what operators take, each kind of call once.
+    """Finds the temporary memory of operators. Each kind of call is run once.
 
     Args:
-        device: the host, which meters.
-        threads: with how many threads training computes; a forked process that traces has one.
+        device: the host, which meters the memory.
+        threads: number of threads that training uses. A forked process that traces has only one.
     """
 
     def __init__(self, device: Device, threads: int) -> None:
@@ -56,7 +58,7 @@ class HostTemporaries:
         self._known: dict[Any, int] = {}
 
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int | None:
-        """Returns the bytes that a call takes beside its results at most; None for operators that take nothing."""
+        """Returns the peak temporary bytes of a call; None for operators without temporary memory."""
         if func in MIXED:
             return _converted_bytes(args, out)
         if func in PRODUCTS:
@@ -81,10 +83,10 @@ class HostTemporaries:
         return self._known[key]
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """Runs a call on real tensors in a thread of its own, which no dispatch mode reaches; 0 where it fails.
+        """Runs a call on real tensors in a new thread and returns its temporary bytes; 0 if it fails.
 
-        A thread also because this process may be a fork: OpenMP's threads are gone there, and a new thread gets new
-        ones, where the thread that was forked would wait for the old ones.
+        Dispatch modes do not apply in a new thread. In addition, this process may be a fork without OpenMP's threads:
+        a new thread gets new ones, while the forked thread would wait for the old ones.
         """
         found = 0
 
@@ -106,7 +108,7 @@ class HostTemporaries:
         return max(found, 0)
 
     def _samples(self, func: Any, args: tuple[Any, ...], samples: int) -> tuple[int, int]:
-        """Returns the numbers of samples with which a call on so many is run."""
+        """Returns the two sample counts with which a call on `samples` samples is run."""
         weight = {aten.convolution.default: 1, aten.convolution_backward.default: 2}.get(func)
         pointwise = weight is not None and all(side == 1 for side in args[weight].shape[2:])
         return MANY if pointwise and samples >= MANY[0] and self._threads == 1 else FEW
@@ -115,19 +117,19 @@ class HostTemporaries:
 def _quietly(run: Callable[[], None]) -> None:
     try:
         run()
-    except RuntimeError:  # a call that cannot be made up: its temporaries stay unknown, as before
+    except RuntimeError:  # the call cannot be reproduced on zeros: its temporaries stay unknown
         return
 
 
 def _real(leaf: Any) -> Any:
-    """Returns zeros that lie as a fake tensor does; any other argument as it is."""
+    """Returns zeros with the layout of a fake tensor; any other argument unchanged."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype).zero_()
 
 
 def _cut(args: tuple[Any, ...], batched: Sequence[int], samples: int) -> tuple[Any, ...]:
-    """Returns the arguments with so many samples, as tensors without data."""
+    """Returns the arguments with `samples` samples, as tensors without data."""
     cut = list(args)
     for place in batched:
         whole = args[place]
@@ -151,7 +153,7 @@ def _flop(factors: Sequence[torch.Tensor]) -> float:
 
 
 def _converted_bytes(args: tuple[Any, ...], out: torch.Tensor) -> int | None:
-    """Returns the bytes of operands that are converted to the result's type first; None where none is."""
+    """Returns the bytes of operands that are first converted to the result's type; None if there are none."""
     operands = [each for each in args[:2] if isinstance(each, torch.Tensor) and each.dim()]
     converted: int = sum(each.numel() for each in operands if each.dtype is not out.dtype)
     return converted * out.element_size() or None

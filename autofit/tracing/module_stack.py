@@ -1,4 +1,4 @@
-"""ModuleStack: in which module's forward or backward pass the program is."""
+"""ModuleStack: finds the module whose forward or backward pass is running."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 
 class ModuleStack:
-    """Knows in which module's forward or backward pass the program is.
+    """Finds the module whose forward or backward pass is running.
 
-    In the backward pass that is found by number: the nodes of the autograd graph are numbered as they are made, so
-    those of a module's own forward pass lie in known intervals.
+    In the backward pass, the module is found by sequence numbers. The nodes of the autograd graph are numbered in the
+    order of their creation, so the nodes of a module's forward pass have numbers in known intervals.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class ModuleStack:
 
     @contextmanager
     def following(self, model: nn.Module) -> Iterator[tuple[str, ...]]:
-        """Follows the modules of `model` while the context is open; gives their names."""
+        """Follows the modules of `model` while the context is open, and yields their names."""
         named = list(model.named_modules())
         self._indices = {id(module): index for index, (_, module) in enumerate(named)}
         hooks = [
@@ -46,12 +46,12 @@ class ModuleStack:
             return -1
         node = torch._C._current_autograd_node()
         position = bisect_right(self._firsts, node._sequence_nr()) - 1 if node is not None else -1
-        # What adds up a parameter's gradient has the largest number there is: it belongs to no module's pass.
-        last = node is not None and node._sequence_nr() >= 2**63
-        return -1 if position < 0 or last else self._owners[position]
+        # Nodes that accumulate a parameter's gradient have the largest possible number. They belong to no module.
+        accumulates = node is not None and node._sequence_nr() >= 2**63
+        return -1 if position < 0 or accumulates else self._owners[position]
 
     def forget(self) -> None:
-        """Forgets the numbers of a step that is over."""
+        """Forgets the sequence numbers of a finished step."""
         self._stack.clear()
         self._firsts.clear()
         self._owners.clear()
@@ -60,19 +60,19 @@ class ModuleStack:
         index = self._indices.get(id(module))
         if index is not None:
             self._stack.append(index)
-            self._turn()
+            self._begin_interval()
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._stack and self._indices.get(id(module)) is not None:
             self._stack.pop()
-            self._turn()
+            self._begin_interval()
 
-    def _turn(self) -> None:
+    def _begin_interval(self) -> None:
         if not in_backward():
             self._firsts.append(torch._C._autograd._get_sequence_nr())
             self._owners.append(self._stack[-1] if self._stack else -1)
 
 
 def in_backward() -> bool:
-    """Says whether the autograd engine is running this thread."""
+    """Returns whether this thread is running a backward pass of the autograd engine."""
     return bool(torch._C._current_graph_task_id() != -1)

@@ -1,4 +1,4 @@
-"""Tally: counts the arithmetic and the memory traffic of operators as they pass."""
+"""Tally: counts the arithmetic operations and the memory traffic of operators."""
 
 import logging
 from collections import Counter
@@ -12,8 +12,8 @@ from autofit.core.work import Work
 
 _log = logging.getLogger("torch.utils.flop_counter")
 _level = _log.level
-_log.setLevel(logging.ERROR)  # when it is imported, it complains of a Triton that is not there
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop  # noqa: E402  # after that
+_log.setLevel(logging.ERROR)  # the import below warns if Triton is missing
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop  # noqa: E402
 
 _log.setLevel(_level)
 
@@ -23,14 +23,14 @@ ON_THE_HOST: dict[Any, Callable[..., int]] = {
     aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
 }
-"""What torch's own table of formulas leaves out."""
+"""Formulas that torch's own table lacks."""
 
 
 class Tally:
-    """Counts while a step runs; what it counts need not be computed for real.
+    """Counts the work of a step. The operators need not really be computed.
 
     Attributes:
-        complete: whether every product's operations could be counted.
+        complete: whether the operations of every product could be counted.
     """
 
     def __init__(self) -> None:
@@ -39,8 +39,8 @@ class Tally:
         self._traffic_bytes = self._operators = 0
 
     def add(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
-        """Counts an operator; one that only makes another view of its operand, or leaves memory unwritten, is none."""
-        if _idle(func):
+        """Counts an operator, unless it only makes a view or allocates memory without writing to it."""
+        if _is_free(func):
             return
         operands = [*_tensors(args), *_tensors(kwargs.values())]
         results = [one for one in _tensors((out,)) if not any(one is operand for operand in operands)]
@@ -51,11 +51,11 @@ class Tally:
             return
         try:
             self._flops[_precision(operands)] += int(formula(*args, **kwargs, out_val=out))
-        except (AssertionError, TypeError, ValueError, IndexError):  # torch's formulas do not know every form of call
+        except (AssertionError, TypeError, ValueError, IndexError):  # torch's formulas do not cover every form of call
             self.complete = False
 
     def work(self, parts: int = 1) -> Work:
-        """Returns what one of `parts` equal parts of all that was counted does."""
+        """Returns the counted work divided by `parts`."""
         return Work(
             flops={precision: flops // parts for precision, flops in self._flops.items()},
             traffic_bytes=self._traffic_bytes // parts,
@@ -64,10 +64,10 @@ class Tally:
 
 
 @cache
-def _idle(func: Any) -> bool:
+def _is_free(func: Any) -> bool:
     schema, name = func._schema, func.name().removeprefix("aten::").partition(".")[0]
     if not (schema.is_mutable or any("Tensor" in str(one.type) for one in schema.returns)):
-        return True  # a question: what device, what value
+        return True  # a query, such as for a device or a value
     views = any(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
     unwritten = name.removeprefix("new_").startswith("empty")
     return views or unwritten or func.namespace == "profiler" or name in ("_unsafe_view", "lift_fresh", "detach")
@@ -84,6 +84,6 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
 def _precision(operands: list[torch.Tensor]) -> str:
     dtype = next((one.dtype for one in operands if one.is_floating_point()), torch.float32)
     if dtype is torch.float32 and operands[0].device.type == "cuda":
-        # What tells whether the tensor cores may round the operands; it holds for convolutions too as autofit sets it.
+        # This setting allows tensor cores to round the operands. autofit sets it for convolutions too.
         return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "fp32"
     return PRECISIONS.get(dtype, str(dtype).removeprefix("torch."))

@@ -1,6 +1,6 @@
-"""Likeness: makes torch treat fake tensors as the plain ones that they stand for, where it makes a difference.
+"""Makes torch treat fake tensors as plain tensors where the difference would change allocations.
 
-Each of these was found by comparing a trace, allocation by allocation, with a real run.
+Each of these differences was found by comparing a trace with a real run, allocation by allocation.
 """
 
 import sys
@@ -20,26 +20,26 @@ from autofit.workloads.tree import Batch, tensors
 
 @contextmanager
 def as_plain(recorder: Recorder, padded: bool = True) -> Iterator[None]:
-    """Makes torch choose, and `recorder` record, for fake tensors what happens to plain ones.
+    """Makes torch and `recorder` treat fake tensors as plain tensors.
 
     Args:
-        recorder: what records.
-        padded: whether attention masks hide something. If so, those that transformers makes for fake tensors are what
-            it makes for plain ones.
+        recorder: the recorder of the trace.
+        padded: whether attention masks hide any position. If so, transformers makes the same masks for fake tensors as
+            for plain ones.
     """
-    with _by_lists(), _bias_in_place(recorder), nullcontext() if padded else _without_masks():
+    with _foreach_supported(), _bias_in_place(recorder), nullcontext() if padded else _without_masks():
         yield
 
 
 def has_padding(batch: Batch) -> bool:
-    """Says whether a batch may have a mask that hides something: whole numbers or booleans, ones and zeros."""
+    """Returns whether a batch may have a mask that hides any position: an integer or bool tensor of ones and zeros."""
     flags = (tensor for tensor in tensors(batch) if tensor.dim() > 1 and not tensor.is_floating_point())
     return any(bool((tensor == 0).any() and (tensor == 1).any() and (tensor <= 1).all()) for tensor in flags)
 
 
 @contextmanager
-def _by_lists() -> Iterator[None]:
-    """Optimizers and gradient clipping choose their implementation by the exact type of their tensors."""
+def _foreach_supported() -> Iterator[None]:
+    """Lets fake tensors use foreach implementations: optimizers and gradient clipping check the exact tensor type."""
     lists: list[list[Any]] = [torch_optimizer._foreach_supported_types, torch_foreach._foreach_supported_types]
     with ExitStack() as undo:
         for types in lists:
@@ -50,7 +50,7 @@ def _by_lists() -> Iterator[None]:
 
 @contextmanager
 def _bias_in_place(recorder: Recorder) -> Iterator[None]:
-    """`linear` of an input that does not lie in one piece adds its bias in place, but not to tensor subclasses."""
+    """Marks the bias of `linear` as added in place: for non-contiguous inputs torch does so, except for subclasses."""
     original = functional.linear
 
     def linear(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -69,13 +69,13 @@ def _bias_in_place(recorder: Recorder) -> Iterator[None]:
 
 @contextmanager
 def _without_masks() -> Iterator[None]:
-    """Lets transformers leave out a mask that would hide nothing; it keeps that where it is shown a fake tensor.
+    """Lets transformers omit a mask that hides nothing. For fake tensors it would always keep the mask.
 
-    Without a mask another attention kernel runs. It finds out by a condition on values, which is answered as true.
+    Without a mask another attention kernel runs. transformers checks a condition on values, which a trace assumes true.
     """
     name, module = "is_fake_tensor", sys.modules.get("transformers.utils.import_utils")
     original = getattr(module, name, None)
-    if module is None or original is None:  # not in use, or a version that does not ask
+    if module is None or original is None:  # transformers is not in use, or this version does not check
         yield
         return
     setattr(module, name, lambda tensor: False)

@@ -1,7 +1,7 @@
-"""Recorder: a dispatch mode that turns the operators of a training step into allocations and releases, in order.
+"""Recorder: a dispatch mode that records the allocations and releases of a training step's operators, in order.
 
-It sees storages, not tensors: a view allocates nothing, and a storage is released when its last tensor dies. It runs
-above `FakeTensorMode`, where nothing is computed, or on real tensors.
+It tracks storages, not tensors: a view allocates nothing, and a storage is released with its last tensor. It runs above
+`FakeTensorMode`, where nothing is computed, or on real tensors.
 """
 
 import math
@@ -34,7 +34,7 @@ PRODUCTS = frozenset(
         aten._trilinear, aten.affine_grid_generator, aten._grouped_mm,
     )
 )  # fmt: skip
-"""Operators that take a cuBLAS handle, and with it a workspace that stays."""
+"""Operators that use a cuBLAS handle, and with it a workspace that stays allocated."""
 COMPOSITE = "CompositeImplicitAutograd"
 DEVICE = torch.ops.prim.device.default
 
@@ -50,24 +50,27 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
     """Records allocations and releases on one device type while it is active.
 
     Args:
-        device_type: where to record.
-        run: runs an operator; answers those whose result depends on data.
-        temporaries: what an operator takes beside its results and gives back before it returns, on a CUDA device.
-        host_temporaries: the bytes that it takes so on the host.
-        workspaces: what the first product of each thread takes and keeps, and the first with a bias beside it.
+        device_type: type of the device to record.
+        run: runs an operator, and answers those whose result depends on data.
+        temporaries: returns the temporary memory of an operator on a CUDA device.
+        host_temporaries: returns the temporary bytes of an operator on the host.
+        workspaces: bytes of the workspace that the first product of each thread allocates and keeps, and of the further
+            one that the first product with a bias does.
 
     Attributes:
-        sizes: bytes of each allocation; its index is its handle.
-        kinds: what each holds, as far as known.
-        origins: index of the module in whose pass it was made, or -1.
+        sizes: bytes of each allocation. The index of an allocation is its handle.
+        kinds: kind of each allocation, as far as known.
+        origins: index of the module in whose pass each allocation was made, or -1.
         events: `handle` for an allocation, `~handle` for its release.
-        standing: handles of what was there before the recorder: they are not in `events`.
-        in_place: whether a sum that comes now would be made in place, were its operands plain tensors.
-        users_own: storages of the real model, of which the trace has a copy.
-        tally: counts what the operators do.
-        deadline: value of `perf_counter` from which on no operator is run.
-        added: allocations of such sums, and of those of two gradients, with the handle of the sum's first operand.
-        replaced: allocations that are none where tensors are plain, with the handle of what the result is written into.
+        standing: handles of allocations that existed before the recorder. They are not in `events`.
+        in_place: whether a sum would now be made in place if its operands were plain tensors.
+        operators: name of the operator that made each allocation.
+        modules: finds the module whose pass is running.
+        original_storages: storages of the real model, of which the trace has a copy.
+        tally: counts the work of the operators.
+        deadline: value of `perf_counter` after which no operator is run.
+        added: allocations of in-place sums and of sums of two gradients, with the handle of the sum's first operand.
+        replaced: allocations that plain tensors would not make, with the handle that the result is written into.
     """
 
     def __init__(
@@ -95,33 +98,33 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self._with_workspace: set[tuple[bool, bool]] = set()
         self._live: dict[int, tuple[int, _StorageEnd]] = {}
         self._operator = ""
-        self.users_own: set[int] = set()
+        self.original_storages: set[int] = set()
         self.deadline = math.inf
         self.tally = Tally()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operator and records what it allocates."""
         if func is DEVICE and isinstance(args[0], FakeTensor):
-            return args[0].device  # torch asks for it more often than for anything else
+            return args[0].device  # a shortcut, because this is the most frequent call
         kwargs = kwargs or {}
         self._operator = func.name()
         if perf_counter() > self.deadline:
             raise Untraceable("the trace took too long", f"in {self._operator}")
         if torch.is_inference_mode_enabled() and _is_composite(func):
-            # There an operator made of others comes in whole; elsewhere autograd has taken it apart before.
+            # In inference mode, composite operators arrive whole; otherwise autograd has already decomposed them.
             with self:
                 return func.decompose(*args, **kwargs)
-        if func is not aten.lift_fresh.default:  # the operator that brings in what the step itself makes from numbers
+        if func is not aten.lift_fresh.default:  # the operator that brings in tensors that the step makes from numbers
             for argument in args:
                 if isinstance(argument, torch.Tensor) and not isinstance(argument, FakeTensor):
-                    self._meet(argument)
-        out, steps = self._passing(func, args, kwargs, self._run(func, args, kwargs))
+                    self._record_outside(argument)
+        out, steps = self._with_temporaries(func, args, kwargs, self._run(func, args, kwargs))
         self._record_call(func, args, out, steps)
         self.tally.add(func, args, kwargs, out)
         return out
 
-    def _passing(self, func: Any, args: Any, kwargs: Any, out: Any) -> tuple[Any, Passing]:
-        """Returns the result as the device lays it out, and what the operator takes and gives back beside it."""
+    def _with_temporaries(self, func: Any, args: Any, kwargs: Any, out: Any) -> tuple[Any, Passing]:
+        """Returns the result with the device's layout, and the allocator steps of the operator's temporary memory."""
         if self._temporaries is not None and _is_on(out, self._device_type):
             out = laid_out(func, args, out)
             return out, self._temporaries(func, args, out)
@@ -131,10 +134,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         return out, ()
 
     def record(self, tensor: torch.Tensor, kind: Kind = Kind.TEMPORARY, *, standing: bool = False) -> None:
-        """Records the storage of a tensor, if it is on the device and new; a storage that has grown is a new one.
+        """Records the storage of a tensor if it is on the device and new. A storage that has grown counts as new.
 
         Raises:
-            Untraceable: the tensor is sparse; how much it holds depends on data.
+            Untraceable: the tensor is sparse, so its size depends on data.
         """
         if tensor.device.type != self._device_type:
             return
@@ -156,17 +159,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self._live[key] = (handle, watch)
 
     def label(self, tensors: Iterable[torch.Tensor], kind: Kind) -> None:
-        """Says what the storages of these tensors hold."""
+        """Sets the kind of the storages of these tensors."""
         for tensor in tensors:
             if tensor.layout is torch.strided and (known := self._live.get(tensor.untyped_storage()._cdata)):
                 self.kinds[known[0]] = kind
 
     def live(self) -> Iterator[int]:
-        """Yields the handles of what is alive now."""
+        """Yields the handles of the live allocations."""
         return (handle for handle, _ in self._live.values())
 
     def repeat(self, begin: int) -> bool:
-        """Records the events from `begin` on once more; says False, and does not, where they leave something behind."""
+        """Repeats the events from `begin` on. If they leave anything allocated, does nothing and returns False."""
         events = self.events[begin:]
         taken = [event for event in events if event >= 0]
         if set(taken) != {~event for event in events if event < 0}:
@@ -182,7 +185,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         return True
 
     def stop(self) -> None:
-        """Forgets what is alive: its release is no longer recorded."""
+        """Forgets the live allocations, so that their release is no longer recorded."""
         self._live.clear()
 
     def _add(self, size: int, kind: Kind) -> int:
@@ -199,7 +202,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
             self.events.append(~known[0])
 
     def _record_call(self, func: Any, args: Any, out: Any, steps: Passing) -> None:
-        """Records what an operator takes, its results among it, and gives back."""
+        """Records the allocations of an operator, including its results, and its releases."""
         first, before = self._first(func, args), len(self.sizes)
         leaves = self._results(func, args, out)
         steps, taken = steps if None in steps else (None, *steps), list[int]()
@@ -235,19 +238,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
             elif isinstance(value, (tuple, list)):
                 self._record_all(value)
 
-    def _meet(self, tensor: torch.Tensor) -> None:
-        """Records a real tensor that the user's code holds, such as class weights: it was there from the beginning.
+    def _record_outside(self, tensor: torch.Tensor) -> None:
+        """Records a real tensor that the user's code holds, such as class weights, as allocated from the beginning.
 
         Raises:
-            Untraceable: it is one of the model's own, of which there is a copy here.
+            Untraceable: the tensor belongs to the original model, but the trace uses a copy.
         """
-        if tensor.layout is torch.strided and tensor.untyped_storage()._cdata in self.users_own:
-            raise Untraceable("the step reaches the model's tensors past the model that it is given", self._operator)
+        if tensor.layout is torch.strided and tensor.untyped_storage()._cdata in self.original_storages:
+            raise Untraceable(
+                "the step uses tensors of the original model instead of the model that is passed to it", self._operator
+            )
         if tensor.device.type == self._device_type and tensor.untyped_storage()._cdata not in self._live:
             self.record(tensor, Kind.BUFFER, standing=True)
 
     def _take_workspaces(self, func: Any, args: Any) -> None:
-        # A thread keeps one handle and one workspace of each: the forward pass's thread, and the autograd engine's.
+        # Each thread keeps one handle and one workspace of each kind: the main thread, and the autograd engine's.
         if func not in PRODUCTS or args[0].device.type != self._device_type:
             return
         # cuBLASLt adds a bias to more than one column only: `useLtInterface` in aten/src/ATen/native/cuda/Blas.cpp.
@@ -259,10 +264,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
                 self.events.append(self._add(size, Kind.WORKSPACE))
 
     def _first(self, func: Any, args: Any) -> int | None:
-        """Returns the handle of the first operand where torch may write the result into it if tensors are plain."""
+        """Returns the handle of the first operand if torch may write the result into it for plain tensors."""
         if func not in CHAINED | SCATTERING or not isinstance(args[0], torch.Tensor):
             return None
-        # A forward pass that runs again inside the backward pass has gradients enabled; a view shares its memory.
+        # A recomputed forward pass inside the backward pass has gradients enabled. A view shares its memory.
         backward = in_backward() and not torch.is_grad_enabled() and not args[0]._is_view()
         if not backward and not (self.in_place and func is aten.add.Tensor):
             return None
@@ -273,8 +278,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
 
 
 def _is_composite(func: Any) -> bool:
-    known = func.namespace == "aten"  # others (prim) are not operators of the dispatcher
-    return known and bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), COMPOSITE))
+    is_aten = func.namespace == "aten"  # others (prim) are not operators of the dispatcher
+    return is_aten and bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), COMPOSITE))
 
 
 def _is_on(argument: Any, device_type: str) -> bool:

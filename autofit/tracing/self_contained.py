@@ -1,4 +1,4 @@
-"""Self-contained: whether the user's functions hold something in which a trace could leave a fake tensor."""
+"""Self-contained: checks whether the user's functions hold an object in which a trace could leave a fake tensor."""
 
 import enum
 import gc
@@ -20,44 +20,44 @@ SAFE_GLOBALS = (
     type(None), torch.dtype, torch.device, torch.Size, bytes, complex, range, slice, enum.Enum, re.Pattern,
     logging.Logger, logging.LoggerAdapter,
 )  # fmt: skip
-"""What a function may look up in its module and keep nothing in."""
+"""Types of globals that a function may use, since nothing can be kept in them."""
 MOST_ENTRIES = 10_000
-"""Of a container that is copied before a trace."""
-OWN = ("torch", "autofit", "transformers")
-"""Packages whose functions and modules keep nothing of what they are given."""
+"""Maximum number of entries of a container that is copied before a trace."""
+TRUSTED = ("torch", "autofit", "transformers")
+"""Packages whose functions and modules do not keep their arguments."""
 
 
 def check_self_contained(workload: Workload) -> list[Any]:
-    """Raises when the workload's functions hold something that a trace could change, and that cannot be put back.
+    """Checks that the workload's functions hold nothing that a trace could change and that cannot be put back.
 
     Returns:
-        The lists, dicts and sets of plain values, such as tables of names, that they look up in their modules.
+        The lists, dicts and sets of plain values, such as tables of names, that the functions use as globals.
 
     Raises:
-        Untraceable: which function, and what it holds.
+        Untraceable: a function holds such an object; the error names both.
     """
     containers: dict[int, Any] = {}
     for what, function in _functions(workload):
         if (held := _held(function, containers)) is not None:
-            raise Untraceable(f"{what} holds {held}, in which a trace could leave something", f"in {what}")
+            raise Untraceable(f"{what} holds {held}, in which a trace could leave a fake tensor", f"in {what}")
     return list(containers.values())
 
 
 def fake_tensors() -> list[FakeTensor]:
-    """Returns the fake tensors that are alive: torch.compile keeps some of what it has compiled."""
+    """Returns the fake tensors that are alive. torch.compile keeps some of its own."""
     return [each for each in gc.get_objects() if issubclass(type(each), FakeTensor)]
 
 
-def check_nothing_left(there: Sequence[FakeTensor] = ()) -> None:
-    """Raises when a fake tensor of a trace is still there after it.
+def check_nothing_left(existing: Sequence[FakeTensor] = ()) -> None:
+    """Checks that no fake tensor of a trace is left after it.
 
     Args:
-        there: those that were alive before.
+        existing: the fake tensors that were alive before the trace.
 
     Raises:
-        Untraceable: one is.
+        Untraceable: a fake tensor is left.
     """
-    known = {id(each) for each in there}
+    known = {id(each) for each in existing}
     if all(id(each) in known for each in fake_tensors()):
         return
     gc.collect()
@@ -67,7 +67,7 @@ def check_nothing_left(there: Sequence[FakeTensor] = ()) -> None:
 
 
 def _functions(workload: Workload) -> Iterator[tuple[str, Any]]:
-    """Yields what of the user's code a step runs, with a name for it."""
+    """Yields the functions of the user's code that a step runs, each with a description."""
     if workload.step_fn is not None:
         yield "step_fn", workload.step_fn
     if workload.loss_fn is not None and not isinstance(workload.loss_fn, nn.Module):
@@ -81,20 +81,23 @@ def _functions(workload: Workload) -> Iterator[tuple[str, Any]]:
             seen.add(type(module))
             yield f"{type(module).__name__}.forward", type(module).forward
         if "forward" in vars(module):
-            yield "a forward of the model's own", vars(module)["forward"]
+            yield "a forward function set on a module", vars(module)["forward"]
 
 
 def _held(function: Any, containers: dict[int, Any]) -> str | None:
-    """Returns what a function holds that is not a plain value, None for nothing; adds plain containers to the dict."""
+    """Describes an object that a function holds and that is not a plain value, or returns None.
+
+    Plain containers are added to `containers`.
+    """
     function = getattr(function, "__wrapped__", function)
-    if (getattr(function, "__module__", None) or "").partition(".")[0] in OWN:
+    if (getattr(function, "__module__", None) or "").partition(".")[0] in TRUSTED:
         return None
     if isinstance(function, types.BuiltinFunctionType):
         return None
     if not isinstance(function, types.FunctionType):
         return f"an object of type {type(function).__name__}"
     if function.__closure__:
-        return f"{', '.join(function.__code__.co_freevars)} of the function around it"
+        return f"{', '.join(function.__code__.co_freevars)} from the enclosing function"
     for name in function.__code__.co_names:
         value = function.__globals__.get(name)
         if type(value) in (list, dict, set) and _plain(value):
@@ -105,6 +108,6 @@ def _held(function: Any, containers: dict[int, Any]) -> str | None:
 
 
 def _plain(container: Any) -> bool:
-    """Says whether a container holds plain values alone, which need no copies of their own."""
+    """Returns whether a container holds only plain values, which need not be copied themselves."""
     entries = (*container, *container.values()) if isinstance(container, dict) else tuple(container)
     return len(entries) <= MOST_ENTRIES and all(isinstance(each, SAFE_GLOBALS) for each in entries)

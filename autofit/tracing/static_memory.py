@@ -1,4 +1,4 @@
-"""What a training step keeps whatever its batch, without a step: for a workload whose step cannot be traced."""
+"""Memory that a training step keeps at any batch size, found without a step, for steps that cannot be traced."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -17,13 +17,13 @@ from autofit.workloads.workload import Workload
 def standing_parts(workload: Workload) -> tuple[Part, ...]:
     """Returns parameters, buffers, gradients and optimizer state with their bytes.
 
-    The optimizer's state is that after one update of a fake copy; it is left out where that cannot be made.
+    The optimizer state is that after one update of a fake copy. It is left out if the copy cannot be updated.
     """
     model = workload.model
     found = [(Kind.PARAMETER, _bytes(model.parameters())), (Kind.BUFFER, _bytes(model.buffers()))]
     if workload.training:
         found.append((Kind.GRADIENT, _bytes(p for p in model.parameters() if p.requires_grad)))
-        with suppress(Exception):  # the optimizer may be the user's own and need more than gradients
+        with suppress(Exception):  # a custom optimizer may need more than gradients
             found.append((Kind.OPTIMIZER_STATE, _bytes(_updated(workload))))
     return tuple(Part(name=kind.value, size_bytes=size) for kind, size in found if size)
 
@@ -42,6 +42,6 @@ def _updated(workload: Workload) -> Iterator[torch.Tensor]:
 
 
 def _bytes(tensors: Iterable[torch.Tensor | nn.Parameter]) -> int:
-    """Returns the bytes of distinct storages."""
+    """Returns the total bytes of the distinct storages."""
     storages = {storage._cdata: storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
     return sum(storages.values())

@@ -1,10 +1,10 @@
-"""Tracing: one plan's training steps on a fake copy of the workload, as the sequence of its allocations.
+"""Tracing: runs a plan's training steps on a fake copy of the workload and returns the sequence of their allocations.
 
-The step that is traced is the real `TrainStep`, made by the real `prepare` with the real strategies. Nothing is
-computed and nothing of the user's is changed; neither is the random state.
+The traced step is the real `TrainStep`, made by the real `prepare` with the real strategies. Nothing is computed.
+Neither the user's objects nor the random state change.
 
-Where the real device is present, call `trace` in any process: fake tensors of its type are used. For a CUDA device
-that is not here, call it in a fresh process that ends afterwards, with the device of `standin.install()`.
+If the device is present, call `trace` in any process: it uses fake tensors of that device type. For a CUDA device that
+is not present, call it in a fresh process that ends afterwards, with the device of `standin.install()`.
 """
 
 import gc
@@ -46,8 +46,8 @@ from autofit.workloads.tree import Batch, map_tensors, tensors
 from autofit.workloads.workload import Workload
 
 STEPS = 3
-"""The optimizer's state appears at the end of the first step, so that the second's peak is higher. The third repeats
-the second, but finds other free blocks: its reserved peak may be higher still."""
+"""Number of traced steps. The optimizer's state appears at the end of the first step, so the second has a higher peak.
+The third repeats the second but finds other free blocks, so its reserved peak may be higher still."""
 
 
 def trace(
@@ -63,14 +63,14 @@ def trace(
     """Returns the allocations of `STEPS` optimizer steps of a plan.
 
     Args:
-        workload: the user's objects; only read.
+        workload: the user's objects, which are only read.
         loss: how the loss of a micro batch is computed.
-        plan: what the strategies apply, with the micro batch to trace.
-        batch: a worst micro batch, real, on the host; where its size is not the plan's, it is resized.
-        device: where the step runs: its type is the model's, or the stand-in's.
-        chip: of a CUDA device; None reads it from the one that is present.
-        limit_s: seconds after which it is given up.
-        threads: with how many threads training computes on the host; None: as many as this process now does.
+        plan: the plan to apply, including the micro batch size to trace.
+        batch: a real worst micro batch on the host. It is resized if its size differs from the plan's.
+        device: where the step runs. Its type is that of the model, or of the stand-in.
+        chip: the chip of a CUDA device. None reads it from the device that is present.
+        limit_s: seconds after which the trace is abandoned.
+        threads: number of threads that training uses on the host. None uses the current number of this process.
 
     Raises:
         Untraceable: something in the step cannot run without data, or fails on fake tensors.
@@ -80,7 +80,7 @@ def trace(
     if chip is None and device.type == "cuda":
         chip = Chip.of(device)
     run = _Tracing(plan, device, chip, threads or torch.get_num_threads())
-    run.recorder.users_own = {t.untyped_storage()._cdata for t in _strided(workload)}
+    run.recorder.original_storages = {t.untyped_storage()._cdata for t in _strided(workload)}
     run.recorder.deadline = perf_counter() + limit_s
     padded = has_padding(batch)
     disguise = disguised(device, chip or Chip()) if device.type == NAME else nullcontext()
@@ -89,7 +89,7 @@ def trace(
             return run.trace(workload, loss, batch)
         except (SpaceError, Untraceable):
             raise
-        except Exception as error:  # whatever the user's code or torch raises on fake tensors ends the trace
+        except Exception as error:  # any error of the user's code or of torch on fake tensors ends the trace
             raise untraceable(error, run.doing) from error
         finally:
             run.recorder.stop()
@@ -103,7 +103,7 @@ def _strided(workload: Workload) -> Iterator[torch.Tensor]:
 
 @dataclass(slots=True)
 class _Tracing:
-    """One trace in the making."""
+    """One trace under construction."""
 
     plan: Plan
     device: torch.device
@@ -132,7 +132,7 @@ class _Tracing:
         self.doing = "copying the model"
         copied = shadow(workload, loss, part, self.device)
         copied.workload.set_mode()
-        self._stand(copied)
+        self._record_standing(copied)
         self.doing = "preparing the plan"
         draft = Draft.of(copied.workload, copied.loss, self.device)
         if draft.optimizer is not None:
@@ -142,7 +142,7 @@ class _Tracing:
         with recorder.modules.following(draft.model) as names, recorder, prepare(shorter, draft, members()) as step:
             step.observe = self._observe(step)
             if draft.scaler is not None:
-                # A step whose gradients overflow updates nothing and needs less; which it is depends on data.
+                # Whether gradients overflow depends on data. A step that overflows does not update and needs less.
                 vars(draft.scaler)["_maybe_opt_step"] = _update_always
             for self._number in range(1, STEPS + 1):
                 if self._number < STEPS or not self._repeat():
@@ -152,12 +152,12 @@ class _Tracing:
             _strip(draft)
         return found
 
-    def _stand(self, copied: Shadow) -> None:
+    def _record_standing(self, copied: Shadow) -> None:
         for tensor, is_parameter in copied.standing():
             self.recorder.record(tensor, Kind.PARAMETER if is_parameter else Kind.BUFFER, standing=True)
 
     def _repeat(self) -> bool:
-        """Adds a step like the last without running it, where that one left nothing behind; says whether it did."""
+        """Repeats the events of the last step if that step left nothing allocated. Returns whether it did."""
         event, mark, given = self._begun
         shift = len(self.recorder.events) - event
         if not self.recorder.repeat(event):
@@ -172,7 +172,7 @@ class _Tracing:
         self._begun = len(self.recorder.events), len(self.marks), self.answers.given
         self._micro = self.recorder.tally = Tally()
         parts = [part] * count
-        if self.device.type == "cpu":  # as in a probe: the host's batches are copies, and part of what is measured
+        if self.device.type == "cpu":  # as in a probe, batches on the host are copies, and their memory counts
             self.doing = "copying the batch"
             parts = [map_tensors(part, torch.clone) for _ in range(count)]
             for each in parts:
@@ -210,8 +210,8 @@ class _Tracing:
         notes = []
         if self.answers.given:
             notes.append(
-                f"{self.answers.given} results that depend on data were answered with their largest size, conditions "
-                "as true"
+                f"{self.answers.given} results that depend on data were assumed to have their largest size, and "
+                "conditions to be true"
             )
         columns, events, marks = assembled(self.recorder, self.marks)
         return Trace(
@@ -226,7 +226,7 @@ class _Tracing:
         )
 
     def _work(self) -> StepWork | None:
-        """Returns what the last step that ran did; the memory of two micro batches is that of all, the work is not."""
+        """Returns the work of the last step that ran. Two micro batches have the memory of all, but not their work."""
         update = self.recorder.tally
         if not (self._micro.complete and update.complete):
             return None
@@ -236,7 +236,7 @@ class _Tracing:
 
 
 def _relabel(recorder: Recorder, begun: int, kind: Kind) -> None:
-    """Says what is alive of the allocations from `begun` on."""
+    """Sets the kind of the live allocations from handle `begun` on."""
     for handle in recorder.live():
         if handle >= begun and recorder.kinds[handle] is Kind.TEMPORARY:
             recorder.kinds[handle] = kind
@@ -247,7 +247,7 @@ def _update_always(optimizer: torch.optim.Optimizer, state: Any, *args: Any, **k
 
 
 def _strip(draft: Draft) -> None:
-    """Takes gradients and optimizer state off a copy that is thrown away: to lay them out as they were takes long."""
+    """Removes gradients and optimizer state from the discarded copy: restoring their layout would take long."""
     draft.model.zero_grad(set_to_none=True)
     if draft.optimizer is not None:
         draft.optimizer.state.clear()
@@ -255,7 +255,7 @@ def _strip(draft: Draft) -> None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Keeps garbage collection out of steps: it would release tensors at odd moments."""
+    """Disables garbage collection during steps: it would release tensors at arbitrary moments."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -267,6 +267,6 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Keeps garbage collection and the random state out of a trace."""
+    """Disables garbage collection and preserves the random state during a trace."""
     with uncollected(), torch.random.fork_rng(devices=[]):
         yield

@@ -1,4 +1,4 @@
-"""What cannot be traced, and how it is said: a model that hides its memory, a step that fails on fake tensors."""
+"""Workloads that cannot be traced, with the reason: models that hide their memory, steps that fail on fake tensors."""
 
 import linecache
 import os
@@ -14,27 +14,28 @@ LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent
 
 
 def check_traceable(model: nn.Module) -> None:
-    """Raises where no trace can show what the model needs.
+    """Checks that a trace can show the memory that the model needs.
 
-    It is compiled, or it has layers that a library runs as a whole, in memory of its own, or sparse gradients.
+    It cannot for compiled models, layers that a library runs as a whole in its own memory, and sparse gradients.
 
     Raises:
-        Untraceable: which of these it is, and in which module.
+        Untraceable: the model has one of these; the error names it and its module.
     """
     if any(type(module).__name__ == "OptimizedModule" for module in model.modules()):
-        raise Untraceable("torch.compile decides by itself what is kept in memory", "the model is compiled")
+        raise Untraceable("torch.compile decides which tensors are kept in memory", "the model is compiled")
     for name, module in model.named_modules():
         if isinstance(module, nn.RNNBase):
             kind = type(module).__name__
             raise Untraceable(
-                f"a library runs an {kind} as a whole and keeps what no trace shows", f"the module {name!r}"
+                f"a library runs the {kind} as a whole, and its memory is not visible in a trace",
+                f"the module {name!r}",
             )
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
-            raise Untraceable("sparse gradients hold as many rows as the data asks for", f"the module {name!r}")
+            raise Untraceable("the size of sparse gradients depends on the data", f"the module {name!r}")
 
 
 def untraceable(error: Exception, doing: str) -> Untraceable:
-    """Returns what ends a trace in which the user's code or torch raised `error`, while it was `doing` something."""
+    """Returns the error that ends a trace in which the user's code or torch raised `error`, in the phase `doing`."""
     return Untraceable(_reason(error), _where(error, doing))
 
 
@@ -47,7 +48,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _where(error: BaseException, doing: str) -> str:
-    """Returns the innermost line of a traceback that is neither torch's nor autofit's; else what was running."""
+    """Returns the innermost line of a traceback outside torch and autofit, or else the phase that was running."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(LIBRARIES)]
     if not frames:
         return f"in {doing}"

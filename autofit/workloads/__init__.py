@@ -1,1 +1,1 @@
-"""What is trained: the workload, its loss, its batches, its training step, and how a file names it."""
+"""What is trained: the workload, its loss, its batches, its training step, and how it is loaded from a file."""

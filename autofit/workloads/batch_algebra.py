@@ -1,7 +1,7 @@
-"""The algebra of batches: how many samples they hold, and cutting and joining them along the samples.
+"""Operations on batches: counting their samples, and cutting and joining them along the batch dimension.
 
-Two shapes of "one entry per sample" are known: a tensor whose first dimension is the batch, and a list or tuple with
-one entry per sample (file names, the boxes of each image).
+Two layouts hold one entry per sample: a tensor whose first dimension is the batch, and a list or tuple with one entry
+per sample (file names, the boxes of each image).
 """
 
 from collections import Counter
@@ -11,19 +11,19 @@ from typing import Any
 import torch
 
 from autofit.core.errors import WorkloadError
-from autofit.workloads.tree import Batch, asked, children, rebuilt, same, sequence, tensors
+from autofit.workloads.tree import Batch, children, rebuilt, safe_getattr, same, sequence, tensors
 
-_WHOLE = object()  # stands for the key of a batch that is a list of samples itself
+_WHOLE = object()  # the key used for a batch that is itself a list of samples
 
 
 def batch_size(batch: Batch) -> int:
-    """Returns the number of samples: the leading dimension that most tensors share, the first's on a tie.
+    """Returns the number of samples: the first dimension that most tensors share. The first tensor breaks a tie.
 
-    Tensors in a list that has one entry per sample (the boxes of each image) have no vote. Where tensors disagree
-    and the batch is nothing but such lists (images of many sizes and their targets), it is the lists' length.
+    Tensors in a list with one entry per sample (the boxes of each image) are not counted. If the tensors disagree and
+    the batch holds only such lists (images of many sizes and their targets), returns the length of the lists.
 
     Raises:
-        WorkloadError: no tensor with at least one dimension.
+        WorkloadError: the batch has no tensor with at least one dimension.
     """
     first = next((tensor.shape[0] for tensor in tensors(batch) if tensor.dim()), None)
     if first is None:
@@ -34,7 +34,7 @@ def batch_size(batch: Batch) -> int:
         )
     if lists := _sample_lists(batch):
         return len(next(iter(lists.values())))
-    # The first tensor's own dimension is counted first, and `most_common` keeps that order among equals.
+    # The first tensor is counted first, and `most_common` keeps the order of equal counts.
     votes = Counter(
         leaf.shape[0]
         for _, leaf, inside in leaves(batch, first)
@@ -44,10 +44,10 @@ def batch_size(batch: Batch) -> int:
 
 
 def split(batch: Batch, sizes: Sequence[int]) -> list[Batch]:
-    """Returns `batch` cut along the samples into pieces of the given sizes.
+    """Returns `batch` cut along the batch dimension into pieces of the given sizes.
 
-    Tensors of a piece are views. Lists, tuples and arrays with one entry per sample are cut too; everything
-    else (a tensor of class weights, a scalar) is in each piece.
+    The tensors of a piece are views. Lists, tuples and arrays with one entry per sample are cut too. Everything else
+    (a tensor of class weights, a scalar) is in every piece.
 
     Raises:
         WorkloadError: the sizes are not positive or do not add up to `batch_size(batch)`.
@@ -64,13 +64,13 @@ def split(batch: Batch, sizes: Sequence[int]) -> list[Batch]:
         if lists:
             pieces.append(_of_lists(batch, {key: list(items[part]) for key, items in lists.items()}))
         else:
-            pieces.append(_taken(batch, total, part))
+            pieces.append(_sliced(batch, total, part))
         start += size
     return pieces
 
 
 def concat(batches: Sequence[Batch]) -> Batch:
-    """Returns the batches joined along the samples; the only batch itself when there is one.
+    """Returns the batches joined along the batch dimension. A single batch is returned as it is.
 
     Raises:
         WorkloadError: the batches differ in structure, or in shape beyond the batch dimension.
@@ -87,7 +87,7 @@ def concat(batches: Sequence[Batch]) -> Batch:
 def regroup(batches: Iterable[Batch], size: int, *, join: bool = True) -> Iterator[Batch]:
     """Yields the samples of `batches`, in order, in batches of `size`; the last may be smaller.
 
-    With `join=False` samples of two batches are never put together, so each batch may end in a smaller piece.
+    With `join=False`, samples of two batches are never joined, so each batch may end in a smaller piece.
     """
     held: list[Batch] = []
     count = 0
@@ -103,25 +103,25 @@ def regroup(batches: Iterable[Batch], size: int, *, join: bool = True) -> Iterat
     yield from held and [concat(held)]
 
 
-def strays(batch: Batch) -> dict[str, torch.Tensor]:
-    """Returns, by path, the tensors that are not one entry per sample; a batch without any is safely split."""
+def non_batch_tensors(batch: Batch) -> dict[str, torch.Tensor]:
+    """Returns, by path, the tensors without one entry per sample. A batch that has none can be split safely."""
     size = batch_size(batch)
     return {
         path: leaf
         for path, leaf, listed in leaves(batch, size)
-        if isinstance(leaf, torch.Tensor) and not listed and not _leads(leaf, size)
+        if isinstance(leaf, torch.Tensor) and not listed and not _has_batch_dim(leaf, size)
     }
 
 
 def describe(batches: Sequence[Batch], sizes: Sequence[int] | None = None) -> str:
-    """Returns the structure that the batches have in common, as one stable line.
+    """Returns the common structure of the batches as one stable line.
 
     Args:
         batches: at least one batch.
-        sizes: samples of each batch; their `batch_size` when None.
+        sizes: number of samples of each batch. None uses `batch_size`.
 
     Returns:
-        For example "input_ids int64[B, *]; labels int64[B]": `B` is the batch, `*` a dimension that varies.
+        For example "input_ids int64[B, *]; labels int64[B]". `B` is the batch dimension, `*` a dimension that varies.
     """
     found: dict[str, list[tuple[Any, int]]] = {}
     for batch, size in zip(batches, sizes or [batch_size(batch) for batch in batches], strict=True):
@@ -131,7 +131,7 @@ def describe(batches: Sequence[Batch], sizes: Sequence[int] | None = None) -> st
 
 
 def leaves(batch: Batch, size: int) -> Iterator[tuple[str, Any, bool]]:
-    """Yields (path, leaf, whether it lies in a list with one entry per sample) for a batch of `size`."""
+    """Yields (path, leaf, whether the leaf is in a list with one entry per sample) for a batch of `size` samples."""
     lists = _sample_lists(batch)
     for key, items in lists.items():
         for item in items:
@@ -158,21 +158,21 @@ def _step(key: Any) -> str:
 
 
 def per_sample(node: Any, size: int) -> bool:
-    """Returns whether a list or tuple has one entry per sample, rather than being (inputs, targets).
+    """Returns whether a list or tuple has one entry per sample, unlike a pair (inputs, targets).
 
-    It has `size` entries, and fewer than half of the tensors below it have the batch as first dimension.
+    This is so if it has `size` entries and fewer than half of its tensors have the batch as first dimension.
     """
-    if not isinstance(node, (list, tuple)) or asked(node, "_fields") or len(node) != size:
+    if not isinstance(node, (list, tuple)) or safe_getattr(node, "_fields") or len(node) != size:
         return False
     inside = list(tensors(list(node)))
-    return 2 * sum(_leads(tensor, size) for tensor in inside) < max(len(inside), 1)
+    return 2 * sum(_has_batch_dim(tensor, size) for tensor in inside) < max(len(inside), 1)
 
 
 def _sample_lists(batch: Batch) -> dict[Any, Any]:
-    """Returns the lists, one entry per sample, that a batch consists of, by key; empty for any other batch.
+    """Returns, by key, the lists with one entry per sample that make up a batch. Any other batch gives an empty dict.
 
-    Such a batch is a list of mappings with the same keys (a sample each), or holds lists of one length; and its
-    tensors disagree in their first dimension, so that this is not the batch.
+    Such a batch is a list of mappings with the same keys (one per sample), or holds lists of equal length. Its tensors
+    differ in their first dimension, so that dimension is not the batch.
     """
     kids = children(batch) or {}
     if len({tensor.shape[:1] for tensor in tensors(batch)}) < 2:
@@ -180,43 +180,43 @@ def _sample_lists(batch: Batch) -> dict[Any, Any]:
     first = next(iter(kids.values()))
     if isinstance(batch, (list, tuple)) and all(isinstance(kid, Mapping) for kid in kids.values()):
         return {_WHOLE: batch} if all(kid.keys() == first.keys() for kid in kids.values()) else {}
-    lists = all(isinstance(kid, (list, tuple)) and not asked(kid, "_fields") for kid in kids.values())
+    lists = all(isinstance(kid, (list, tuple)) and not safe_getattr(kid, "_fields") for kid in kids.values())
     return kids if lists and {len(kid) for kid in kids.values()} == {len(first)} else {}
 
 
 def _of_lists(batch: Batch, lists: Mapping[Any, list[Any]]) -> Batch:
-    """Returns a batch like `batch`, which consists of lists, with other lists in their place."""
+    """Returns a copy of `batch`, which consists of lists, with the lists replaced."""
     if _WHOLE in lists:
         return sequence(batch, lists[_WHOLE])
     kids = children(batch) or {}
     return rebuilt(batch, {key: sequence(kids[key], items) for key, items in lists.items()})
 
 
-def _leads(node: Any, size: int) -> bool:
-    """Returns whether a tensor or array has `size` as its first dimension, and can be cut along it."""
+def _has_batch_dim(node: Any, size: int) -> bool:
+    """Returns whether the first dimension of a tensor or array has `size` entries and can be cut."""
     sparse = isinstance(node, torch.Tensor) and node.layout is not torch.strided
     return bool(len(node.shape)) and node.shape[0] == size and not sparse
 
 
 def _is_array(node: Any) -> bool:
-    """Returns whether a leaf is an array in the manner of numpy, whose first dimension can be sliced."""
-    return isinstance(asked(node, "shape"), tuple) and hasattr(type(node), "__getitem__")
+    """Returns whether a leaf is a numpy-like array, whose first dimension can be sliced."""
+    return isinstance(safe_getattr(node, "shape"), tuple) and hasattr(type(node), "__getitem__")
 
 
-def _taken(node: Any, size: int, part: slice) -> Any:
-    """Returns the samples in `part` of a node of a batch of `size`."""
+def _sliced(node: Any, size: int, part: slice) -> Any:
+    """Returns the samples `part` of a node in a batch of `size` samples."""
     if isinstance(node, torch.Tensor):
-        return node[part] if _leads(node, size) else node
+        return node[part] if _has_batch_dim(node, size) else node
     if per_sample(node, size):
         return sequence(node, list(node[part]))
     kids = children(node)
     if kids is None:
-        return node[part] if _is_array(node) and _leads(node, size) else node
-    return rebuilt(node, {key: _taken(child, size, part) for key, child in kids.items()})
+        return node[part] if _is_array(node) and _has_batch_dim(node, size) else node
+    return rebuilt(node, {key: _sliced(child, size, part) for key, child in kids.items()})
 
 
 def _joined(nodes: list[Any], sizes: list[int], path: str) -> Any:
-    """Returns the nodes at one place of several batches, joined along the samples."""
+    """Returns the nodes at one path of several batches, joined along the batch dimension."""
     first = nodes[0]
     if isinstance(first, torch.Tensor):
         return _joined_tensors(nodes, sizes, path)
@@ -224,39 +224,39 @@ def _joined(nodes: list[Any], sizes: list[int], path: str) -> Any:
         return sequence(first, [item for node in nodes for item in node])
     kids = [children(node) for node in nodes]
     if kids[0] is None:
-        if _is_array(first) and _leads(first, sizes[0]):
-            import numpy  # noqa: PLC0415  torch does without it; it is installed, since here is an array
+        if _is_array(first) and _has_batch_dim(first, sizes[0]):
+            import numpy  # noqa: PLC0415  optional for torch; installed here, since the batch holds an array
 
             return numpy.concatenate(nodes)
         return first
     if any(other is None or other.keys() != kids[0].keys() for other in kids):
-        raise _unlike(path, "other keys")
+        raise _mismatch(path, "different keys")
     return rebuilt(first, {key: _joined([kid[key] for kid in kids if kid], sizes, f"{path}.{key}") for key in kids[0]})
 
 
 def _joined_tensors(nodes: list[Any], sizes: list[int], path: str) -> torch.Tensor:
     if not all(isinstance(node, torch.Tensor) for node in nodes):
-        raise _unlike(path, "no tensor in one of them")
-    if all(_leads(node, size) for node, size in zip(nodes, sizes, strict=True)):
+        raise _mismatch(path, "not a tensor in every batch")
+    if all(_has_batch_dim(node, size) for node, size in zip(nodes, sizes, strict=True)):
         if len({(node.shape[1:], node.dtype) for node in nodes}) > 1:
-            raise _unlike(path, ", ".join(str(list(node.shape)) for node in nodes[:3]))
+            raise _mismatch(path, ", ".join(str(list(node.shape)) for node in nodes[:3]))
         return torch.cat(nodes)
     first: torch.Tensor = nodes[0]
     if all(same(node, first) for node in nodes):
         return first
-    raise _unlike(path, "a tensor without batch dimension whose values differ")
+    raise _mismatch(path, "a tensor without batch dimension whose values differ")
 
 
-def _unlike(path: str, found: str) -> WorkloadError:
+def _mismatch(path: str, found: str) -> WorkloadError:
     return WorkloadError(
         f"found batches that differ at {path.lstrip('.') or 'the top'} ({found}); expected batches that can "
-        "be joined along the first dimension; give a DataLoader with a collate_fn, so that batches are "
+        "be joined along the first dimension; pass a DataLoader with a collate_fn, so that batches are "
         "made from samples"
     )
 
 
 def _leaf_text(seen: list[tuple[Any, int]]) -> str:
-    """Returns one leaf as text, from that leaf in several batches: "float32[B, 3, *]", or its type."""
+    """Describes a leaf from its values in several batches: "float32[B, 3, *]", or its type."""
     kinds = sorted({_leaf_kind(leaf) for leaf, _ in seen})
     shapes = [tuple(leaf.shape) for leaf, _ in seen if isinstance(leaf, torch.Tensor)]
     if not shapes:

@@ -1,4 +1,4 @@
-"""Typical batches, kept from one probe to the next: the blocks of a race would otherwise make them again each time."""
+"""A cache of typical batches: without it, every block of a race would make its batches again."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from autofit.workloads.lengths import elements
 from autofit.workloads.tree import Batch, map_tensors, nbytes, tensors
 
 MOST_BYTES = 2**30
-"""Batches of other sizes are dropped when the batches in host memory exceed this many bytes."""
+"""Maximum size of the cached batches in host memory: above it, batches of other sizes are dropped."""
 STEPS_KEPT, MOST_BATCHES = 4, 64
-"""A probe cycles through this many steps of different batches, so that one odd batch does not decide. Together they
-hold at most `MOST_BATCHES` micro batches."""
+"""Number of steps with different batches that a probe cycles through, so that one unusual batch does not decide, and
+the maximum number of their micro batches."""
 COUNTED = 64
-"""The useful tokens of this many samples are counted where every batch of a size has the same shape."""
+"""Number of samples whose useful tokens are counted if all batches of a size have the same shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,11 @@ class Typical:
     """Typical batches of one size, for steps of several micro batches.
 
     Attributes:
-        batches: to be copied before they are handed to the user's code, which may change them.
-        parts: micro batches of a step.
-        cycle: steps after which the same batches come again, where they differ in shape; 1 where all are alike.
-        fetch_s: seconds that making one of them took.
-        tokens: useful tokens of each batch; None for data that is not sequences.
+        batches: the micro batches. Copy them before the user's code runs on them, since it may change them.
+        parts: number of micro batches per step.
+        cycle: number of steps after which the batches repeat if they differ in shape. 1 if all have the same shape.
+        fetch_s: seconds it took to make one micro batch.
+        tokens: useful tokens of each micro batch. None for data that is not sequences.
     """
 
     batches: Sequence[Batch]
@@ -40,17 +40,17 @@ class Typical:
     tokens: Sequence[float] | None
 
     def of_step(self, number: int) -> list[Batch]:
-        """Returns the micro batches of a step; step 0 has the first."""
+        """Returns the micro batches of a step. Steps count from 0."""
         return [self.batches[at] for at in self._places(number)]
 
     def tokens_per_step(self, steps: int) -> float | None:
-        """Returns the mean of the useful tokens of the first `steps` steps; None for data that is not sequences."""
+        """Returns the mean number of useful tokens of the first `steps` steps. None for data that is not sequences."""
         if self.tokens is None:
             return None
         return fmean(sum(self.tokens[at] for at in self._places(number)) for number in range(min(steps, self.cycle)))
 
     def by_size(self, *, rising: bool) -> "Typical":
-        """Returns the micro batches of all steps in the order of their elements: together they are the same work."""
+        """Returns the micro batches of all steps, sorted by number of elements. The total work is the same."""
         places = [at for step in range(_steps_kept(self.parts)) for at in self._places(step)]
         places.sort(key=lambda at: elements(self.batches[at]), reverse=not rising)
         tokens = None if self.tokens is None else [self.tokens[at] for at in places]
@@ -62,7 +62,7 @@ class Typical:
 
 
 class BatchStore:
-    """A `BatchSource` that remembers the typical batches it gave last."""
+    """A `BatchSource` with a cache of the typical batches returned last."""
 
     def __init__(self, source: BatchSource) -> None:
         self.source = source
@@ -70,9 +70,9 @@ class BatchStore:
         self._per_sample: float | None = None
 
     def typical(self, size: int, parts: int) -> Typical:
-        """Returns batches of `size` samples for steps of `parts` of them, the same ones in every call."""
+        """Returns batches of `size` samples for steps of `parts` micro batches, the same in every call."""
         found = self._kept.pop((size, parts), None) or self._made(size, parts)
-        if _on_host(found):  # kept on the device they would count as memory of the next plan
+        if _on_host(found):  # batches cached on the device would count as memory of the next plan
             self._kept[size, parts] = found
         while len(self._kept) > 1 and sum(map(_bytes_of, self._kept.values())) > MOST_BYTES:
             self._kept.popitem(last=False)
@@ -92,10 +92,10 @@ class BatchStore:
         return Typical(batches, parts, steps if varies else 1, seconds, counts)
 
     def _tokens_per_sample(self) -> float:
-        """Returns the mean of some samples: which ones a size happens to get must not make it look fast or slow."""
+        """Returns the mean over a fixed set of samples, so that all batch sizes are compared on the same figure."""
         if self._per_sample is None:
-            own = self.source.user_batch_size
-            size = min(own, COUNTED) if self.source.resizable else own
+            user_size = self.source.user_batch_size
+            size = min(user_size, COUNTED) if self.source.resizable else user_size
             batches = self.source.typical(size, -(-COUNTED // size))
             self._per_sample = fmean(self._counted(batches) or [0]) / size
         return self._per_sample
@@ -106,12 +106,12 @@ class BatchStore:
 
 
 def fresh(batch: Batch) -> Batch:
-    """Returns a copy of `batch`, as a loader would give: a step may take entries out of it, or write to its tensors."""
+    """Returns a copy of `batch`. A step may then remove entries or write to its tensors, as with a loader's batch."""
     return map_tensors(batch, torch.clone)
 
 
 def _steps_kept(parts: int) -> int:
-    """Returns how many different steps of this many micro batches there are."""
+    """Returns the number of different steps, given the number of micro batches per step."""
     return max(min(STEPS_KEPT, MOST_BATCHES // parts), 1)
 
 
@@ -124,5 +124,5 @@ def _bytes_of(typical: Typical) -> int:
 
 
 def unused(parts: Sequence[Batch], device_type: str) -> list[Batch]:
-    """Returns micro batches that a step may change: copies, where bringing them to its device does not make any."""
+    """Returns micro batches that a step may change. Only those already on its device are copied."""
     return [fresh(part) if any(t.device.type == device_type for t in tensors(part)) else part for part in parts]

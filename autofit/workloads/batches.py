@@ -1,9 +1,8 @@
 """BatchSource: batches of any size from the user's loader, which is never advanced.
 
-A loader is one of two things. Either it makes batches from samples (a DataLoader): then any batch is made from the
-data set and the collate function, and the loader's own iterator is never touched. Or it yields ready batches (a
-list, a DataLoader with batch_size=None, any object that iterates afresh): then batches are cut and joined, where
-that is sound.
+There are two kinds of loader. A DataLoader makes batches from samples. Batches of any size are then made from its data
+set and collate function, and its own iterator is never used. Other loaders yield ready batches (a list, a DataLoader
+with batch_size=None, any re-iterable object). Their batches are cut and joined where that is correct.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,11 +26,11 @@ class BatchSource:
     """Makes batches of any size from the user's loader without ever advancing it.
 
     Attributes:
-        user_batch_size: samples per batch of the user's own loader.
-        length: samples that one pass over the loader gives; None when it cannot be known.
-        varies: whether batches of one size differ in shape, because the lengths of samples vary.
-        resizable: False only when no other batch size than the user's can be made.
-        max_size: largest batch that can be made where only cutting is possible; None when any can.
+        user_batch_size: number of samples per batch of the user's loader.
+        length: number of samples in one pass over the loader. None if it is unknown.
+        varies: whether batches of one size differ in shape because sample lengths vary.
+        resizable: whether batches of other sizes than the user's can be made.
+        max_size: largest batch that can be made if batches can only be cut. None if any size can be made.
     """
 
     def __init__(self, loader: Iterable[Any], maker: BatchMaker, worst_case: object) -> None:
@@ -44,48 +43,49 @@ class BatchSource:
         """Returns the source for a loader.
 
         Args:
-            loader: a DataLoader, a list or tuple of batches, or any object that iterates afresh over batches.
+            loader: a DataLoader, a list or tuple of batches, or any object that can be iterated repeatedly over
+                batches.
             worst_case: None (scan the data), a callable `size -> batch`, or one sample that is repeated and
                 collated (for ready batches: one batch that is repeated or cut).
-            seed: of the private generator that chooses samples.
-            scan: at most this many samples are measured for their length.
+            seed: seed of the private generator that chooses samples.
+            scan: maximum number of samples whose length is measured.
 
         Raises:
-            WorkloadError: the loader is empty, a one-shot iterator, no loader, or its batches hold no tensor.
+            WorkloadError: the loader is empty, a one-shot iterator or not a loader, or its batches hold no tensor.
         """
         loader = _checked(loader)
         return cls(loader, _maker_of(loader, BatchOptions(worst_case, seed, max(scan, 2))), worst_case)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should know about how the batches were made."""
+        """Notes for the user on how the batches were made."""
         return tuple(self._maker.notes)
 
     @property
     def even(self) -> bool:
-        """Whether each tensor of a batch has one row per sample; graphs, bags and lists have not."""
+        """Whether each tensor of a batch has one row per sample. Graphs, bags and lists do not."""
         return self._maker.even
 
     @property
     def has_rows(self) -> bool:
-        """Whether the shapes of a batch tell how many samples it holds."""
+        """Whether the shapes of a batch give its number of samples."""
         return self._maker.has_rows
 
     def typical(self, size: int, count: int) -> list[Batch]:
-        """Returns `count` batches of exactly `size` samples, the same ones in every call.
+        """Returns `count` batches of exactly `size` samples, the same in every call.
 
-        The tensors are the caller's own: changing them in place leaves the user's data alone.
+        The tensors are copies: changing them in place does not change the user's data.
 
         Raises:
-            WorkloadError: `size` or `count` below 1, or a size that cannot be made (`resizable`, `max_size`).
+            WorkloadError: `size` or `count` is below 1, or the size cannot be made (`resizable`, `max_size`).
         """
         self._check(size)
         if count < 1:
-            raise WorkloadError(f"found a count of {count} batches; expected at least 1; ask for one or more")
+            raise WorkloadError(f"found a count of {count} batches; expected at least 1; request one or more")
         return [map_tensors(batch, torch.clone) for batch in self._maker.typical(size, count)]
 
     def cuttable(self, size: int, count: int) -> list[Cuttable]:
-        """Returns batches as `typical` does, which can be had in parts too: of the same samples, collated anew.
+        """Returns the batches of `typical` in a form that can also be cut: each part collates the same samples anew.
 
         Raises:
             WorkloadError: as `typical`.
@@ -94,14 +94,14 @@ class BatchSource:
         return self._maker.cuttable(size, count)
 
     def choose(self, size: int, count: int) -> None:
-        """Chooses the samples of `typical` beforehand, so that what it takes then is what making batches takes."""
+        """Chooses the samples of `typical` in advance, so that timing `typical` measures only making batches."""
         self._maker.choose(size, count)
 
     def worst(self, size: int) -> Batch:
-        """Returns the worst batch known: the longest samples, or what `worst_case` gives.
+        """Returns the worst known batch: the longest samples, or what `worst_case` returns.
 
         Raises:
-            WorkloadError: as `typical`; or `worst_case` gave a batch of another size.
+            WorkloadError: as `typical`, or `worst_case` returned a batch of another size.
         """
         self._check(size)
         worst_case = self._worst_case
@@ -113,23 +113,23 @@ class BatchSource:
         if self.even and batch_size(batch) != size and not _lists(batch, size):
             raise WorkloadError(
                 f"worst_case({size}) returned {batch_size(batch)} samples: {describe([batch])}; expected a "
-                f"batch of {size}; build it for the size that is asked for, or pass one sample instead of a "
+                f"batch of {size}; build it for the size that is passed, or pass one sample instead of a "
                 "callable"
             )
         return batch
 
     def tokens(self, batch: Batch) -> int | None:
-        """Returns the useful tokens of a batch, padding not counted; None for data that is not sequences."""
+        """Returns the number of tokens of a batch without padding. None for data that is not sequences."""
         return useful_tokens(batch)
 
     def rebuild(self, size: int, *, counted: bool = False) -> Iterable[Batch | Counted]:
-        """Returns the user's data in batches of `size`, for training; the user's own loader for their own size.
+        """Returns the user's data in batches of `size`, for training. For the user's batch size it is their own loader.
 
-        With `counted` its batches come with their samples, as they were collated; those that come without one have
-        the samples that their shapes tell.
+        With `counted`, batches come as `Counted`, with the number of samples that were collated. The number of samples
+        of a plain batch is given by its shapes.
 
         Raises:
-            WorkloadError: the size cannot be made.
+            WorkloadError: batches of this size cannot be made.
         """
         self._check(size)
         if counted:
@@ -138,33 +138,33 @@ class BatchSource:
 
     @property
     def small_size(self) -> int:
-        """The size of a small batch that can be made: 2 where that can be, which shows the batch dimension."""
+        """The size of a small batch: 2 if it can be made, since that shows the batch dimension."""
         return min(2, self.max_size or 2) if self.resizable else self.user_batch_size
 
     def structure(self) -> str:
-        """Returns the batches' keys, dtypes and shapes as one stable line, see `tree.describe`."""
+        """Returns the batches' keys, dtypes and shapes as one stable line. See `batch_algebra.describe`."""
         return self._maker.structure()
 
     def _check(self, size: int) -> None:
         if size < 1:
-            raise WorkloadError(f"found a batch size of {size}; expected at least 1; ask for a positive size")
+            raise WorkloadError(f"found a batch size of {size}; expected at least 1; request a positive size")
         if not self.resizable and size != self.user_batch_size:
             raise WorkloadError(
-                f"a batch of {size} was asked for, but this loader's batches can be neither cut nor joined; "
-                f"expected {self.user_batch_size}; give a DataLoader over samples with a collate_fn"
+                f"a batch of {size} was requested, but this loader's batches can be neither cut nor joined; "
+                f"expected {self.user_batch_size}; pass a DataLoader over samples with a collate_fn"
             )
         if self.max_size is not None and size > self.max_size:
             raise WorkloadError(
-                f"a batch of {size} was asked for, but batches of this loader can only be cut; expected at "
-                f"most {self.max_size}; give a DataLoader over samples with a collate_fn"
+                f"a batch of {size} was requested, but batches of this loader can only be cut; expected at "
+                f"most {self.max_size}; pass a DataLoader over samples with a collate_fn"
             )
 
 
 def _checked(loader: object) -> Iterable[Any]:
-    """Returns the loader if its type says that it can be iterated over batches.
+    """Returns the loader if its type can be iterated over batches.
 
     Raises:
-        WorkloadError: it is a data set, one batch, or nothing that can be iterated.
+        WorkloadError: it is a data set or a single batch, or cannot be iterated.
     """
     if isinstance(loader, DataLoader):
         return loader
@@ -192,6 +192,6 @@ def _maker_of(loader: Iterable[Any], options: BatchOptions) -> BatchMaker:
 
 
 def _lists(batch: Batch, size: int) -> bool:
-    """Returns whether a batch is, or holds, a list of `size` entries."""
+    """Returns whether a batch is or holds a list of `size` entries."""
     nodes = (batch, *(children(batch) or {}).values())
     return any(isinstance(node, (list, tuple)) and len(node) == size for node in nodes)

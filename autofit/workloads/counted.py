@@ -1,6 +1,6 @@
-"""Counted batches: how many samples a batch holds is known where it is made, and goes with it.
+"""Counted batches: batches that carry their number of samples, which is known where a batch is collated.
 
-Shapes do not tell it: a batch of graphs has a row per node and per edge, a batch of bags one per value.
+Shapes may not give it: a batch of graphs has one row per node and per edge, a batch of bags one row per value.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ from autofit.workloads.tree import Batch, tensors
 class Counted(NamedTuple):
     """A batch and the number of samples that were collated into it.
 
-    A named tuple, since a DataLoader pins the memory of one and sends it from its workers as any other batch.
+    It is a named tuple because a DataLoader can pin its memory and send it from its workers like any other batch.
     """
 
     batch: Batch
@@ -23,21 +23,21 @@ class Counted(NamedTuple):
 
 
 def counted(batch: Batch | Counted) -> Counted:
-    """Returns a batch with its samples: as they were counted, or, for a plain batch, as its shapes tell.
+    """Returns a batch with its number of samples. That of a plain batch is taken from its shapes.
 
     Raises:
-        WorkloadError: a plain batch without a tensor that has a batch dimension.
+        WorkloadError: a plain batch has no tensor with a batch dimension.
     """
     return batch if isinstance(batch, Counted) else Counted(batch, batch_size(batch))
 
 
 @dataclass(frozen=True, slots=True)
 class Cuttable:
-    """A batch that can be had in parts.
+    """A batch that can also be cut into parts.
 
     Attributes:
-        batch: the whole.
-        samples: how many it holds.
+        batch: the whole batch.
+        samples: number of samples in the batch.
         cut: returns the same samples in batches of the given sizes, which add up to `samples`.
     """
 
@@ -47,16 +47,16 @@ class Cuttable:
 
     @classmethod
     def of(cls, batch: "Batch | Cuttable") -> "Cuttable":
-        """Returns a plain batch as one that is cut along its first dimension; a cuttable one as it is."""
+        """Wraps a plain batch, to be cut along its first dimension. A `Cuttable` is returned as it is."""
         return batch if isinstance(batch, cls) else cls(batch, batch_size(batch), partial(_split, batch))
 
 
 class Collating:
-    """A collate function that counts its samples; runs in a loader's workers.
+    """A collate function that counts its samples. It runs in the loader's workers.
 
     Args:
-        collate: the user's.
-        by_rows: whether the tensors of a batch have a row per sample: fewer where damaged samples are left out.
+        collate: the user's collate function.
+        by_rows: whether tensors have one row per sample. A batch has fewer rows if `collate` drops damaged samples.
     """
 
     def __init__(self, collate: Callable[[list[Any]], Batch], by_rows: bool) -> None:
@@ -65,14 +65,14 @@ class Collating:
     def __call__(self, samples: list[Any]) -> Counted:
         """Returns the batch of the samples, with their number."""
         batch = self.collate(samples)
-        if not isinstance(samples, (list, tuple)):  # a data set's own __getitems__ may give columns, not samples
+        if not isinstance(samples, (list, tuple)):  # a data set's __getitems__ may return columns instead of samples
             return counted(batch)
         rows = _rows(batch) if self.by_rows else None
         return Counted(batch, min(len(samples), rows or len(samples)))
 
 
 class KeyLists:
-    """A data set that takes a list of keys, and counts them."""
+    """A data set that takes a list of keys and counts them."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -81,7 +81,7 @@ class KeyLists:
         return Counted(self.dataset[keys], len(keys))
 
     def __getattr__(self, name: str) -> Any:
-        if name == "dataset":  # asked for while this object is unpickled in a worker
+        if name == "dataset":  # looked up while this object is unpickled in a worker
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
@@ -93,12 +93,12 @@ class CollatingCounted:
         self.collate = collate
 
     def __call__(self, found: Counted) -> Counted:
-        """Returns the batch that the user's function makes of what the data set gave, with its samples."""
+        """Collates what the data set returned and adds the number of samples."""
         return Counted(self.collate(found.batch), found.samples)
 
 
-class Alike:
-    """The batches of a loader whose samples cannot be counted: each has as many as any other."""
+class EquallyCounted:
+    """The batches of a loader whose samples cannot be counted: each counts as the same number of samples."""
 
     def __init__(self, loader: Iterable[Batch], samples: int) -> None:
         self.loader, self.samples = loader, samples
@@ -107,14 +107,14 @@ class Alike:
         return (Counted(batch, self.samples) for batch in self.loader)
 
     def __len__(self) -> int:
-        return len(self.loader)  # type: ignore[arg-type]  # where the loader has none, this has none
+        return len(self.loader)  # type: ignore[arg-type]  # raises TypeError if the loader has no length
 
 
 def has_rows(batches: Iterable[tuple[Batch, int]]) -> bool:
-    """Returns whether the tensors of batches have a row per sample, or fewer; not where samples lie along another axis.
+    """Returns whether the tensors of batches have at most one row per sample, and samples are along no other axis.
 
     Args:
-        batches: of several sizes, with the samples that each was collated from.
+        batches: batches of several sizes, each with the number of samples it was collated from.
     """
     along: set[int] | None = None
     for batch, size in batches:
@@ -127,7 +127,7 @@ def has_rows(batches: Iterable[tuple[Batch, int]]) -> bool:
 
 
 def _rows(batch: Batch) -> int | None:
-    """Returns the rows that all tensors of a batch have."""
+    """Returns the number of rows if all tensors of a batch have the same number, else None."""
     found = {tensor.shape[:1] for tensor in tensors(batch)}
     return found.pop().numel() if len(found) == 1 else None
 

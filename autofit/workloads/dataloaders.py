@@ -1,7 +1,7 @@
-"""DataLoaders: what makes batches from each kind of DataLoader, and how to make the DataLoader again.
+"""DataLoaders: selects what makes batches for each kind of DataLoader, and rebuilds the DataLoader at other sizes.
 
-A DataLoader makes batches from samples, so any batch is made from its data set and its collate function, and its own
-iterator is never touched; without batching it gives ready batches.
+A DataLoader makes batches from samples. Batches of any size are therefore made from its data set and collate function,
+and its own iterator is never used. With `batch_size=None` it yields ready batches.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from autofit.workloads.sample_batches import Recipe, SampleBatches
 from autofit.workloads.samplers import batch_sampler_keys, draws_at_random, sampler_keys
 from autofit.workloads.streams import STREAM_BATCHES, known_length, read
 
-_STREAM_SAMPLES = 512  # samples read from a data set that can only be iterated
+_STREAM_SAMPLES = 512  # number of samples read from an iterable data set
 _KEPT = (
     "collate_fn",
     "num_workers",
@@ -36,12 +36,12 @@ _KEPT = (
 
 
 def dataloader_maker(loader: DataLoader[Any], options: BatchOptions) -> BatchMaker:
-    """Returns what makes batches from a DataLoader, of one of its five kinds."""
+    """Returns the batch maker for a DataLoader, which is of one of five kinds."""
     if isinstance(loader.dataset, IterableDataset):
         return _of_stream(loader, options)
     if loader.batch_sampler is not None:
         return SampleBatches(loader, _map_recipe(loader, loader.batch_sampler, options.scan, listed=False), options)
-    if isinstance(loader.sampler, BatchSampler):  # the data set itself takes a list of keys
+    if isinstance(loader.sampler, BatchSampler):  # the data set takes a list of keys
         return SampleBatches(loader, _map_recipe(loader, loader.sampler, options.scan, listed=True), options)
     dataset: Any = loader.dataset
     keys, _ = sampler_keys(loader.sampler, dataset, options.scan)
@@ -49,18 +49,18 @@ def dataloader_maker(loader: DataLoader[Any], options: BatchOptions) -> BatchMak
 
 
 class _KeyDraw(NamedTuple):
-    """The lists of keys that a DataLoader draws samples by.
+    """How a DataLoader draws the keys of the samples of its batches, as one list of keys per batch.
 
     Attributes:
-        keys: of all samples that may be drawn.
-        length: samples in one pass; None where that is not known.
-        user_size: the batch size that the user has set.
-        drop_last: whether a last list that is short is left out.
-        lists: returns the lists of another size.
-        grouped: whether a batch sampler of the user's own says which samples meet.
-        resizes: whether lists of another size keep the rule by which the user's are made.
-        at_random: whether any samples may meet in a list.
-        notes: what a person should know.
+        keys: keys of all samples that may be drawn.
+        length: number of samples in one pass. None if it is unknown.
+        user_size: the user's batch size.
+        drop_last: whether an incomplete last list is dropped.
+        lists: returns the lists at another size.
+        grouped: whether a batch sampler of the user's decides which samples are batched together.
+        resizes: whether lists of another size follow the rule by which the user's lists are made.
+        at_random: whether any samples may be batched together.
+        notes: notes for the user.
     """
 
     keys: Sequence[Any]
@@ -75,7 +75,7 @@ class _KeyDraw(NamedTuple):
 
 
 def _plain_draw(batch_sampler: BatchSampler, dataset: Any, scan: int) -> _KeyDraw:
-    """Returns how torch's own batch sampler draws: the keys of its sampler in order, cut to lists."""
+    """Describes torch's own `BatchSampler`: the keys of its sampler in order, cut into lists."""
     sampler, drop_last = batch_sampler.sampler, bool(batch_sampler.drop_last)
     keys, length = sampler_keys(sampler, dataset, scan)
 
@@ -87,18 +87,18 @@ def _plain_draw(batch_sampler: BatchSampler, dataset: Any, scan: int) -> _KeyDra
     return _KeyDraw(keys, length, size, drop_last, lists, False, True, at_random, notes=())
 
 
-def _own_draw(batch_sampler: Any, dataset: Any, scan: int) -> _KeyDraw:
-    """Returns how a batch sampler of the user's own draws."""
+def _user_draw(batch_sampler: Any, dataset: Any, scan: int) -> _KeyDraw:
+    """Describes a custom batch sampler."""
     keys, length, user_size, notes = batch_sampler_keys(batch_sampler, dataset, scan)
     drop_last = bool(getattr(batch_sampler, "drop_last", False))
 
     @cache
-    def own() -> Pass:
+    def user_pass() -> Pass:
         return one_pass(batch_sampler, user_size)
 
     @cache
     def lists(size: int) -> Iterable[list[Any]]:
-        return batch_sampler if size == user_size else resized(batch_sampler, size, user_size, drop_last, own)
+        return batch_sampler if size == user_size else resized(batch_sampler, size, user_size, drop_last, user_pass)
 
     resizes = not keys or type(lists(user_size // 2 or 2)) is not Rechunked
     return _KeyDraw(keys, length, user_size, drop_last, lists, True, resizes, False, notes)
@@ -108,7 +108,7 @@ class _Fetching(NamedTuple):
     """How samples become a batch: the functions of the same names in `Recipe`.
 
     Attributes:
-        counting: by_rows -> what of the user's DataLoader is replaced so that samples are counted.
+        counting: by_rows -> DataLoader arguments to replace so that samples are counted.
     """
 
     sample: Callable[[Any], Any]
@@ -119,9 +119,9 @@ class _Fetching(NamedTuple):
 
 
 def _by_sample(loader: DataLoader[Any]) -> _Fetching:
-    """Returns the reading of a data set that takes one key."""
+    """Describes fetching from a data set that takes one key."""
     dataset: Any = loader.dataset
-    many = getattr(dataset, "__getitems__", None)  # torch's own fetcher prefers it too
+    many = getattr(dataset, "__getitems__", None)  # torch's own fetcher also prefers it
 
     def fetch(chosen: list[Any]) -> Any:
         return many(chosen) if callable(many) else [dataset[key] for key in chosen]
@@ -131,7 +131,7 @@ def _by_sample(loader: DataLoader[Any]) -> _Fetching:
 
 
 def _by_list(loader: DataLoader[Any]) -> _Fetching:
-    """Returns the reading of a data set that takes a list of keys and gives a batch."""
+    """Describes fetching from a data set that takes a list of keys and returns a batch."""
     dataset: Any = loader.dataset
     collate: Any = loader.collate_fn
     return _Fetching(
@@ -144,35 +144,35 @@ def _by_list(loader: DataLoader[Any]) -> _Fetching:
 
 
 def _map_recipe(loader: DataLoader[Any], batch_sampler: Any, scan: int, *, listed: bool) -> Recipe:
-    """Returns the recipe of a map-style data set; `listed` when it takes lists of keys and gives batches."""
+    """Returns the recipe for a map-style data set. `listed`: it takes lists of keys and returns batches."""
     plain = type(batch_sampler) is BatchSampler
-    draw = (_plain_draw if plain else _own_draw)(batch_sampler, loader.dataset, scan)
-    reading = (_by_list if listed else _by_sample)(loader)
+    draw = (_plain_draw if plain else _user_draw)(batch_sampler, loader.dataset, scan)
+    fetching = (_by_list if listed else _by_sample)(loader)
 
-    def again(size: int, changes: Mapping[str, Any]) -> DataLoader[Any]:
-        return _again(loader, draw.lists(size), listed=listed, changes=changes)
+    def rebuilt(size: int, changes: Mapping[str, Any]) -> DataLoader[Any]:
+        return _rebuilt(loader, draw.lists(size), listed=listed, changes=changes)
 
     return Recipe(
         keys=draw.keys,
-        sample=reading.sample,
-        fetch=reading.fetch,
-        join=reading.join,
-        collate=reading.collate,
-        rebuild=lambda size: again(size, {}),
-        count=lambda size, by_rows: again(size, reading.counting(by_rows)),
+        sample=fetching.sample,
+        fetch=fetching.fetch,
+        join=fetching.join,
+        collate=fetching.collate,
+        rebuild=lambda size: rebuilt(size, {}),
+        count=lambda size, by_rows: rebuilt(size, fetching.counting(by_rows)),
         lists=None if draw.at_random else draw.lists,
         grouped=draw.grouped,
         resizes=draw.resizes,
         user_batch_size=draw.user_size,
         length=draw.length,
         drop_last=draw.drop_last,
-        own_way=_own_way(loader),
+        custom_iter=_custom_iter(loader),
         notes=_subclass_note(loader) + draw.notes,
     )
 
 
 def _of_stream(loader: DataLoader[Any], options: BatchOptions) -> BatchMaker:
-    """Returns the maker for a data set that can only be iterated: a bounded number of samples is held."""
+    """Returns the batch maker for an iterable data set. A limited number of its samples is held in memory."""
     dataset, user_size, collate = loader.dataset, loader.batch_size, loader.collate_fn
     if user_size is None:
         held, ended, notes = read(dataset, STREAM_BATCHES, "batches")
@@ -198,20 +198,20 @@ def _of_stream(loader: DataLoader[Any], options: BatchOptions) -> BatchMaker:
         user_batch_size=user_size,
         length=len(samples) if length is None and ended else length,
         drop_last=loader.drop_last,
-        own_way=_own_way(loader),
+        custom_iter=_custom_iter(loader),
         notes=notes + _subclass_note(loader),
     )
     return SampleBatches(loader, recipe, options)
 
 
-def _again(loader: DataLoader[Any], lists: Any, *, listed: bool, changes: Mapping[str, Any]) -> DataLoader[Any]:
-    """Returns a new DataLoader over the same data that draws `lists` of keys, with everything else that the user set.
+def _rebuilt(loader: DataLoader[Any], lists: Any, *, listed: bool, changes: Mapping[str, Any]) -> DataLoader[Any]:
+    """Returns a new DataLoader over the same data that draws `lists` of keys. Other arguments are as the user set them.
 
     Args:
-        loader: the user's.
+        loader: the user's loader.
         lists: a batch sampler.
         listed: whether the data set takes lists of keys.
-        changes: what is not as the user set it.
+        changes: arguments to replace.
     """
     if listed:
         return _with(loader, changes, batch_size=None, sampler=lists)
@@ -225,16 +225,16 @@ def _counting(loader: DataLoader[Any], by_rows: bool) -> dict[str, Any]:
 
 
 def _with(loader: DataLoader[Any], changes: Mapping[str, Any], **more: Any) -> DataLoader[Any]:
-    """Returns a new DataLoader with everything the user set, but for the changes."""
+    """Returns a new DataLoader with the user's arguments and the given changes."""
     kept = {name: getattr(loader, name) for name in ("dataset", *_KEPT)}
     return DataLoader(**{**kept, **changes, **more})
 
 
-def _own_way(loader: DataLoader[Any]) -> bool:
+def _custom_iter(loader: DataLoader[Any]) -> bool:
     return type(loader).__iter__ is not DataLoader.__iter__
 
 
 def _subclass_note(loader: DataLoader[Any]) -> tuple[str, ...]:
-    if not _own_way(loader):
+    if not _custom_iter(loader):
         return ()
-    return (f"{type(loader).__name__} iterates in its own way: other batch sizes come from a plain DataLoader",)
+    return (f"{type(loader).__name__} overrides __iter__: other batch sizes use a plain DataLoader",)

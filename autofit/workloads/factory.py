@@ -1,6 +1,6 @@
 """Finds and calls the user's `make_workload` from `train.py:make_workload` or `package.module:make_workload`.
 
-This executes the user's file. It happens only in the process that probes.
+This executes the user's file, only in the process that probes.
 """
 
 import importlib
@@ -29,13 +29,13 @@ def make(target: str, arguments: Mapping[str, Any] | None = None) -> dict[str, A
     """Calls the factory that `target` names and returns the arguments of `autofit.tune`.
 
     Args:
-        target: `path/to/file.py:function` or `package.module:function`; the function defaults to `make_workload`.
+        target: `path/to/file.py:function` or `package.module:function`. The function defaults to `make_workload`.
         arguments: keyword arguments for the function.
 
     Raises:
-        UsageError: no such file, module or function.
-        UserCodeError: the file or the function raised; the user's traceback is attached.
-        WorkloadError: the function returned something else than a workload.
+        UsageError: the file, module or function does not exist.
+        UserCodeError: the file or the function raised. The user's traceback is attached.
+        WorkloadError: the function did not return a workload.
     """
     where, name = _split(target)
     module = _load(where)
@@ -50,7 +50,7 @@ def make(target: str, arguments: Mapping[str, Any] | None = None) -> dict[str, A
 
 
 def as_arguments(made: object, target: str) -> dict[str, Any]:
-    """Returns what a factory made as the arguments of `autofit.tune`."""
+    """Converts the return value of a factory to the arguments of `autofit.tune`."""
     if isinstance(made, Workload):
         return {field: getattr(made, field) for field in Workload.__dataclass_fields__}
     if isinstance(made, Mapping) and {"model", "loader"} <= set(made):
@@ -70,14 +70,14 @@ def _split(target: str) -> tuple[str, str]:
     if not colon or not name.isidentifier():
         where, name = target, DEFAULT_NAME
     if not where:
-        raise UsageError(f"{target!r} names no file or module; expected for example train.py:make_workload.")
+        raise UsageError(f"{target!r} has no file or module name; expected for example train.py:make_workload.")
     return where, name
 
 
 def _load(where: str) -> ModuleType:
     if where.endswith(".py") or "/" in where or "\\" in where:
         return _load_file(Path(where))
-    _look_in(Path.cwd())
+    _add_to_path(Path.cwd())
     parents = [where.rsplit(".", count)[0] for count in range(where.count(".") + 1)]
     with _users_code(f"importing {where}", absent=parents):
         return importlib.import_module(where)
@@ -88,8 +88,8 @@ def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         near = get_close_matches(path.name, [each.name for each in path.parent.glob("*.py")], n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
-        raise UsageError(f"there is no file {path}; expected a Python file, as in train.py:make_workload.{hint}")
-    _look_in(path.parent)
+        raise UsageError(f"{path} does not exist; expected a Python file, as in train.py:make_workload.{hint}")
+    _add_to_path(path.parent)
     spec = importlib.util.spec_from_file_location(_LOADED, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"{path} cannot be loaded as Python; expected a file that ends in .py.")
@@ -100,28 +100,28 @@ def _load_file(path: Path) -> ModuleType:
     return module
 
 
-def _look_in(folder: Path) -> None:
-    """Lets modules be found in the user's folder: after the standard library, before what is installed.
+def _add_to_path(folder: Path) -> None:
+    """Adds the user's folder to `sys.path`, after the standard library and before installed packages.
 
-    A file of theirs that is called `statistics.py` must not stand in for the library's, which others import.
+    A user's file named `statistics.py` must not shadow the standard module, which other code imports.
     """
     if str(folder) in sys.path or (folder == Path.cwd() and "" in sys.path):
         return
     roots = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
     installed = ("site-packages", "dist-packages")
-    own = [i for i, each in enumerate(sys.path) if each.startswith(roots) and not each.endswith(installed)]
-    sys.path.insert(own[-1] + 1 if own else len(sys.path), str(folder))
+    standard = [i for i, each in enumerate(sys.path) if each.startswith(roots) and not each.endswith(installed)]
+    sys.path.insert(standard[-1] + 1 if standard else len(sys.path), str(folder))
 
 
 @contextmanager
 def _users_code(what: str, absent: Sequence[str] = ()) -> Iterator[None]:
-    """Shows whatever is raised inside as the user's own error; a missing module of `absent` is a usage error."""
+    """Raises errors from inside as `UserCodeError`. A missing module listed in `absent` is a `UsageError`."""
     try:
         yield
-    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001  # it is the user's, and theirs to see
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001  # the user's code may raise anything
         if isinstance(error, ModuleNotFoundError) and error.name in absent:
             raise UsageError(
-                f"there is no module {error.name!r} here; expected a module on the import path, "
+                f"the module {error.name!r} was not found; expected a module on the import path, "
                 "or a path that ends in .py."
             ) from None
         raise UserCodeError(f"{what} raised {_line(error)}", _users_traceback(error)) from None
@@ -132,9 +132,9 @@ def _line(error: BaseException) -> str:
 
 
 def _users_traceback(error: BaseException) -> str:
-    """Returns the traceback from the user's first frame on."""
+    """Returns the traceback, starting at the first frame in the user's code."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [i for i, frame in enumerate(frames) if frame.filename != __file__ and "importlib" not in frame.filename]
-    shown = frames[own[0] :] if own else []  # none of theirs: their file could not be parsed
+    users = [i for i, frame in enumerate(frames) if frame.filename != __file__ and "importlib" not in frame.filename]
+    shown = frames[users[0] :] if users else []  # no such frame: the file could not be parsed
     lines = ["Traceback (most recent call last):\n", *traceback.format_list(shown)]
     return redacted("".join([*lines, *traceback.format_exception_only(error)]))

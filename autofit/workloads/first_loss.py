@@ -1,4 +1,4 @@
-"""How the loss of a workload is computed, found on one small batch."""
+"""Finds out, on one small batch, how the loss of a workload is computed."""
 
 import torch
 
@@ -10,10 +10,10 @@ from autofit.workloads.workload import Workload
 
 
 def loss_of(workload: Workload, source: BatchSource, device: torch.device) -> LossRule:
-    """Returns how the loss is computed. This may run the model once.
+    """Returns the rule that computes the loss. May run the model once.
 
     Raises:
-        WorkloadError: no loss can be inferred, or what was given returns none.
+        WorkloadError: no loss can be inferred, or the function given does not return a loss.
     """
     batch = map_tensors(source.typical(source.small_size, 1)[0], lambda t: t.to(device))
     if not workload.training:

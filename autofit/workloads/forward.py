@@ -1,4 +1,4 @@
-"""The forward pass alone, for inference: how a batch is given to the model when no loss is wanted."""
+"""The forward pass for inference: how a batch is passed to the model when no loss is computed."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,15 +13,15 @@ from autofit.workloads.tree import Batch
 def resolve_forward(batch: Batch, step_fn: Callable[..., Any] | None) -> LossRule:
     """Returns the rule that runs the model on batches like `batch` and returns its output.
 
-    `step_fn(model, batch)` does it all when given. A mapping is passed as keywords. Of a pair `(inputs, targets)` the
-    inputs are passed; anything else is passed as the one argument.
+    `step_fn(model, batch)` is used if given. Otherwise a mapping is passed as keywords, a pair `(inputs, targets)`
+    passes its inputs, and any other batch is passed as the only argument.
     """
     if step_fn is not None:
         return LossRule("step_fn", step_fn, inferred=False, about="step_fn(model, batch)")
     if isinstance(batch, Mapping):
         return LossRule("forward", _keywords, inferred=True, about="model(**batch)")
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
-        return LossRule("forward", _first, inferred=True, about="model(inputs) of batches (inputs, targets)")
+        return LossRule("forward", _first, inferred=True, about="model(inputs), for batches (inputs, targets)")
     return LossRule("forward", _whole, inferred=True, about="model(batch)")
 
 

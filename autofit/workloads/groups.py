@@ -1,7 +1,7 @@
-"""Groups: the batches that a loader really makes at a size, where the order of its sampler decides which samples meet.
+"""Groups: batches as the rebuilt loader would make them, if its sampler decides which samples are batched together.
 
-A sampler that puts texts of like length together has little padding; batches drawn at random from the same data may be
-nearly half padding. So what is measured are batches of the rebuilt loader, a few that are together like all.
+A sampler that groups texts of similar length needs little padding, while random batches of the same data may be nearly
+half padding. Measurements therefore use a few batches of the rebuilt loader that together match its average batch.
 """
 
 import random
@@ -13,27 +13,27 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from autofit.workloads.lengths import Lengths, extents, product, spaced
-from autofit.workloads.representative import alike
+from autofit.workloads.lengths import Lengths, evenly_spaced, extents, product
+from autofit.workloads.representative import choose_representative
 from autofit.workloads.streams import undisturbed
 
 MOST_LISTS = 4096
-"""Lists are chosen among at most this many where the lengths of all their samples were scanned."""
+"""Maximum number of lists considered if the lengths of all their samples were scanned."""
 LISTS, MEASURED = 128, 2
-"""Where not all lengths were scanned, this many lists are read and `MEASURED` samples of each are measured. A few are
-enough: a sampler that groups by length has like samples in a list, and one that does not group makes like lists."""
+"""Number of lists read, and number of samples measured in each, if not all lengths were scanned. A few are enough: a
+sampler that groups by length has similar samples in a list, and one that does not makes similar lists."""
 READ_KEYS = 200_000
-"""At most this many keys of one pass are read."""
+"""Maximum number of keys read from one pass."""
 
 
 class Groups:
     """Chooses batches among those that a loader makes.
 
     Args:
-        lists: size -> the keys of each batch of the loader that is rebuilt with this size.
-        keys: what names the samples.
+        lists: size -> the keys of each batch of the loader rebuilt at this size.
+        keys: keys of the samples.
         sample: key -> sample.
-        lengths: what the scan of the samples saw.
+        lengths: result of the scan of the samples.
     """
 
     def __init__(
@@ -50,26 +50,27 @@ class Groups:
         self._known = {keys[at]: row for at, row in zip(lengths.positions, rows, strict=False)}
 
     def typical(self, size: int, count: int, chance: random.Random) -> list[list[Any]] | None:
-        """Returns the keys of `count` batches of `size`, some twice where there are fewer; None where there is none.
+        """Returns the keys of `count` batches of `size`, repeated if there are fewer. None if there is no such batch.
 
-        Together they are like all batches of the loader, smaller ones too; any are where samples have no lengths.
+        Together they match the average batch of the loader, smaller batches included. If samples have no lengths, any
+        batches do.
         """
         lists = self._read(size, chance.random())
         if not self._fields:
             full = [keys for keys in lists if len(keys) == size]
             return [chance.choice(full) for _ in range(count)] if full else None
         known = all(key in self._known for keys in lists for key in keys)
-        lists = [lists[at] for at in spaced(len(lists), MOST_LISTS if known else LISTS)]
+        lists = [lists[at] for at in evenly_spaced(len(lists), MOST_LISTS if known else LISTS)]
         full = [keys for keys in lists if len(keys) == size]
         if not full:
             return None
         if len(full) <= count:
             return [full[at % len(full)] for at in range(count)]
         wanted = self._wanted(lists, complete=known)
-        return [full[at] for at in alike([self._costs(keys) for keys in full], wanted, count, chance)]
+        return [full[at] for at in choose_representative([self._costs(keys) for keys in full], wanted, count, chance)]
 
     def _wanted(self, lists: Sequence[Sequence[Any]], *, complete: bool) -> list[tuple[float, float]]:
-        """Returns what a sample has on average; where not all was scanned, with as much useful as the scan saw."""
+        """Returns the mean elements per sample. Without a complete scan, useful elements are those of the scan."""
         fields = list(zip(*map(self._costs, lists), strict=True))
         weights = list(map(len, lists))
         means = [[fmean(side, weights) for side in zip(*field, strict=True)] for field in fields]
@@ -79,19 +80,21 @@ class Groups:
         return [(seen, padded * seen / max(useful, 1)) for (useful, padded), seen in pairs]
 
     def _read(self, size: int, seed: float) -> list[list[Any]]:
-        """Returns the lists of one pass, the same in every process if the sampler draws by a global generator."""
+        """Returns the lists of one pass. They are the same in every process if the sampler uses a global generator."""
         lists = self._lists(size)
         if type(lists) is BatchSampler and isinstance(lists.sampler, (SequentialSampler, range)):
-            return [list(range(at * size, at * size + size)) for at in spaced(len(lists.sampler) // size, MOST_LISTS)]
+            return [
+                list(range(at * size, at * size + size)) for at in evenly_spaced(len(lists.sampler) // size, MOST_LISTS)
+            ]
         with undisturbed(lists):
             random.seed(seed)
             torch.manual_seed(int(seed * 2**32))
             return [list(keys) for keys in islice(lists, max(READ_KEYS // size, 1))]
 
     def _costs(self, keys: Sequence[Any]) -> list[tuple[float, float]]:
-        """Returns the useful and the padded elements of a sample of a batch, by field."""
+        """Returns the useful and the padded elements per sample of a batch, by field."""
         if not all(key in self._known for key in keys):
-            keys = [keys[at] for at in spaced(len(keys), MEASURED)]
+            keys = [keys[at] for at in evenly_spaced(len(keys), MEASURED)]
         columns = zip(*(self._row(key) for key in keys), strict=True)
         return [(sum(column) / len(column), max(column)) for column in columns]
 

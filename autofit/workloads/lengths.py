@@ -1,8 +1,8 @@
-"""Variable lengths: how long the samples are, which of them make the worst batch, how many tokens are useful.
+"""Variable lengths: how long samples are, which samples make the worst batch, and how many tokens are useful.
 
-Out-of-memories in training come from the one batch that is longer than all batches a probe has seen. The
-samples are therefore measured before the first probe, and fit is proven on the longest of them. Only positions
-and lengths are kept, never the samples.
+Training runs out of memory on a batch that is longer than every batch a probe has seen. Samples are therefore measured
+before the first probe, and the longest are used to prove that a plan fits. Only positions and lengths are kept, never
+the samples.
 """
 
 import math
@@ -13,22 +13,22 @@ from typing import Any
 import torch
 
 from autofit.workloads.batch_algebra import leaves
-from autofit.workloads.tree import Batch, asked, children, tensors
+from autofit.workloads.tree import Batch, children, safe_getattr, tensors
 
-_MAX_ENTRIES = 8  # a list with more entries than this is measured as a whole, not entry by entry
-_MAX_COLUMNS = 6  # rankings tried one by one when the worst batch is chosen
+_MAX_ENTRIES = 8  # longer lists are measured as a whole, not entry by entry
+_MAX_COLUMNS = 6  # maximum number of single dimensions by which samples are ranked
 _LENGTH_NAMES = ("lengths", "length", "input_lengths", "input_length")
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """What a scan saw: the extents, per scanned sample, that are not the same in all of them.
+    """Result of a scan: the extents of the scanned samples that differ between samples.
 
     Attributes:
         positions: positions of the scanned samples, ascending.
-        sizes: element counts by field; only fields that vary.
-        dims: single dimensions by field and dimension; only those that vary. A collate function that pads to
-            the largest height and the largest width meets its worst batch at the extremes of each.
+        sizes: number of elements by field, for fields that vary.
+        dims: single dimensions by field and dimension, for those that vary. If a collate function pads to the largest
+            height and the largest width, its worst batch has the extreme of each.
     """
 
     positions: tuple[int, ...]
@@ -37,14 +37,14 @@ class Lengths:
 
     @property
     def varies(self) -> bool:
-        """Whether the samples differ in extent at all."""
+        """Whether the samples differ in extent."""
         return bool(self.dims)
 
     def rankings(self) -> list[tuple[int, ...]]:
-        """Returns candidate orders of `positions`, longest first, without repetitions.
+        """Returns candidate orders of `positions`, longest first, without duplicates.
 
-        By total, by the longest field, a mixture that begins with the extreme of every dimension (a long input
-        beside a long target pads both), and by single dimensions.
+        The orders are by total size, by the largest field, a mixture that begins with the extreme of every dimension
+        (a long input next to a long target pads both), and by single dimensions.
         """
         rows = list(zip(*self.sizes.values(), strict=True)) or [(0,)] * len(self.positions)
         columns = [self._ranked(values) for values in self.dims.values()]
@@ -65,12 +65,12 @@ def scan(sample: Callable[[int], Any], count: int, limit: int) -> Lengths:
     """Returns the lengths of up to `limit` of `count` samples.
 
     Args:
-        sample: the sample at a position; called once for each scanned position, its result is dropped at once.
-        count: samples in all, at least 1.
-        limit: at most this many are looked at: the first, the last, and others evenly spaced. Those without any extent,
-            such as the None of a file that cannot be read, are left out where others have one.
+        sample: returns the sample at a position. Called once per scanned position; the result is not kept.
+        count: total number of samples, at least 1.
+        limit: maximum number of samples scanned: the first, the last, and others evenly spaced. Samples without an
+            extent, such as None for a file that cannot be read, are left out if other samples have one.
     """
-    seen_at = {position: extents(sample(position)) for position in spaced(count, limit)}
+    seen_at = {position: extents(sample(position)) for position in evenly_spaced(count, limit)}
     positions = [position for position, found in seen_at.items() if found] or list(seen_at)
     table: dict[str, dict[int, tuple[int, ...]]] = {}
     for row, position in enumerate(positions):
@@ -89,8 +89,8 @@ def scan(sample: Callable[[int], Any], count: int, limit: int) -> Lengths:
     return Lengths(tuple(positions), sizes, dims)
 
 
-def spaced(count: int, limit: int) -> list[int]:
-    """Returns up to `limit` (at least 1) of the positions 0 … count-1: all, or evenly spaced with both ends."""
+def evenly_spaced(count: int, limit: int) -> list[int]:
+    """Returns up to `limit` (at least 1) of the positions 0 … count-1, evenly spaced and with both ends."""
     if count <= limit:
         return list(range(count))
     if limit < 2:
@@ -99,9 +99,10 @@ def spaced(count: int, limit: int) -> list[int]:
 
 
 def extents(sample: Any, path: str = "") -> dict[str, tuple[int, ...]]:
-    """Returns, by path, the shape of whatever in a sample may grow: tensors, arrays, images, numbers, text.
+    """Returns, by path, the shapes of whatever in a sample may vary in size: tensors, arrays, images, lists, text.
 
-    A list of numbers and a text count by their length: data sets often leave tokenising and padding to collate_fn.
+    Lists of numbers and text are measured by their length, since data sets often leave tokenising and padding to
+    collate_fn.
     """
     if isinstance(sample, (str, bytes)):
         return {path: (len(sample),)}
@@ -124,10 +125,11 @@ def elements(batch: Batch) -> int:
 
 
 def useful_tokens(batch: Batch) -> int | None:
-    """Returns the tokens of a batch that are not padding; None for data that is not sequences.
+    """Returns the number of tokens of a batch that are not padding. None for data that is not sequences.
 
-    The first of: the sum of `attention_mask`, the `labels` [B, T] that are not -100, the sum of `lengths`, the size
-    of `input_ids` [B, T]. Padded tokens do not count, since a throughput in padded tokens rewards waste.
+    Uses the first available of: the sum of `attention_mask`, the number of `labels` [B, T] other than -100, the sum of
+    `lengths`, the size of `input_ids` [B, T]. Padding is not counted, since a throughput in padded tokens would reward
+    waste.
     """
     named: dict[str, torch.Tensor] = {}
     for path, leaf, listed in leaves(batch, -1):
@@ -145,15 +147,15 @@ def useful_tokens(batch: Batch) -> int | None:
 
 
 def _shape(node: Any) -> tuple[int, ...] | None:
-    """Returns the shape of a tensor, an array or an image; None for anything else."""
-    shape = asked(node, "shape")
+    """Returns the shape of a tensor, array or image. None for anything else."""
+    shape = safe_getattr(node, "shape")
     if isinstance(shape, tuple):
         return tuple(int(side) for side in shape)
-    if isinstance(asked(node, "mode"), str) and isinstance(asked(node, "size"), tuple):
-        return tuple(node.size)  # images in the manner of PIL: (width, height)
+    if isinstance(safe_getattr(node, "mode"), str) and isinstance(safe_getattr(node, "size"), tuple):
+        return tuple(node.size)  # images as in PIL: (width, height)
     return None
 
 
 def product(shape: tuple[int, ...]) -> int:
-    """Returns the number of elements of a shape; none for a single number, whose extent cannot vary."""
+    """Returns the number of elements of a shape. 0 for a scalar, whose extent cannot vary."""
     return math.prod(shape) if shape else 0

@@ -1,18 +1,18 @@
-"""How the loss of a batch is computed: given by the user, or inferred by a rule that is stated in five lines.
+"""How the loss of a batch is computed: given by the user, or inferred by the five rules below.
 
 1. `step_fn(model, batch)` returns the loss.
 2. `loss_fn`: a batch `(inputs, targets)` gives `loss_fn(model(inputs), targets)`; a mapping with exactly one of the
-   keys labels, label, targets, target, y gives `loss_fn(output, that)`, where the other entries are the model's
-   keywords and `output` is the model's output, or its `.logits` if it has them.
-3. The model computes its loss: `.loss` (or `["loss"]`) of `model(**batch)` for a mapping. For a sequence it is of
-   `model(*batch)`, but of `model(x)` for a pair whose second entry the model does not take as labels; for a tensor,
-   or any other batch, of `model(batch)`.
-4. A pair `(x, y)` and a plain output: floating [N, C, ...] with whole numbers y [N, ...] is `F.cross_entropy`;
-   floating y of the output's shape, or of one that differs by a last dimension of 1, is `F.mse_loss`.
+   keys labels, label, targets, target, y gives `loss_fn(output, batch[key])`. The other entries are the model's
+   keywords, and `output` is the model's output, or its `.logits` if it has them.
+3. The model computes its own loss: the output's `.loss` (or `["loss"]`). A mapping is called as `model(**batch)`, a
+   sequence as `model(*batch)`, a pair whose second entry the model does not take as labels as `model(x)`, and a
+   tensor or any other batch as `model(batch)`.
+4. A pair `(x, y)` and a tensor output: a floating-point output [N, C, ...] with integer y [N, ...] uses
+   `F.cross_entropy`. A floating-point y with the output's shape, up to a last dimension of 1, uses `F.mse_loss`.
 5. Anything else is an error that shows what was found.
 
-Inputs that are a mapping become keywords, a tuple or list positional arguments, anything else one argument.
-Rules 3 and 4 need one forward pass, on two samples; the result is a closure without any choice left in it.
+Inputs that are a mapping become keywords, a tuple or list positional arguments, anything else one argument. Rules 3 and
+4 need one forward pass on two samples. The choice is made once; the returned closure only computes.
 """
 
 import inspect
@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from autofit.core.errors import WorkloadError
-from autofit.workloads.batch_algebra import batch_size, describe, split, strays
+from autofit.workloads.batch_algebra import batch_size, describe, non_batch_tensors, split
 from autofit.workloads.model_call import ADVICE, TARGETS, Call, binds, call_for, check_keys, whole_call
 from autofit.workloads.tree import Batch, map_tensors, tensors
 from autofit.workloads.weighing import ignore_index_of
@@ -39,11 +39,11 @@ class LossRule:
 
     Attributes:
         name: "step_fn", "loss_fn", "output.loss", "cross_entropy" or "mse_loss".
-        compute: returns the loss of (model, batch), a scalar tensor with a gradient; runs in the training loop.
-            Raises `WorkloadError` when the user's function or model returns something else.
-        inferred: whether autofit chose the rule; the user did otherwise.
-        about: one line for a person.
-        ignore_index: the target that the user's loss function says it leaves out, or None.
+        compute: returns the loss of (model, batch), a scalar tensor with a gradient. It runs in the training loop and
+            raises `WorkloadError` if the user's function or model returns anything else.
+        inferred: whether autofit chose the rule. False if the user did.
+        about: description of the rule in one line.
+        ignore_index: the target value that the user's loss function ignores, or None.
     """
 
     name: str
@@ -60,17 +60,17 @@ def resolve_loss(
     loss_fn: Callable[..., Any] | None = None,
     step_fn: Callable[..., Any] | None = None,
 ) -> LossRule:
-    """Returns the rule for a model and its batches; see the module for the rules.
+    """Returns the rule for a model and its batches. The rules are described at the top of this module.
 
     Args:
-        model: on the device of `batch`. Its buffers and the global random generators may change in the forward
-            pass; whoever calls puts them back.
-        batch: any batch of the loader; at most two of its samples go through the model, where it can be cut.
-        loss_fn: the user's function of (outputs, targets), or a module.
+        model: a model on the device of `batch`. The forward pass may change its buffers and the global random
+            generators; the caller restores them.
+        batch: any batch of the loader. If it can be cut, at most two of its samples are run through the model.
+        loss_fn: the user's function or module of (outputs, targets).
         step_fn: the user's function of (model, batch).
 
     Raises:
-        WorkloadError: no rule applies, both functions are given, or the model does not take what the batch holds.
+        WorkloadError: no rule applies, both functions are given, or the model does not accept the batch.
         Exception: whatever the model's own forward raises, unchanged.
     """
     if step_fn is not None and loss_fn is not None:
@@ -88,7 +88,9 @@ def _from_step_fn(step_fn: Callable[..., Any]) -> LossRule:
             f"found step_fn{inspect.signature(step_fn)}; expected a function that can be called as "
             "step_fn(model, batch); change its parameters, or wrap it in a lambda"
         )
-    return LossRule("step_fn", _checked(step_fn, "step_fn"), False, "the loss is what step_fn(model, batch) returns")
+    return LossRule(
+        "step_fn", _checked(step_fn, "step_fn"), False, "the loss is the return value of step_fn(model, batch)"
+    )
 
 
 def _from_loss_fn(model: nn.Module, batch: Batch, loss_fn: Callable[..., Any]) -> LossRule:
@@ -121,32 +123,32 @@ def _inferred(model: nn.Module, batch: Batch) -> LossRule:
     output = _tried(call, model, batch)
     if _has_loss(output):
         about = f"the model computes its own loss: {text}.loss"
-        return LossRule("output.loss", _own_loss(call, output), True, about)
+        return LossRule("output.loss", _model_loss(call, output), True, about)
     if _is_pair(batch) and all(isinstance(node, torch.Tensor) and node.dim() for node in (output, batch[1])):
         size = output.shape[0]
         if _classifies(output, batch[1][:size], batch[1]):
-            about = f"{text} is [N, C, ...] and y whole numbers [N, ...]: F.cross_entropy"
+            about = f"{text} is [N, C, ...] and y is integer [N, ...]: F.cross_entropy"
             return LossRule("cross_entropy", _cross_entropy(call), True, about)
         if _regresses(output, batch[1][:size]):
-            about = f"{text} and y are floating and alike in shape: F.mse_loss"
+            about = f"{text} and y are floating-point and have the same shape: F.mse_loss"
             return LossRule("mse_loss", _mse_loss(call, output.dim() == batch[1].dim()), True, about)
     raise WorkloadError(
-        f"no loss can be inferred: found a batch ({_shown(batch)}) for which {text} gives {_output_text(output)}; "
+        f"no loss can be inferred: found a batch ({_shown(batch)}) for which {text} returns {_output_text(output)}; "
         f"expected an output with .loss, or (x, y) with an output that fits y; {ADVICE}{_hint(batch, output)}"
     )
 
 
 def _tried(call: Call, model: nn.Module, batch: Batch) -> Any:
-    """Returns the model's output for two samples; for the whole batch where cutting it is not sound."""
+    """Returns the model's output for two samples, or for the whole batch if it cannot be cut correctly."""
     size = batch_size(batch)
-    if size > 2 and not strays(batch):
+    if size > 2 and not non_batch_tensors(batch):
         batch = split(batch, [2, size - 2])[0]
     with torch.no_grad():
         return call(model, map_tensors(batch, torch.clone))
 
 
 def _checked(compute: Callable[..., Any], name: str) -> Compute:
-    """Returns `compute` with a check that its result can be trained on."""
+    """Wraps `compute` with a check that its result is a loss that can be trained on."""
 
     def checked(model: nn.Module, batch: Any) -> torch.Tensor:
         loss = compute(model, batch)
@@ -158,22 +160,22 @@ def _checked(compute: Callable[..., Any], name: str) -> Compute:
 
 
 def _not_a_loss(loss: Any, name: str) -> WorkloadError:
-    """Returns the error for a loss that cannot be trained on, with what to do about it."""
+    """Returns the error for a loss that cannot be trained on, with a remedy."""
     if not isinstance(loss, torch.Tensor):
         found = f"a {type(loss).__name__}"
-        cure = "return the loss tensor alone, not in a tuple or dict, and not as a number (no .item())"
+        remedy = "return the loss tensor alone, not in a tuple or dict, and not as a number (no .item())"
         if loss is None:
-            cure = "return the loss" if name != "output.loss" else "give the batch the labels that the model needs"
+            remedy = "return the loss" if name != "output.loss" else "add the labels that the model needs to the batch"
     elif loss.dim():
         found = f"a tensor of shape {list(loss.shape)}"
-        cure = "reduce it, as with reduction='mean' or .mean()"
+        remedy = "reduce it, as with reduction='mean' or .mean()"
     else:
         found = "a tensor without gradient"
-        cure = "do not detach it or compute it under torch.no_grad, and leave some parameter requires_grad=True"
-    return WorkloadError(f"{name} gave {found}; expected a scalar tensor with a gradient; {cure}")
+        remedy = "do not detach it or compute it under torch.no_grad, and leave some parameter requires_grad=True"
+    return WorkloadError(f"{name} returned {found}; expected a scalar tensor with a gradient; {remedy}")
 
 
-def _own_loss(call: Call, output: Any) -> Compute:
+def _model_loss(call: Call, output: Any) -> Compute:
     if getattr(output, "loss", None) is not None:
         return _checked(lambda model, batch: call(model, batch).loss, "output.loss")
     return _checked(lambda model, batch: call(model, batch)["loss"], "output.loss")
@@ -191,9 +193,9 @@ def _mse_loss(call: Call, alike: bool) -> Compute:
 
 
 def _classifies(output: torch.Tensor, part: torch.Tensor, targets: torch.Tensor) -> bool:
-    """Returns whether an output and its part of the targets are scores and classes, with every class in range.
+    """Returns whether an output holds scores and the targets hold classes, with every class in range.
 
-    A class out of range would stop a CUDA device for the rest of the process, so all targets are looked at.
+    All targets are checked, since a class out of range makes a CUDA device unusable for the rest of the process.
     """
     whole = not (targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool)
     if not (whole and output.is_floating_point() and output.dim() >= 2 and output.shape[1] >= 2):
@@ -205,7 +207,7 @@ def _classifies(output: torch.Tensor, part: torch.Tensor, targets: torch.Tensor)
 
 
 def _regresses(output: torch.Tensor, targets: torch.Tensor) -> bool:
-    """Returns whether output and targets are floating and of one shape, up to a last dimension of 1."""
+    """Returns whether output and targets are floating-point with the same shape, up to a last dimension of 1."""
     if not (output.is_floating_point() and targets.is_floating_point()):
         return False
     shape, wanted = tuple(output.shape), tuple(targets.shape)
@@ -252,12 +254,12 @@ def _output_text(output: Any) -> str:
 
 
 def _hint(batch: Batch, output: Any) -> str:
-    """Returns a step_fn for outputs that are a loss in another wrapping, as text."""
+    """Suggests a step_fn for outputs that contain the loss in another form."""
     if isinstance(output, torch.Tensor) and output.dim() == 0:
         return "; if the output is the loss: step_fn=lambda model, batch: model(batch)"
     if isinstance(output, tuple) and any(isinstance(part, torch.Tensor) and part.dim() == 0 for part in output):
         at = next(i for i, part in enumerate(output) if isinstance(part, torch.Tensor) and part.dim() == 0)
         return f"; if that tuple holds the loss: step_fn=lambda model, batch: model(*batch)[{at}]"
     if isinstance(output, Mapping) and "loss" in output:
-        return "; the output's loss is None, so the batch may lack labels"
+        return "; the output's loss is None: the batch may lack labels"
     return ""

@@ -1,4 +1,4 @@
-"""How a model takes a batch: whole, as positional arguments or as keywords.
+"""How a batch is passed to a model: as one argument, as positional arguments or as keywords.
 
 A mapping becomes keywords, a tuple or list positional arguments, anything else one argument.
 """
@@ -16,13 +16,13 @@ from autofit.workloads.tree import Batch
 Call = Callable[[nn.Module, Any], Any]
 
 TARGETS = ("labels", "label", "targets", "target", "y")
-"""Names under which a batch or a model's forward has the targets."""
+"""Names of the targets in a batch or in the signature of a model's forward."""
 ADVICE = "pass loss_fn(outputs, targets) or step_fn(model, batch) -> loss"
-"""What a user can do where no rule for the loss applies."""
+"""What the user can do if no rule for the loss applies."""
 
 
 def whole_call(model: nn.Module, batch: Batch) -> tuple[Call, str]:
-    """Returns how the model takes a batch when nobody says what its inputs are, and that as text."""
+    """Returns how to call the model on a batch whose inputs are not known, and the call as text."""
     if isinstance(batch, Mapping):
         check_keys(model, batch)
         return (lambda model, batch: model(**batch)), "model(**batch)"
@@ -35,12 +35,12 @@ def whole_call(model: nn.Module, batch: Batch) -> tuple[Call, str]:
 
 
 def call_for(model: nn.Module, inputs: Any) -> tuple[Call, str]:
-    """Returns how the model takes the inputs of a pair, and that as text."""
+    """Returns how to call the model on the inputs of a pair, and the call as text."""
     if isinstance(inputs, Mapping):
         check_keys(model, inputs)
         return (lambda model, inputs: model(**inputs)), "model(**inputs)"
     if isinstance(inputs, (list, tuple)) and not isinstance(inputs, PackedSequence):
-        # A model of one argument that takes a list of images, or a named tuple, gets it whole.
+        # A model with one argument, such as a list of images or a named tuple, gets the inputs as that argument.
         fits = binds(model.forward, tuple(inputs), {}) is not False
         if fits or binds(model.forward, (inputs,), {}) is False:
             return (lambda model, inputs: model(*inputs)), "model(*inputs)"
@@ -48,14 +48,14 @@ def call_for(model: nn.Module, inputs: Any) -> tuple[Call, str]:
 
 
 def check_keys(model: nn.Module, batch: Mapping[str, Any], without: str | None = None) -> None:
-    """Checks that the model's forward takes the entries of a mapping as keywords; `without` is not passed to it.
+    """Checks that the model's forward accepts the keys of a mapping as keywords, except the key `without`.
 
     Raises:
-        WorkloadError: it does not take all of them.
+        WorkloadError: it does not accept all of them.
     """
     try:
         parameters = inspect.signature(model.forward).parameters.values()
-    except (TypeError, ValueError):  # a compiled or scripted forward does not tell
+    except (TypeError, ValueError):  # a compiled or scripted forward has no signature
         return
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
@@ -63,13 +63,13 @@ def check_keys(model: nn.Module, batch: Mapping[str, Any], without: str | None =
     unknown = [str(key) for key in batch if key != without and key not in named]
     if unknown:
         raise WorkloadError(
-            f"found the keys {', '.join(unknown)} in the batch, which {type(model).__name__}.forward does not take; "
-            f"expected some of {', '.join(named)}; leave them out in collate_fn, or {ADVICE}"
+            f"found the keys {', '.join(unknown)} in the batch, which {type(model).__name__}.forward does not accept; "
+            f"expected some of {', '.join(named)}; remove them in collate_fn, or {ADVICE}"
         )
 
 
 def _second_is_target(model: nn.Module) -> bool:
-    """Returns whether the model's forward takes the targets as its second argument."""
+    """Returns whether the second argument of the model's forward is the targets."""
     try:
         parameters = list(inspect.signature(model.forward).parameters)
     except (TypeError, ValueError):
@@ -78,7 +78,7 @@ def _second_is_target(model: nn.Module) -> bool:
 
 
 def binds(function: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]) -> bool | None:
-    """Returns whether a function can be called with these arguments; None when its signature is unknown."""
+    """Returns whether a function can be called with these arguments. None if its signature is unknown."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 
 from autofit.core.errors import WorkloadError
-from autofit.workloads.batch_algebra import batch_size, concat, describe, leaves, regroup, split, strays
+from autofit.workloads.batch_algebra import batch_size, concat, describe, leaves, non_batch_tensors, regroup, split
 from autofit.workloads.batch_maker import BatchMaker, BatchOptions, no_batches
-from autofit.workloads.counted import Alike, Counted, Cuttable
-from autofit.workloads.lengths import elements, spaced
+from autofit.workloads.counted import Counted, Cuttable, EquallyCounted
+from autofit.workloads.lengths import elements, evenly_spaced
 from autofit.workloads.streams import STREAM_BATCHES
 from autofit.workloads.tree import Batch, map_tensors, same
 
 
 class ReadyBatches(BatchMaker):
-    """Cuts and joins batches that are ready, where that is sound."""
+    """Cuts and joins ready batches where that is correct."""
 
     def __init__(
         self,
@@ -35,35 +35,35 @@ class ReadyBatches(BatchMaker):
         if not keys:
             raise no_batches(loader)
         self._loader, self._keys, self._fetch = loader, keys, fetch
-        self._rows: dict[int, int] = {}  # position -> samples in that batch
+        self._rows: dict[int, int] = {}  # position -> number of samples in that batch
         self._density: dict[int, float] = {}  # position -> elements per sample
-        self._look(options.scan if isinstance(loader, (list, tuple)) else STREAM_BATCHES)
+        self._inspect(options.scan if isinstance(loader, (list, tuple)) else STREAM_BATCHES)
         self.user_batch_size = Counter(self._rows.values()).most_common(1)[0][0]
         known = complete and len(self._rows) == len(keys)
         self.length = sum(self._rows.values()) if known else None
-        self._judge()
+        self._note_limits()
 
     def rebuild(self, size: int) -> Iterable[Batch]:
-        """Returns the user's batches cut, and joined where they can be."""
+        """Returns the user's batches cut, and joined where possible."""
         if self.length is None:
             return _Regrouped(self._loader, size, self._join, None)
         parts = [self.length] if self._join else self._rows.values()
         return _Regrouped(self._loader, size, self._join, sum(-(-part // size) for part in parts))
 
     def counted(self, size: int) -> Iterable[Batch | Counted]:
-        """Returns the batches, whose shapes tell their samples; where they do not, each counts as any other."""
+        """Returns the batches. If their shapes do not give the number of samples, all count as `size` samples."""
         if not self.has_rows:
-            return Alike(self._loader, size)
+            return EquallyCounted(self._loader, size)
         return self._loader if size == self.user_batch_size else self.rebuild(size)
 
     def structure(self) -> str:
-        """Returns what the first eight batches that were looked at have in common."""
+        """Returns the common structure of the first eight inspected batches."""
         first = itertools.islice(self._rows.items(), 8)
         batches, sizes = zip(*((self._fetch(self._keys[at]), rows) for at, rows in first), strict=True)
         return describe(batches, sizes)
 
     def typical(self, size: int, count: int) -> list[Batch]:
-        """Returns pieces of the user's batches, in an order drawn by the seed."""
+        """Returns pieces of the user's batches, in a random order fixed by the seed."""
         self._note_repeats(size)
         if self._join:
             everything = range(len(self._keys))
@@ -74,11 +74,11 @@ class ReadyBatches(BatchMaker):
         return [self._cut(batch, size) for batch in itertools.islice(stream, count)]
 
     def cuttable(self, size: int, count: int) -> list[Cuttable]:
-        """Returns the same, which are cut along their first dimension."""
+        """Returns the same batches, to be cut along their first dimension."""
         return [Cuttable.of(map_tensors(batch, torch.clone)) for batch in self.typical(size, count)]
 
     def longest(self, size: int) -> Batch:
-        """Returns the batches with the most elements per sample: joined, or the first of them repeated."""
+        """Returns the batches with the most elements per sample, joined, or the largest of them repeated."""
         fit = [at for at, rows in self._rows.items() if self.resizable or rows == size]
         fit.sort(key=lambda at: -self._density[at])
         if self._join:
@@ -98,60 +98,60 @@ class ReadyBatches(BatchMaker):
         return batch if rows == size else split(batch, [size, rows - size])[0]
 
     def _shuffled(self, positions: Sequence[int]) -> Iterator[Batch]:
-        """Yields batches in a private random order, again and again."""
+        """Yields batches in a random order fixed by the seed, endlessly."""
         draw = random.Random(self._options.seed)
         while True:
             for at in draw.sample(positions, len(positions)):
                 yield self._fetch(self._keys[at])
 
-    def _look(self, limit: int) -> None:
-        """Measures up to `limit` batches and finds what can be done with them."""
+    def _inspect(self, limit: int) -> None:
+        """Inspects up to `limit` batches and decides whether they can be cut and joined."""
         texts, outlines, kinds = set(), set(), set()
         first: dict[str, torch.Tensor] = {}
-        alike = True
-        for at in spaced(len(self._keys), limit):
+        unchanged = True
+        for at in evenly_spaced(len(self._keys), limit):
             batch = self._fetch(self._keys[at])
-            rows, odd = batch_size(batch), strays(batch)
+            rows, extra = batch_size(batch), non_batch_tensors(batch)
             if rows < 1:
-                raise WorkloadError(f"batch {at} of the loader has no samples; expected at least 1; leave it out")
-            first = first or odd
-            alike &= odd.keys() == first.keys() and all(same(odd[path], first[path]) for path in odd)
+                raise WorkloadError(f"batch {at} of the loader has no samples; expected at least 1; remove it")
+            first = first or extra
+            unchanged &= extra.keys() == first.keys() and all(same(extra[path], first[path]) for path in extra)
             self._rows[at], self._density[at] = rows, elements(batch) / rows
             texts.add(describe([batch], [rows]))
             outlines.add(_outline(batch, rows))
             kinds.add(frozenset((path, dtype, len(shape)) for path, dtype, shape in _outline(batch, rows)))
         if len(kinds) > 1:
             raise WorkloadError(
-                f"found entries that are not alike in the loader: {' / '.join(sorted(texts)[:3])}; "
-                "expected batches of one structure; for one batch (x, y) pass [(x, y)], for data "
+                f"found entries of different structure in the loader: {' / '.join(sorted(texts)[:3])}; "
+                "expected batches of the same structure; for a single batch (x, y) pass [(x, y)], for data "
                 "DataLoader(TensorDataset(x, y))"
             )
-        # A tensor that is not a batch of samples (class weights) is known to be shared only if it never changes.
-        self.resizable = alike and (not first or len(self._rows) > 1)
-        self.even, self.has_rows = alike and not first, self.resizable
+        # A tensor without one row per sample (class weights) is taken as shared only if it is the same in all batches.
+        self.resizable = unchanged and (not first or len(self._rows) > 1)
+        self.even, self.has_rows = unchanged and not first, self.resizable
         self._join = self.resizable and len(outlines) == 1
         self.varies = len(texts) > 1 or "*" in texts.pop()
 
-    def _judge(self) -> None:
-        """Says what cannot be done with these batches."""
+    def _note_limits(self) -> None:
+        """Notes what cannot be done with these batches."""
         if not self.resizable:
             self._note(
-                f"batches stay at {self.user_batch_size} samples: they hold tensors that are not one row per sample; "
-                "in an accumulated step each counts the same"
+                f"batches stay at {self.user_batch_size} samples: they hold tensors without one row per sample; "
+                "in an accumulated step all micro batches have the same weight"
             )
         elif not self._join:
             self.max_size = max(self._rows.values())
             self._note(
                 "batches are padded to different lengths: they are cut but never joined, so "
-                f"{self.max_size} samples is the largest batch; give a DataLoader with a collate_fn for "
-                "larger ones"
+                f"{self.max_size} samples is the largest batch; pass a DataLoader with a collate_fn for "
+                "larger batches"
             )
         if len(self._rows) < len(self._keys):
-            self._note(f"{len(self._rows)} of {len(self._keys)} batches were looked at")
+            self._note(f"{len(self._rows)} of {len(self._keys)} batches were inspected")
 
 
 class _Regrouped:
-    """The user's batches in another size; iterates afresh each time, as often as the loader does."""
+    """The user's batches at another size. It can be iterated as often as the loader can."""
 
     def __init__(self, batches: Iterable[Any], size: int, join: bool, count: int | None) -> None:
         self.batches, self.size, self.join, self.count = batches, size, join, count
@@ -161,12 +161,12 @@ class _Regrouped:
 
     def __len__(self) -> int:
         if self.count is None:
-            raise TypeError("the number of batches is not known: the loader has no length in samples")
+            raise TypeError("the number of batches is unknown: the number of samples of the loader is unknown")
         return self.count
 
 
 def _outline(batch: Batch, rows: int) -> frozenset[tuple[str, str, tuple[int, ...]]]:
-    """Returns the path, dtype and shape beyond the batch of each tensor that has to agree in joined batches."""
+    """Returns the path, dtype and shape without the batch dimension of each tensor. Joined batches must agree in it."""
     return frozenset(
         (re.sub(r"\[\w+\]", "[]", path), str(leaf.dtype), tuple(leaf.shape)[1:] if leaf.dim() else ())
         for path, leaf, listed in leaves(batch, rows)

@@ -1,8 +1,8 @@
-"""Resized: the user's own batch sampler with another batch size, so that the rule by which it groups samples is kept.
+"""Resized: the user's batch sampler at another batch size, so that its rule for grouping samples is kept.
 
-A sampler that puts texts of like length together does so at any size. Where it keeps its size in an attribute, a copy
-with another one is iterated; where its constructor takes the size, it is constructed again; else its batches are joined
-or cut in its order, which parts samples that it put together.
+A sampler that groups texts of similar length does so at any size. If it keeps its batch size in an attribute, a copy
+with another size is iterated. If its constructor takes the size, it is constructed again. Otherwise its batches are
+joined or cut in order, which separates samples that it grouped.
 """
 
 import copy
@@ -15,18 +15,18 @@ from typing import Any
 from autofit.workloads.streams import undisturbed
 
 CHECKED_KEYS = 200_000
-"""At most this many keys of one pass over a sampler are read."""
+"""Maximum number of keys read from one pass over a sampler."""
 FULL_RATIO = 0.75
-"""At least this share of the keys must come in batches of exactly the wanted size. With less, the sampler ignored the
-size or its groups are too small for it, and a measurement of full batches would not hold for its batches."""
+"""Minimum share of the keys that must be in batches of exactly the requested size. Below it, the sampler ignored the
+size or its groups are too small, and a measurement of full batches would not be valid for its batches."""
 SAME_RATIO = 0.5
-"""At least this share of the keys must be the user's own; some samplers draw other keys in each pass."""
+"""Minimum share of the keys that must also be in the user's batches. Some samplers draw different keys in each pass."""
 Pass = tuple[list[list[Any]], bool]
 _NAMES = ("batch_size", "batchsize", "bsz")
 
 
 class Rechunked:
-    """The indices of a user's batch sampler, in its order, in lists of another size."""
+    """The indices of a user's batch sampler, in order, in lists of another size."""
 
     def __init__(self, sampler: Any, size: int, user_size: int, drop_last: bool) -> None:
         self.sampler, self.batch_size, self.user_size, self.drop_last = sampler, size, user_size, drop_last
@@ -38,45 +38,45 @@ class Rechunked:
                 yield chunk
 
     def __len__(self) -> int:
-        """Returns the number of lists; exact if each list of the user's sampler is full."""
+        """Returns the number of lists. It is exact if each list of the user's sampler is full."""
         total = len(self.sampler) * self.user_size
         return total // self.batch_size if self.drop_last else -(-total // self.batch_size)
 
 
 class Copied:
-    """A user's batch sampler with another batch size in the attributes that hold it.
+    """A copy of a user's batch sampler with another batch size in the attributes that hold it.
 
-    Each pass is made by a fresh copy, so that `set_epoch` on the user's own object counts; what a pass changes (a
-    counter of epochs) is written back to it.
+    Each pass uses a fresh copy, so that `set_epoch` on the user's object takes effect. What a pass changes (an epoch
+    counter) is written back to that object.
     """
 
     def __init__(self, sampler: Any, names: Sequence[str], size: int) -> None:
         self.sampler, self.names, self.batch_size = sampler, tuple(names), size
 
     def __iter__(self) -> Iterator[list[Any]]:
-        twin = self._twin()
-        for keys in twin:
-            self._write_back(twin)
+        resized_copy = self._resized_copy()
+        for keys in resized_copy:
+            self._write_back(resized_copy)
             yield keys
-        self._write_back(twin)
+        self._write_back(resized_copy)
 
     def __len__(self) -> int:
-        return len(self._twin())
+        return len(self._resized_copy())
 
-    def _twin(self) -> Any:
-        twin = copy.copy(self.sampler)
-        vars(twin).update(dict.fromkeys(self.names, self.batch_size))
-        return twin
+    def _resized_copy(self) -> Any:
+        resized_copy = copy.copy(self.sampler)
+        vars(resized_copy).update(dict.fromkeys(self.names, self.batch_size))
+        return resized_copy
 
-    def _write_back(self, twin: Any) -> None:
-        vars(self.sampler).update({name: value for name, value in vars(twin).items() if name not in self.names})
+    def _write_back(self, resized_copy: Any) -> None:
+        vars(self.sampler).update({name: value for name, value in vars(resized_copy).items() if name not in self.names})
 
 
 class Constructed:
     """A user's batch sampler, constructed again with another batch size.
 
-    It follows the numbers that are set on the user's own object later, and its `set_epoch`. What else changes there may
-    be made of batches of the other size.
+    It follows numbers that are later set on the user's object, and its `set_epoch`. Other attributes are not copied,
+    since they may be lists of batches of the user's size.
     """
 
     def __init__(self, sampler: Any, made: Any, size: int) -> None:
@@ -97,26 +97,26 @@ class Constructed:
 
 
 def resized(
-    sampler: Any, size: int, user_size: int, drop_last: bool, own: Callable[[], Pass] | None = None
+    sampler: Any, size: int, user_size: int, drop_last: bool, user_pass: Callable[[], Pass] | None = None
 ) -> Iterable[list[Any]]:
-    """Returns the lists of a user's batch sampler at another size, by the first way that gives lists of that size.
+    """Returns the lists of a user's batch sampler at another size, by the first method that yields lists of that size.
 
     Args:
-        sampler: the user's; iterated anew, and put back.
-        size: samples of a list.
-        user_size: samples of most of the user's lists.
-        drop_last: whether an incomplete last list is left out where lists are joined or cut.
-        own: gives one pass over the user's lists, which may take long; None: it is made here.
+        sampler: the user's batch sampler. It is iterated, and its state is restored.
+        size: number of samples per list.
+        user_size: the most common number of samples in the user's lists.
+        drop_last: whether an incomplete last list is dropped when lists are joined or cut.
+        user_pass: returns one pass over the user's lists, which may take long. None iterates `sampler`.
     """
-    ways: tuple[Callable[[Any, int, int], Any], ...] = (_copied, _constructed)
+    methods: tuple[Callable[[Any, int, int], Any], ...] = (_copied, _constructed)
     with undisturbed(sampler):
-        own_lists, all_own = one_pass(sampler, user_size) if own is None else own()
-        for way in ways:
-            with suppress(Exception):  # the user's code, called as its author may not have meant
-                if (found := way(sampler, size, user_size)) is None:
+        user_lists, all_read = one_pass(sampler, user_size) if user_pass is None else user_pass()
+        for method in methods:
+            with suppress(Exception):  # the user's code may not support being called this way
+                if (found := method(sampler, size, user_size)) is None:
                     continue
                 lists, all_found = one_pass(found, size)
-                if _follows(lists, own_lists, size, compare=all_own and all_found):
+                if _follows(lists, user_lists, size, compare=all_read and all_found):
                     return found  # type: ignore[no-any-return]
     return Rechunked(sampler, size, user_size, drop_last)
 
@@ -127,7 +127,7 @@ def _copied(sampler: Any, size: int, user_size: int) -> Copied | None:
 
 
 def _constructed(sampler: Any, size: int, user_size: int) -> Constructed | None:
-    """Returns the sampler constructed again; None where the constructor has what cannot be found on the object."""
+    """Returns the sampler constructed again. None if an argument is not found among its attributes."""
     parameters = list(inspect.signature(type(sampler)).parameters.values())
     if not any(_is_size(parameter.name) for parameter in parameters):
         return None
@@ -150,17 +150,17 @@ def _is_size(name: str) -> bool:
 
 
 def one_pass(sampler: Iterable[list[Any]], size: int) -> Pass:
-    """Returns the lists of one pass, as far as they are looked at, and whether these are all."""
+    """Returns the lists of one pass, up to `CHECKED_KEYS` keys, and whether these are all."""
     most = max(CHECKED_KEYS // size, 1)
     found = [list(keys) for keys in itertools.islice(sampler, most + 1)]
     return found[:most], len(found) <= most
 
 
-def _follows(lists: Sequence[Sequence[Any]], own: Sequence[Sequence[Any]], size: int, *, compare: bool) -> bool:
-    """Returns whether lists have the wanted size, mostly, and hold about the keys of the user's own (`compare`)."""
+def _follows(lists: Sequence[Sequence[Any]], users: Sequence[Sequence[Any]], size: int, *, compare: bool) -> bool:
+    """Returns whether most lists have the requested size and, with `compare`, share enough keys with the user's."""
     count = sum(map(len, lists))
     full = sum(len(each) for each in lists if len(each) == size)
     if not lists or max(map(len, lists)) > size or full < FULL_RATIO * count:
         return False
-    keys, theirs = (set(itertools.chain.from_iterable(each)) for each in (lists, own))
+    keys, theirs = (set(itertools.chain.from_iterable(each)) for each in (lists, users))
     return not compare or len(keys & theirs) >= SAME_RATIO * max(len(keys), len(theirs))

@@ -1,7 +1,7 @@
 """TrainStep: one optimizer step under a plan.
 
-The probe measures this class and the user trains with it, so what was measured is what runs. `Draft` is a step
-in the making: strategies change it, `autofit.prepare` turns it into a `TrainStep`.
+The probe measures this class and the user trains with it, so the code that is measured is the code that runs. `Draft`
+is a step under construction: strategies change it, and `autofit.prepare` turns it into a `TrainStep`.
 """
 
 import math
@@ -34,20 +34,20 @@ class Scheduler(Protocol):
 
 @dataclass(slots=True)
 class Draft:
-    """A step in the making. Strategies change these fields in `apply` and put them back when they leave.
+    """A step under construction. Strategies change these fields in `apply` and restore them on exit.
 
     Attributes:
         model: the user's model, on `device`.
         loss: how the loss of one micro batch is computed.
-        optimizer: None in inference.
-        device: where the step runs.
-        autocast: makes a fresh context for each forward pass.
-        scaler: gradient scaler for fp16, or the user's own.
-        memory_format: layout that 4-d inputs are brought into, or None.
-        max_grad_norm: gradients are clipped to this L2 norm before the update; None for no clipping.
-        scheduler: steps after each update.
-        weighing: how micro batches are weighted if the loss is a mean over tokens or the like; None uses the weights of
-            the `StepBatch`, which are shares of the samples.
+        optimizer: the optimizer. None in inference.
+        device: device on which the step runs.
+        autocast: returns a new context for each forward pass.
+        scaler: gradient scaler for fp16, or the user's scaler.
+        memory_format: memory format to which 4-d inputs are converted, or None.
+        max_grad_norm: L2 norm to which gradients are clipped before the update. None does not clip.
+        scheduler: learning rate scheduler that is advanced after each update.
+        weighing: how micro batches are weighted if the loss is a mean over tokens, for example. None uses the weights
+            of the `StepBatch`, which are shares of the samples.
     """
 
     model: nn.Module
@@ -63,7 +63,7 @@ class Draft:
 
     @classmethod
     def of(cls, workload: Workload, loss: LossRule, device: torch.device, weighing: Weighing | None = None) -> "Draft":
-        """Returns the draft of a workload's step as the user has it, before any strategy; makes its optimizer."""
+        """Returns the draft of the user's step before any strategy is applied. Makes the optimizer."""
         return cls(
             model=workload.model,
             loss=loss,
@@ -80,8 +80,8 @@ class StepBatch:
 
     Attributes:
         parts: the micro batches.
-        weights: each part's share of the samples; they sum to 1, so the step's gradient is the mean over samples
-            also when the last part is smaller.
+        weights: each part's share of the samples. They sum to 1, so that the step's gradient is the mean over samples
+            even if the last part is smaller.
     """
 
     parts: Sequence[Batch]
@@ -89,14 +89,14 @@ class StepBatch:
 
     @classmethod
     def of(cls, parts: Sequence[Batch | Counted]) -> "StepBatch":
-        """Weighs `parts` by their number of samples: as counted where they were made, else as their shapes tell."""
+        """Weights `parts` by their number of samples, as counted when collated or else as given by their shapes."""
         known = [counted(part) for part in parts]
         total = sum(part.samples for part in known)
         return cls([part.batch for part in known], [part.samples / total for part in known])
 
     @classmethod
     def alike(cls, parts: Sequence[Batch]) -> "StepBatch":
-        """Weighs `parts` the same: each has as many samples as any other."""
+        """Weights `parts` equally: each has the same number of samples."""
         return cls(parts, [1 / len(parts)] * len(parts))
 
 
@@ -134,15 +134,15 @@ class StepLoader:
 class TrainStep:
     """One optimizer step under a plan. Use it as `for batch in step.loader: loss = step(batch)`.
 
-    `close()`, or leaving it as a context manager, removes the strategies from the model. A step that is dropped without
-    `close()` leaves the model as the plan has it.
+    `close()`, or leaving it as a context manager, removes the strategies from the model. Without `close()` the model
+    stays modified by the plan.
 
     Attributes:
         plan: the plan that is applied.
-        draft: the model, optimizer, loss and settings of the step.
-        loader: yields the batches of whole optimizer steps; None in a probe, which has its own batches.
-        phase: the phase that is running: transfer, forward, backward or optimizer. A probe reads it when a step fails.
-        observe: called with each phase as it begins; None for no call.
+        draft: the model, optimizer, loss and other settings of the step.
+        loader: yields the batches of whole optimizer steps. None in a probe, which makes its own batches.
+        phase: the current phase: transfer, forward, backward or optimizer. A probe reads it when a step fails.
+        observe: callback for the start of each phase, or None.
     """
 
     plan: Plan
@@ -159,7 +159,7 @@ class TrainStep:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """The optimizer in use; None in inference."""
+        """The optimizer in use. None in inference."""
         return self.draft.optimizer
 
     def __call__(self, batch: Batch | StepBatch) -> torch.Tensor:
@@ -182,7 +182,7 @@ class TrainStep:
         weights = batch.weights if draft.weighing is None else shares(draft.weighing, batch.parts)
         for part, weight in zip(batch.parts, weights, strict=True):
             if not weight:
-                continue  # nothing in it counts: its mean is 0 / 0
+                continue  # no entry of this part counts, so its mean is 0 / 0
             loss = self._forward(part)
             if weight != 1.0:
                 loss = loss * weight
@@ -250,10 +250,10 @@ class TrainStep:
 
 
 def _used_graph(name: str) -> WorkloadError:
-    """Returns the error for a loss whose graph has been through a backward pass already."""
+    """Returns the error for a loss whose graph was already used in a backward pass."""
     return WorkloadError(
-        f"found that the graph of the loss from {name} was used before: if {name} calls backward() or "
-        "optimizer.step() itself, leave them to autofit and return the loss; if it keeps a hidden state, .detach() it"
+        f"the loss from {name} was already backpropagated: if {name} calls backward() or "
+        "optimizer.step() itself, remove these calls and return the loss; if it keeps a hidden state, .detach() it"
     )
 
 

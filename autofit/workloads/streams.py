@@ -1,4 +1,4 @@
-"""Streams: reading from a second iterator of what can only be iterated, and leaving no trace of it."""
+"""Streams: reading from a second iterator of an iterable, with all state restored afterwards."""
 
 import io
 import itertools
@@ -15,23 +15,23 @@ from torch import nn
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from autofit.core.errors import WorkloadError
-from autofit.workloads.tree import asked, nbytes
+from autofit.workloads.tree import nbytes, safe_getattr
 
 STREAM_BATCHES = 64
-"""At most this many ready batches are read or held."""
+"""Maximum number of ready batches that are read or held."""
 
-_STREAM_BYTES = 256 * 2**20  # what is held from a stream at most, in tensors
-_SHORT = 64  # containers with more entries than this are data, not state
+_STREAM_BYTES = 256 * 2**20  # maximum size of the tensors held from a stream
+_SHORT = 64  # containers with more entries are taken as data, not state
 
 
 def read(source: Any, limit: int, what: str) -> tuple[list[Any], bool, tuple[str, ...]]:
     """Reads up to `limit` items from a second iterator of a re-iterable.
 
     Returns:
-        The items, whether they are all there are, and notes.
+        The items, whether the source ended, and notes.
 
     Raises:
-        WorkloadError: `source` is an iterator, or holds one, so that reading would take the items from the user.
+        WorkloadError: `source` is an iterator or holds one, so that reading would consume the user's items.
     """
     held: list[Any] = []
     size_bytes = 0
@@ -45,11 +45,11 @@ def read(source: Any, limit: int, what: str) -> tuple[list[Any], bool, tuple[str
             held.append(item)
             size_bytes += nbytes(item)
     note = f"{len(held)} {what} were read from a second iterator"
-    return held, ended, (note if ended else f"{note}: if longer ones can follow, pass worst_case=",)
+    return held, ended, (note if ended else f"{note}: if longer ones may follow, pass worst_case=",)
 
 
 def known_length(sized: object) -> int | None:
-    """Returns the length of an object; None when it has none, or refuses to tell."""
+    """Returns the length of an object. None if it has none or raises."""
     if not isinstance(sized, Sized):
         return None
     with suppress(TypeError, NotImplementedError):
@@ -61,30 +61,30 @@ def _refuse_one_shot(source: Any, what: str) -> None:
     first = iter(source)
     holds = [
         name
-        for name, value in (asked(source, "__dict__") or {}).items()
+        for name, value in (safe_getattr(source, "__dict__") or {}).items()
         if isinstance(value, Iterator) and not isinstance(value, (_BaseDataLoaderIter, itertools.count))
         if not (isinstance(value, io.IOBase) and not _is_readable(value))
     ]
     if first is source or first is iter(source) or holds:
-        held = f", which holds an iterator in .{holds[0]}" if holds else ""
+        held = f" (which holds an iterator in .{holds[0]})" if holds else ""
         raise WorkloadError(
-            f"found {what} in a {type(source).__name__}{held}, that can be iterated only once: reading it "
-            "here would take them from the training; expected an object whose iter() starts afresh; pass "
+            f"found {what} in a {type(source).__name__}{held} that can be iterated only once: reading them "
+            "here would take them from the training; expected an object whose iter() starts again; pass "
             "the DataLoader or the re-iterable itself, or a list of batches: "
             "list(itertools.islice(batches, 8))"
         )
 
 
 def _is_readable(file: io.IOBase) -> bool:
-    """Returns whether a file can be read; not a log, which is written, nor one that is closed."""
+    """Returns whether a file is open for reading, unlike a log or a closed file."""
     return not file.closed and file.readable()
 
 
 @contextmanager
 def undisturbed(root: object) -> Iterator[None]:
-    """Puts back the random generators, the global ones too, and the attributes of all objects that `root` holds."""
+    """Restores, on exit, the random generators (global ones too) and attributes of all objects that `root` holds."""
     found = list(_held(root, 4, set()))
-    attributes = [(vars(node), dict(vars(node))) for node in found if isinstance(asked(node, "__dict__"), dict)]
+    attributes = [(vars(node), dict(vars(node))) for node in found if isinstance(safe_getattr(node, "__dict__"), dict)]
     rewind = [undo for undo in map(_rewinder, found) if undo is not None] + _rewinders()
     try:
         yield
@@ -98,7 +98,7 @@ def undisturbed(root: object) -> Iterator[None]:
 
 
 def _rewinders() -> list[Callable[[], Any]]:
-    """Returns what puts back the global generators of torch, Python and numpy, if that is in use."""
+    """Returns functions that restore the global generators of torch, Python and, if it is imported, numpy."""
     found: list[Callable[[], Any]] = [
         partial(torch.random.set_rng_state, torch.random.get_rng_state()),
         partial(random.setstate, random.getstate()),
@@ -109,23 +109,23 @@ def _rewinders() -> list[Callable[[], Any]]:
 
 
 def _rewinder(node: Any) -> Callable[[], Any] | None:
-    """Returns what puts a random generator of torch, Python or numpy back to its state of now."""
+    """Returns a function that restores the present state of a random generator. None for other objects."""
     if isinstance(node, torch.Generator):
         return partial(node.set_state, node.get_state())
     if isinstance(node, random.Random):
         return partial(node.setstate, node.getstate())
-    bits = asked(node, "bit_generator") or asked(node, "_bit_generator")
-    return None if asked(bits, "state") is None else partial(setattr, bits, "state", bits.state)
+    bits = safe_getattr(node, "bit_generator") or safe_getattr(node, "_bit_generator")
+    return None if safe_getattr(bits, "state") is None else partial(setattr, bits, "state", bits.state)
 
 
 def _held(node: Any, depth: int, seen: set[int]) -> Iterator[Any]:
-    """Yields the object and what it holds in attributes and short containers, down to `depth` levels."""
+    """Yields the object and the objects in its attributes and short containers, up to `depth` levels deep."""
     if id(node) in seen or isinstance(node, (torch.Tensor, nn.Module, ModuleType, type, str, bytes)):
         return
     seen.add(id(node))
     yield node
     inside = list(node) if isinstance(node, (list, tuple)) and len(node) <= _SHORT else []
-    for table in (node if isinstance(node, dict) else {}, asked(node, "__dict__") or {}):
+    for table in (node if isinstance(node, dict) else {}, safe_getattr(node, "__dict__") or {}):
         inside += table.values() if len(table) <= _SHORT else ()
     for child in inside if depth else ():
         yield from _held(child, depth - 1, seen)

@@ -1,7 +1,7 @@
 """Nested batch structures: walking and rebuilding them.
 
 A batch is a tensor, or tensors inside mappings, sequences, named tuples, dataclasses (frozen ones too) and objects with
-a `.to()` method. `torch.utils._pytree` takes the last two, and mappings of a user's own class, for leaves.
+a `.to()` method. `torch.utils._pytree` treats the last two, and custom mapping classes, as leaves.
 """
 
 import copy
@@ -21,14 +21,14 @@ def tensors(batch: Batch) -> Iterator[torch.Tensor]:
     """Yields every tensor of a batch, in the order of its structure.
 
     Raises:
-        WorkloadError: the batch holds itself, or is nested without end.
+        WorkloadError: the batch contains itself or is nested without end.
     """
     try:
         yield from _tensors(batch)
     except RecursionError:
         raise WorkloadError(
-            f"found a batch of type {type(batch).__name__} that holds itself, or has no end; expected tensors in "
-            "mappings, sequences or dataclasses; leave the reference back to the batch out in the collate_fn"
+            f"found a batch of type {type(batch).__name__} that contains itself or is nested without end; expected "
+            "tensors in mappings, sequences or dataclasses; remove the reference to the batch itself in the collate_fn"
         ) from None
 
 
@@ -43,8 +43,8 @@ def _tensors(batch: Batch) -> Iterator[torch.Tensor]:
 def map_tensors(batch: Batch, fn: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
     """Returns a new structure with `fn` applied to every tensor.
 
-    Types are kept; mutable containers are always new, so changing the result leaves `batch` alone;
-    non-tensors are the same objects.
+    Types are kept. Mutable containers are always new, so that changing the result does not change `batch`. Leaves other
+    than tensors are the same objects.
     """
     if isinstance(batch, torch.Tensor):
         return fn(batch)
@@ -54,10 +54,10 @@ def map_tensors(batch: Batch, fn: Callable[[torch.Tensor], torch.Tensor]) -> Bat
     return rebuilt(batch, {key: map_tensors(child, fn) for key, child in kids.items()})
 
 
-def asked(node: Any, name: str) -> Any:
-    """Returns an attribute of an object of the user's; None where it has none, or fails to say so.
+def safe_getattr(node: Any, name: str) -> Any:
+    """Returns an attribute of a user's object. None if it has none or the lookup raises.
 
-    A dict whose `__getattr__` is `__getitem__` raises a KeyError, a stand-in for a missing package an ImportError.
+    A dict whose `__getattr__` is `__getitem__` raises a KeyError; a placeholder for a missing package, an ImportError.
     """
     try:
         return getattr(node, name, None)
@@ -66,7 +66,7 @@ def asked(node: Any, name: str) -> Any:
 
 
 def children(node: Any) -> dict[Any, Any] | None:
-    """Returns what a container holds, by key, index or attribute; None for a tensor or any other leaf."""
+    """Returns the contents of a container by key, index or attribute. None for a tensor or any other leaf."""
     if isinstance(node, torch.Tensor):
         return None
     if isinstance(node, Mapping):
@@ -75,7 +75,7 @@ def children(node: Any) -> dict[Any, Any] | None:
         return dict(enumerate(node))
     if isinstance(node, (type, nn.Module)):
         return None
-    if dataclasses.is_dataclass(node) or callable(asked(node, "to")):
+    if dataclasses.is_dataclass(node) or callable(safe_getattr(node, "to")):
         return _attributes(node) or None
     return None
 
@@ -91,7 +91,7 @@ def _attributes(node: Any) -> dict[str, Any]:
 
 
 def rebuilt(node: Any, kids: dict[Any, Any]) -> Any:
-    """Returns a container of the type of `node` that holds `kids` (as given by `children`) instead."""
+    """Returns a container of the type of `node` with the contents `kids`, as returned by `children`."""
     if isinstance(node, Mapping):
         return _mapping(node, kids)
     if isinstance(node, (list, tuple)):
@@ -103,7 +103,7 @@ def rebuilt(node: Any, kids: dict[Any, Any]) -> Any:
 
 
 def _mapping(node: Mapping[Any, Any], kids: dict[Any, Any]) -> Any:
-    # A plain copy of a mapping of the user's own class may share its inner dict with the original.
+    # A plain copy of a custom mapping may share its inner dict with the original.
     if isinstance(node, dict) or hasattr(type(node), "__copy__"):
         clone: Any = copy.copy(node)
         for key, value in kids.items():
@@ -128,12 +128,12 @@ def sequence(node: Any, items: list[Any]) -> Any:
 
 
 def nbytes(batch: Batch) -> int:
-    """Returns the bytes of all tensors of a batch."""
+    """Returns the total size of the tensors of a batch in bytes."""
     return sum(piece.nbytes for tensor in tensors(batch) for piece in pieces(tensor))
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Returns whether two tensors hold the same; sparse ones, whether they hold it in the same order."""
+    """Returns whether two tensors hold the same values. Sparse ones must also hold them in the same order."""
     if one is other or one.layout is not other.layout or one.shape != other.shape:
         return one is other
     if one.layout is torch.strided:
@@ -142,7 +142,7 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Returns the tensors of which a sparse one consists; any other by itself."""
+    """Returns the index and value tensors of a sparse tensor. Any other tensor is returned alone."""
     if tensor.layout is torch.sparse_coo:
         return tensor._indices(), tensor._values()
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):

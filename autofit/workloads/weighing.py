@@ -1,8 +1,8 @@
-"""Counts of useful targets: what they are in a batch, and the shares of a step's micro batches by them.
+"""Useful targets: counting them in a batch, and weighting the micro batches of a step by them.
 
-A loss that is a mean over tokens is kept by accumulation when each micro batch weighs as much as it has tokens. Over
-which entries a loss is a mean cannot be read from it; `candidates` lists what it may be, and the accumulation gate
-finds the one, if any, with which the parts add up to the whole.
+If a loss is a mean over tokens, accumulation keeps the gradient when micro batches are weighted by their tokens. A loss
+function does not show over which entries it averages. `candidates` lists the possibilities, and the accumulation gate
+finds the one, if any, with which the gradients of the parts add up to that of the whole batch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,19 +15,19 @@ from autofit.workloads.tree import Batch, children
 from autofit.workloads.weights import Weighing
 
 IGNORED = (-100, -1, 255)
-"""Label values that losses usually ignore: of torch and `transformers`, of many data sets, of segmentation masks."""
+"""Label values that losses usually ignore: in torch and `transformers`, in many data sets, in segmentation masks."""
 _TARGETS = ("label", "target", "['y']")
 _MOST_VALUES, _LENGTHS_DIM = 8, 2
 _UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
 
 def shares(weighing: Weighing, parts: Sequence[Batch]) -> list[float]:
-    """Returns each part's share of what counts; they sum to 1. A part without any has 0: its mean would be 0 / 0.
+    """Returns each part's share of the useful entries. Shares sum to 1. A part without any has 0: its mean is 0 / 0.
 
-    Where nothing counts in the whole step, its loss is 0 / 0 as the user has it, and the parts weigh the same.
+    If the whole step has none, the user's loss is 0 / 0 as well, and all parts have equal weights.
 
     Raises:
-        WorkloadError: the batch lacks the tensor.
+        WorkloadError: the batch does not have the tensor.
     """
     if len(parts) == 1:
         return [1.0]
@@ -37,10 +37,10 @@ def shares(weighing: Weighing, parts: Sequence[Batch]) -> list[float]:
 
 
 def count(weighing: Weighing, batch: Batch) -> torch.Tensor:
-    """Returns what counts in a batch, as a float64 scalar where its tensor is.
+    """Returns the number of useful entries of a batch, as a float64 scalar on the device of its tensor.
 
     Raises:
-        WorkloadError: the batch lacks the tensor.
+        WorkloadError: the batch does not have the tensor.
     """
     node = batch
     for step in weighing.steps:
@@ -48,8 +48,8 @@ def count(weighing: Weighing, batch: Batch) -> torch.Tensor:
         node = (children(node) or {}).get(key)
     if not isinstance(node, torch.Tensor):
         raise WorkloadError(
-            f"found a batch without {weighing}, by which the plan weighs micro batches; expected the batches that it "
-            "was tuned with. Use the tuned loader, or tune again with this one."
+            f"found a batch without {weighing}, by which the plan weights micro batches; expected the batches "
+            "that were used for tuning. Use the tuned loader, or tune again with this one."
         )
     node = _widened(node)
     entries = node[..., 1:] if weighing.shifted else node
@@ -57,12 +57,12 @@ def count(weighing: Weighing, batch: Batch) -> torch.Tensor:
 
 
 def candidates(batch: Batch, size: int, ignore_index: int | None = None) -> list[Weighing]:
-    """Returns what the loss of a batch may be a mean over, the likelier first, samples not among them.
+    """Returns the entries over which the loss of a batch may be a mean, most likely first, other than samples.
 
     Args:
-        batch: several samples, which differ in what counts.
-        size: how many.
-        ignore_index: of the user's loss function, where it has one.
+        batch: a batch of several samples that differ in their number of useful entries.
+        size: number of samples.
+        ignore_index: `ignore_index` of the user's loss function, or None.
     """
     found = []
     for where, tensor in _tensors(batch, ""):
@@ -78,12 +78,12 @@ def candidates(batch: Batch, size: int, ignore_index: int | None = None) -> list
 
 
 def may_differ(batch: Batch, size: int) -> bool:
-    """Returns whether a batch of `size` samples has labels or masks of which not as many count in each sample."""
+    """Returns whether a batch of `size` samples has labels or masks with possibly unequal numbers of useful entries."""
     return any(True for _ in _counted(batch, size))
 
 
 def unevenness(batch: Batch, size: int) -> float:
-    """Returns how much the samples of a batch differ in what a loss may be a mean over; 0 where they are alike."""
+    """Returns how much the samples of a batch differ in their share of useful entries. 0 if they do not."""
     found = 0.0
     for tensor, values in _counted(batch, size):
         for ignored in values:
@@ -93,7 +93,7 @@ def unevenness(batch: Batch, size: int) -> float:
 
 
 def _counted(batch: Batch, size: int) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
-    """Yields masks and whole numbers with several entries per sample, with the values that usually do not count."""
+    """Yields masks and integer tensors with several entries per sample, with the values that losses usually ignore."""
     for _, tensor in _tensors(batch, ""):
         if tensor.dim() > 1 and tensor.shape[0] == size and tensor.numel():
             if _is_mask(tensor):
@@ -107,19 +107,19 @@ def _is_mask(tensor: torch.Tensor) -> bool:
 
 
 def ignore_index_of(loss_fn: Any) -> int | None:
-    """Returns the `ignore_index` of a loss module, or of a `functools.partial` of a loss; None where there is none."""
+    """Returns the `ignore_index` of a loss module, or of a `functools.partial` of a loss. None if it has none."""
     found = getattr(loss_fn, "ignore_index", getattr(loss_fn, "keywords", {}).get("ignore_index"))
     return found if isinstance(found, int) else None
 
 
 def _ignored(tensor: torch.Tensor, ignore_index: int | None) -> list[int | None]:
-    """Returns the values that may not count in a tensor; None among them where its values may be added up."""
+    """Returns the values of a tensor that the loss may ignore. None is among them if its values may be summed."""
     if _is_mask(tensor):
         return [0, 1]
     lengths: list[int | None] = [None] if tensor.dim() <= _LENGTHS_DIM and bool((tensor >= 0).all()) else []
     if tensor.is_floating_point():
         return lengths
-    edges = tensor[..., (0, -1)] if tensor.dim() > 1 else tensor[:0]  # padding is at one end, whatever it is called
+    edges = tensor[..., (0, -1)] if tensor.dim() > 1 else tensor[:0]  # padding is at one end, whatever its value
     usual = [value for value in (ignore_index, *IGNORED, 0, 1) if value is not None and bool((tensor == value).any())]
     return [
         *dict.fromkeys([*usual, *torch.unique(edges).tolist()[:_MOST_VALUES]]),
@@ -128,9 +128,9 @@ def _ignored(tensor: torch.Tensor, ignore_index: int | None) -> list[int | None]
 
 
 def _widened(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor that compares as its numbers do: torch takes -100 for 156 in 8 bits without a sign.
+    """Returns a tensor with a wider type, so that comparisons are correct: in uint8, torch compares -100 as 156.
 
-    It also has few operators for the other types without a sign, and for floats of 8 bits.
+    torch also has few operators for other unsigned types and for 8-bit floating-point types.
     """
     if tensor.dtype in _UNSIGNED:
         return tensor.long()

@@ -1,4 +1,4 @@
-"""Weighing: what micro batches are weighed by, where the loss is a mean over something else than samples."""
+"""Weighing: the weights of micro batches if the loss is a mean over entries other than samples."""
 
 import re
 from collections.abc import Mapping
@@ -8,11 +8,11 @@ from typing import Self
 from autofit.core.errors import PlanFileError
 
 WEIGHING = "weighing"
-"""Setting of an `Environment` that names the weighing; absent where micro batches are weighed by their samples."""
+"""Setting of an `Environment` that holds the weighing. Absent if micro batches are weighted by samples."""
 
 SAMPLES, COLLATED = "samples", "collated"
-"""Name and value of the setting for batches that hold as many samples as were collated into them, whatever the shapes
-of their tensors; absent where shapes tell the number of samples."""
+"""Name and value of the setting for batches whose number of samples is counted when they are collated. Absent if shapes
+give the number of samples."""
 
 _STEP = r"\[\d+\]|\['[^'\\\n]*'\]|\.[^\W\d]\w*"
 _TEXT = re.compile(rf"batch(?P<where>(?:{_STEP})*)(?P<shifted>\[\.\.\., 1:\])?(?: != (?P<ignored>-?\d+))?")
@@ -20,15 +20,15 @@ _TEXT = re.compile(rf"batch(?P<where>(?:{_STEP})*)(?P<shifted>\[\.\.\., 1:\])?(?
 
 @dataclass(frozen=True, slots=True)
 class Weighing:
-    """The useful entries of one tensor of a batch: tokens, pixels, steps. The loss is a mean over as many.
+    """The useful entries of one tensor of a batch (tokens, pixels, time steps), over which the loss is a mean.
 
     As text it is the Python expression whose sum counts them, such as "batch['labels'][..., 1:] != -100".
 
     Attributes:
-        where: what follows "batch" to reach the tensor: "['labels']", "[1]", ".mask"; "" is the batch itself.
-        shifted: whether the first entry along the last dimension does not count: a causal language model has nothing
-            to tell it from.
-        ignored: the value that does not count; None when the values themselves are added up (lengths, weights).
+        where: path of the tensor after "batch": "['labels']", "[1]", ".mask". "" is the batch itself.
+        shifted: whether the first entry along the last dimension is not counted, as in causal language models, where
+            the first token is never a target.
+        ignored: the value that is not counted. None if the values themselves are summed (lengths, weights).
     """
 
     where: str
@@ -41,7 +41,7 @@ class Weighing:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Returns the weighing that `text` says, or None; nothing of it is evaluated."""
+        """Parses `text` without evaluating it. Returns None if it is not a weighing."""
         found = _TEXT.fullmatch(text)
         if found is None:
             return None
@@ -50,10 +50,10 @@ class Weighing:
 
     @classmethod
     def of(cls, settings: Mapping[str, str]) -> Self | None:
-        """Returns the weighing of an environment's settings, or None for weights by samples.
+        """Returns the weighing of an environment's settings, or None if weights are by samples.
 
         Raises:
-            PlanFileError: the settings say something else.
+            PlanFileError: the setting is not a weighing.
         """
         text = settings.get(WEIGHING)
         found = None if text is None else cls.parse(text)
@@ -66,5 +66,5 @@ class Weighing:
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """The parts of `where`, one for each container on the way."""
+        """The parts of `where`, one per nested container."""
         return tuple(re.findall(_STEP, self.where))

@@ -1,4 +1,4 @@
-"""Workload: what is trained. Model, batches, loss or step function, optimizer recipe."""
+"""Workload: what is trained. It holds the model, batches, loss or step function, and optimizer recipe."""
 
 import inspect
 import reprlib
@@ -18,10 +18,10 @@ OptimizerRecipe = torch.optim.Optimizer | Callable[[Iterable[nn.Parameter]], tor
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is trained, in the user's own objects. `make_workload()` may return one.
+    """What is trained, as the user's objects. `make_workload()` may return one.
 
     Attributes:
-        model: any module. It is put back bit-identically after tuning.
+        model: any module. It is restored bit-identically after tuning.
         loader: a `DataLoader`, a list of batches, or any other iterable that can be iterated repeatedly.
         loss_fn: `loss_fn(outputs, targets) -> scalar tensor`, for batches `(inputs, targets)`.
         step_fn: `step_fn(model, batch) -> scalar tensor`, for every other kind of loss or batch.
@@ -33,16 +33,16 @@ class Workload:
         worst_case: the sample that needs the most memory, or a callable `size -> batch` that makes such a batch. None
             scans the loader's data set for the longest samples.
         mode: "train", or "inference" for the forward pass alone.
-        max_grad_norm: clip gradients to this L2 norm, as the training does. None does not clip.
-        extras: further objects to put back. Objects that the workload reaches through attributes, closures and named
-            globals are found without it. An object with `state_dict` and `load_state_dict` is also restored through
+        max_grad_norm: clip gradients to this L2 norm, as in your training. None does not clip.
+        extras: further objects to restore. Objects that the workload reaches through attributes, closures and named
+            globals are found automatically. An object with `state_dict` and `load_state_dict` is also restored through
             these.
 
     Batches for measuring are made from the loader's data set and `collate_fn`:
 
     * If lengths vary, a plan must fit the longest samples found. For a `DataLoader` over samples, speed is measured on
       batches whose useful and padded elements together match an average batch of that size. Samples are drawn in the
-      order of your sampler if that order decides which samples meet.
+      order of your sampler if that order decides which samples are batched together.
     * Graphs, bags and lists are collated anew at each size. Micro batches are weighted by the samples collated.
     * A batch sampler keeps its rule at other sizes if it has an attribute or argument `batch_size`. Otherwise its
       batches are joined and cut in order.
@@ -69,8 +69,8 @@ class Workload:
             )
         if lazy := [name for name, parameter in self.model.named_parameters() if is_lazy(parameter)]:
             raise WorkloadError(
-                f"{lazy[0]} has no shape yet, as {len(lazy)} parameters of lazy modules; expected a model that knows "
-                "its shapes. Run one batch through it first, and make the optimizer afterwards."
+                f"{lazy[0]} has no shape yet ({len(lazy)} parameters of lazy modules); expected a model with "
+                "initialised parameters. Run one batch through it first, and make the optimizer afterwards."
             )
         if self.loss_fn is not None and self.step_fn is not None:
             raise WorkloadError(
@@ -85,13 +85,13 @@ class Workload:
             raise WorkloadError(f"max_grad_norm is {self.max_grad_norm!r}; expected a number above 0, or None.")
         optimizer = self.optimizer
         if not (optimizer is None or isinstance(optimizer, torch.optim.Optimizer) or callable(optimizer)):
-            raise WorkloadError(_no_optimizer("optimizer is", optimizer))
+            raise WorkloadError(_not_an_optimizer("optimizer is", optimizer))
 
     def _check_global_batch(self) -> None:
         for name in ("global_batch_size", "max_global_batch_size"):
             size = getattr(self, name)
             if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-                raise WorkloadError(f"{name} is {size!r}; expected a whole number of at least 1, or None.")
+                raise WorkloadError(f"{name} is {size!r}; expected an integer of at least 1, or None.")
         if self.global_batch_size is not None and self.max_global_batch_size is not None:
             raise WorkloadError(
                 f"found global_batch_size={self.global_batch_size} and max_global_batch_size="
@@ -105,23 +105,23 @@ class Workload:
         return self.mode == "train"
 
     def set_mode(self) -> tuple[str, ...]:
-        """Puts the model into the mode of its steps, as the loop of a training does.
+        """Calls `model.train()` or `model.eval()`, as a training or inference loop does.
 
         Returns:
-            Names of the modules that were in evaluation mode in a model in training mode, and now train; not of those
-            inside them.
+            Names of the modules that were in evaluation mode inside a model in training mode and are now in training
+            mode. Modules inside a named module are not listed.
         """
         training = self.training and self.model.training
-        apart = [(name, module) for name, module in self.model.named_modules() if training and not module.training]
+        evaluating = [(name, module) for name, module in self.model.named_modules() if training and not module.training]
         self.model.train(self.training)
-        names = [name for name, module in apart if module.training]
+        names = [name for name, module in evaluating if module.training]
         return tuple(name for name in names if name.rpartition(".")[0] not in names)
 
     def make_optimizer(self) -> torch.optim.Optimizer | None:
-        """Returns the optimizer of a step: the user's instance, or a fresh one; None in inference.
+        """Returns the optimizer of a step: the user's instance or a new one. None in inference.
 
         Raises:
-            WorkloadError: nothing is trainable, or the optimizer does not hold this model's parameters, or needs a
+            WorkloadError: no parameter is trainable, the optimizer does not hold this model's parameters, or it needs a
                 closure.
         """
         if not self.training:
@@ -130,7 +130,7 @@ class Workload:
         if not trainable:
             raise WorkloadError(
                 "the model has no parameter with requires_grad=True, so there is nothing to train. "
-                'Unfreeze what is to be trained, or pass mode="inference".'
+                'Unfreeze parameters, or pass mode="inference".'
             )
         optimizer = self.optimizer
         if optimizer is None:
@@ -138,7 +138,7 @@ class Workload:
         if not isinstance(optimizer, torch.optim.Optimizer):
             optimizer = optimizer(trainable)
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise WorkloadError(_no_optimizer("the optimizer callable returned", optimizer))
+            raise WorkloadError(_not_an_optimizer("the optimizer callable returned", optimizer))
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not any(id(p) in held for p in trainable):
             raise WorkloadError(
@@ -147,43 +147,45 @@ class Workload:
             )
         if _needs_closure(optimizer):
             raise WorkloadError(
-                f"found the optimizer {type(optimizer).__name__}, whose step() needs a closure that computes the loss "
-                "again; expected one whose step() can be called without arguments. Tune with another one, or pass "
-                'mode="inference" for the forward pass alone.'
+                f"step() of the optimizer {type(optimizer).__name__} needs a closure that computes the loss again; "
+                "expected an optimizer whose step() can be called without arguments. Tune with another optimizer, "
+                'or pass mode="inference" for the forward pass alone.'
             )
         return optimizer
 
 
 def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """Returns whether `step()` has an argument that must be given, as that of LBFGS has."""
+    """Returns whether `step()` has a required argument, as in LBFGS."""
     try:
-        # Of the class: a scheduler puts a wrapper into the instance whose signature still has `self`.
+        # The method of the class: a scheduler puts a wrapper on the instance whose signature still has `self`.
         parameters = list(inspect.signature(type(optimizer).step).parameters.values())[1:]
-    except (TypeError, ValueError):  # it does not say
+    except (TypeError, ValueError):  # no signature
         return False
-    given = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-    return any(each.default is Parameter.empty and each.kind in given for each in parameters)
+    passed = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    return any(each.default is Parameter.empty and each.kind in passed for each in parameters)
 
 
-def _no_optimizer(where: str, found: object) -> str:
-    """Returns what is said of an optimizer that is none; `where` begins the sentence."""
+def _not_an_optimizer(where: str, found: object) -> str:
+    """Returns the message for an object that is not an optimizer. `where` begins the sentence."""
     count = sum(1 for _ in _optimizers_in(found))
     if count > 1:
         return (
-            f"{where} {count} optimizers; expected one, since several, as of a GAN, are not supported yet. Tune one "
-            "part at a time: its model, its loss and its optimizer."
+            f"{where} {count} optimizers; expected one. Several optimizers, as for a GAN, are not supported yet. Tune "
+            "one part at a time, with its model, loss and optimizer."
         )
     if isinstance(found, str):
         shown = f"the text {reprlib.repr(found)}"
     else:
         shown = "None" if found is None else f"a {type(found).__name__}" + (" that holds one" if count else "")
     expected = "a torch.optim.Optimizer, or a callable that makes one from parameters"
-    do = "Give the optimizer itself" if count else "Give one, as in `lambda params: torch.optim.SGD(params, lr=0.1)`"
-    return f"{where} {shown}; expected {expected}. {do}."
+    action = (
+        "Pass the optimizer itself" if count else "Pass one, as in `lambda params: torch.optim.SGD(params, lr=0.1)`"
+    )
+    return f"{where} {shown}; expected {expected}. {action}."
 
 
 def _optimizers_in(found: object, depth: int = 3) -> Iterator[torch.optim.Optimizer]:
-    """Yields the optimizers in lists and dicts, such as Lightning's `configure_optimizers` returns."""
+    """Yields the optimizers in lists and dicts, such as those returned by Lightning's `configure_optimizers`."""
     if isinstance(found, torch.optim.Optimizer):
         yield found
     elif depth and isinstance(found, Mapping | list | tuple):

@@ -1,11 +1,11 @@
-"""Scores what a search claims on a disturbed machine: how often the true gain lies in the interval it gives.
+"""Scores the claims of searches on a disturbed machine: how often the true gain lies in the claimed interval.
 
-Whole searches are replayed on the tables of `scripts/bench/search.py`, on a machine that others use in bursts, with
-little time, more and enough. The truth of a plan is what many runs of the replay average to, without bursts. Only
-searches that recommend a change make a claim. Beside the coverage stand the regret, how many claims rest on a race,
-and how wide the intervals are: one that says nothing would cover anything.
+Whole searches are replayed on the tables of `scripts/bench/search`, on a machine that other processes use in bursts,
+with time budgets from short to unlimited. The true throughput of a plan is the mean of many replayed runs without
+bursts. Only a search that recommends a change makes a claim. The regret, the number of raced claims and the width of
+the intervals are reported beside the coverage, because a very wide interval covers everything.
 
-Required: at least 93 % of the claims hold. Exit code 1 where they do not.
+Required: at least 93 % of the claims hold. The exit code is 1 otherwise.
 """
 
 import argparse
@@ -17,33 +17,34 @@ from functools import partial
 from statistics import fmean, median
 from typing import Any
 
-import _report
-from search_runs import Case, cases, names, over_tables, rehearse
-
 from autofit.core.budget import Budget
 from autofit.replay import Bursts, TableBench
+from scripts.bench import report
+from scripts.bench.search.runs import Case, cases, names, over_tables, rehearse
 
 LEAST_HELD = 0.93
 TIMES: tuple[float | None, ...] = (8.0, 12.0, 18.0, 30.0, None)
 """Time budgets, as multiples of the median probe; None for no limit."""
 CALM_PROBES, BURST_PROBES, MOST_LOG = 4.0, 4.0, 1.1
-"""Probes between two bursts and probes that one lasts, in the mean; the strongest makes steps three times as long."""
+"""Mean time between two bursts and mean length of a burst, in probes; the strongest burst triples the step time."""
 BLOCK_RATIO = 0.4
-"""What a block costs beside its steps, as a share of a probe: the step is built and everything put back each time."""
+"""Cost of a block apart from its steps, as a share of a probe: each block builds the step and restores all state."""
 ALLOWANCE_RATIO = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one search said, and what is true.
+    """The claim of one search, and the truth.
 
     Attributes:
-        table: its case. time_ratio: its time budget as a multiple of the median probe.
-        gain: what was claimed; 1 where the user's own setting was kept.
-        true: the same ratio of the plan, as many runs average to.
-        pairs: blocks that the claim rests on; 0 for separate probes.
-        claimed: whether a change was recommended, with a gain.
-        regret: how much slower the plan is than the best that fits.
+        table: name of the case.
+        time_ratio: time budget as a multiple of the median probe.
+        claimed: whether the search recommended a change and claimed a gain.
+        gain: claimed gain; 1 if the baseline was kept.
+        low, high: bounds of the claimed interval.
+        true: true gain of the plan, from the mean of many replayed runs.
+        pairs: pairs of blocks behind the claim; 0 if it comes from separate probes.
+        regret: how much slower the plan is than the best plan that fits.
     """
 
     table: str
@@ -58,12 +59,12 @@ class Claim:
 
     @property
     def held(self) -> bool:
-        """Whether the truth is in the interval."""
+        """Whether the true gain lies in the interval."""
         return self.low * (1 - ALLOWANCE_RATIO) <= self.true <= self.high * (1 + ALLOWANCE_RATIO)
 
 
 def replayed(case: Case, bench: TableBench, seed: int, time_ratio: float | None, disturbed: bool = True) -> Claim:
-    """Returns the claim of one search with traced memory."""
+    """Returns the claim of one search with memory estimates from traces."""
     probe_s = median(entry.outcome.duration_s for entry in case.table.entries)
     chance = zlib.crc32(f"{case.name} {seed} {time_ratio}".encode())
     bursts = Bursts(chance, CALM_PROBES * probe_s, BURST_PROBES * probe_s, MOST_LOG) if disturbed else None
@@ -106,30 +107,30 @@ def summarised(claims: Sequence[Claim]) -> dict[str, Any]:
         "half_width": median(widths) if widths else 0.0,
         "bias_log": fmean(math.log(claim.gain / claim.true) for claim in made) if made else 0.0,
         "regret": fmean(regrets),
-        "regret_95": _report.percentile(regrets, 0.95),
+        "regret_95": report.percentile(regrets, 0.95),
     }
 
 
 def in_words(title: str, got: dict[str, Any]) -> str:
-    """Returns figures in a line."""
+    """Returns figures as one line."""
     return (
         f"{title}: {got['held']:.1%} of {got['claims']} claims hold ({got['raced']} raced, {got['raced_held']:.1%} of "
-        f"them); half as wide as {got['half_width']:.1%}, {got['bias_log']:+.1%} off in the mean; regret "
+        f"them); half width {got['half_width']:.1%}, mean error {got['bias_log']:+.1%}; regret "
         f"{got['regret']:.2%}, 95th {got['regret_95']:.2%} of {got['replays']} replays"
     )
 
 
 def parse() -> argparse.Namespace:
-    parser = _report.parser(__doc__ or "")
-    parser.add_argument("--seeds", type=int, default=4, help="searches with each time budget on each table")
-    parser.add_argument("--only", metavar="TABLE", action="append", help="this table; may be given again")
-    parser.add_argument("--calm", action="store_true", help="no bursts: the recorded noise alone")
+    parser = report.parser(__doc__ or "")
+    parser.add_argument("--seeds", type=int, default=4, help="number of searches for each time budget on each table")
+    parser.add_argument("--only", metavar="TABLE", action="append", help="use only this table; may be repeated")
+    parser.add_argument("--calm", action="store_true", help="replay the recorded noise only, without bursts")
     parser.add_argument("--missed", action="store_true", help="print each claim that does not hold")
-    parser.add_argument("--jobs", type=int, default=1, help="tables at a time")
+    parser.add_argument("--jobs", type=int, default=1, help="number of tables to run in parallel")
     given = parser.parse_args()
     given.only = given.only or names()
     if unknown := sorted(set(given.only) - set(names())):
-        _report.fail(f"claims: {', '.join(unknown)} is not known; expected {', '.join(names())}", 2)
+        report.fail(f"claims: {', '.join(unknown)} is unknown; expected {', '.join(names())}", 2)
     return given
 
 
@@ -140,13 +141,13 @@ def main() -> None:
         if claim.claimed and not claim.held:
             print(claim)
     for ratio in TIMES:
-        label = "no limit of time" if ratio is None else f"time for {ratio:g} probes"
+        label = "no time limit" if ratio is None else f"time for {ratio:g} probes"
         print(in_words(label, summarised([claim for claim in claims if claim.time_ratio == ratio])))
     whole = summarised(claims)
     passed = whole["held"] >= LEAST_HELD
     figures = {"seeds": given.seeds, "all": whole, "claims": [asdict(claim) for claim in claims]}
-    line = in_words("claims on a calm machine" if given.calm else "claims on a machine that is used in bursts", whole)
-    _report.finish(f"{line}: {'ok' if passed else 'MISSED'}", figures, given.json, passed, device="cpu")
+    line = in_words("claims on a calm machine" if given.calm else "claims on a machine disturbed in bursts", whole)
+    report.finish(f"{line}: {'ok' if passed else 'MISSED'}", figures, given.json, passed, device="cpu")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What tuning brings on the four examples under a memory limit, measured again apart from the search.
+"""The gain of tuning on the four examples under a memory limit, measured again after the search.
 
-Each example is tuned by the command line (probes in a child process, the proof under a real memory limit). Then the
-plan and the user's own setting run in interleaved blocks in this process, which knows nothing of the search's figures.
-Required: no peak over the budget, no plan slower than the user's own setting beyond noise.
+Each example is tuned by the command line: probes run in a child process, and the proof runs under a real memory limit.
+Then the plan and the baseline run in interleaved blocks in this process, which does not know the figures of the search.
+Required: no peak over the budget, and no plan that is slower than the baseline beyond noise.
 """
 
 import importlib.util
@@ -14,8 +14,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import _report
-
 from autofit import devices, planfile
 from autofit.core.briefing import Options
 from autofit.core.plan import Plan
@@ -26,13 +24,14 @@ from autofit.probing.local_bench import LocalBench
 from autofit.search.race import pair
 from autofit.workloads.factory import as_arguments
 from autofit.workloads.workload import Workload
+from scripts.bench import report
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NAMES = ("gpt", "convnet", "huggingface", "tabular")
 
 
 def tune(name: str, memory: str, seconds: float) -> Path:
-    """Tunes an example by the command line and returns its plan file."""
+    """Tunes an example with the command line and returns the path of its plan file."""
     folder = Path(tempfile.mkdtemp())
     plan = folder / "autofit.yaml"
     target = f"{EXAMPLES / name}.py:make_workload"
@@ -42,17 +41,17 @@ def tune(name: str, memory: str, seconds: float) -> Path:
     return plan
 
 
-def compare(workload: Workload, plan: Plan, own: Plan, options: Options, pairs: int) -> Ratio:
-    """Returns the throughput of `plan` over `own` from interleaved blocks."""
-    logs: dict[str, list[float]] = {plan.key: [], own.key: []}
+def compare(workload: Workload, plan: Plan, baseline: Plan, options: Options, pairs: int) -> Ratio:
+    """Returns the throughput of `plan` relative to `baseline`, from interleaved blocks."""
+    logs: dict[str, list[float]] = {plan.key: [], baseline.key: []}
     with LocalBench(workload, devices.choose(), options) as bench:
         for index in range(pairs):
-            for one in (plan, own) if index % 2 == 0 else (own, plan):
+            for one in (plan, baseline) if index % 2 == 0 else (baseline, plan):
                 outcome = bench.evaluate(one, Purpose.BLOCK)
                 if outcome.measurement is None:
                     raise SystemExit(f"{one} did not run: {outcome.reason}")
                 logs[one.key].append(math.log(outcome.measurement.samples_per_s))
-    return pair(logs[plan.key], logs[own.key]).ratio()
+    return pair(logs[plan.key], logs[baseline.key]).ratio()
 
 
 def measure(name: str, seconds: float, pairs: int) -> dict[str, Any]:
@@ -60,15 +59,15 @@ def measure(name: str, seconds: float, pairs: int) -> dict[str, Any]:
     module = load(name)
     found = planfile.load(tune(name, module.MEMORY, seconds))
     workload = Workload(**as_arguments(module.make_workload(), name))
-    own = found.baseline.plan
+    baseline = found.baseline.plan
     options = Options(memory_budget=module.MEMORY)
-    same = found.plan == own
-    ratio = Ratio(value=1, low=1, high=1) if same else compare(workload, found.plan, own, options, pairs)
+    same = found.plan == baseline
+    ratio = Ratio(value=1, low=1, high=1) if same else compare(workload, found.plan, baseline, options, pairs)
     peak, budget = found.proof.memory.judged_bytes, found.budget.memory_bytes
     figures: dict[str, Any] = {
         "example": name,
         "plan": dict(found.plan.values),
-        "own": dict(own.values),
+        "own": dict(baseline.values),
         "ratio": ratio.model_dump(),
         "claimed": None if found.gain is None else found.gain.model_dump(),
         "peak_bytes": peak,
@@ -78,7 +77,7 @@ def measure(name: str, seconds: float, pairs: int) -> dict[str, Any]:
         "ok": peak <= budget and ratio.high >= 1.0,
     }
     print(
-        f"{name:12s} {ratio} of the own setting; peak {format_bytes(peak)} of {format_bytes(budget)}; "
+        f"{name:12s} {ratio} of the baseline; peak {format_bytes(peak)} of {format_bytes(budget)}; "
         f"{sum(found.counts.values())} trials in {found.duration_s:.0f} s; {found.plan}",
         flush=True,
     )
@@ -97,10 +96,10 @@ def load(name: str) -> ModuleType:
 
 
 def main() -> None:
-    parser = _report.parser(__doc__ or "")
-    parser.add_argument("--time", type=float, default=60, help="seconds of search for each example")
-    parser.add_argument("--pairs", type=int, default=12, help="pairs of blocks for each comparison")
-    parser.add_argument("examples", nargs="*", default=NAMES, help="which examples")
+    parser = report.parser(__doc__ or "")
+    parser.add_argument("--time", type=float, default=60, help="time budget of the search of each example, in seconds")
+    parser.add_argument("--pairs", type=int, default=12, help="pairs of blocks in each comparison")
+    parser.add_argument("examples", nargs="*", default=NAMES, help="the examples to run; all by default")
     given = parser.parse_args()
     cases = [measure(name, given.time, given.pairs) for name in given.examples]
     mean = math.exp(sum(math.log(case["ratio"]["value"]) for case in cases) / len(cases))
@@ -108,10 +107,10 @@ def main() -> None:
     slower = sum(case["ratio"]["high"] < 1.0 for case in cases)
     passed = all(case["ok"] for case in cases)
     summary = (
-        f"gain: {mean:.2f}x in the geometric mean of {len(cases)} examples; {over} over budget, {slower} slower than "
-        f"the own setting beyond noise: {'ok' if passed else 'MISSED'}"
+        f"gain: {mean:.2f}x in the geometric mean of {len(cases)} examples; {over} over budget, {slower} slower "
+        f"than the baseline beyond noise: {'ok' if passed else 'MISSED'}"
     )
-    _report.finish(summary, {"mean": mean, "cases": cases}, given.json, passed)
+    report.finish(summary, {"mean": mean, "cases": cases}, given.json, passed)
 
 
 if __name__ == "__main__":

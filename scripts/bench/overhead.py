@@ -1,9 +1,9 @@
-"""What `TrainStep` costs over a hand-written loop with the same techniques, what the guard and `import autofit` cost.
+"""Overhead of `TrainStep` over a hand-written loop with the same techniques, of the guard, and of `import autofit`.
 
-Both loops train copies of one model on the same batches, in interleaved ABBA blocks; the figure is the median of the
-paired ratios. Required: at most 1.01 in the median over the models; `import autofit` under 50 ms on top of Python;
-`autofit --help` under 150 ms in all; torch imported by neither. The guard: its snapshot, with putting everything back
-and verifying it, takes at most 1 s of the processor per GB of state, and 0.2 s for a small model.
+Both loops train copies of one model on the same batches, in interleaved ABBA blocks. The figure is the median of the
+paired ratios. Required: a median over the models of at most 1.01; `import autofit` takes less than 50 ms on top of
+Python; `autofit --help` takes less than 150 ms in total; neither imports torch. Taking the guard's snapshot, restoring
+the state and verifying it takes at most 1 s of CPU time per GB of state, and at most 0.2 s for a small model.
 """
 
 import copy
@@ -14,9 +14,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter, process_time
-from typing import Any
+from typing import Any, cast
 
-import _report
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -28,6 +27,7 @@ from autofit.prepare import prepare
 from autofit.strategies import members
 from autofit.workloads.loss import resolve_loss
 from autofit.workloads.step import Draft, StepBatch
+from scripts.bench import report
 
 BLOCK = 6
 DROPPED = 1
@@ -43,7 +43,8 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.norm(x)
         x = x + self.mix(y, y, y, need_weights=False)[0]
-        return x + self.down(F.gelu(self.up(x)))
+        out: torch.Tensor = x + self.down(F.gelu(self.up(x)))
+        return out
 
 
 class Transformer(nn.Module):
@@ -56,7 +57,8 @@ class Transformer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for index, block in enumerate(self.blocks):
             x = checkpoint(block, x, use_reentrant=False) if index < self.by_hand else block(x)
-        return self.head(x.mean(1))
+        out: torch.Tensor = self.head(x.mean(1))
+        return out
 
 
 def convnet() -> nn.Module:
@@ -93,12 +95,12 @@ CASES = (
 
 
 def by_hand(case: Case, model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Sequence[Any]], torch.Tensor]:
-    """Returns the loop that a careful person writes for the case."""
+    """Returns a carefully hand-written loop for the case."""
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(case.plan.get("precision", ""))
     scaler = torch.amp.GradScaler("cpu") if dtype is torch.float16 else None
     last = case.plan.get("memory_format") == "channels_last"
     if last:
-        model.to(memory_format=torch.channels_last)
+        cast(Any, model).to(memory_format=torch.channels_last)
 
     def step(batches: Sequence[Any]) -> torch.Tensor:
         total = torch.zeros(())
@@ -106,7 +108,7 @@ def by_hand(case: Case, model: nn.Module, optimizer: torch.optim.Optimizer) -> C
             inputs = x.to(memory_format=torch.channels_last) if last else x
             with torch.autocast("cpu", dtype=dtype) if dtype is not None else nullcontext():
                 loss = F.cross_entropy(model(inputs), y) / len(batches)
-            (loss if scaler is None else scaler.scale(loss)).backward()
+            (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]  # torch has no types here
             total += loss.detach()
         if case.clip is not None:
             if scaler is not None:
@@ -124,7 +126,7 @@ def by_hand(case: Case, model: nn.Module, optimizer: torch.optim.Optimizer) -> C
 
 
 def pair(case: Case) -> tuple[Callable[[], float], Callable[[], float]]:
-    """Returns two callables that run one block and return its median step time: autofit's and the hand-written."""
+    """Returns autofit's loop and the hand-written one; each call runs a block and returns its median step time."""
     torch.manual_seed(0)
     model = case.model()
     twin = copy.deepcopy(model)
@@ -171,7 +173,7 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
 
 
 def guarded(model: nn.Module, runs: int) -> float:
-    """Returns the least seconds of the processor of a snapshot, and of putting back a model that was trained."""
+    """Returns the least CPU time, in seconds, of a snapshot and of restoring a model that was trained."""
     times = []
     for _ in range(runs):
         began = process_time()
@@ -187,14 +189,14 @@ def guarded(model: nn.Module, runs: int) -> float:
 
 
 def guard_costs(runs: int) -> dict[str, float]:
-    """Returns what the guard costs for a small model, and for each GB of a large one beyond that."""
+    """Returns the cost of the guard for a small model, and for each further GB of a large one."""
     small_s = guarded(Transformer(), runs)
     large = nn.ParameterList(torch.ones(1 << 24) for _ in range(8))
     return {"small_s": small_s, "per_gb_s": guarded(large, runs) / sum(p.nbytes for p in large.parameters()) * 1e9}
 
 
 def start_up(runs: int) -> dict[str, Any]:
-    """Returns median seconds of starting Python, of importing autofit on top, and of the help page."""
+    """Returns median seconds for starting Python, for importing autofit on top of that, and for the help page."""
     commands = {
         "python": [sys.executable, "-c", "pass"],
         "import": [sys.executable, "-c", "import autofit"],
@@ -217,8 +219,8 @@ def start_up(runs: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = _report.parser(__doc__ or "")
-    parser.add_argument("--rounds", type=int, default=30, help="pairs of blocks per model")
+    parser = report.parser(__doc__ or "")
+    parser.add_argument("--rounds", type=int, default=30, help="pairs of blocks for each model")
     given = parser.parse_args()
     cases = []
     for case in CASES:
@@ -236,7 +238,7 @@ def main() -> None:
         f"torch {'loaded' if start['loads_torch'] else 'not loaded'}; guard {guard['per_gb_s']:.2f} s/GB, "
         f"{guard['small_s'] * 1e3:.0f} ms for a small model: {'ok' if passed else 'MISSED'}"
     )
-    _report.finish(summary, {"ratio": ratio, "cases": cases, "start": start, "guard": guard}, given.json, passed)
+    report.finish(summary, {"ratio": ratio, "cases": cases, "start": start, "guard": guard}, given.json, passed)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The workloads of the recorded tables: real architectures with random weights, small enough for a grid on a CPU.
 
-    python scripts/bench/record_table.py scripts/bench/workloads.py:gpt TABLE.json --memory 1GiB
+    python -m scripts.bench.search.record_table scripts.bench.workloads:gpt TABLE.json --memory 1GiB
 
-Needs the extra `dev` (transformers).
+Needs transformers, from the extra `examples`.
 """
 
 from itertools import chain, pairwise
@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from prediction_models import down_and_up
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
+
+from scripts.bench.memory.architectures import down_and_up
 
 SAMPLES, WORDS, CLASSES, IGNORED = 512, 512, 10, -100
 SHORTEST, LONGEST = 8, 96
@@ -22,13 +23,13 @@ SHORTEST, LONGEST = 8, 96
 
 def gpt() -> dict[str, Any]:
     """A GPT-2 on texts of one length; the batch is free."""
-    return {"model": _gpt2(), "loader": DataLoader(_texts([48] * SAMPLES), batch_size=4, collate_fn=_together)}
+    return {"model": _gpt2(), "loader": DataLoader(Texts([48] * SAMPLES), batch_size=4, collate_fn=_together)}
 
 
 def gpt_varied() -> dict[str, Any]:
     """A GPT-2 on texts of varying length, most of them short; the batch is free."""
     lengths = SHORTEST + (LONGEST - SHORTEST) * torch.rand(SAMPLES, generator=_chance()) ** 2
-    texts = _texts([int(length) for length in lengths])
+    texts = Texts([int(length) for length in lengths])
     return {"model": _gpt2(), "loader": DataLoader(texts, batch_size=4, shuffle=True, collate_fn=_together)}
 
 
@@ -38,7 +39,7 @@ def encoder() -> dict[str, Any]:
     config = BertConfig(
         vocab_size=WORDS, hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=512
     )
-    loader = DataLoader(_texts([32] * SAMPLES), batch_size=8, collate_fn=_together)
+    loader = DataLoader(Texts([32] * SAMPLES), batch_size=8, collate_fn=_together)
     return {"model": BertForMaskedLM(config), "loader": loader, "global_batch_size": 32}
 
 
@@ -60,7 +61,7 @@ def resnet() -> dict[str, Any]:
 
 
 def unet() -> dict[str, Any]:
-    """A U-Net that gives back images of 48 pixels, with GroupNorm; 16 images a step."""
+    """A U-Net with GroupNorm that returns images of 48 pixels; 16 images a step."""
     torch.manual_seed(0)
     images = torch.randn(SAMPLES, 3, 48, 48, generator=_chance())
     loader = DataLoader(TensorDataset(images, images), batch_size=4)
@@ -81,7 +82,7 @@ def mlp() -> dict[str, Any]:
 
 
 class Bottleneck(nn.Module):
-    """A residual block of ResNet-50's kind."""
+    """A residual block as in ResNet-50."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -94,12 +95,12 @@ class Bottleneck(nn.Module):
         self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns images of the stride's part of the size, [samples, 4 width, height, width]."""
+        """Returns feature maps whose sides are divided by the stride, [samples, 4 * width, height, width]."""
         return F.relu(self.body(x) + self.shortcut(x))
 
 
 class UNet(nn.Module):
-    """Two halvings and back, with the images of each size passed on."""
+    """A U-Net with two levels: halves the images twice, restores them, and has a skip connection at each size."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -110,8 +111,9 @@ class UNet(nn.Module):
         self.out = nn.Conv2d(width, 3, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns images like those that came in, [samples, 3, height, width]."""
-        return self.out(down_and_up(x, self.down, self.middle, self.up))
+        """Returns images of the same shape as the input, [samples, 3, height, width]."""
+        out: Tensor = self.out(down_and_up(x, self.down, self.middle, self.up))
+        return out
 
 
 def _double(inputs: int, outputs: int) -> nn.Sequential:
@@ -122,16 +124,26 @@ def _double(inputs: int, outputs: int) -> nn.Sequential:
 def _gpt2() -> nn.Module:
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=WORDS, n_embd=128, n_layer=4, n_head=4, n_positions=LONGEST, use_cache=False)
-    return GPT2LMHeadModel(config)
+    model: nn.Module = GPT2LMHeadModel(config)
+    return model
 
 
-def _texts(lengths: list[int]) -> list[Tensor]:
-    chance = _chance()
-    return [torch.randint(WORDS, (length,), generator=chance) for length in lengths]
+class Texts(Dataset[Tensor]):
+    """Random texts of the given lengths."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        chance = _chance()
+        self._texts = [torch.randint(WORDS, (length,), generator=chance) for length in lengths]
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self._texts[index]
 
 
 def _together(texts: list[Tensor]) -> dict[str, Tensor]:
-    """Pads texts to the longest of them; labels do not count padding."""
+    """Pads texts to the longest one; padding has no label."""
     ids = pad_sequence(texts, batch_first=True)
     mask = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True)
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, IGNORED)}

@@ -1,6 +1,6 @@
-"""Runs of `autofit.tune` in this process, each compared with the state before. Prints a JSON line for each.
+"""Runs `autofit.tune` in this process and compares the state before and after. Prints a JSON line for each run.
 
-python -m chaos_runs.in_process SEED NUMBER [NUMBER ...]
+python -m scripts.chaos_runs.in_process SEED NUMBER [NUMBER ...]
 """
 
 import contextlib
@@ -18,27 +18,27 @@ from typing import Any
 
 import numpy as np
 import torch
-from chaos_runs.cases import Case, case
-from chaos_runs.workloads import Made, made
 from torch import nn
 
 import autofit
 from autofit.core.errors import AutofitError
+from scripts.chaos_runs.cases import Case, case
+from scripts.chaos_runs.workloads import Made, made
 
 BUDGET_S, MEMORY = 4.0, "1GiB"
 LATE_S = 1.1 * BUDGET_S + 5.0
-"""The most that a run may take, as the time budget promises."""
+"""Most seconds that a run may take under the promise of the time budget."""
 HUNG_S = 90.0
 INTENDED = {"interrupt": KeyboardInterrupt, "exit": SystemExit}
-"""What users' code raises that is none of its errors, and may come through."""
+"""Exceptions of users' code that are not errors and may be raised by `tune`."""
 
 
 def state_of(workload: Made) -> dict[str, str]:
-    """Returns digests of everything that belongs to a workload and of what a process shares, by name."""
+    """Returns digests, by name, of everything that belongs to a workload and of the global state of the process."""
     found = dict(_named("", {**workload.arguments, **workload.beside}))
     found["torch's random numbers"] = _digest(torch.get_rng_state().numpy().tobytes())
     found["Python's random numbers"] = _digest(repr(random.getstate()).encode())
-    found["NumPy's random numbers"] = _digest(repr(np.random.get_state()).encode())  # the global ones
+    found["NumPy's random numbers"] = _digest(repr(np.random.get_state()).encode())  # the global generator
     flags = (
         torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads(), torch.is_autocast_enabled("cpu"),
         torch.are_deterministic_algorithms_enabled(), torch.is_inference_mode_enabled(), sys.getrecursionlimit(),
@@ -84,7 +84,7 @@ def _digest(content: bytes) -> str:
 
 
 def run(one: Case) -> dict[str, Any]:
-    """Returns what became of a run: how it ended, how long it took, and what is wrong."""
+    """Returns the result of a run: how it ended, how long it took, and what is wrong."""
     workload = made(**one.arguments())
     before, threads, descriptors = state_of(workload), threading.active_count(), len(os.listdir("/proc/self/fd"))
     began = time.perf_counter()
@@ -98,13 +98,13 @@ def run(one: Case) -> dict[str, Any]:
         wrong.append(f"took {took_s:.1f} s of {BUDGET_S:.0f} s")
     if threading.active_count() > threads:
         wrong.append(f"{threading.active_count() - threads} threads left")
-    if len(os.listdir("/proc/self/fd")) > descriptors + 4:  # libraries open some of their own, once
+    if len(os.listdir("/proc/self/fd")) > descriptors + 4:  # libraries start some threads once
         wrong.append("descriptors left open")
     return {"number": one.number, "ended": ended, "took_s": round(took_s, 2), "wrong": wrong}
 
 
 def _tuned(workload: Made, one: Case) -> tuple[str, list[str]]:
-    """Returns how a run ended, and what is wrong with that."""
+    """Returns how a run ended, and what is wrong with it."""
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             autofit.tune(
@@ -121,7 +121,7 @@ def _tuned(workload: Made, one: Case) -> tuple[str, list[str]]:
 
 
 def main() -> None:
-    """Runs the cases of the command line."""
+    """Runs the cases given on the command line."""
     seed, *numbers = map(int, sys.argv[1:])
     for number in numbers:
         faulthandler.dump_traceback_later(HUNG_S, exit=True)

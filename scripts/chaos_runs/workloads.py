@@ -1,15 +1,9 @@
 """Small workloads of many kinds, each with a fault at a random place, for scripts/chaos.
 
-`make_workload(kind, fault, place, nth)` is the factory for the command line; in process `made` gives what belongs to
-the workload beside model and loader too, so that all of it can be compared afterwards.
+`make_workload(kind, fault, place, nth, lasting)` is the factory for the command line. In process, `made` also returns
+the other objects of the workload, so that all of them can be compared afterwards.
 """
 
-import ctypes
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,92 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-CANARY = "CHAOS_SECRET_TOKEN_5f3a"
-
-
-class Fault:
-    """Strikes at the n-th visit of a place, and at each later one where it is lasting."""
-
-    def __init__(self, name: str, place: str, nth: int, lasting: bool) -> None:
-        self.name, self.place, self.nth, self.lasting = name, place, nth, lasting
-        self.visits, self.leaked = 0, list[torch.Tensor]()
-
-    def visit(self, place: str, value: Any = None) -> Any:
-        """Passes `value` through a place, and strikes there when its time has come."""
-        if place != self.place or self.name == "none":
-            return value
-        self.visits += 1
-        due = self.visits >= self.nth if self.lasting else self.visits == self.nth
-        return STRIKES[self.name](self, value) if due else value
-
-
-def _raise(error: Callable[[], BaseException], fault: Fault, value: Any) -> Any:
-    raise error()
-
-
-def _nan(fault: Fault, value: Any) -> Any:
-    return value * float("nan") if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-
-
-def _wrong_shape(fault: Fault, value: Any) -> Any:
-    return value[:1] if isinstance(value, torch.Tensor) and value.dim() else value
-
-
-def _print(fault: Fault, value: Any) -> Any:
-    print(f"{CANARY} \x1b[31m\u202e {'x' * 10_000}", flush=True)
-    print(f"key={CANARY}", file=sys.stderr, flush=True)
-    return value
-
-
-def _slow(fault: Fault, value: Any) -> Any:
-    time.sleep(0.2)
-    return value
-
-
-def _leak(fault: Fault, value: Any) -> Any:
-    fault.leaked.append(torch.zeros(1000))
-    return value
-
-
-def _hang(fault: Fault, value: Any) -> Any:
-    time.sleep(600)
-    return value
-
-
-def _helper(fault: Fault, value: Any) -> Any:
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-    return value
-
-
-def _crash(fault: Fault, value: Any) -> Any:
-    print(CANARY, flush=True)
-    os._exit(7)
-
-
-def _segfault(fault: Fault, value: Any) -> Any:
-    return ctypes.string_at(0)
-
-
-def _kill(fault: Fault, value: Any) -> Any:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-STRIKES: dict[str, Callable[[Fault, Any], Any]] = {
-    "error": partial(_raise, lambda: RuntimeError("the chaos run raised this")),
-    "out_of_memory": partial(_raise, lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")),
-    "interrupt": partial(_raise, KeyboardInterrupt),
-    "exit": partial(_raise, lambda: SystemExit(3)),
-    "nan": _nan,
-    "wrong_shape": _wrong_shape,
-    "print": _print,
-    "slow": _slow,
-    "leak": _leak,
-    "hang": _hang,
-    "helper": _helper,
-    "crash": _crash,
-    "segfault": _segfault,
-    "kill": _kill,
-}
+from scripts.chaos_runs.faults import Fault
 
 
 @dataclass
@@ -113,8 +22,8 @@ class Made:
     """A workload with everything that belongs to it.
 
     Attributes:
-        arguments: what `autofit.tune` takes.
-        beside: what its functions hold, and a tuner must leave as it was.
+        arguments: arguments for `autofit.tune`.
+        beside: other objects that its functions hold and that a tuner must not change.
     """
 
     arguments: dict[str, Any]
@@ -122,7 +31,7 @@ class Made:
 
 
 class Samples(torch.utils.data.Dataset[Any]):
-    """Samples that are the same whenever they are asked for."""
+    """Samples that are the same at each access."""
 
     def __init__(self, make: Callable[[int], Any], fault: Fault, count: int = 48) -> None:
         self.make, self.fault, self.count = make, fault, count
@@ -144,7 +53,8 @@ class Faulty(nn.Module):
     def forward(self, *inputs: Any) -> torch.Tensor:
         output: torch.Tensor = self._fault.at.visit("forward", self.inner(*inputs))
         if self._fault.at.place == "backward" and output.requires_grad:
-            output.register_hook(lambda gradient: self._fault.at.visit("backward", gradient))
+            hook = partial(self._fault.at.visit, "backward")
+            output.register_hook(hook)  # type: ignore[no-untyped-call]  # torch has no types here
         return output
 
 
@@ -246,7 +156,7 @@ def _plain(name: str, fault: Fault) -> Made:
 
 
 def _teacher(fault: Fault) -> Made:
-    """A step function that keeps a moving average of the model, a counter and a table."""
+    """A step function that keeps a moving average of the model and a counter."""
     made = _plain("mlp", fault)
     teacher, seen = _mlp(), {"steps": 0, "losses": list[float]()}
 
@@ -275,12 +185,12 @@ class Adversary:
         self.fault, self.history = fault, list[float]()
 
     def step(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        """Trains the critic, returns the model's loss."""
+        """Trains the critic; returns the loss of the model."""
         inputs, _ = batch
         made = model(inputs)
         self.optimizer.zero_grad()
         critic_loss = functional.softplus(-self.critic(made.detach())).mean()
-        critic_loss.backward()
+        critic_loss.backward()  # type: ignore[no-untyped-call]  # torch has no types here
         self.optimizer.step()
         self.history.append(float(critic_loss))
         loss: torch.Tensor = self.fault.visit("loss", functional.softplus(self.critic(made)).mean())
@@ -307,7 +217,7 @@ def _noisy(fault: Fault) -> Made:
 
 
 def _bags(fault: Fault) -> Made:
-    """Bags of tokens of different lengths, put together by offsets."""
+    """Bags of tokens of different lengths, concatenated with offsets."""
 
     class Bag(nn.Module):
         def __init__(self) -> None:
@@ -359,11 +269,11 @@ KINDS: dict[str, Callable[[Fault], Made]] = {
 
 
 def made(kind: str, fault: str, place: str, nth: int, lasting: bool) -> Made:
-    """Returns a workload of a kind with its fault, the same each time."""
+    """Returns a workload of a kind with its fault; it is the same each time."""
     torch.manual_seed(0)
     return KINDS[kind](Fault(fault, place, nth, lasting))
 
 
 def make_workload(kind: str, fault: str, place: str, nth: int, lasting: bool) -> dict[str, Any]:
-    """Returns `autofit.tune`'s arguments: the factory for the command line."""
+    """Returns the arguments for `autofit.tune`: the factory for the command line."""
     return made(kind, fault, place, nth, lasting).arguments

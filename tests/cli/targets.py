@@ -57,7 +57,8 @@ def make_failing() -> tuple[nn.Module, DataLoader[Any]]:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             if x.shape[1] != 9:
                 raise ValueError("\x1b[31mexpected nine\x07 columns\x1b[0m")
-            return self.layer(x)
+            output: torch.Tensor = self.layer(x)
+            return output
 
     return Broken(), _loader()
 

@@ -62,7 +62,7 @@ def test_the_drawing_is_on_stdout_and_nothing_else_anywhere(estimating: Estimati
     code, out, err = run("train.py:make", "--device", "H200")
     assert (code, err) == (0, "")
     assert out.startswith("train.py:make on Test: estimated, nothing was run")
-    assert "fp32 (yours)" in out
+    assert "fp32 (baseline)" in out
     assert "\x1b" not in out, "a pipe gets no colours"
 
 
@@ -103,7 +103,7 @@ def test_memory_may_be_a_fraction_of_a_named_device(estimating: Estimating, run:
         (("--memory", "0.5"), "neither a device nor an amount of memory"),
         (("--device", "H9000"), "unknown device 'H9000'"),
         (("--device", "A100"), "may be any of A100 40GB, A100 80GB"),
-        (("--device", "cuda"), "name of the card"),
+        (("--device", "cuda"), "name of a card"),
         (("--device", "H200", "--memory", "7XB"), "cannot read '7XB'"),
         (("--device", "H200", "--arg", "depth"), "not of the form NAME=VALUE"),
         (("--device", "H200", "--numerics", "odd"), "invalid choice"),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from autofit import planfile
+from autofit.core.errors import PlanFileError
 from tests.cli.conftest import FakeRemote, Run
 
 
@@ -56,7 +57,7 @@ def test_defect_12_the_result_is_printed_where_the_plan_cannot_be_saved(
 
     def full(recommendation: Any, path: str | Path, *, force: bool = False) -> None:
         if everywhere or str(path) == "autofit.yaml":
-            raise planfile.PlanFileError(f"{path} could not be written: found No space left on device; expected space.")
+            raise PlanFileError(f"{path} could not be written: found No space left on device; expected space.")
         save(recommendation, path, force=force)
 
     monkeypatch.setattr(planfile, "save", full)
@@ -69,7 +70,7 @@ def test_defect_12_the_result_is_printed_where_the_plan_cannot_be_saved(
     assert not Path("autofit.yaml").exists()
     if everywhere:
         assert "The trials are in the study" in err
-        assert "same command makes the plan again" in err
+        assert "same command again to get the plan" in err
     else:
         path = err.rpartition("autofit show ")[2].partition("`")[0]
         assert planfile.load(path).plan

@@ -68,7 +68,7 @@ def test_an_interrupted_command_goes_on_from_its_trials(remote: type[FakeRemote]
     remote.interrupt_after = 3
     code, _, err = run("tune", "train.py")
     assert code == 130
-    assert "interrupted; the same command goes on" in err
+    assert "interrupted; the same command resumes" in err
     assert remote.closed
     assert not Path("autofit.yaml").exists()
     first = set(remote.bench.probes())

@@ -156,8 +156,9 @@ def test_work_is_timed_and_returned(subject: Subject) -> None:
     result, seconds = subject.device.timed(lambda: "done")
     assert result == "done"
     assert 0 <= seconds < 60
+    empty: dict[str, str] = {}
     with pytest.raises(KeyError):
-        subject.device.timed(lambda: {}["nothing"])
+        subject.device.timed(lambda: empty["nothing"])
 
 
 @EVERY

@@ -61,7 +61,8 @@ def recommendation(plan: Plan, own: Plan = OWN, settings: dict[str, str] | None 
 
 @pytest.fixture(params=exporters.members(), ids=lambda member: member.name)
 def exporter(request: pytest.FixtureRequest) -> Exporter:
-    return request.param
+    member: Exporter = request.param
+    return member
 
 
 def test_names_are_unique_and_lead_to_their_exporter() -> None:

@@ -3,16 +3,21 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from functools import partial
 from itertools import chain
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from autofit import devices
 from autofit.core.errors import SpaceError
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
+from autofit.devices import host_speed
+from autofit.devices.base import Capability
 from autofit.prepare import prepare
 from autofit.strategies import members
 from autofit.strategies.base import Facts, Numerics, Strategy
@@ -20,8 +25,22 @@ from autofit.workloads.batch_algebra import split
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch
 
-CAPABILITIES = frozenset({"bf16", "fp16", "channels_last", "foreach", "fused"})
-"""What a CPU can do. TF32 is missing: it exists on CUDA only, and its settings are tested beside the strategy."""
+
+def _capabilities_of_the_host() -> frozenset[str]:
+    """Returns the capabilities that the host offers on a chip with every feature."""
+    host = next(member for member in devices.members() if member.is_host)
+    chip = {str(capability): True for capability in Capability}
+    with (
+        patch("torch.cpu.get_capabilities", lambda: chip, create=True),
+        patch.object(host_speed, "trains_in", lambda precision: True),
+    ):
+        return host().capabilities()
+
+
+EVERY_CAPABILITY = frozenset(str(capability) for capability in Capability)
+"""The capabilities that any device may offer: offers are made for all of them."""
+HOST_CAPABILITIES = _capabilities_of_the_host()
+"""The capabilities that the host may offer: training steps run on it, for values that need no others."""
 
 SAMPLES = 4
 
@@ -35,7 +54,8 @@ class Block(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         queries, keys, values = self.mix(self.norm(hidden)).chunk(3, dim=-1)
-        return hidden + self.out(F.scaled_dot_product_attention(queries, keys, values))
+        output: torch.Tensor = hidden + self.out(F.scaled_dot_product_attention(queries, keys, values))
+        return output
 
 
 class Transformer(nn.Module):
@@ -54,7 +74,8 @@ class Transformer(nn.Module):
         hidden = self.embedding(tokens) + self.positions
         for block in self.blocks:
             hidden = block(hidden)
-        return self.head(hidden).mean(dim=1)
+        output: torch.Tensor = self.head(hidden).mean(dim=1)
+        return output
 
 
 def _own_hook(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
@@ -85,7 +106,7 @@ def transformer() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
     decayed = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() <= 1]
     # The keys' bias has no gradient but rounding errors, which a small eps would blow up.
-    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others}]
+    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": 0.1}, {"params": others}]
     optimizer = torch.optim.Adam(groups, lr=0.01, eps=1e-3)
     return model, optimizer, torch.randint(0, 11, (SAMPLES, 5))
 
@@ -104,7 +125,7 @@ class Case:
         self.draft = Draft(self.model, RULE, self.optimizer, torch.device("cpu"))
         prepare(Plan(), self.draft, [])(self.batch)
 
-    def facts(self, numerics: Numerics = "any", capabilities: frozenset[str] = CAPABILITIES) -> Facts:
+    def facts(self, numerics: Numerics = "any", capabilities: frozenset[str] = HOST_CAPABILITIES) -> Facts:
         return Facts(
             model=self.model,
             batch=self.batch,
@@ -214,7 +235,8 @@ def test_names_are_unique() -> None:
 @each_member
 def test_member_shows_what_it_can_on_at_least_one_workload(member: Strategy) -> None:
     """Without this the tests below could pass by never being offered anything."""
-    plans = [plan for make in WORKLOADS.values() for plan in offered(member, Case(make).facts())]
+    cases = [Case(make) for make in WORKLOADS.values()]
+    plans = [plan for case in cases for plan in offered(member, case.facts(capabilities=EVERY_CAPABILITY))]
     assert len(plans) > 1
 
 
@@ -223,7 +245,7 @@ def test_member_shows_what_it_can_on_at_least_one_workload(member: Strategy) -> 
 def test_offer_is_well_formed_and_changes_nothing(member: Strategy, workload: str) -> None:
     case = Case(WORKLOADS[workload])
     before, values, random = everything_but_values(case), values_of(case), torch.get_rng_state()
-    offer = member.offer(case.facts())
+    offer = member.offer(case.facts(capabilities=EVERY_CAPABILITY))
     assert offer.knobs or offer.refused
     assert {knob.name for knob in offer.knobs} <= set(member.owns)
     for knob in offer.knobs:
@@ -242,7 +264,7 @@ def test_device_without_capabilities_gives_reasons_and_no_error(member: Strategy
     case = Case(WORKLOADS[workload])
     bare = member.offer(case.facts(capabilities=frozenset()))
     assert bare.knobs or bare.refused
-    full = member.offer(case.facts())
+    full = member.offer(case.facts(capabilities=EVERY_CAPABILITY))
     kept = {(knob.name, value) for knob in bare.knobs for value in knob.values}
     lost = {(knob.name, value) for knob in full.knobs for value in knob.values} - kept
     assert bool(lost) <= bool(bare.refused)
@@ -288,6 +310,21 @@ def test_every_offered_value_trains_and_leaves_no_trace(member: Strategy, worklo
 
 @each_member
 @each_workload
+def test_value_that_the_host_does_not_offer_leaves_no_trace_on_it(member: Strategy, workload: str) -> None:
+    """The host may refuse it, as a value for another device."""
+    case = Case(WORKLOADS[workload])
+    before, values = everything_but_values(case), values_of(case)
+    of_the_host = offered(member, case.facts())
+    for plan in offered(member, case.facts(capabilities=EVERY_CAPABILITY)):
+        if plan not in of_the_host:
+            with contextlib.suppress(SpaceError), member.apply(plan, case.draft):
+                pass
+        assert everything_but_values(case) == before, plan
+        assert same_bits(values_of(case), values), plan
+
+
+@each_member
+@each_workload
 def test_trace_is_undone_without_a_step_and_by_an_error(member: Strategy, workload: str) -> None:
     case = Case(WORKLOADS[workload])
     before, values = everything_but_values(case), values_of(case)
@@ -312,7 +349,7 @@ def test_exact_values_train_as_the_plain_step_up_to_rounding(member: Strategy, w
         torch.testing.assert_close(loss, prepare(Plan(), plain.draft, [])(plain.batch), rtol=1e-4, atol=1e-6)
         theirs = dict(chain(plain.model.named_parameters(), plain.model.named_buffers()))
         for name, tensor in chain(case.model.named_parameters(), case.model.named_buffers()):
-            torch.testing.assert_close(tensor, theirs[name], rtol=1e-4, atol=1e-6, msg=lambda m, p=plan: f"{p}: {m}")
+            torch.testing.assert_close(tensor, theirs[name], rtol=1e-4, atol=1e-6, msg=partial("{}: {}".format, plan))
 
 
 @each_member
@@ -333,7 +370,7 @@ def test_every_offered_value_runs_in_inference(member: Strategy, workload: str) 
 @each_member
 @each_workload
 def test_plan_survives_json(member: Strategy, workload: str) -> None:
-    for plan in offered(member, Case(WORKLOADS[workload]).facts()):
+    for plan in offered(member, Case(WORKLOADS[workload]).facts(capabilities=EVERY_CAPABILITY)):
         again = Plan.model_validate_json(plan.model_dump_json())
         assert again == plan
         assert [type(value) for value in again.values.values()] == [type(value) for value in plan.values.values()]
@@ -366,6 +403,6 @@ def test_all_members_together_leave_no_trace(workload: str) -> None:
 @each_member
 def test_exact_offers_no_more_than_any(member: Strategy) -> None:
     for make in WORKLOADS.values():
-        facts = Case(make).facts()
+        facts = Case(make).facts(capabilities=EVERY_CAPABILITY)
         exact = set(offered(member, replace(facts, numerics="exact")))
         assert exact <= set(offered(member, facts))

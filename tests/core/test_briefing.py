@@ -56,6 +56,6 @@ def test_what_is_not_an_option_is_refused(values: dict[str, Any]) -> None:
 
 def test_records_cannot_be_changed() -> None:
     with pytest.raises(ValidationError):
-        BRIEFING.enforced = False  # type: ignore[misc]  # that is the point
+        BRIEFING.enforced = False
     with pytest.raises(ValidationError):
-        Options().seed = 3  # type: ignore[misc]  # that is the point
+        Options().seed = 3

@@ -1,5 +1,6 @@
 import random
 from statistics import pstdev
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -10,7 +11,7 @@ from autofit.core.objective import Objective
 MEMORY = Memory(allocated_bytes=10, judged_bytes=12, judged_by="test")
 
 
-def measured(*times: float, **fields: float) -> Measurement:
+def measured(*times: float, **fields: Any) -> Measurement:
     return Measurement(step_times_s=times, samples_per_step=8, memory=MEMORY, **fields)
 
 

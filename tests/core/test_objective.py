@@ -1,5 +1,7 @@
 """What is maximised: samples or tokens per second, of steady steps or of a whole training."""
 
+from typing import Any, Literal
+
 import pytest
 
 from autofit.core.measurement import Measurement, Memory
@@ -8,7 +10,7 @@ from autofit.core.objective import Objective
 MEMORY = Memory(allocated_bytes=10, judged_bytes=12, judged_by="test")
 
 
-def measured(*times: float, **fields: float) -> Measurement:
+def measured(*times: float, **fields: Any) -> Measurement:
     return Measurement(step_times_s=times, samples_per_step=8, memory=MEMORY, **fields)
 
 
@@ -20,7 +22,7 @@ def test_the_objective_falls_back_to_samples() -> None:
 
 
 @pytest.mark.parametrize("unit", ["samples", "tokens"])
-def test_the_start_is_charged_to_the_planned_training(unit: str) -> None:
+def test_the_start_is_charged_to_the_planned_training(unit: Literal["samples", "tokens"]) -> None:
     # 400 samples are 50 steps of 0.5 s: with 25 s before them they take twice as long.
     measurement = measured(0.5, tokens_per_step=100, startup_s=25.0)
     steady = Objective(unit=unit).score(measurement)

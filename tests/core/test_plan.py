@@ -7,7 +7,7 @@ PLAN = Plan(values={"micro_batch_size": 8, "accumulation_steps": 4, "precision":
 
 
 def test_equal_plans_have_equal_keys_whatever_their_order() -> None:
-    turned = Plan(values=dict(reversed(PLAN.values.items())))
+    turned = Plan(values=dict(reversed(list(PLAN.values.items()))))
     assert turned == PLAN
     assert turned.key == PLAN.key
     assert len({turned, PLAN}) == 1

@@ -95,6 +95,6 @@ def test_a_plan_of_another_batch_is_not_in_the_space() -> None:
     assert space.violation(plan) is None
     assert space.violation(space.baseline) is None
     assert "48" in str(space.violation(plan.replace(accumulation_steps=1)))
-    assert "none of the sizes" in str(space.violation(plan.replace(micro_batch_size=24, accumulation_steps=2)))
+    assert "not a size" in str(space.violation(plan.replace(micro_batch_size=24, accumulation_steps=2)))
     free = space_of((PRECISION, OPTIMIZER), (4, 8, 16), 8)
     assert "free" in str(free.violation(plan))

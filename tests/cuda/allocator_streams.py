@@ -194,7 +194,7 @@ class Real:
 
     def __init__(self, options: OptionSet, phantom: Phantom) -> None:
         """Empties and sets the allocator; another process takes what the option set does not leave of the device."""
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # torch has no types here
         torch.cuda.empty_cache()
         held = torch.cuda.memory_reserved()
         if held:
@@ -208,7 +208,7 @@ class Real:
             phantom.take(phantom.free_bytes - options.capacity_mib * MIB)
         torch.cuda.reset_peak_memory_stats()
         torch.cuda.reset_accumulated_memory_stats()
-        self._streams = [torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(STREAMS - 1))]
+        self._streams = [torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(STREAMS - 1))]  # type: ignore[no-untyped-call]  # torch has no types here
         self._numbers = {stream.cuda_stream: number for number, stream in enumerate(self._streams)}
         self._phantom = phantom
 

@@ -80,6 +80,8 @@ def serve() -> None:
     device = devices.choose("cuda")
 
     def read() -> dict[str, Any]:
+        account = device.account()
+        assert account is not None
         gc.collect()
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info()
@@ -95,7 +97,7 @@ def serve() -> None:
             "budget": devices.choose("cuda").budget(None, varies=False).memory_bytes,
             "capabilities": sorted(device.capabilities()),
             "versions": device.versions(),
-            "account": device.account().model_dump(),
+            "account": account.model_dump(),
             "name": device.name(),
         }
 

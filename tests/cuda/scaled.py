@@ -7,6 +7,7 @@ so they are real bytes and stay at a few megabytes. All of them are made on the 
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,7 @@ DEVICE = "cuda"
 
 def gpt(gib: float, global_batch_size: int | None = 4) -> autofit.Workload:
     """A text takes about a ninth of `gib` GiB, most of it for the logits, as with a real vocabulary."""
-    module = load("gpt")
+    module: Any = load("gpt")
     # Logits grow with the product, weights only with the sum.
     module.VOCABULARY, module.LONGEST = int(2900 * gib**0.5), int(5900 * gib**0.5)
     with torch.device(DEVICE):
@@ -48,7 +49,7 @@ def convnet(gib: float, global_batch_size: int | None = 8) -> autofit.Workload:
 
 def huggingface(gib: float, global_batch_size: int | None = 4) -> autofit.Workload:
     """BERT, whose sentence takes about an eighth of `gib` GiB."""
-    module = load("huggingface")
+    module: Any = load("huggingface")
     module.LONGEST = max(16 * round(96 * gib**0.5), 32)
     # Without padding no mask is made, which a kernel finds out: on a phantom what was in memory before would decide.
     # For good, as models look it up when they run.
@@ -77,7 +78,7 @@ def huggingface(gib: float, global_batch_size: int | None = 4) -> autofit.Worklo
 
 def tabular(gib: float, global_batch_size: int | None = None) -> autofit.Workload:
     """Tables of many rows as one sample, so that few samples fill the device; the batch is free."""
-    module = load("tabular")
+    module: Any = load("tabular")
     rows = max(int(256 * gib), 1)
     with torch.device(DEVICE):
         model = module.make_model(columns=2, width=512, depth=2)

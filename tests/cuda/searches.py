@@ -41,6 +41,7 @@ def tune(workload: autofit.Workload, **asked: Any) -> autofit.Fit:
         workload: what is trained.
         asked: further arguments of `autofit.tune`.
     """
+    defaults: dict[str, Any] = {"device": "cuda", "study": ":memory:", "progress": False}
     return SEARCH(
         workload.model,
         workload.loader,
@@ -49,7 +50,7 @@ def tune(workload: autofit.Workload, **asked: Any) -> autofit.Fit:
         optimizer=workload.optimizer,
         global_batch_size=workload.global_batch_size,
         max_grad_norm=workload.max_grad_norm,
-        **{"device": "cuda", "study": ":memory:", "progress": False} | asked,
+        **defaults | asked,
     )
 
 
@@ -62,7 +63,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(probe, "PACES", QUICK)
         monkeypatch.setattr(window, "WINDOW_S", 0.0)  # each step by itself
     # The hooks of these tests hold things, but leave fake tensors alone.
-    monkeypatch.setattr(self_contained, "OWN", (*self_contained.OWN, "tests"))
+    monkeypatch.setattr(self_contained, "TRUSTED", (*self_contained.TRUSTED, "tests"))
     gc.freeze()
 
 

@@ -53,7 +53,8 @@ class Sized(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = x.square().mean() * self.weight.mean()
-        return Hold.apply(y, self.held * len(x), self.taken * len(x))
+        output: torch.Tensor = Hold.apply(y, self.held * len(x), self.taken * len(x))  # type: ignore[no-untyped-call]  # torch has no types here
+        return output
 
 
 def rows(samples: int = 64, batch_size: int = 8) -> DataLoader[Any]:
@@ -62,7 +63,8 @@ def rows(samples: int = 64, batch_size: int = 8) -> DataLoader[Any]:
 
 
 def own_loss(model: nn.Module, batch: Any) -> torch.Tensor:
-    return model(batch[0])
+    loss: torch.Tensor = model(batch[0])
+    return loss
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:
@@ -77,7 +79,7 @@ def sized(
     return Workload(Sized(**sizes), rows(), step_fn=step_fn, optimizer=optimizer, global_batch_size=global_batch_size)
 
 
-def make_sized(**sizes: float) -> Workload:
+def make_sized(**sizes: Any) -> Workload:
     return sized(**sizes)
 
 
@@ -89,7 +91,8 @@ def make_leaking(pids: str) -> Workload:
 
     def step(model: nn.Module, batch: Any) -> torch.Tensor:
         shelf.append(torch.empty(20 * MIB, dtype=torch.uint8, device="cuda"))
-        return model(batch[0])
+        loss: torch.Tensor = model(batch[0])
+        return loss
 
     return sized(step)
 
@@ -107,7 +110,8 @@ def make_poisoning(orders: str, pids: str) -> Workload:
             Path(orders).write_text("")
         if order:
             Phantom().fail_after(0)
-        return model(batch[0])
+        loss: torch.Tensor = model(batch[0])
+        return loss
 
     return sized(step)
 

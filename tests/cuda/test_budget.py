@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from autofit.core.briefing import Options
 from autofit.core.errors import NothingFits
 from autofit.core.outcome import Status
 from autofit.core.trial import Purpose
@@ -18,7 +19,7 @@ GIB = 2**30
 Cap = Callable[[int], None]
 
 
-def budget_of(memory: int | str | float, enforce: bool = True) -> object:
+def budget_of(memory: int | str | float, enforce: bool = True) -> Options:
     return BATCHING.model_copy(update={"memory_budget": memory, "enforce": enforce})
 
 
@@ -31,7 +32,7 @@ class Watching:
 
     def __call__(self, model: nn.Module, batch: tuple[torch.Tensor]) -> torch.Tensor:
         self.fractions.append(torch.cuda.get_per_process_memory_fraction())
-        loss = model(batch[0])
+        loss: torch.Tensor = model(batch[0])
         self.most_bytes = max(self.most_bytes, torch.cuda.memory_reserved())
         return loss
 

@@ -129,7 +129,7 @@ def test_it_agrees_with_what_the_driver_lost_meanwhile(held: int, device: Device
     seen = notes()
 
     def loss(model: nn.Module, batch: tuple[torch.Tensor]) -> torch.Tensor:
-        result = model(batch[0])
+        result: torch.Tensor = model(batch[0])
         free, total = torch.cuda.mem_get_info()
         seen.append(total - free)
         return result

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.cuda import fuzz
+from tests.cuda.faults import FAULTS
 
 pytestmark = pytest.mark.phantom
 
@@ -28,7 +29,7 @@ def test_seeds_draw_each_model_fault_and_kind_of_budget() -> None:
     cases = [fuzz.Case.draw(seed) for seed in range(200)]
     assert {case.model for case in cases} == set(fuzz.MODELS)
     assert {case.optimizer for case in cases} == set(fuzz.OPTIMIZERS)
-    assert {case.fault for case in cases} == {"", *fuzz.FAULTS} - {"abort"}
+    assert {case.fault for case in cases} == {"", *FAULTS} - {"abort"}
     assert {type(case.budget) for case in cases} == {float, str, type(None)}
     assert cases == [fuzz.Case.draw(seed) for seed in range(200)]
 

@@ -60,7 +60,7 @@ def test_every_draw_on_the_device_is_known_by_its_sample() -> None:
     gradients.of(parts, 0)
     ledger = gradients.ledger
     assert ledger.drawn
-    assert not ledger.apart
+    assert not ledger.unshared
     assert [ledger.axes[key] for key in ledger.shapes] == [0, 0, 0, None, 0, 0]
     assert [shape for shape, _ in ledger.shapes.values()] == [(1,), (1, 16), (1, 1), (1,), (1, 1), (1, 4)]
     assert torch.equal(torch.get_rng_state(), before[0])
@@ -71,7 +71,7 @@ def test_draws_in_16_bits_are_the_same_draws() -> None:
     gradients = Gradients(build(mlp(), noisy))
     gradients.rehearse(batch(), 0)
     gradients.of([batch()], 0, plan=Plan(values={"precision": "bf16"}))
-    assert not gradients.ledger.apart
+    assert not gradients.ledger.unshared
     assert len(gradients.ledger.shapes) == 6
 
 

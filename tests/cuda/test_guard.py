@@ -85,14 +85,15 @@ def test_tied_and_sliced_tensors_stay_tied_and_sliced() -> None:
     assert same == {"seen", "odd", "slice", "transposed"}
 
 
-def changing(model: nn.Module, batch: Any) -> torch.Tensor:
+def changing(model: Any, batch: Any) -> torch.Tensor:
     """A step that writes to all there is, as training does."""
     written(model.weight, 0.5)
     written(model.seen, 9)
     written(model.odd, 0.0)
     written(model.slice, 1.0)
     model.note = torch.ones(8).cuda()
-    return model(batch[0])
+    loss: torch.Tensor = model(batch[0])
+    return loss
 
 
 @pytest.mark.parametrize("purpose", list(Purpose))
@@ -131,7 +132,8 @@ def test_the_devices_random_numbers_go_on_as_if_nothing_had_happened(device: Dev
         torch.cuda.manual_seed_all(99)
         torch.nn.functional.dropout(torch.ones(4096, device="cuda"))
         seen.append(torch.cuda.get_rng_state())
-        return model(batch[0])
+        loss: torch.Tensor = model(batch[0])
+        return loss
 
     with LocalBench(sized(step), device, BATCHING) as bench:
         assert bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE).measured
@@ -157,7 +159,7 @@ def nothing(*_: object) -> None:
     """A restore that is broken."""
 
 
-BROKEN = {
+BROKEN: dict[str, tuple[type, Callable[[Any], object]]] = {
     "model.weight": (StorageBytes, lambda model: written(model.weight, 3.0)),
     "model.odd": (StorageBytes, lambda model: written(model.odd, 3.0)),
     "rng.cuda": (ValuePiece, lambda model: torch.cuda.manual_seed_all(4321)),
@@ -204,7 +206,7 @@ def test_the_snapshot_takes_no_device_memory() -> None:
     assert torch.cuda.max_memory_allocated() <= before + MIB
 
 
-CONVERSIONS: dict[str, Callable[[nn.Module], object]] = {
+CONVERSIONS: dict[str, Callable[[Any], object]] = {
     "half": lambda model: model.half(),
     "to the host": lambda model: model.cpu(),
     "channels last": lambda model: model.to(memory_format=torch.channels_last),

@@ -122,7 +122,7 @@ def test_a_fraction_is_one_of_the_capacity(wanted: float, ratio: float, device: 
 @pytest.mark.parametrize("wanted", ["3GiB", 3 * GIB, float(3 * GIB), "3072 MiB"])
 def test_what_is_asked_for_is_what_holds(wanted: str | float, device: Device) -> None:
     budget = device.budget(wanted, varies=True)
-    assert (budget.memory_bytes, budget.memory_note) == (3 * GIB, "3 GiB as asked")
+    assert (budget.memory_bytes, budget.memory_note) == (3 * GIB, "3 GiB as requested")
 
 
 def test_more_than_the_card_has_is_refused_with_both_numbers(device: Device) -> None:

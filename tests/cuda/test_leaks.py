@@ -38,7 +38,7 @@ def shelf() -> Iterator[Shelf]:
 
 def keeping(shelf: Shelf, what: Callable[[torch.Tensor], Any]) -> Step:
     def step(model: nn.Module, batch: Any) -> torch.Tensor:
-        loss = model(batch[0])
+        loss: torch.Tensor = model(batch[0])
         shelf.append(what(loss))
         return loss
 
@@ -49,7 +49,7 @@ def activations(loss: torch.Tensor) -> torch.Tensor:
     return torch.empty(5, 2 * MIB, dtype=torch.float16, device=loss.device)
 
 
-def run(step: Step, device: Device, purpose: Purpose = Purpose.PROBE, **sizes: float) -> str:
+def run(step: Step, device: Device, purpose: Purpose = Purpose.PROBE, **sizes: Any) -> str:
     with LocalBench(sized(step, **sizes), device, FREE) as bench:
         outcome = bench.evaluate(bench.briefing.space.baseline, purpose)
         assert outcome.status is Status.MEASURED, outcome
@@ -61,7 +61,8 @@ def test_what_a_plain_list_keeps_is_named_and_then_let_go(device: Device) -> Non
 
     def step(model: nn.Module, batch: Any) -> torch.Tensor:
         kept.append(activations(model(batch[0])))
-        return model(batch[0])
+        loss: torch.Tensor = model(batch[0])
+        return loss
 
     with LocalBench(sized(step), device, FREE) as bench:
         before = device.live_bytes()
@@ -84,7 +85,8 @@ def test_a_kept_loss_keeps_the_activations_of_its_step(shelf: Shelf, device: Dev
 
     def step(model: nn.Module, batch: Any) -> torch.Tensor:
         shelf.append(model(batch[0]))  # for a plot
-        return model(batch[0])
+        loss: torch.Tensor = model(batch[0])
+        return loss
 
     leaked = run(step, device, held=4)
     found = re.match(r"([0-9.]+) MiB stayed", leaked)
@@ -107,7 +109,7 @@ def test_what_is_kept_elsewhere_or_is_next_to_nothing_is_no_leak(
 
 def test_a_reference_cycle_is_garbage_and_no_leak(device: Device) -> None:
     def step(model: nn.Module, batch: Any) -> torch.Tensor:
-        loss = model(batch[0])
+        loss: torch.Tensor = model(batch[0])
         cycle: list[Any] = [activations(loss)]
         cycle.append(cycle)
         return loss

@@ -115,7 +115,12 @@ def test_events_of_the_allocator_count_from_the_meters_beginning(device: Device)
     refused(device)
     before = device.counters()
     assert before.ooms >= 1
-    memory = metered(device, lambda: [refused(device), refused(device)])
+
+    def twice_refused() -> None:
+        refused(device)
+        refused(device)
+
+    memory = metered(device, twice_refused)
     assert memory.swallowed_ooms == 2
     assert device.counters() == Counters(ooms=before.ooms + 2, retries=before.retries + 2)
     assert metered(device, lambda: block(1)).swallowed_ooms == 0
@@ -145,7 +150,8 @@ class Hiding:
         except torch.OutOfMemoryError:
             hidden = block(1)
         assert hidden.numel()
-        return model(batch[0])
+        loss: torch.Tensor = model(batch[0])
+        return loss
 
 
 def test_an_out_of_memory_that_the_users_code_hides_means_that_it_does_not_fit(device: Device) -> None:
@@ -166,7 +172,8 @@ class Growing:
     def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
         self.steps += 1
         block(260 + 4 * self.steps)
-        return model(batch[0])
+        loss: torch.Tensor = model(batch[0])
+        return loss
 
 
 @pytest.mark.parametrize("purpose", list(Purpose))
@@ -184,7 +191,12 @@ def test_a_plan_that_runs_with_retries_does_not_fit(purpose: Purpose, device: De
 @pytest.mark.phantom
 def test_one_allocation_that_the_driver_refuses_is_a_retry(device: Device, phantom: Phantom) -> None:
     kept = block(20)
-    memory = metered(device, lambda: (phantom.fail_allocation(1), block(30)))
+
+    def refused_once() -> torch.Tensor:
+        phantom.fail_allocation(1)
+        return block(30)
+
+    memory = metered(device, refused_once)
     assert (memory.allocator_retries, memory.swallowed_ooms) == (1, 0)
     assert kept.numel()
 
@@ -196,7 +208,7 @@ def work(launches: int) -> None:
 
 
 def test_seconds_are_those_between_the_devices_events(device: Device) -> None:
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch has no types here
 
     def timed() -> str:
         first.record()
@@ -221,13 +233,18 @@ def test_the_phantoms_clock_makes_times_repeatable(device: Device) -> None:
 def test_the_device_is_waited_for_at_both_edges(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     stages: list[str] = []
     wait = device.synchronize
-    monkeypatch.setattr(device, "synchronize", lambda: (stages.append("wait"), wait()))
+
+    def synchronize() -> None:
+        stages.append("wait")
+        wait()
+
+    monkeypatch.setattr(device, "synchronize", synchronize)
     device.timed(lambda: stages.append("work"))
     assert stages == ["wait", "work", "wait"]
 
 
 def test_time_on_another_stream_counts_when_it_is_the_current_one(device: Device) -> None:
-    with torch.cuda.stream(torch.cuda.Stream()):
+    with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]  # torch has no types here
         _, seconds = device.timed(lambda: work(50))
     assert seconds > 0
 

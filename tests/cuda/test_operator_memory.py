@@ -1,18 +1,15 @@
-"""A part of the sweep of operators (`scripts/operator_memory.py --sweep`): traced peaks against the allocator's."""
+"""A part of the sweep over all operators: traced peaks against the allocator's.
 
-import sys
-from pathlib import Path
+`python -m scripts.bench.memory.operators --sweep` runs all of it.
+"""
 
 import pytest
 import torch
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "scripts")]
-
-import operator_sweep  # noqa: E402  # the scripts are no package of the distribution
-from operator_cases import CASES  # noqa: E402
-from operator_rig import Subject  # noqa: E402
-
-from autofit.core.errors import Untraceable  # noqa: E402
+from autofit.core.errors import Untraceable
+from scripts.bench.memory.operators import sweep
+from scripts.bench.memory.operators.cases import CASES
+from scripts.bench.memory.operators.rig import Subject
 
 WRONG_BEFORE = [
     "addbmm", "affine_grid", "amax", "argmax-onehot-ste", "argsort-gather", "bce", "bce-logits-pw", "bernoulli",
@@ -33,7 +30,7 @@ def test_an_operator_takes_what_its_trace_says(name: str, precision: str) -> Non
         pytest.skip("autocast refuses it")
     subject = Subject.of(CASES[name], precision, torch.device("cuda", 0))
     truth, said = subject.run(), subject.trace(None)
-    assert not operator_sweep.off(said, truth), f"the trace says {said}, the allocator {truth}"
+    assert not sweep.off(said, truth), f"the trace says {said}, the allocator {truth}"
 
 
 @pytest.mark.parametrize("name", ["embedding-sparse", "embedding_bag-sparse"])
@@ -45,6 +42,6 @@ def test_sparse_gradients_are_refused_by_name(name: str) -> None:
 def test_what_is_off_is_said_to_be() -> None:
     """The check itself can fail: 3 MiB of 100 are beyond 1 % and 2 MiB, 1 MiB is not."""
     mib = 2**20
-    assert operator_sweep.off((103 * mib, 110 * mib), (100 * mib, 110 * mib))
-    assert not operator_sweep.off((101 * mib, 110 * mib), (100 * mib, 110 * mib))
-    assert operator_sweep.off((100 * mib, 102 * mib), (100 * mib, 110 * mib))
+    assert sweep.off((103 * mib, 110 * mib), (100 * mib, 110 * mib))
+    assert not sweep.off((101 * mib, 110 * mib), (100 * mib, 110 * mib))
+    assert sweep.off((100 * mib, 102 * mib), (100 * mib, 110 * mib))

@@ -52,7 +52,8 @@ class Steps:
 
     def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
         self.sizes.append(len(batch[0]))
-        return model(batch[0])
+        loss: torch.Tensor = model(batch[0])
+        return loss
 
 
 def check(fault: Fault, device: Device, shrink: Callable[[], None], grow: Callable[[], None]) -> None:
@@ -133,7 +134,8 @@ def test_in_a_race_and_in_a_proof(purpose: Purpose, device: Device, cap: Cap) ->
 def raising(model: nn.Module, batch: Any) -> torch.Tensor:
     """A step whose author reports an out-of-memory as an error of their own."""
     try:
-        return model(batch[0])
+        loss: torch.Tensor = model(batch[0])
+        return loss
     except torch.OutOfMemoryError:
         raise ValueError("my model is too large for this card") from None
 
@@ -143,7 +145,7 @@ def test_one_that_the_users_code_renames_is_known_by_the_allocators_counter(devi
     with LocalBench(sized(raising, held=80), device, FREE) as bench:
         outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
     assert outcome.status is Status.OUT_OF_MEMORY
-    assert outcome.reason.startswith("the allocator refused memory 1 times")
+    assert outcome.reason.startswith("the allocator ran out of memory 1 times")
     assert "my model is too large" in outcome.reason
 
 
@@ -156,7 +158,8 @@ class Keeping:
     def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
         hidden = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
         try:
-            return model(batch[0])
+            loss: torch.Tensor = model(batch[0])
+            return loss
         except RuntimeError as error:
             self.errors.append(error)
             raise

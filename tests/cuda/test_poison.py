@@ -59,7 +59,8 @@ class Striking:
         if self.phase == "forward":
             self.strike()
         loss = model(batch[0])
-        return Poisoned.apply(loss, self.strike) if self.phase == "backward" else loss
+        result: torch.Tensor = Poisoned.apply(loss, self.strike) if self.phase == "backward" else loss  # type: ignore[no-untyped-call]  # torch has no types here
+        return result
 
 
 def poisoned_at(striking: Striking, device: Device, purpose: Purpose = Purpose.PROBE) -> Any:
@@ -105,7 +106,7 @@ def test_poison_that_shows_only_when_the_device_is_waited_for(device: Device, ph
     """Kernels run later than they are launched: here everything returns, and then nothing answers."""
 
     def step(model: nn.Module, batch: Any) -> torch.Tensor:
-        loss = model(batch[0])
+        loss: torch.Tensor = model(batch[0])
         if live:
             phantom.fail_after(0)
             raise ValueError("an error of the user's own, on the way")
@@ -155,7 +156,7 @@ def test_a_device_that_is_poisoned_when_a_search_begins(device: Device, phantom:
 
 
 def test_the_host_side_is_put_back_although_the_device_is_gone(phantom: Phantom) -> None:
-    model = Sized()
+    model: Any = Sized()
     model.mode = "the user's"
 
     class Changing(Striking):
@@ -221,7 +222,8 @@ def test_a_product_that_fails_is_no_poison(status: int, expected: Status, device
     def step(model: nn.Module, batch: Any) -> torch.Tensor:
         if live:
             phantom.fail_gemm(live.pop())
-        return model(batch[0]).square().mean()
+        loss: torch.Tensor = model(batch[0]).square().mean()
+        return loss
 
     live: list[int] = []
     # With a bias torch would try another product: it recovers from the first one's failure by itself.

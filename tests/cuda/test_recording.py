@@ -48,7 +48,8 @@ class Transformer(nn.Module):
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.head(self.blocks(self.embed(ids)))
+        output: torch.Tensor = self.head(self.blocks(self.embed(ids)))
+        return output
 
 
 class Recurrent(nn.Module):
@@ -59,7 +60,8 @@ class Recurrent(nn.Module):
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.head(self.lstm(self.embed(ids))[0])
+        output: torch.Tensor = self.head(self.lstm(self.embed(ids))[0])
+        return output
 
 
 def looked_at(model: nn.Module, batch: tuple[torch.Tensor]) -> torch.Tensor:
@@ -107,7 +109,7 @@ def test_runs_at_small_batches_estimate_what_is_reserved_at_large_ones(
 def test_a_recording_has_what_was_there_and_leaves_no_trace() -> None:
     used = workload(Transformer)
     assert isinstance(used.optimizer, torch.optim.Optimizer)
-    looked_at(used.model, (torch.randint(1, VOCABULARY, (2, LENGTH), device="cuda"),)).backward()
+    looked_at(used.model, (torch.randint(1, VOCABULARY, (2, LENGTH), device="cuda"),)).backward()  # type: ignore[no-untyped-call]  # torch has no types here
     used.optimizer.step()
     used.optimizer.zero_grad()
     elsewhere = torch.zeros(3 * 2**20, dtype=torch.uint8, device="cuda")
@@ -139,7 +141,8 @@ class Failing(nn.Module):
         self.calls += 1
         if self.wanted and self.calls > 1:
             torch.empty(self.wanted, dtype=torch.uint8, device=x.device)
-        return self.layer(x)
+        output: torch.Tensor = self.layer(x)
+        return output
 
 
 def test_a_run_that_needs_more_than_the_budget_says_so_and_the_limit_goes() -> None:

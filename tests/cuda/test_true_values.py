@@ -73,13 +73,14 @@ def test_reduced_precision_is_allowed_on_an_ordinary_model(device: Device) -> No
 
 def cancelling(model: nn.Module, batch: Any) -> torch.Tensor:
     """Differences of large numbers: 16 bits hold none of the digits that matter."""
-    return (model(batch[0]).float() - 4096).square().mean()
+    loss: torch.Tensor = (model(batch[0]).float() - 4096).square().mean()
+    return loss
 
 
 def test_reduced_precision_is_refused_where_it_loses_the_gradient(device: Device) -> None:
     model = mlp()
     with torch.no_grad():
-        model[-1].bias.fill_(4096.0)
+        list(model.parameters())[-1].fill_(4096.0)
     refused = refusals(Workload(model, vectors(), step_fn=cancelling), device, "precision")
     for name in {"bf16", "fp16"} & device.capabilities():
         assert f"precision={name}" in refused
@@ -93,7 +94,8 @@ class Counted:
 
     def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
         self.calls += 1
-        return (model(batch[0]).float() - 3).mul(self.factor).sum()
+        loss: torch.Tensor = (model(batch[0]).float() - 3).mul(self.factor).sum()
+        return loss
 
 
 @pytest.fixture
@@ -156,7 +158,7 @@ def test_the_layout_changes_neither_loss_nor_weights(device: Device) -> None:
         losses.append(outcome.measurement.loss)
         assert digest_of(workload.model) == before
     assert losses[0] == pytest.approx(losses[1], rel=0.05)
-    assert workload.model[0].weight.is_contiguous()
+    assert workload.model.get_parameter("0.weight").is_contiguous()
 
 
 def test_a_plan_larger_than_the_card_is_refused_by_the_driver(device: Device) -> None:

@@ -28,7 +28,8 @@ Timed = Callable[[Callable[[], T]], tuple[T, float]]
 def step_of(model: nn.Module, **changes: Any) -> TrainStep:
     def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cuda", torch.float16, enabled="scaler" in changes):
-            return model(batch).float().square().mean()
+            loss: torch.Tensor = model(batch).float().square().mean()
+            return loss
 
     device = torch.device("cuda", 0)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
@@ -82,7 +83,12 @@ def test_a_fused_optimizer_with_a_scaler_runs_without_waiting_too(strict: Device
 def test_the_device_is_waited_for_at_the_edges_only(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
     wait = torch.accelerator.synchronize
-    monkeypatch.setattr(torch.accelerator, "synchronize", lambda at=None: (log.append("wait"), wait(at)))
+
+    def synchronize(at: Any = None) -> None:
+        log.append("wait")
+        wait(at)
+
+    monkeypatch.setattr(torch.accelerator, "synchronize", synchronize)
     step = step_of(mlp())
     step.observe = lambda phase: log.append(phase) if phase == "forward" else None
     run_window(step, [rows()] * 3, device)

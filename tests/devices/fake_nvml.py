@@ -1,11 +1,11 @@
 """A driver library with the functions of NVML that are called by `ctypes`. Source: nvml.h of driver 535."""
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from autofit.devices import nvml
 from tests.devices.fake_torch import UUID
 
 UNKNOWN = 2**64 - 1
@@ -57,4 +57,4 @@ def install(patch: pytest.MonkeyPatch, driver: Driver | None) -> None:
             raise OSError(f"{name}: cannot open shared object file")
         return driver
 
-    patch.setattr(nvml.ctypes, "CDLL", load)
+    patch.setattr(ctypes, "CDLL", load)

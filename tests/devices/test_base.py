@@ -47,12 +47,12 @@ DEVICE = Sized(capacity=80 * GIB, available=50 * GIB)
 @pytest.mark.parametrize(
     ("wanted", "expected", "note"),
     [
-        ("20GiB", 20 * GIB, "20 GiB as asked"),
-        (3 * GIB, 3 * GIB, "3 GiB as asked"),
-        (float(3 * GIB), 3 * GIB, "3 GiB as asked"),
+        ("20GiB", 20 * GIB, "20 GiB as requested"),
+        (3 * GIB, 3 * GIB, "3 GiB as requested"),
+        (float(3 * GIB), 3 * GIB, "3 GiB as requested"),
         (0.5, 40 * GIB, "50% of the capacity 80 GiB"),
         (1.0, 80 * GIB, "100% of the capacity 80 GiB"),
-        ("80GiB", 80 * GIB, "80 GiB as asked"),
+        ("80GiB", 80 * GIB, "80 GiB as requested"),
     ],
 )
 def test_a_budget_is_bytes_a_text_or_a_fraction(wanted: float | str, expected: int, note: str) -> None:
@@ -86,8 +86,8 @@ def test_the_headroom_is_at_most_half_and_says_so() -> None:
 @pytest.mark.parametrize(
     ("wanted", "found", "following"),
     [
-        ("81GiB", "81 GiB is more than the 80 GiB of Test Device 1", "give at most that, or leave it out"),
-        (81 * GIB, "is more than the 80 GiB", "give at most that"),
+        ("81GiB", "81 GiB is more than the 80 GiB of Test Device 1", "pass at most that, or leave it out"),
+        (81 * GIB, "is more than the 80 GiB", "pass at most that"),
         ("lots", "cannot read 'lots' as memory", '"20GiB"'),
         ("20 parsecs", "cannot read '20 parsecs'", "a number of bytes"),
         (1.5, "memory_budget is 1.5", "expected a fraction up to 1"),

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def floats(count_bytes: int) -> torch.Tensor:
     return torch.empty(count_bytes // 4)
 
 
-def metered(run: object, static: int = 0) -> Memory:
+def metered(run: Callable[[], object], static: int = 0) -> Memory:
     with CPU.meter(lambda: static) as reading:
         run()
     assert reading.memory is not None

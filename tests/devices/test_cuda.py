@@ -353,7 +353,12 @@ def test_a_poisoned_device_says_so_at_every_edge(card: Card) -> None:
 
 def test_work_is_timed_by_events_on_the_devices_own_stream(cards: Cards) -> None:
     machine = cards(Card(), Card())
-    assert Cuda(1).timed(lambda: machine.log.append(f"work on {machine.current}") or "done") == ("done", 1.5)
+
+    def work() -> str:
+        machine.log.append(f"work on {machine.current}")
+        return "done"
+
+    assert Cuda(1).timed(work) == ("done", 1.5)
     assert machine.log == [
         *("synchronize cuda:1", "record stream of cuda:1", "work on 0"),
         *("record stream of cuda:1", "synchronize cuda:1"),
@@ -366,7 +371,8 @@ def test_the_steps_of_a_window_run_between_two_events_with_nothing_in_between(ca
 
     def loss(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
         machine.log.append("step")
-        return model(batch).mean()
+        loss: torch.Tensor = model(batch).mean()
+        return loss
 
     draft = Draft(model, LossRule("l", loss, False, ""), torch.optim.SGD(model.parameters()), torch.device("cpu"))
     ran = run_window(TrainStep(Plan(), draft), [StepBatch.of([torch.ones(2, 1)])] * 3, Cuda(0))

@@ -1,5 +1,7 @@
 """Where a growing quantity crosses a limit: the answer is right for any shape, and cheap for a line."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,10 +9,10 @@ from hypothesis import strategies as st
 from autofit.estimation.crossing import last_below, nearest_below, on_line
 
 
-def counted(function):
-    asked = []
+def counted(function: Callable[[int], int]) -> tuple[Callable[[int], int], list[int]]:
+    asked: list[int] = []
 
-    def value_of(candidate):
+    def value_of(candidate: int) -> int:
         asked.append(candidate)
         return function(candidate)
 

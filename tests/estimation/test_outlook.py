@@ -6,7 +6,7 @@ import pytest
 
 from autofit.core.errors import SpaceError, Untraceable
 from autofit.core.knob import Knob
-from autofit.core.plan import Plan
+from autofit.core.plan import KnobValue, Plan
 from autofit.core.space import Refusal
 from autofit.estimation.estimate import estimate
 from autofit.estimation.estimation import Estimation
@@ -120,7 +120,12 @@ def test_a_model_that_can_only_checkpoint_all_blocks_is_asked_for_no_other_numbe
 
 
 def test_a_global_batch_is_kept_and_caps_the_micro_batch() -> None:
-    own = {"micro_batch_size": 4, "accumulation_steps": 3, "precision": "fp32", "checkpointed_blocks": 0}
+    own: dict[str, KnobValue] = {
+        "micro_batch_size": 4,
+        "accumulation_steps": 3,
+        "precision": "fp32",
+        "checkpointed_blocks": 0,
+    }
     given = briefing(60_000 * MIB, global_batch_size=12, sizes=(1, 2, 3, 4), baseline=Plan(values=own))
     tracing = Tracing()
     found = rows_of(estimate(given, tracing))

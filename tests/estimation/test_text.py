@@ -96,7 +96,7 @@ def test_it_says_what_was_asked() -> None:
     assert "expandable_segments:True" in flat
     assert "micro batch 8, fp32, peaks at 12 GiB (at most 13 GiB): fits." in flat
     assert "Live tensors peak at 9 GiB, in step 2 backward; the allocator's segments at 11 GiB" in flat
-    assert "Whatever the batch: parameters 3 GiB + gradients 3 GiB = 6 GiB" in flat
+    assert "At any batch size: parameters 3 GiB + gradients 3 GiB = 6 GiB" in flat
     assert "a thing to know" in flat
     assert "fewest blocks to checkpoint for micro batches of 8 and 16" in flat
     assert "precision=fp8 is left out: not here" in flat
@@ -104,7 +104,7 @@ def test_it_says_what_was_asked() -> None:
 
 def test_the_table_has_a_line_for_each_precision() -> None:
     text = draw(estimation())
-    assert line_of(text, "fp32 (yours)").split() == ["fp32", "(yours)", "40", "36", "15", "GiB", "0", "5"]
+    assert line_of(text, "fp32 (baseline)").split() == ["fp32", "(baseline)", "40", "36", "15", "GiB", "0", "5"]
     assert line_of(text, "tf32").split() == ["tf32", "as", "fp32"]
     assert line_of(text, "  bf16").split()[:5] == ["bf16", "64*", "none", "15", "GiB"]
     assert "not even 12" in line_of(text, "  bf16")

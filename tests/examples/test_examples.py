@@ -116,6 +116,7 @@ def test_the_plan_trains(tuned: Tuned) -> None:
     w = tuned.workload
     untrained = fingerprint([p.detach() for p in w.model.parameters()])
     with tuned.fit.prepare(w.model, w.loader, w.optimizer) as step:
+        assert step.loader is not None
         losses = [step(batch).item() for batch in islice(step.loader, 3)]
     assert len(losses) == 3
     assert all(map(math.isfinite, losses))
@@ -146,13 +147,23 @@ def test_the_memory_budget_forbids_the_largest_batch(name: str) -> None:
     assert largest.status is Status.OVER_BUDGET
 
 
+AS_A_SCRIPT = """
+import runpy, sys
+import autofit
+tune = autofit.tune
+autofit.tune = lambda *objects, **choices: tune(*objects, **{**choices, "time_budget": "16s"})
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+"""Runs an example as its file says, but for the time of its search."""
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_it_runs_as_a_script(name: str, tmp_path: Path) -> None:
     if name == "huggingface":
         pytest.importorskip("transformers")
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / f"{name}.py")],
+        [sys.executable, "-c", AS_A_SCRIPT, str(EXAMPLES / f"{name}.py")],
         cwd=tmp_path,  # where the study is kept
         env=environment,
         capture_output=True,

@@ -13,7 +13,8 @@ from tests.exporters.kinds import SAMPLES, Kind
 
 def own_loss(model: nn.Module, batch: Any) -> Tensor:
     """Returns the loss that the model computes itself."""
-    return model(**batch).loss
+    loss: Tensor = model(**batch).loss
+    return loss
 
 
 def squares(model: nn.Module, batch: Any) -> Tensor:

@@ -41,7 +41,8 @@ class Net(nn.Module):
         x = self.stem(x)
         for block in self.blocks:
             x = block(x)
-        return self.head(x)
+        output: Tensor = self.head(x)
+        return output
 
 
 class ConvNet(nn.Module):
@@ -53,7 +54,8 @@ class ConvNet(nn.Module):
         self.net = Net(8)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.net(self.stem(images).mean((2, 3)))
+        output: Tensor = self.net(self.stem(images).mean((2, 3)))
+        return output
 
 
 class WithLabels(nn.Module):
@@ -87,7 +89,8 @@ class Graph(nn.Module):
 
     def forward(self, nodes: Tensor, graph: Tensor, count: int) -> Tensor:
         hidden = torch.tanh(self.node(nodes))
-        return self.head(torch.zeros(count, 8).index_add(0, graph, hidden))
+        output: Tensor = self.head(torch.zeros(count, 8).index_add(0, graph, hidden))
+        return output
 
 
 @dataclass
@@ -199,7 +202,8 @@ def on_graphs(model: nn.Module, batch: Graphs) -> Tensor:
 
 
 def predict(model: nn.Module, batch: Any) -> Tensor:
-    return model(batch[0])
+    loss: Tensor = model(batch[0])
+    return loss
 
 
 KINDS = {

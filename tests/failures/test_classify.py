@@ -132,7 +132,7 @@ def test_swallowed_out_of_memory_is_seen_by_the_counter() -> None:
     found = evidence(link("ValueError", "nothing came back"), new_ooms=2)
     verdict = classify(found)
     assert verdict.status is Status.OUT_OF_MEMORY
-    assert "refused memory 2 times" in verdict.reason
+    assert "ran out of memory 2 times" in verdict.reason
     assert classify(evidence(new_ooms=1)).status is Status.OUT_OF_MEMORY
     assert classify(evidence(new_retries=1)).status is Status.OUT_OF_MEMORY
     # A retry that succeeded does not explain an error of the user's code.

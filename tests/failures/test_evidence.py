@@ -38,7 +38,7 @@ def from_context() -> None:
 
 
 def from_group() -> None:
-    raise ExceptionGroup("several", [ValueError("a"), ExceptionGroup("inner", [raised(from_cause)])])
+    raise BaseExceptionGroup("several", [ValueError("a"), BaseExceptionGroup("inner", [raised(from_cause)])])
 
 
 def from_compiler() -> None:
@@ -120,7 +120,7 @@ def test_any_graph_of_exceptions_is_collected_and_scrubbed(edges: list[tuple[int
 
 
 def test_the_code_is_read_from_accelerator_errors_only() -> None:
-    error = torch.AcceleratorError("CUDA error: something")
+    error: Any = torch.AcceleratorError("CUDA error: something")
     assert collect(error).chain[0].code is None
     error.error_code = 700
     assert classify(collect(error)).status is Status.POISONED
@@ -230,10 +230,10 @@ class Block(nn.Module):
 def trial(tracked: Tracked, where: str) -> None:
     model = nn.Sequential(Block(tracked, fail=False), Block(tracked, fail=where == "forward"))
     if where == "backward":
-        model[0].linear.weight.register_hook(lambda gradient: oom())
+        model.get_parameter("0.linear.weight").register_hook(lambda gradient: oom())  # type: ignore[no-untyped-call]  # torch has no types here
     x = tracked.keep(torch.randn(3, 4))
     loss = tracked.keep(model(x).sum())
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]  # torch has no types here
 
 
 Held = tuple[BaseException, object]  # the error to scrub, and what the habit keeps
@@ -252,6 +252,7 @@ def keep_cause(run: Callable[[], None]) -> Held:
             raise RuntimeError("the trial failed") from error
     except RuntimeError as outer:
         return outer, outer.with_traceback(None)
+    raise AssertionError("expected that the run fails")
 
 
 def keep_context(run: Callable[[], None]) -> Held:
@@ -262,6 +263,7 @@ def keep_context(run: Callable[[], None]) -> Held:
             int("x")
     except ValueError as outer:
         return outer, outer.with_traceback(None)
+    raise AssertionError("expected that the run fails")
 
 
 def keep_suppressed_context(run: Callable[[], None]) -> Held:
@@ -272,10 +274,11 @@ def keep_suppressed_context(run: Callable[[], None]) -> Held:
             raise ValueError("hidden") from None
     except ValueError as outer:
         return outer, outer
+    raise AssertionError("expected that the run fails")
 
 
 def keep_group(run: Callable[[], None]) -> Held:
-    group = BaseExceptionGroup("ranks", [ValueError("a"), ExceptionGroup("inner", [raised(run)])])
+    group = BaseExceptionGroup("ranks", [ValueError("a"), BaseExceptionGroup("inner", [raised(run)])])
     return group, group
 
 

@@ -92,11 +92,13 @@ class Stream(IterableDataset[Any]):
     """Counts its passes."""
 
     def __init__(self) -> None:
-        self.passes, self.seen = 0, []
+        self.passes = 0
+        self.seen: list[float] = []
 
     def __iter__(self) -> Iterator[Any]:
         self.passes += 1
-        for x, y in samples():
+        data = samples()
+        for x, y in (data[at] for at in range(len(data))):
             self.seen.append(float(x[0]))
             yield x, y
 
@@ -127,7 +129,8 @@ class Rotating(Sampler[int]):
     """A sampler that goes on where it was."""
 
     def __init__(self) -> None:
-        self.start, self.orders = 0, []
+        self.start = 0
+        self.orders: list[Any] = []
 
     def __iter__(self) -> Iterator[int]:
         self.start += 1
@@ -167,7 +170,8 @@ def ready_batches_written_in_place() -> Holder:
 def loader_of_the_users_own() -> Holder:
     class Batches:
         def __init__(self) -> None:
-            self.epoch, self.sizes = 0, []
+            self.epoch = 0
+            self.sizes: list[int] = []
 
         def __iter__(self) -> Iterator[Any]:
             self.epoch += 1
@@ -195,7 +199,8 @@ def optimizer_recipe_that_keeps_what_it_made() -> Holder:
     made: list[Any] = []
 
     def recipe(given: Any) -> torch.optim.Optimizer:
-        made.append(torch.optim.AdamW(given))
-        return made[-1]
+        optimizer = torch.optim.AdamW(given)
+        made.append(optimizer)
+        return optimizer
 
     return Holder({"optimizer": recipe}, lambda: len(made))

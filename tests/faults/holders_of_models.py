@@ -14,16 +14,21 @@ STATISTICS = {"mean": torch.zeros(2)}
 @holder
 def forward_and_backward_hooks() -> Holder:
     model, seen, gradients = net(), [0], []
-    model[0].register_forward_hook(lambda module, inputs, output: seen.__setitem__(0, seen[0] + 1))
-    model[0].register_full_backward_hook(lambda module, given, made: gradients.append(made[0].norm().item()))
-    model[2].register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs)))
+
+    def note_gradient(module: nn.Module, given: Any, made: Any) -> None:
+        gradients.append(made[0].norm().item())
+
+    first, last = model.get_submodule("0"), model.get_submodule("2")
+    first.register_forward_hook(lambda module, inputs, output: seen.__setitem__(0, seen[0] + 1))
+    first.register_full_backward_hook(note_gradient)
+    last.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs)))
     return Holder({"model": model}, lambda: [list(seen), list(gradients)])
 
 
 @holder
 def hook_of_a_parameter() -> Holder:
     model, norms = net(), []
-    model[0].weight.register_hook(lambda gradient: norms.append(gradient.norm().item()))
+    model.get_parameter("0.weight").register_hook(lambda gradient: norms.append(gradient.norm().item()))  # type: ignore[no-untyped-call]  # torch has no types here
     return Holder({"model": model}, lambda: list(norms))
 
 
@@ -66,7 +71,8 @@ class WithHelper(nn.Module):
         self.notes.sizes.append(len(x))
         type(self).total += 1
         STATISTICS["mean"].add_(1)
-        return self.layers(x)
+        output: torch.Tensor = self.layers(x)
+        return output
 
 
 @holder
@@ -91,5 +97,5 @@ def hook_that_is_a_bound_method() -> Holder:
             self.means += output.detach().mean(0)
 
     model, watcher = net(), Watcher()
-    model[0].register_forward_hook(watcher.hook)
+    model.get_submodule("0").register_forward_hook(watcher.hook)
     return Holder({"model": model}, lambda: bits(watcher.means), lambda: [watcher.means])

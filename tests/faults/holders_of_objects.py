@@ -88,7 +88,7 @@ def slots_object() -> Holder:
     def change(thing: Slots) -> None:
         thing.count += 1
         thing.total.add_(1)
-        thing.later = 1
+        thing.later = 1  # type: ignore[attr-defined]  # it has a dictionary too
 
     return held(thing, change, lambda: [thing.count, thing.total.clone(), hasattr(thing, "later")])
 
@@ -121,8 +121,13 @@ def dictionaries_of_other_kinds() -> Holder:
 
 @holder
 def generators_and_arrays() -> Holder:
-    thing = [torch.Generator().manual_seed(1), random.Random(2), np.random.default_rng(3), np.random.RandomState(4)]
-    arrays = [np.zeros(3), bytearray(b"ab"), np.asfortranarray(np.zeros((2, 3)))]
+    thing: list[Any] = [
+        torch.Generator().manual_seed(1),
+        random.Random(2),
+        np.random.default_rng(3),
+        np.random.RandomState(4),
+    ]
+    arrays: list[Any] = [np.zeros(3), bytearray(b"ab"), np.asfortranarray(np.zeros((2, 3)))]
 
     def change(thing: Any) -> None:
         torch.rand(1, generator=thing[0])
@@ -144,8 +149,9 @@ def generators_and_arrays() -> Holder:
 def arrays_of_objects_masks_and_views() -> Holder:
     ragged = np.empty(2, dtype=object)
     ragged[0], ragged[1] = np.zeros(2), {"n": 0}
-    masked, whole = np.ma.MaskedArray(np.zeros(3), mask=[0, 0, 1]), np.zeros(2)
-    view = whole[:]
+    masked: Any = np.ma.MaskedArray(np.zeros(3), mask=np.array([False, False, True]))
+    whole = np.zeros(2)
+    view: Any = whole[:]
     view.setflags(write=False)
     thing = [ragged, masked, view]
 
@@ -199,6 +205,7 @@ class CentreLoss(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("centre", torch.zeros(2))
+        self.centre: torch.Tensor
 
     def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         self.centre.add_(outputs.detach().mean(0))

@@ -69,7 +69,7 @@ def cell_that_is_rebound() -> Holder:
 def cell_that_is_not_bound_yet() -> Holder:
     def make() -> tuple[Any, Any]:
         def step(model: nn.Module, batch: Any) -> torch.Tensor:
-            nonlocal seen
+            nonlocal seen  # type: ignore[misc]  # bound below, or never
             seen = batch[0].shape
             return loss_of(model, batch)
 
@@ -130,7 +130,8 @@ class Trainer:
     """A user's own trainer."""
 
     def __init__(self) -> None:
-        self.ema, self.calls, self.losses = net(), 0, []
+        self.ema, self.calls = net(), 0
+        self.losses: list[Any] = []
         self.generator = torch.Generator().manual_seed(5)
         self.python, self.numpy = random.Random(6), np.random.default_rng(7)
         self.table = np.zeros((3, 2))
@@ -186,6 +187,7 @@ class StepModule(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("centre", torch.zeros(2))
+        self.centre: torch.Tensor
         self.queue = deque([torch.zeros(2)], maxlen=3)
 
     def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
@@ -234,10 +236,10 @@ def global_of_another_module() -> Holder:
 def default_argument_and_function_attribute() -> Holder:
     def step(model: nn.Module, batch: Any, cache: dict[str, int] = {}) -> torch.Tensor:  # noqa: B006
         cache["n"] = cache.get("n", 0) + 1
-        step.calls = getattr(step, "calls", 0) + 1
+        vars(step)["calls"] = getattr(step, "calls", 0) + 1
         return loss_of(model, batch)
 
-    return Holder({"step_fn": step}, lambda: [dict(step.__defaults__[0]), dict(vars(step))])
+    return Holder({"step_fn": step}, lambda: [dict((step.__defaults__ or ())[0]), dict(vars(step))])
 
 
 @holder
@@ -262,7 +264,7 @@ class Totals:
     def add(cls, size: int) -> None:
         cls.steps += 1
         cls.seen.append(size)
-        cls.last = size
+        cls.last = size  # type: ignore[attr-defined]  # the first call makes it
 
 
 @holder

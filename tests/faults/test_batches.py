@@ -79,13 +79,16 @@ def test_d2_an_accumulated_step_has_the_gradient_of_its_whole_batch(name: str, w
     step = fit_for(model).prepare(model, loader, torch.optim.AdamW(model.parameters()), step_fn=case.loss)
     drawn.clear()
     sizes = []
+    assert step.loader is not None
     for at, batch in enumerate(step.loader):
         step.backward(batch)
-        found, _ = gradient(model), model.zero_grad()
+        found = gradient(model)
+        model.zero_grad()
         if way == "workers":  # the samples were drawn elsewhere, in their order
             drawn = [loader.dataset[key] for key in range(16 * at, min(16 * at + 16, 58))]
-        case.loss(twin, case.collate(drawn)).backward()
-        whole, _ = gradient(twin), twin.zero_grad()
+        case.loss(twin, case.collate(drawn)).backward()  # type: ignore[no-untyped-call]  # torch has no types here
+        whole = gradient(twin)
+        twin.zero_grad()
         assert (found - whole).norm() / whole.norm() < 1e-6
         sizes.append([round(weight * len(drawn)) for weight in batch.weights])
         drawn.clear()
@@ -99,8 +102,8 @@ def test_d2_weights_by_rows_would_be_wrong_for_graphs() -> None:
     parts = list(case.loader(MICRO))[:STEPS]
     step = StepBatch.of([Counted(part, batch_size(part)) for part in parts])
     for part, weight in zip(step.parts, step.weights, strict=True):
-        (case.loss(model, part) * weight).backward()
-    case.loss(twin, next(iter(case.loader(MICRO * STEPS)))).backward()
+        (case.loss(model, part) * weight).backward()  # type: ignore[no-untyped-call]  # torch has no types here
+    case.loss(twin, next(iter(case.loader(MICRO * STEPS)))).backward()  # type: ignore[no-untyped-call]  # torch has no types here
     assert (gradient(model) - gradient(twin)).norm() / gradient(twin).norm() > 0.01
 
 
@@ -110,7 +113,7 @@ def test_d2_samples_that_cannot_be_counted_weigh_the_same_and_that_is_said() -> 
     source = BatchSource.of(ready)
     assert not source.resizable
     (note,) = source.notes
-    assert note.endswith("in an accumulated step each counts the same")
+    assert note.endswith("in an accumulated step all micro batches have the same weight")
     first = next(iter(StepLoader(source.rebuild(source.user_batch_size, counted=True), STEPS)))
     assert first.weights == [0.25] * 4
     assert first.parts == ready[:4]
@@ -119,7 +122,7 @@ def test_d2_samples_that_cannot_be_counted_weigh_the_same_and_that_is_said() -> 
 class OwnWay(DataLoader[Any]):
     """A loader that does more than a DataLoader does."""
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # a generator, which is what it does more
         yield from super().__iter__()
 
 
@@ -172,10 +175,11 @@ def texts(batch_sampler: Any) -> DataLoader[Any]:
 def padding(batches: Iterable[Any], size: int) -> float:
     """Returns the share of padding in the batches of one size."""
     masks = [batch["attention_mask"] for batch in batches if len(batch["attention_mask"]) == size]
-    return 1 - sum(int(mask.sum()) for mask in masks) / sum(mask.numel() for mask in masks)
+    tokens = sum(int(mask.sum()) for mask in masks)
+    return 1 - tokens / sum(int(mask.numel()) for mask in masks)
 
 
-SAMPLERS = {
+SAMPLERS: dict[str, Callable[[], Any]] = {
     "attribute": lambda: Buckets(LENGTHS, 8),
     "constructor": lambda: MadeBuckets(LENGTHS, 8),
     "neither": lambda: list(Buckets(LENGTHS, 8)),
@@ -202,9 +206,9 @@ def test_d11_useful_tokens_per_sample_are_those_of_the_data(kind: str) -> None:
 
 
 def test_d11_a_sampler_that_was_rebuilt_follows_the_epoch_of_the_users_own() -> None:
-    for make in (lambda: Buckets(LENGTHS, 8), Moving):
-        sampler = make()
-        again = BatchSource.of(texts(sampler)).rebuild(16)
+    samplers: list[Any] = [Buckets(LENGTHS, 8), Moving()]
+    for sampler in samplers:
+        again: Any = BatchSource.of(texts(sampler)).rebuild(16)
         first = [batch["input_ids"][0, 0].item() for batch in again]
         if isinstance(sampler, Moving):
             assert sampler.epoch == 1  # as a pass over it leaves it
@@ -252,8 +256,10 @@ def test_d11_looking_at_a_sampler_leaves_it_and_the_random_numbers_as_they_were(
 
 def test_what_is_said_of_a_sampler_that_cannot_be_resized() -> None:
     notes = " ".join(BatchSource.of(texts(SAMPLERS["neither"]())).notes)
-    assert "are measured as your setting, and a step with a smaller one has fewer samples than the plan says" in notes
-    assert "join or cut its batches in order, and are measured with the padding that this gives" in notes
+    assert (
+        "are measured as the baseline, and a step with a smaller batch has fewer samples than the plan states" in notes
+    )
+    assert "join or cut its batches in order, and are measured with the padding that results" in notes
     assert "join or cut" not in " ".join(BatchSource.of(texts(SAMPLERS["attribute"]())).notes)
 
 
@@ -288,6 +294,7 @@ def test_d7_tune_finds_a_plan_and_trains_with_its_weights(name: str) -> None:
     assert fit.plan.global_batch_size == 32
     assert not any("cannot be traced" in caveat or "not estimated" in caveat for caveat in fit.caveats)
     step = fit.prepare(model, loader, torch.optim.AdamW(model.parameters()), step_fn=case.loss)
+    assert step.loader is not None
     losses = [float(step(batch)) for batch in step.loader]
     assert len(losses) == 2
 
@@ -319,11 +326,15 @@ class Columns(Dataset[Any]):
         return {"x": torch.tensor(rows).float().unsqueeze(1).expand(-1, 3).clone(), "y": torch.ones(len(rows), 1)}
 
 
+def inputs_and_targets(found: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return found["x"], found["y"]
+
+
 @pytest.mark.parametrize(
     "loader",
     [
         lambda: DataLoader(Unreadable(), batch_size=8, collate_fn=of_readable),
-        lambda: DataLoader(Columns(), batch_size=8, collate_fn=lambda found: (found["x"], found["y"])),
+        lambda: DataLoader(Columns(), batch_size=8, collate_fn=inputs_and_targets),
         lambda: [(torch.randn(1, 3 + at, 3).mean(1), torch.ones(1, 1)) for at in range(9)],
     ],
     ids=["unreadable files", "columns", "ready batches of one"],
@@ -374,4 +385,4 @@ def test_a_graph_whose_edges_are_a_sparse_tensor_is_tuned(held: bool, layout: st
         study=":memory:", progress=False,
     )  # fmt: skip
     assert fit.plan.micro_batch_size == 50
-    assert any("50 samples: they hold tensors that are not one row" in note for note in fit.caveats) == (not held)
+    assert any("50 samples: they hold tensors without one row" in note for note in fit.caveats) == (not held)

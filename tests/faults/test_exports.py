@@ -125,7 +125,7 @@ def test_d8_d2_graphs_of_many_sizes_have_the_gradient_of_the_whole_batch(ran: Pa
     optimizer = kind.optimizer(model.parameters())
     for _ in range(run_export.EPOCHS):
         (whole,) = kind.loader(22)
-        kind.loss(model, whole).backward()
+        kind.loss(model, whole).backward()  # type: ignore[no-untyped-call]  # torch has no types here
         optimizer.step()
         optimizer.zero_grad()
     assert_same(output(ran, "graphs of many sizes"), [p.detach() for p in model.parameters()], 1e-5)

@@ -57,7 +57,7 @@ def test_defect_10_f59_a_hostile_value_is_one_error_with_words(value: str, says:
     assert isinstance(said, str)
     assert says in said
     assert "expected" in said
-    assert "Make the file again with" in said
+    assert "Create the file again with" in said
     assert len(said) < 600
 
 

@@ -153,7 +153,7 @@ def test_d9_near_duplicates_are_not_shown() -> None:
 def test_d9_a_bound_and_a_fixed_batch_are_not_given_together() -> None:
     with pytest.raises(WorkloadError, match="expected one of them"):
         Workload(nn.Linear(1, 1), [], global_batch_size=8, max_global_batch_size=16)
-    with pytest.raises(WorkloadError, match="max_global_batch_size is 0; expected a whole number"):
+    with pytest.raises(WorkloadError, match="max_global_batch_size is 0; expected an integer"):
         Workload(nn.Linear(1, 1), [], max_global_batch_size=0)
     given = {"model": nn.Linear(1, 1), "loader": [], "max_global_batch_size": 16}
     asked = {"global_batch_size": 8, "max_global_batch_size": None}

@@ -14,7 +14,7 @@ from autofit.core.errors import Untraceable
 from autofit.core.outcome import Outcome, Status
 from autofit.core.trial import Purpose
 from autofit.memory.trace import Trace
-from autofit.probing.forked_trace import POSSIBLE, traced_apart
+from autofit.probing.forked_trace import IS_SUPPORTED, trace_in_fork
 from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.probing.remote.child import Child, ChildEnded, Deadlines
 from autofit.probing.remote.output import OutputLog
@@ -80,7 +80,7 @@ def test_defect_05_a_death_is_noticed_although_a_helper_holds_the_pipe_open(star
     """F21: it took until the deadline, and was then called a time-out."""
     began = time.monotonic()
     outcome = ending(start("helper(pass_fds=(write,), start_new_session=True)\nos.kill(os.getpid(), signal.SIGSEGV)"))
-    assert (outcome.status, outcome.reason) == (Status.CRASHED, "the process was ended by SIGSEGV")
+    assert (outcome.status, outcome.reason) == (Status.CRASHED, "the process was terminated by SIGSEGV")
     assert time.monotonic() - began < PATIENT.first_s / 2
     assert not any(map(is_alive, pids(helpers)))
 
@@ -166,15 +166,15 @@ def test_defect_08_a_child_that_was_killed_while_idle_is_replaced_before_the_nex
         assert len(pids(helpers)) == 2
 
 
-forked = pytest.mark.skipif(not POSSIBLE, reason="forks, which is done on Linux only")
+forked = pytest.mark.skipif(not IS_SUPPORTED, reason="forks, which is done on Linux only")
 TRACER = """
 import os, sys, time
 from pathlib import Path
-from autofit.probing.forked_trace import traced_apart
+from autofit.probing.forked_trace import trace_in_fork
 def work():
     Path(sys.argv[1]).write_text(str(os.getpid()))
     time.sleep(300)
-traced_apart(work, 300.0)
+trace_in_fork(work, 300.0)
 """
 
 
@@ -207,7 +207,7 @@ def test_defect_06_what_a_trace_started_ends_with_it_and_does_not_hold_it_up(tmp
 
     began = time.monotonic()
     with pytest.raises(Untraceable, match="its process died"):
-        traced_apart(work, 120.0)
+        trace_in_fork(work, 120.0)
     assert time.monotonic() - began < 60
     (helper,) = pids(path)
     assert wait_for(lambda: not is_alive(helper))

@@ -56,10 +56,10 @@ def test_defect_07_what_the_users_code_prints_is_in_no_plan_study_json_or_termin
 
 def test_defect_07_the_log_is_its_owners_is_bounded_and_is_kept_only_where_it_belongs(tmp_path: Path) -> None:
     log = OutputLog(tmp_path / "new" / "study.log")
-    assert log.told() == ""
+    assert log.location() == ""
     for _ in range(40):
         log.write(b"x" * 2**16, b"the last")
-    assert log.told() == f"what it printed is in {tmp_path}/new/study.log"
+    assert log.location() == f"its output is in {tmp_path}/new/study.log"
     log.close()
     path = tmp_path / "new" / "study.log"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -68,7 +68,7 @@ def test_defect_07_the_log_is_its_owners_is_bounded_and_is_kept_only_where_it_be
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     refused = OutputLog(tmp_path / "link")
     refused.write(b"secret", b"")
-    assert refused.told().startswith("what it printed could not be kept")
+    assert refused.location().startswith("its output could not be kept")
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -81,7 +81,7 @@ def test_the_log_is_no_file_that_the_user_has_already(tmp_path: Path) -> None:
     before = path.read_bytes()
     log = OutputLog(path)
     log.write(b"x" * 2**16, b"the last")
-    assert "train.db.log is there already and holds something else" in log.told()
+    assert "train.db.log already exists and is not a log of autofit's" in log.location()
     assert path.read_bytes() == before
     path.unlink()
     for text in (b"first", b"second"):  # one of its own is gone on with
@@ -95,7 +95,7 @@ def test_defect_07_a_temporary_log_goes_unless_somebody_was_told_of_it() -> None
     unknown, known = OutputLog(), OutputLog()
     for log in (unknown, known):
         log.write(b"printed", b"")
-    path = Path(known.told().removeprefix("what it printed is in "))
+    path = Path(known.location().removeprefix("its output is in "))
     assert unknown._path is not None
     for log in (unknown, known):
         log.close()

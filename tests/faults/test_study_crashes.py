@@ -92,7 +92,7 @@ def test_defect_08_one_crash_is_not_taken_over_by_a_later_run_and_two_in_a_row_a
     assert reopen(db).earlier() == ()
     left(db, failed(status))
     assert [trial.outcome.status for trial in reopen(db).earlier()] == [status] * 2
-    assert reopen(db).notes == (f"not tried again, it crashed or hung 2 times: {PLAN}",)
+    assert reopen(db).notes == (f"not tried again because it crashed or hung 2 times: {PLAN}",)
 
 
 def test_defect_08_a_crash_beside_a_measurement_does_not_count(db: Path) -> None:

@@ -72,7 +72,7 @@ def test_defect_13_one_damaged_value_costs_one_record_at_most_and_is_said(db: Pa
     kept, notes = survivors(db)
     assert kept >= TRIALS - 1
     assert notes, "what was lost is said"
-    assert any("without a readable record" in note or "the study was damaged" in note for note in notes)
+    assert any("without a readable autofit record" in note or "the study was damaged" in note for note in notes)
     if "outcome" in statement or "request" in statement:
         assert kept == TRIALS - 1
 
@@ -182,7 +182,7 @@ def test_defect_11_a_study_that_is_locked_while_it_is_written_says_so(
 def test_f60_a_linked_default_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / ".autofit").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(StudyError, match=r"found a symbolic link to .*elsewhere; expected a directory of your own"):
+    with pytest.raises(StudyError, match=r"found a symbolic link to .*elsewhere; expected a directory that you own"):
         reopen(tmp_path / ".autofit" / "study.db")
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
@@ -191,12 +191,12 @@ def test_f60_a_directory_or_file_that_everybody_can_write_to_is_refused(tmp_path
     folder = tmp_path / ".autofit"
     folder.mkdir()
     folder.chmod(0o777)
-    with pytest.raises(StudyError, match=r"found a directory that everybody can write to.*chmod 700"):
+    with pytest.raises(StudyError, match=r"found a directory that everyone can write to.*chmod 700"):
         reopen(folder / "study.db")
     folder.chmod(0o700)
     filled(folder / "study.db")
     (folder / "study.db").chmod(0o666)
-    with pytest.raises(StudyError, match="found a file that everybody can write to"):
+    with pytest.raises(StudyError, match="found a file that everyone can write to"):
         reopen(folder / "study.db")
 
 

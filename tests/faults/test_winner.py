@@ -1,36 +1,31 @@
 """D1: the right winner. What wins has raced whom it beat, its claim holds, and all figures are on one scale."""
 
 import math
-import sys
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "scripts" / "bench")]
-
-import claims  # noqa: E402  # the scripts are no package of the distribution
-import search_runs  # noqa: E402
-
-from autofit.core.budget import Budget  # noqa: E402
-from autofit.core.outcome import Outcome, Status  # noqa: E402
-from autofit.core.plan import Plan  # noqa: E402
-from autofit.core.trial import Purpose  # noqa: E402
-from autofit.replay import TableBench  # noqa: E402
-from autofit.search.phases import run  # noqa: E402
-from autofit.search.race import MIN_ROUNDS  # noqa: E402
-from autofit.search.tuning import Findings  # noqa: E402
-from autofit.searchers.base import Problem, Searcher  # noqa: E402
-from tests.fakes import OPTIMIZER, PRECISION, FakeBench, during, small_bench, space_of, tuning_of  # noqa: E402
+from autofit.core.budget import Budget
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
+from autofit.core.trial import Purpose
+from autofit.replay import Bursts, TableBench
+from autofit.search.phases import run
+from autofit.search.race import MIN_ROUNDS
+from autofit.search.tuning import Findings
+from autofit.searchers.base import Problem, Searcher
+from scripts.bench import claims
+from scripts.bench.search import runs
+from tests.fakes import OPTIMIZER, PRECISION, FakeBench, during, small_bench, space_of, tuning_of
 
 HURRIED = (8.0, 12.0, 18.0, 30.0)
 
 
 def test_d1_what_is_claimed_holds_on_a_machine_that_others_use_in_bursts() -> None:
     found = []
-    for name in search_runs.names():
-        for case in search_runs.cases(name):
+    for name in runs.names():
+        for case in runs.cases(name):
             bench = TableBench(case.table, block_ratio=claims.BLOCK_RATIO)
             found += [claims.replayed(case, bench, seed, ratio) for ratio in HURRIED for seed in range(2)]
     whole = claims.summarised(found)
@@ -189,7 +184,7 @@ def test_d1_after_a_failed_proof_the_next_plan_races_before_it_is_chosen() -> No
 
 
 def test_bursts_slow_neighbours_alike_and_come_again_from_the_seed() -> None:
-    one, same = (claims.Bursts(3, calm_s=10.0, burst_s=5.0, most_log=1.0) for _ in range(2))
+    one, same = (Bursts(3, calm_s=10.0, burst_s=5.0, most_log=1.0) for _ in range(2))
     moments = [step / 10 for step in range(20_000)]
     levels = [one(at_s) for at_s in moments]
     assert levels == [same(at_s) for at_s in moments]

@@ -3,6 +3,8 @@
 import math
 import sys
 import types
+from collections.abc import Callable
+from types import FunctionType
 
 import pytest
 import torch
@@ -20,6 +22,12 @@ def counting(value: float) -> float:
     return inner() + torch.ones(1).item()
 
 
+def function(written: Callable[..., object]) -> FunctionType:
+    """Returns a function that was written with `def` as the type that it has."""
+    assert isinstance(written, FunctionType)
+    return written
+
+
 def test_the_names_of_code_inside_count() -> None:
     names = names_in(counting.__code__)
     assert {"COUNT", "math", "floor", "torch", "ones", "item"} <= set(names)
@@ -28,11 +36,11 @@ def test_the_names_of_code_inside_count() -> None:
 
 
 def test_namespaces_are_the_users_alone() -> None:
-    assert code_origin(counting) is Origin.USER
-    found = {name: inside for name, _, inside in namespaces(counting)}
+    assert code_origin(function(counting)) is Origin.USER
+    found = {name: inside for name, _, inside in namespaces(function(counting))}
     assert list(found) == [__name__]
     assert "COUNT" in found[__name__]
-    assert list(namespaces(torch.nn.Linear.forward)) == []
+    assert list(namespaces(function(torch.nn.Linear.forward))) == []
 
 
 def test_a_module_imported_inside_a_function_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,5 +53,5 @@ def test_a_module_imported_inside_a_function_is_looked_at(monkeypatch: pytest.Mo
 
         return int(my_settings.DEPTH)
 
-    found = {name: inside for name, _, inside in namespaces(step)}
+    found = {name: inside for name, _, inside in namespaces(function(step))}
     assert found["my_settings"] == ("DEPTH",)

@@ -1,6 +1,7 @@
 """Two values have the same fingerprint exactly when no bit of them differs."""
 
 from array import array
+from typing import Any
 
 import pytest
 from torch import nn
@@ -25,7 +26,8 @@ def test_the_digest_sees_the_change(kind: str) -> None:
 
 
 def test_values_are_compared_by_their_bits() -> None:
-    model, nan = nn.Linear(1, 1), array("d", [float("nan")])
+    model: Any = nn.Linear(1, 1)
+    nan = array("d", [float("nan")])
     model.values = [nan, array("f", [0.0]), bytearray(b"a")]
     with Guard(model) as guard:
         assert guard.differences() == []

@@ -1,6 +1,7 @@
 """Process-wide settings are read and written, whichever interface set them (fault matrix F30)."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,9 @@ from torch import nn
 from autofit import devices
 from autofit.guard import Guard, process_flags
 from tests.devices.fake_torch import Card, install
+
+BACKENDS: Any = torch.backends
+"""Typed as anything: torch has no types for its precision settings."""
 
 
 def test_compiler_settings_come_back_if_the_compiler_was_imported() -> None:
@@ -21,16 +25,16 @@ def test_compiler_settings_come_back_if_the_compiler_was_imported() -> None:
 
 
 def _observe_precision() -> list[object]:
-    backends, seen = torch.backends, []
+    seen = []
     reads: list[Callable[[], object]] = [
         torch.get_float32_matmul_precision,
-        lambda: backends.cuda.matmul.allow_tf32,
-        lambda: backends.cudnn.allow_tf32,
-        lambda: backends.fp32_precision,
-        lambda: backends.cuda.matmul.fp32_precision,
-        lambda: backends.cudnn.fp32_precision,
-        lambda: backends.cudnn.conv.fp32_precision,
-        lambda: backends.mkldnn.matmul.fp32_precision,
+        lambda: BACKENDS.cuda.matmul.allow_tf32,
+        lambda: BACKENDS.cudnn.allow_tf32,
+        lambda: BACKENDS.fp32_precision,
+        lambda: BACKENDS.cuda.matmul.fp32_precision,
+        lambda: BACKENDS.cudnn.fp32_precision,
+        lambda: BACKENDS.cudnn.conv.fp32_precision,
+        lambda: BACKENDS.mkldnn.matmul.fp32_precision,
     ]
     for read in reads:
         try:
@@ -46,7 +50,7 @@ PRECISION_CHANGES: list[Callable[[], object]] = [
     lambda: setattr(torch.backends.cudnn, "allow_tf32", False),
     lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
     lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "none"),
-    lambda: setattr(torch.backends.cudnn.conv, "fp32_precision", "ieee"),
+    lambda: setattr(BACKENDS.cudnn.conv, "fp32_precision", "ieee"),
     lambda: setattr(torch.backends, "fp32_precision", "tf32"),
 ]
 
@@ -64,15 +68,15 @@ def test_mixed_precision_interfaces_come_back_from_any_state(user: int) -> None:
             assert _observe_precision() == before
         # An inherited setting is still an inherited one: it follows when the general setting changes.
         if user == len(PRECISION_CHANGES) - 1:
-            torch.backends.fp32_precision = "ieee"
-            assert torch.backends.mkldnn.conv.fp32_precision == "ieee"
+            BACKENDS.fp32_precision = "ieee"
+            assert BACKENDS.mkldnn.conv.fp32_precision == "ieee"
 
 
 def test_no_accelerator_is_started() -> None:
-    started = torch.cuda.is_initialized()
+    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch has no types here
     with Guard(nn.Linear(1, 1)):
         pass
-    assert torch.cuda.is_initialized() is started
+    assert torch.cuda.is_initialized() is started  # type: ignore[no-untyped-call]  # torch has no types here
 
 
 @pytest.mark.parametrize("backend", ["native", "cudaMallocAsync"])

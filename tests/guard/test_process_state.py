@@ -45,7 +45,7 @@ FLAGS: dict[str, tuple[Callable[[], Any], Callable[[], object]]] = {
         lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
     ),
     "flags.fp32_precision.generic.all": (
-        lambda: torch.backends.fp32_precision,
+        lambda: torch.backends.fp32_precision,  # type: ignore[attr-defined]  # torch has no type for it
         lambda: setattr(torch.backends, "fp32_precision", "tf32"),
     ),
     "flags.cuda.matmul.allow_bf16_reduced_precision_reduction": (
@@ -77,7 +77,7 @@ FLAGS: dict[str, tuple[Callable[[], Any], Callable[[], object]]] = {
     "flags.anomaly": (torch.is_anomaly_enabled, lambda: torch.autograd.set_detect_anomaly(True)),
     "flags.autocast.cpu": (
         lambda: (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
-        lambda: (torch.set_autocast_enabled("cpu", True), torch.set_autocast_dtype("cpu", torch.float16)),
+        lambda: [torch.set_autocast_enabled("cpu", True), torch.set_autocast_dtype("cpu", torch.float16)],  # type: ignore[func-returns-value]  # two calls in turn
     ),
     "flags.autocast.cache": (
         torch.is_autocast_cache_enabled,

@@ -67,7 +67,7 @@ def test_a_list_of_batches_comes_back() -> None:
 
 
 def test_a_random_data_set_goes_on_where_it_was() -> None:
-    data = TensorDataset(torch.arange(4.0))
+    data: Any = TensorDataset(torch.arange(4.0))
     data.rng = np.random.default_rng(1)
     expected = np.random.default_rng(1).random()
     with Guard(nn.Linear(1, 1), loader=DataLoader(data)) as guard:

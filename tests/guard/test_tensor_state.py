@@ -1,6 +1,7 @@
 """Bytes, layout and sharing of unusual tensors come back."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ def test_data_exchanged_for_a_clone_shares_memory_again() -> None:
     with Guard(model) as guard:
         model.right.data = model.right.data.clone()
         assert guard.differences() == ["model.right"]
-    model.whole.fill_(9.0)
+    model.get_buffer("whole").fill_(9.0)
     assert model.right.tolist() == [9.0] * 3
     assert model.left.tolist() == [9.0] * 3
 
@@ -44,7 +45,7 @@ def test_sparse_gradients_come_back() -> None:
 
 
 def test_nan_is_not_a_difference() -> None:
-    model = nn.Linear(2, 2)
+    model: Any = nn.Linear(2, 2)
     model.weight.data[0, 0] = math.nan
     model.threshold = math.nan
     with Guard(model) as guard:
@@ -54,7 +55,7 @@ def test_nan_is_not_a_difference() -> None:
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 def test_every_type_of_tensor_is_compared_by_its_bytes() -> None:
-    model = nn.Module()
+    model: Any = nn.Module()
     model.complex = nn.Parameter(torch.randn(3, dtype=torch.complex64))
     model.scalar = nn.Parameter(torch.tensor(1.5))
     model.half = torch.zeros(5, dtype=torch.bfloat16)

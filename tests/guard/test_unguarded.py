@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -30,7 +30,8 @@ def holding(thing: Any) -> Any:
 
     def step(model: nn.Module, batch: Any) -> torch.Tensor:
         LOGGER.debug("%s", thing)
-        return model(batch[0]).mean()
+        loss: torch.Tensor = model(batch[0]).mean()
+        return loss
 
     return step
 
@@ -66,7 +67,7 @@ def test_f26_what_cannot_be_followed_is_named_before_the_search(kind: str) -> No
     make, named = OPAQUE[kind]
     thing = make()
     (caveat,) = guard(holding(thing)).caveats
-    assert caveat.startswith(f"cannot be put back if a step changes it: {named}"), caveat
+    assert caveat.startswith(f"cannot be restored if a step changes it: {named}"), caveat
     assert "extras=[...]" in caveat
     for each in (thing, *getattr(thing, "log", ())):
         if hasattr(each, "close"):
@@ -108,7 +109,8 @@ def test_a_tokenizer_of_transformers_is_no_caveat() -> None:
     tokenizers = pytest.importorskip("tokenizers")
     words = tokenizers.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]")
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(words), pad_token="[UNK]")
-    loader: Any = DataLoader([{"input_ids": [0]}], collate_fn=transformers.DataCollatorWithPadding(tokenizer))
+    rows: Any = [{"input_ids": [0]}]
+    loader: Any = DataLoader(rows, collate_fn=transformers.DataCollatorWithPadding(tokenizer))
     assert Guard(nn.Linear(1, 1), loader=loader, functions={"step_fn": holding(tokenizer)}).caveats == ()
 
 
@@ -136,8 +138,8 @@ def test_what_is_handed_over_is_put_back_and_no_caveat() -> None:
 def tune(step: Any, monkeypatch: pytest.MonkeyPatch, search: Callable[..., Any], **more: Any) -> Any:
     monkeypatch.setattr(api, "search", search)
     loader = DataLoader(TensorDataset(torch.randn(16, 4)), batch_size=4)
-    more = {"device": "cpu", "study": ":memory:", "progress": False, "strategies": ("batching",)} | more
-    return api.tune(nn.Linear(4, 2), loader, step_fn=step, **more).recommendation
+    defaults: dict[str, Any] = {"device": "cpu", "study": ":memory:", "progress": False, "strategies": ("batching",)}
+    return api.tune(nn.Linear(4, 2), loader, step_fn=step, **(defaults | more)).recommendation
 
 
 class Answer(SimpleNamespace):
@@ -197,7 +199,7 @@ def test_f26_a_large_data_set_is_watched_and_named(kind: str) -> None:
         (caveat,) = found.caveats
         assert caveat.startswith("watched but not copied, because it is large: loader.dataset.x ("), caveat
         data.y += 1
-    assert found.changed == ()
+    assert list(found.changed) == []
     assert data.y.tolist() == [1.0] * 4
     with found:
         data.x[3] += 1
@@ -217,7 +219,8 @@ def test_what_a_model_or_a_step_holds_is_copied_whatever_its_size() -> None:
 def test_f26_a_memory_map_is_not_copied(tmp_path: Path) -> None:
     made = np.memmap(tmp_path / "data.bin", dtype=np.float32, mode="w+", shape=(64, 8))
     made.flush()
-    for mode, count in (("r", 0), ("r+", 1)):
+    modes: tuple[tuple[Literal["r", "r+"], int], ...] = (("r", 0), ("r+", 1))
+    for mode, count in modes:
         data: Any = SimpleNamespace(x=np.memmap(tmp_path / "data.bin", dtype=np.float32, mode=mode, shape=(64, 8)))
         found = Guard(nn.Linear(1, 1), loader=DataLoader(data, sampler=range(4)))
         assert len(found.caveats) == count, mode
@@ -260,7 +263,7 @@ def test_many_tensors_that_are_written_past_torch_are_put_back(dtype: torch.dtyp
 def test_f26_very_many_tensors_that_are_large_are_watched() -> None:
     data: Any = SimpleNamespace(rows=[torch.zeros(8) for _ in range(unguarded.MANY)])
     with Guard(nn.Linear(1, 1), loader=DataLoader(data, sampler=range(4))) as found:
-        assert "loader.dataset.rows (8 KiB; 1 KiB of a data set are copied)" in found.caveats[0]
+        assert "loader.dataset.rows (8 KiB; at most 1 KiB of a data set is copied)" in found.caveats[0]
         data.rows[77].add_(1)
     assert found.changed == ("loader.dataset.rows",)
 
@@ -297,7 +300,7 @@ class Odd:
     """Raises when it is looked at."""
 
     @property
-    def __dict__(self) -> Any:
+    def __dict__(self) -> Any:  # type: ignore[override]  # that is what is odd
         raise RuntimeError("no")
 
 
@@ -306,8 +309,8 @@ def test_what_cannot_be_looked_at_stops_no_search() -> None:
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
     with guard(holding([Odd(), nested, jagged])) as found:
-        assert "step_fn.thing[0] (an object of type Odd, looking at which raised RuntimeError)" in found.caveats[0]
-        assert "step_fn.thing[1] (a tensor without memory of its own)" in found.caveats[0]
+        assert "step_fn.thing[0] (an object of type Odd; inspecting it raised RuntimeError)" in found.caveats[0]
+        assert "step_fn.thing[1] (a tensor without storage of its own)" in found.caveats[0]
         jagged.values().add_(1)
     assert jagged.values().tolist() == [1.0] * 5
 
@@ -324,7 +327,7 @@ class Terabyte(list[Any]):
 class Unsure:
     """Raises when it is asked for its class."""
 
-    @property
+    @property  # type: ignore[misc]  # that is what is odd
     def __class__(self) -> Any:
         raise KeyError
 
@@ -367,7 +370,9 @@ def test_models_of_other_kinds_have_no_caveats() -> None:
     compiled = torch.compile(plain, backend="eager")
     compiled(torch.ones(1, 2))
     torch.compiler.reset()  # what dynamo keeps, fake tensors among it, would be found by other tests
-    for model in (torch.jit.script(plain), torch.jit.trace(plain, torch.ones(1, 2)), compiled, nn.DataParallel(plain)):
+    traced = torch.jit.trace(plain, torch.ones(1, 2))  # type: ignore[no-untyped-call]  # torch has no types here
+    models: list[Any] = [torch.jit.script(plain), traced, compiled, nn.DataParallel(plain)]
+    for model in models:
         before = [parameter.detach().clone() for parameter in model.parameters()]
         with Guard(model) as found:
             assert found.caveats == ()

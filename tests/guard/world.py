@@ -49,13 +49,14 @@ class Net(nn.Module):
         self.head = nn.Linear(4, 2)
         self.frozen = nn.Linear(2, 2).requires_grad_(False)
         self.register_buffer("statistics", torch.zeros(4), persistent=False)
+        self.statistics: torch.Tensor
         self.expanded = torch.ones(1).expand(5)
         self.plain_tensor = torch.arange(3.0)
         self.array = np.arange(3)
         self.config = Config()
         self.calls = 0
         self.history: list[Any] = [1, (2, 3)]
-        self.options = {"dtype": torch.float32, "names": {"a", "b"}}
+        self.options: dict[str, Any] = {"dtype": torch.float32, "names": {"a", "b"}}
         self.rng = np.random.default_rng(5)
         self.norm.eval()
 
@@ -64,7 +65,8 @@ class Net(nn.Module):
         h = self.norm(self.conv(x)).mean((2, 3))
         with torch.no_grad():
             self.statistics.mul_(0.9).add_(h.mean(0))
-        return self.frozen(self.head(self.drop(self.tied(self.first(h))) + self.statistics))
+        output: torch.Tensor = self.frozen(self.head(self.drop(self.tied(self.first(h))) + self.statistics))
+        return output
 
 
 class World:
@@ -101,7 +103,7 @@ class World:
     def backward(self, size: int) -> torch.Tensor:
         x, y = torch.randn(size, 3, 5, 5), torch.arange(size) % 2
         loss = nn.functional.cross_entropy(self.model(x), y)
-        self.scaler.scale(loss).backward()
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch has no types here
         return loss
 
     def step(self) -> None:
@@ -114,7 +116,7 @@ class World:
     def train(self, steps: int) -> None:
         for _ in range(steps):
             x, y = next(self.batches)
-            self.scaler.scale(nn.functional.cross_entropy(self.model(x), y)).backward()
+            self.scaler.scale(nn.functional.cross_entropy(self.model(x), y)).backward()  # type: ignore[no-untyped-call]  # torch has no types here
             self.step()
 
     def harm(self) -> None:
@@ -129,7 +131,8 @@ class World:
 
     def witness(self) -> str:
         """A fingerprint written down independently of the guard's own walk."""
-        model, values = self.model, []
+        model = self.model
+        values: list[object] = []
         for name, module in model.named_modules():
             hooks = (len(module._forward_hooks), len(module._forward_pre_hooks), "forward" in vars(module))
             values.append((name, type(module).__name__, module.training, hooks))
@@ -159,8 +162,14 @@ def _flip_sign_of_zero(world: World) -> None:
     world.model.plain_tensor[0] = -0.0
 
 
+def _gradient(weight: torch.Tensor) -> torch.Tensor:
+    assert weight.grad is not None
+    return weight.grad
+
+
 def _state(world: World) -> dict[str, Any]:
-    return world.optimizer.state[world.optimizer.param_groups[0]["params"][0]]
+    state: dict[str, Any] = world.optimizer.state[world.optimizer.param_groups[0]["params"][0]]
+    return state
 
 
 def _in_no_grad(change: Callable[[World], object]) -> Callable[[World], object]:
@@ -180,7 +189,7 @@ def _replace_groups(world: World) -> None:
 
 
 def _channels_last(world: World) -> None:
-    weight = world.model.conv.parametrizations.weight.original
+    weight = world.model.get_parameter("conv.parametrizations.weight.original")
     weight.data = weight.data.to(memory_format=torch.channels_last).clone(memory_format=torch.preserve_format)
 
 
@@ -205,10 +214,10 @@ MUTATORS: dict[str, tuple[str, Callable[[World], object]]] = {
     "frozen parameter": ("model.frozen.bias", _in_no_grad(lambda w: w.model.frozen.bias.add_(1))),
     "strides": ("model.conv.parametrizations.weight.original", _channels_last),
     "dtype": ("model.head.weight", _half),
-    "batch norm mean": ("model.norm.running_mean", lambda w: w.model.norm.running_mean.add_(1)),
+    "batch norm mean": ("model.norm.running_mean", lambda w: w.model.norm.get_buffer("running_mean").add_(1)),
     "batch norm count": (
         "model.norm.num_batches_tracked",
-        lambda w: w.model.norm.num_batches_tracked.add_(1),
+        lambda w: w.model.norm.get_buffer("num_batches_tracked").add_(1),
     ),
     "spectral norm": ("model.conv.parametrizations.weight.0._u", lambda w: w.model.conv.train().weight),
     "non-persistent buffer": ("model.statistics", lambda w: w.model.statistics.add_(1)),
@@ -220,7 +229,7 @@ MUTATORS: dict[str, tuple[str, Callable[[World], object]]] = {
     "submodule replaced": ("model.drop", lambda w: setattr(w.model, "drop", nn.Identity())),
     "submodule removed": ("model.drop", lambda w: delattr(w.model, "drop")),
     "submodules reordered": ("model (order of its entries)", _reorder),
-    "gradient value": ("model.head.weight.grad", lambda w: w.model.head.weight.grad.mul_(2)),
+    "gradient value": ("model.head.weight.grad", lambda w: _gradient(w.model.head.weight).mul_(2)),
     "gradient dropped": ("model.head.weight.grad", lambda w: w.optimizer.zero_grad()),
     "gradient replaced": (
         "model.head.weight.grad",
@@ -252,7 +261,7 @@ MUTATORS: dict[str, tuple[str, Callable[[World], object]]] = {
     "pre hook": ("model._forward_pre_hooks", lambda w: w.model.register_forward_pre_hook(lambda *a: None)),
     "tensor hook": (
         "model.head.weight._backward_hooks",
-        lambda w: w.model.head.weight.register_hook(lambda g: g),
+        lambda w: w.model.head.weight.register_hook(lambda g: g),  # type: ignore[no-untyped-call]  # torch has no types here
     ),
     "tensor attribute": ("model.head.weight.tag", lambda w: setattr(w.model.head.weight, "tag", 1)),
     "optimizer moment": ("optimizer.state[0].exp_avg", lambda w: _state(w)["exp_avg"].mul_(2)),
@@ -282,9 +291,9 @@ MUTATORS: dict[str, tuple[str, Callable[[World], object]]] = {
         lambda w: w.optimizer.register_step_pre_hook(lambda *a: None),
     ),
     "scheduler": ("scheduler.last_epoch", lambda w: setattr(w.scheduler, "last_epoch", 50)),
-    "scaler": ("scaler._scale", lambda w: w.scaler._scale.mul_(2)),
+    "scaler": ("scaler._scale", lambda w: vars(w.scaler)["_scale"].mul_(2)),
     "scaler update": ("scaler._scale", lambda w: w.scaler.update(2.0)),
-    "ema": ("ema.module.head.weight", _in_no_grad(lambda w: w.ema.module.head.weight.add_(1))),
+    "ema": ("ema.module.head.weight", _in_no_grad(lambda w: w.ema.module.get_parameter("head.weight").add_(1))),
     "ema count": ("ema.n_averaged", lambda w: w.ema.n_averaged.add_(1)),
     "passed generator": ("generator", lambda w: torch.rand(1, generator=w.generator)),
     "model's generator": ("model.rng", lambda w: w.model.rng.random()),

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ class Stateful(nn.Module):
         self.layers = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 4))
         self.frozen = nn.Dropout(0.5).eval()
         self.register_buffer("seen", torch.zeros(4), persistent=False)
+        self.seen: torch.Tensor
         self.calls, self.fails_at = 0, 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -30,7 +32,8 @@ class Stateful(nn.Module):
         if self.calls == self.fails_at:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         self.seen += 1.0
-        return self.frozen(self.layers(x + 0.01 * torch.randn_like(x))) + self.seen
+        output: torch.Tensor = self.frozen(self.layers(x + 0.01 * torch.randn_like(x))) + self.seen
+        return output
 
 
 @pytest.fixture
@@ -40,7 +43,7 @@ def used() -> Workload:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     loader = targets.vectors()
     for inputs, labels in loader:
-        nn.functional.cross_entropy(model(inputs), labels).backward()
+        nn.functional.cross_entropy(model(inputs), labels).backward()  # type: ignore[no-untyped-call]  # torch has no types here
         optimizer.step()
     return Workload(
         model, loader, loss_fn=nn.CrossEntropyLoss(label_smoothing=0.1), optimizer=optimizer, max_grad_norm=1.0
@@ -55,7 +58,7 @@ def test_the_signature_is_that_of_the_structure_and_not_of_the_weights(used: Wor
     own = signature_of(used)
     trained = copy.copy(used)
     with torch.no_grad():
-        trained.model.layers[0].weight.add_(1.0)
+        trained.model.get_parameter("layers.0.weight").add_(1.0)
     assert signature_of(trained) == own
     assert signature_of(targets.make_mlp()) != own
     assert signature_of(targets.make_mlp()) == signature_of(targets.make_mlp())
@@ -65,7 +68,7 @@ def test_the_signature_is_that_of_the_structure_and_not_of_the_weights(used: Wor
     ("change", "part"),
     [
         (lambda: Workload(targets.mlp(width=17), targets.vectors()), "model"),
-        (lambda: Workload(targets.mlp()[:3].append(nn.Linear(16, 4, bias=False)), targets.vectors()), "model"),
+        (lambda: Workload(without_last_bias(), targets.vectors()), "model"),
         (lambda: Workload(targets.mlp().double(), doubles()), "model"),
         (lambda: Workload(frozen(), targets.vectors()), "model"),
         (lambda: targets.make_mlp(loss_fn=nn.CrossEntropyLoss()), "data"),
@@ -79,7 +82,11 @@ def test_the_signature_changes_with(change: Callable[[], Workload], part: str) -
         assert own[0] == other[0]
 
 
-def doubles(dtype: torch.dtype = torch.float64) -> DataLoader:
+def without_last_bias() -> nn.Module:
+    return nn.Sequential(*list(targets.mlp().children())[:3], nn.Linear(16, 4, bias=False))
+
+
+def doubles(dtype: torch.dtype = torch.float64) -> DataLoader[Any]:
     return DataLoader(TensorDataset(torch.randn(32, 8, dtype=dtype), torch.randn(32, 4)), batch_size=8)
 
 

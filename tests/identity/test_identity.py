@@ -59,11 +59,13 @@ def test_the_code_of_the_users_modules_counts() -> None:
             self.layer = nn.Linear(2, 2)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x)
+            output: torch.Tensor = self.layer(x)
+            return output
 
     class Squared(Net):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x) ** 2
+            output: torch.Tensor = self.layer(x) ** 2
+            return output
 
     Squared.__qualname__ = Net.__qualname__
     one, other = (Workload(cls(), targets.vectors()) for cls in (Net, Squared))

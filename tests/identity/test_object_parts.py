@@ -12,9 +12,9 @@ from autofit.identity.object_parts import (
     attributes_of,
     cell_content,
     codes_of,
-    counts_in_a_class,
     is_configuration,
     is_drawn_positions,
+    is_part_of_class,
     wrapped_function,
 )
 
@@ -51,16 +51,18 @@ def test_slots_private_ones_too_and_attributes_are_read() -> None:
 
 
 def test_of_a_class_its_own_names_count_and_special_ones_only_if_they_are_code() -> None:
-    assert counts_in_a_class("rate", 1)
-    assert counts_in_a_class("__call__", lambda self: None)
-    assert not counts_in_a_class("__doc__", "text")
-    assert not counts_in_a_class("__special__", 1)
+    assert is_part_of_class("rate", 1)
+    assert is_part_of_class("__call__", lambda self: None)
+    assert not is_part_of_class("__doc__", "text")
+    assert not is_part_of_class("__special__", 1)
 
 
 def test_code_is_found_inside_pythons_own_decorators() -> None:
     def plain(self: object) -> None: ...
 
-    for value in (plain, property(plain), staticmethod(plain), classmethod(plain), functools.cached_property(plain)):
+    cached: Any = functools.cached_property(plain)
+    values: list[Any] = [plain, property(plain), staticmethod(plain), classmethod(plain), cached]
+    for value in values:
         assert codes_of(value) == [plain.__code__]
     assert codes_of(print) == []
 

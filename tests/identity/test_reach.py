@@ -223,13 +223,13 @@ class Wrapper:
         return self.inner(x)
 
 
-def by_global(inner: Callable[[float], float]) -> object:
+def by_global(inner: Callable[[float], float]) -> Any:
     module = module_of("def step(model, batch):\n    return helper(batch)")
     module.helper = inner  # type: ignore[attr-defined]
     return module.step
 
 
-def by_module(inner: Callable[[float], float]) -> object:
+def by_module(inner: Callable[[float], float]) -> Any:
     helpers = ModuleType("my_helpers")
     helpers.scale = inner  # type: ignore[attr-defined]
     helpers.unused = object()  # type: ignore[attr-defined]
@@ -238,22 +238,22 @@ def by_module(inner: Callable[[float], float]) -> object:
     return module.step
 
 
-def by_closure(inner: Callable[[float], float]) -> object:
+def by_closure(inner: Any) -> Any:
     return lambda model, batch: inner(batch)
 
 
-def by_default(inner: Callable[[float], float]) -> object:
+def by_default(inner: Callable[[float], float]) -> Any:
     def step(model: object, batch: float, inner: Callable[[float], float] = inner) -> float:
         return inner(batch)
 
     return step
 
 
-def by_decorator(inner: Callable[[float], float]) -> object:
+def by_decorator(inner: Callable[[float], float]) -> Any:
     return torch.no_grad()(inner)
 
 
-WAYS = {
+WAYS: dict[str, Callable[[Any], Any]] = {
     "itself": lambda inner: inner,
     "global": by_global,
     "module": by_module,
@@ -263,7 +263,7 @@ WAYS = {
     "nested partial": lambda inner: functools.partial(by_closure(inner), None),
     "bound method": lambda inner: Wrapper(inner).step,
     "callable object": Wrapper,
-    "attribute of an object in a list": lambda inner: by_closure([SimpleNamespace(run=inner)]),  # type: ignore[arg-type]
+    "attribute of an object in a list": lambda inner: by_closure([SimpleNamespace(run=inner)]),
     "decorator of torch": by_decorator,
     "functools.cache": functools.cache,
 }
@@ -281,7 +281,8 @@ class Net(nn.Module):
     def __init__(self, reps: int = 1, **more: Any) -> None:
         super().__init__()
         self.inner = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))
-        self.reps, self.step_count, self.seen, self.last = reps, 0, {"n": 0}, None
+        self.reps, self.step_count, self.seen = reps, 0, {"n": 0}
+        self.last: float | None = None
         for name, value in more.items():
             setattr(self, name, value)
 

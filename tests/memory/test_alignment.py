@@ -17,7 +17,7 @@ def test_releases_in_a_row_may_come_in_any_order() -> None:
 
 def test_a_lasting_allocation_more_is_named_with_its_place() -> None:
     reason = refused(step(2), step(3), step(7, extra=1))
-    assert reason.startswith("the events at micro batches of 2 and 7 part in step 1 backward")
+    assert reason.startswith("the events at micro batches of 2 and 7 differ in step 1 backward")
     assert "(gradient of layer)" in reason
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -261,8 +262,8 @@ def test_a_wrong_setting_ends_the_process_with_one_line(name: str, value: str) -
 def test_two_processes_share_one_device(tmp_path: Path) -> None:
     shared = {"PHANTOM_DEVICE": tmp_path / "device", "PHANTOM_TOTAL_MIB": 8000, "PHANTOM_CONTEXT_MIB": 100}
     command = [sys.executable, "-c", f"{CALLS}malloc(1 << 30); print('ready', flush=True); input()"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, env=environment(shared), text=True, **pipes) as other:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment(shared), text=True, stdin=pipe, stdout=pipe) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "ready\n"
         assert calls("print(free_mib())", **shared).stdout.split() == [str(8000 - 2 * 100 - 1024)]
@@ -402,7 +403,7 @@ def test_a_product_fails_once(phantom: Phantom) -> None:
 
 def test_launches_are_slow_in_real_time_only(phantom: Phantom) -> None:
     tensor = torch.zeros(8, device="cuda")
-    started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch has no types here
     before = phantom.launches
     phantom.slow(2000)
     host = os.times().elapsed
@@ -477,7 +478,7 @@ def test_an_attribute_that_is_not_known_aborts_by_number() -> None:
 
 def elapsed_ms(work: object) -> float:
     assert callable(work)
-    started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch has no types here
     started.record()
     work()
     ended.record()
@@ -506,7 +507,7 @@ def test_convolutions_are_timed_by_their_size(phantom: Phantom) -> None:
 
 
 def test_events_without_times_are_refused(phantom: Phantom) -> None:
-    first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch has no types here
     first.record()
     with pytest.raises(ValueError, match="recorded"):
         first.elapsed_time(last)
@@ -542,7 +543,8 @@ class Attention(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1], device=tokens.device)
         hidden = torch.utils.checkpoint.checkpoint(self.block, self.embedding(tokens), mask, use_reentrant=False)
-        return hidden.mean(1)
+        output: torch.Tensor = hidden.mean(1)
+        return output
 
 
 def attention() -> tuple[nn.Module, torch.Tensor]:
@@ -555,7 +557,8 @@ class Recurrent(nn.Module):
         self.inner = nn.LSTM(16, 8, 2, batch_first=True, dropout=0.1, bidirectional=True)
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        return self.inner(batch)[0][:, -1]
+        output: torch.Tensor = self.inner(batch)[0][:, -1]
+        return output
 
 
 def recurrent() -> tuple[nn.Module, torch.Tensor]:
@@ -569,7 +572,7 @@ WAYS = list(itertools.product(AMP, OPTIMIZERS))
 
 @pytest.mark.parametrize("make", [perceptron, convnet, attention, recurrent])
 @pytest.mark.parametrize(("amp", "how"), WAYS)
-def test_training_steps_run(phantom: Phantom, make: object, amp: torch.dtype | None, how: dict[str, bool]) -> None:
+def test_training_steps_run(phantom: Phantom, make: object, amp: torch.dtype | None, how: dict[str, Any]) -> None:
     assert callable(make)
     model, batch = make()
     model, batch = model.cuda(), batch.cuda()
@@ -583,7 +586,7 @@ def test_training_steps_run(phantom: Phantom, make: object, amp: torch.dtype | N
         with torch.autocast("cuda", dtype=amp, enabled=amp is not None):
             output = model(batch)
             loss = F.cross_entropy(output, torch.zeros(len(batch), dtype=torch.long, device="cuda"))
-        scaler.scale(loss).backward()
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch has no types here
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
@@ -598,7 +601,7 @@ def test_training_steps_run(phantom: Phantom, make: object, amp: torch.dtype | N
 def test_attention_kernels_run(phantom: Phantom, kind: str) -> None:
     query = torch.zeros(2, 4, 64, 32, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     with torch.nn.attention.sdpa_kernel(getattr(torch.nn.attention.SDPBackend, kind)):
-        F.scaled_dot_product_attention(query, query, query, is_causal=True).sum().backward()
+        F.scaled_dot_product_attention(query, query, query, is_causal=True).sum().backward()  # type: ignore[no-untyped-call]  # torch has no types here
     assert query.grad is not None
 
 
@@ -616,7 +619,7 @@ def test_a_loader_pins_memory(phantom: Phantom) -> None:
 
 
 def test_streams_wait_for_each_other(phantom: Phantom) -> None:
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types here
     with torch.cuda.stream(side):
         made = torch.full((4,), 3, device="cuda")
         made.record_stream(torch.cuda.current_stream())

@@ -53,11 +53,11 @@ class Queueing(Cpu):
         return Counters(retries=self.retries)
 
 
-class Reads(TorchDispatchMode):
+class Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
     """Logs each time that a tensor's value is read, which on a real device waits for it."""
 
     def __init__(self, log: list[str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
         self._log = log
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -72,7 +72,8 @@ def step_on(device: Queueing, times_s: Iterable[float], host_s: float = 0.0, **c
 
     def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         device.launch(host_s, next(left))
-        return model(batch).mean()
+        loss: torch.Tensor = model(batch).mean()
+        return loss
 
     optimizer = changes.pop("optimizer", torch.optim.SGD(model.parameters(), lr=0.0))
     rule = changes.pop("loss", LossRule("l", loss, False, ""))
@@ -84,7 +85,7 @@ class Overflowing:
 
     def __init__(self, model: nn.Module, numbers: Iterable[int]) -> None:
         self._numbers, self._run = set(numbers), 0
-        next(model.parameters()).register_hook(self)
+        next(model.parameters()).register_hook(self)  # type: ignore[no-untyped-call]  # torch has no types here
 
     def __call__(self, gradient: torch.Tensor) -> torch.Tensor:
         self._run += 1

@@ -37,13 +37,13 @@ class Scaled(nn.Module):
         self.linear, self.limit = nn.Linear(8, 4), limit
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        output = self.linear(x)
+        output: torch.Tensor = self.linear(x)
         if output.requires_grad:
-            output.register_hook(lambda gradient: torch.where(gradient.abs() > self.limit, torch.inf, gradient))
+            output.register_hook(lambda gradient: torch.where(gradient.abs() > self.limit, torch.inf, gradient))  # type: ignore[no-untyped-call]  # torch has no types here
         return output
 
 
-class Caching(CPU):
+class Caching(CPU):  # type: ignore[misc]  # a class that is looked up
     """A device with a caching allocator: writes down when its cache is emptied among the steps."""
 
     is_host = False

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,14 +23,14 @@ def mlp(width: int = 16, classes: int = 4) -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, width), nn.LayerNorm(width), nn.ReLU(), nn.Linear(width, classes))
 
 
-def vectors(samples: int = 64, batch_size: int = 8, classes: int = 4) -> DataLoader:
+def vectors(samples: int = 64, batch_size: int = 8, classes: int = 4) -> DataLoader[Any]:
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(samples, 8, generator=generator)
     targets = torch.randint(0, classes, (samples,), generator=generator)
     return DataLoader(TensorDataset(inputs, targets), batch_size=batch_size, shuffle=True)
 
 
-class Sentences(Dataset):
+class Sentences(Dataset[Any]):
     """Token sequences whose lengths go through `lengths` again and again."""
 
     def __init__(self, lengths: tuple[int, ...], samples: int = 48) -> None:
@@ -50,7 +51,7 @@ def pad(rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": ids.masked_fill(ids == 0, -100)}
 
 
-def sentences(lengths: tuple[int, ...] = (3, 24), batch_size: int = 8, samples: int = 48) -> DataLoader:
+def sentences(lengths: tuple[int, ...] = (3, 24), batch_size: int = 8, samples: int = 48) -> DataLoader[Any]:
     return DataLoader(Sentences(lengths, samples), batch_size=batch_size, shuffle=True, collate_fn=pad)
 
 
@@ -66,7 +67,8 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, VOCABULARY)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.head(self.blocks(self.embed(ids)))
+        output: torch.Tensor = self.head(self.blocks(self.embed(ids)))
+        return output
 
 
 def token_mean(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -82,7 +84,7 @@ def sample_mean(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tenso
     return (losses.sum(1) / mask.sum(1)).mean()
 
 
-def make_mlp(**changes: object) -> Workload:
+def make_mlp(**changes: Any) -> Workload:
     return Workload(mlp(), vectors(), **changes)
 
 
@@ -130,7 +132,8 @@ def make_broken(place: str) -> Workload:
 
 
 def wide_step(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-    return model(batch).square().mean()
+    loss: torch.Tensor = model(batch).square().mean()
+    return loss
 
 
 def make_wide() -> Workload:
@@ -140,7 +143,7 @@ def make_wide() -> Workload:
     return Workload(model, DataLoader(TensorDatasetOfOne(), batch_size=8), step_fn=wide_step)
 
 
-class TensorDatasetOfOne(Dataset):
+class TensorDatasetOfOne(Dataset[Any]):
     """Samples that are one tensor each."""
 
     def __len__(self) -> int:

@@ -8,7 +8,7 @@ import pytest
 
 from autofit.core.errors import SpaceError, Untraceable
 from autofit.memory.trace import Trace
-from autofit.probing.forked_trace import POSSIBLE, traced_apart
+from autofit.probing.forked_trace import IS_SUPPORTED, trace_in_fork
 from tests.memory.traces import Script
 
 
@@ -25,7 +25,7 @@ def fails(error: BaseException) -> Callable[[], Trace]:
     return work
 
 
-forked = pytest.mark.skipif(not POSSIBLE, reason="forks, which is done on Linux only")
+forked = pytest.mark.skipif(not IS_SUPPORTED, reason="forks, which is done on Linux only")
 
 
 @forked
@@ -36,7 +36,7 @@ def test_a_trace_comes_back_and_what_else_was_done_does_not() -> None:
         kept.append(1)
         return small()
 
-    assert traced_apart(work, 60.0) == small()
+    assert trace_in_fork(work, 60.0) == small()
     assert kept == []
 
 
@@ -46,7 +46,7 @@ def test_a_large_trace_comes_back_whole() -> None:
     for size in range(200_000):
         script.take(size)
     found = script.trace()
-    assert traced_apart(lambda: found, 60.0) == found
+    assert trace_in_fork(lambda: found, 60.0) == found
 
 
 @forked
@@ -61,16 +61,16 @@ def test_a_large_trace_comes_back_whole() -> None:
 )
 def test_errors_come_back_as_they_are(error: BaseException, kind: type[Exception], says: str) -> None:
     with pytest.raises(kind, match=says):
-        traced_apart(fails(error), 60.0)
+        trace_in_fork(fails(error), 60.0)
 
 
 @forked
 def test_one_that_hangs_or_dies_is_given_up_and_leaves_no_process() -> None:
     began = time.monotonic()
-    with pytest.raises(Untraceable, match="not done after 1 s"):
-        traced_apart(lambda: time.sleep(600) or small(), 1.0)  # type: ignore[func-returns-value]  # sleep gives None
+    with pytest.raises(Untraceable, match="not finished after 1 s"):
+        trace_in_fork(lambda: time.sleep(600) or small(), 1.0)  # type: ignore[func-returns-value]  # sleep gives None
     assert time.monotonic() - began < 60
     with pytest.raises(Untraceable, match="its process died"):
-        traced_apart(lambda: os._exit(1), 60.0)
+        trace_in_fork(lambda: os._exit(1), 60.0)
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from autofit.core.errors import Untraceable
 from autofit.memory.trace import Trace
 from autofit.probing import isolated_trace as isolation
-from autofit.probing.forked_trace import POSSIBLE
+from autofit.probing.forked_trace import IS_SUPPORTED
 from autofit.tracing.fake_copy import fake_mode
 from autofit.tracing.self_contained import check_self_contained
 from autofit.workloads.workload import Workload
@@ -32,7 +32,7 @@ def small() -> Trace:
     return script.trace()
 
 
-forked = pytest.mark.skipif(not POSSIBLE, reason="forks, which is done on Linux only")
+forked = pytest.mark.skipif(not IS_SUPPORTED, reason="forks, which is done on Linux only")
 
 
 def stateless(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:

@@ -43,7 +43,8 @@ def test_the_step_at_which_the_loss_was_first_not_finite_is_told() -> None:
 
     def step(model: nn.Module, batch: Any) -> torch.Tensor:
         calls.append(batch)
-        return model(batch[0]).mean() * (float("nan") if len(calls) > 3 else 1.0)
+        loss: torch.Tensor = model(batch[0]).mean() * (float("nan") if len(calls) > 3 else 1.0)
+        return loss
 
     with LocalBench(Workload(targets.mlp(), targets.vectors(), step_fn=step), CPU(), PLENTY) as bench:
         calls.clear()
@@ -60,7 +61,7 @@ def test_a_model_that_always_overflows_is_a_numeric_failure() -> None:
         assert "gradients overflow in fp16" in outcome.reason
 
 
-class Hiding(CPU):
+class Hiding(CPU):  # type: ignore[misc]  # a class that is looked up
     """A device whose allocator counts what the model hid."""
 
     @contextmanager
@@ -77,7 +78,7 @@ def test_out_of_memory_events_that_the_model_hides_mean_that_it_does_not_fit() -
     assert outcome.measurement is not None
 
 
-class Thrashing(CPU):
+class Thrashing(CPU):  # type: ignore[misc]  # a class that is looked up
     """A device whose allocator retries in every step, but only while steps are timed."""
 
     def __init__(self) -> None:

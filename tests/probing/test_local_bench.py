@@ -1,7 +1,7 @@
 """A bench knows the workload before the first probe, and leaves no trace of any (promise 4)."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -35,6 +35,7 @@ class Stateful(nn.Module):
         self.layers = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 4))
         self.frozen = nn.Dropout(0.5).eval()
         self.register_buffer("seen", torch.zeros(4), persistent=False)
+        self.seen: torch.Tensor
         self.calls, self.fails_at = 0, 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -42,7 +43,8 @@ class Stateful(nn.Module):
         if self.calls == self.fails_at:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         self.seen += 1.0
-        return self.frozen(self.layers(x + 0.01 * torch.randn_like(x))) + self.seen
+        output: torch.Tensor = self.frozen(self.layers(x + 0.01 * torch.randn_like(x))) + self.seen
+        return output
 
 
 @pytest.fixture
@@ -52,11 +54,20 @@ def used() -> Workload:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     loader = targets.vectors()
     for inputs, labels in loader:
-        nn.functional.cross_entropy(model(inputs), labels).backward()
+        nn.functional.cross_entropy(model(inputs), labels).backward()  # type: ignore[no-untyped-call]  # torch has no types here
         optimizer.step()
     return Workload(
         model, loader, loss_fn=nn.CrossEntropyLoss(label_smoothing=0.1), optimizer=optimizer, max_grad_norm=1.0
     )
+
+
+def first_weight(workload: Workload) -> nn.Parameter:
+    return workload.model.get_parameter("layers.0.weight")
+
+
+def gradient_of(weight: nn.Parameter) -> torch.Tensor:
+    assert weight.grad is not None
+    return weight.grad
 
 
 def digest(workload: Workload) -> str:
@@ -65,7 +76,7 @@ def digest(workload: Workload) -> str:
 
 
 def test_opening_and_evaluating_leaves_no_trace(used: Workload) -> None:
-    before, gradient = digest(used), used.model.layers[0].weight.grad
+    before, gradient = digest(used), first_weight(used).grad
     assert gradient is not None
     with bench_of(used, numerics="any") as bench:
         assert digest(used) == before
@@ -81,16 +92,17 @@ def test_opening_and_evaluating_leaves_no_trace(used: Workload) -> None:
                 assert bench.evaluate(plan, purpose).measured
                 assert digest(used) == before
     assert digest(used) == before
-    assert used.model.layers[0].weight.grad is gradient
+    assert first_weight(used).grad is gradient
 
 
 def test_failing_plans_leave_no_trace(used: Workload) -> None:
     before = digest(used)
     with bench_of(used, numerics="any") as bench:
         baseline = bench.briefing.space.baseline
-        kept = used.model.calls
+        model: Any = used.model
+        kept = model.calls
         for number in (1, 3, 5):
-            used.model.fails_at = kept + number
+            model.fails_at = kept + number
             outcome = bench.evaluate(baseline, Purpose.PROOF)
             assert outcome.status is Status.OUT_OF_MEMORY
             assert digest(used) == before  # the attribute that made it fail is back, too
@@ -105,7 +117,7 @@ def test_an_exception_inside_leaves_no_trace_and_passes_through(used: Workload) 
     def spoil() -> None:
         with bench_of(used) as bench:
             bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
-            used.model.layers[0].weight.data.zero_()
+            first_weight(used).data.zero_()
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -120,7 +132,7 @@ def test_an_opening_that_fails_leaves_no_trace(used: Workload) -> None:
     assert digest(used) == before
 
 
-class Dying(CPU):
+class Dying(CPU):  # type: ignore[misc]  # a class that is looked up
     """A device that stops answering when it is told to."""
 
     dead = False
@@ -133,7 +145,7 @@ class Dying(CPU):
 def test_nothing_is_written_to_a_poisoned_device(monkeypatch: pytest.MonkeyPatch) -> None:
     device, workload = Dying(), targets.make_mlp()
     with bench_of(workload, device) as bench:
-        workload.model[2].register_forward_hook(lambda *_: setattr(device, "dead", True))
+        workload.model.get_submodule("2").register_forward_hook(lambda *_: setattr(device, "dead", True))
         restored: list[int] = []
         monkeypatch.setattr(bench._guard, "restore", lambda: restored.append(1))
         assert bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE).status is Status.POISONED
@@ -168,7 +180,7 @@ def test_a_search_on_the_cpu_for_want_of_anything_better_is_said() -> None:
     assert any(text.startswith("tuned for the CPU") for text in bench_of(targets.make_mlp()).briefing.caveats)
 
 
-class Untried(CPU):
+class Untried(CPU):  # type: ignore[misc]  # a class that is looked up
     """A device with something to say."""
 
     def caveats(self) -> tuple[str, ...]:
@@ -201,7 +213,8 @@ def test_a_counter_in_a_container_makes_no_other_workload() -> None:
 
 def test_inference_runs_in_evaluation_mode_and_training_in_training_mode() -> None:
     seen = notes()
-    for mode, expected in (("inference", False), ("train", True)):
+    modes: tuple[tuple[Literal["train", "inference"], bool], ...] = (("inference", False), ("train", True))
+    for mode, expected in modes:
         model = targets.mlp().train(not expected)
         model[0].register_forward_hook(lambda module, x, y: seen.append(module.training))
         with bench_of(Workload(model, targets.vectors(), mode=mode), strategies=("batching",)) as bench:
@@ -211,7 +224,7 @@ def test_inference_runs_in_evaluation_mode_and_training_in_training_mode() -> No
         assert model.training is not expected
 
 
-class Stream(IterableDataset):
+class Stream(IterableDataset[Any]):
     """Samples that can only be iterated; the iterator in flight belongs to the user."""
 
     def __iter__(self) -> Iterator[Any]:
@@ -230,14 +243,15 @@ def test_a_running_iterator_of_the_users_goes_on_as_if_nothing_had_happened() ->
 
 
 def test_gradients_from_before_do_not_enter_the_first_step(used: Workload) -> None:
-    norms = notes()
-    used.optimizer.register_step_pre_hook(lambda *_: norms.append(float(used.model.layers[0].weight.grad.abs().max())))
-    used.model.layers[0].weight.grad.fill_(1e6)
+    norms, weight = notes(), first_weight(used)
+    assert isinstance(used.optimizer, torch.optim.Optimizer)
+    used.optimizer.register_step_pre_hook(lambda *_: norms.append(float(gradient_of(weight).abs().max())))
+    gradient_of(weight).fill_(1e6)
     with bench_of(Workload(used.model, used.loader, optimizer=used.optimizer)) as bench:
         bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
     assert norms
     assert max(norms) < 1e3
-    assert float(used.model.layers[0].weight.grad.max()) == 1e6
+    assert float(gradient_of(weight).max()) == 1e6
 
 
 def test_a_trace_estimates_the_peak_that_a_probe_measures_and_leaves_no_trace(used: Workload) -> None:
@@ -274,7 +288,8 @@ def test_what_cannot_be_traced_says_so_and_is_measured_all_the_same() -> None:
             self.layer = nn.Linear(8, 4)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x) * float(x.numpy().max())
+            output: torch.Tensor = self.layer(x) * float(x.numpy().max())
+            return output
 
     workload = Workload(Looks(), targets.vectors(), loss_fn=nn.functional.cross_entropy)
     with bench_of(workload) as bench:

@@ -28,7 +28,8 @@ def step_of(step_clock: FakeTime, times: Iterator[float], **changes: Any) -> Tra
 
     def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         step_clock.advance(next(times))
-        return model(batch).mean()
+        loss: torch.Tensor = model(batch).mean()
+        return loss
 
     optimizer = changes.pop("optimizer", torch.optim.SGD(model.parameters(), lr=0.0))
     return TrainStep(Plan(), Draft(model, LossRule("l", loss, False, ""), optimizer, torch.device("cpu"), **changes))
@@ -121,7 +122,7 @@ class Overflowing:
 
     def __init__(self, model: nn.Module, steps: int) -> None:
         self.left = steps
-        next(model.parameters()).register_hook(self)
+        next(model.parameters()).register_hook(self)  # type: ignore[no-untyped-call]  # torch has no types here
 
     def __call__(self, gradient: torch.Tensor) -> torch.Tensor:
         self.left -= 1
@@ -185,7 +186,8 @@ def test_phases_add_up_to_the_step_and_go_to_their_names(step_clock: FakeTime) -
 
     def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         step_clock.advance(pauses["forward"])
-        return model(batch).mean()
+        loss: torch.Tensor = model(batch).mean()
+        return loss
 
     def pause(phase: str) -> None:
         step_clock.advance(pauses[phase])

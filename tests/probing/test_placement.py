@@ -19,7 +19,7 @@ def test_a_model_elsewhere_is_refused_with_both_places() -> None:
     with pytest.raises(WorkloadError) as error:
         bench_of(Workload(model, targets.vectors()))
     text = str(error.value)
-    assert "the model is on meta, but is to be tuned on cpu" in text
+    assert "the model is on meta, but it is to be tuned on cpu" in text
     assert "model.to('cpu')" in text
     assert "pass device='meta'" in text
     mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
@@ -31,7 +31,7 @@ def test_a_model_may_be_moved_where_it_is_not_the_users_own() -> None:
     moved: list[torch.device] = []
 
     class Movable(nn.Linear):
-        def to(self, device: Any) -> Any:
+        def to(self, device: Any) -> Any:  # type: ignore[override]  # a model of the user's own
             moved.append(device)
             return super().to(device)
 

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -31,6 +31,11 @@ REFUSED = RuntimeError(
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
     "8589934592 bytes. Error code 12 (Cannot allocate memory)"
 )
+
+
+def digest(workload: Workload) -> str:
+    assert isinstance(workload.optimizer, torch.optim.Optimizer)
+    return digest_of(workload.model, workload.optimizer, workload.loader)
 
 
 class Fuse:
@@ -73,7 +78,8 @@ class Backward(torch.autograd.Function):
 
 class BurningBackward(BurningForward):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return Backward.apply(x, self.fuse[0])
+        output: torch.Tensor = Backward.apply(x, self.fuse[0])  # type: ignore[no-untyped-call]  # torch has no types here
+        return output
 
 
 class BurningAdam(torch.optim.Adam):
@@ -107,7 +113,7 @@ FAULTS = [("forward", 1), ("forward", 2), ("backward", 1), ("backward", 2), ("op
 def test_an_out_of_memory_is_an_outcome_that_leaves_nothing_behind(place: str, at: int, error: RuntimeError) -> None:
     fuse = unguarded(Fuse(error, at))
     workload = burning(place, fuse)
-    before = digest_of(workload.model, workload.optimizer, workload.loader)
+    before = digest(workload)
     with LocalBench(workload, CPU(), PLENTY) as bench:
         fuse.live = True
         fuse.seen.clear()
@@ -119,11 +125,12 @@ def test_an_out_of_memory_is_an_outcome_that_leaves_nothing_behind(place: str, a
         assert len(fuse.seen) >= at
         assert [ref for ref in fuse.seen if ref() is not None] == []
         assert all(p.grad is None for p in workload.model.parameters())
+        assert isinstance(workload.optimizer, torch.optim.Optimizer)
         assert len(workload.optimizer.state) == 0
-        assert digest_of(workload.model, workload.optimizer, workload.loader) == before
+        assert digest(workload) == before
         fuse.live = False
         assert bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE).measured
-    assert digest_of(workload.model, workload.optimizer, workload.loader) == before
+    assert digest(workload) == before
 
 
 def test_no_tensor_is_left_after_failures_and_successes() -> None:
@@ -155,7 +162,8 @@ def test_a_kept_exception_does_not_keep_the_tensors() -> None:
         seen.append(weakref.ref(hidden))
         try:
             if not armed:
-                return hidden.mean()
+                loss: torch.Tensor = hidden.mean()
+                return loss
             raise OOM
         except RuntimeError as error:
             kept.append(error)
@@ -173,22 +181,25 @@ def test_a_kept_exception_does_not_keep_the_tensors() -> None:
 
 def users_step(model: nn.Module, batch: Any) -> torch.Tensor:
     """A step function that fails when the model says so."""
-    if model.mood == "nan":
-        return model(batch[0]).mean() * float("nan")
     if model.mood == "wrong":
         raise ValueError("found 3 labels")
     if model.mood == "exit":
         raise SystemExit(3)
-    if model.mood == "vector":
-        return model(batch[0])
     if model.mood == "interrupt":
         raise KeyboardInterrupt
-    return model(batch[0]).mean()
+    output: torch.Tensor = model(batch[0])
+    if model.mood == "nan":
+        return output.mean() * float("nan")
+    return output if model.mood == "vector" else output.mean()
+
+
+def set_mood(model: Any, mood: str) -> None:
+    model.mood = mood
 
 
 def moody() -> Workload:
     model = targets.mlp()
-    model.mood = "good"
+    set_mood(model, "good")
     return Workload(model, targets.vectors(), step_fn=users_step, optimizer=torch.optim.Adam(model.parameters()))
 
 
@@ -198,21 +209,21 @@ def moody() -> Workload:
         ("nan", Status.NUMERIC, "the loss is nan, from step 1 on, on the worst batch"),
         ("wrong", Status.USER_ERROR, "found 3 labels"),
         ("exit", Status.USER_ERROR, "SystemExit"),
-        ("vector", Status.USER_ERROR, "step_fn gave a tensor of shape [8, 4]"),
+        ("vector", Status.USER_ERROR, "step_fn returned a tensor of shape [8, 4]"),
     ],
 )
 def test_what_the_users_step_does_wrong_is_told(mood: str, status: Status, reason: str) -> None:
     workload = moody()
     with LocalBench(workload, CPU(), PLENTY) as bench:
-        before = digest_of(workload.model, workload.optimizer, workload.loader)
-        workload.model.mood, outcome = mood, None
+        before = digest(workload)
+        set_mood(workload.model, mood)
         try:
             outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
         finally:
-            workload.model.mood = "good"
+            set_mood(workload.model, "good")
         assert outcome.status is status
         assert reason in outcome.reason
-        assert digest_of(workload.model, workload.optimizer, workload.loader) == before
+        assert digest(workload) == before
         if mood in ("wrong", "exit"):
             assert outcome.phase == "forward"
             assert "in users_step" in outcome.traceback_text
@@ -221,28 +232,28 @@ def test_what_the_users_step_does_wrong_is_told(mood: str, status: Status, reaso
 
 def test_a_step_function_that_calls_backward_itself_is_told_so() -> None:
     def step(model: nn.Module, batch: Any) -> torch.Tensor:
-        loss = model(batch[0]).mean()
-        loss.backward()
+        loss: torch.Tensor = model(batch[0]).mean()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch has no types here
         return loss
 
     outcome = evaluate(Workload(targets.mlp(), targets.vectors(), step_fn=step))
     assert outcome.status is Status.USER_ERROR
-    assert "if step_fn calls backward() or optimizer.step() itself, leave them to autofit" in outcome.reason
+    assert "if step_fn calls backward() or optimizer.step() itself, remove these calls" in outcome.reason
     assert ".detach() it" in outcome.reason
 
 
 def test_an_interrupt_passes_through_and_everything_is_back() -> None:
     workload = moody()
-    before = digest_of(workload.model, workload.optimizer, workload.loader)
+    before = digest(workload)
     with LocalBench(workload, CPU(), PLENTY) as bench:
-        workload.model.mood = "interrupt"
+        set_mood(workload.model, "interrupt")
         with pytest.raises(KeyboardInterrupt):
             bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
         assert workload.model.mood == "good"  # the attributes of modules come back too
-        assert digest_of(workload.model, workload.optimizer, workload.loader) == before
+        assert digest(workload) == before
 
 
-class Rows(Dataset):
+class Rows(Dataset[Any]):
     def __init__(self) -> None:
         self.broken = False
 
@@ -347,7 +358,9 @@ def test_padding_is_not_rewarded(step_clock: FakeTime) -> None:
 
 @pytest.mark.parametrize("unit", ["samples", "tokens"])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_no_size_is_faster_for_the_texts_it_happens_to_get(step_clock: FakeTime, unit: str, seed: int) -> None:
+def test_no_size_is_faster_for_the_texts_it_happens_to_get(
+    step_clock: FakeTime, unit: Literal["samples", "tokens"], seed: int
+) -> None:
     """What a step takes by its elements is found at each size as one pass over the whole data set has it."""
     draw = random.Random(seed)
     texts = tuple(int(4 + 60 * draw.random() ** 2) for _ in range(512))
@@ -406,7 +419,7 @@ def test_every_plan_compiles_for_itself_and_is_charged_for_it(step_clock: FakeTi
         step_clock.advance(2.0)
         return F.cross_entropy(model(batch[0]), batch[1])
 
-    model = torch.compile(targets.mlp(), backend=backend)
+    model: Any = torch.compile(targets.mlp(), backend=backend)
     with LocalBench(
         Workload(model, targets.vectors(), step_fn=step_fn), CPU(), PLENTY.model_copy(update={"cold": True})
     ) as bench:
@@ -487,7 +500,7 @@ def test_steps_that_the_scaler_skips_do_not_prove_anything() -> None:
     assert len(updates) == 3 + timed + 3
 
 
-class Dying(CPU):
+class Dying(CPU):  # type: ignore[misc]  # a class that is looked up
     """A device that stops answering."""
 
     def __init__(self) -> None:
@@ -502,13 +515,13 @@ class Dying(CPU):
 def test_a_device_that_no_longer_answers_is_poisoned() -> None:
     device, workload = Dying(), targets.make_mlp()
     with LocalBench(workload, device, PLENTY) as bench:
-        workload.model[2].register_forward_hook(lambda *_: setattr(device, "dead", True))
+        workload.model.get_submodule("2").register_forward_hook(lambda *_: setattr(device, "dead", True))
         outcome = bench.evaluate(bench.briefing.space.baseline, Purpose.PROBE)
         assert outcome.status is Status.POISONED
         assert outcome.reason == "the device no longer answers: CUDA error: an illegal memory access was encountered"
 
 
-class Enforcing(CPU):
+class Enforcing(CPU):  # type: ignore[misc]  # a class that is looked up
     """A device that writes down when its limit is on."""
 
     def __init__(self) -> None:
@@ -573,5 +586,9 @@ def test_a_plan_far_slower_than_the_fastest_is_not_timed_further(step_clock: Fak
         assert outcome.measurement.samples_per_s == pytest.approx(1 / 0.06)
         assert outcome.measurement.startup_s == pytest.approx(0.0)
         # What is raced or proven is run in full.
-        assert len(bench.evaluate(small, Purpose.BLOCK).measurement.step_times_s) == 4
-        assert len(bench.evaluate(small, Purpose.PROOF).measurement.step_times_s) >= 5
+        block = bench.evaluate(small, Purpose.BLOCK).measurement
+        proof = bench.evaluate(small, Purpose.PROOF).measurement
+        assert block is not None
+        assert proof is not None
+        assert len(block.step_times_s) == 4
+        assert len(proof.step_times_s) >= 5

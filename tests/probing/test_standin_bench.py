@@ -42,7 +42,8 @@ class Recurrent(nn.Module):
         self.inner = nn.LSTM(8, 4, batch_first=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x[:, None])[0][:, 0]
+        output: torch.Tensor = self.inner(x[:, None])[0][:, 0]
+        return output
 
 
 def make_recurrent() -> Workload:
@@ -73,7 +74,8 @@ class Picky(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.tolist():
             self.calls += 1
-        return self.layers(x)
+        output: torch.Tensor = self.layers(x)
+        return output
 
 
 def test_on_the_host_live_tensors_count_and_nothing_is_stood_in_for() -> None:
@@ -160,7 +162,7 @@ def test_a_card_that_is_not_here_is_described_with_its_arithmetic(h200: RemoteBe
     assert briefing.environment.capacity_bytes == capacity
     assert briefing.account == Account(allocator="caching", outside_bytes=CONTEXT_BYTES)
     assert "headroom" in briefing.budget.memory_note
-    assert any("512 MiB for context and libraries are assumed" in note for note in briefing.caveats)
+    assert any("512 MiB are assumed for context and libraries" in note for note in briefing.caveats)
     assert 0.85 * capacity < briefing.budget.memory_bytes < 0.93 * capacity
     (precision,) = (knob for knob in briefing.space.knobs if knob.name == "precision")
     assert precision.values == ("fp32", "tf32", "bf16", "fp16")
@@ -192,10 +194,10 @@ def test_without_a_card_only_the_memory_bounds_and_a_note_says_which_kernels(mon
         assert any("compute capability 8.0" in note for note in bench.briefing.caveats)
         assert bench.briefing.account is not None
         assert bench.briefing.account.settings == "expandable_segments:True"
-        with pytest.raises(Untraceable, match=r"a library runs an LSTM.*'inner'"):
+        with pytest.raises(Untraceable, match=r"a library runs the LSTM.*'inner'"):
             bench.trace(bench.briefing.space.baseline)
 
 
 def test_recurrent_layers_are_not_estimated_on_a_host_either() -> None:
-    with pytest.raises(Untraceable, match="a library runs an LSTM"):
+    with pytest.raises(Untraceable, match="a library runs the LSTM"):
         opened(make_recurrent()).trace(Plan(values={"micro_batch_size": 8}))

@@ -19,7 +19,7 @@ def test_static_bytes_counts_each_storage_once() -> None:
     ) as bench:
         step = bench._build(Plan())
         assert static_bytes(step) == 64 + 4 * 16 + 8  # one weight; scale, shift, mean, variance; a count
-        step.model[0].weight.grad = torch.zeros(4, 4)
+        step.model.get_parameter("0.weight").grad = torch.zeros(4, 4)
         assert static_bytes(step) == 2 * 64 + 4 * 16 + 8
-        step.model[0].weight.grad = None
+        step.model.get_parameter("0.weight").grad = None
         step.close()

@@ -67,7 +67,7 @@ def test_what_a_poisoned_device_keeps_is_said_beside_the_error(monkeypatch: pyte
     workload = targets.make_mlp()
     error = DevicePoisoned("no answer")
     bench = bench_of(workload).__enter__()
-    workload.model.note = "set by a step"
+    vars(workload.model)["note"] = "set by a step"
     monkeypatch.setattr(StorageBytes, "restore", unwritable)
     monkeypatch.setattr(StorageBytes, "differences", unwritable)
     bench.__exit__(DevicePoisoned, error, None)

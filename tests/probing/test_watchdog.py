@@ -39,7 +39,7 @@ def test_what_asks_ends_when_its_part_is_used_up_and_the_outer_part_holds_again_
         watchdog.check()
 
     def outer() -> str:
-        with pytest.raises(Overdue, match="not done in its part of the time budget"):
+        with pytest.raises(Overdue, match="not finished within its share of the time budget"):
             watchdog.allowed(inner, most_s=10.0)
         watchdog.check()
         return "went on"
@@ -52,7 +52,7 @@ def test_a_sleep_is_ended_in_the_middle_and_no_thread_is_left() -> None:
     began = time.monotonic()
     with Watchdog(Clock(limit_s=60.0)) as watchdog:
         watchdog.beat("forward")
-        with pytest.raises(Overdue, match="'forward' had gone on for"):
+        with pytest.raises(Overdue, match="'forward' had been running for"):
             watchdog.allowed(lambda: time.sleep(30.0), most_s=0.3)
     assert time.monotonic() - began < 10.0
     assert threading.active_count() == threads
@@ -64,4 +64,4 @@ def test_what_gives_no_sign_of_life_is_told_to_whoever_listens() -> None:
         watchdog.beat("backward")
         while not told and watchdog.clock.elapsed_s < 20.0:
             time.sleep(0.05)
-    assert any(text.startswith("no sign of life for") and "'backward' goes on" in text for text in told)
+    assert any(text.startswith("no sign of life for") and "'backward' is still running" in text for text in told)

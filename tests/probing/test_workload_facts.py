@@ -11,7 +11,7 @@ from autofit.core.errors import (
     SpaceError,
 )
 from autofit.core.trial import Purpose
-from autofit.probing.workload_facts import own_batch
+from autofit.probing.workload_facts import baseline_batch
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.workload import Workload
 from tests.probing import targets
@@ -32,7 +32,7 @@ def test_strategies_that_are_left_out_have_no_knob() -> None:
 
 
 def test_exact_numerics_have_no_precision_knob() -> None:
-    class Capable(CPU):
+    class Capable(CPU):  # type: ignore[misc]  # a class that is looked up
         def capabilities(self) -> frozenset[str]:
             return frozenset({"bf16", "fp16"})
 
@@ -58,7 +58,7 @@ def test_exact_numerics_have_no_precision_knob() -> None:
 def test_the_users_own_setting_keeps_the_global_batch(
     loader_batch: int, total: int | None, expected: tuple[int, int]
 ) -> None:
-    assert own_batch(loader_batch, total, resizable=True) == expected
+    assert baseline_batch(loader_batch, total, resizable=True) == expected
 
 
 def test_batches_that_are_only_cut_keep_the_global_batch_exactly() -> None:

@@ -78,7 +78,7 @@ def test_a_proof_with_little_time_left_runs_the_steps_that_it_needs(left_s: floa
     assert bool(found.phases_s) is phases
 
 
-def grown(event: Callable[[Caching], None], parts: int = 1) -> tuple[Outcome, list[int | str]]:
+def grown(event: Callable[[Caching], None], parts: int = 1) -> tuple[Outcome, list[Any]]:
     """Proves a plan of texts of 3 to 40 words; `event` comes with each batch after the cache was emptied."""
     lengths = notes()
     device = Caching(lengths)

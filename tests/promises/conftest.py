@@ -59,7 +59,7 @@ def workload(study: Path) -> Tuned:
     data = TensorDataset(torch.randn(240, 32), torch.randint(0, 4, (240,)))
     loader = DataLoader(data, batch_size=8, shuffle=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    F.cross_entropy(model(data.tensors[0][:8]), data.tensors[1][:8]).backward()
+    F.cross_entropy(model(data.tensors[0][:8]), data.tensors[1][:8]).backward()  # type: ignore[no-untyped-call]  # torch has no types here
     optimizer.step()
     return Tuned(model, loader, optimizer, study)
 

@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from tests.study.samples import reopen
 
 def test_each_finished_trial_is_on_disk_before_the_next_one_starts(tmp_path: Path) -> None:
     bench, path = small_bench(), tmp_path / "study.db"
-    fields = {"facts": bench.space.facts, "memory_bytes": bench.budget_bytes}
+    fields: dict[str, Any] = {"facts": bench.space.facts, "memory_bytes": bench.budget_bytes}
     finished: list[Plan] = []
 
     def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
@@ -33,7 +34,7 @@ def test_each_finished_trial_is_on_disk_before_the_next_one_starts(tmp_path: Pat
 
 def test_an_interrupted_search_goes_on_where_it_was(tmp_path: Path) -> None:
     path, first = tmp_path / "study.db", small_bench()
-    fields = {"facts": first.space.facts, "memory_bytes": first.budget_bytes}
+    fields: dict[str, Any] = {"facts": first.space.facts, "memory_bytes": first.budget_bytes}
 
     def stopped(plan: Plan, purpose: Purpose) -> Outcome:
         if len(first.probes()) == 6:

@@ -4,6 +4,7 @@ import math
 import random
 from dataclasses import replace
 from statistics import fmean, median, pstdev
+from typing import Any
 
 import pytest
 
@@ -16,13 +17,13 @@ from autofit.core.trial import Purpose
 from autofit.replay import TableBench, limited
 from autofit.replay.table import Block, Entry, Table
 from autofit.search.phases import run
+from scripts.bench.search.tables import record, synthetic
 from tests.fakes import MIB, OPTIMIZER, PRECISION, FakeBench, always, small_bench, space_of, tuning_of
-from tests.tables import record, synthetic
 
 SPEED = Objective()
 
 
-def device(**changes: object) -> FakeBench:
+def device(**changes: Any) -> FakeBench:
     space = space_of((PRECISION, OPTIMIZER), (4, 8, 16, 32, 64), 8)
     return replace(small_bench(space=space, noise=0.04, drift=0.0), **changes)
 
@@ -137,7 +138,8 @@ def test_drift_is_common_to_what_runs_side_by_side() -> None:
     ]
     bench = TableBench(small.model_copy(update={"entries": tuple(swing)}))
     fits = [entry.plan for entry in swing if entry.outcome.measured]
-    mine, theirs = [], []
+    mine: list[float] = []
+    theirs: list[float] = []
     for _ in range(300):
         for plan, found in ((fits[0], mine), (fits[1], theirs)):
             found.append(math.log(median(times(bench, plan, Purpose.BLOCK, 1)[0])))

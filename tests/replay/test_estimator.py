@@ -5,8 +5,8 @@ import pytest
 from autofit.core.plan import Plan
 from autofit.replay import TableEstimator, limited, peaks_of
 from autofit.replay.table import Table
+from scripts.bench.search.tables import record
 from tests.fakes import MIB, OPTIMIZER, PRECISION, FakeBench, small_bench, space_of
-from tests.tables import record
 
 
 def device() -> FakeBench:

@@ -7,8 +7,8 @@ from autofit.core.objective import Objective
 from autofit.core.outcome import Status
 from autofit.replay import limited
 from autofit.replay.table import Table, read_table
+from scripts.bench.search.tables import record
 from tests.fakes import MIB, OPTIMIZER, PRECISION, FakeBench, small_bench, space_of
-from tests.tables import record
 
 LIMIT = 1200 * MIB
 

@@ -6,8 +6,8 @@ import pytest
 
 from autofit.replay.noise import Bursts, Drift
 from autofit.replay.table import Table
+from scripts.bench.search.tables import record
 from tests.replay.test_bench import device
-from tests.tables import record
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The package's source as the rules see it: files, functions, classes, names and texts."""
+"""The source of the package, scripts and examples as the rules see it: files, functions, classes, names and texts."""
 
 import ast
 import io
@@ -10,6 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "autofit"
+SCRIPTS = (ROOT / "scripts", ROOT / "examples")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -69,6 +70,12 @@ _NO_CODE = {
 def modules() -> tuple[Module, ...]:
     """Returns the modules of the package, sorted by path."""
     return tuple(read(path) for path in sorted(PACKAGE.rglob("*.py")))
+
+
+@cache
+def scripts() -> tuple[Module, ...]:
+    """Returns the modules of scripts and examples, sorted by path."""
+    return tuple(read(path) for folder in SCRIPTS for path in sorted(folder.rglob("*.py")))
 
 
 def read(path: Path) -> Module:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.rules.source import Module, modules
+from tests.rules.source import Module, modules, scripts
 
 RETIRED = re.compile(r"predict|fores(?:ee|aw|ight)|foret(?:ell|old)|forecast", re.IGNORECASE)
 """Words that are not written any more. What estimates is an `Estimator`, and what it says an `Estimate`."""
-ALLOWED = re.compile(r"memory_prediction\.md|bench/prediction\.py|prediction stage|[\"`]predicted[\"`]|^predicted$")
+ALLOWED = re.compile(r"memory_prediction\.md|test_prediction\.py|[\"`]predicted[\"`]|^predicted$")
 """Names of files, and of what files of earlier versions hold, which are still read."""
 PREDICTING = "autofit/exporters/python/"
 """Writes the function `predict` of a model that was tuned for inference: there it is the field's own term."""
@@ -62,7 +62,7 @@ def retired(text: str) -> bool:
 
 def vocabulary() -> Iterator[Module]:
     """Yields the modules whose words are those of DESIGN.md 2."""
-    return (module for module in modules() if not str(module.path).startswith(PREDICTING))
+    return (module for module in (*modules(), *scripts()) if not str(module.path).startswith(PREDICTING))
 
 
 def test_no_name_is_a_retired_word() -> None:

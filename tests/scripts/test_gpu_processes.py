@@ -10,15 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from scripts.bench import files
+from scripts.bench.gpu import preflight, suite
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "scripts" / "bench")]
-
-import _files  # noqa: E402  # the scripts are no package of the distribution
-from gpu import preflight, suite  # noqa: E402
-
 DRIVER = """
 import sys
-from gpu import suite
+from scripts.bench.gpu import suite
 suite.machine = lambda *_: {"device": "Test", "torch": "2.11.0"}
 sys.exit(suite.main(["--out", sys.argv[1]], [suite.Stage("pid", "", (sys.argv[2],))]))
 """
@@ -78,7 +76,7 @@ def test_what_can_be_imported_is_not_lacking() -> None:
 
 def test_a_write_that_breaks_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
-    _files.write(path, '{"a": 1}')
+    files.write(path, '{"a": 1}')
     with pytest.raises(UnicodeEncodeError):
-        _files.write(path, "half \ud800")
-    assert _files.read(path) == {"a": 1}
+        files.write(path, "half \ud800")
+    assert files.read(path) == {"a": 1}

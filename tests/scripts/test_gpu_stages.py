@@ -8,25 +8,22 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "scripts" / "bench")]
-
-import record_table  # noqa: E402  # the scripts are no package of the distribution
-from gpu import prediction, soak, steps, traced  # noqa: E402
-from gpu import stage as stage_tools  # noqa: E402
-from gpu import tests as stage_of_tests  # noqa: E402
-
-from autofit.core.account import Account  # noqa: E402
-from autofit.core.budget import Clock  # noqa: E402
-from autofit.core.errors import Untraceable, UsageError  # noqa: E402
-from autofit.core.estimate import Estimate  # noqa: E402
-from autofit.core.outcome import Outcome, Status  # noqa: E402
-from autofit.core.plan import Plan  # noqa: E402
-from autofit.core.trial import Trial  # noqa: E402
-from autofit.estimators.base import Estimator  # noqa: E402
-from autofit.replay.table import Table  # noqa: E402
-from tests.fakes import briefing_of, small_bench  # noqa: E402
-from tests.memory.traces import Script  # noqa: E402
+from autofit.core.account import Account
+from autofit.core.budget import Clock
+from autofit.core.errors import Untraceable, UsageError
+from autofit.core.estimate import Estimate
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
+from autofit.core.recommendation import Recommendation
+from autofit.core.trial import Trial
+from autofit.estimators.base import Estimator
+from autofit.replay.table import Table
+from scripts.bench.gpu import estimates, soak, steps, traced
+from scripts.bench.gpu import stage as stage_tools
+from scripts.bench.gpu import tests as stage_of_tests
+from scripts.bench.search import record_table
+from tests.fakes import briefing_of, small_bench
+from tests.memory.traces import Script
 
 
 def case(name: str, allocated: int, reserved: int, error: str = "") -> dict[str, Any]:
@@ -57,7 +54,7 @@ def test_the_records_kept_of_the_phantom_hold_every_case_of_the_list(capability:
 
 
 class Says(Estimator):
-    """Predicts a fixed number of bytes per sample, with a lower bound below it."""
+    """Estimates a fixed number of bytes per sample, with a lower bound below it."""
 
     def __init__(self, per_sample: int, lower: float) -> None:
         self.per_sample, self.lower, self.told = per_sample, lower, 0
@@ -77,7 +74,7 @@ def recorded(tmp_path: Path) -> tuple[Table, list[Trial]]:
     recording = record_table.open_recording(tmp_path / "t.json", "t", briefing, briefing.space, rounds=0, seed=0)
     recording.run(bench.evaluate, Clock(bench.time), 1e9)
     first, second = recording.table.entries[:2]
-    skipped = Outcome(status=Status.SKIPPED, reason="predicted not to fit")
+    skipped = Outcome(status=Status.SKIPPED, reason="estimated not to fit")
     return recording.table, [
         Trial(number=0, plan=first.plan, outcome=first.outcome),
         Trial(number=1, plan=second.plan, outcome=skipped),
@@ -87,7 +84,7 @@ def recorded(tmp_path: Path) -> tuple[Table, list[Trial]]:
 def test_an_estimator_is_asked_about_the_plans_that_did_not_run(tmp_path: Path) -> None:
     table, trials = recorded(tmp_path)
     estimator = Says(1, 0.5)
-    score = prediction.score(estimator, trials, table)
+    score = estimates.score(estimator, trials, table)
     assert estimator.told == 2
     assert (score["told"], score["rest"]) == (1, len(table.entries) - 1)
     assert score["no_opinion"] == 0
@@ -98,16 +95,16 @@ def test_an_estimator_is_asked_about_the_plans_that_did_not_run(tmp_path: Path) 
 
 def test_a_lower_bound_that_refuses_what_fits_is_counted(tmp_path: Path) -> None:
     table, trials = recorded(tmp_path)
-    score = prediction.score(Says(10**12, 1.0), trials, table)
+    score = estimates.score(Says(10**12, 1.0), trials, table)
     fits = sum(entry.outcome.measured for entry in table.entries) - trials[0].outcome.measured
     assert score["fits_but_refused"] == fits > 0
     assert score["below_lower_bound"] >= fits
     assert score["does_not_fit_and_refused"] == score["does_not_fit"]
 
 
-def test_prediction_without_grids_says_what_to_run_first(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="Run a stage grid first"):
-        prediction.load(tmp_path)
+def test_estimates_without_grids_says_what_to_run_first(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Run a grid stage first"):
+        estimates.load(tmp_path)
 
 
 HOST = Account(allocator="host")
@@ -130,12 +127,12 @@ def tracer(table: Table, factor: float, missed: int) -> Any:
     ("factor", "missed", "before", "after", "ok"),
     [(1.0, 0, 0.0, 0.0, True), (1.01, 0, 0.01, 0.01, True), (0.96, 0, -0.04, -0.04, False), (1.0, 10, None, 0.0, True)],
 )
-def test_predictions_are_compared_before_and_after_one_probe(
+def test_estimates_are_compared_before_and_after_one_probe(
     tmp_path: Path, factor: float, missed: int, before: float | None, after: float, ok: bool
 ) -> None:
     table, trials = recorded(tmp_path)
     found = traced.score(tracer(table, factor, missed), HOST, trials, table, 5)
-    assert found["asked"] == found["before"]["predicted"] == found["after"]["predicted"] == 5
+    assert found["asked"] == found["before"]["estimated"] == found["after"]["estimated"] == 5
     if before is not None:
         assert found["before"]["worst_ratio"] == pytest.approx(before, abs=0.002)
     assert found["after"]["median_ratio"] <= abs(after) + 0.002
@@ -157,7 +154,7 @@ def test_what_cannot_be_traced_is_missed(tmp_path: Path) -> None:
 
     table, trials = recorded(tmp_path)
     found = traced.score(refuse, HOST, trials, table, 5)
-    assert (found["before"]["predicted"], found["ok"]) == (0, False)
+    assert (found["before"]["estimated"], found["ok"]) == (0, False)
     assert "depends on data" in found["refused"]
 
 
@@ -197,10 +194,11 @@ def test_the_soak_takes_the_plan_of_a_grid_that_is_unfinished(
 ) -> None:
     tuned = {"recommendation": {"of": name}}
     (tmp_path / name).write_text(json.dumps({"tuned": tuned} if "part" in name else tuned))
-    monkeypatch.setattr(soak.Recommendation, "model_validate", lambda found: found)
+    monkeypatch.setattr(Recommendation, "model_validate", lambda found: found)
     monkeypatch.setattr(soak, "tune", lambda *_: pytest.fail("tuned again"))
     monkeypatch.setattr(soak, "RemoteBench", lambda *_: pytest.fail("opened a bench"))
-    assert soak.proven(argparse.Namespace(out=tmp_path, limit_s=1, device="cpu", scale="tiny")) == {"of": name}
+    taken: object = soak.proven(argparse.Namespace(out=tmp_path, limit_s=1, device="cpu", scale="tiny"))
+    assert taken == {"of": name}
 
 
 def test_a_part_that_is_done_is_not_run_again(tmp_path: Path) -> None:

@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 
+from scripts.bench import files
+from scripts.bench.gpu import stage as stage_tools
+from scripts.bench.gpu import suite
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "scripts" / "bench")]
-
-import _files  # noqa: E402  # the scripts are no package of the distribution
-from gpu import stage as stage_tools  # noqa: E402
-from gpu import suite  # noqa: E402
-
 HERE = {"device": "Test", "type": "cuda", "torch": "2.11.0", "phantom": False}
 STAGE = """
 import json, sys, time
@@ -161,7 +159,7 @@ def test_a_stage_gets_no_more_than_what_is_left_of_the_total(out: Path, stages: 
 def test_the_quick_stages_are_few_short_and_in_order(
     out: Path, stages: dict[str, suite.Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert [stage.name for stage in suite.QUICK] == ["tests-real", "steps", "grid-gpt", "prediction", "soak"]
+    assert [stage.name for stage in suite.QUICK] == ["tests-real", "steps", "grid-gpt", "estimates", "soak"]
     assert sum(stage.limit_s for stage in suite.QUICK) < 1500
     monkeypatch.setattr(suite, "QUICK", (stages["also-good"],))
     assert run(out, [stages["good"]], "--quick") == 0
@@ -175,12 +173,12 @@ def test_a_result_that_cannot_be_read_counts_as_absent(
     (out / suite.STATE).write_text('{"where": {')
     assert run(out, [stages["good"]]) == 0
     assert calls(out) == ["good", "good"]
-    assert f"{out / suite.STATE} is no JSON object" in capsys.readouterr().out
+    assert f"{out / suite.STATE} is not a JSON object" in capsys.readouterr().out
     part = out / "x.part.json"
     part.write_text("")
     assert stage_tools.Parts(part).get("a", lambda: 1) == 1
     part.write_text("[]")
-    assert _files.read(part) is None
+    assert files.read(part) is None
 
 
 def test_an_interrupt_ends_the_stage_and_leaves_the_others_for_the_next_call(
@@ -194,7 +192,7 @@ def test_an_interrupt_ends_the_stage_and_leaves_the_others_for_the_next_call(
     with monkeypatch.context() as patch:
         patch.setattr(subprocess.Popen, "wait", interrupt)
         assert run(out, [stages["good"], stages["endless"], stages["also-good"]]) == 130
-    assert "interrupted; the same command goes on" in capsys.readouterr().err
+    assert "interrupted; the same command continues" in capsys.readouterr().err
     assert run(out, [stages["good"], stages["also-good"]]) == 0
     assert calls(out).count("good") == 1
 

@@ -1,8 +1,8 @@
 """Comparing finders: what counts as a failure, what was changed, and the verdict. The other finders are not needed."""
 
 import sys
-from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -10,31 +10,27 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "scripts" / "bench")]
-
-import peers  # noqa: E402  # the scripts are no package of the distribution
-import peers_finders  # noqa: E402
-import peers_models  # noqa: E402
-
-from autofit.core.measurement import Measurement, Memory  # noqa: E402
-from autofit.core.outcome import Outcome, Status  # noqa: E402
-from autofit.core.plan import Plan  # noqa: E402
-from autofit.core.recommendation import Ratio  # noqa: E402
-from autofit.core.units import parse_bytes  # noqa: E402
-from autofit.workloads.batches import BatchSource  # noqa: E402
-from autofit.workloads.workload import Workload  # noqa: E402
+from autofit.core.measurement import Measurement, Memory
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
+from autofit.core.recommendation import Ratio
+from autofit.core.units import parse_bytes
+from autofit.workloads.batches import BatchSource
+from autofit.workloads.workload import Workload
+from scripts.bench.peers import compare, finders, finding, judging, models, state, tpe
 
 REFUSED = "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes."
 PRIMITIVE = "could not create a primitive"
 
 
-class Limited(peers_models.Problem):
+class Limited(models.Problem):
     """A problem whose batches above `LIMIT` fail, after a step that was done when that is one more."""
 
     LIMIT, text = 5, REFUSED
 
-    def limited(self, budget_bytes: int | None = None) -> AbstractContextManager[None]:
-        return nullcontext()
+    @contextmanager
+    def limited(self, budget_bytes: int | None = None) -> Iterator[None]:
+        yield
 
     def train(self, size: int) -> None:
         if size > self.LIMIT:
@@ -51,9 +47,9 @@ def problem() -> Limited:
     return Limited(Workload(model, loader, optimizer=optimizer), BatchSource.of(loader), 0)
 
 
-def find(problem: peers_models.Problem) -> Plan:
-    with peers_models.on_step(problem.stepped):
-        return peers_finders.doubling()(problem, 0.0)
+def find(problem: models.Problem) -> Plan:
+    with models.on_step(problem.stepped):
+        return finders.doubling()(problem, 0.0)
 
 
 # What a finder did.
@@ -61,32 +57,32 @@ def find(problem: peers_models.Problem) -> Plan:
 
 def test_a_finder_is_followed_to_its_failure(problem: Limited) -> None:
     found = find(problem)
-    assert found == peers_models.plan_of(4)
-    assert (problem.failures, problem.steps) == (1, 2 * peers_models.STEPS)
-    assert problem.ran == {peers_models.key(2), peers_models.key(4)}
+    assert found == models.plan_of(4)
+    assert (problem.failures, problem.steps) == (1, 2 * models.STEPS)
+    assert problem.ran == {models.key(2), models.key(4)}
 
 
 def test_doubling_ends_with_the_data(problem: Limited) -> None:
-    problem.LIMIT = 1000  # type: ignore[misc]  # this one's alone
-    assert find(problem) == peers_models.plan_of(64)
+    problem.LIMIT = 1000  # this one's alone
+    assert find(problem) == models.plan_of(64)
     assert problem.failures == 0
 
 
 def test_a_failure_that_a_finder_cannot_see_is_said_in_its_words(problem: Limited) -> None:
-    problem.text = PRIMITIVE  # type: ignore[misc]
-    with pytest.raises(RuntimeError, match=peers_models.SEEN):
-        problem.trial(lambda: problem.train(8), sees=lambda error: peers_models.SEEN in str(error))
+    problem.text = PRIMITIVE
+    with pytest.raises(RuntimeError, match=models.SEEN):
+        problem.trial(lambda: problem.train(8), sees=lambda error: models.SEEN in str(error))
     assert (problem.failures, problem.translated) == (1, 1)
 
 
 def test_a_failure_that_a_finder_sees_stays_as_it_is(problem: Limited) -> None:
     with pytest.raises(RuntimeError, match="64 bytes"):
-        problem.trial(lambda: problem.train(8), sees=lambda error: peers_models.SEEN in str(error))
+        problem.trial(lambda: problem.train(8), sees=lambda error: models.SEEN in str(error))
     assert (problem.failures, problem.translated) == (1, 0)
 
 
 def test_an_error_of_another_kind_is_no_out_of_memory(problem: Limited) -> None:
-    problem.text = "mat1 and mat2 shapes cannot be multiplied (2x3 and 4x1)"  # type: ignore[misc]
+    problem.text = "mat1 and mat2 shapes cannot be multiplied (2x3 and 4x1)"
     with pytest.raises(RuntimeError, match="shapes"):
         problem.trial(lambda: problem.train(8))
     assert problem.failures == 0
@@ -94,12 +90,12 @@ def test_an_error_of_another_kind_is_no_out_of_memory(problem: Limited) -> None:
 
 @pytest.mark.parametrize("error", [RuntimeError(REFUSED), RuntimeError(PRIMITIVE), MemoryError("std::bad_alloc")])
 def test_refusals_of_memory_are_known(error: BaseException) -> None:
-    assert peers_models.no_memory(error)
+    assert models.no_memory(error)
 
 
 def test_tensors_without_data_do_no_steps() -> None:
     count = []
-    with peers_models.on_step(lambda: count.append(1)):
+    with models.on_step(lambda: count.append(1)):
         with FakeTensorMode():
             _step_once()
         assert not count
@@ -118,33 +114,33 @@ def test_each_kind_of_state_is_told_apart(problem: Limited) -> None:
     w = problem.workload
 
     def changed(change: Any) -> list[str]:
-        before = peers_finders.state_of(w)
+        before = state.state_of(w)
         change()
-        after = peers_finders.state_of(w)
+        after = state.state_of(w)
         return [name for name in before if before[name] != after[name]]
 
     assert changed(lambda: None) == []
     assert changed(lambda: torch.rand(1)) == ["generators"]
     assert changed(w.model.eval) == ["modes"]
-    assert changed(lambda: w.model[1].running_mean.add_(1)) == ["buffers"]  # type: ignore[index,union-attr]
-    assert changed(lambda: w.model[0].weight.data.add_(1)) == ["weights"]  # type: ignore[index,union-attr]
+    assert changed(lambda: w.model[1].running_mean.add_(1)) == ["buffers"]  # type: ignore[index]
+    assert changed(lambda: w.model[0].weight.data.add_(1)) == ["weights"]  # type: ignore[index]
     assert {"weights", "optimizer"} <= set(changed(lambda: problem.train(2)))
 
 
 def test_the_batch_is_free_and_the_memory_that_of_the_examples() -> None:
-    assert peers_models.tabular().global_batch_size is None
-    assert peers_models.gpt().global_batch_size is None
-    assert peers_models.budget_bytes("gpt") == parse_bytes("72MiB")
+    assert models.tabular().global_batch_size is None
+    assert models.gpt().global_batch_size is None
+    assert models.budget_bytes("gpt") == parse_bytes("72MiB")
 
 
 @pytest.mark.slow
 def test_plans_are_tried_in_processes_of_their_own(problem: Limited) -> None:
-    before = peers_finders.state_of(problem.workload)
+    before = state.state_of(problem.workload)
     problem.budget_bytes = 2**26
-    with peers_models.on_step(problem.stepped):
-        assert peers_finders._forked(problem, Plan(values={"micro_batch_size": 4, "accumulation_steps": 1})) > 0
-    assert problem.steps == 2 + peers_models.STEPS + peers_finders.TIMED
-    assert peers_finders.state_of(problem.workload) == before
+    with models.on_step(problem.stepped):
+        assert tpe._forked(problem, Plan(values={"micro_batch_size": 4, "accumulation_steps": 1})) > 0
+    assert problem.steps == 2 + models.STEPS + tpe.TIMED
+    assert state.state_of(problem.workload) == before
 
 
 # What its finding is worth.
@@ -169,8 +165,8 @@ def ours(failures: int = 0, proven: bool = True) -> dict[str, Any]:
 
 
 def test_the_best_peer_is_the_fastest_that_was_proven() -> None:
-    rows = {"doubling": row(1.5), "optuna tpe": row(1.1), "accelerate": row(None), peers.OURS: ours()}
-    assert peers.verdict(rows) == {
+    rows = {"doubling": row(1.5), "optuna tpe": row(1.1), "accelerate": row(None), finding.OURS: ours()}
+    assert judging.verdict(rows) == {
         "best_peer": "optuna tpe",
         "best_batch_only": "doubling",
         "fastest": True,
@@ -179,40 +175,40 @@ def test_the_best_peer_is_the_fastest_that_was_proven() -> None:
 
 
 def test_a_plan_that_is_slower_beyond_noise_is_not_the_fastest() -> None:
-    assert peers.verdict({"doubling": row(0.95), peers.OURS: ours()})["fastest"]
-    assert not peers.verdict({"doubling": row(0.9, high=1.05), peers.OURS: ours()})["fastest"]
-    assert not peers.verdict({"doubling": row(None), peers.OURS: ours(proven=False)})["fastest"]
+    assert judging.verdict({"doubling": row(0.95), finding.OURS: ours()})["fastest"]
+    assert not judging.verdict({"doubling": row(0.9, high=1.05), finding.OURS: ours()})["fastest"]
+    assert not judging.verdict({"doubling": row(None), finding.OURS: ours(proven=False)})["fastest"]
 
 
 def test_no_peer_may_be_more_careful() -> None:
     rows = {"doubling": row(1.5, failures=1), "accelerate": row(2.0, failures=0)}
-    assert peers.verdict({**rows, peers.OURS: ours(failures=0)})["careful"]
-    assert not peers.verdict({**rows, peers.OURS: ours(failures=1)})["careful"]
+    assert judging.verdict({**rows, finding.OURS: ours(failures=0)})["careful"]
+    assert not judging.verdict({**rows, finding.OURS: ours(failures=1)})["careful"]
 
 
 def case(model: str, **rows: dict[str, Any]) -> dict[str, Any]:
-    return {"model": model, "finders": rows, **peers.verdict(rows)}
+    return {"model": model, "finders": rows, **judging.verdict(rows)}
 
 
 def test_the_summary_is_the_geometric_mean_over_the_best_peers() -> None:
     good = [case("gpt", doubling=row(1.0), autofit=ours()), case("unet", doubling=row(4.0), autofit=ours())]
-    summary, figures, passed = peers.summed_up(good)
+    summary, figures, passed = compare.summed_up(good)
     assert passed
     assert figures["mean"] == pytest.approx(2.0)
     assert summary.startswith("peers: autofit 2.00x of the best peer in the geometric mean of 2 models")
-    assert summary.endswith("slower on none; more out-of-memories on none: ok")
+    assert summary.endswith("slower on none; more out-of-memory errors on none: ok")
 
 
 def test_one_miss_is_named_and_fails_the_whole() -> None:
     cases = [case("gpt", doubling=row(4.0), autofit=ours(2)), case("unet", doubling=row(2.0), autofit=ours())]
-    summary, _, passed = peers.summed_up(cases)
+    summary, _, passed = compare.summed_up(cases)
     assert not passed
-    assert summary.endswith("slower on none; more out-of-memories on gpt: MISSED")
-    assert not peers.summed_up([case("gpt", doubling=row(1.2), autofit=ours())])[2]
+    assert summary.endswith("slower on none; more out-of-memory errors on gpt: MISSED")
+    assert not compare.summed_up([case("gpt", doubling=row(1.2), autofit=ours())])[2]
 
 
 def test_the_table_names_what_was_not_proven() -> None:
-    text = peers.in_words(case("gpt", doubling=row(2.0), accelerate=row(None, 18), autofit=ours()))
+    text = compare.in_words(case("gpt", doubling=row(2.0), accelerate=row(None, 18), autofit=ours()))
     lines = {line.split()[0]: line for line in text.splitlines()}
     assert "NOT PROVEN: can't allocate memory" in lines["accelerate"]
     assert "2.00x (1.80 to 2.20)" in lines["doubling"]
@@ -231,24 +227,24 @@ def test_the_table_names_what_was_not_proven() -> None:
 def test_the_real_limit_decides_what_ran(status: Status, measured: bool, ran: bool) -> None:
     memory = Memory(allocated_bytes=1, judged_bytes=1, judged_by="test")
     seen = Measurement(step_times_s=(0.1,), samples_per_step=8, memory=memory) if measured else None
-    assert peers._proof(Outcome(status=status, reason="x", measurement=seen))["ran"] is ran
+    assert judging._proof(Outcome(status=status, reason="x", measurement=seen))["ran"] is ran
 
 
 def test_missing_extras_are_named_with_what_installs_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(peers, "KINDS", ("no_such_finder",))
-    monkeypatch.setattr(sys, "argv", ["peers.py"])
+    monkeypatch.setattr(compare, "KINDS", ("no_such_finder",))
+    monkeypatch.setattr(sys, "argv", ["peers"])
     with pytest.raises(SystemExit) as ended:
-        peers.main()
+        compare.main()
     assert ended.value.code == 2
-    assert "no_such_finder is not installed; expected the bench's extras: pip install" in capsys.readouterr().err
+    assert "no_such_finder is not installed; this benchmark needs: pip install" in capsys.readouterr().err
 
 
 def test_an_unknown_model_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(peers, "KINDS", ())
-    monkeypatch.setattr(sys, "argv", ["peers.py", "--only", "gtp"])
+    monkeypatch.setattr(compare, "KINDS", ())
+    monkeypatch.setattr(sys, "argv", ["peers", "--only", "gtp"])
     with pytest.raises(SystemExit) as ended:
-        peers.main()
+        compare.main()
     assert ended.value.code == 2
-    assert "peers: gtp is not known; expected some of gpt, convnet" in capsys.readouterr().err
+    assert "peers: gtp is unknown; expected some of gpt, convnet" in capsys.readouterr().err

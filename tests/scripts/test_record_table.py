@@ -1,22 +1,18 @@
 """Recording a table: complete, interleaved, resumed where it was, never mixed with something else."""
 
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "scripts" / "bench")]
-
-import record_table  # noqa: E402  # the scripts are no package of the distribution
-
-from autofit.core.budget import Clock  # noqa: E402
-from autofit.core.errors import UsageError  # noqa: E402
-from autofit.core.outcome import Outcome, Status  # noqa: E402
-from autofit.core.plan import Plan  # noqa: E402
-from autofit.core.trial import Purpose  # noqa: E402
-from autofit.replay.table import Table, read_table  # noqa: E402
-from tests.fakes import FakeBench, briefing_of, small_bench  # noqa: E402
+from autofit.core.budget import Clock
+from autofit.core.errors import UsageError
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
+from autofit.core.trial import Purpose
+from autofit.replay.table import Table, read_table
+from scripts.bench.search import record_table
+from tests.fakes import FakeBench, briefing_of, small_bench
 
 
 def recording(
@@ -131,7 +127,7 @@ def test_another_budget_space_or_machine_is_refused_with_what_differs(tmp_path: 
     richer.budget_bytes *= 2
     with pytest.raises(UsageError, match="budget: "):
         recording(richer, path)
-    with pytest.raises(UsageError, match="its plans are others"):
+    with pytest.raises(UsageError, match="the plans differ"):
         recording(bench, path, sizes=[bench.space.sizes[0]])
     briefing = briefing_of(bench)
     other = briefing.environment.model_copy(update={"device_name": "Other"})
@@ -142,5 +138,5 @@ def test_another_budget_space_or_machine_is_refused_with_what_differs(tmp_path: 
 
 
 def test_sizes_that_may_not_be_run_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"sizes \[12345\] are none of those"):
+    with pytest.raises(UsageError, match=r"sizes \[12345\] are not in the space"):
         recording(small_bench(), tmp_path / "t.json", sizes=[12345])

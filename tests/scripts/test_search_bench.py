@@ -1,29 +1,25 @@
 """Scoring a search: hand-made runs whose worth is known, and one real one."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "scripts" / "bench")]
+from autofit.core.measurement import Measurement, Memory
+from autofit.core.objective import Objective
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
+from autofit.core.recommendation import Candidate
+from autofit.core.trial import Purpose
+from autofit.replay import TableBench, limited, peaks_of
+from autofit.search.tuning import Findings
+from autofit.study import Study
+from scripts.bench.report import percentile
+from scripts.bench.search import runs, scores
+from scripts.bench.search.tables import centred, record
+from tests.fakes import MIB, OPTIMIZER, PRECISION, FakeBench, small_bench, space_of
 
-import search  # noqa: E402  # the scripts are no package of the distribution
-import search_runs  # noqa: E402
-
-from autofit.core.measurement import Measurement, Memory  # noqa: E402
-from autofit.core.objective import Objective  # noqa: E402
-from autofit.core.outcome import Outcome, Status  # noqa: E402
-from autofit.core.plan import Plan  # noqa: E402
-from autofit.core.recommendation import Candidate  # noqa: E402
-from autofit.core.trial import Purpose  # noqa: E402
-from autofit.replay import TableBench, limited, peaks_of  # noqa: E402
-from autofit.search.tuning import Findings  # noqa: E402
-from autofit.study import Study  # noqa: E402
-from tests.fakes import MIB, OPTIMIZER, PRECISION, FakeBench, small_bench, space_of  # noqa: E402
-from tests.tables import centred, record  # noqa: E402
-
-DEFAULT = next(iter(search_runs.SEARCHERS))
+DEFAULT = next(iter(runs.SEARCHERS))
 
 
 def device() -> FakeBench:
@@ -31,19 +27,17 @@ def device() -> FakeBench:
 
 
 @pytest.fixture(scope="module")
-def case() -> search_runs.Case:
+def case() -> runs.Case:
     full = record(device(), "small")
     table = centred(limited(full, 1500 * MIB), device())
-    return search_runs.Case("small", "", table, peaks_of(full), Objective())
+    return runs.Case("small", "", table, peaks_of(full), Objective())
 
 
-def fastest(case: search_runs.Case) -> Plan:
+def fastest(case: runs.Case) -> Plan:
     return max((p for p in case.table.plans if p.key in case.scores), key=lambda p: case.scores[p.key])
 
 
-def ran(
-    case: search_runs.Case, plan: Plan | None, *runs: tuple[Plan, Purpose, Status], **fields: Any
-) -> search_runs.Ran:
+def ran(case: runs.Case, plan: Plan | None, *done: tuple[Plan, Purpose, Status], **fields: Any) -> runs.Ran:
     """A search that ran these and returned `plan`."""
     memory = Memory(allocated_bytes=1, judged_bytes=1, judged_by="test")
     measurement = Measurement(step_times_s=(0.1,), samples_per_step=8, memory=memory)
@@ -55,12 +49,12 @@ def ran(
         plan=plan, proof=measurement, gain=None, alternatives=(), caveats=(), trials=(), counts={}, stopped="",
         baseline=Candidate(plan=case.table.space.baseline, outcome=outcome(Status.MEASURED)),
     )  # fmt: skip
-    return search_runs.Ran(runs=[(p, why, outcome(status)) for p, why, status in runs], findings=findings, **fields)
+    return runs.Ran(runs=[(p, why, outcome(status)) for p, why, status in done], findings=findings, **fields)
 
 
-def test_a_search_is_scored(case: search_runs.Case) -> None:
+def test_a_search_is_scored(case: runs.Case) -> None:
     plan, bench = case.table.space.baseline, device()
-    result = search_runs.scored(
+    result = runs.scored(
         case,
         ran(
             case, plan,
@@ -75,7 +69,7 @@ def test_a_search_is_scored(case: search_runs.Case) -> None:
     assert result.regret == pytest.approx(1 - bench.samples_per_s(plan) / bench.samples_per_s(bench.best()))
     assert 0.1 < result.regret < 0.9
     faster = bench.space.at(plan.combination.replace(precision="bf16"), 8)
-    better = search_runs.scored(case, ran(case, plan, *((p, Purpose.PROBE, Status.MEASURED) for p in (plan, faster))))
+    better = runs.scored(case, ran(case, plan, *((p, Purpose.PROBE, Status.MEASURED) for p in (plan, faster))))
     assert better.regret == result.regret == result.overlooked
     assert better.overlooked == pytest.approx(1 - bench.samples_per_s(faster) / bench.samples_per_s(bench.best()))
     assert (result.probes, result.blocks, result.skipped) == (2, 2, 3)
@@ -85,78 +79,75 @@ def test_a_search_is_scored(case: search_runs.Case) -> None:
     assert result.broken == ()
 
 
-def test_the_best_plan_has_no_regret(case: search_runs.Case) -> None:
+def test_the_best_plan_has_no_regret(case: runs.Case) -> None:
     best = fastest(case)
-    result = search_runs.scored(case, ran(case, best, (best, Purpose.PROOF, Status.MEASURED)))
+    result = runs.scored(case, ran(case, best, (best, Purpose.PROOF, Status.MEASURED)))
     assert result.regret == 0
     assert result.broken == ()
 
 
 @pytest.mark.parametrize("status", [None, Status.OUT_OF_MEMORY])
-def test_a_plan_that_was_not_proven_breaks_a_promise(case: search_runs.Case, status: Status | None) -> None:
+def test_a_plan_that_was_not_proven_breaks_a_promise(case: runs.Case, status: Status | None) -> None:
     plan = case.table.space.baseline
     proofs = [] if status is None else [(plan, Purpose.PROOF, status)]
-    result = search_runs.scored(case, ran(case, plan, (plan, Purpose.PROBE, Status.MEASURED), *proofs))
+    result = runs.scored(case, ran(case, plan, (plan, Purpose.PROBE, Status.MEASURED), *proofs))
     assert result.broken == ("not proven",)
 
 
-def test_a_plan_over_the_budget_breaks_a_promise_and_is_worth_nothing(case: search_runs.Case) -> None:
+def test_a_plan_over_the_budget_breaks_a_promise_and_is_worth_nothing(case: runs.Case) -> None:
     plan = case.table.space.baseline.replace(micro_batch_size=64)
     assert case.peaks[plan.key] > 1500 * MIB
-    result = search_runs.scored(case, ran(case, plan, (plan, Purpose.PROOF, Status.MEASURED)))
+    result = runs.scored(case, ran(case, plan, (plan, Purpose.PROOF, Status.MEASURED)))
     assert result.broken == ("not inside the budget",)
     assert result.regret == 1
 
 
-def test_a_search_that_returns_nothing_has_lost_everything(case: search_runs.Case) -> None:
-    result = search_runs.scored(case, ran(case, None, error="NothingFits: nothing"))
+def test_a_search_that_returns_nothing_has_lost_everything(case: runs.Case) -> None:
+    result = runs.scored(case, ran(case, None, error="NothingFits: nothing"))
     assert (result.regret, result.plan, result.error) == (1, "", "NothingFits: nothing")
     assert result.broken == ()
 
 
-def test_every_estimator_plays_the_same_search_twice_alike_and_keeps_its_promises(case: search_runs.Case) -> None:
+def test_every_estimator_plays_the_same_search_twice_alike_and_keeps_its_promises(case: runs.Case) -> None:
     bench = TableBench(case.table)
-    for estimator in search_runs.ESTIMATORS:
-        results = [
-            search_runs.scored(case, search_runs.rehearse(case, bench, DEFAULT, estimator, seed)) for seed in (1, 2, 1)
-        ]
+    for estimator in runs.ESTIMATORS:
+        results = [runs.scored(case, runs.rehearse(case, bench, DEFAULT, estimator, seed)) for seed in (1, 2, 1)]
         same = [(r.plan, r.probes, r.charged_s) for r in results]
         assert same[0] == same[2] != same[1]
         assert all(r.plan and not r.broken for r in results)
         assert all(r.regret < 0.2 and r.probes > 3 and 0 < r.share < 1 for r in results)
 
 
-def test_an_exact_prediction_saves_failures(case: search_runs.Case) -> None:
+def test_exact_estimates_save_failures(case: runs.Case) -> None:
     bench = TableBench(case.table)
     failures = {
         estimator: sum(
-            search_runs.scored(case, search_runs.rehearse(case, bench, DEFAULT, estimator, seed)).out_of_memory
-            for seed in range(3)
+            runs.scored(case, runs.rehearse(case, bench, DEFAULT, estimator, seed)).out_of_memory for seed in range(3)
         )
         for estimator in ("exact", "missing")
     }
     assert failures["exact"] == 0
 
 
-def test_a_study_on_disk_may_keep_the_trials(case: search_runs.Case, tmp_path: Path) -> None:
-    with_study = search_runs.rehearse(
-        case, TableBench(case.table), DEFAULT, "exact", 0, log=search._study(case, tmp_path / "study.db")
+def test_a_study_on_disk_may_keep_the_trials(case: runs.Case, tmp_path: Path) -> None:
+    with_study = runs.rehearse(
+        case, TableBench(case.table), DEFAULT, "exact", 0, log=scores._study(case, tmp_path / "study.db")
     )
-    assert isinstance(search._study(case, tmp_path / "study.db"), Study)
-    without = search_runs.rehearse(case, TableBench(case.table), DEFAULT, "exact", 0)
+    assert isinstance(scores._study(case, tmp_path / "study.db"), Study)
+    without = runs.rehearse(case, TableBench(case.table), DEFAULT, "exact", 0)
     assert [run[:2] for run in with_study.runs] == [run[:2] for run in without.runs]
 
 
-def results(case: search_runs.Case, *changes: dict[str, Any]) -> list[search_runs.Result]:
+def results(case: runs.Case, *changes: dict[str, Any]) -> list[runs.Result]:
     plan = fastest(case)
-    base = search_runs.scored(case, ran(case, plan, (plan, Purpose.PROOF, Status.MEASURED)))
+    base = runs.scored(case, ran(case, plan, (plan, Purpose.PROOF, Status.MEASURED)))
     fields = {field: getattr(base, field) for field in base.__dataclass_fields__}
-    return [search_runs.Result(**(fields | change)) for change in changes]
+    return [runs.Result(**(fields | change)) for change in changes]
 
 
-def test_figures_over_seeds_and_what_is_missed(case: search_runs.Case) -> None:
+def test_figures_over_seeds_and_what_is_missed(case: runs.Case) -> None:
     good = [{"regret": 0.0, "probes": 10, "out_of_memory": 0}] * 19
-    got = search.summarised([results(case, *good, {"regret": 0.1, "probes": 30, "out_of_memory": 2})], predicted=True)
+    got = scores.summarised([results(case, *good, {"regret": 0.1, "probes": 30, "out_of_memory": 2})], estimated=True)
     assert got["regret"] == pytest.approx(0.005)
     assert (got["regret_95"], got["regret_most"]) == (0.0, 0.1)
     assert (got["probes"], got["probes_most"]) == (10, 30)
@@ -164,7 +155,7 @@ def test_figures_over_seeds_and_what_is_missed(case: search_runs.Case) -> None:
     low, high = got["regret_interval"]
     assert low <= got["regret"] <= high <= 0.02
     assert got["missed"] == ["out_of_memory_most"]
-    again = search.summarised([results(case, *good, {"out_of_memory": 2})], predicted=False)
+    again = scores.summarised([results(case, *good, {"out_of_memory": 2})], estimated=False)
     assert again["missed"] == []
 
 
@@ -178,20 +169,20 @@ def test_figures_over_seeds_and_what_is_missed(case: search_runs.Case) -> None:
         ({"probes": 1, "own_s": 0.5}, "trial_s"),
     ],
 )
-def test_each_requirement_can_be_missed(case: search_runs.Case, change: dict[str, Any], missed: str) -> None:
-    got = search.summarised([results(case, *([{"probes": 10, "share": 0.05} | change] * 3))], predicted=True)
+def test_each_requirement_can_be_missed(case: runs.Case, change: dict[str, Any], missed: str) -> None:
+    got = scores.summarised([results(case, *([{"probes": 10, "share": 0.05} | change] * 3))], estimated=True)
     assert missed in got["missed"]
-    assert "MISSED" in search.in_words("x", got)
+    assert "MISSED" in scores.in_words("x", got)
 
 
 def test_a_percentile_is_a_value_that_so_many_do_not_exceed() -> None:
-    assert search.percentile([3.0, 1.0, 2.0, 4.0], 0.5) == 2.0
-    assert search.percentile(list(range(1, 101)), 0.95) == 95
-    assert search.percentile([7.0], 0.95) == 7.0
+    assert percentile([3.0, 1.0, 2.0, 4.0], 0.5) == 2.0
+    assert percentile(list(range(1, 101)), 0.95) == 95
+    assert percentile([7.0], 0.95) == 7.0
 
 
-def test_the_trace_of_a_search_shows_what_was_seen_and_what_is_true(case: search_runs.Case) -> None:
-    text = search.traced(case, search_runs.rehearse(case, TableBench(case.table), DEFAULT, "exact", 0))
+def test_the_trace_of_a_search_shows_what_was_seen_and_what_is_true(case: runs.Case) -> None:
+    text = scores.traced(case, runs.rehearse(case, TableBench(case.table), DEFAULT, "exact", 0))
     assert "probe measured: seen" in text
     assert "proof measured" in text
     assert text.splitlines()[-1].startswith("  best micro_batch_size=")
@@ -200,9 +191,9 @@ def test_the_trace_of_a_search_shows_what_was_seen_and_what_is_true(case: search
 def test_a_table_under_two_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = limited(record(device(), "gpt"), 1500 * MIB)
     (tmp_path / "gpt.json").write_text(full.to_json())
-    monkeypatch.setattr(search_runs, "RECORDED", tmp_path)
-    assert search_runs.names()[0] == "gpt"
-    wide, tight = search_runs.cases("gpt")
+    monkeypatch.setattr(runs, "RECORDED", tmp_path)
+    assert runs.names()[0] == "gpt"
+    wide, tight = runs.cases("gpt")
     assert (wide.name, tight.name) == ("gpt", "gpt-tight")
     assert wide.table == full
     baseline = full.space.baseline

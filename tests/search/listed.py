@@ -1,6 +1,7 @@
 """A searcher that proposes a list of plans, and a calm device, for the tests of a search."""
 
 from collections.abc import Callable
+from typing import Any
 
 from autofit.core.plan import Plan
 from autofit.core.trial import Trial
@@ -39,7 +40,7 @@ def listed(*plans: Plan) -> tuple[Callable[[Problem], Searcher], list[Listed]]:
     made: list[Listed] = []
 
     def make(problem: Problem) -> Searcher:
-        searcher = type("Once", (Listed,), {"plans": plans})(problem)
+        searcher: Listed = type("Once", (Listed,), {"plans": plans})(problem)
         made.append(searcher)
         return searcher
 
@@ -55,6 +56,7 @@ def calm(**changes: object) -> FakeBench:
     return small_bench(**({"space": space_of((PRECISION, OPTIMIZER), (4, 8, 16, 32, 64), 8)} | changes))
 
 
-def only(bench: FakeBench, *plans: Plan, **changes: object) -> Tuning:
+def only(bench: FakeBench, *plans: Plan, **changes: Any) -> Tuning:
     """A tuning that asks for these plans and nothing else, without estimators."""
-    return tuning_of(bench, **({"searcher": listed(*plans)[0], "estimators": []} | changes))
+    fields: dict[str, Any] = {"searcher": listed(*plans)[0], "estimators": []}
+    return tuning_of(bench, **(fields | changes))

@@ -1,6 +1,7 @@
 """Who goes into the final and who wins it."""
 
 import math
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ OWN = Plan(values={"micro_batch_size": 8, "accumulation_steps": 1, "precision": 
 OBJECTIVE = Objective()
 
 
-def measured(speed: float, peak: int = 1000, spread: float = 0.0, **changes: int | str) -> Trial:
+def measured(speed: float, peak: int = 1000, spread: float = 0.0, **changes: Any) -> Trial:
     """Returns a trial of OWN with changes, at `speed` samples per second."""
     times = tuple(8 / speed * (1 + spread * sign) for sign in (-1, -1, 0, 1, 1))
     memory = Memory(allocated_bytes=peak, judged_bytes=peak, judged_by="test")
@@ -148,7 +149,7 @@ def test_the_quotient_of_two_probes_is_wider_than_their_steps_say() -> None:
     assert ratio.pairs == 0
 
 
-def started(startup_s: float | None, **changes: int | str) -> Trial:
+def started(startup_s: float | None, **changes: Any) -> Trial:
     trial = measured(100, **changes)
     measurement = measurement_of(trial).model_copy(update={"startup_s": startup_s})
     return trial.model_copy(update={"outcome": Outcome(status=Status.MEASURED, measurement=measurement)})

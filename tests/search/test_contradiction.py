@@ -1,5 +1,7 @@
 """When two measurements of one plan cannot be of the same thing."""
 
+from typing import Any
+
 import pytest
 
 from autofit.core.measurement import Measurement, Memory
@@ -11,7 +13,7 @@ MIB = 2**20
 BUDGET = 1000 * MIB
 
 
-def of(step_s: float = 0.1, peak_bytes: int = 500 * MIB, noise: float = 0.01, **more: float) -> Outcome:
+def of(step_s: float = 0.1, peak_bytes: int = 500 * MIB, noise: float = 0.01, **more: Any) -> Outcome:
     times = tuple(step_s * (1 + noise * sign) for sign in (-1, 0, 1, -1, 1))
     memory = Memory(allocated_bytes=peak_bytes, judged_bytes=peak_bytes, judged_by="live tensors")
     measurement = Measurement(step_times_s=times, samples_per_step=8, memory=memory, **more)

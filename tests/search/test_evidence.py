@@ -17,7 +17,8 @@ def result() -> SearchResult:
 
 
 def notes(evidence: SearchEvidence) -> dict[str, Any]:
-    return json.loads(json.dumps(notes_of(evidence, CLOSED)))  # as a database gives them back
+    found: dict[str, Any] = json.loads(json.dumps(notes_of(evidence, CLOSED)))  # as a database returns them
+    return found
 
 
 def long(evidence: SearchEvidence) -> SearchEvidence:

@@ -1,5 +1,7 @@
 """The race, the choice and the proof that end a search."""
 
+from typing import Any
+
 import pytest
 
 from autofit.core.budget import Budget
@@ -51,7 +53,8 @@ def test_the_race_interleaves_the_finalists_with_the_baseline() -> None:
     assert bench.space.baseline in first
     assert second == first[::-1]
     assert log.notes["race"]["rounds"] == blocks.count(bench.space.baseline)
-    kept = {Omission.model_validate(each).plan.combination for each in log.notes["left_out"]["combinations"]}
+    left_out: Any = log.notes["left_out"]["combinations"]
+    kept = {Omission.model_validate(each).plan.combination for each in left_out}
     ran = {plan.combination for plan, _ in bench.runs}
     assert kept | ran == set(bench.space.combinations())
 
@@ -112,7 +115,7 @@ def test_a_race_may_take_longer_than_the_search_where_much_may_be_lost_by_ending
     def listen(event: Event) -> None:
         began_s.setdefault(event.text.split()[0], bench.time.seconds)
 
-    plans = [at(bench, size, precision=name) for size in bench.space.sizes for name in PRECISION.values]
+    plans = [at(bench, size, precision=str(name)) for size in bench.space.sizes for name in PRECISION.values]
     run(only(bench, *plans, listen=listen))
     search_s, race_s = began_s["racing"], began_s["proving"] - began_s["racing"]
     assert bench.probes(Purpose.BLOCK)

@@ -1,5 +1,7 @@
 """Ahead: which plans are looked at before any runs."""
 
+from typing import Any
+
 from autofit.core.estimate import Estimate
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
@@ -11,9 +13,9 @@ BLOCKS = Knob(name="blocks", values=(0, 6, 12), default=0, growth=(1.0, 0.5, 0.1
 PRECISION = Knob(name="precision", values=("fp32", "bf16"), default="fp32")
 
 
-def space(**changes: object) -> SearchSpace:
+def space(**changes: Any) -> SearchSpace:
     own = Plan(values={"micro_batch_size": 4, "accumulation_steps": 8, "blocks": 0, "precision": "fp32"})
-    fields = {"knobs": (BLOCKS, PRECISION), "sizes": SIZES, "global_batch_size": 32, "baseline": own}
+    fields: dict[str, Any] = {"knobs": (BLOCKS, PRECISION), "sizes": SIZES, "global_batch_size": 32, "baseline": own}
     return SearchSpace(SpaceFacts(**(fields | changes)))
 
 
@@ -23,7 +25,7 @@ def estimate(plan: Plan) -> Estimate | None:
     return Estimate(value_bytes=100 + 10 * plan.micro_batch_size) if own else None
 
 
-def seen(memory_bytes: int, **changes: object) -> list[tuple[int, int, str]]:
+def seen(memory_bytes: int, **changes: Any) -> list[tuple[int, int, str]]:
     plans = worth_knowing(space(**changes), estimate, memory_bytes)
     return [(p.micro_batch_size, int(p.values["blocks"]), str(p.values["precision"])) for p in plans]
 

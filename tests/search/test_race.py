@@ -2,13 +2,16 @@
 
 import math
 import random
+from collections.abc import Callable
 
 import pytest
 
 from autofit.search.race import MAX_ROUNDS, MIN_ROUNDS, Race, pair, run_race
 
 
-def simulated(truth: dict[str, float], noise: float, seed: int, drift: float = 0.0):
+def simulated(
+    truth: dict[str, float], noise: float, seed: int, drift: float = 0.0
+) -> tuple[Callable[[str], float | str], dict[str, float]]:
     """Returns a block function over true throughputs, with noise per block and a drift shared by all."""
     draw = random.Random(seed)
     state = {"drift": 0.0, "blocks": 0}

@@ -1,6 +1,6 @@
 """Screening: what several estimators say together, worked out once until one of them learns more."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
@@ -48,7 +48,7 @@ def screening(*estimators: Estimator) -> Screening:
     return Screening(tuning_of(small_bench(), estimators=estimators), {})
 
 
-def together(*opinions: dict[str, int | bool | str]) -> dict[str, object]:
+def together(*opinions: Mapping[str, int | bool | str]) -> dict[str, object]:
     found = screening(*(Fixed(Estimate.model_validate(each)) for each in opinions)).estimate(PLAN)
     assert found is not None
     return found.model_dump(exclude_defaults=True)

@@ -227,7 +227,7 @@ def test_a_loader_that_holds_the_training_back_is_named(fetch_s: float | None, w
 
     result = search(opened(briefing_of(bench), evaluate), Request(study=":memory:", max_trials=3))
     told = [caveat for caveat in result.caveats if "worker process" in caveat]
-    assert [workers in caveat for caveat in told] == ([True] if workers else [])
+    assert [(workers or "") in caveat for caveat in told] == ([True] if workers else [])
 
 
 def starting(bench: FakeBench, startup_s: Callable[[Plan], float | None]) -> Evaluate:

@@ -1,12 +1,15 @@
 """Models with repeated blocks, and a short training of them: what the tests of checkpointing and of recompute share."""
 
 import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from autofit.core.plan import Plan
+from autofit.core.plan import KnobValue, Plan
 from autofit.strategies.base import Facts
 from autofit.strategies.checkpointing import Checkpointing
 from autofit.workloads.loss import LossRule
@@ -15,40 +18,43 @@ from autofit.workloads.step import Draft
 STRATEGY = Checkpointing()
 
 
-def mean_loss(model, part):
-    return model(part).square().mean()
+def mean_loss(model: nn.Module, part: Tensor) -> Tensor:
+    loss: Tensor = model(part).square().mean()
+    return loss
 
 
 LOSS = LossRule("step_fn", mean_loss, inferred=False, about="the mean of the squared output")
 
 
 class Block(nn.Module):
-    def __init__(self, width: int = 8, norm: type[nn.Module] = nn.LayerNorm, p: float = 0.1) -> None:
+    def __init__(self, width: int = 8, norm: Callable[[int], nn.Module] = nn.LayerNorm, p: float = 0.1) -> None:
         super().__init__()
         self.norm, self.dropout = norm(width), nn.Dropout(p)
         self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
-    def forward(self, x, *, scale: float = 1.0, extra=None):
+    def forward(self, x: Tensor, *, scale: float = 1.0, extra: dict[str, list[nn.Parameter]] | None = None) -> Tensor:
         x = x if extra is None else x + extra["bias"][0]
-        return x + scale * self.dropout(self.down(torch.tanh(self.up(self.norm(x)))))
+        output: Tensor = x + scale * self.dropout(self.down(torch.tanh(self.up(self.norm(x)))))
+        return output
 
 
 class Gpt(nn.Module):
     """A hand-written GPT; `calls` > 1 shares the weights of its blocks between depths."""
 
-    def __init__(self, blocks: int = 4, calls: int = 1, **options) -> None:
+    def __init__(self, blocks: int = 4, calls: int = 1, **options: Any) -> None:
         super().__init__()
         self.embed, self.calls = nn.Embedding(16, 8), calls
         self.blocks = nn.ModuleList([Block(**options) for _ in range(blocks)])
         self.head = nn.Linear(8, 16)
         self.bias = nn.Parameter(torch.ones(8))
 
-    def forward(self, tokens):
+    def forward(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens)
         for _ in range(self.calls):
             for block in self.blocks:
                 x = block(x, scale=0.5, extra={"bias": [self.bias]})
-        return self.head(x)
+        output: Tensor = self.head(x)
+        return output
 
 
 class Conv(nn.Module):
@@ -60,7 +66,7 @@ class Conv(nn.Module):
             nn.InstanceNorm2d(width, track_running_stats=True),
         )
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return torch.relu(x + self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x))))))
 
 
@@ -71,12 +77,17 @@ class ResNet(nn.Module):
         self.layer1 = nn.Sequential(*[Conv(4, momentum) for _ in range(2)])
         self.layer2 = nn.Sequential(*[Conv(4, momentum) for _ in range(3)])
 
-    def forward(self, x):
-        return self.layer2(self.layer1(self.stem(x))).mean((2, 3))
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.layer2(self.layer1(self.stem(x))).mean((2, 3))
+        return output
 
 
 class Codebook(nn.Module):
     """Uses its buffer, then updates it, from the second call on if `late`."""
+
+    mean: Tensor
+    mask: Tensor
+    last: Tensor | None
 
     def __init__(self, late: bool = False) -> None:
         super().__init__()
@@ -85,7 +96,7 @@ class Codebook(nn.Module):
         self.register_buffer("mask", torch.ones(8))
         self.register_buffer("last", None)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         x = torch.tanh(self.linear(x)) * (1 + self.mean) * self.mask
         if not self.late or self.calls:
             self.mean.lerp_(x.detach().mean(0), 0.5)
@@ -97,6 +108,10 @@ class Codebook(nn.Module):
 class OwnNorm(nn.Module):
     """A batch norm by hand: torch updates its buffers without counting a new version of them."""
 
+    mean: Tensor
+    variance: Tensor
+    steps: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(8, 8)
@@ -104,7 +119,7 @@ class OwnNorm(nn.Module):
         self.register_buffer("variance", torch.ones(8))
         self.register_buffer("steps", torch.zeros(1))
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         self.steps.data.add_(1)
         return nn.functional.batch_norm(self.linear(x), self.mean, self.variance, training=True)
 
@@ -112,11 +127,11 @@ class OwnNorm(nn.Module):
 class FlatNorm(nn.BatchNorm1d):
     """BatchNorm over the tokens of a batch. Its forward is its own, so it is watched like any other module."""
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.flatten(0, 1)).view_as(x)
 
 
-def codebooks(**options) -> nn.Module:
+def codebooks(**options: Any) -> nn.Module:
     return nn.Sequential(*[Codebook(**options) for _ in range(3)])
 
 
@@ -128,11 +143,11 @@ def old_spectral() -> nn.Module:
     return nn.Sequential(*[nn.Sequential(nn.utils.spectral_norm(nn.Linear(8, 8)), nn.Tanh()) for _ in range(3)])
 
 
-def tokens() -> torch.Tensor:
+def tokens() -> Tensor:
     return torch.arange(24).reshape(4, 6) % 16
 
 
-CASES = {
+CASES: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "gpt": (Gpt, tokens()),
     "shared weights": (lambda: Gpt(calls=2), tokens()),
     "nested sequential": (
@@ -151,11 +166,11 @@ CASES = {
 }
 
 
-def draft_of(model: nn.Module, **options) -> Draft:
+def draft_of(model: nn.Module, **options: Any) -> Draft:
     return Draft(model=model, loss=LOSS, optimizer=None, device=torch.device("cpu"), **options)
 
 
-def plan_of(count) -> Plan:
+def plan_of(count: KnobValue) -> Plan:
     return Plan(values={"checkpointed_blocks": count})
 
 
@@ -166,24 +181,26 @@ def facts_of(model: nn.Module, training: bool = True) -> Facts:
     )  # fmt: skip
 
 
-def applied(model: nn.Module, count):
+def applied(model: nn.Module, count: KnobValue) -> AbstractContextManager[None]:
     return STRATEGY.apply(plan_of(count), draft_of(model))
 
 
-def trained(model: nn.Module, batch, count: int, steps: int = 3, loss=None) -> dict[str, torch.Tensor]:
+def trained(
+    model: nn.Module, batch: Tensor, count: int, steps: int = 3, loss: Callable[[nn.Module, Tensor], Tensor] = mean_loss
+) -> dict[str, Tensor]:
     """Trains a copy of `model` with plain SGD and returns its weights, buffers and last gradients."""
-    model, loss = copy.deepcopy(model), loss or mean_loss
+    model = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(3)
     with applied(model, count):
         for _ in range(steps):
             optimizer.zero_grad()
-            loss(model, batch).backward()
+            loss(model, batch).backward()  # type: ignore[no-untyped-call]  # torch has no types here
             optimizer.step()
     assert not any("forward" in vars(module) for module in model.modules())
     gradients = {f"{name}.grad": weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
     return {**model.state_dict(), **gradients}
 
 
-def fail(*_):
+def fail(*_: object) -> NoReturn:
     raise RuntimeError("injected")

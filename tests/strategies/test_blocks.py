@@ -1,8 +1,10 @@
 """find_blocks on hand-written module trees."""
 
+from collections.abc import Callable, Iterable
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from autofit.strategies.blocks import find_blocks
@@ -15,7 +17,7 @@ class Leaf(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return x * self.weight
 
 
@@ -24,8 +26,9 @@ class Mlp(nn.Module):
         super().__init__()
         self.net = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
 
-    def forward(self, x):
-        return self.net(x)
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.net(x)
+        return output
 
 
 class Attention(nn.Module):
@@ -33,8 +36,9 @@ class Attention(nn.Module):
         super().__init__()
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
-    def forward(self, x):
-        return self.out(self.qkv(x)[..., : x.shape[-1]])
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.out(self.qkv(x)[..., : x.shape[-1]])
+        return output
 
 
 class Block(nn.Module):
@@ -45,9 +49,10 @@ class Block(nn.Module):
         self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attn, self.mlp = Attention(width), Mlp(width)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.ln1(x))
-        return x + self.mlp(self.ln2(x))
+        output: Tensor = x + self.mlp(self.ln2(x))
+        return output
 
 
 class Conv(nn.Module):
@@ -59,8 +64,9 @@ class Conv(nn.Module):
         self.conv2, self.bn2 = nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width)
         self.shortcut = nn.Sequential(nn.Conv2d(width, width, 1), nn.BatchNorm2d(width))
 
-    def forward(self, x):
-        return self.shortcut(x) + self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.shortcut(x) + self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
+        return output
 
 
 class Holder(nn.Module):
@@ -71,7 +77,7 @@ class Holder(nn.Module):
         for name, part in parts.items():
             self.add_module(name, part)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         for part in self.children():
             x = part(x)
         return x
@@ -93,10 +99,11 @@ class Stage(nn.Module):
         self.blocks = nn.ModuleList([Block(width) for _ in range(depth)])
         self.down = nn.Linear(width, 2 * width)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
             x = block(x)
-        return self.down(x)
+        output: Tensor = self.down(x)
+        return output
 
 
 def of_class(model: nn.Module, *classes: type) -> list[nn.Module]:
@@ -104,30 +111,30 @@ def of_class(model: nn.Module, *classes: type) -> list[nn.Module]:
 
 
 @pytest.mark.parametrize("container", [nn.ModuleList, lambda blocks: nn.Sequential(*blocks)])
-def test_blocks_of_a_container_are_found_in_order(container):
+def test_blocks_of_a_container_are_found_in_order(container: Callable[[Iterable[nn.Module]], nn.Module]) -> None:
     model = Holder(embed=nn.Embedding(100, 4), blocks=container([Block() for _ in range(3)]), head=nn.Linear(4, 100))
     assert list(find_blocks(model)) == of_class(model, Block)
 
 
-def test_blocks_that_are_plain_attributes_are_found():
+def test_blocks_that_are_plain_attributes_are_found() -> None:
     model = Holder(stem=nn.Linear(4, 4), first=Block(), second=Block(), third=Block(), head=nn.Linear(4, 2))
     assert find_blocks(model) == (model.first, model.second, model.third)
 
 
-def test_lists_in_lists_and_dicts_are_looked_through():
+def test_lists_in_lists_and_dicts_are_looked_through() -> None:
     layers = nn.ModuleDict({"h": nn.ModuleList([nn.ModuleList([Attention(), Mlp()]) for _ in range(3)])})
     model = Holder(transformer=layers)
     assert list(find_blocks(model)) == of_class(model, Attention, Mlp)
 
 
-def test_sequentials_of_leaves_are_blocks_when_repeated():
+def test_sequentials_of_leaves_are_blocks_when_repeated() -> None:
     units = [nn.Sequential(nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3), nn.ReLU()) for _ in range(4)]
     model = nn.Sequential(nn.Sequential(*units), nn.Flatten(), nn.Linear(3, 2))
     assert find_blocks(model) == tuple(units)
 
 
 @pytest.mark.parametrize("depths", [(2, 2, 2, 2), (3, 4, 6, 3)])
-def test_stages_give_way_to_their_blocks(depths):
+def test_stages_give_way_to_their_blocks(depths: tuple[int, ...]) -> None:
     stages = {f"layer{i}": nn.Sequential(*[Conv(2 * 2**i) for _ in range(depth)]) for i, depth in enumerate(depths, 1)}
     model = Holder(conv1=nn.Conv2d(3, 4, 7), bn1=nn.BatchNorm2d(4), **stages, fc=nn.Linear(32, 10))
     blocks = find_blocks(model)
@@ -135,18 +142,18 @@ def test_stages_give_way_to_their_blocks(depths):
     assert len(blocks) == sum(depths)
 
 
-def test_stage_classes_give_way_to_their_blocks():
+def test_stage_classes_give_way_to_their_blocks() -> None:
     model = Holder(stages=nn.ModuleList([Stage(2 * 2**i, depth) for i, depth in enumerate((2, 2, 6, 2))]))
     assert list(find_blocks(model)) == of_class(model, Block)
 
 
-def test_encoder_and_decoder_are_taken_together_in_module_order():
+def test_encoder_and_decoder_are_taken_together_in_module_order() -> None:
     encoder = Encoder(**{f"layer{i}": Block() for i in range(3)})
     decoder = Decoder(**{f"layer{i}": Conv(4) for i in range(2)})
     assert find_blocks(Holder(encoder=encoder, decoder=decoder)) == (*encoder.children(), *decoder.children())
 
 
-def test_two_stacks_of_one_class_give_way_to_their_layers():
+def test_two_stacks_of_one_class_give_way_to_their_layers() -> None:
     model = Holder(
         encoder=Encoder(**{f"layer{i}": Block() for i in range(4)}),
         decoder=Encoder(**{f"layer{i}": Block() for i in range(4)}),
@@ -154,7 +161,7 @@ def test_two_stacks_of_one_class_give_way_to_their_layers():
     assert list(find_blocks(model)) == of_class(model, Block)
 
 
-def test_heads_inside_blocks_are_not_taken():
+def test_heads_inside_blocks_are_not_taken() -> None:
     class Wide(Block):
         def __init__(self) -> None:
             super().__init__(8)
@@ -164,19 +171,19 @@ def test_heads_inside_blocks_are_not_taken():
     assert list(find_blocks(model)) == of_class(model, Wide)
 
 
-def test_experts_inside_blocks_are_not_taken():
+def test_experts_inside_blocks_are_not_taken() -> None:
     blocks = [Holder(attn=Attention(), experts=nn.ModuleList([Mlp() for _ in range(8)])) for _ in range(6)]
     model = Encoder(blocks=nn.ModuleList(blocks))
     assert find_blocks(model) == tuple(blocks)
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
-def test_torch_transformer():
+def test_torch_transformer() -> None:
     model = nn.Transformer(8, 2, num_encoder_layers=3, num_decoder_layers=2, dim_feedforward=16)
     assert list(find_blocks(model)) == of_class(model, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
 
-def test_u_net_takes_its_repeated_halves():
+def test_u_net_takes_its_repeated_halves() -> None:
     class Down(Mlp):
         pass
 
@@ -187,7 +194,7 @@ def test_u_net_takes_its_repeated_halves():
     assert find_blocks(model) == (model.down1, model.down2, model.up1, model.up2)
 
 
-def test_embeddings_are_not_blocks():
+def test_embeddings_are_not_blocks() -> None:
     embeds = {name: nn.Sequential(nn.Embedding(50_000, 4), nn.Dropout()) for name in ("source", "target")}
     model = Holder(**embeds, layers=nn.ModuleList([Block() for _ in range(2)]))
     assert list(find_blocks(model)) == of_class(model, Block)
@@ -210,28 +217,28 @@ def test_embeddings_are_not_blocks():
     ],
     ids=["leaf", "linears", "leaves", "vgg", "u-net", "no parameters", "shared"],
 )
-def test_nothing_to_find(model):
+def test_nothing_to_find(model: nn.Module) -> None:
     assert find_blocks(model) == ()
 
 
-def test_a_block_in_two_lists_is_taken_once():
+def test_a_block_in_two_lists_is_taken_once() -> None:
     block, other = Block(), Block()
     model = Holder(first=nn.ModuleList([block, other]), second=nn.ModuleList([block]))
     assert find_blocks(model) == (block, other)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_script_modules_are_left_out():
+def test_script_modules_are_left_out() -> None:
     scripted = [torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU())) for _ in range(2)]
     assert find_blocks(nn.Sequential(*scripted)) == ()
 
 
-def test_parametrized_layers_are_leaves_and_of_one_class():
+def test_parametrized_layers_are_leaves_and_of_one_class() -> None:
     units = [nn.Sequential(weight_norm(nn.Linear(4, 4)), nn.Tanh()) for _ in range(3)]
     assert find_blocks(nn.Sequential(*units)) == tuple(units)
     assert find_blocks(nn.Sequential(*[weight_norm(nn.Linear(4, 4)) for _ in range(3)])) == ()
 
 
-def test_lazy_modules_do_not_break_the_search():
+def test_lazy_modules_do_not_break_the_search() -> None:
     model = nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(4)) for _ in range(2)])
     assert find_blocks(model) == tuple(model)

@@ -3,14 +3,17 @@
 import copy
 import io
 import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autofit.core.errors import SpaceError
-from autofit.core.plan import Plan
+from autofit.core.plan import KnobValue, Plan
 from autofit.strategies.checkpointing import CheckpointedForward
 from autofit.workloads.step import StepBatch, TrainStep
 from tests.strategies.repeated_blocks import (
@@ -30,12 +33,12 @@ from tests.strategies.repeated_blocks import (
 )
 
 
-def saved_bytes(model: nn.Module, batch, loss=mean_loss) -> int:
+def saved_bytes(model: nn.Module, batch: Tensor, loss: Callable[[nn.Module, Tensor], Tensor] = mean_loss) -> int:
     """Returns the bytes of distinct storages that autograd keeps after the forward pass, weights not counted."""
     known = {tensor.untyped_storage().data_ptr() for tensor in model.parameters()}
-    kept = {}
+    kept: dict[int, int] = {}
 
-    def pack(tensor):
+    def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in known:
             kept[storage.data_ptr()] = storage.nbytes()
@@ -43,7 +46,7 @@ def saved_bytes(model: nn.Module, batch, loss=mean_loss) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         result = loss(model, batch)
-    result.backward()
+    result.backward()  # type: ignore[no-untyped-call]  # torch has no types here
     return sum(kept.values())
 
 
@@ -61,7 +64,7 @@ def trace_of(model: nn.Module) -> list[dict[str, object]]:
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
+def one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -73,21 +76,22 @@ def one_thread():
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("count", [1, -1])
-def test_training_is_the_same(name, count):
+def test_training_is_the_same(name: str, count: int) -> None:
     make, batch = CASES[name]
     torch.manual_seed(0)
     model = make()
-    most = STRATEGY.offer(facts_of(model)).knobs[0].values[-1]
+    most = int(STRATEGY.offer(facts_of(model)).knobs[0].values[-1])
     plain, checkpointed = trained(model, batch, 0), trained(model, batch, count % (most + 1))
     assert plain.keys() == checkpointed.keys()
     for key, value in plain.items():
-        torch.testing.assert_close(checkpointed[key], value, msg=lambda text, key=key: f"{key}: {text}")
+        torch.testing.assert_close(checkpointed[key], value, msg=partial("{}: {}".format, key))
 
 
-def test_training_is_the_same_under_autocast():
-    def loss(model, batch):
+def test_training_is_the_same_under_autocast() -> None:
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
-            return model(batch).float().square().mean()
+            found: Tensor = model(batch).float().square().mean()
+            return found
 
     model = Gpt()
     plain, checkpointed = trained(model, tokens(), 0, loss=loss), trained(model, tokens(), 4, loss=loss)
@@ -95,7 +99,7 @@ def test_training_is_the_same_under_autocast():
         torch.testing.assert_close(checkpointed[key], value, msg=key)
 
 
-def test_training_is_the_same_with_accumulation_in_a_train_step():
+def test_training_is_the_same_with_accumulation_in_a_train_step() -> None:
     results = []
     model = Gpt(p=0.0)
     for count in (0, 4):
@@ -104,24 +108,24 @@ def test_training_is_the_same_with_accumulation_in_a_train_step():
         draft.optimizer = torch.optim.SGD(trial.parameters(), lr=0.1)
         step = TrainStep(plan=plan_of(count), draft=draft)
         with STRATEGY.apply(plan_of(count), draft):
-            losses = [step(StepBatch.of(tokens().split(2))) for _ in range(2)]
+            losses = [step(StepBatch.of(torch.split(tokens(), 2))) for _ in range(2)]
         results.append((torch.stack(losses), trial.state_dict()))
     torch.testing.assert_close(results[0], results[1])
 
 
-def test_a_list_that_a_block_extends_is_the_callers_own():
+def test_a_list_that_a_block_extends_is_the_callers_own() -> None:
     class Logging(Block):
-        def forward(self, x, log):
+        def forward(self, x: Tensor, log: list[Tensor]) -> Tensor:  # type: ignore[override]  # it takes a list too
             log.append(x.mean())
             return super().forward(x)
 
     class Net(nn.Module):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.blocks = nn.ModuleList([Logging(), Logging()])
 
-        def forward(self, x):
-            log = []
+        def forward(self, x: Tensor) -> Tensor:
+            log: list[Tensor] = []
             for block in self.blocks:
                 x = block(x, log)
             assert len(log) == 2
@@ -131,21 +135,22 @@ def test_a_list_that_a_block_extends_is_the_callers_own():
     torch.testing.assert_close(trained(model, batch, 2), trained(model, batch, 0))
 
 
-def test_a_list_argument_that_the_caller_extends_is_seen_as_it_was():
+def test_a_list_argument_that_the_caller_extends_is_seen_as_it_was() -> None:
     class Dense(nn.Module):
-        def __init__(self, width):
+        def __init__(self, width: int) -> None:
             super().__init__()
             self.linear, self.act = nn.Linear(width, 4), nn.Tanh()
 
-        def forward(self, features):
-            return self.act(self.linear(torch.cat(features, 1)))
+        def forward(self, features: list[Tensor]) -> Tensor:
+            output: Tensor = self.act(self.linear(torch.cat(features, 1)))
+            return output
 
     class DenseNet(nn.Module):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.layers = nn.ModuleList([Dense(4 * depth) for depth in (1, 2, 3)])
 
-        def forward(self, x):
+        def forward(self, x: Tensor) -> Tensor:
             features = [x]
             for layer in self.layers:
                 features.append(layer(features))
@@ -160,10 +165,10 @@ def test_a_list_argument_that_the_caller_extends_is_seen_as_it_was():
 
 
 @pytest.mark.parametrize("name", ["gpt", "nested sequential", "resnet", "spectral norm"])
-def test_saved_bytes_fall_with_each_block(name):
+def test_saved_bytes_fall_with_each_block(name: str) -> None:
     make, batch = CASES[name]
     model = make()
-    most = STRATEGY.offer(facts_of(model)).knobs[0].values[-1]
+    most = int(STRATEGY.offer(facts_of(model)).knobs[0].values[-1])
     saved = []
     for count in range(most + 1):
         with applied(model, count):
@@ -171,9 +176,10 @@ def test_saved_bytes_fall_with_each_block(name):
     assert all(more > less for more, less in pairwise(saved)), saved
 
 
-def test_each_block_runs_twice_in_training_and_once_otherwise():
-    model, calls = Gpt(), []
-    model.blocks[0].up.register_forward_hook(lambda *_: calls.append("inner"))
+def test_each_block_runs_twice_in_training_and_once_otherwise() -> None:
+    model = Gpt()
+    calls: list[str] = []
+    model.get_submodule("blocks.0.up").register_forward_hook(lambda *_: calls.append("inner"))
     model.blocks[0].register_forward_hook(lambda *_: calls.append("outer"))
     with applied(model, 1):
         model(tokens()).sum().backward()
@@ -193,7 +199,7 @@ def test_each_block_runs_twice_in_training_and_once_otherwise():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_everything_is_put_back(name):
+def test_everything_is_put_back(name: str) -> None:
     make, batch = CASES[name]
     model = make().train()
     model.register_forward_hook(lambda *_: None)
@@ -206,7 +212,7 @@ def test_everything_is_put_back(name):
     model(batch).sum().backward()
 
 
-def test_an_exception_inside_undoes_too():
+def test_an_exception_inside_undoes_too() -> None:
     model = Gpt()
     before = trace_of(model)
     with pytest.raises(RuntimeError, match="injected"), applied(model, 4):
@@ -214,12 +220,13 @@ def test_an_exception_inside_undoes_too():
     assert trace_of(model) == before
 
 
-def test_the_users_own_forward_is_used_and_put_back():
-    model, calls = Gpt(), []
+def test_the_users_own_forward_is_used_and_put_back() -> None:
+    model = Gpt()
+    calls: list[int] = []
     block = model.blocks[0]
     original = block.forward
 
-    def own(*args, **kwargs):
+    def own(*args: Any, **kwargs: Any) -> Any:
         calls.append(1)
         return original(*args, **kwargs)
 
@@ -231,7 +238,7 @@ def test_the_users_own_forward_is_used_and_put_back():
     assert "forward" not in vars(model.blocks[1])
 
 
-def reloaded(model):
+def reloaded(model: nn.Module) -> Any:
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
@@ -239,12 +246,12 @@ def reloaded(model):
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, reloaded], ids=["copied", "pickled"])
-def test_a_copy_made_meanwhile_runs_its_own_weights(duplicate):
+def test_a_copy_made_meanwhile_runs_its_own_weights(duplicate: Callable[[Gpt], Gpt]) -> None:
     model = Gpt(p=0.0)
     with applied(model, 4):
         twin = duplicate(model)
         expected = model(tokens())
-        nn.init.zeros_(model.blocks[0].down.weight)
+        nn.init.zeros_(model.get_parameter("blocks.0.down.weight"))
         torch.testing.assert_close(twin(tokens()), expected)
         assert vars(twin.blocks[0])["forward"].block is twin.blocks[0]
 
@@ -256,7 +263,7 @@ def test_a_copy_made_meanwhile_runs_its_own_weights(duplicate):
     ("blocks", "values"),
     [(2, (0, 1, 2)), (3, (0, 1, 2, 3)), (4, (0, 1, 2, 3, 4)), (6, (0, 2, 3, 5, 6)), (24, (0, 6, 12, 18, 24))],
 )
-def test_offers_quarters_of_the_blocks(blocks, values):
+def test_offers_quarters_of_the_blocks(blocks: int, values: tuple[int, ...]) -> None:
     (knob,) = STRATEGY.offer(facts_of(Gpt(blocks))).knobs
     assert (knob.name, knob.values, knob.default) == ("checkpointed_blocks", values, 0)
 
@@ -277,15 +284,15 @@ def flagged(flag: str) -> nn.Module:
     ("model", "training", "reason"),
     [
         (Gpt(), False, "inference has no backward"),
-        (nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), True, "no repeated blocks: looked for"),
-        (flagged("gradient_checkpointing"), True, "already checkpoints; left as it is"),
-        (flagged("grad_checkpointing"), True, "already checkpoints; left as it is"),
+        (nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), True, "no repeated blocks; expected"),
+        (flagged("gradient_checkpointing"), True, "already uses checkpointing, which is not changed"),
+        (flagged("grad_checkpointing"), True, "already uses checkpointing, which is not changed"),
         (compiled(), True, "compiled"),
         (torch.compile(Gpt(), backend="eager"), True, "compiled"),
     ],
     ids=["inference", "no blocks", "flag", "timm flag", "compiled block", "compiled"],
 )
-def test_refuses_with_a_reason(model, training, reason):
+def test_refuses_with_a_reason(model: nn.Module, training: bool, reason: str) -> None:
     offer = STRATEGY.offer(facts_of(model, training))
     assert offer.knobs == ()
     assert offer.refused[0].name == "checkpointing"
@@ -293,32 +300,32 @@ def test_refuses_with_a_reason(model, training, reason):
 
 
 @pytest.mark.parametrize("count", [5, -1, True, "all"])
-def test_a_number_of_blocks_that_the_model_does_not_have_is_an_error(count):
+def test_a_number_of_blocks_that_the_model_does_not_have_is_an_error(count: KnobValue) -> None:
     with pytest.raises(SpaceError, match=r"checkpointed_blocks=.*expected one of 0, 1, 2, 3, 4\..*Tune again"):
         applied(Gpt(), count)
 
 
 @pytest.mark.parametrize("make", [compiled, lambda: flagged("gradient_checkpointing")])
-def test_a_plan_for_a_model_that_must_be_left_alone_is_an_error(make):
+def test_a_plan_for_a_model_that_must_be_left_alone_is_an_error(make: Callable[[], nn.Module]) -> None:
     with pytest.raises(SpaceError, match="expected 0, since the model"):
         applied(make(), 2)
 
 
-def test_applying_twice_is_an_error():
+def test_applying_twice_is_an_error() -> None:
     model = Gpt()
-    with applied(model, 2), pytest.raises(SpaceError, match="already checkpoints"):
+    with applied(model, 2), pytest.raises(SpaceError, match="already uses checkpointing"):
         applied(model, 2)
 
 
 @pytest.mark.parametrize("plan", [Plan(), plan_of(0), Plan(values={"micro_batch_size": 4})])
-def test_a_plan_that_asks_for_nothing_changes_nothing(plan):
+def test_a_plan_that_asks_for_nothing_changes_nothing(plan: Plan) -> None:
     model = nn.Linear(2, 2)
     before = trace_of(model)
     with STRATEGY.apply(plan, draft_of(model)):
         assert trace_of(model) == before
 
 
-def test_no_conflicts():
+def test_no_conflicts() -> None:
     assert STRATEGY.conflict(plan_of(4)) is None
 
 
@@ -328,36 +335,37 @@ def test_no_conflicts():
 class AllOrNothing(Gpt):
     """A model in the style of transformers 4.35: one flag for all blocks."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        self.log = []
+        self.log: list[object] = []
 
-    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs=None):
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
         self.log.append(("enable", gradient_checkpointing_kwargs))
         self.gradient_checkpointing = True
 
-    def gradient_checkpointing_disable(self):
+    def gradient_checkpointing_disable(self) -> None:
         self.log.append("disable")
         self.gradient_checkpointing = False
 
 
-def test_a_model_with_one_flag_for_all_offers_none_or_all():
-    model = nn.Sequential(AllOrNothing())
+def test_a_model_with_one_flag_for_all_offers_none_or_all() -> None:
+    own = AllOrNothing()
+    model = nn.Sequential(own)
     (knob,) = STRATEGY.offer(facts_of(model)).knobs
     assert knob.values == (0, 4)
     with pytest.raises(SpaceError, match="expected one of 0, 4"):
         applied(model, 2)
     before = trace_of(model)
     with applied(model, 4):
-        assert model[0].gradient_checkpointing is True
-        assert not any(isinstance(vars(block).get("forward"), CheckpointedForward) for block in model[0].blocks)
-    assert model[0].log == [("enable", {"use_reentrant": False}), "disable"]
+        assert vars(own)["gradient_checkpointing"] is True
+        assert not any(isinstance(vars(block).get("forward"), CheckpointedForward) for block in own.blocks)
+    assert own.log == [("enable", {"use_reentrant": False}), "disable"]
     assert trace_of(model) == before
 
 
-def test_a_method_that_fails_leaves_no_trace():
+def test_a_method_that_fails_leaves_no_trace() -> None:
     class Broken(AllOrNothing):
-        def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs=None):
+        def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
             super().gradient_checkpointing_enable()
             raise ValueError("injected")
 
@@ -368,40 +376,46 @@ def test_a_method_that_fails_leaves_no_trace():
     assert trace_of(model) == before
 
 
-def tiny_gpt2():
+def tiny_gpt2() -> Any:
     transformers = pytest.importorskip("transformers")
     sizes = {"n_layer": 3, "n_embd": 16, "n_head": 2, "vocab_size": 32, "n_positions": 16}
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, attn_implementation="sdpa"))
 
 
-def tiny_llama():
+def tiny_llama() -> Any:
     transformers = pytest.importorskip("transformers")
     sizes = {"num_hidden_layers": 3, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, vocab_size=32))
 
 
-def tiny_bert():
+def tiny_bert() -> Any:
     transformers = pytest.importorskip("transformers")
     sizes = {"num_hidden_layers": 3, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
     return transformers.BertForSequenceClassification(transformers.BertConfig(**sizes, vocab_size=32))
 
 
-def tiny_t5():
+def tiny_t5() -> Any:
     transformers = pytest.importorskip("transformers")
     sizes = {"num_layers": 2, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_heads": 2, "vocab_size": 32}
     return transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))
 
 
-HF = {"gpt2": (tiny_gpt2, 3), "llama": (tiny_llama, 3), "bert": (tiny_bert, 3), "t5": (tiny_t5, 4)}
+HF: dict[str, tuple[Callable[[], Any], int]] = {
+    "gpt2": (tiny_gpt2, 3),
+    "llama": (tiny_llama, 3),
+    "bert": (tiny_bert, 3),
+    "t5": (tiny_t5, 4),
+}
 
 
-def hf_loss(model, batch):
+def hf_loss(model: nn.Module, batch: Tensor) -> Tensor:
     labels = batch[:, 0] % 2 if type(model).__name__.startswith("Bert") else batch
-    return model(input_ids=batch, labels=labels).loss
+    loss: Tensor = model(input_ids=batch, labels=labels).loss
+    return loss
 
 
 @pytest.mark.parametrize("name", HF)
-def test_transformers_models_train_the_same_with_fewer_saved_bytes(name):
+def test_transformers_models_train_the_same_with_fewer_saved_bytes(name: str) -> None:
     make, blocks = HF[name]
     torch.manual_seed(0)
     model, batch = make().train(), tokens()
@@ -418,7 +432,7 @@ def test_transformers_models_train_the_same_with_fewer_saved_bytes(name):
 
 
 @pytest.mark.parametrize("name", HF)
-def test_transformers_models_are_put_back(name):
+def test_transformers_models_are_put_back(name: str) -> None:
     make, blocks = HF[name]
     model = make().train()
     model.config.use_cache = True
@@ -431,25 +445,25 @@ def test_transformers_models_are_put_back(name):
     assert trace_of(model) == before
 
 
-def test_a_users_transformers_checkpointing_is_left_as_it_is():
+def test_a_users_transformers_checkpointing_is_left_as_it_is() -> None:
     model = tiny_llama()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # the newer name exists from 5.23 on only
         model.gradient_checkpointing_enable()
     before = trace_of(model)
-    assert "already checkpoints" in STRATEGY.offer(facts_of(model)).refused[0].reason
-    with pytest.raises(SpaceError, match="already checkpoints"):
+    assert "already uses checkpointing" in STRATEGY.offer(facts_of(model)).refused[0].reason
+    with pytest.raises(SpaceError, match="already uses checkpointing"):
         applied(model, 1)
     assert trace_of(model) == before
 
 
-def test_a_transformers_model_inside_the_users_own_module_is_found():
+def test_a_transformers_model_inside_the_users_own_module_is_found() -> None:
     model = nn.Sequential(tiny_bert())
     (knob,) = STRATEGY.offer(facts_of(model)).knobs
     assert knob.values == (0, 1, 2, 3)
 
 
-def test_a_batch_norm_inside_a_transformers_layer_is_updated_once():
+def test_a_batch_norm_inside_a_transformers_layer_is_updated_once() -> None:
     model = tiny_bert().train()
     for layer in model.bert.encoder.layer:
         layer.output.dense = nn.Sequential(layer.output.dense, FlatNorm(16))

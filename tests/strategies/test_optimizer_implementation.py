@@ -123,7 +123,7 @@ def test_offers_what_the_optimizer_has_beside_what_it_runs() -> None:
     assert values(RMSprop(net().parameters())) == ("default", "foreach")
     refused = {refusal.name: refusal.reason for refusal in offer(RMSprop(net().parameters())).refused}
     assert "no fused implementation" in refused["optimizer_implementation=fused"]
-    assert "default runs" in refused["optimizer_implementation=for-loop"]
+    assert "default already runs" in refused["optimizer_implementation=for-loop"]
 
 
 def test_offer_leaves_the_optimizer_and_the_random_state_as_they_are() -> None:
@@ -159,11 +159,12 @@ class OwnOptions(AdamW):
 
 def test_optimizers_that_cannot_be_switched_are_refused() -> None:
     assert "inference" in only_reason(None)
-    assert "step of its own" in only_reason(OwnStep(net().parameters()))
+    assert "its own step" in only_reason(OwnStep(net().parameters()))
     assert "one implementation" in only_reason(torch.optim.LBFGS(net().parameters()))
     assert "differentiable" in only_reason(AdamW(net().parameters(), differentiable=True))
     first, second = net().parameters(), net().parameters()
-    assert "differ in foreach" in only_reason(AdamW([{"params": first, "foreach": True}, {"params": second}]))
+    groups: list[dict[str, Any]] = [{"params": first, "foreach": True}, {"params": second}]
+    assert "differ in foreach" in only_reason(AdamW(groups))
 
 
 def test_subclass_with_a_constructor_of_its_own_is_offered() -> None:
@@ -294,7 +295,7 @@ def test_counters_that_training_created_become_those_of_the_user(wide: None) -> 
 
 @pytest.mark.parametrize("way", PREFIXES)
 @pytest.mark.parametrize("own", [{}, {"fused": True}, {"foreach": True}], ids=str)
-def test_gradient_scaler_goes_with_every_implementation(way: str, own: dict[str, bool]) -> None:
+def test_gradient_scaler_goes_with_every_implementation(way: str, own: dict[str, Any]) -> None:
     plain, scaled = net(), net()
     prepare(Plan(), draft(plain, AdamW(plain.parameters(), lr=0.01)), [])(batch())
     made = draft(scaled, AdamW(scaled.parameters(), lr=0.01, **own))
@@ -338,7 +339,7 @@ def test_unknown_value_is_turned_away(value: str | int) -> None:
 def test_what_the_optimizer_does_not_have_is_turned_away() -> None:
     for optimizer, why in (
         (RMSprop(net().parameters()), "no fused implementation"),
-        (OwnStep(net().parameters()), "step of its own"),
+        (OwnStep(net().parameters()), "its own step"),
         (None, "inference"),
     ):
         made = draft(net(), optimizer)

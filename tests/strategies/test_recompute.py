@@ -2,10 +2,11 @@
 
 import copy
 import warnings
+from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.strategies.repeated_blocks import (
@@ -23,14 +24,14 @@ from tests.strategies.repeated_blocks import (
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
+def one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
 
 
-def test_the_recomputation_leaves_every_buffer_bit_identical():
+def test_the_recomputation_leaves_every_buffer_bit_identical() -> None:
     model = ResNet()
     batch = CASES["resnet"][1]
     buffers = []
@@ -45,15 +46,13 @@ def test_the_recomputation_leaves_every_buffer_bit_identical():
     assert int(buffers[1]["layer1.0.bn1.num_batches_tracked"]) == 1
 
 
-def test_a_norm_has_its_momentum_again_after_the_step_and_after_a_failed_recomputation():
+def test_a_norm_has_its_momentum_again_after_the_step_and_after_a_failed_recomputation() -> None:
     model = ResNet()
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     tracked = [norm.num_batches_tracked for norm in norms]
-    loss = None
     with applied(model, 5):
         loss = model(CASES["resnet"][1]).sum()
-        first = model.layer1[0]
-        first.conv2.register_forward_pre_hook(fail)
+        model.get_submodule("layer1.0.conv2").register_forward_pre_hook(fail)
         with pytest.raises(RuntimeError, match="injected"):
             loss.backward()
         assert all(norm.momentum == 0.1 for norm in norms)
@@ -61,7 +60,7 @@ def test_a_norm_has_its_momentum_again_after_the_step_and_after_a_failed_recompu
 
 
 @pytest.mark.filterwarnings("ignore:the buffer last")
-def test_a_buffer_that_begins_to_change_later_is_updated_once_with_a_warning():
+def test_a_buffer_that_begins_to_change_later_is_updated_once_with_a_warning() -> None:
     torch.manual_seed(0)
     model, batch = codebooks(late=True), CASES["codebook"][1]
     twin = copy.deepcopy(model)
@@ -81,7 +80,7 @@ def test_a_buffer_that_begins_to_change_later_is_updated_once_with_a_warning():
         torch.testing.assert_close(model.get_parameter(name).grad, weight.grad)
 
 
-def test_dropout_draws_the_same_mask_again():
+def test_dropout_draws_the_same_mask_again() -> None:
     model, batch = Gpt(p=0.5), tokens()
     plain, checkpointed = trained(model, batch, 0, steps=1), trained(model, batch, 4, steps=1)
     other = trained_with_another_seed(model, batch)
@@ -89,27 +88,28 @@ def test_dropout_draws_the_same_mask_again():
     torch.testing.assert_close(checkpointed["blocks.0.up.weight.grad"], plain["blocks.0.up.weight.grad"])
 
 
-def trained_with_another_seed(model, batch):
+def trained_with_another_seed(model: Gpt, batch: Tensor) -> Tensor:
     model = copy.deepcopy(model)
     torch.manual_seed(4)
     model(batch).square().mean().backward()
+    assert model.head.weight.grad is not None
     return model.head.weight.grad
 
 
-def test_a_norm_with_its_own_forward_may_be_frozen_at_first():
+def test_a_norm_with_its_own_forward_may_be_frozen_at_first() -> None:
     class Tokens(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.norm, self.linear = FlatNorm(8), nn.Linear(8, 8)
 
-        def forward(self, x):
+        def forward(self, x: Tensor) -> Tensor:
             return torch.tanh(self.linear(self.norm(x)))
 
     model, batch = nn.Sequential(Tokens(), Tokens()), torch.linspace(-1, 1, 96).reshape(3, 4, 8)
     twin = copy.deepcopy(model)
     with applied(model, 2):
         for trial in (model, twin):
-            trial[0].norm.eval()
+            trial.get_submodule("0.norm").eval()
             trial(batch).sum().backward()
             trial.train()
             trial(batch).sum().backward()
@@ -118,7 +118,7 @@ def test_a_norm_with_its_own_forward_may_be_frozen_at_first():
 
 
 @pytest.mark.parametrize("name", ["codebook", "spectral norm", "resnet"])
-def test_second_backward_over_a_kept_graph_is_exact_too(name):
+def test_second_backward_over_a_kept_graph_is_exact_too(name: str) -> None:
     make, batch = CASES[name]
     gradients = []
     model = make()
@@ -126,21 +126,22 @@ def test_second_backward_over_a_kept_graph_is_exact_too(name):
         trial = copy.deepcopy(model)
         with applied(trial, count):
             loss = mean_loss(trial, batch)
-            loss.backward(retain_graph=True)
-            loss.backward()
+            loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]  # torch has no types here
+            loss.backward()  # type: ignore[no-untyped-call]  # torch has no types here
         gradients.append([weight.grad for weight in trial.parameters()])
     torch.testing.assert_close(gradients[1], gradients[0])
 
 
-def test_an_input_changed_in_place_is_an_error_and_not_a_wrong_gradient():
+def test_an_input_changed_in_place_is_an_error_and_not_a_wrong_gradient() -> None:
     class InPlace(nn.Module):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.linear, self.act = nn.Linear(4, 4), nn.Tanh()
 
-        def forward(self, x):
+        def forward(self, x: Tensor) -> Tensor:
             x += 1.0
-            return self.act(self.linear(x))
+            output: Tensor = self.act(self.linear(x))
+            return output
 
     model = nn.Sequential(nn.Linear(4, 4), *[InPlace() for _ in range(2)])
     with applied(model, 2):
@@ -149,7 +150,7 @@ def test_an_input_changed_in_place_is_an_error_and_not_a_wrong_gradient():
             loss.backward()
 
 
-def test_runs_on_fake_tensors():
+def test_runs_on_fake_tensors() -> None:
     for name in ("resnet", "codebook", "own norm"):
         make, batch = CASES[name]
         with FakeTensorMode():
@@ -159,9 +160,9 @@ def test_runs_on_fake_tensors():
             assert all(weight.grad is not None for weight in model.parameters())
 
 
-def test_only_buffers_that_change_are_copied_after_the_first_call():
+def test_only_buffers_that_change_are_copied_after_the_first_call() -> None:
     model = codebooks()
     with applied(model, 3):
         model(CASES["codebook"][1])
-        recompute = vars(model[0])["forward"].recompute
+        recompute = vars(model.get_submodule("0"))["forward"].recompute
         assert {recompute.buffers[position][1] for position in recompute.changing} == {"mean", "last"}

@@ -69,6 +69,7 @@ def outline(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[object]:
 def test_a_step_that_is_dropped_leaves_the_model_as_the_plan_has_it(values: dict[str, str | int]) -> None:
     step = prepared(values)
     model, optimizer = step.draft.model, step.draft.optimizer
+    assert optimizer is not None
     step(images()[0])
     before = outline(model, optimizer)
     del step

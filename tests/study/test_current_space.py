@@ -28,10 +28,10 @@ def test_trials_of_plans_that_are_not_searched_now_are_said_with_what_differs(db
     other = space().model_copy(update={"global_batch_size": 16, "baseline": PLAN.replace(accumulation_steps=4)})
     study = reopen(db, facts=other)
     assert study.notes == (
-        "1 trial is of plans that this run does not search and not used: 2 accumulation steps of 4 are not the global "
+        "1 trial not used, since this run does not search these plans: 2 accumulation steps of 4 are not the global "
         "batch 16",
     )
     assert len(study.earlier()) == 1  # for the record
     study.finish(study.begin(PLAN.replace(precision="fp32"), Purpose.PROBE), measured())
     (note,) = reopen(db, facts=space(precisions=("fp32",))).notes[1:]
-    assert note == ("1 trial is of plans that this run does not search and not used: precision=bf16 is not one of fp32")
+    assert note == ("1 trial not used, since this run does not search these plans: precision=bf16 is not one of fp32")

@@ -166,7 +166,7 @@ def test_a_plan_is_tried_once_more_after_its_process_died_and_then_no_more(db: P
         twice = reopen(db)
         assert [(trial.plan, trial.outcome.status) for trial in twice.earlier()] == [(PLAN, Status.CRASHED)] * 2
         assert len(twice.notes) == notes
-        assert twice.notes[-1] == f"not tried again, its process died 2 times: {PLAN}"
+        assert twice.notes[-1] == f"not tried again because its process died 2 times: {PLAN}"
 
 
 def test_a_run_that_was_taken_for_dead_loses_nothing(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:

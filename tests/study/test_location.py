@@ -65,7 +65,7 @@ def test_a_full_disk_is_a_study_error_and_what_was_recorded_is_kept(db: Path) ->
     kept = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (db.stat().st_size, kept[1]))  # what a full disk is to SQLite
     try:
-        with pytest.raises(StudyError, match=r"could not be written: found .*expected .*what was recorded before"):
+        with pytest.raises(StudyError, match=r"could not be written: found .*expected .*earlier records"):
             study.finish(number, long)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, kept)
@@ -141,7 +141,7 @@ def test_processes_that_make_the_same_study_at_once(tmp_path: Path) -> None:
     assert all(trial.state.is_finished() and len(trial.constraints) == 2 for trial in kept)
 
 
-@pytest.mark.parametrize(("location", "found"), [("", "an empty text"), ("~no-such-user/study.db", "cannot be found")])
+@pytest.mark.parametrize(("location", "found"), [("", "is empty"), ("~no-such-user/study.db", "cannot be found")])
 def test_a_place_that_cannot_be_is_refused(location: str, found: str) -> None:
     """An unset variable was a study in memory without a word, an unknown user an internal error."""
     with pytest.raises(UsageError, match=found):

@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -112,7 +113,8 @@ def test_of_two_that_finish_a_trial_each_keeps_what_it_found(db: Path) -> None:
 def test_of_two_that_finish_a_trial_at_once_one_is_refused(db: Path) -> None:
     """The other one finishes it after we found it running, just before our first write."""
     ours = reopen(db)
-    number, written = ours.begin(PLAN, Purpose.PROBE), []
+    number = ours.begin(PLAN, Purpose.PROBE)
+    written: list[Any] = []
 
     def meanwhile(*args: object) -> None:
         if str(args[2]).startswith("INSERT") and not written:

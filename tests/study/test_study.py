@@ -134,11 +134,13 @@ def test_a_changed_domain_starts_a_further_study_and_keeps_the_old_trials(db: Pa
     run(db, measured())
     wider = space(precisions=("fp32", "tf32", "bf16"))
     study = reopen(db, facts=wider)
-    assert study.notes == ("trials of this run go to the study net#2: precision: fp32, tf32, bf16, was fp32, bf16",)
+    assert study.notes == (
+        "trials of this run are stored in the study net#2: precision: fp32, tf32, bf16, was fp32, bf16",
+    )
     assert len(study.earlier()) == 1
     study.finish(study.begin(PLAN.replace(precision="tf32"), Purpose.PROBE), measured())
     assert (len(in_optuna(db)), len(in_optuna(db, "net#2"))) == (1, 1)
-    unused = "1 trial is of plans that this run does not search and not used: precision=tf32 is not one of fp32, bf16"
+    unused = "1 trial not used, since this run does not search these plans: precision=tf32 is not one of fp32, bf16"
     for facts, notes in ((wider, ()), (space(), (unused,))):  # each goes on where its own domain was used
         again = reopen(db, facts=facts)
         assert (len(again.earlier()), again.notes) == (2, notes)
@@ -152,14 +154,14 @@ def test_a_further_study_has_a_name_of_its_own_though_the_first_was_deleted(db: 
     run_in.finish(run_in.begin(PLAN, Purpose.PROBE), measured())
     optuna.delete_study(study_name="net", storage=f"sqlite:///{db}")
     study = reopen(db, facts=space(precisions=precisions))
-    assert study.notes[0].startswith("trials of this run go to the study net#3")
+    assert study.notes[0].startswith("trials of this run are stored in the study net#3")
     assert len(study.earlier()) == 1
 
 
 def test_scores_in_another_unit_go_to_a_further_study(db: Path) -> None:
     run(db, measured())
     study = reopen(db, objective=Objective(unit="tokens"))
-    assert study.notes == ("trials of this run go to the study net#2: objective: tokens, was samples",)
+    assert study.notes == ("trials of this run are stored in the study net#2: objective: tokens, was samples",)
     assert len(study.earlier()) == 1
 
 
@@ -207,7 +209,7 @@ def test_trials_that_autofit_cannot_read_are_counted(db: Path) -> None:
     foreign.add_trial(optuna.trial.create_trial(value=1.0, user_attrs={"autofit.request": '{"plan": 3}'}))
     study = reopen(db)
     assert len(study.earlier()) == 1
-    assert study.notes == ("2 trials without a readable record of autofit left out",)
+    assert study.notes == ("2 trials without a readable autofit record left out",)
 
 
 def test_a_newer_schema_is_refused_naming_both(db: Path) -> None:

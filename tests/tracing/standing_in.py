@@ -3,6 +3,7 @@
 import json
 import sys
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from autofit.core.plan import Plan
 from autofit.memory.trace import Kind
 from autofit.tracing.cuda import disguise, standin
-from autofit.tracing.cuda.temporaries import Chip
+from autofit.tracing.cuda.chip import Chip
 from autofit.tracing.cuda.temporaries import passing as steps_of
 from autofit.tracing.recorder import Recorder
 from autofit.tracing.tracing import trace
@@ -38,9 +39,10 @@ def peaks_of(kind: str, values: dict[str, str | int]) -> dict[str, int]:
 
 def kernels() -> dict[str, str | None]:
     """Returns which attention operator runs, by chip, type, mask and width."""
-    device, found = standin.install(), {}
+    device = standin.install()
+    found: dict[str, str | None] = {}
 
-    def run(func, args, kwargs):
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
         if "attention" in func.name() or "softmax" in func.name():
             ran.append(func.name().removeprefix("aten::_scaled_dot_product_").removesuffix("_attention"))
         return func(*args, **kwargs)
@@ -61,7 +63,7 @@ def casts() -> dict[str, object]:
     """Returns types under autocast, and whether the converted weight is kept just as long as the context."""
     device, masks = standin.install(), []
 
-    def run(func, args, kwargs):
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
         if func.name() == "aten::_scaled_dot_product_efficient_attention":
             masks.append(str(args[3].dtype))
         return func(*args, **kwargs)
@@ -126,11 +128,11 @@ def disguised_as_cuda() -> dict[str, object]:
     """Returns what the user's code is told, and which operators run, on a device that passes for CUDA's."""
     stand_in, ran = standin.install(), list[str]()
 
-    def run(func, args, kwargs):
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
         ran.append(func.name())
         return func(*args, **kwargs)
 
-    user = {"F": F, "torch": torch, "SDPBackend": SDPBackend, "sdpa_kernel": sdpa_kernel}
+    user: dict[str, Any] = {"F": F, "torch": torch, "SDPBackend": SDPBackend, "sdpa_kernel": sdpa_kernel}
     exec(compile(USERS_CODE, "/users/train.py", "exec"), user)
     with (
         FakeTensorMode(),
@@ -139,7 +141,7 @@ def disguised_as_cuda() -> dict[str, object]:
         disguise.disguised(stand_in, Chip()),
     ):
         x = torch.empty(2, 4, 32, 64, device=stand_in, requires_grad=True)
-        told = user["told"](x)
+        told: dict[str, object] = user["told"](x)
         ran.clear()
         user["normed"](x)
         told["norm"] = [name for name in ran if "norm" in name]

@@ -14,7 +14,7 @@ from autofit.tracing.plain_tensors import as_plain
 from autofit.tracing.recorder import Recorder
 
 
-def run(func, args, kwargs):
+def run(func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
@@ -39,7 +39,7 @@ def real(work: Callable[[], None]) -> list[int]:
     try:
         work()
     finally:
-        record = torch._C._autograd._disable_profiler_legacy()
+        record: Any = torch._C._autograd._disable_profiler_legacy()
     sizes = [e.cpu_memory_usage() for thread in record for e in thread if e.kind() == "memory_alloc"]
     return [size for size in sizes if abs(size) > LARGE]
 
@@ -47,12 +47,12 @@ def real(work: Callable[[], None]) -> list[int]:
 def residual() -> None:
     x = torch.ones(64, 8, requires_grad=True)
     y = x * 2
-    (y.sin() + y.cos() + y).sum().backward()
+    (y.sin() + y.cos() + y).sum().backward()  # type: ignore[no-untyped-call]  # torch has no types here
 
 
 def tied() -> None:
     weight = torch.ones(8, 8, requires_grad=True)
-    F.linear(F.linear(torch.ones(64, 8), weight), weight).sin().sum().backward()
+    F.linear(F.linear(torch.ones(64, 8), weight), weight).sin().sum().backward()  # type: ignore[no-untyped-call]  # torch has no types here
 
 
 def recomputed() -> None:
@@ -121,7 +121,7 @@ def test_what_torch_writes_into_its_own_zeros_is_no_copy(work: Callable[[torch.T
 
     def backward() -> None:
         out = work(torch.ones(X, requires_grad=True) * 2)
-        out.backward(torch.ones_like(out))
+        out.backward(torch.ones_like(out))  # type: ignore[no-untyped-call]  # torch has no types here
 
     def live(events: list[int]) -> int:
         now = most = 0
@@ -142,11 +142,11 @@ def test_what_a_users_own_backward_scatters_is_left_alone() -> None:
             return x * 2
 
         @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
             return torch.zeros(X).scatter_add(0, places(*X), gradient)
 
     def work() -> None:
-        Scattered.apply(torch.ones(X, requires_grad=True)).sum().backward()
+        Scattered.apply(torch.ones(X, requires_grad=True)).sum().backward()  # type: ignore[no-untyped-call]  # torch has no types here
 
     found, recorder = traced(work)
     assert not recorder.replaced

@@ -1,3 +1,5 @@
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
@@ -8,7 +10,7 @@ from autofit.tracing.recorder import Recorder
 
 
 @pytest.fixture
-def answers():  # a generator of a tuple
+def answers() -> Iterator[Answers]:
     given = Answers()
     with FakeTensorMode(), Recorder("cpu", given):
         yield given

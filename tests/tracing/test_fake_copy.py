@@ -1,4 +1,6 @@
 import hashlib
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +30,7 @@ def shadowed(model: nn.Module, batch: object, **more: object) -> Workload:
 
 def test_every_tensor_is_fake_and_ties_are_kept() -> None:
     model = Gpt()
-    copied = shadowed(model, words(2)).model
+    copied: Any = shadowed(model, words(2)).model
     assert all(isinstance(p, FakeTensor) and isinstance(p, nn.Parameter) for p in copied.parameters())
     assert copied.head.weight is copied.words.weight
     assert [(n, p.shape, p.dtype) for n, p in copied.named_parameters()] == [
@@ -37,10 +39,11 @@ def test_every_tensor_is_fake_and_ties_are_kept() -> None:
 
 
 def test_buffers_strides_and_flags_are_kept() -> None:
-    model = Cnn().to(memory_format=torch.channels_last)
+    model: Any = Cnn()
+    model.to(memory_format=torch.channels_last)
     model.stem.weight.requires_grad = False
     model.eval()
-    copied = shadowed(model, images(2)).model
+    copied: Any = shadowed(model, images(2)).model
     assert copied.stem.weight.stride() == model.stem.weight.stride()
     assert not copied.stem.weight.requires_grad
     assert not copied.training
@@ -56,10 +59,10 @@ def test_the_users_model_is_not_touched() -> None:
 
 
 def test_attributes_of_parameters_and_plain_tensors_are_copied() -> None:
-    model = Cnn()
+    model: Any = Cnn()
     model.stem.weight.no_decay = True
     model.scale = torch.ones(3)
-    copied = shadowed(model, images(2)).model
+    copied: Any = shadowed(model, images(2)).model
     assert copied.stem.weight.no_decay is True
     assert isinstance(copied.scale, FakeTensor)
 
@@ -68,7 +71,7 @@ def test_views_of_one_storage_share_it() -> None:
     flat = torch.zeros(12)
     model = nn.Linear(2, 4)
     model.weight, model.bias = nn.Parameter(flat[:8].view(4, 2)), nn.Parameter(flat[8:])
-    copied = shadowed(model, (torch.zeros(2, 2), torch.zeros(2, dtype=torch.long))).model
+    copied: Any = shadowed(model, (torch.zeros(2, 2), torch.zeros(2, dtype=torch.long))).model
     assert copied.weight.untyped_storage()._cdata == copied.bias.untyped_storage()._cdata
     assert copied.bias.storage_offset() == 8
 
@@ -76,7 +79,8 @@ def test_views_of_one_storage_share_it() -> None:
 def test_an_optimizer_instance_is_rebuilt_with_its_options_and_state() -> None:
     model = Gpt()
     decayed, other = list(model.parameters())[:2], list(model.parameters())[2:]
-    own = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.5}, {"params": other}], lr=0.25, amsgrad=True)
+    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": 0.5}, {"params": other}]
+    own = torch.optim.AdamW(groups, lr=0.25, amsgrad=True)
     model(words(2)[0]).sum().backward()
     own.step()
     copied = shadowed(model, words(2), optimizer=own)
@@ -94,10 +98,10 @@ def test_an_optimizer_instance_is_rebuilt_with_its_options_and_state() -> None:
 
 
 def test_a_recipe_gets_the_fake_parameters() -> None:
-    seen = []
+    seen: list[nn.Parameter] = []
 
-    def recipe(parameters: object) -> torch.optim.Optimizer:
-        seen.extend(parameters)  # type: ignore[arg-type]
+    def recipe(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        seen.extend(parameters)
         return torch.optim.SGD(seen, lr=0.1)
 
     shadowed(Gpt(), words(2), optimizer=recipe).make_optimizer()
@@ -113,12 +117,13 @@ def test_a_loss_module_is_copied_too() -> None:
         fake = fake_batch(batch, 2, CPU)
         found = shadow(made, workload(model, batch)[1], fake, CPU)
         assert isinstance(found.loss.compute(found.workload.model, fake), FakeTensor)
-        assert isinstance(found.workload.loss_fn.weight, FakeTensor)
+        fake_loss: Any = found.workload.loss_fn
+        assert isinstance(fake_loss.weight, FakeTensor)
     assert not isinstance(loss_fn.weight, FakeTensor)
 
 
 def test_what_cannot_be_copied_is_named() -> None:
-    model = Cnn()
+    model: Any = Cnn()
     model.lines = (line for line in "ab")
     with pytest.raises(WorkloadError, match=r"cannot be copied: TypeError.*generator"):
         shadowed(model, images(2))
@@ -149,5 +154,5 @@ def test_a_batch_with_a_tensor_for_all_samples_keeps_its_size() -> None:
     batch = {"x": torch.zeros(2, 3), "classes": torch.zeros(9)}
     with fake_mode():
         assert fake_batch(batch, 2, CPU)["classes"].shape == (9,)
-        with pytest.raises(WorkloadError, match=r"\[9\].*not one entry per sample"):
+        with pytest.raises(WorkloadError, match=r"\[9\].*expected one entry per sample"):
             fake_batch(batch, 3, CPU)

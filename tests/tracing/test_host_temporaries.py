@@ -38,7 +38,8 @@ def really_taken(func: Any, args: tuple[Any, ...]) -> int:
         results = func(*args)
     kept = sum(t.nbytes for t in (results if isinstance(results, tuple) else (results,)) if t is not None)
     assert reading.memory is not None
-    return reading.memory.allocated_bytes - kept
+    peak: int = reading.memory.allocated_bytes - kept
+    return peak
 
 
 @pytest.mark.parametrize("made", [convolution, backward])
@@ -54,7 +55,12 @@ def test_what_a_convolution_takes_is_scaled_from_few_samples(
 def test_a_call_of_the_same_kind_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     func, args = convolution(3, 3, 1, torch.float32)
     temporaries, runs = HostTemporaries(CPU, torch.get_num_threads()), list[Any]()
-    monkeypatch.setattr(temporaries, "_run", lambda *call: runs.append(call) or 100)
+
+    def run(*call: object) -> int:
+        runs.append(call)
+        return 100
+
+    monkeypatch.setattr(temporaries, "_run", run)
     assert [temporaries(func, args, {}, None) for _ in range(3)] == [100] * 3
     assert len(runs) == 2  # with few and with more samples
 
@@ -94,9 +100,11 @@ def test_the_estimate_of_a_convolutional_network_holds_before_anything_ran() -> 
     )  # fmt: skip
     loader = torch.utils.data.DataLoader(Images(), batch_size=16)
     workload = Workload(model=model, loader=loader, loss_fn=functional.cross_entropy, global_batch_size=64)
+    account = CPU.account()
+    assert account is not None
     with LocalBench(workload, CPU, Options(numerics="exact")) as bench:
         plan = bench.briefing.space.baseline
-        estimate = memory_use(bench.trace(plan), CPU.account(), accumulation_steps=plan.accumulation_steps)
+        estimate = memory_use(bench.trace(plan), account, accumulation_steps=plan.accumulation_steps)
         measured = bench.evaluate(plan, Purpose.PROBE).measurement
     assert measured is not None
     assert plan.accumulation_steps == 4  # two of its four batches wait while the first two are traced

@@ -1,12 +1,14 @@
 """Which module makes an allocation."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from autofit.tracing.recorder import Recorder
 
 
-def run(func, args, kwargs):
+def run(func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 

@@ -30,7 +30,8 @@ def counted(model: nn.Module, batch: Batch) -> int:
     plan = Plan(values={"micro_batch_size": len(batch[0])})
     with prepare(plan, draft, members()) as step, FlopCounterMode(display=False) as counter:
         step(StepBatch.of([batch]))
-    return counter.get_total_flops()
+    flops: int = counter.get_total_flops()
+    return flops
 
 
 def test_convolutions_and_products_are_counted_as_torch_counts_them() -> None:

@@ -1,3 +1,5 @@
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -6,7 +8,7 @@ from autofit.tracing.fake_copy import fake_mode
 from autofit.tracing.recorder import Recorder
 
 
-def run(func, args, kwargs):
+def run(func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
@@ -91,7 +93,7 @@ def test_each_thread_takes_its_workspaces_once() -> None:
 def test_steps_of_an_operator_are_around_its_result() -> None:
     aten = torch.ops.aten
 
-    def temporaries(func, args, out):
+    def temporaries(func: Any, args: Any, out: Any) -> tuple[int | None, ...]:
         return (7, ~0, 8, None, 9, ~2, ~1) if func is aten.relu.default else ()
 
     found = recorder(temporaries=temporaries)

@@ -31,7 +31,7 @@ def test_an_optimizer_without_state_adds_nothing_and_one_that_fails_is_left_out(
     assert "optimizer state" not in parts(lambda parameters: torch.optim.SGD(parameters, lr=0.1))
 
     class Broken(torch.optim.SGD):
-        def step(self, closure: Any = None) -> None:
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]  # it returns no loss
             raise RuntimeError("needs more than gradients")
 
     assert "optimizer state" not in parts(lambda parameters: Broken(parameters, lr=0.1))

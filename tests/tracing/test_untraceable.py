@@ -46,7 +46,8 @@ def test_an_operator_without_a_fake_implementation_is_named() -> None:
 
         class Opaque(Gpt):
             def forward(self, ids: torch.Tensor) -> torch.Tensor:
-                return torch.ops.tracingtest.opaque(super().forward(ids))
+                output: torch.Tensor = torch.ops.tracingtest.opaque(super().forward(ids))
+                return output
 
         with pytest.raises(Untraceable, match=r"tracingtest\.opaque"):
             traced_by(Opaque())

@@ -22,7 +22,8 @@ class Block(nn.Module):
         query, key, value = (p.view(batch, time, self.heads, -1).transpose(1, 2) for p in parts)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + F.dropout(self.out(mixed.transpose(1, 2).reshape(batch, time, width)), self.dropout, self.training)
-        return x + self.down(F.gelu(self.up(x)))
+        output: torch.Tensor = x + self.down(F.gelu(self.up(x)))
+        return output
 
 
 class Gpt(nn.Module):
@@ -37,7 +38,8 @@ class Gpt(nn.Module):
         x = self.words(ids)
         for block in self.blocks:
             x = block(x)
-        return self.head(x).transpose(1, 2)
+        output: torch.Tensor = self.head(x).transpose(1, 2)
+        return output
 
 
 class Residual(nn.Module):
@@ -57,7 +59,8 @@ class Cnn(nn.Module):
         self.head = nn.Linear(width, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.blocks(self.stem(x)).mean((2, 3)))
+        output: torch.Tensor = self.head(self.blocks(self.stem(x)).mean((2, 3)))
+        return output
 
 
 def words(size: int, time: int = 48) -> tuple[torch.Tensor, torch.Tensor]:

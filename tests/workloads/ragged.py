@@ -66,7 +66,8 @@ class GraphNet(nn.Module):
             x = torch.relu(layer(torch.cat([x, messages], dim=1)))
         total = x.new_zeros(batch.graphs, 16).index_add(0, batch.graph, x)
         nodes = x.new_zeros(batch.graphs).index_add(0, batch.graph, torch.ones_like(x[:, 0]))
-        return self.head(total / nodes[:, None]).squeeze(1)
+        output: torch.Tensor = self.head(total / nodes[:, None]).squeeze(1)
+        return output
 
 
 def graph_loss(model: nn.Module, batch: GraphBatch) -> torch.Tensor:
@@ -117,7 +118,8 @@ class Dlrm(nn.Module):
         found = self.bags(values, offsets)
         if dense is not None:
             found = torch.cat([found, torch.relu(self.bottom(dense))], dim=1)
-        return self.top(found).squeeze(1)
+        output: torch.Tensor = self.top(found).squeeze(1)
+        return output
 
 
 def click_loss(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -158,13 +160,15 @@ class Detector(nn.Module):
 
     def forward(self, images: list[torch.Tensor]) -> torch.Tensor:
         pixels = [image.flatten(1).t() for image in images]
-        return self.head(torch.stack([torch.relu(self.stem(each)).mean(0) for each in pixels]))
+        output: torch.Tensor = self.head(torch.stack([torch.relu(self.stem(each)).mean(0) for each in pixels]))
+        return output
 
 
 def box_loss(model: nn.Module, batch: list[dict[str, torch.Tensor]]) -> torch.Tensor:
     found = model([sample["image"] for sample in batch])
     wanted = torch.stack([sample["boxes"].mean(0) for sample in batch])
-    return (found - wanted).square().sum(1).mean()
+    loss: torch.Tensor = (found - wanted).square().sum(1).mean()
+    return loss
 
 
 @dataclass(frozen=True)

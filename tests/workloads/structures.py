@@ -84,7 +84,7 @@ STRUCTURES = {
     "namedtuple": Pair(rows(), torch.arange(4)),
     "dict": {"x": rows(), "n": "text", "none": None, "k": 3},
     "ordered": OrderedDict(x=rows()),
-    "defaultdict": defaultdict(list, x=rows()),
+    "defaultdict": defaultdict[str, Any](list, x=rows()),
     "nested": {"in": {"a": rows(), "b": [rows(4, 1), (rows(4, 2),)]}, "y": torch.arange(4)},
     "dataclass": Record(rows()),
     "frozen": Frozen(rows(), {"m": rows(4, 1)}),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from autofit.core.errors import WorkloadError
-from autofit.workloads.batch_algebra import batch_size, concat, describe, regroup, split, strays
+from autofit.workloads.batch_algebra import batch_size, concat, describe, non_batch_tensors, regroup, split
 from autofit.workloads.tree import map_tensors, tensors
 from tests.workloads.structures import STRUCTURES, Attributes, rows
 
@@ -24,7 +24,7 @@ def test_split_and_concat_are_inverse(name: str) -> None:
 
 
 def test_attributes_of_a_dict_that_is_its_own_namespace_go_with_its_keys() -> None:
-    batch = Attributes(x=torch.ones(4, 2))
+    batch: Any = Attributes(x=torch.ones(4, 2))
     part = split(batch, [1, 3])[0]
     assert part.x is part["x"]
     assert part.x.shape == (1, 2)
@@ -62,7 +62,7 @@ def test_boxes_of_each_image_do_not_vote_and_are_cut_as_a_list() -> None:
     first, second = split(batch, [2, 3])
     assert first[0].shape[0] == 2
     assert [len(first[1]), len(second[1])] == [2, 3]
-    assert not strays(batch)
+    assert not non_batch_tensors(batch)
 
 
 def test_lists_of_images_and_targets_count_by_their_length() -> None:

@@ -19,7 +19,8 @@ class Counting:
     """A source that counts what it is asked for."""
 
     def __init__(self, source: BatchSource) -> None:
-        self.source, self.asked = source, []
+        self.source = source
+        self.asked: list[Any] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.source, name)
@@ -133,7 +134,7 @@ def test_where_all_have_one_shape_no_size_has_more_useful_tokens_a_sample() -> N
 
 
 def test_a_fresh_batch_shares_nothing_that_can_be_changed() -> None:
-    batch = {"x": torch.ones(2), "nested": {"y": torch.ones(2)}, "names": ["a", "b"]}
+    batch: dict[str, Any] = {"x": torch.ones(2), "nested": {"y": torch.ones(2)}, "names": ["a", "b"]}
     copy = fresh(batch)
     copy["x"].zero_()
     copy["nested"].pop("y")

@@ -64,13 +64,13 @@ def test_worst_case_given_as_a_sample() -> None:
         ({"x": torch.zeros(4)}, "loader of type dict"),
         (3, "loader of type int"),
         (None, "loader of type NoneType"),
-        ([], "gives no batch"),
-        (DataLoader(TensorDataset(torch.zeros(0, 2)), batch_size=2), "gives no batch"),
-        (DataLoader(Stream(0), batch_size=2), "gives no batch"),
-        (Batches(DataLoader(Stream(0), batch_size=2)), "gives no batch"),
+        ([], "yields no batch"),
+        (DataLoader(TensorDataset(torch.zeros(0, 2)), batch_size=2), "yields no batch"),
+        (DataLoader(Stream(0), batch_size=2), "yields no batch"),
+        (Batches(DataLoader(Stream(0), batch_size=2)), "yields no batch"),
         (["a", "b"], "without a tensor"),
         (DataLoader(["a", "b"], batch_size=2), "without a tensor"),  # type: ignore[arg-type]  # a list is a data set
-        ((torch.zeros(4, 3), torch.zeros(4, dtype=torch.long)), "not alike"),
+        ((torch.zeros(4, 3), torch.zeros(4, dtype=torch.long)), "different structure"),
         ([torch.zeros(0, 3)], "has no samples"),
     ],
 )

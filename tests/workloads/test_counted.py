@@ -8,7 +8,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSample
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.counted import Alike, Collating, Counted, Cuttable, counted
+from autofit.workloads.counted import Collating, Counted, Cuttable, EquallyCounted, counted
 from autofit.workloads.step import StepLoader
 from autofit.workloads.tree import map_tensors
 from tests.workloads.loaders import pairs
@@ -18,7 +18,7 @@ from tests.workloads.ragged import CASES, Clicks, collate_clicks
 def test_a_counted_batch_stays_one_through_copies_and_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor.clone())
     batch = Counted({"x": torch.arange(6)}, 3)
-    for same in (map_tensors(batch, torch.clone), pin_memory(batch)):
+    for same in (map_tensors(batch, torch.clone), pin_memory(batch)):  # type: ignore[no-untyped-call]  # torch has no types here
         assert type(same) is Counted
         assert same.samples == 3
         assert torch.equal(same.batch["x"], batch.batch["x"])
@@ -59,14 +59,15 @@ class Lists(Dataset[Any]):
 def test_a_data_set_that_takes_lists_of_keys_counts_them(workers: int) -> None:
     keys = BatchSampler(SequentialSampler(range(10)), 4, drop_last=False)
     source = BatchSource.of(DataLoader(Lists(), batch_size=None, sampler=keys, num_workers=workers))
-    again = source.rebuild(3, counted=True)
+    again: Any = source.rebuild(3, counted=True)
     assert [batch.samples for batch in again] == [3, 3, 3, 1]
     assert again.dataset.name == "kept"
     assert [part.samples for part in source.cuttable(5, 1)[0].cut([2, 3])] == [2, 3]
 
 
 def test_columns_of_a_data_sets_own_making_are_counted_by_their_shapes() -> None:
-    columns = Collating(lambda found: found, by_rows=True)({"x": torch.zeros(5, 2), "y": torch.zeros(5)})
+    rows: Any = {"x": torch.zeros(5, 2), "y": torch.zeros(5)}
+    columns = Collating(lambda found: found, by_rows=True)(rows)
     assert columns.samples == 5
 
 
@@ -99,11 +100,11 @@ def test_an_even_batch_is_cut_where_it_lies_so_that_its_padding_stays() -> None:
 
 
 def test_alike_gives_each_batch_the_same_number_and_keeps_the_length() -> None:
-    loader = Alike([torch.zeros(3), torch.zeros(5)], 4)
+    loader = EquallyCounted([torch.zeros(3), torch.zeros(5)], 4)
     assert [batch.samples for batch in loader] == [4, 4]
     assert len(loader) == 2
     with pytest.raises(TypeError):
-        len(Alike(iter([]), 4))
+        len(EquallyCounted(iter([]), 4))
 
 
 @pytest.mark.parametrize(("name", "even"), [("graphs", False), ("dlrm", False), ("bags", False), ("detection", False)])
@@ -144,7 +145,7 @@ def test_time_steps_that_come_first_are_not_counted_as_samples(steps: int, squee
         inputs = torch.stack([x.expand(steps) if squeezed else x.expand(steps, 2) for x, _ in rows], 1)
         return inputs, targets.expand(steps, -1)
 
-    data = [(torch.full((1,), float(at)), torch.tensor(at)) for at in range(80)]
+    data: Any = [(torch.full((1,), float(at)), torch.tensor(at)) for at in range(80)]
     source = BatchSource.of(DataLoader(data, batch_size=64, collate_fn=steps_first))
     counted_again = source.rebuild(32, counted=True)
     assert [batch.samples for batch in counted_again] == [32, 32, 16]

@@ -68,7 +68,7 @@ def test_a_loader_class_of_the_users_own_is_told() -> None:
         def __iter__(self) -> Any:
             return super().__iter__()
 
-    assert "Moving iterates in its own way" in BatchSource.of(Moving(pairs(), batch_size=2)).notes[0]
+    assert "Moving overrides __iter__" in BatchSource.of(Moving(pairs(), batch_size=2)).notes[0]
 
 
 def test_iterable_data_set_of_ready_batches() -> None:
@@ -90,7 +90,7 @@ def test_data_loader_without_batching_gives_ready_batches() -> None:
         def __getitem__(self, index: int) -> Any:
             return torch.full((8, 2), float(index)), torch.full((8,), index)
 
-    source = BatchSource.of(DataLoader(Ready(), batch_size=None, shuffle=True))
+    source: Any = BatchSource.of(DataLoader(Ready(), batch_size=None, shuffle=True))
     assert (source.user_batch_size, source.length) == (8, 48)
     assert source.typical(20, 1)[0][0].shape == (20, 2)
     assert [len(batch[1]) for batch in source.rebuild(16)] == [16, 16, 16]

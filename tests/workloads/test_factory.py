@@ -79,16 +79,16 @@ def test_a_file_may_import_its_neighbours(write: Write) -> None:
 @pytest.mark.parametrize(
     ("target", "found", "following"),
     [
-        ("absent.py", "there is no file", "expected a Python file"),
-        ("trian.py:make", "there is no file", "Did you mean train.py?"),
-        ("absent/deep.py:make", "there is no file", "expected a Python file"),
+        ("absent.py", "does not exist", "expected a Python file"),
+        ("trian.py:make", "does not exist", "Did you mean train.py?"),
+        ("absent/deep.py:make", "does not exist", "expected a Python file"),
         ("./notes.txt", "cannot be loaded as Python", "ends in .py"),
-        ("users_absent:make", "there is no module 'users_absent'", "on the import path"),
-        ("users_package.absent", "there is no module 'users_package.absent'", "ends in .py"),
+        ("users_absent:make", "module 'users_absent' was not found", "on the import path"),
+        ("users_package.absent", "module 'users_package.absent' was not found", "ends in .py"),
         ("train.py:make_worklaod", "has no function 'make_worklaod'", "Did you mean make_workload"),
         ("train.py:zzz", "has no function 'zzz'", "name another function"),
         ("train.py:not_callable", "has no function 'not_callable'", ""),
-        (":make", "names no file or module", "train.py:make_workload"),
+        (":make", "has no file or module name", "train.py:make_workload"),
     ],
 )
 def test_what_is_not_there_is_a_usage_error(write: Write, target: str, found: str, following: str) -> None:

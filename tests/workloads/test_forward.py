@@ -23,8 +23,8 @@ X, Y = torch.zeros(2, 3), torch.ones(2)
     ("batch", "args", "kwargs", "about"),
     [
         ({"ids": X, "mask": Y}, (), {"ids": X, "mask": Y}, "model(**batch)"),
-        ((X, Y), (X,), {}, "model(inputs) of batches (inputs, targets)"),
-        ([X, Y], (X,), {}, "model(inputs) of batches (inputs, targets)"),
+        ((X, Y), (X,), {}, "model(inputs), for batches (inputs, targets)"),
+        ([X, Y], (X,), {}, "model(inputs), for batches (inputs, targets)"),
         (X, (X,), {}, "model(batch)"),
         ([X, X, X], ([X, X, X],), {}, "model(batch)"),
     ],

@@ -91,10 +91,11 @@ class Classes:
 
 def test_samples_meet_as_the_users_own_sampler_has_them_meet_also_where_all_are_of_one_length() -> None:
     labels = torch.arange(200) // 10
-    loader = DataLoader(TensorDataset(torch.zeros(200, 3), labels), batch_sampler=Classes())  # type: ignore[arg-type]  # not a subclass of Sampler, as many are not
+    # The sampler is not a subclass of Sampler, as many are not.
+    loader = DataLoader(TensorDataset(torch.zeros(200, 3), labels), batch_sampler=Classes())
     source = BatchSource.of(loader)
     assert not source.varies
-    assert any("Classes shows no way to make batches of another size" in note for note in source.notes)
+    assert any("Classes cannot make batches of another size" in note for note in source.notes)
     for size in (16, 8):
         for _, found in source.typical(size, 3):
             assert sorted(found.unique(return_counts=True)[1].tolist()) == [4] * (size // 4)

@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 import torch
 
-from autofit.workloads.lengths import elements, extents, scan, spaced, useful_tokens
+from autofit.workloads.lengths import elements, evenly_spaced, extents, scan, useful_tokens
 
 
 def test_spaced_takes_all_or_both_ends() -> None:
-    assert spaced(3, 10) == [0, 1, 2]
-    few = spaced(100_000, 2048)
+    assert evenly_spaced(3, 10) == [0, 1, 2]
+    few = evenly_spaced(100_000, 2048)
     assert len(set(few)) == 2048
     assert (few[0], few[-1]) == (0, 99_999)
-    assert spaced(10, 1) == [9]
+    assert evenly_spaced(10, 1) == [9]
 
 
 def test_scan_finds_the_outlier_and_the_short_ones() -> None:

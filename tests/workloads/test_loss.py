@@ -31,7 +31,8 @@ class Model(nn.Module):
     def hidden(self, x: torch.Tensor) -> torch.Tensor:
         self.seen.append(len(x))
         self.graded.append(torch.is_grad_enabled())
-        return self.layer(x)
+        loss: torch.Tensor = self.layer(x)
+        return loss
 
 
 class Plain(Model):
@@ -67,7 +68,7 @@ def trained(rule: Any, model: Model, batch: Any) -> torch.Tensor:
     """Computes the loss and shows that a gradient reaches the model."""
     loss: torch.Tensor = rule.compute(model, batch)
     assert loss.dim() == 0
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]  # torch has no types here
     assert model.layer.weight.grad is not None
     return loss.detach()
 
@@ -183,7 +184,7 @@ def test_loss_fn_of_another_batch_is_an_error(batch: Any) -> None:
 def test_loss_fn_without_reduction_is_an_error() -> None:
     model = Plain()
     rule = resolve_loss(model, (X, CLASSES), loss_fn=nn.CrossEntropyLoss(reduction="none"))
-    with pytest.raises(WorkloadError, match=r"loss_fn gave a tensor of shape \[6\].*reduction='mean'"):
+    with pytest.raises(WorkloadError, match=r"loss_fn returned a tensor of shape \[6\].*reduction='mean'"):
         rule.compute(model, (X, CLASSES))
 
 
@@ -223,12 +224,12 @@ def test_transformers_model() -> None:
 def test_labels_that_are_missing_later_are_told() -> None:
     model = Labelled()
     rule = resolve_loss(model, {"x": X, "labels": CLASSES})
-    with pytest.raises(WorkloadError, match=r"output.loss gave a NoneType.*labels"):
+    with pytest.raises(WorkloadError, match=r"output.loss returned a NoneType.*labels"):
         rule.compute(model, {"x": X})
 
 
 def test_keys_that_the_model_does_not_take_are_named() -> None:
-    text = "keys name, idx in the batch, which Labelled.forward does not take; expected some of x, labels"
+    text = "keys name, idx in the batch, which Labelled.forward does not accept; expected some of x, labels"
     with pytest.raises(WorkloadError, match=text):
         resolve_loss(Labelled(), {"x": X, "labels": CLASSES, "name": ["a"] * 6, "idx": CLASSES})
     with pytest.raises(WorkloadError, match="keys idx in the batch"):
@@ -296,7 +297,7 @@ class Scalar(Model):
 @pytest.mark.parametrize(
     ("model", "batch", "text"),
     [
-        (Plain(), X, r"Tensor: float32\[B, 4\].*gives float32\[2, 3\]"),
+        (Plain(), X, r"Tensor: float32\[B, 4\].*returns float32\[2, 3\]"),
         (Plain(), (X, CLASSES + 1), "no loss can be inferred"),  # class 3 of 3: would stop a CUDA device
         (Plain(), (X, -CLASSES), "no loss can be inferred"),
         (Plain(1), (X, CLASSES % 2), "no loss can be inferred"),  # one score: not cross-entropy
@@ -304,8 +305,8 @@ class Scalar(Model):
         (Plain(), (X, torch.zeros(6, 2)), r"\[1\] float32\[B, 2\]"),
         (Plain(), (X, torch.tensor(1.0)), "no loss can be inferred"),
         (Plain(), (X, ["a"] * 6), r"\[1\]\[B\] str"),
-        (Labelled(), {"x": X}, "gives a Output"),
-        (Dictionary(), {"x": X}, "loss is None, so the batch may lack labels"),
+        (Labelled(), {"x": X}, "returns a Output"),
+        (Dictionary(), {"x": X}, "loss is None: the batch may lack labels"),
         (Triple(), (X, CLASSES), r"step_fn=lambda model, batch: model\(\*batch\)\[1\]"),
         (Scalar(), X, r"step_fn=lambda model, batch: model\(batch\)"),
     ],

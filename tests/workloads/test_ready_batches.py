@@ -1,5 +1,7 @@
 """Ready batches are cut and joined where that is sound."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -14,9 +16,9 @@ def test_list_of_batches_is_regrouped() -> None:
     assert (source.user_batch_size, source.length, source.varies) == (4, 14, False)
     assert [batch_size(batch) for batch in source.typical(6, 3)] == [6, 6, 6]
     assert source.worst(9)["x"].shape == (9,)
-    again = source.rebuild(5)
+    again: Any = source.rebuild(5)
     assert [batch["x"].tolist() for batch in again] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11, 12, 13]]
-    assert len(again) == 3  # type: ignore[arg-type]  # it is sized, since the list is
+    assert len(again) == 3
     assert len(list(again)) == 3
     assert source.typical(30, 1)[0]["x"].shape == (30,)
     assert "repeat samples" in source.notes[0]

@@ -15,16 +15,16 @@ from tests.workloads.loaders import TOKENS, Texts, labels, pad, pairs
 def test_data_set_smaller_than_the_batch() -> None:
     source = BatchSource.of(DataLoader(pairs(5), batch_size=8))
     assert (source.user_batch_size, source.length) == (8, 5)
-    assert source.notes == ()
+    assert list(source.notes) == []
     (batch,) = source.typical(12, 1)
     assert batch[1].shape == (12,)
     assert set(batch[1].tolist()) == set(range(5))
-    assert source.notes == ("batches above 5 samples repeat samples: the data has no more",)
+    assert source.notes == ("batches above 5 samples repeat samples: the data holds no more",)
     assert len(list(source.rebuild(16))) == 1
 
 
 def test_drop_last_that_leaves_no_batch_is_an_error() -> None:
-    with pytest.raises(WorkloadError, match=r"gives no batch \(5 samples, batch size 8, drop_last=True\)"):
+    with pytest.raises(WorkloadError, match=r"yields no batch \(5 samples, batch size 8, drop_last=True\)"):
         BatchSource.of(DataLoader(pairs(5), batch_size=8, drop_last=True))
     source = BatchSource.of(DataLoader(pairs(5), batch_size=2, drop_last=True))
     assert [len(batch) for batch in labels(source.rebuild(4))] == [4]

@@ -62,7 +62,7 @@ class SeededBatches(Seeded):
 def test_a_sampler_of_the_users_own_is_put_back(make: Callable[[], dict[str, Any]]) -> None:
     def loader() -> DataLoader[Any]:
         options = make()
-        return DataLoader(pairs(), **options, **({} if "batch_sampler" in options else {"batch_size": 4}))
+        return DataLoader(pairs(), **(options if "batch_sampler" in options else options | {"batch_size": 4}))
 
     used = loader()
     source = BatchSource.of(used)

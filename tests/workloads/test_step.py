@@ -63,7 +63,7 @@ def test_a_step_equals_a_hand_written_loop_to_the_bit(accumulation_steps: int, m
         loss = step(group[0] if accumulation_steps == 1 else StepBatch.of(group))
         for inputs, labels in group:
             part = F.cross_entropy(theirs(inputs), labels) / accumulation_steps
-            part.backward()
+            part.backward()  # type: ignore[no-untyped-call]  # torch has no types here
             expected = expected + part.detach()
         if max_norm is not None:
             nn.utils.clip_grad_norm_(theirs.parameters(), max_norm)
@@ -130,7 +130,7 @@ def test_a_scaler_is_used_as_by_hand(max_norm: float | None) -> None:
     for inputs, labels in batches(3):
         loss = step((inputs, labels))
         expected = F.cross_entropy(theirs(inputs), labels)
-        other.scale(expected).backward()
+        other.scale(expected).backward()  # type: ignore[no-untyped-call]  # torch has no types here
         if max_norm is not None:
             other.unscale_(optimizer)
             nn.utils.clip_grad_norm_(theirs.parameters(), max_norm)
@@ -148,9 +148,12 @@ def test_clipping_applies_to_the_whole_step_and_not_to_each_micro_batch() -> Non
     model = targets.mlp()
     seen: list[float] = []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    optimizer.register_step_pre_hook(
-        lambda *_: seen.append(float(nn.utils.get_total_norm([p.grad for p in model.parameters()])))
-    )
+
+    def total_norm(*_: object) -> None:
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        seen.append(float(nn.utils.get_total_norm(gradients)))
+
+    optimizer.register_step_pre_hook(total_norm)
     make_step(model, optimizer, max_grad_norm=0.01)(StepBatch.of(batches(4)))
     assert seen == [pytest.approx(0.01, rel=1e-3)]
 
@@ -237,11 +240,12 @@ def test_a_batch_is_brought_to_the_device_of_the_step() -> None:
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         seen.append(batch)
-        return model(torch.zeros(1, 8)).sum()
+        loss: torch.Tensor = model(torch.zeros(1, 8)).sum()
+        return loss
 
     model = targets.mlp()
     step = make_step(model, torch.optim.SGD(model.parameters()), loss=LossRule("l", loss, False, ""))
-    there = {"x": torch.zeros(2, 8), "name": "a"}
+    there: dict[str, Any] = {"x": torch.zeros(2, 8), "name": "a"}
     step(there)
     assert seen[-1] is there  # nothing to move, nothing copied
     step.draft.device = torch.device("meta")
@@ -256,7 +260,8 @@ def test_images_are_brought_into_the_layout_of_the_draft() -> None:
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         seen.extend(batch)
-        return model(torch.zeros(1, 8)).sum()
+        loss: torch.Tensor = model(torch.zeros(1, 8)).sum()
+        return loss
 
     model = targets.mlp()
     rule = LossRule("l", loss, False, "")
@@ -267,7 +272,7 @@ def test_images_are_brought_into_the_layout_of_the_draft() -> None:
     assert seen[1].is_contiguous()
 
 
-def loader(samples: int, size: int) -> DataLoader:
+def loader(samples: int, size: int) -> DataLoader[Any]:
     return DataLoader(TensorDataset(torch.arange(samples)), batch_size=size)
 
 
@@ -311,7 +316,8 @@ class Marking(Strategy):
 
     @contextmanager
     def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
-        draft.model.marked, before = True, draft.autocast
+        before = draft.autocast
+        vars(draft.model)["marked"] = True
         draft.autocast = torch.inference_mode
         yield
         del draft.model.marked
@@ -364,7 +370,7 @@ def test_a_step_weighed_by_labels_is_that_of_the_whole_batch(counts: tuple[int, 
         rule = LossRule("loss", token_mean, inferred=False, about="")
         step = make_step(model, None, loss=rule, weighing=Weighing("[1]", ignored=-100))
         losses.append(step.backward(batch))
-        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
     assert torch.allclose(gradients[1], gradients[0], rtol=1e-5, atol=1e-7)
     assert losses[1] == pytest.approx(float(losses[0]))
 
@@ -378,7 +384,7 @@ def test_a_step_in_which_nothing_counts_is_what_the_user_has() -> None:
 def test_a_graph_that_was_used_before_is_explained() -> None:
     def twice(model: nn.Module, batch: Any) -> torch.Tensor:
         loss = cross_entropy(model, batch)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch has no types here
         return loss
 
     model = targets.mlp()

@@ -141,10 +141,14 @@ class Config(IterableDataset[torch.Tensor]):
 @pytest.mark.parametrize("held", [AttributeDict(lr=1), Missing(), [Missing()]], ids=["dict", "missing", "list"])
 def test_objects_that_fail_when_asked_for_an_attribute_do_no_harm(held: object) -> None:
     use_all(BatchSource.of(DataLoader(Config(held), batch_size=4)))
-    use_all(BatchSource.of(DataLoader([AttributeDict(x=torch.zeros(2), y=at) for at in range(8)], batch_size=4)))
-    Sampler = type("Sampler", (), {"__init__": lambda self: vars(self).update(held=held), "__len__": lambda self: 2})
-    Sampler.__iter__ = lambda self: iter([[0, 1], [2, 3]])  # type: ignore[attr-defined]
-    source = BatchSource.of(DataLoader(list(torch.zeros(4, 2)), batch_sampler=Sampler()))
+    data: Any = [AttributeDict(x=torch.zeros(2), y=at) for at in range(8)]
+    use_all(BatchSource.of(DataLoader(data, batch_size=4)))
+    Sampler: Any = type(
+        "Sampler", (), {"__init__": lambda self: setattr(self, "held", held), "__len__": lambda self: 2}
+    )
+    Sampler.__iter__ = lambda self: iter([[0, 1], [2, 3]])
+    rows: Any = list(torch.zeros(4, 2))
+    source = BatchSource.of(DataLoader(rows, batch_sampler=Sampler()))
     assert [len(batch) for batch in source.rebuild(1)] == [1, 1, 1, 1]
 
 

@@ -27,7 +27,7 @@ def test_map_tensors_keeps_every_type_and_the_original(name: str) -> None:
 
 def test_non_tensors_are_the_same_objects_and_containers_are_new() -> None:
     marker = object()
-    batch = {"x": rows(), "marker": marker, "inner": {"y": rows()}, "l": [1]}
+    batch: dict[str, Any] = {"x": rows(), "marker": marker, "inner": {"y": rows()}, "l": [1]}
     mapped = map_tensors(batch, lambda tensor: tensor)
     assert mapped["marker"] is marker
     mapped["inner"].pop("y")
@@ -50,7 +50,7 @@ def test_a_batch_that_holds_itself_is_refused() -> None:
 
     batch = Node(torch.zeros(4, 2))
     batch.owner = {"nodes": [batch]}
-    with pytest.raises(WorkloadError, match=r"a batch of type Node that holds itself.*leave the reference back"):
+    with pytest.raises(WorkloadError, match=r"a batch of type Node that contains itself.*remove the reference"):
         BatchSource.of([batch])
-    with pytest.raises(WorkloadError, match="holds itself"):
+    with pytest.raises(WorkloadError, match="contains itself"):
         BatchSource.of(DataLoader([1, 2], batch_size=2, collate_fn=lambda samples: batch))  # type: ignore[arg-type]  # a list is a data set

@@ -42,7 +42,7 @@ def test_what_counts_is_counted(batch: Any, weighing: Weighing, number: int) -> 
 
 @pytest.mark.parametrize("batch", [{"input_ids": LABELS}, LABELS, (LABELS,), {"labels": [1, 2]}])
 def test_a_batch_without_the_tensor_is_refused(batch: Any) -> None:
-    with pytest.raises(WorkloadError, match=r"without batch\['labels'\] != -100, by which the plan weighs"):
+    with pytest.raises(WorkloadError, match=r"without batch\['labels'\] != -100, by which the plan weights"):
         count(Weighing("['labels']", ignored=-100), batch)
 
 

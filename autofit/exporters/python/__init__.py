@@ -1,1 +1,1 @@
-"""Plain PyTorch: a module with a training loop, and the templates that it is written from."""
+"""Plain PyTorch: a module with a training loop, generated from templates."""

@@ -1,4 +1,4 @@
-"""Exporter to plain PyTorch: which constants and parts of the loop a plan becomes."""
+"""Exporter to plain PyTorch: maps a plan to constants and parts of the training loop."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -26,17 +26,17 @@ _OPTIMIZERS: dict[KnobValue, Settings] = {
 
 
 def _count(key: str, default: int) -> Callable[[KnobValue], Settings | None]:
-    """Returns the settings of a whole number of at least `default`; at `default` the loop needs no constant."""
+    """Returns a mapping for integers of at least `default`. The value `default` needs no constant in the loop."""
 
-    def say(value: KnobValue) -> Settings | None:
+    def settings_of(value: KnobValue) -> Settings | None:
         if type(value) is not int or value < default:
             return None
         return {key: value} if value > default else {}
 
-    return say
+    return settings_of
 
 
-_SAYS: Mapping[str, Callable[[KnobValue], Settings | None]] = {
+_SETTINGS: Mapping[str, Callable[[KnobValue], Settings | None]] = {
     MICRO_BATCH_SIZE: _count("MICRO_BATCH_SIZE", 0),
     ACCUMULATION_STEPS: _count("ACCUMULATION_STEPS", 1),
     "precision": _PRECISIONS.get,
@@ -44,7 +44,8 @@ _SAYS: Mapping[str, Callable[[KnobValue], Settings | None]] = {
     "memory_format": _MEMORY_FORMATS.get,
     "optimizer_implementation": _OPTIMIZERS.get,
 }
-"""What each knob becomes: constants at the top of the file in capitals, parts of the loop in small letters."""
+"""Settings of each knob: upper-case keys are constants at the top of the file, lower-case keys are parts of the
+loop."""
 _PARTS = {
     "MICRO_BATCH_SIZE": "micro",
     "ACCUMULATION_STEPS": "accumulate",
@@ -53,7 +54,7 @@ _PARTS = {
     "OPTIMIZER_FLAGS": "flags",
     "MAX_GRAD_NORM": "clip",
 }
-"""The parts of the templates that go with a constant; a setting in small letters is a part itself."""
+"""Parts of the templates that belong to a constant. A lower-case setting is a part itself."""
 
 
 class Python(Exporter):
@@ -64,8 +65,8 @@ class Python(Exporter):
 
     def fields(self, plan: Plan, recommendation: Recommendation) -> Mapping[str, Settings]:
         """Returns constants and parts of the loop for each knob."""
-        said = {knob: _SAYS[knob](value) for knob, value in plan.values.items() if knob in _SAYS}
-        return {knob: settings for knob, settings in said.items() if settings is not None}
+        found = {knob: _SETTINGS[knob](value) for knob, value in plan.values.items() if knob in _SETTINGS}
+        return {knob: settings for knob, settings in found.items() if settings is not None}
 
     def render(self, settings: Settings, recommendation: Recommendation) -> str:
         """Returns the module's text."""
@@ -87,7 +88,7 @@ class Python(Exporter):
 
 
 def _weights(parts: frozenset[str], weighing: Weighing | None, environment: Mapping[str, str]) -> set[str]:
-    """Returns the parts that weigh accumulated losses: by what counts in a batch, or by its number of samples."""
+    """Returns the parts that weight accumulated losses: by useful entries of a batch, or by its number of samples."""
     if "accumulate" not in parts:
         return set()
     if weighing is not None:
@@ -96,7 +97,7 @@ def _weights(parts: frozenset[str], weighing: Weighing | None, environment: Mapp
 
 
 def _positive(text: str) -> float | None:
-    """Returns the number above 0 that `text` says, or None."""
+    """Returns the number in `text` if it is finite and above 0, else None."""
     try:
         number = float(text)
     except ValueError:

@@ -1,12 +1,12 @@
 """Templates of the exported module.
 
-A line that ends in `#? a !b` is there when `a` is a part of the loop and `b` is not; `select` decides it.
+A line that ends in `#? a !b` is included if `a` is a part of the loop and `b` is not (see `select`).
 """
 
 CONSTANTS = "# constants\n"
-"""Stands for the constants of a plan."""
+"""Placeholder for the constants of a plan."""
 COUNTED = "entries that count"
-"""Stands for what a batch weighs, where accumulated losses are weighed by their entries."""
+"""Placeholder for the expression that counts the useful entries of a batch."""
 
 IMPORTS = """
 import copy
@@ -23,14 +23,14 @@ TRAIN = '''
 
 def train(model, loader, optimizer, compute_loss, epochs=1):  #? !blocks
 def train(model, loader, optimizer, compute_loss, epochs=1, blocks=None):  #? blocks
-    """Trains `model`, which is on its device already, with the plan that was measured. Call it once.
+    """Trains `model`, which must be on its device, with the measured plan. Call it once.
 
     loader = torch.utils.data.DataLoader(dataset, batch_size=MICRO_BATCH_SIZE, shuffle=True)  #? micro
     optimizer = AdamW(model.parameters())
     compute_loss(model, batch) returns the mean loss over the samples of a batch.  #? !weighed
-    compute_loss(model, batch) returns the mean loss over what `size` counts in a batch.  #? weighed
-    blocks: the repeated layers, first to last, such as model.layers. A transformers model knows its own.  #? blocks
-    A BatchNorm inside a block counts each batch twice.  #? blocks
+    compute_loss(model, batch) returns the mean loss over the entries that `size` counts.  #? weighed
+    blocks: the repeated layers, first to last, such as model.layers. A transformers model finds its own.  #? blocks
+    A BatchNorm inside a block is updated twice per batch.  #? blocks
     """
     if getattr(loader, "batch_size", None) not in (None, MICRO_BATCH_SIZE):  #? micro
         raise ValueError(f"found batches of {loader.batch_size}, the plan has batch_size={MICRO_BATCH_SIZE}")  #? micro
@@ -75,7 +75,7 @@ def train(model, loader, optimizer, compute_loss, epochs=1, blocks=None):  #? bl
 PREDICT = '''
 
 def predict(model, loader, forward):
-    """Yields `forward(model, batch)` for each batch, with the plan that was measured.
+    """Yields `forward(model, batch)` for each batch, with the measured plan.
 
     loader = torch.utils.data.DataLoader(dataset, batch_size=MICRO_BATCH_SIZE)  #? micro
     """
@@ -95,7 +95,7 @@ def predict(model, loader, forward):
 _SET_IMPLEMENTATION = '''
 
 def set_implementation(optimizer):
-    """Switches how the update is computed, however the optimizer was made."""
+    """Selects the implementation of the optimizer's update."""
     for group in [optimizer.defaults, *optimizer.param_groups]:
         group.update({flag: value for flag, value in OPTIMIZER_FLAGS.items() if flag in group})
     fused = OPTIMIZER_FLAGS["fused"]
@@ -125,8 +125,8 @@ def checkpoint_first(model, blocks):
 _STEPS = '''
 
 def steps(loader):
-    """Yields the micro batches of one optimizer step after the other, each with its number of samples."""  #? !weighed
-    """Yields the micro batches of one optimizer step after the other, each with what counts in it."""  #? weighed
+    """Yields the micro batches of each optimizer step, each with its number of samples."""  #? !weighed
+    """Yields the micro batches of each optimizer step, each with its number of useful entries."""  #? weighed
     batches = []
     for samples, batch in counted(loader):  #? !weighed
         batches.append((samples, batch))  #? !weighed
@@ -142,7 +142,7 @@ def steps(loader):
 _BY_SAMPLES = '''
 
 class Counting:
-    """Collates samples, and says how many there were."""
+    """Collates samples and counts them."""
 
     def __init__(self, collate):
         self.collate = collate
@@ -152,19 +152,19 @@ class Counting:
         batch = self.collate(samples)  #? shapes
         rows = {tensor.shape[:1] for tensor in tensors(batch)}  #? shapes
         left = rows.pop().numel() if len(rows) == 1 else 0  #? shapes
-        return min(len(samples), left or len(samples)), batch  # fewer where damaged ones are left out  #? shapes
+        return min(len(samples), left or len(samples)), batch  # fewer if damaged samples are dropped  #? shapes
 
 
 def counted(loader):
-    """Yields (number of samples, batch): as they are collated; ready batches by their shapes."""  #? shapes
-    """Yields (number of samples, batch): as they are collated; ready batches count 1 each."""  #? !shapes
+    """Yields (number of samples, batch). Ready batches are counted by their shapes."""  #? shapes
+    """Yields (number of samples, batch). Ready batches count as 1 each."""  #? !shapes
     if getattr(type(loader), "__iter__", None) is not DataLoader.__iter__ or loader.batch_sampler is None:
         yield from ((size(batch), batch) for batch in loader)  #? shapes
         yield from ((1, batch) for batch in loader)  #? !shapes
         return
-    twin = copy.copy(loader)  # yours stays as it is
-    twin.collate_fn, twin._iterator = Counting(loader.collate_fn), None
-    yield from twin
+    counting = copy.copy(loader)  # the original is not changed
+    counting.collate_fn, counting._iterator = Counting(loader.collate_fn), None
+    yield from counting
 '''
 
 _SHAPES = '''
@@ -194,7 +194,7 @@ def tensors(batch):
 _WEIGHED = '''
 
 def size(batch):
-    """Returns how many entries the loss of a batch is a mean over."""
+    """Returns the number of entries over which the loss of a batch is a mean."""
     return float((entries that count).sum(dtype=torch.float64))
 '''
 
@@ -235,13 +235,13 @@ HELPERS = {
     "shapes": _SHAPES,
     "weighed": _WEIGHED,
 }
-"""What the loop of a part calls."""
+"""Helper functions that each part needs."""
 
 
 def select(template: str, parts: frozenset[str]) -> str:
-    """Returns the lines of `template` that go with `parts`.
+    """Returns the lines of `template` that belong to `parts`.
 
-    A line that ends in `#? a !b` is there when `a` is a part and `b` is not.
+    A line that ends in `#? a !b` is included if `a` is a part and `b` is not.
     """
     lines = []
     for line in template.splitlines():

@@ -1,27 +1,27 @@
-"""MemoryBlock and Pool: the pieces that segments are cut into, and the lists of those that are free.
+"""MemoryBlock and Pool: the blocks that segments are split into, and the lists of free blocks.
 
-After `Block`, `BlockPool`, `BlockComparatorSize` and `try_merge_blocks` of c10/cuda/CUDACachingAllocator.cpp. The sets
-of the original are one list per stream, since no search there crosses streams.
+Follows `Block`, `BlockPool`, `BlockComparatorSize` and `try_merge_blocks` of c10/cuda/CUDACachingAllocator.cpp. The
+sets of the original are one list per stream here, since no search crosses streams.
 """
 
 from bisect import bisect_left, insort
 
 ADDRESS_BITS = 64
-"""A free block's place in its pool is (size << ADDRESS_BITS) + address: by size, then by address, as one number."""
+"""Width of an address. Free blocks are sorted by size, then address, with the key (size << ADDRESS_BITS) + address."""
 
 
 class MemoryBlock:
-    """A stretch of a segment: in use, cached (free and mapped), or address space without memory (unmapped).
+    """A part of a segment: in use, cached (free and mapped), or address space without memory (unmapped).
 
     Attributes:
-        address: where it begins.
-        size: bytes.
-        before: the block that ends where this begins, in the same segment.
-        after: the block that begins where this ends.
-        start: address of its expandable segment; -1 in a segment that does not grow.
-        free: whether no one uses it.
-        mapped: whether memory is behind it.
-        freed_at: the number of searches made when it was put into its pool; only kept when old segments are collected.
+        address: start address.
+        size: size in bytes.
+        before: the preceding block in the same segment.
+        after: the following block in the same segment.
+        start: address of its expandable segment. -1 if the segment is not expandable.
+        free: whether it is not in use.
+        mapped: whether it is backed by memory.
+        freed_at: the number of searches made before it was put into its pool. Only set if old segments are collected.
     """
 
     __slots__ = ("address", "after", "before", "free", "freed_at", "mapped", "pool", "size", "start")
@@ -38,7 +38,7 @@ class MemoryBlock:
         self.freed_at = 0
 
     def cut(self, size: int) -> "MemoryBlock":
-        """Shortens this block to `size` bytes and returns the rest, which is in no list yet."""
+        """Shortens this block to `size` bytes and returns the rest, which is not in a list yet."""
         rest = MemoryBlock(self.address + size, self.size - size, self.pool, self.start)
         rest.mapped = self.mapped
         self.size = size
@@ -49,9 +49,9 @@ class MemoryBlock:
         return rest
 
     def joined(self) -> "MemoryBlock":
-        """Returns this free block with its free neighbours of the same kind; they leave their lists.
+        """Merges this free block with free neighbours of the same kind, which leave their lists.
 
-        The earliest of them remains, so the first block of a segment is always the same object.
+        The block with the lowest address is kept, so the first block of a segment is always the same object.
         """
         first, after = self, self.after
         if after is not None and after.free and after.mapped == self.mapped:
@@ -75,15 +75,15 @@ class MemoryBlock:
 
 
 class Pool:
-    """The free blocks of one stream and one class of sizes.
+    """The free blocks of one stream and one size class.
 
     Attributes:
-        stream: any number that tells streams apart.
-        small: whether its segments are those for requests up to 1 MiB.
-        least_rest: what must be left of a block for it to be split.
-        places: the places of the cached blocks, in the order of best fit.
-        cached: those blocks, by place.
-        unmapped: address space of expandable segments without memory, by address.
+        stream: identifier of the stream.
+        small: whether its segments serve requests up to 1 MiB.
+        least_rest: minimum size of the remainder for a block to be split.
+        places: sort keys of the cached blocks, in order of best fit.
+        cached: cached blocks by sort key.
+        unmapped: unmapped address space of expandable segments, by address.
     """
 
     __slots__ = ("cached", "least_rest", "places", "small", "stream", "unmapped")
@@ -106,7 +106,7 @@ class Pool:
             insort(self.unmapped, block, key=_address)
 
     def remove(self, block: MemoryBlock) -> None:
-        """Takes a free block out of its list."""
+        """Removes a free block from its list."""
         if block.mapped:
             place = (block.size << ADDRESS_BITS) + block.address
             del self.places[bisect_left(self.places, place)]

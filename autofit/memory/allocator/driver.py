@@ -1,22 +1,22 @@
-"""Driver: what the caching allocator gets its segments from."""
+"""Driver: the source of the caching allocator's segments."""
 
 from dataclasses import dataclass
 
 PAGE_BYTES = 2 << 20
-"""CUDA gives device memory in pages of 2 MiB."""
+"""CUDA allocates device memory in pages of 2 MiB."""
 
 
 @dataclass(slots=True)
 class Driver:
-    """Memory and addresses of a device, as cudaMalloc and cuMemCreate give them.
+    """Memory and addresses of a device, as cudaMalloc and cuMemCreate return them.
 
-    Addresses only ever rise; the real driver may use one again, which can only change which of two equally large free
-    blocks is taken.
+    Addresses only increase. The real driver may reuse an address, which can only affect the choice between two free
+    blocks of equal size.
 
     Attributes:
-        capacity_bytes: what it can give in all; None: without end.
-        reserved_bytes: what the caching allocator has of it.
-        peak_reserved_bytes: the most that it had.
+        capacity_bytes: total memory that it can allocate. None is unlimited.
+        reserved_bytes: memory currently allocated to the caching allocator.
+        peak_reserved_bytes: maximum of `reserved_bytes`.
     """
 
     capacity_bytes: int | None = None
@@ -26,7 +26,7 @@ class Driver:
     _next_address: int = PAGE_BYTES
 
     def take(self, size: int, count: int = 1) -> bool:
-        """Takes `count` pieces of `size` bytes; returns False, and takes nothing, when there is too little."""
+        """Allocates `count` pieces of `size` bytes. Returns False, and allocates nothing, if memory is insufficient."""
         paged = self._paged_bytes + _paged(size) * count
         if self.capacity_bytes is not None and paged > self.capacity_bytes:
             return False
@@ -36,12 +36,12 @@ class Driver:
         return True
 
     def give_back(self, size: int, count: int = 1) -> None:
-        """Gives `count` pieces of `size` bytes back."""
+        """Frees `count` pieces of `size` bytes."""
         self._paged_bytes -= _paged(size) * count
         self.reserved_bytes -= size * count
 
     def addresses(self, size: int) -> int:
-        """Returns where `size` bytes of fresh address space begin."""
+        """Returns the start of `size` bytes of new address space."""
         address = self._next_address
         self._next_address += _paged(size)
         return address

@@ -1,8 +1,8 @@
 """ExpandableSegments: segments that grow page by page (`expandable_segments:True`).
 
-After `ExpandableSegment`, `find_expandable_block`, `try_allocate_expandable_block`, `map_block` and `unmap_block` of
-c10/cuda/CUDACachingAllocator.cpp. A segment is address space for more than the whole device; memory is mapped into it
-where it is needed, at the lowest address first, and whole free pages are unmapped when the cache is emptied.
+Follows `ExpandableSegment`, `find_expandable_block`, `try_allocate_expandable_block`, `map_block` and `unmap_block` of
+c10/cuda/CUDACachingAllocator.cpp. A segment reserves address space for more than the whole device. Memory is mapped
+into it on demand, at the lowest address first. Completely free pages are unmapped when the cache is emptied.
 """
 
 from autofit.memory.allocator.blocks import MemoryBlock, Pool
@@ -24,11 +24,11 @@ class ExpandableSegments:
         self._address_bytes = device_bytes + device_bytes // 8
 
     def best(self, pool: Pool, index: int) -> int:
-        """Returns the index of the best fit, where a block counts with the address space that it can still grow into.
+        """Returns the index of the best fit. The size of a block includes the address space into which it can grow.
 
         Args:
-            pool: where to look.
-            index: the smallest cached block that is large enough.
+            pool: the pool to search.
+            index: index of the smallest cached block that is large enough.
         """
         size = _grown(pool.cached[pool.places[index]])
         while index + 1 < len(pool.places):
@@ -39,23 +39,23 @@ class ExpandableSegments:
         return index
 
     def grow(self, pool: Pool, size: int) -> MemoryBlock | None:
-        """Returns a free block of at least `size` bytes, in no list, or None when the driver has too little.
+        """Returns a free block of at least `size` bytes, in no list, or None if the driver runs out of memory.
 
-        Memory that was mapped before the driver ran out stays in the pool, as in torch.
+        Memory that was mapped before that stays in the pool, as in torch.
         """
         block: MemoryBlock | None = _room(pool, size) or self._new(pool)
         if block is not None and not block.mapped:
             block = self._map(block, min(size, block.size))
         while block is not None and block.size < size:
             following = block.after
-            assert following is not None, "room for the block was found, so address space follows"
+            assert following is not None, "the free range is large enough, so address space follows"
             block = self._map(following, min(size - block.size, following.size))
         if block is not None:
             pool.remove(block)
         return block
 
     def release(self, pool: Pool) -> None:
-        """Gives the whole free pages of a pool back to the driver."""
+        """Returns the completely free pages of a pool to the driver."""
         for block in list(pool.cached.values()):
             self._unmap(block)
 
@@ -73,7 +73,7 @@ class ExpandableSegments:
         return block
 
     def _map(self, block: MemoryBlock, size: int) -> MemoryBlock | None:
-        """Maps pages for the first `size` bytes of an unmapped block; returns what they now belong to, in its pool."""
+        """Maps pages for the first `size` bytes of an unmapped block. Returns the resulting block, in its pool."""
         page = self._page_bytes(block.pool)
         count = -(-size // page)
         if not self._driver.take(page, count):
@@ -114,7 +114,7 @@ def _grown(block: MemoryBlock) -> int:
 
 
 def _room(pool: Pool, size: int) -> MemoryBlock | None:
-    """Returns the first block of the lowest free stretch, mapped or not, that holds `size` bytes and can grow."""
+    """Returns the first block of the lowest free range, mapped or not, that holds `size` bytes and can grow."""
     for unmapped in pool.unmapped:
         before = unmapped.before
         first = before if before is not None and before.free else unmapped

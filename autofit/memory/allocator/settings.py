@@ -1,8 +1,8 @@
-"""Settings: what `PYTORCH_ALLOC_CONF` tells the caching allocator, and the sizes that follow from it.
+"""Settings: the options of the caching allocator in `PYTORCH_ALLOC_CONF`, and the sizes that follow from them.
 
-Rules and limits are those of torch 2.11 and 2.13: c10/core/AllocatorConfig.{h,cpp} (constants, option names, what a
-value may be) and `round_size`, `get_allocation_size` of c10/cuda/CUDACachingAllocator.cpp; each was compared with the
-real parser and allocator (tests/cuda/test_allocator_simulator.py).
+Rules and limits are those of torch 2.11 and 2.13: c10/core/AllocatorConfig.{h,cpp} (constants, option names, valid
+values) and `round_size`, `get_allocation_size` of c10/cuda/CUDACachingAllocator.cpp. Each was compared with the real
+parser and allocator (tests/cuda/test_allocator_simulator.py).
 """
 
 import re
@@ -13,16 +13,16 @@ from autofit.core.errors import UsageError
 
 MIB = 1 << 20
 BLOCK_BYTES = 512
-"""Sizes are rounded up to a multiple of this (kMinBlockSize)."""
+"""Sizes are rounded up to a multiple of this size (kMinBlockSize)."""
 SMALL_BYTES = MIB
-"""Requests up to this come from the small pool (kSmallSize)."""
+"""Maximum request that is served from the small pool (kSmallSize)."""
 SMALL_SEGMENT_BYTES = 2 * MIB
-"""A segment of the small pool (kSmallBuffer)."""
+"""Size of a segment of the small pool (kSmallBuffer)."""
 OWN_SEGMENT_BYTES = 10 * MIB
-"""Requests from here on get a segment of their own size (kMinLargeAlloc), in steps of `ROUND_LARGE_BYTES`."""
+"""Minimum request that gets a segment of its own size (kMinLargeAlloc), rounded up to `ROUND_LARGE_BYTES`."""
 ROUND_LARGE_BYTES = 2 * MIB
 INTERVALS = 16
-"""`roundup_power2_divisions` has one value for each power of two of MiB: below 2, from 2, from 4, ..., from 32,768."""
+"""Number of values of `roundup_power2_divisions`: one per power of two in MiB, below 2, from 2, 4, ..., 32,768."""
 
 WITHOUT_EFFECT = frozenset(
     {
@@ -32,30 +32,31 @@ WITHOUT_EFFECT = frozenset(
         "pinned_max_round_threshold_mb", "pinned_max_cached_size_mb",
     }
 )  # fmt: skip
-"""Options about locks and host memory: they change no device allocation."""
+"""Options for locks and host memory, which do not affect device allocations."""
 _FIRST = "large_segment_size_mb"
-"""torch reads this option before the others, whose least values follow from it."""
+"""The option that torch reads first, since the minimum values of others depend on it."""
 NOT_MODELLED = {
     "graph_capture_record_stream_reuse": "memory of CUDA graphs is not simulated",
-    "throw_on_cudamalloc_oom": "an early refusal instead of the allocator's retries is not simulated",
+    "throw_on_cudamalloc_oom": "failing early instead of retrying is not simulated",
 }
 """Options that are accepted and named in `Settings.notes`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How the caching allocator behaves; the defaults are torch's.
+    """Options of the caching allocator. The defaults are those of torch.
 
     Attributes:
-        large_segment_bytes: segment for requests above 1 and below 10 MiB; page of a large expandable segment.
-        max_split_bytes: blocks from this size on are never split; None: no such size.
-        max_non_split_rounding_bytes: how much larger than a request an unsplittable block may be.
-        divisions: steps between two powers of two that a size is rounded up to, by interval; 0 and 1: multiples of 512.
-        gc_threshold_ratio: share of the memory limit above which old cached segments are given back; 0: never.
-            Without a limit below the whole device it does nothing.
-        expandable_segments: whether segments grow.
+        large_segment_bytes: segment size for requests above 1 and below 10 MiB, and page size of a large expandable
+            segment.
+        max_split_bytes: minimum size of blocks that are never split. None splits blocks of any size.
+        max_non_split_rounding_bytes: maximum excess of an unsplittable block over the request.
+        divisions: number of rounding steps between two powers of two, by interval. 0 and 1 round to multiples of 512.
+        gc_threshold_ratio: share of the memory limit above which old cached segments are released. 0 never does.
+            It has no effect without a limit below the whole device.
+        expandable_segments: whether segments are expandable.
         memory_fraction: share of the device that the allocator may reserve.
-        notes: options that were given and are not simulated, each with what that means.
+        notes: options that are set but not simulated, each with an explanation.
     """
 
     large_segment_bytes: int = 20 * MIB
@@ -69,10 +70,10 @@ class Settings:
 
     @classmethod
     def parse(cls, text: str) -> "Settings":
-        """Returns the settings that `text` asks for, written as in `PYTORCH_ALLOC_CONF`.
+        """Parses options in the format of `PYTORCH_ALLOC_CONF`.
 
         Raises:
-            UsageError: an option is unknown, has a value that torch refuses, or asks for another allocator.
+            UsageError: an option is unknown, has a value that torch rejects, or selects another allocator.
         """
         settings: Settings = cls()
         for name, value in sorted(_options(text), key=lambda option: option[0] != _FIRST):
@@ -80,7 +81,7 @@ class Settings:
         return settings
 
     def rounded(self, requested_bytes: int) -> int:
-        """Returns the bytes that a request takes before any splitting (`round_size`)."""
+        """Returns the rounded size of a request in bytes (`round_size`)."""
         if requested_bytes < BLOCK_BYTES:
             return BLOCK_BYTES
         interval = requested_bytes.bit_length() - 1 - (MIB.bit_length() - 1)
@@ -91,7 +92,7 @@ class Settings:
         return -(-requested_bytes // step) * step
 
     def segment_bytes(self, rounded_bytes: int) -> int:
-        """Returns the bytes asked of the driver when no cached block serves (`get_allocation_size`)."""
+        """Returns the bytes requested from the driver if no cached block fits (`get_allocation_size`)."""
         if rounded_bytes <= SMALL_BYTES:
             return SMALL_SEGMENT_BYTES
         if rounded_bytes < OWN_SEGMENT_BYTES:
@@ -100,7 +101,7 @@ class Settings:
 
 
 def _options(text: str) -> list[tuple[str, str]]:
-    """Returns names and values; commas inside brackets belong to the value."""
+    """Returns names and values. Commas inside brackets are part of the value."""
     squeezed = "".join(text.split())
     found = []
     for item in re.split(r",(?![^\[]*\])", squeezed.removesuffix(",")) if squeezed else []:
@@ -122,13 +123,13 @@ def _with_option(settings: Settings, name: str, value: str) -> Settings:
     if name in NOT_MODELLED:
         return replace(settings, notes=(*settings.notes, f"{name}:{value}: {NOT_MODELLED[name]}"))
     known = ", ".join(sorted((*_MODELLED, *NOT_MODELLED, *WITHOUT_EFFECT)))
-    raise UsageError(f"unknown allocator option {name!r}; expected one of {known}. Correct it, or leave it out.")
+    raise UsageError(f"unknown allocator option {name!r}; expected one of {known}. Correct it or remove it.")
 
 
 def _backend(settings: Settings, value: str) -> Settings:
     if value != "native":
         raise UsageError(
-            f"the allocator backend {value!r} is not simulated; only the native one is. Leave the option out, or "
+            f"the allocator backend {value!r} is not simulated, only the native one. Remove the option, or "
             "measure instead of estimating."
         )
     return settings
@@ -152,33 +153,34 @@ def _max_rounding(settings: Settings, value: str) -> Settings:
 def _gc_threshold(settings: Settings, value: str) -> Settings:
     ratio = _number("garbage_collection_threshold", value)
     if not 0 < ratio < 1:
-        raise _refused("garbage_collection_threshold", value, "a number between 0 and 1, both excluded")
+        raise _rejected("garbage_collection_threshold", value, "a number between 0 and 1, both excluded")
     return replace(settings, gc_threshold_ratio=ratio)
 
 
 def _expandable(settings: Settings, value: str) -> Settings:
     if value not in ("True", "False"):
-        raise _refused("expandable_segments", value, "True or False")
+        raise _rejected("expandable_segments", value, "True or False")
     return replace(settings, expandable_segments=value == "True")
 
 
 def _memory_fraction(settings: Settings, value: str) -> Settings:
     fraction = _number("per_process_memory_fraction", value)
     if not 0 <= fraction <= 1:
-        raise _refused("per_process_memory_fraction", value, "a number from 0 to 1")
+        raise _rejected("per_process_memory_fraction", value, "a number from 0 to 1")
     return replace(settings, memory_fraction=fraction)
 
 
 def _divisions(settings: Settings, value: str) -> Settings:
-    """Returns settings with one number for all sizes, or a list such as [256:1,512:2,>:4] in MiB.
+    """Parses one number for all sizes, or a list such as [256:1,512:2,>:4] in MiB.
 
-    A value holds for sizes from its power of two to the next; the first also for all below, ">" for all above the last.
+    A value applies to sizes from its power of two to the next. The first also applies to all smaller sizes, and ">" to
+    all sizes above the last.
     """
     name = "roundup_power2_divisions"
     if not value.startswith("["):
         return replace(settings, divisions=(_power_of_two(name, value),) * INTERVALS)
     if not value.endswith("]"):
-        raise _refused(name, value, "a closing bracket")
+        raise _rejected(name, value, "a closing bracket")
     table = [0] * INTERVALS
     last = 0
     for number, item in enumerate(filter(None, value[1:-1].split(","))):
@@ -208,7 +210,7 @@ _MODELLED: dict[str, Callable[[Settings, str], Settings]] = {
 
 def _mebibytes(name: str, value: str, least: int) -> int:
     if not value.isdecimal() or int(value) < least:
-        raise _refused(name, value, f"a whole number of MiB from {least} on")
+        raise _rejected(name, value, f"an integer number of MiB, at least {least}")
     return int(value) * MIB
 
 
@@ -216,14 +218,14 @@ def _number(name: str, value: str) -> float:
     try:
         return float(value)
     except ValueError:
-        raise _refused(name, value, "a number") from None
+        raise _rejected(name, value, "a number") from None
 
 
 def _power_of_two(name: str, value: str) -> int:
     if not value.isdecimal() or int(value).bit_count() != 1:
-        raise _refused(name, value, "a power of two")
+        raise _rejected(name, value, "a power of two")
     return int(value)
 
 
-def _refused(name: str, value: str, expected: str) -> UsageError:
-    return UsageError(f"the allocator option {name} is {value!r}; expected {expected}. torch would refuse it too.")
+def _rejected(name: str, value: str, expected: str) -> UsageError:
+    return UsageError(f"the allocator option {name} is {value!r}; expected {expected}. torch would reject it too.")

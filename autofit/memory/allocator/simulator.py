@@ -2,9 +2,9 @@
 
 Rules as in c10/cuda/CUDACachingAllocator.cpp of torch 2.11 and 2.13 (`malloc`, `get_free_block`, `should_split`,
 `free_block`, `alloc_block`, `garbage_collect_cached_blocks`, `release_available_cached_blocks`,
-`release_cached_blocks`); with the same requests it has the same segments, blocks, peaks and counters as the real one
+`release_cached_blocks`). For the same requests it has the same segments, blocks, peaks and counters as the real one
 (tests/cuda/test_allocator_simulator.py). Not simulated: private pools (CUDA graphs, MemPool), `record_stream` (a free
-waits for no other stream), memory callbacks, settings that change while memory is held.
+does not wait for other streams), memory callbacks, and settings that change while memory is held.
 """
 
 from collections.abc import Iterator
@@ -25,8 +25,8 @@ class Segment:
 
     Attributes:
         stream: the stream whose requests it serves.
-        small: whether it is of the small pool.
-        blocks: size of each block in the order of addresses, and whether it is in use.
+        small: whether it belongs to the small pool.
+        blocks: the size of each block in address order, and whether it is in use.
     """
 
     stream: int
@@ -35,7 +35,7 @@ class Segment:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all its blocks."""
+        """Total size of its blocks."""
         return sum(size for size, _ in self.blocks)
 
 
@@ -43,10 +43,10 @@ class CachingAllocator:
     """Serves requests as torch would on an otherwise idle device.
 
     Attributes:
-        allocated_bytes: blocks in use, each with what was not worth splitting off.
-        peak_allocated_bytes: the most of it since the last `reset_peaks`.
-        retries: how often the whole cache was given back because the driver had too little (`num_alloc_retries`).
-        ooms: requests that could not be served (`num_ooms`).
+        allocated_bytes: total size of the blocks in use, including remainders too small to split off.
+        peak_allocated_bytes: maximum of it since the last `reset_peaks`.
+        retries: number of times the whole cache was released because the driver had run out (`num_alloc_retries`).
+        ooms: number of requests that could not be served (`num_ooms`).
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class CachingAllocator:
         """Starts empty.
 
         Args:
-            settings: the allocator's options; None: torch's defaults.
-            capacity_bytes: what the driver can give to this process; None: no end.
-            limit_bytes: the most that may be reserved, as `set_per_process_memory_fraction` sets it; None: what
-                `settings.memory_fraction` says of `device_bytes`.
-            device_bytes: the device's memory; address space of an expandable segment follows from it.
+            settings: the allocator's options. None uses torch's defaults.
+            capacity_bytes: memory that the driver can allocate to this process. None is unlimited.
+            limit_bytes: maximum to reserve, as set by `set_per_process_memory_fraction`. None uses
+                `settings.memory_fraction` of `device_bytes`.
+            device_bytes: memory of the device. It determines the address space of an expandable segment.
         """
         self._settings = settings or Settings()
         if limit_bytes is None and self._settings.memory_fraction < 1:
@@ -78,7 +78,7 @@ class CachingAllocator:
         self._collects = (  # expandable segments are never collected
             limit_bytes is not None and self._settings.gc_threshold_ratio > 0 and not self._expands
         )
-        self._searches = 0  # in the large pools; a cached block's age is counted in them
+        self._searches = 0  # searches in the large pools: the unit of a cached block's age
         self._heads: set[MemoryBlock] = set()
         self._small: dict[int, Pool] = {}
         self._large: dict[int, Pool] = {}
@@ -86,21 +86,21 @@ class CachingAllocator:
 
     @property
     def reserved_bytes(self) -> int:
-        """What the allocator holds of the device."""
+        """Device memory that the allocator holds."""
         return self._driver.reserved_bytes
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """The most that it held since the last `reset_peaks`."""
+        """Maximum of `reserved_bytes` since the last `reset_peaks`."""
         return self._driver.peak_reserved_bytes
 
     def reset_peaks(self) -> None:
-        """Starts both peaks afresh from what is held now."""
+        """Resets both peaks to the present values."""
         self.peak_allocated_bytes = self.allocated_bytes
         self._driver.peak_reserved_bytes = self._driver.reserved_bytes
 
     def malloc(self, requested_bytes: int, stream: int = 0) -> MemoryBlock | None:
-        """Returns the block that serves a request of at least one byte, or None when memory has run out."""
+        """Returns the block that serves a request of at least one byte, or None if memory has run out."""
         size = self._rounded.get(requested_bytes)
         if size is None:
             size = self._rounded[requested_bytes] = self._settings.rounded(requested_bytes)
@@ -119,7 +119,7 @@ class CachingAllocator:
         return block
 
     def free(self, block: MemoryBlock) -> None:
-        """Takes back a block that `malloc` returned."""
+        """Frees a block that `malloc` returned."""
         self.allocated_bytes -= block.size
         block.free = True
         if block.before is not None or block.after is not None:
@@ -129,7 +129,7 @@ class CachingAllocator:
         block.pool.add(block)
 
     def empty_cache(self) -> None:
-        """Gives every segment that is free as a whole back to the driver, and whole free pages of those that grow."""
+        """Returns completely free segments, and completely free pages of expandable segments, to the driver."""
         for pool in (*self._large.values(), *self._small.values()):
             if self._expands:
                 self._expandable.release(pool)
@@ -138,7 +138,7 @@ class CachingAllocator:
                     self._release(block)
 
     def segments(self) -> Iterator[Segment]:
-        """Yields what is held, in the order of addresses; of an expandable segment each mapped stretch."""
+        """Yields the segments in address order. An expandable segment yields each mapped range."""
         for head in sorted(self._heads | self._expandable.heads, key=lambda block: block.address):
             blocks: list[tuple[int, bool]] = []
             block: MemoryBlock | None = head
@@ -157,7 +157,7 @@ class CachingAllocator:
         return pool
 
     def _cached(self, pool: Pool, size: int) -> MemoryBlock | None:
-        """Returns the best fitting cached block, taken out of its pool."""
+        """Returns the best fitting cached block, removed from its pool."""
         if self._collects and not pool.small:
             self._searches += 1
         places = pool.places
@@ -171,25 +171,25 @@ class CachingAllocator:
         return pool.cached.pop(places.pop(index))
 
     def _may_serve(self, block_bytes: int, size: int) -> bool:
-        """Says whether a block, which may be one that is never split, is near enough in size."""
+        """Returns whether a block may serve a request, given the limits for blocks that are never split."""
         if size < self._max_split:
             return block_bytes < self._max_split
         return block_bytes < size + self._settings.max_non_split_rounding_bytes
 
     def _obtained(self, pool: Pool, size: int) -> MemoryBlock | None:
-        """Returns fresh memory from the driver; when it has too little, gives more and more of the cache back."""
+        """Returns new memory from the driver. If it runs out, releases cached segments step by step and retries."""
         if self._collects:
             self._collect()
-        block = self._fresh(pool, size)
+        block = self._new_block(pool, size)
         if block is None and self._release_unsplittable(pool, size):
-            block = self._fresh(pool, size)
+            block = self._new_block(pool, size)
         if block is None:
             self.empty_cache()
             self.retries += 1
-            block = self._fresh(pool, size)
+            block = self._new_block(pool, size)
         return block
 
-    def _fresh(self, pool: Pool, size: int) -> MemoryBlock | None:
+    def _new_block(self, pool: Pool, size: int) -> MemoryBlock | None:
         segment_bytes = self._settings.segment_bytes(size)
         if self._limit_bytes is not None and self.reserved_bytes + segment_bytes > self._limit_bytes:
             return None
@@ -207,7 +207,7 @@ class CachingAllocator:
         self._driver.give_back(block.size)
 
     def _release_unsplittable(self, pool: Pool, size: int) -> bool:
-        """Gives back blocks that are never split until they would hold the request; says whether they do."""
+        """Releases blocks that are never split until they would hold the request. Returns whether they would."""
         if self._max_split == UNBOUNDED or self._expands:
             return False
         wanted = max(size, self._max_split)
@@ -225,8 +225,8 @@ class CachingAllocator:
         return released >= wanted
 
     def _collect(self) -> None:
-        """Gives large segments back that have not been used for long, once the threshold of the limit is passed."""
-        assert self._limit_bytes is not None, "collecting needs a limit"
+        """Releases large segments that have not been used for long, if reserved memory is above the threshold."""
+        assert self._limit_bytes is not None, "collecting requires a limit"
         excess = self.reserved_bytes - int(self._settings.gc_threshold_ratio * self._limit_bytes)
         blocks = [b for p in self._large.values() for b in p.cached.values() if b.before is None and b.after is None]
         while excess > 0 and blocks:

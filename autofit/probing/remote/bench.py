@@ -1,4 +1,4 @@
-"""RemoteBench: a bench in a warm child process, replaced when it is no longer to be trusted. Never loads torch."""
+"""RemoteBench: a bench in a warm child process, replaced once it can no longer be trusted. Never loads torch."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -26,33 +26,33 @@ from autofit.probing.remote.phases import Phases
 __all__ = ["HOST_LIMIT_ENVIRONMENT", "RemoteBench", "Target"]
 
 BRIEF_GRACE_S = 1.0
-"""Patience with a polite signal where there is a time budget."""
+"""Maximum time between SIGTERM and SIGKILL if there is a time budget."""
 ONE_CACHE = 1
-"""Something that the user's code or a library makes once and keeps, such as a table, is left behind by one run only."""
+"""Number of leaking runs that are tolerated: an object that is made once and kept, such as a table, leaks only once."""
 _REPLACED_AFTER = (Status.POISONED, Status.TIMED_OUT, Status.CRASHED, Status.AMBIGUOUS, Status.WORKER_LOST)
 
 
 class RemoteBench:
-    """Probes a target in one warm child process, and proves host plans under a real limit in a fresh one.
+    """Probes a target in one warm child process, and proves host plans under a real limit in a fresh process.
 
-    Use it as a context manager: leaving it ends every process it started.
+    Use it as a context manager: leaving it ends every process that it started.
 
     Args:
         target: what the child opens.
-        deadlines: how long to wait for it, where the time budget does not leave less.
-        probes_per_child: a child is replaced after so many requests.
+        deadlines: how long to wait for the child, unless the time budget is shorter.
+        probes_per_child: number of requests after which a child is replaced.
         beat: called with each phase of a probe as it begins.
-        claim: called with the lock key and the name of the device before a child uses it; returns when it may. None
-            where nothing is locked.
-        clock: the time that is left; without a limit, the deadlines alone hold.
-        log: the file for what the user's code prints; None: a temporary one, kept when a message names it.
+        claim: called with the lock key and the name of the device before a child uses it; returns once the device may
+            be used. None locks nothing.
+        clock: measures the remaining time. Without a limit, only the deadlines apply.
+        log: file for the output of the user's code. None uses a temporary file, kept if a message names it.
 
     Attributes:
         briefing: what is known before the first probe.
-        proof_start_s: seconds that a proof takes before it begins, where that needs a fresh process.
+        proof_start_s: seconds needed to start the fresh process of a proof; 0 if a proof needs none.
 
     Raises:
-        AutofitError: what opening the target raised in the child, as it would have been raised here.
+        AutofitError: opening the target raised it in the child. It is raised again here.
         UserCodeError: the child died or hung while it opened the target.
         BudgetSpent: the time budget ended before the target was open.
     """
@@ -74,8 +74,7 @@ class RemoteBench:
             self._deadlines = replace(self._deadlines, grace_s=min(self._deadlines.grace_s, BRIEF_GRACE_S))
         self._log = OutputLog(log)
         self._most, self._count, self._leaks = probes_per_child, 0, 0
-        # The first child's findings hold for all: what memory is available changes from one moment to the next, and
-        # the gates take time.
+        # The first child's findings are reused for all: available memory fluctuates, and the gates take time.
         self._memory_bytes: int | None = None
         self._known: Briefing | None = None
         self._child: Child | None = None
@@ -91,9 +90,9 @@ class RemoteBench:
         self.proof_start_s = max(opened_s - self._survey_s - self._waited_s, 0.0) if on_host else 0.0
 
     def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
-        """Runs `plan` in the child; a child that died, hung, leaked twice or is poisoned is replaced for the next call.
+        """Runs `plan` in the child. A child that died, hung, leaked twice or is poisoned is replaced for the next call.
 
-        On a host device a proof also has to pass in a fresh process whose memory is really limited to the budget.
+        On a host device, a proof must also pass in a fresh process whose memory is really limited to the budget.
         """
         if self._clock.patience_s(SHARES[purpose]) <= 0:
             return Outcome(status=Status.SKIPPED, reason=f"{self._over()} before it began")
@@ -103,7 +102,7 @@ class RemoteBench:
                 if not limited.measured:
                     return limited
             child = self._warm()
-        except errors.BudgetSpent as spent:  # while a fresh child was opened
+        except errors.BudgetSpent as spent:  # while opening a fresh child
             return Outcome(status=Status.SKIPPED, reason=str(spent))
         outcome = self._evaluate(child, plan, purpose)
         self._count += 1
@@ -117,7 +116,7 @@ class RemoteBench:
         """Returns the allocations of the plan's training steps, traced in the warm child.
 
         Raises:
-            Untraceable: it cannot be traced, or the child ended over it; a new one serves the next call.
+            Untraceable: the plan cannot be traced, or the child ended. A new child serves the next call.
         """
         return self._trace(plan, "trace", "in the process that traces")
 
@@ -125,12 +124,12 @@ class RemoteBench:
         """Returns the allocations of a few steps of the plan, run in the warm child.
 
         Raises:
-            Untraceable: as in `LocalBench.record`, or the child ended over it; a new one serves the next call.
+            Untraceable: as in `LocalBench.record`, or the child ended. A new child serves the next call.
         """
         return self._trace(plan, "record", "in the process that probes")
 
     def standing(self) -> tuple[Part, ...]:
-        """Returns what a step of a stand-in's workload keeps whatever its batch; () where that is not known."""
+        """Returns the memory that a step keeps at any batch size, for a stand-in's workload; () if it is unknown."""
         try:
             reply = self._reply(self._warm(), {"do": "standing"}, "standing", self._clock.patience_s())
         except ChildEnded:
@@ -144,7 +143,7 @@ class RemoteBench:
             raise errors.Untraceable(f"{self._over()} before it began", where)
         request: dict[str, Any] = {"do": do, "plan": plan.model_dump(mode="json")}
         if do == "trace" and patience_s < math.inf:
-            request["limit_s"] = patience_s / 2  # the process that traces ends by itself, and takes no child along
+            request["limit_s"] = patience_s / 2  # the tracing process then ends by itself, without killing the child
         try:
             child = self._warm()
             reply = self._reply(child, request, "trace", patience_s)
@@ -153,7 +152,7 @@ class RemoteBench:
         except ChildEnded as ended:
             self._retire()
             raise errors.Untraceable(ended.outcome.reason, where) from None
-        except errors.DevicePoisoned as error:  # for that process; it has ended
+        except errors.DevicePoisoned as error:  # in that process only, which has ended
             raise errors.Untraceable(str(error), where) from None
         if "trace" not in reply:
             raise errors.Untraceable(str(reply.get("reason")), str(reply.get("where")))
@@ -164,7 +163,7 @@ class RemoteBench:
             raise errors.Untraceable(f"no valid trace came back: {first}", "from its process") from None
 
     def close(self) -> None:
-        """Ends the child, having it put its workload back and verify that.
+        """Ends the child, after it has put its workload back and verified this.
 
         Raises:
             RestoreError: the child found a difference.
@@ -195,16 +194,16 @@ class RemoteBench:
             self._log.close()
 
     def _warm(self) -> Child:
-        """Returns the warm child, a new one when the last was retired."""
-        if self._child is None or self._child.ended:  # it may have died since it was last asked
+        """Returns the warm child, or a new one if the last was retired."""
+        if self._child is None or self._child.ended:  # it may have died since the last request
             self._retire()
             self._count = self._leaks = 0
             self._child, briefing = self._start({}, enforce=False)
             found, expected = briefing.environment.workload, self.briefing.environment.workload
             if found != expected:
                 raise errors.WorkloadError(
-                    f"{self._target.name} gave another workload when it was called again (signature {found}, before "
-                    f"{expected}). Make it give the same each time."
+                    f"{self._target.name} returned a different workload when it was called again (signature {found}, "
+                    f"before {expected}). Make it return the same workload each time."
                 )
         return self._child
 
@@ -218,8 +217,8 @@ class RemoteBench:
         except ChildEnded as ended:
             if ended.outcome.status is Status.TIMED_OUT and self._clock.left_s <= 0:
                 raise errors.BudgetSpent(
-                    f"{self._over()} before {self._target.name} was open: {phases.current!r} had gone on for "
-                    f"{format_duration(phases.since_s)}. Give more time, or look for what hangs there. "
+                    f"{self._over()} before {self._target.name} was open: {phases.current!r} had been running for "
+                    f"{format_duration(phases.since_s)}. Give more time, or look for what hangs in this phase. "
                     f"({ended.outcome.reason}.)"
                 ) from None
             raise errors.UserCodeError(f"opening {self._target.name} failed: {ended.outcome.reason}") from None
@@ -230,7 +229,7 @@ class RemoteBench:
         return child, Briefing.model_validate(reply["briefing"])
 
     def _opened(self, child: Child, enforce: bool, phases: Phases) -> dict[str, Any]:
-        """Returns the child's reply with its briefing, after the device that it names was claimed."""
+        """Claims the device that the child names, and returns the child's reply with its briefing."""
         request = self._target.request(enforce, self._memory_bytes, self._known)
         request |= {"claims": self._claim is not None}
         if self._clock.limit_s is not None:
@@ -273,7 +272,7 @@ class RemoteBench:
         patience_s: float,
         beat: Callable[[str], None] | None = None,
     ) -> dict[str, Any]:
-        """Returns the reply of an expected kind; raises again what the child reports as an error, its last word."""
+        """Returns the reply of an expected kind. Any other reply is the child's final error, which is raised here."""
         reply = child.ask(request, beat or self._beat, patience_s)
         if reply["kind"] in ((expected,) if isinstance(expected, str) else expected):
             return reply

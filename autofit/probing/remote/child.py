@@ -1,4 +1,4 @@
-"""Child: one worker process, asked over its own pipes, with two clocks and a kill that leaves nothing behind."""
+"""Child: one worker process with its own pipes, two clocks, and a kill that leaves no process behind."""
 
 import json
 import math
@@ -23,21 +23,21 @@ from autofit.probing.remote.output import KEPT_BYTES, OutputLog, last_exception
 
 _KEEPER = Path(__file__).parents[1] / "keeper.py"
 _LINE_BYTES = 16 * 2**20
-_LOOK_S = 0.1
-"""So often it is seen whether the process still lives: a helper of its own may hold its pipe open after its death."""
-_GROUP_S = 1.0  # for processes that were killed to be gone
+_POLL_S = 0.1
+"""Interval of checks that the process is alive: its own helpers may hold its pipe open after its death."""
+_GROUP_S = 1.0  # time for killed processes to disappear
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Two clocks and the patience after them, in seconds (reference/reliability.md, constants).
+    """Time limits of a child, in seconds (reference/reliability.md, constants).
 
     Attributes:
-        first_s: silence allowed until the first steps of a process are done: imports, compilation.
+        first_s: silence allowed until the first step of the process is done, for imports and compilation.
         progress_s: silence allowed afterwards.
-        total_s: one request in all.
-        grace_s: between the polite signal and the last one.
-        exit_s: waiting for a killed process to be gone.
+        total_s: maximum duration of one request.
+        grace_s: time between SIGTERM and SIGKILL.
+        exit_s: maximum wait for a killed process to disappear.
     """
 
     first_s: float = 600.0
@@ -48,7 +48,7 @@ class Deadlines:
 
 
 class ChildEnded(Exception):
-    """The child died or was killed while a reply was awaited; carries the outcome that this means."""
+    """The child died or was killed before it replied. `outcome` is the resulting outcome."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome.reason)
@@ -56,15 +56,15 @@ class ChildEnded(Exception):
 
 
 class Child:
-    """One worker process under a keeper (keeper.py), in a session of its own, with its two pipes and what it prints.
+    """One worker process under a keeper (keeper.py), in its own session, with two pipes and a log of its output.
 
-    Not thread-safe. `kill` leaves no process behind: the keeper ends all that the worker started, also when this
-    process dies first.
+    Not thread-safe. `kill` leaves no process behind: the keeper ends all processes that the worker started, even if
+    this process dies first.
 
     Args:
-        deadlines: how long to wait for it.
-        environment: variables beside those of this process.
-        log: where what it prints is kept.
+        deadlines: how long to wait for the child.
+        environment: variables in addition to those of this process.
+        log: receives the child's output.
     """
 
     def __init__(self, deadlines: Deadlines, environment: Mapping[str, str], log: OutputLog) -> None:
@@ -75,7 +75,7 @@ class Child:
         self._log = log
         (life_read, self._life), (requests_read, self._out), (self._in, replies_write) = (os.pipe() for _ in range(3))
         theirs = {"--life": life_read, "--read": requests_read, "--write": replies_write}
-        # -P: a file in the working directory must not stand in for a module of the standard library.
+        # -P: a file in the working directory must not shadow a module of the standard library.
         command = [sys.executable, "-P", str(_KEEPER), *(str(part) for pair in theirs.items() for part in pair)]
         try:
             self.process = subprocess.Popen(
@@ -105,15 +105,15 @@ class Child:
         beat: Callable[[str], None] = lambda phase: None,
         patience_s: float = math.inf,
     ) -> dict[str, Any]:
-        """Sends a request and returns the reply to it, passing signs of life on to `beat`.
+        """Sends a request and returns the reply. Signs of life are passed on to `beat`.
 
         Args:
-            request: what to do.
+            request: the request.
             beat: called with each phase that the child enters.
-            patience_s: what the time budget leaves for this request; the deadlines hold beside it.
+            patience_s: limit that the time budget sets for this request, in addition to the deadlines.
 
         Raises:
-            ChildEnded: the child died, hung or sent what is no reply; it is gone when this is raised.
+            ChildEnded: the child died, hung or sent an invalid reply. It is gone when this is raised.
         """
         self._phase = ""
         try:
@@ -122,9 +122,9 @@ class Child:
             raise ChildEnded(self._died()) from None
         last = monotonic()
         end = last + min(self.deadlines.total_s, patience_s)
-        too_long = f"not done in {format_duration(min(self.deadlines.total_s, patience_s))}"
+        too_long = f"not finished in {format_duration(min(self.deadlines.total_s, patience_s))}"
         if patience_s < self.deadlines.total_s:
-            too_long += ", the most that the time budget leaves for it"
+            too_long += ", the limit that the time budget sets"
         while True:
             silence = self.deadlines.progress_s if self._stepped else self.deadlines.first_s
             until, why = min((last + silence, f"no sign of life for {format_duration(silence)}"), (end, too_long))
@@ -142,14 +142,14 @@ class Child:
             beat(self._phase)
 
     def kill(self) -> None:
-        """Ends the child and all that it started: a polite signal, a grace, then the last one; reaps it.
+        """Ends the child and all processes that it started, and reaps it: SIGTERM, a grace period, then SIGKILL.
 
-        A second Ctrl-C ends the grace, and nothing else.
+        A second Ctrl-C only cuts the grace period short.
         """
         if self._ended:
             return
         try:
-            with suppress(ProcessLookupError, PermissionError):  # the latter is how macOS says that all are gone
+            with suppress(ProcessLookupError, PermissionError):  # macOS raises the latter if all are gone
                 os.killpg(self.process.pid, signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(self.deadlines.grace_s)
@@ -157,23 +157,23 @@ class Child:
             self._finish()
 
     def close(self) -> None:
-        """Releases a child that ends by itself; one that does not in its grace is ended, as is all that it started."""
+        """Waits for the child to end by itself. After the grace period, kills it and all processes that it started."""
         if self._ended:
             return
         try:
-            with suppress(subprocess.TimeoutExpired):  # a thread of the user's may never end
+            with suppress(subprocess.TimeoutExpired):  # a thread of the user's code may never end
                 self.process.wait(self.deadlines.grace_s)
         finally:
             self._finish()
 
     def _finish(self) -> None:
-        """Has the keeper kill what is left, waits for it, and releases the pipes."""
-        if self._ended:  # its number may be another process's by now
+        """Has the keeper kill the remaining processes, waits for it, and releases the pipes."""
+        if self._ended:  # its process id may belong to another process by now
             return
         self._ended = True
-        os.close(self._life)  # from here on the keeper does it, whatever becomes of this process
+        os.close(self._life)  # from here on the keeper acts, even if this process dies
         try:
-            with suppress(subprocess.TimeoutExpired):  # in uninterruptible sleep: the kernel reaps it when it can
+            with suppress(subprocess.TimeoutExpired):  # in uninterruptible sleep; the kernel reaps it later
                 self.process.wait(self.deadlines.exit_s)
         finally:
             self._end_group()
@@ -185,7 +185,7 @@ class Child:
                 self.process.stdout.close()
 
     def _end_group(self) -> None:
-        """Kills what the child started and waits until it is gone, or is left as a zombie that nobody reaps."""
+        """Kills the child's process group and waits until it is gone, or only zombies are left that nobody reaps."""
         until = monotonic() + _GROUP_S
         with suppress(ProcessLookupError, PermissionError):  # nothing is left of the group
             while monotonic() < until:
@@ -194,26 +194,26 @@ class Child:
 
     @property
     def ended(self) -> bool:
-        """Whether the process is gone, and cannot be asked any more; it may have died since it was last asked."""
+        """Whether the process is gone. It may have died since the last request."""
         return self._ended or self.process.poll() is not None
 
     @property
     def log(self) -> str:
-        """The last of what the child printed: for its owner, and nobody else."""
+        """The end of the child's output. It is private to the user: never show or store it elsewhere."""
         return self._tail.decode(errors="replace")
 
     def _line(self, until: float) -> bytes | None:
-        """Returns the next line, or None when none came until then.
+        """Returns the next line, or None if none arrives before `until`.
 
-        What has come is returned however late it is: it may be this process that was stopped (Ctrl-Z), not the child.
+        A line that has arrived is returned even if it is late: this process may have been stopped (Ctrl-Z).
         """
         while b"\n" not in self._buffer:
             if len(self._buffer) > _LINE_BYTES:
                 return self._buffer
-            dead = self.process.poll() is not None  # before the look at the pipe: what it said last comes first
-            wait_s = 0.0 if dead else min(max(until - monotonic(), 0.0), _LOOK_S)
+            dead = self.process.poll() is not None  # checked before the pipe, so that its last words are still read
+            wait_s = 0.0 if dead else min(max(until - monotonic(), 0.0), _POLL_S)
             in_time = self._selector.select(wait_s)
-            if not in_time and not self._selector.select(0):  # a stop during the first wait ends it without a look
+            if not in_time and not self._selector.select(0):  # Ctrl-Z during the first wait may have cut it short
                 if dead:
                     raise ChildEnded(self._died())
                 if monotonic() < until:
@@ -241,23 +241,22 @@ class Child:
         try:
             code = self.process.wait(self.deadlines.grace_s)
         except subprocess.TimeoutExpired:
-            code = None  # it closed its pipe and lives on
+            code = None  # it closed its pipe but is still alive
         self.kill()
         signal_number = -code if code is not None and code < 0 else None
         verdict = classify(Evidence(chain=(), exit_signal=signal_number, exit_code=code))
-        said = last_exception(self.log)
-        return Outcome(
-            status=verdict.status, reason=self._told(verdict.reason, f"its last line was {said!r}" if said else "")
-        )
+        last = last_exception(self.log)
+        reason = self._with_log(verdict.reason, f"its last line was {last!r}" if last else "")
+        return Outcome(status=verdict.status, reason=reason)
 
     def _hung(self, why: str) -> Outcome:
         self.kill()
         doing = f" (it was in {self._phase!r})" if self._phase else ""
-        return Outcome(status=Status.TIMED_OUT, reason=self._told(f"{why}{doing}; its process was killed"))
+        return Outcome(status=Status.TIMED_OUT, reason=self._with_log(f"{why}{doing}; its process was killed"))
 
-    def _told(self, *parts: str) -> str:
-        """Returns a reason with the place of what the child printed; the child is gone, so that all of it is there."""
-        return "; ".join(part for part in (*parts, self._log.told() if self._tail else "") if part)
+    def _with_log(self, *parts: str) -> str:
+        """Returns a reason that names the log of the child's output. The child is gone, so the log is complete."""
+        return "; ".join(part for part in (*parts, self._log.location() if self._tail else "") if part)
 
     def _keep_log(self) -> None:
         output = self.process.stdout

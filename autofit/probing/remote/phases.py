@@ -1,4 +1,4 @@
-"""Phases: what a child that opens its target is doing, since when, and how long each phase took."""
+"""Phases: the current phase of a child that opens its target, since when, and how long each phase took."""
 
 from collections.abc import Callable
 
@@ -12,26 +12,26 @@ class Phases:
 
     Args:
         clock: the time of the search.
-        tell: called with each phase as it is reported.
+        report: called with each phase as the child reports it.
 
     Attributes:
-        current: the phase that goes on.
-        spent_s: seconds that each phase took which has ended.
+        current: the current phase.
+        spent_s: seconds that each finished phase took.
     """
 
-    def __init__(self, clock: Clock, tell: Callable[[str], None]) -> None:
-        self._clock, self._tell, self._began_s = clock, tell, clock.elapsed_s
+    def __init__(self, clock: Clock, report: Callable[[str], None]) -> None:
+        self._clock, self._report, self._began_s = clock, report, clock.elapsed_s
         self.current = STARTING
         self.spent_s: dict[str, float] = {}
 
     @property
     def since_s(self) -> float:
-        """For how many seconds the current phase has gone on."""
+        """Seconds since the current phase began."""
         return self._clock.elapsed_s - self._began_s
 
     def enter(self, phase: str) -> None:
-        """Begins a phase; one that goes on already is only told again, as a sign of life."""
+        """Begins a phase. If it is already the current phase, only reports it again, as a sign of life."""
         if phase != self.current:
             self.spent_s[self.current] = self.spent_s.get(self.current, 0.0) + self.since_s
             self.current, self._began_s = phase, self._clock.elapsed_s
-        self._tell(phase)
+        self._report(phase)

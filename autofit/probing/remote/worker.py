@@ -1,14 +1,18 @@
 """The worker: the process that probes, started by keeper.py.
 
-It alone imports the user's code. Requests come in and replies go out as one JSON object a line over two descriptors of
-their own, so that whatever the user's code prints cannot disturb them. Nothing is unpickled on either side.
+Only this process imports the user's code. Requests and replies are JSON objects, one per line, over two separate
+descriptors, so that output of the user's code cannot disturb them. Nothing is unpickled on either side.
 
 Requests: `{"do": "open", ...}`, `{"do": "evaluate", "plan": ..., "purpose": ...}`, `{"do": "trace", "plan": ...}`,
-`{"do": "record", "plan": ...}`, `{"do": "standing"}`, `{"do": "close"}`. Replies: `briefing`, `outcome`, `trace` to the
-next two, `standing`, `closed`, `error`; and `beat` at every phase, as a sign of life. To an `open` that `"claims"`
-comes `device` first, and `briefing` after the next line, `{"do": "go"}`, for which the parent waits until nobody else
-uses that device. With a `"time_budget"`, its seconds and how many have passed, the gates end with their share of it.
-Opened with a `"stand_in"`, it only traces, for the device described there; for the host it also records.
+`{"do": "record", "plan": ...}`, `{"do": "standing"}`, `{"do": "close"}`.
+
+Replies, in the same order: `briefing`, `outcome`, `trace`, `trace`, `standing`, `closed`; or `error`. At every phase
+the worker sends `beat`, as a sign of life.
+
+* If `open` has `"claims": true`, the worker first replies `device`. It sends `briefing` after the next request,
+  `{"do": "go"}`, which the parent sends once no other process uses that device.
+* If `open` has a `"time_budget"` (`limit_s` and `elapsed_s`), the gates end when their share of it is used up.
+* If `open` has a `"stand_in"`, the worker only traces, for the device described there. For the host it also records.
 """
 
 import json
@@ -44,11 +48,11 @@ from autofit.workloads.workload import Workload
 
 _GLOBAL_BATCH = frozenset({"global_batch_size", "max_global_batch_size"})
 _OF_THE_CALLER = ("time_budget", "study", "searcher", "objective", "planned_steps", "progress")
-"""Arguments of `autofit.tune` that this process has no use for."""
+"""Arguments of `autofit.tune` that this process does not use."""
 
 
 class Worker:
-    """Serves one parent until it closes, or closes its end."""
+    """Serves one parent until the parent sends `close` or closes its end of the pipe."""
 
     def __init__(self, requests: TextIO, replies: TextIO) -> None:
         self._requests, self._replies = requests, replies
@@ -68,7 +72,7 @@ class Worker:
 
     def _answer(self, request: dict[str, Any]) -> bool:
         if request["do"] == "open":
-            with _leaving("while it was looked at"):
+            with _exits_as_errors("while the workload was opened"):
                 self._open(request)
         elif request["do"] == "evaluate":
             assert isinstance(self._bench, LocalBench), "open comes first, and not with a stand-in"
@@ -93,15 +97,15 @@ class Worker:
 
     def _evaluated(self, bench: LocalBench, plan: Plan, purpose: Purpose) -> Outcome:
         try:
-            with _leaving(f"with {plan}"):
+            with _exits_as_errors(f"with {plan}"):
                 return bench.evaluate(plan, purpose)
         except UserCodeError as error:
             return Outcome(status=Status.USER_ERROR, reason=str(error), traceback_text=error.traceback_text)
 
     def _trace(self, tracer: Callable[[Plan], Trace], plan: Plan) -> None:
-        """Replies with the trace of a plan, or with why there is none: no end of this process."""
+        """Replies with the trace of a plan, or with the reason why there is none. This process keeps running."""
         try:
-            with _leaving("while it was traced"):
+            with _exits_as_errors("in the trace"):
                 trace = tracer(plan)
             self._say("trace", trace=trace.model_dump(mode="json"))
         except UserCodeError as error:
@@ -129,7 +133,7 @@ class Worker:
             briefing = self._bench.briefing
         unused = [name for name in _OF_THE_CALLER if name in arguments]
         if unused:
-            note = f"{', '.join(unused)} of {request['target']} is not used here: give it to the command itself"
+            note = f"{', '.join(unused)} from {request['target']} was ignored: pass it to the command instead"
             briefing = briefing.model_copy(update={"caveats": (*briefing.caveats, note)})
         self._say("briefing", briefing=briefing.model_dump(mode="json"))
 
@@ -145,9 +149,9 @@ class Worker:
         device = devices.choose(device_name)
         if claims:
             self._say("device", key=device.lock_key, name=f"{device.name()} ({device.type})")
-            if not self._requests.readline():  # the parent waits until nobody else uses it
+            if not self._requests.readline():  # the parent waits until no other process uses the device
                 raise BrokenPipeError
-        if not device.is_host:  # the parent cannot know; only a host's limit needs a process of its own
+        if not device.is_host:  # the parent cannot know this; only a host's limit needs a separate process
             options = options.model_copy(update={"enforce": True})
         self._bench = bench = LocalBench(workload, device, options, self._beat, watch=watch, known=known)
         bench.__enter__()
@@ -162,18 +166,18 @@ class Worker:
 
 
 @contextmanager
-def _leaving(when: str) -> Iterator[None]:
-    """Shows a KeyboardInterrupt or SystemExit of the user's code, which would end this process, as an error of theirs.
+def _exits_as_errors(when: str) -> Iterator[None]:
+    """Turns a KeyboardInterrupt or SystemExit of the user's code, which would end this process, into an error.
 
     Raises:
-        UserCodeError: one was raised.
+        UserCodeError: the code inside raised one of the two.
     """
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as error:
-        told, evidence = f"your code raised {type(error).__name__} {when}", collect(error)
+        message, evidence = f"your code raised {type(error).__name__} {when}", collect(error)
         scrub(error)
-        raise UserCodeError(told, evidence.traceback_text) from None
+        raise UserCodeError(message, evidence.traceback_text) from None
 
 
 def _clock(time_budget: dict[str, float] | None) -> Clock:
@@ -184,9 +188,9 @@ def _clock(time_budget: dict[str, float] | None) -> Clock:
 
 
 def workload_of(arguments: dict[str, Any], overrides: dict[str, Any]) -> Workload:
-    """Returns the workload of a factory's `arguments`; values of `overrides` that are not None win.
+    """Returns the workload made from a factory's `arguments`. Values of `overrides` win unless they are None.
 
-    One on the global batch takes the place of what the factory says of it, be that a size to keep or the most.
+    An override of either global batch argument (fixed or maximum size) replaces both arguments of the factory.
     """
     names = {field.name for field in fields(Workload)}
     asked = {k: v for k, v in overrides.items() if v is not None}
@@ -196,10 +200,10 @@ def workload_of(arguments: dict[str, Any], overrides: dict[str, Any]) -> Workloa
 
 
 def options_of(arguments: dict[str, Any], asked: dict[str, Any]) -> Options:
-    """Returns the options that were asked for; of what was not, those of the factory's `arguments`.
+    """Returns the requested options, completed by those in the factory's `arguments`.
 
     Raises:
-        WorkloadError: the factory gave a value that cannot be used.
+        WorkloadError: the factory gave an invalid value.
     """
     own = {k: v for k, v in arguments.items() if k in Options.model_fields and k not in asked}
     try:
@@ -212,17 +216,17 @@ def options_of(arguments: dict[str, Any], asked: dict[str, Any]) -> Options:
 
 
 def _check_names(arguments: dict[str, Any], target: str) -> None:
-    """Refuses what `autofit.tune` does not take: a misspelt `loss_fn` must not be dropped."""
+    """Rejects names that `autofit.tune` does not accept, so that a misspelt `loss_fn` is not silently dropped."""
     known = [*(field.name for field in fields(Workload)), *Options.model_fields, "device", *_OF_THE_CALLER]
     for name in arguments:
         if name not in known:
             near = get_close_matches(str(name), known, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"Expected some of {', '.join(known)}."
-            raise WorkloadError(f"{target} returned a dict with {name!r}, which autofit.tune does not take. {hint}")
+            raise WorkloadError(f"{target} returned a dict with {name!r}, which autofit.tune does not accept. {hint}")
 
 
 def describe_error(error: AutofitError) -> dict[str, str]:
-    """Returns an error as what the parent needs to raise it again."""
+    """Returns what the parent needs to raise the error again."""
     return {
         "type": type(error).__name__,
         "message": str(error),
@@ -231,9 +235,9 @@ def describe_error(error: AutofitError) -> dict[str, str]:
 
 
 def serve(read: int, write: int) -> None:
-    """Serves the requests that come in over one descriptor, and replies over another."""
-    # A Ctrl-C is for the parent. One that comes here all the same ends this process by its signal; what is raised as a
-    # KeyboardInterrupt is then the user's code's own doing.
+    """Serves the requests that arrive on one descriptor, and replies on the other."""
+    # A Ctrl-C is for the parent. If one arrives here nevertheless, its signal ends this process. A KeyboardInterrupt
+    # can then only come from the user's code.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.set_inheritable(read, False)
     os.set_inheritable(write, False)
@@ -243,7 +247,7 @@ def serve(read: int, write: int) -> None:
 
 
 def _guarded(serve: Callable[[], None], worker: Worker) -> None:
-    """Serves; what is raised outside the user's code is an error of autofit's own, and the parent is told so."""
+    """Serves requests. Reports to the parent any error raised outside the user's code: it is an internal error."""
     try:
         serve()
     except BrokenPipeError:

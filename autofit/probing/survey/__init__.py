@@ -1,1 +1,1 @@
-"""What is looked at before the first probe: knobs and gates."""
+"""The survey before the first probe: knobs and gates."""

@@ -1,10 +1,10 @@
-"""Are two random gradients the same in the mean? A test for steps whose random numbers cannot be shared.
+"""Tests whether two random gradients have the same mean, for steps whose random numbers cannot be shared.
 
-With d the difference of both sides in one draw and w one side, the mean of d_r . d_s over all pairs of draws r != s
-estimates the squared length of the mean difference without bias, however large the noise; likewise w_r . w_s for the
-length of the gradient (the two-sample statistic of Chen and Qin, Annals of Statistics 38, 2010). The jackknife gives
-its standard deviation. The sides are alike when the upper bound of the difference is below what any change of the
-objective was seen to make, and differ when the lower bound is above zero; until then, more is drawn.
+Let d be the difference of the two sides in one draw, and w one side. The mean of d_r . d_s over all pairs of draws
+r != s is an unbiased estimate of the squared length of the mean difference, at any noise level. Likewise, w_r . w_s
+estimates the squared length of the gradient (the two-sample statistic of Chen and Qin, Annals of Statistics 38, 2010).
+The jackknife gives the standard deviation. The sides are equal if the upper bound of the difference is below that of
+any known change of the objective, and differ if the lower bound is above zero. Until then, more draws are made.
 """
 
 import math
@@ -15,14 +15,16 @@ from time import perf_counter
 import torch
 
 MOST_L2 = 0.2
-"""The mildest change of an objective known, batch normalisation in halves, is 0.26 (reference/reliability.md)."""
+"""Relative L2 difference below which gradients count as equal. The mildest known change of an objective, batch
+normalisation in halves, is 0.26 (reference/reliability.md)."""
 LOOKS = (8, 16, 32, 64)
-"""Draws after which the question is asked."""
+"""Numbers of draws after which the test is evaluated."""
 PATIENCE_S = 20.0
-"""Nothing more is drawn after this time."""
+"""Time after which no more draws are made."""
 DEVIATIONS = 3.0
-"""Of the bounds, in standard deviations: so that of 200 comparisons none was wrong, with noise of 0.3 to 1.5 times the
-gradient and differences of 0, 0.26 and 0.6; at 1.5, three of four of the closer ones stay undecided."""
+"""Distance of the bounds from the estimate, in standard deviations. With this value, none of 200 comparisons was wrong,
+with noise of 0.3 to 1.5 times the gradient and differences of 0, 0.26 and 0.6. At a noise of 1.5, three quarters of the
+comparisons with the smaller differences stay undecided."""
 _WIDTH = 2**16
 
 Draw = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
@@ -30,12 +32,12 @@ Draw = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a comparison found.
+    """Result of a comparison.
 
     Attributes:
-        alike: whether the means are the same, as far as they matter.
-        sure: whether that was decided; False when the noise was too large for it.
-        text: the numbers, in words.
+        alike: whether the means are equal up to `MOST_L2`.
+        sure: whether the test was decided; False if the noise was too large.
+        text: a description with the numbers.
     """
 
     alike: bool
@@ -47,7 +49,7 @@ def compare(draw: Draw) -> Found:
     """Compares the means of two random gradients.
 
     Args:
-        draw: returns both sides of a draw by its number, from 1 on; draws are independent of each other.
+        draw: returns both sides of a draw by its number, counted from 1. Draws are independent of each other.
     """
     differences: list[torch.Tensor] = []
     sides: list[torch.Tensor] = []
@@ -70,11 +72,11 @@ def compare(draw: Draw) -> Found:
             return Found(False, True, numbers)
         if length > 0 and high <= MOST_L2**2:
             return Found(True, True, numbers)
-    return Found(False, False, f"{numbers}: the step's random numbers say too little")
+    return Found(False, False, f"{numbers}: the noise of the step's random numbers is too large to decide")
 
 
 def _pairs(rows: torch.Tensor) -> tuple[float, float]:
-    """Returns the mean of the products of all pairs of different rows, and its standard deviation by the jackknife."""
+    """Returns the mean product of all pairs of different rows, and its standard deviation by the jackknife."""
     count = len(rows)
     products = rows @ rows.T
     products.fill_diagonal_(0)
@@ -86,7 +88,7 @@ def _pairs(rows: torch.Tensor) -> tuple[float, float]:
 
 
 def _sketch(vector: torch.Tensor) -> torch.Tensor:
-    """Returns a vector folded to a width, with random signs: products are kept up to 1 / sqrt(width) of the lengths."""
+    """Returns a vector folded to `_WIDTH` with random signs; products keep to 1 / sqrt(_WIDTH) of the lengths."""
     if len(vector) <= _WIDTH:
         return vector.double()
     generator, folded = torch.Generator().manual_seed(0), torch.zeros(_WIDTH, dtype=torch.float64)

@@ -1,16 +1,16 @@
-"""Gates: does a technique keep this model's gradient? Asked once per search, before anything is probed.
+"""Gates: check that a technique keeps this model's gradient. They run once per search, before the first probe.
 
-Thresholds and their measured background: reference/reliability.md sections 7 and 8 (accumulation: 1e-7 where splitting
-is harmless, 0.26 and more where it is not; bf16 autocast: relative L2 about 1e-2, cosine 0.9999). The precision gate
-is a smoke test on one batch: it says nothing about convergence.
+Thresholds and the measurements behind them: reference/reliability.md sections 7 and 8 (accumulation: 1e-7 if splitting
+is harmless, 0.26 and more if it is not; bf16 autocast: relative L2 about 1e-2, cosine 0.9999). The precision gate is a
+smoke test on one batch: it says nothing about convergence.
 
 Both sides of a comparison draw the same random numbers for the same samples (`shared_draws`) and start from the same
-state. Where a step draws numbers that cannot be shared, the sides are drawn many times and their means are compared
+state. If a step draws numbers that cannot be shared, both sides are drawn many times and their means are compared
 (`chance`).
 
-Accumulation is compared in training mode, since samples may meet in training alone: in batch normalisation by hand, in
-a balance term under `if self.training`. Only where chance hides what is asked about is it compared in evaluation mode.
-Precision is compared in evaluation mode, or in training mode where the model has no loss in the other.
+Accumulation is compared in training mode, because samples may interact in training only: in custom batch normalisation,
+or in a balance term under `if self.training`. Evaluation mode is used only if randomness hides the difference.
+Precision is compared in evaluation mode, or in training mode if the model has no loss in evaluation mode.
 """
 
 from collections.abc import Sequence
@@ -33,24 +33,26 @@ __all__ = ["STATELESS", "Build", "GateResult", "State", "accumulation", "precisi
 ACCUMULATION_L2 = 1e-3
 ACCUMULATION_NORM = 1e-3
 REDUCED_L2 = 0.05
-"""For both, when the model itself computes in 16 bits: rounding alone is then about 1e-2, and what changes the
-objective was never below 0.26."""
+"""Both limits if the model itself computes in 16 bits. Rounding alone is then about 1e-2, and no change of the
+objective was ever below 0.26."""
 PRECISION_COSINE = 0.999
 PRECISION_L2 = 0.05
 LOSS_RATIO = 1e-3
-"""A weighing with which the losses of the parts do not add up to that of the whole by this is not tried."""
+"""Maximum relative difference between the weighted sum of the parts' losses and the loss of the whole batch. A weighing
+that exceeds it is not tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """Whether a technique keeps the gradient, and the numbers in words.
+    """Whether a technique keeps the gradient, with the reason.
 
     Attributes:
-        passed: whether it does.
-        reason: what was compared, found and allowed; where it failed, what to do.
-        weighing: what micro batches have to be weighed by for that; None: their samples.
+        passed: whether it keeps the gradient.
+        reason: what was compared, found and allowed; after a failure, also what to do.
+        weighing: quantity by which micro batches must be weighted; None: their number of samples.
         moves: names of state that the step itself changes in each micro batch.
-        evaluated: whether it was compared in evaluation mode, so that what a model does in training alone was not.
+        evaluated: whether the comparison was made in evaluation mode, so that behaviour specific to training was not
+            compared.
     """
 
     passed: bool
@@ -64,16 +66,17 @@ ZERO = GateResult(False, "could not be checked: the gradient is zero on this bat
 
 
 def accumulation(build: Build, batch: Batch | Cuttable, seed: int, state: State = STATELESS) -> GateResult:
-    """Compares the gradient of `batch` with that of its samples one by one, accumulated as `TrainStep` does.
+    """Compares the gradient of `batch` with that of its single samples, accumulated as `TrainStep` does.
 
-    A model that takes no single samples (batch normalisation of vectors, a deviation over the batch) is shown halves
-    instead. Where weights by samples do not keep the gradient, weights by what the loss may be a mean over are tried.
+    If the model does not accept single samples (batch normalisation of vectors, a deviation over the batch), halves of
+    the batch are used. If weighting by samples does not keep the gradient, other quantities are tried that the loss may
+    be a mean over.
 
     Args:
         build: makes a train step; its model's gradients are left as None.
-        batch: at least 2 samples; a plain one is cut along its first dimension.
+        batch: at least 2 samples. A plain batch is cut along its first dimension.
         seed: for the random numbers that remain when the dropout of torch's own layers is off.
-        state: puts back what a step changes beside gradients.
+        state: puts back what a step changes besides gradients.
     """
     found = Cuttable.of(batch)
     size, whole = found.samples, Counted(found.batch, found.samples)
@@ -87,8 +90,8 @@ def accumulation(build: Build, batch: Batch | Cuttable, seed: int, state: State 
 
 
 def precision(build: Build, plan: Plan, batch: Batch | Counted, seed: int, state: State = STATELESS) -> GateResult:
-    """Compares the gradient under `plan` with the one as the user has it, on the same batch and random numbers."""
-    with suppress(Exception):  # a detector has losses in training and detections in evaluation
+    """Compares the gradient under `plan` with that of the baseline, on the same batch and random numbers."""
+    with suppress(Exception):  # an object detector returns losses in training and detections in evaluation
         return _precision(Gradients(build, state), plan, batch, seed)
     return _precision(Gradients(build, state, training=True), plan, batch, seed)
 
@@ -113,8 +116,8 @@ def _precision(gradients: Gradients, plan: Plan, batch: Batch | Counted, seed: i
             return GateResult(False, numbers)
         found = compare(
             lambda draw: (
-                gradients.of([batch], seed + draw, plan=plan, others=_MANY * draw).vector,
-                gradients.of([batch], seed + draw, others=_MANY * draw).vector,
+                gradients.of([batch], seed + draw, plan=plan, others=_SEED_STRIDE * draw).vector,
+                gradients.of([batch], seed + draw, others=_SEED_STRIDE * draw).vector,
             )
         )
         return GateResult(found.alike, found.text)
@@ -136,20 +139,20 @@ class _Accumulation:
             found = self._compared(training)
         if found is not None:
             return found
-        calm = Gradients(self.build, self.state)
+        used = Gradients(self.build, self.state)
         try:
-            with calm:
-                found = self._compared(calm)
-        except Exception:  # noqa: BLE001  # a step that runs in training alone
-            calm = training
+            with used:
+                found = self._compared(used)
+        except Exception:  # noqa: BLE001  # a step that runs in training mode only
+            used = training
         if found is None:
-            with calm:
-                found = self._by_chance(calm)
-        moves = tuple(dict.fromkeys((*training.moves, *calm.moves)))
-        return replace(found, moves=moves, evaluated=calm is not training)
+            with used:
+                found = self._by_means(used)
+        moves = tuple(dict.fromkeys((*training.moves, *used.moves)))
+        return replace(found, moves=moves, evaluated=used is not training)
 
     def _compared(self, gradients: Gradients) -> GateResult | None:
-        """Returns a verdict on one draw of the step's random numbers; None where its sides differ by chance."""
+        """Returns a verdict on one draw of the step's random numbers; None if its sides differ by chance."""
         gradients.rehearse(self.parts[0], self.seed)
         found, whole = self._judged(gradients)
         if not found.passed and gradients.moves:
@@ -167,7 +170,7 @@ class _Accumulation:
             return ZERO, whole
         parts = gradients.of(self.parts, self.seed)
         if bool(whole.vector.isfinite().all()) and not bool(parts.vector.isfinite().all()):
-            raise ValueError("the gradient of its parts is not finite")  # a deviation over one sample
+            raise ValueError("the gradient of its parts is not finite")  # such as a deviation over one sample
         passed, numbers = _judge(whole, parts)
         if passed:
             return GateResult(True, f"accumulation gives the same gradient: {numbers}", moves=gradients.moves), whole
@@ -175,23 +178,23 @@ class _Accumulation:
         moved = (
             f". The step changes {gradients.moves[0]} by itself, once for each micro batch" if gradients.moves else ""
         )
-        failed = GateResult(False, f"accumulation changes the gradient of this model: {numbers}{moved}. {_CURE}")
+        failed = GateResult(False, f"accumulation changes the gradient of this model: {numbers}{moved}. {_ADVICE}")
         return weighed or failed, whole
 
     def _weighed(self, gradients: Gradients, whole: Gradient, parts: Gradient, before: str) -> GateResult | None:
-        """Returns a verdict that passes with micro batches weighed by something else than samples, if one does."""
+        """Returns a passing verdict with micro batches weighted by another quantity than samples, if there is one."""
         for weighing, weights in self._weights():
             sums = sum(loss * weight for loss, weight in zip(parts.losses, weights, strict=True) if weight)
             if abs(sums - whole.losses[0]) > LOSS_RATIO * abs(whole.losses[0]):
                 continue
             passed, numbers = _judge(whole, gradients.of(self.parts, self.seed, weights=weights))
             if passed:
-                reason = f"accumulation gives the same gradient with micro batches weighed by {weighing}: {numbers}"
-                return GateResult(True, f"{reason}; by their samples: {before}", weighing, gradients.moves)
+                reason = f"accumulation gives the same gradient with micro batches weighted by {weighing}: {numbers}"
+                return GateResult(True, f"{reason}; weighted by samples: {before}", weighing, gradients.moves)
         return None
 
     def _weights(self) -> list[tuple[Weighing, Sequence[float]]]:
-        """Returns what the loss may be a mean over with the weights that follow; the same weights once."""
+        """Returns the quantities that the loss may be a mean over, with their weights, without repeated weights."""
         with self.build(Plan()) as step:
             ignore_index = step.draft.loss.ignore_index
         found: dict[tuple[float, ...], Weighing] = {}
@@ -199,34 +202,34 @@ class _Accumulation:
             found.setdefault(tuple(shares(weighing, [part.batch for part in self.parts])), weighing)
         return [(weighing, weights) for weights, weighing in found.items()]
 
-    def _by_chance(self, gradients: Gradients) -> GateResult:
+    def _by_means(self, gradients: Gradients) -> GateResult:
         """Returns a verdict on the means of many draws."""
         found = compare(
             lambda draw: (
-                gradients.of(self.parts, self.seed + draw, others=_MANY * draw).vector,
-                gradients.of([self.batch], self.seed + draw, others=_MANY * draw).vector,
+                gradients.of(self.parts, self.seed + draw, others=_SEED_STRIDE * draw).vector,
+                gradients.of([self.batch], self.seed + draw, others=_SEED_STRIDE * draw).vector,
             )
         )
         if found.alike:
             return GateResult(True, f"accumulation gives the same gradient: {found.text}")
-        said = "changes the gradient of this model" if found.sure else "could not be checked"
-        return GateResult(False, f"accumulation {said}: {found.text}. {_CURE}")
+        verdict = "changes the gradient of this model" if found.sure else "could not be checked"
+        return GateResult(False, f"accumulation {verdict}: {found.text}. {_ADVICE}")
 
 
 def _is_random(gradients: Gradients, batch: Batch | Counted, seed: int, found: torch.Tensor, most: float) -> bool:
-    """Returns whether the gradient of a batch differs by chance, as two sides that are compared then do too."""
-    shared = gradients.ledger.drawn and not gradients.ledger.apart
+    """Returns whether two gradients of the same batch differ by chance; if so, compared sides do too."""
+    shared = gradients.ledger.drawn and not gradients.ledger.unshared
     afresh = bool(gradients.moves) and gradients.moves_tensors_alone
-    again = gradients.of([batch], seed if shared else seed + 1, others=_MANY, afresh=afresh)
+    again = gradients.of([batch], seed if shared else seed + 1, others=_SEED_STRIDE, afresh=afresh)
     return difference(again.vector, found) > most
 
 
-_MANY = 1000
-"""Between the seeds of two draws; more than micro batches are compared."""
-_CURE = (
-    "If the loss is a mean over tokens or a mask, have the labels or the mask that it counts in the batch, so that "
-    "micro batches can be weighed by them, or average over samples. If samples of a batch meet (batch normalisation, "
-    "contrastive loss), no weights help; numerics='any' allows it all the same"
+_SEED_STRIDE = 1000
+"""Distance between the seeds of two draws, greater than the number of micro batches."""
+_ADVICE = (
+    "If the loss is a mean over tokens or a mask, put the labels or the mask into the batch, so that micro batches can "
+    "be weighted by them, or average over samples. If samples of a batch interact (batch normalisation, contrastive "
+    "loss), no weights help; numerics='any' allows accumulation nevertheless"
 )
 
 

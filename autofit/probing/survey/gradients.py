@@ -1,4 +1,4 @@
-"""Gradients of one step that may be compared: alike in modes, random numbers and the state that they start from."""
+"""Gradients of one step that can be compared: they use the same modes, random numbers and initial state."""
 
 import math
 import random
@@ -21,7 +21,7 @@ from autofit.workloads.step import StepBatch, TrainStep
 from autofit.workloads.tree import Batch
 
 BACKOFF = 16.0
-"""Scale of a gradient scaler is lowered by this while the gradient overflows, down to about 1."""
+"""Factor by which the scale of a gradient scaler is lowered while the gradient overflows, down to about 1."""
 
 
 class Build(Protocol):
@@ -33,11 +33,11 @@ class Build(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a step may change beside gradients; nothing, unless it is said.
+    """State that a step may change besides gradients; by default none.
 
     Attributes:
         restore: puts everything back, ready for a step.
-        differences: returns the names of all that is not as it was.
+        differences: returns the names of everything that has changed.
     """
 
     restore: Callable[[], None] = lambda: None
@@ -52,9 +52,9 @@ class Gradient:
     """The gradient of one step.
 
     Attributes:
-        vector: float32, on the host, over every parameter that is trained.
+        vector: float32, on the host, over every trainable parameter.
         reduced: whether it was computed in 16 bits.
-        losses: of the micro batches, each by itself.
+        losses: loss of each micro batch.
     """
 
     vector: torch.Tensor
@@ -64,19 +64,19 @@ class Gradient:
 
 @dataclass(slots=True)
 class Gradients:
-    """Takes the gradients of one workload, torch's own dropout off, nothing updated.
+    """Computes gradients of one workload, with torch's own dropout off and without updates.
 
-    A step that changes state of its own (a moving average of the weights, a counter) finds the same state in each of
-    its micro batches: what is asked is what the gradient is, not what becomes of the state.
+    If a step changes its own state (a moving average of the weights, a counter), each micro batch starts from the same
+    state. The comparison is about the gradient, not about the state.
 
     Attributes:
         build: makes a train step; its model's gradients are left as None.
-        state: puts back what a step changes beside gradients.
-        training: whether modules keep their mode; else only batch normalisation does.
-        moves: names of what the step was seen to change; filled by `rehearse`.
-        first: a batch that a step which changes state has seen before each gradient: what is set by the first batch of
-            a training alone (an initialisation from data) is then set; None where nothing was seen.
-        ledger: what is known of the step's random draws.
+        state: puts back what a step changes besides gradients.
+        training: whether modules keep their mode; otherwise only batch normalisation does.
+        moves: names of the state that the step was seen to change. Set by `rehearse`.
+        first: batch that runs before each gradient if the step changes state. State that only the first batch of a
+            training sets (an initialisation from data) is then already set. None runs nothing before.
+        ledger: what is known about the step's random draws.
     """
 
     build: Build
@@ -87,7 +87,7 @@ class Gradients:
     ledger: Ledger = field(default_factory=Ledger)
 
     def rehearse(self, part: Batch | Counted, seed: int) -> Gradient:
-        """Returns the gradient of one micro batch, and sees what a step draws and changes. Comes first, once."""
+        """Returns the gradient of one micro batch, and records what a step draws and changes. Call it once, first."""
         before = set(self.state.differences())
         found = self.of([part], seed)
         self.ledger.learning = False
@@ -96,7 +96,7 @@ class Gradients:
 
     @property
     def moves_tensors_alone(self) -> bool:
-        """Whether the step changes nothing but parameters and buffers of the model: no generator of the user's own."""
+        """Whether the step changes only parameters and buffers of the model, and no generator of the user's own."""
         with self.build(Plan()) as step:
             model = step.draft.model
             known = {f"model.{name}" for name, _ in (*model.named_parameters(), *model.named_buffers())}
@@ -125,13 +125,14 @@ class Gradients:
         """Returns the gradient of one step.
 
         Args:
-            parts: its micro batches.
-            seed: of random numbers. With the same seed a sample gets the same ones of torch in any micro batch.
-            weights: of the micro batches; None: by their samples.
-            plan: what is applied; None: nothing.
-            others: seed of Python's and NumPy's random numbers, which then differ from one micro batch to the next, and
-                state goes on from where it is, as generators of the user's own are part of it; None: all are the same.
-            afresh: whether state is put back all the same.
+            parts: the micro batches of the step.
+            seed: random seed. With the same seed, a sample gets the same random numbers of torch in any micro batch.
+            weights: weights of the micro batches. None weights them by their samples.
+            plan: the plan to apply; None applies nothing.
+            others: seed of Python's and NumPy's random numbers, which then differ between micro batches. State is then
+                not put back, because it includes generators of the user's own. None uses the same numbers and state for
+                all micro batches.
+            afresh: whether state is put back even if `others` is given.
         """
         whole = StepBatch.of(parts)
         if weights is not None:
@@ -141,16 +142,16 @@ class Gradients:
             return run.gradient(whole)
         vector, reduced = torch.zeros(()), False
         losses: list[float] = []
-        for at, (part, weight) in enumerate(zip(whole.parts, whole.weights, strict=True)):
+        for number, (part, weight) in enumerate(zip(whole.parts, whole.weights, strict=True)):
             if weight:
-                one = run.gradient(StepBatch([part], [weight]), at)
+                one = run.gradient(StepBatch([part], [weight]), number)
                 vector, reduced, losses = vector + one.vector, one.reduced, [*losses, *one.losses]
         return Gradient(vector, reduced, tuple(losses))
 
 
 @dataclass(slots=True)
 class _GradientRun:
-    """One gradient in the making."""
+    """One computation of a gradient."""
 
     owner: Gradients
     plan: Plan
@@ -162,14 +163,14 @@ class _GradientRun:
     def gradient(self, batch: StepBatch, first: int = 0) -> Gradient:
         """Returns the gradient of `batch`, whose first micro batch is number `first` of the step.
 
-        Where a scaler's first scale makes it overflow, the scale is lowered as training would lower it.
+        If it overflows at a scaler's first scale, the scale is lowered, as in training.
         """
         if self.owner.moves and (self.others is None or self.afresh):
             self.owner.state.restore()
             if self.owner.first is not None:
                 replace(self.owner, first=None, moves=()).of([self.owner.first], self.seed)
-        quiet = dropout_off if self.owner.training else evaluating
-        with self.owner.build(self.plan) as step, quiet(step.draft.model):
+        without_dropout = dropout_off if self.owner.training else evaluating
+        with self.owner.build(self.plan) as step, without_dropout(step.draft.model):
             model, scaler = step.draft.model, step.draft.scaler
             step.draft.weighing = None
             while True:
@@ -182,7 +183,7 @@ class _GradientRun:
                 scaler.update(scale / BACKOFF)
 
     def _backward(self, step: TrainStep, batch: StepBatch, first: int) -> tuple[float, ...]:
-        """Adds up the gradients of `batch` and returns its losses."""
+        """Accumulates the gradients of `batch` and returns its losses."""
         losses: list[float] = []
         rule, ledger = step.draft.loss, self.owner.ledger
         shared = SharedDraws(ledger) if ledger.learning or ledger.drawn else None
@@ -200,7 +201,7 @@ class _GradientRun:
         step.draft.model.zero_grad(set_to_none=True)
         step.draft.loss = replace(rule, compute=compute)
         try:
-            with _generators_kept(step.draft.device), shared or nullcontext():
+            with _generators_restored(step.draft.device), shared or nullcontext():
                 step.backward(replace(batch, parts=[fresh(part) for part in batch.parts]))
         finally:
             step.draft.loss = rule
@@ -217,8 +218,8 @@ class _GradientRun:
 
 
 @contextmanager
-def _generators_kept(device: torch.device) -> Iterator[None]:
-    """Puts the global random generators back on exit."""
+def _generators_restored(device: torch.device) -> Iterator[None]:
+    """Restores the global random generators on exit."""
     numpy = sys.modules.get("numpy")
     python, arrays = random.getstate(), None if numpy is None else numpy.random.get_state()
     others = [] if device.type == "cpu" else [device]
@@ -232,13 +233,13 @@ def _generators_kept(device: torch.device) -> Iterator[None]:
 
 
 def difference(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Returns the L2 norm of the difference, relative to that of `other`; nan where that is zero."""
+    """Returns the L2 norm of the difference, relative to that of `other`; nan if that is zero."""
     norm = float(other.norm())
     return float((one - other).norm()) / norm if norm else math.nan
 
 
 def _flat(parameter: torch.Tensor) -> torch.Tensor:
-    """Returns a parameter's gradient as a vector; zeros where the batch did not reach it."""
+    """Returns a parameter's gradient as a vector; zeros if it has none."""
     if parameter.grad is None:
         return torch.zeros(parameter.numel())
     gradient = parameter.grad.detach()

@@ -1,9 +1,7 @@
-"""Modes of modules: what is said of those that the user has set, and those in which gradients are compared.
+"""Modes of modules: the note on modules that the user set to evaluation mode, and the modes for comparing gradients.
 
-Both of these are without dropout, which would hide what is asked about.
-
-In training mode only torch's own dropout is off. Evaluation mode turns off dropout of whatever make, and hides what a
-model does in training alone.
+Gradients are compared without dropout, which would hide the difference. In training mode, only torch's own dropout is
+turned off. Evaluation mode turns off any dropout, and also hides behaviour that is specific to training.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,22 +17,22 @@ from torch.overrides import TorchFunctionMode
 from autofit.core.units import format_names
 
 NAMED = 3
-"""So many modules are named."""
+"""Maximum number of modules that a note names."""
 
 
 def mode_notes(names: Sequence[str]) -> Iterator[str]:
-    """Yields what a person should know where modules of a model in training mode were in evaluation mode."""
+    """Yields a note if modules of a model in training mode were in evaluation mode."""
     if names:
         yield (
             f"found {format_names(names, NAMED)} in evaluation mode in a model that is in training mode: measured in "
-            "training mode, since model.train() in a training loop sets every module to it. To keep modules in "
-            "evaluation mode, override train() of your model"
+            "training mode, because model.train() in a training loop sets every module to training mode. To keep "
+            "modules in evaluation mode, override train() of your model"
         )
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Puts every module in evaluation mode except batch normalisation, whose training mode is what is asked about."""
+    """Sets every module to evaluation mode, except batch normalisation, whose training behaviour is to be compared."""
     modes = {module: module.training for module in model.modules()}
     try:
         for module, training in modes.items():
@@ -47,18 +45,18 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def dropout_off(model: nn.Module) -> Iterator[None]:
-    """Turns off the dropout of torch's own layers and functions; all else stays in the mode that it has."""
-    own: list[tuple[nn.Module, str, Any]] = []
+    """Turns off the dropout of torch's own layers and functions. Nothing else changes its mode."""
+    before: list[tuple[nn.Module, str, Any]] = []
     try:
         for module in model.modules():
             for kinds, name, off in _SWITCHES:
                 if isinstance(module, kinds):
-                    own.append((module, name, getattr(module, name)))
+                    before.append((module, name, getattr(module, name)))
                     setattr(module, name, off)
-        with _Undropped():
+        with _WithoutDropout():
             yield
     finally:
-        for module, name, value in own:
+        for module, name, value in before:
             setattr(module, name, value)
 
 
@@ -71,16 +69,16 @@ _DROPOUTS = (
     *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d),
     *(F.alpha_dropout, F.feature_alpha_dropout, F.rrelu),
 )
-_ATTENTION_DROPOUT = 4  # its place among the arguments of attention
+_ATTENTION_DROPOUT = 4  # position of `dropout_p` among the arguments of attention
 
 
-class _Undropped(TorchFunctionMode):
+class _WithoutDropout(TorchFunctionMode):
     """While it is active, torch's functions drop nothing."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Calls a function, one of dropout as in evaluation mode."""
+        """Calls a function. Dropout functions run as in evaluation mode."""
         kwargs = dict(kwargs or {})
         if func in _DROPOUTS:
             kwargs["training"] = False

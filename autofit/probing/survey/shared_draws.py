@@ -1,13 +1,14 @@
-"""Random numbers that belong to samples: a sample gets the same ones in a whole batch and in a micro batch.
+"""Random numbers that belong to samples: a sample gets the same numbers in a whole batch and in a micro batch.
 
-Whether a gradient is kept can then be asked of a step that draws random numbers itself (the noise of a diffusion
-model, dropout by hand, stochastic depth): both sides of the comparison draw alike, and what still differs is no chance.
+This makes gradients comparable for steps that draw random numbers (the noise of a diffusion model, custom dropout,
+stochastic depth). Both sides of the comparison draw the same numbers, so a remaining difference is not due to chance.
 
-A random operator is known by torch's tag `nondeterministic_seeded`, and a draw by the state of its generator, which
-each draw here moves on by one step whatever its shape. A draw whose shape grows with the batch along one dimension is
-made sample by sample, each from a seed of its own; one whose shape does not grow (a coin for the whole step) is the
-same in each micro batch. A draw from one distribution of classes (`multinomial`) has its samples among those that it
-picks. Numbers of 16 bits are drawn in 32, since kernels draw differently for each type.
+Random operators are recognised by torch's tag `nondeterministic_seeded`. A draw is identified by the state of its
+generator, which each draw here advances by one step, whatever its shape. If the shape of a draw grows with the batch
+along one dimension, it is drawn sample by sample, each from its own seed. If the shape does not grow (one coin for the
+whole step), the draw is the same in each micro batch. A draw from one distribution of classes (`multinomial`) has its
+samples along the dimension of the picks. 16-bit numbers are drawn in 32 bits, since kernels draw differently for each
+type.
 """
 
 import hashlib
@@ -26,16 +27,16 @@ _Shape = tuple[int, ...]
 
 @dataclass(slots=True)
 class Ledger:
-    """What is known of the draws of a step, from one run of it to the next.
+    """What is known about the draws of a step, kept from one run to the next.
 
     Attributes:
-        shapes: shape and samples of a draw where it was first met.
-        results: shape and samples of what a draw without them gave first.
-        axes: dimension along which a draw has its samples; None where its shape is the same for any batch.
-        generators: generators of the user's own that were met, with the state they were found in.
-        learning: whether draws are met for the first time; afterwards a new one is one side's alone.
+        shapes: shape and number of samples of each draw at its first occurrence.
+        results: for draws without a sample dimension, shape of the first result and number of samples.
+        axes: sample dimension of a draw; None if its shape is the same for any batch.
+        generators: the user's own generators that were seen, with their initial states.
+        learning: whether draws are seen for the first time. Afterwards, a new draw belongs to one side only.
         drawn: whether anything was drawn.
-        apart: whether something was drawn that cannot be shared, so that sides differ by chance.
+        unshared: whether a draw cannot be shared, so that the sides differ by chance.
     """
 
     shapes: dict[int, tuple[_Shape, int]] = field(default_factory=dict)
@@ -44,44 +45,44 @@ class Ledger:
     generators: dict[int, tuple[torch.Generator, torch.Tensor]] = field(default_factory=dict)
     learning: bool = True
     drawn: bool = False
-    apart: bool = False
+    unshared: bool = False
 
     def rewind(self) -> None:
-        """Puts the user's own generators back into the state that they were found in."""
+        """Resets the user's own generators to their initial states."""
         for generator, state in self.generators.values():
             generator.set_state(state)
 
     def axis(self, key: int, shape: _Shape, size: int) -> int | None:
-        """Returns along which dimension a draw of `size` samples has them; None for none.
+        """Returns the sample dimension of a draw for `size` samples; None if it has none.
 
-        That needs two sizes of batch: what was first met as one sample is then known when all come together.
+        The dimension is found by comparing two batch sizes: the first draw and a later one of another size.
         """
         if key not in self.shapes:
-            self.apart |= not self.learning
+            self.unshared |= not self.learning
             self.shapes[key] = shape, size
         known, samples = self.shapes[key]
         if samples != size and key not in self.axes:
             self.axes[key] = self._grown(known, samples, shape, size)
         elif samples == size and shape != known:
-            self.apart = True
+            self.unshared = True
         return self.axes.get(key)
 
     def check(self, key: int, found: Any, size: int) -> None:
-        """Sees whether what a draw gave grows with the batch, though what it was told does not."""
+        """Checks whether the result of a draw grows with the batch although its arguments do not."""
         if isinstance(found, torch.Tensor):
             known, samples = self.results.setdefault(key, (tuple(found.shape), size))
-            self.apart |= samples != size and known != found.shape
+            self.unshared |= samples != size and known != found.shape
 
     def _grown(self, known: _Shape, samples: int, shape: _Shape, size: int) -> int | None:
         if shape == known:
             return None
-        grown = [at for at, (mine, theirs) in enumerate(zip(shape, known, strict=False)) if mine != theirs]
-        at = grown[0] if len(grown) == 1 and len(shape) == len(known) else None
-        if at is None or shape[at] * samples != known[at] * size or shape[at] % size:
-            self.apart = True
+        grown = [dim for dim, (now, before) in enumerate(zip(shape, known, strict=False)) if now != before]
+        dim = grown[0] if len(grown) == 1 and len(shape) == len(known) else None
+        if dim is None or shape[dim] * samples != known[dim] * size or shape[dim] % size:
+            self.unshared = True
             return None
-        self.apart |= shape[at] != size  # several rows a sample: they may lie together, or one of each sample first
-        return at
+        self.unshared |= shape[dim] != size  # several rows per sample: their order, by sample or not, is unknown
+        return dim
 
 
 class SharedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
@@ -94,16 +95,16 @@ class SharedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Runs an operator, a random one so that each sample gets numbers of its own."""
+        """Runs an operator. A random operator draws separately for each sample."""
         kwargs = dict(kwargs or {})
         if torch.Tag.nondeterministic_seeded not in func.tags or _is_idle(func, args, kwargs):
             return func(*args, **kwargs)
         self._ledger.drawn = True
         generator, shape = self._generator(args, kwargs), _shape(func, args)
         if generator is None or shape is None or "out" in kwargs or _drops_inside(func):
-            self._ledger.apart = True
+            self._ledger.unshared = True
             return func(*args, **kwargs)
-        key = _moved_on(generator)
+        key = _advanced(generator)
         axis = self._ledger.axis(key, shape, self.size)
 
         def drawn(sample: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -131,18 +132,18 @@ class SharedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     ) -> Any:
         rows = shape[axis] // self.size
         pieces = []
-        picks = func is _PICK and axis == len(shape) - 1  # all samples pick from the same
-        self._ledger.apart |= picks and not _replaces(args, kwargs)
-        for at in range(self.size):
+        picks = func is _PICK and axis == len(shape) - 1  # all samples pick from the same distribution
+        self._ledger.unshared |= picks and not _replaces(args, kwargs)
+        for sample in range(self.size):
 
-            def cut(tensor: torch.Tensor, at: int = at) -> torch.Tensor:
+            def cut(tensor: torch.Tensor, sample: int = sample) -> torch.Tensor:
                 alike = not picks and tensor.dim() == len(shape) and tensor.shape[axis] == shape[axis]
-                return tensor.narrow(axis, at * rows, rows) if alike else tensor
+                return tensor.narrow(axis, sample * rows, rows) if alike else tensor
 
             part = [_resized(arg, shape, axis, rows) for arg in tree_map_only(torch.Tensor, cut, list(args))]
             if picks:
                 part[1] = rows
-            pieces.append(drawn(self.first + at, part, tree_map_only(torch.Tensor, cut, dict(kwargs))))
+            pieces.append(drawn(self.first + sample, part, tree_map_only(torch.Tensor, cut, dict(kwargs))))
         if _in_place(func):
             return args[0]
         if isinstance(pieces[0], torch.Tensor):
@@ -166,13 +167,13 @@ class SharedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
 
 
 def _is_idle(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Returns whether an operator that may drop something (attention, recurrent layers) is told to drop nothing."""
-    chances = [at for at, argument in enumerate(func._schema.arguments) if "dropout" in argument.name]
-    if not chances:
+    """Returns whether an operator with a dropout argument (attention, recurrent layers) has a dropout of 0."""
+    places = [place for place, argument in enumerate(func._schema.arguments) if "dropout" in argument.name]
+    if not places:
         return False
-    argument = func._schema.arguments[chances[0]]
-    chance = args[chances[0]] if chances[0] < len(args) else kwargs.get(argument.name, argument.default_value)
-    return bool(chance == 0)
+    argument = func._schema.arguments[places[0]]
+    rate = args[places[0]] if places[0] < len(args) else kwargs.get(argument.name, argument.default_value)
+    return bool(rate == 0)
 
 
 def _drops_inside(func: Any) -> bool:
@@ -188,11 +189,11 @@ _PICK = torch.ops.aten.multinomial.default
 
 
 def _replaces(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    return bool(args[2] if len(args) > 2 else kwargs.get("replacement", False))  # its place
+    return bool(args[2] if len(args) > 2 else kwargs.get("replacement", False))
 
 
 def _shape(func: Any, args: Sequence[Any]) -> _Shape | None:
-    """Returns the shape that a random operator fills: that of its first tensor, or the list that it is given."""
+    """Returns the shape that a random operator fills: that of its first tensor, or its list argument."""
     if func is _PICK:
         return (*args[0].shape[:-1], int(args[1]))
     for arg in args:
@@ -209,15 +210,15 @@ def _resized(arg: Any, shape: _Shape, axis: int, rows: int) -> Any:
     return arg
 
 
-def _moved_on(generator: torch.Generator) -> int:
-    """Returns a number for the state of a generator, which it then leaves."""
+def _advanced(generator: torch.Generator) -> int:
+    """Returns a number that identifies the state of a generator, and advances the generator."""
     key = hashlib.sha256(generator.get_state().numpy().tobytes()).digest()[:7]
     torch.rand(1, generator=generator, device=generator.device)
     return int.from_bytes(key)
 
 
 def _in_32_bits(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Runs a random operator; numbers of 16 bits are drawn in 32 and rounded."""
+    """Runs a random operator. 16-bit numbers are drawn in 32 bits and rounded."""
     first = next((arg for arg in args if isinstance(arg, torch.Tensor)), None)
     wanted = kwargs.get("dtype") or (None if first is None else first.dtype)
     if wanted not in _REDUCED:

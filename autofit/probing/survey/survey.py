@@ -1,4 +1,4 @@
-"""The survey before a search: which knobs are in play on this workload, and which values pass the gates."""
+"""The survey before a search: which knobs apply to this workload, and which of their values pass the gates."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,15 +24,15 @@ from autofit.workloads.weights import Weighing
 
 _GATE_SAMPLES = (8, 4, 2)
 _MOST_SAMPLES = 64
-"""Where a small batch has no gradient (no pair violates the margin of a hinge loss), a gate takes the user's own batch
-size, up to this."""
-_LOOKED_AT = 8
-"""Batches among which the gates take the one whose samples differ most in length."""
+"""Maximum batch size of a gate. The loader's batch size, up to this, is used if a small batch has no gradient, as when
+no pair violates the margin of a hinge loss."""
+_INSPECTED = 8
+"""Number of batches that are inspected. The gates use the one whose samples differ most in length."""
 _MOST_ELEMENTS = 2**24
-"""A batch with more numbers than this is not looked at beside others for the sake of its labels."""
+"""Maximum number of elements of a batch whose labels are compared with those of other batches."""
 _MOST_COMBINATIONS = 4096
 _NAMED = 3
-"""So many of the names of a step's own state are shown."""
+"""Maximum number of names of a step's own state that are shown."""
 
 
 @dataclass(slots=True)
@@ -40,17 +40,17 @@ class Survey:
     """Finds the search space of a workload.
 
     Attributes:
-        facts: the workload on its device.
-        strategies: the strategies to search. One that is left out keeps its knobs as the user has them.
+        facts: facts about the workload on its device.
+        strategies: the strategies to search. The knobs of all others stay as in the baseline.
         build: makes a train step, for the gates.
-        source: gives the gates' batches.
-        seed: for the gates.
-        state: puts back what a step changes beside gradients, for the gates.
-        watch: ends gates that take more than their share of the time budget.
-        refused: what was left out, with the reason; filled by `run`.
-        caveats: what a gate found that a person should know; filled by `run`.
-        gate_records: the result of each gate, in the order in which they ran; filled by `run`.
-        weighing: what micro batches are to be weighed by; None: their samples. Filled by `run`.
+        source: provides the gates' batches.
+        seed: random seed of the gates.
+        state: puts back what a step changes besides gradients, for the gates.
+        watch: stops gates that exceed their share of the time budget.
+        refused: what was left out, with the reason. Set by `run`.
+        caveats: findings of the gates that the user should know. Set by `run`.
+        gate_records: the result of each gate, in the order in which they ran. Set by `run`.
+        weighing: quantity by which micro batches are weighted; None: their number of samples. Set by `run`.
     """
 
     facts: Facts
@@ -74,7 +74,7 @@ class Survey:
         """
         self._gates_end_s = self.watch.clock.elapsed_s + self.watch.clock.patience_s(GATES_SHARE)
         facts, knobs = self.facts, self._knobs()
-        self._note_own_batch()
+        self._note_baseline_batch()
         sizes = [facts.micro_batch_size]
         if MICRO_BATCH_SIZE in knobs:
             sizes = [int(size) for size in knobs.pop(MICRO_BATCH_SIZE).values]
@@ -82,7 +82,7 @@ class Survey:
         if facts.training and self._accumulates(sizes) and not self._may_accumulate():
             sizes = [facts.micro_batch_size]
         playing = tuple(knob for knob in knobs.values() if len(knob.values) > 1)
-        own: dict[str, KnobValue] = {knob.name: knob.default for knob in playing}
+        defaults: dict[str, KnobValue] = {knob.name: knob.default for knob in playing}
         batch: dict[str, KnobValue] = {
             MICRO_BATCH_SIZE: facts.micro_batch_size,
             ACCUMULATION_STEPS: facts.accumulation_steps,
@@ -91,18 +91,18 @@ class Survey:
             knobs=playing,
             sizes=tuple(sorted({*sizes, facts.micro_batch_size})),
             global_batch_size=facts.global_batch_size,
-            baseline=Plan(values={**batch, **own}),
+            baseline=Plan(values={**batch, **defaults}),
             refused=tuple(self.refused),
             forbidden=self._forbidden(playing),
         )
 
-    def _note_own_batch(self) -> None:
-        """Says so where the user's own setting is not run in the batches of their loader."""
+    def _note_baseline_batch(self) -> None:
+        """Adds a caveat if the baseline does not run in the loader's batches."""
         facts, size = self.facts, self.source.user_batch_size
         if facts.global_batch_size is not None and facts.micro_batch_size != size:
             self.caveats.append(
-                f"your loader makes batches of {size}, which do not make up the global batch of "
-                f"{facts.global_batch_size}: your setting is measured as {facts.accumulation_steps} micro "
+                f"the global batch of {facts.global_batch_size} is not a multiple of the loader's batch of {size}: the "
+                f"baseline is measured as {facts.accumulation_steps} micro "
                 f"batch{'es' * (facts.accumulation_steps > 1)} of {facts.micro_batch_size}"
             )
 
@@ -126,7 +126,7 @@ class Survey:
         def gate(found: Cuttable) -> gates.GateResult:
             return gates.precision(self._build, plan, Counted(found.batch, found.samples), self.seed, self.state)
 
-        verdict = self._asked(gate, own=True)
+        verdict = self._asked(gate, loader_batch=True)
         return self._decide(f"{name}={value}", verdict)
 
     def _accumulates(self, sizes: Iterable[int]) -> bool:
@@ -149,26 +149,27 @@ class Survey:
         self.refused.append(Refusal(name=what, reason=verdict.reason))
         return False
 
-    def _asked(self, gate: Callable[[Cuttable], gates.GateResult], *, own: bool = False) -> gates.GateResult:
-        """Returns a gate's verdict on a small batch; one that cannot be run has not been passed.
+    def _asked(self, gate: Callable[[Cuttable], gates.GateResult], *, loader_batch: bool = False) -> gates.GateResult:
+        """Returns a gate's verdict on a small batch. A gate that cannot be run is not passed.
 
-        Each attempt may take half of the time that is left for gates: a smaller batch may do where one was too slow.
+        Each attempt may take half of the time that is left for gates, so that a smaller batch can follow a slow one.
 
         Args:
-            gate: what is asked of a batch.
-            own: whether the user's own batch will do where smaller ones cannot be made or run, as of one graph.
+            gate: the check to run on a batch.
+            loader_batch: whether the loader's own batch is used if smaller ones cannot be made or run, such as a batch
+                of one graph.
         """
         reason = "the user's batches cannot be cut"
         users, most = self.source.user_batch_size, self.source.max_size or math.inf
         sizes = [size for size in _GATE_SAMPLES if size <= min(max(2, users), most)] if self.source.resizable else []
-        for size in [*sizes, *([users] if own and users not in sizes else [])]:
+        for size in [*sizes, *([users] if loader_batch and users not in sizes else [])]:
             try:
                 found = self._in_time(gate, size)
                 larger = min(users, _MOST_SAMPLES)
                 return self._in_time(gate, larger) if found is gates.ZERO and larger > size else found
             except Overdue as overdue:
-                reason = f"{overdue}; give more time to have it checked"
-            except Exception as error:  # noqa: BLE001  # the user's code; a probe shows what is wrong with it
+                reason = f"{overdue}; give more time for this check"
+            except Exception as error:  # noqa: BLE001  # raised by the user's code; a probe will report it
                 reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         return gates.GateResult(False, f"could not be checked: {reason}")
 
@@ -181,19 +182,19 @@ class Survey:
         return self.build(plan)
 
     def _batch(self, size: int) -> Cuttable:
-        """Returns a batch for a gate: one whose samples differ in what a loss may be a mean over, if there is one."""
+        """Returns a batch for a gate: if possible, one whose samples differ in a quantity that a loss averages over."""
         (first,) = self.source.cuttable(size, 1)
         differs = may_differ(first.batch, size) and elements(first.batch) <= _MOST_ELEMENTS
         if not self.source.resizable or not (self.source.varies or differs):
             return first
-        return max(self.source.cuttable(size, _LOOKED_AT), key=self._unevenness)
+        return max(self.source.cuttable(size, _INSPECTED), key=self._unevenness)
 
     def _unevenness(self, found: Cuttable) -> float:
         tokens = [self.source.tokens(part.batch) or 0 for part in found.cut([1] * found.samples)]
         return (max(tokens) - min(tokens)) / max(*tokens, 1) + unevenness(found.batch, found.samples)
 
     def _forbidden(self, knobs: Sequence[Knob]) -> dict[str, str]:
-        """Returns the combinations that a strategy says cannot be, by key, with the reason."""
+        """Returns the combinations that a strategy rules out, by key, with the reason."""
         found: dict[str, str] = {}
         for count, values in enumerate(product(*(knob.values for knob in knobs))):
             if count >= _MOST_COMBINATIONS:
@@ -208,23 +209,24 @@ class Survey:
         return found
 
 
-def _notes(verdict: gates.GateResult, own_steps: int) -> Iterator[str]:
-    """Yields what a person should know of accumulation that passed its gate."""
+def _notes(verdict: gates.GateResult, baseline_steps: int) -> Iterator[str]:
+    """Yields the caveats about accumulation that follow from its gate."""
     if verdict.weighing is not None:
-        own = f"; your own setting of {own_steps} micro batches is measured so too" if own_steps > 1 else ""
+        baseline = f", and so are the {baseline_steps} micro batches of the baseline" if baseline_steps > 1 else ""
         yield (
-            f"the loss is a mean over {verdict.weighing}: micro batches are weighed by it, as only so the step equals "
-            f"that of the whole batch{own}. A loop that weighs them alike, or by samples, has another gradient"
+            f"the loss is a mean over {verdict.weighing}: micro batches are weighted by it{baseline}, so that the step "
+            "equals that of the whole batch. A loop that weights them equally, or by samples, has a different gradient"
         )
     if verdict.moves:
         yield (
             f"the step changes {format_names(verdict.moves, _NAMED)} by itself, once for each micro batch: with "
-            "accumulation that is several times per optimizer step. Where that matters (a moving average), change it "
-            "after the optimizer's step instead"
+            "accumulation, several times per optimizer step. If that matters (a moving average), change it after the "
+            "optimizer's step instead"
         )
     if verdict.passed and verdict.evaluated:
         yield (
-            "accumulation was checked in evaluation mode, since the step draws random numbers in training that a batch "
-            "and its micro batches cannot share: what the model does in training alone was not compared. If samples "
-            "of a batch meet there (batch normalisation of your own, a balance term), keep your own micro batches"
+            "accumulation was checked in evaluation mode, because in training the step draws random numbers that a "
+            "batch and its micro batches cannot share: behaviour that is specific to training was not compared. If "
+            "samples of a batch interact in training (custom batch normalisation, a balance term), keep the micro "
+            "batches of the baseline"
         )

@@ -26,14 +26,14 @@ from autofit.searchers.guided.surrogate import (
 )
 
 SPEED = Scales(curve=0.10, knob=0.25, slope=0.06, pair=0.08, own=0.03, size=0.06, kinship=0.5)
-"""Usual sizes of what changes log throughput; chosen by hand, scored by scripts/bench/search.py. With a kinship of 0.7
+"""Usual sizes of what changes log throughput; chosen by hand, scored by scripts/bench/search. With a kinship of 0.7
 its tables are searched a little better, and random problems clearly worse."""
 LEVEL = 2.0
 """Of the level of log throughput, which the first probe tells."""
 NOISES = (0.02, 0.08)
 """Of one probe against another of the same plan, beside what its own steps show: on a calm machine
 (reference/reliability.md 9), and on one that others share; one is as likely as the other beforehand. Which it is shows
-in how well plans that have much in common agree. Scored by scripts/bench/search.py, with 0.02 alone, 0.06 and 0.12
+in how well plans that have much in common agree. Scored by scripts/bench/search, with 0.02 alone, 0.06 and 0.12
 instead of 0.08, 0.04 between them, and a calm machine four times as likely."""
 EXPECTED_RATIO = 0.35
 """What a knob changes beside what theory says of it (`Knob.expected`), as a share of what others change."""

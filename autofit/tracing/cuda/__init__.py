@@ -1,1 +1,1 @@
-"""CUDA's operators on fake tensors: their results, and the memory that they take."""
+"""CUDA's operators on fake tensors: their results and their memory."""

@@ -1,7 +1,7 @@
-"""Attention: which kernel `scaled_dot_product_attention` runs on a CUDA device, and what it takes.
+"""Attention: the kernel that `scaled_dot_product_attention` runs on a CUDA device, with its arguments.
 
-As `sdp::select_sdp_backend` and `scaled_dot_product_attention` do it (aten/src/ATen/native/transformers), with the
-order of torch 2.11 and 2.13: cuDNN (compute capability 9.0 and up), flash, memory-efficient, plain products.
+It follows `sdp::select_sdp_backend` and `scaled_dot_product_attention` (aten/src/ATen/native/transformers), in the
+order of torch 2.11 and 2.13: cuDNN (compute capability 9.0 and up), flash, memory-efficient, math (plain products).
 """
 
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def _chosen(
     mask: torch.Tensor | None,
     grouped: bool,
 ) -> str | None:
-    """Returns the kernel's name; None for plain products. Those that the user has switched off are left out."""
+    """Returns the kernel's name; None for plain products. Kernels that the user has disabled are not chosen."""
     dtype, width, allowed = query.dtype, query.shape[-1], _allowed()
     alike = len({x.shape[-1] for x in (query, key, value)}) == 1
     shaped = all(x.dim() == 4 and x.stride(-1) == 1 and x.dtype is dtype for x in (query, key, value))
@@ -74,7 +74,7 @@ def _chosen(
 
 
 def _allowed() -> set[str]:
-    """Returns the kernels that the user has not switched off, by a flag or by `sdpa_kernel`."""
+    """Returns the kernels that the user has not disabled by a flag or by `sdpa_kernel`."""
     flags: Any = torch.backends.cuda  # torch has no types here
     kernels = {
         "cudnn": flags.cudnn_sdp_enabled,
@@ -85,13 +85,14 @@ def _allowed() -> set[str]:
 
 
 ROW = 8
-"""Elements that the strides of a mask must be a multiple of (`mem_eff_alignment`)."""
+"""Number of elements of which the strides of a mask must be a multiple (`mem_eff_alignment`)."""
 
 
 def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor, align: bool) -> torch.Tensor:
-    """Returns the mask as numbers to add, for every head, padded where the efficient kernel cannot read its rows.
+    """Returns the mask as an additive bias for every head, padded if the efficient kernel cannot read its rows.
 
-    After `aligned_tensor` and `pad_bias` in native/transformers/attention.cpp; a row that is full gets a whole pad.
+    Sources: `aligned_tensor` and `pad_bias` in native/transformers/attention.cpp. A row whose length is already a
+    multiple gets a whole pad.
     """
     if mask.dtype is torch.bool:
         zeros = torch.zeros_like(mask, dtype=query.dtype)

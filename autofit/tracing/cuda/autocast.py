@@ -1,6 +1,6 @@
-"""Autocast on the stand-in: which operators convert their arguments, and to what, as autocast on CUDA does.
+"""Autocast on the stand-in: operators convert their arguments to the same types as under autocast on CUDA.
 
-After aten/src/ATen/autocast_mode.h of torch 2.11 and 2.13.
+Source: aten/src/ATen/autocast_mode.h of torch 2.11 and 2.13.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ _convolution.deprecated conv_tbc conv_transpose1d conv_transpose2d.input conv_tr
 linalg_vecdot linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell
 rnn_relu_cell _scaled_dot_product_flash_attention scaled_dot_product_attention
 """
-"""Computed in the precision of autocast."""
+"""Operators computed in the precision of autocast."""
 FULL = """
 layer_norm native_layer_norm group_norm rms_norm nll_loss nll_loss2d mse_loss l1_loss smooth_l1_loss huber_loss
 soft_margin_loss kl_div poisson_nll_loss binary_cross_entropy_with_logits cosine_embedding_loss hinge_embedding_loss
@@ -27,23 +27,23 @@ upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsam
 upsample_bicubic2d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
 _upsample_bilinear2d_aa _upsample_bicubic2d_aa
 """
-"""Computed in float32."""
+"""Operators computed in float32."""
 WIDEST = """
 addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put scatter_add tensordot
 """
-"""Computed in the widest type among their arguments."""
+"""Operators computed in the widest type among their arguments."""
 SUMS = """
 sum sum.dim_IntList prod prod.dim_int cumsum cumprod linalg_vector_norm linalg_matrix_norm linalg_matrix_norm.str_ord
 """
-"""Give float32, whatever they read."""
+"""Operators whose result is float32 for any argument type."""
 NORMS = ("norm.Scalar", "norm.ScalarOpt_dim")
-"""Likewise, by other operators, which are asked for it."""
+"""Norms whose result is float32 for any argument type; they run as overloads with a `dtype` argument."""
 REFUSED = "binary_cross_entropy"
-"""Autocast raises for it."""
+"""Operator for which autocast raises an error."""
 
 
 def register(library: Any, device_type: str) -> None:
-    """Registers in `library` what autocast does on a device of the PrivateUse1 key."""
+    """Registers the autocast kernels for a device of the PrivateUse1 key in `library`."""
     autocast = _Autocast(device_type)
     torch.clear_autocast_cache = autocast.clear
     key = "AutocastPrivateUse1"
@@ -63,7 +63,7 @@ def register(library: Any, device_type: str) -> None:
 
 
 class _Autocast:
-    """Kernels that convert arguments as autocast on CUDA does, with its cache of converted weights."""
+    """Kernels that convert arguments like autocast on CUDA, with a cache of converted weights."""
 
     def __init__(self, device_type: str) -> None:
         self._device_type = device_type
@@ -73,16 +73,16 @@ class _Autocast:
         self._forget = torch.clear_autocast_cache
 
     def clear(self) -> None:
-        """Empties the cache; torch calls it when the outermost autocast context is left."""
+        """Empties the cache. torch calls it when the outermost autocast context is left."""
         self._forget()
         self._weights.clear()
 
     def low(self, *args: Any) -> torch.dtype:
-        """Returns the precision that is set now."""
+        """Returns the current precision of autocast."""
         return torch.get_autocast_dtype(self._device_type)
 
     def cast(self, value: Any, dtype: torch.dtype) -> Any:
-        """Returns `value` with its floating tensors of this device in `dtype`."""
+        """Returns `value` with its floating-point tensors on this device converted to `dtype`."""
         if isinstance(value, (list, tuple)):
             return type(value)(self.cast(each, dtype) for each in value)
         if (
@@ -101,20 +101,20 @@ class _Autocast:
         return self._weights[key][1]
 
     def converting(self, operator: Any, dtype_of: Callable[..., torch.dtype]) -> Callable[..., Any]:
-        """Returns the kernel that runs `operator` on arguments of the type that `dtype_of` says."""
+        """Returns a kernel that runs `operator` on arguments converted to the type that `dtype_of` returns."""
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
             with torch._C._ExcludeDispatchKeyGuard(self._own):
                 dtype = dtype_of(*args)
                 named = {name: self.cast(value, dtype) for name, value in kwargs.items()}
-                # The last first, as the compiler that torch is built with evaluates the arguments of a call.
+                # In reverse order, in which torch's compiler evaluates the arguments of a call.
                 converted = [self.cast(value, dtype) for value in reversed(args)]
                 return operator(*reversed(converted), **named)
 
         return kernel
 
     def softmax(self, operator: Any) -> Callable[..., Any]:
-        """Returns the kernel of a softmax: it reads float16 and writes float32; other types are converted before."""
+        """Returns the kernel of a softmax. It reads float16 and writes float32; other types are converted before."""
 
         def kernel(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
             with torch._C._ExcludeDispatchKeyGuard(self._own):
@@ -124,14 +124,14 @@ class _Autocast:
         return kernel
 
     def norm(self, x: torch.Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False) -> Any:
-        """Runs a norm whose result is float32; what it reads is not converted."""
+        """Runs a norm whose result is float32, without converting its argument."""
         with torch._C._ExcludeDispatchKeyGuard(self._own):
             if dim is None:
                 return aten.norm.ScalarOpt_dtype(x, p, dtype=torch.float32)
             return aten.norm.ScalarOpt_dim_dtype(x, p, dim, keepdim, dtype=torch.float32)
 
     def summing(self, operator: Any) -> Callable[..., Any]:
-        """Returns the kernel of a sum: its result is float32 unless another type is asked for."""
+        """Returns the kernel of a sum. Its result is float32 unless another type is requested."""
 
         def kernel(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
             with torch._C._ExcludeDispatchKeyGuard(self._own):
@@ -142,7 +142,7 @@ class _Autocast:
 
 
 def _named(names: str) -> Iterator[tuple[str, Any]]:
-    """Yields the operators of a list with their names; those that this torch's autocast leaves alone are left out."""
+    """Yields the operators of a list with their names, except those that this torch's autocast does not convert."""
     for name in names.split():
         base, _, overload = name.partition(".")
         if converts(f"aten::{name}"):
@@ -150,7 +150,7 @@ def _named(names: str) -> Iterator[tuple[str, Any]]:
 
 
 def converts(name: str) -> bool:
-    """Says whether autocast on CUDA has a kernel of its own for an operator; builds without CUDA know that too."""
+    """Returns whether autocast on CUDA has a kernel for an operator. This also works in builds without CUDA."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCUDA"))
 
 

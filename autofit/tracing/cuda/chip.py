@@ -1,4 +1,4 @@
-"""A CUDA device as a trace knows it, and how rules write down what an operator takes from its allocator."""
+"""Chip: the properties of a CUDA device that a trace needs, and the notation for an operator's allocator steps."""
 
 import os
 import re
@@ -13,17 +13,17 @@ KIB, MIB = 2**10, 2**20
 
 
 SHARED_SINCE = "2.13"
-"""cuBLASLt uses cuBLAS's workspace from this torch on (measured: 2.11 does not)."""
+"""First torch version in which cuBLASLt shares cuBLAS's workspace (measured: 2.11 does not)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """What a trace needs to know of a CUDA device.
+    """The properties of a CUDA device that a trace needs.
 
     Attributes:
-        capability: compute capability; it decides which attention kernel runs.
-        multiprocessors: their number.
-        threads: that one multiprocessor holds at most.
+        capability: compute capability. It determines which attention kernel runs.
+        multiprocessors: number of multiprocessors.
+        threads: maximum number of resident threads per multiprocessor.
     """
 
     capability: tuple[int, int] = (8, 0)
@@ -32,7 +32,7 @@ class Chip:
 
     @classmethod
     def of(cls, device: torch.device) -> "Chip":
-        """Returns that of a device that is present."""
+        """Returns the chip of a device that is present."""
         found = torch.get_device_module(device).get_device_properties(device)
         return cls(
             capability=(found.major, found.minor),
@@ -42,7 +42,7 @@ class Chip:
 
     @property
     def workspaces(self) -> tuple[int, int]:
-        """Bytes that cuBLAS gets for each thread and stream, and cuBLASLt beside it (0: it shares cuBLAS's)."""
+        """Workspace bytes of cuBLAS per thread and stream, and those of cuBLASLt (0 if it shares cuBLAS's)."""
         return _blas_workspace(self.capability), 0 if TorchVersion(
             torch.__version__
         ) >= SHARED_SINCE else _lt_workspace()
@@ -61,29 +61,29 @@ def _lt_workspace() -> int:
 
 
 Passing = tuple[int | None, ...]
-"""What an operator does with the allocator, step by step: a size is taken, `~i` gives the i-th of them back, and None
-stands for the results, which come first where it is missing; of several, each stands for one result and the last for
-all that are left. What is not taken at this batch but may be at another has size 0, so that the steps do not depend on
-the batch."""
+"""The allocator steps of an operator, in order. A size is an allocation, and `~i` releases the i-th allocation. None
+stands for the results, which come first if there is no None. With several Nones, each stands for one result, and the
+last for all remaining ones. An allocation that occurs only at other batch sizes has size 0, so that the steps do not
+depend on the batch."""
 
 
 Rule = Callable[[Chip, tuple[Any, ...], Any], Passing]
-"""Returns the steps of an operator on a chip, from its arguments and its result."""
+"""A function that returns the allocator steps of an operator on a chip, from its arguments and its result."""
 
 
 def within(*sizes: int) -> Passing:
-    """Returns the steps of taking sizes after the results and giving them back, the last first."""
+    """Returns the steps that allocate `sizes` after the results and release them in reverse order."""
     return (*sizes, *(~place for place in reversed(range(len(sizes)))))
 
 
 def around(*sizes: int, inside: tuple[int, ...] = ()) -> Passing:
-    """Returns the steps of holding `sizes` from before the results on, and taking `inside` after them."""
+    """Returns the steps that allocate `sizes` before the results and `inside` after them, and release all of them."""
     both = (*sizes, *inside)
     return (*sizes, None, *inside, *(~place for place in reversed(range(len(both)))))
 
 
 def nbytes(tensor: torch.Tensor) -> int:
-    """Returns the bytes of all elements, however they lie."""
+    """Returns the bytes of all elements, regardless of layout."""
     return tensor.numel() * tensor.element_size()
 
 

@@ -1,9 +1,9 @@
-"""Disguise: fake tensors on the stand-in tell the user's code that they are on a CUDA device.
+"""Disguise: to the user's code, fake tensors on the stand-in appear to be on a CUDA device.
 
-Code with kernels of its own asks `x.is_cuda` or `x.device.type == "cuda"` and takes another way elsewhere, and autocast
-is switched on and off for "cuda" by name. So what is not torch's code or autofit's is told "cuda", and where it then
-says "cuda" the stand-in is meant, in a checkpointed block that is computed again too. For the process of a stand-in
-only.
+Code with custom kernels checks `x.is_cuda` or `x.device.type == "cuda"` and takes another path otherwise. Autocast is
+switched on and off for "cuda" by name. So all code outside torch and autofit sees "cuda" as the device, and when that
+code names "cuda", the stand-in is used, also when a checkpointed block is recomputed. Use it only in the process of a
+stand-in.
 """
 
 import sys
@@ -21,14 +21,14 @@ from autofit.tracing.cuda.chip import Chip
 
 CUDA = torch.device("cuda", 0)
 INSIDE = (f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[2]}/")
-"""Code that is told the truth."""
-ASKED = ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype")
-"""Functions of torch that take the type of a device first, which no mode of torch's sees."""
+"""Directories of the code that sees the real device."""
+AUTOCAST_FUNCTIONS = ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype")
+"""Functions of torch whose first argument is a device type, and which no torch function mode intercepts."""
 
 
 @contextmanager
 def disguised(stand_in: torch.device, chip: Chip) -> Iterator[None]:
-    """Lets tensors on `stand_in` pass for those of a CUDA device that is a `chip` while the context is open."""
+    """Makes tensors on `stand_in` appear to be on a CUDA device with this `chip` while the context is open."""
     with ExitStack() as undo:
 
         def put(owner: Any, name: str, value: Any) -> None:
@@ -41,23 +41,23 @@ def disguised(stand_in: torch.device, chip: Chip) -> Iterator[None]:
         FakeTensor.is_cuda = property(_is_cuda(stand_in.type))  # type: ignore[assignment]  # a plain attribute to mypy
         autocast = torch.amp.autocast_mode.autocast
         put(autocast, "__init__", _renamed(autocast.__init__, stand_in.type, place=1))
-        for name in ASKED:
+        for name in AUTOCAST_FUNCTIONS:
             put(torch, name, _renamed(getattr(torch, name), stand_in.type, place=0))
         put(torch.get_device_module("cuda"), "get_device_capability", lambda device=None: chip.capability)
         autograd: Any = torch.autograd
-        meant, run_backward = _Meant(stand_in), autograd._engine_run_backward
+        mode, run_backward = _CudaAsStandIn(stand_in), autograd._engine_run_backward
 
         def run_in_mode(*args: Any, **kwargs: Any) -> Any:
-            with meant:  # it is off while it hands on the call for a backward pass
+            with mode:  # the mode is off while it handles the call that starts a backward pass
                 return run_backward(*args, **kwargs)
 
         put(autograd, "_engine_run_backward", run_in_mode)
-        undo.enter_context(meant)
+        undo.enter_context(mode)
         yield
 
 
 def _outside() -> bool:
-    """Says whether what asks a property of a tensor is the user's code, or a library's."""
+    """Returns whether the code that reads a tensor's property is outside torch and autofit."""
     return not sys._getframe(2).f_code.co_filename.startswith(INSIDE)
 
 
@@ -77,7 +77,7 @@ def _is_cuda(stand_in: str) -> Callable[[FakeTensor], bool]:
 
 
 def _renamed(function: Callable[..., Any], stand_in: str, place: int) -> Callable[..., Any]:
-    """Returns a function whose argument at `place`, the type of a device, may be "cuda" where the stand-in is meant."""
+    """Returns a function that takes "cuda" as the stand-in in its argument at `place`, which is a device type."""
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -89,7 +89,7 @@ def _renamed(function: Callable[..., Any], stand_in: str, place: int) -> Callabl
     return run
 
 
-class _Meant(TorchFunctionMode):
+class _CudaAsStandIn(TorchFunctionMode):
     """Runs torch's functions with the stand-in wherever the user's code names a CUDA device."""
 
     def __init__(self, stand_in: torch.device) -> None:
@@ -100,10 +100,10 @@ class _Meant(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.Tensor.cuda:
             return args[0].to(self._stand_in, **kwargs)
-        args = tuple(self._meant(each) for each in args)
-        return func(*args, **{name: self._meant(each) for name, each in kwargs.items()})
+        args = tuple(self._replaced(each) for each in args)
+        return func(*args, **{name: self._replaced(each) for name, each in kwargs.items()})
 
-    def _meant(self, value: Any) -> Any:
+    def _replaced(self, value: Any) -> Any:
         named = isinstance(value, str) and value.partition(":")[0] == "cuda"
         if named or (isinstance(value, torch.device) and value.type == "cuda"):
             return self._stand_in

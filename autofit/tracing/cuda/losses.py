@@ -1,6 +1,6 @@
-"""What CUDA's losses take beside their results.
+"""Temporary memory of CUDA's losses that are a single operator.
 
-After aten/src/ATen/native/Loss.cpp and aten/src/ATen/native/cuda/Loss.cu, where a loss is one operator.
+Sources: aten/src/ATen/native/Loss.cpp and aten/src/ATen/native/cuda/Loss.cu.
 """
 
 import math
@@ -17,12 +17,12 @@ aten = torch.ops.aten
 
 
 def _summed(chip: Chip, count: int) -> tuple[int, int]:
-    """Returns what the sum of all of `count` elements takes."""
+    """Returns the buffers of the sum of `count` elements."""
     return staging_bytes(Axes(reduced=((count, 1),), kept=()), 4, chip.multiprocessors, chip.threads)
 
 
 def _errors(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """The loss of each element, and what their sum takes; the result itself has room for all of them too."""
+    """The loss of each element, and the buffers of their sum. The result itself is allocated for all elements too."""
     if len(args) > 2 and args[2] == UNREDUCED:
         return ()
     errors = math.prod(broadcast(*args[:2]))
@@ -30,14 +30,14 @@ def _errors(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
 
 
 def _shrunk(chip: Chip, args: tuple[Any, ...], out: Any, place: int) -> Passing:
-    """The mean, beside a result that has room for the loss of each element; `place` is the reduction's."""
+    """The mean, besides a result that is allocated for all elements. `place` is the position of `reduction`."""
     if len(args) > place and args[place] == UNREDUCED:
         return ()
     return within(out.element_size(), *_summed(chip, math.prod(broadcast(*args[:2]))))
 
 
 def _huber(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """The loss of each element, before the result."""
+    """The loss of each element, allocated before the result."""
     if len(args) > 2 and args[2] == UNREDUCED:
         return ()
     errors = math.prod(broadcast(*args[:2]))
@@ -45,7 +45,7 @@ def _huber(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
 
 
 def _logits(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """The logarithm, what it is weighted by, and the loss of each element, which may be the result."""
+    """The logarithm, its weights, and the loss of each element, which may be the result."""
     shape = broadcast(*args[:2])
     each = math.prod(shape) * args[0].element_size()
     weights = args[3] if len(args) > 3 else None
@@ -57,7 +57,7 @@ def _logits(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
 
 
 def _soft_margin_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """Exponential, product and quotient: the gradient is made last but one of them."""
+    """Exponential, product and quotient. The gradient is allocated before the last release."""
     each = nbytes(out)
     return (each, each, each, ~1, ~0, None, ~2)
 

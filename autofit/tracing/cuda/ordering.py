@@ -1,7 +1,7 @@
-"""What CUDA operators take beside their results to put things in order: sorts, the largest few, sums by index.
+"""Temporary memory of CUDA operators that order elements: sorts, top-k, sums by index.
 
-After aten/src/ATen/native/cuda/Sort.cpp, Sort.cu, TensorTopK.cu, Indexing.cu, IndexKernel.cpp, Unique.cu,
-EmbeddingBackwardKernel.cu and EmbeddingBag.cu. What cub's sorts and scans ask for was measured.
+Sources: aten/src/ATen/native/cuda/Sort.cpp, Sort.cu, TensorTopK.cu, Indexing.cu, IndexKernel.cpp, Unique.cu,
+EmbeddingBackwardKernel.cu and EmbeddingBag.cu. The memory of cub's sorts and scans was measured.
 """
 
 import math
@@ -14,29 +14,31 @@ from autofit.tracing.cuda.chip import Chip, Passing, Rule, nbytes, up, within
 
 aten = torch.ops.aten
 ONE_TILE = 2304
-"""Up to this many keys of eight bytes are sorted by one block, without memory of their own (measured)."""
+"""Maximum number of eight-byte keys that one block sorts without temporary memory (measured)."""
 SHORT = 4096
-"""Rows up to this length are sorted by one block each (`should_use_small_sort`)."""
+"""Maximum length of rows that are sorted by one block each (`should_use_small_sort`)."""
 FEW, LONG = 128, 1_000_000
-"""Fewer rows than the one are sorted as a whole, each longer than the other by itself (Sort.cu)."""
+"""Number of rows below which all rows are sorted together, and row length from which each row is sorted separately
+(Sort.cu)."""
 LEAST_ROW = ((20, 20000), (40, 10000), (80, 8000), (200, 5000), (800, 3000), (4000, 800))
-"""Up to how many rows several blocks share a row of what least length (`should_use_multiblock` in TensorTopK.cu)."""
+"""Pairs of a maximum number of rows and the minimum row length from which several blocks share a row
+(`should_use_multiblock` in TensorTopK.cu)."""
 ITEMS, BINS = 256, 256
-"""Threads of a block, and values that a digit can have."""
+"""Number of threads of a block, and number of values of a digit."""
 RESIDENT = 6
-"""Blocks of the largest few that one multiprocessor runs at a time, by their registers."""
+"""Number of top-k blocks that one multiprocessor runs at a time, limited by registers."""
 
 
 def _sorting(count: int, key_bytes: int) -> int:
-    """Returns what cub's radix sort of keys with eight-byte values takes."""
+    """Returns the temporary bytes of cub's radix sort of keys with eight-byte values."""
     return (key_bytes + 8) * count + (4469000 if key_bytes <= 2 else count // 3 + 9300)
 
 
-def _sorting_places(count: int, most: int) -> int:
-    """Returns what cub's sort of `count` places below `most` takes: eight bits a pass; more passes need two copies.
+def _sorting_indices(count: int, most: int) -> int:
+    """Returns the temporary bytes of cub's sort of `count` indices below `most`.
 
-    After the onesweep kernels of DeviceRadixSort: a histogram for each pass and counters for each tile of 3840 places,
-    both of eight-byte places and values, aligned to 256 bytes.
+    A pass sorts eight bits; several passes need two copies. The onesweep kernels of DeviceRadixSort use a histogram per
+    pass and counters per tile of 3840 indices, both for eight-byte indices and values, aligned to 256 bytes.
     """
     if count <= ONE_TILE:
         return 1
@@ -72,21 +74,21 @@ def _topk(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
 
 
 def _roll(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """Over several dimensions one after the other, each into a new tensor (`roll_common`, TensorTransformations.h)."""
+    """Dimensions are rolled one after the other, each into a new tensor (`roll_common`, TensorTransformations.h)."""
     dims = len(args[2]) if len(args) > 2 else 0
     parts = (nbytes(out),) * max(dims - 1, 0)
     if dims == 0 or args[0].is_contiguous():
         return (*parts, None, *(~place for place in reversed(range(len(parts)))))
-    copied = nbytes(out)  # brought into one piece beforehand, for the first
+    copied = nbytes(out)  # a contiguous copy, made beforehand for the first dimension
     if not parts:
         return (copied, None, ~0)
     return (copied, parts[0], ~0, *parts[1:], None, *(~place for place in reversed(range(1, len(parts) + 1))))
 
 
 def _index_put(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """Where values that go to the same place are added up: sorted places, and the values in one piece.
+    """If values at equal indices are accumulated: the sorted indices, and a contiguous copy of the values.
 
-    After `index_put_with_sort_kernel` and `makeLinearIndex`: each index is brought into range, then multiplied.
+    Sources: `index_put_with_sort_kernel` and `makeLinearIndex`. Each index is brought into range, then multiplied.
     """
     found = [index for index in args[1] if index is not None]
     if not found or len(args) < 4 or not args[3]:
@@ -102,17 +104,17 @@ def _index_put(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
     copied = args[2].numel() < whole or not args[2].is_contiguous()
     first = _taken(steps)
     steps += [whole * args[2].element_size() if copied else 0, place, place, place]
-    steps += [_sorting_places(count, written.numel() // max(slices, 1))]
+    steps += [_sorting_indices(count, written.numel() // max(slices, 1))]
     return (*steps, *(~taken for taken in (first + 4, first + 3, first + 2, first + 1, first, 1)))
 
 
 def _taken(steps: list[int | None]) -> int:
-    """Returns how many sizes steps take."""
+    """Returns the number of allocations in `steps`."""
     return sum(step is not None and step >= 0 for step in steps)
 
 
 def _indexed(written: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> tuple[int, int]:
-    """Returns the number of places that indices tell apart, and of elements that lie behind each in one piece."""
+    """Returns the number of positions that the indices can address, and of contiguous elements at each position."""
     dims, at = list[int](), 0
     for index in indices:
         width = index.dim() if index is not None and index.dtype in (torch.bool, torch.uint8) else 1
@@ -124,29 +126,29 @@ def _indexed(written: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> t
 
 
 def _masked_scatter(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """How many are set before each element of the mask."""
+    """For each element of the mask, the number of set elements before it."""
     return within(8 * args[0].numel(), args[0].numel() // 55)
 
 
 def _unique(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """All elements sorted, with what sorting takes."""
+    """All elements in sorted order, and the temporary memory of sorting."""
     size = nbytes(args[0])
     return (size, size + size // 32, ~1, None, ~0)
 
 
 def _masked_scatter_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """What the mask selects, and it filled up with zeros."""
+    """The selected elements, and the same padded with zeros."""
     return (nbytes(out), None, ~0)
 
 
 def _embedding_bag_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """As that of an embedding; of the largest elements nothing."""
+    """The same as for an embedding; nothing if the mode is max."""
     gradient, indices, rows, mode = args[0], args[1], args[6], args[8]
     return () if mode == 2 else _sorted_sums(indices.numel(), gradient.shape[-1], rows)
 
 
 def _embedding_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """Sorted indices, and sums over segments of equal ones (EmbeddingBackwardKernel.cu); none for few indices."""
+    """Sorted indices, and sums over segments of equal indices (EmbeddingBackwardKernel.cu); nothing for few indices."""
     gradient, indices, rows, padding = args[0], args[1], args[2], args[3]
     steps = _sorted_sums(indices.numel(), gradient.shape[-1], rows)
     few = indices.numel() <= 3072 and padding < 0
@@ -154,10 +156,10 @@ def _embedding_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
 
 
 def _sorted_sums(count: int, width: int, rows: int) -> Passing:
-    """Returns the steps for `count` indices; the number of segments is bounded by that of rows, not read back."""
+    """Returns the steps for `count` indices. The number of segments depends on data; that of rows is an upper bound."""
     segments = min(count, rows)
     parts = segments + count // 10
-    ids, sorting = 8 * count, 65 * count // 4 + 17919  # the latter is what cub's radix sort asks for
+    ids, sorting = 8 * count, 65 * count // 4 + 17919  # the latter is the memory of cub's radix sort
     begin = (ids, ids, ids, sorting, ~3, ~2, None)
     found = (ids, 8, ids, 1279, ~7, ~6, 8 * segments, 8 * segments, 1279, ~10, 8, 8 * parts, 4 * width * parts)
     return (*begin, *found, ~13, ~12, ~11, ~9, ~8, ~5, ~4, ~1, ~0)

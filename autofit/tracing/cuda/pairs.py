@@ -1,7 +1,7 @@
-"""What CUDA operators take beside their results that pair things: distances, bilinear forms, windows, grids.
+"""Temporary memory of CUDA operators on pairs of elements: distances, bilinear forms, windows, grids.
 
-After aten/src/ATen/native/Linear.cpp (`_trilinear`), cuda/DistanceKernel.cu, cuda/Im2Col.cu, AffineGridGenerator.cpp
-and cuda/Distributions.cpp (`bernoulli`).
+Sources: aten/src/ATen/native/Linear.cpp (`_trilinear`), cuda/DistanceKernel.cu, cuda/Im2Col.cu,
+AffineGridGenerator.cpp and cuda/Distributions.cpp (`bernoulli`).
 """
 
 import math
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 def _trilinear(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """The product of two operands and that with the third, for one place of a dimension at a time."""
+    """The product of two operands, and its product with the third, for one index of a dimension at a time."""
     operands, absent, summed = args[:3], args[3:6], args[6]
     unrolled = args[7] if len(args) > 7 else 1
     shapes = [_expanded(one.shape, dims) for one, dims in zip(operands, absent, strict=True)]
@@ -29,34 +29,34 @@ def _trilinear(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
 
 
 def _expanded(shape: tuple[int, ...], absent: list[int]) -> list[int]:
-    """Returns a shape with 1 for the dimensions that an operand does not have."""
+    """Returns a shape with size 1 in the dimensions that an operand lacks."""
     sizes = iter(shape)
     return [1 if dim in absent else next(sizes) for dim in range(len(shape) + len(absent))]
 
 
 def _cdist_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """What each pair of rows adds to the gradient."""
+    """The contribution of each pair of rows to the gradient."""
     left, right = args[1], args[2]
     return within(left.numel() * right.shape[-2] * left.element_size())
 
 
 def _pdist_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """What each pair of rows adds to the gradient."""
+    """The contribution of each pair of rows to the gradient."""
     return within((args[1].shape[0] - 1) * nbytes(args[1]))
 
 
 def _windows(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """A result with the shape of the images, before it is resized to a larger one."""
+    """A result with the shape of the images, which is then resized to a larger shape."""
     return (nbytes(args[0]), None, ~0) if nbytes(out) > nbytes(args[0]) else ()
 
 
 def _affine_grid(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """The grid that is turned, with ones beside each place."""
+    """The grid before the transformation, with a one appended to each position."""
     return (nbytes(out) // out.shape[-1] * (out.shape[-1] + 1), None, ~0)
 
 
 def _bernoulli(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """The probabilities in float32, where they are in half precision."""
+    """The probabilities in float32, if they are in half precision."""
     return within(*(() if args[0].element_size() > 2 else (4 * args[0].numel(),)))
 
 

@@ -1,8 +1,8 @@
-"""What CUDA's reductions take beside their results: partial results of several blocks, and copies in a wider type.
+"""Temporary memory of CUDA's reductions: partial results of several blocks, and copies in a wider type.
 
-After aten/src/ATen/native/cuda/Reduce.cuh (`gpu_reduce_kernel`) and the kernels that use it: ReduceSumProdKernel.cu,
+Sources: aten/src/ATen/native/cuda/Reduce.cuh (`gpu_reduce_kernel`) and the kernels that use it: ReduceSumProdKernel.cu,
 ReduceMomentKernel.cu (`WelfordData`), ReduceAMinMaxKernel.cu, ReduceMaxValuesKernel.cu, ReduceArgMaxKernel.cu and
-ReduceNormKernel.cu; the copies are made by `make_reduction` in aten/src/ATen/native/ReduceOpsUtils.h.
+ReduceNormKernel.cu. The copies are made by `make_reduction` in aten/src/ATen/native/ReduceOpsUtils.h.
 """
 
 from functools import partial
@@ -15,11 +15,11 @@ from autofit.tracing.cuda.reductions import Axes, staging_bytes
 
 aten = torch.ops.aten
 PAIR_BYTES = 16
-"""A value with its place, or a mean with its sum of squares and two counts."""
+"""Size of a partial result: a value with its index, or a mean with its sum of squares and two counts."""
 
 
 def reduction(chip: Chip, x: torch.Tensor, over: Any, partial_bytes: int, vectorised: bool = True) -> tuple[int, int]:
-    """Returns what a reduction of `x` over `over` (dimensions, one, or None for all) takes while it runs."""
+    """Returns the buffers of a reduction of `x` over `over`: a list of dimensions, one dimension, or None for all."""
     given = [over] if isinstance(over, int) else over
     dims = [dim % max(x.dim(), 1) for dim in given or range(x.dim())]
     axes = Axes.of(x.shape, x.stride(), dims)
@@ -27,7 +27,7 @@ def reduction(chip: Chip, x: torch.Tensor, over: Any, partial_bytes: int, vector
 
 
 def _sum(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """Of a sum or a mean, over some dimensions or over all."""
+    """For a sum or a mean, over some dimensions or all."""
     summed, over = args[0], args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else ()
     if _read_directly(summed.dtype, out.dtype):
         return within(*reduction(chip, summed, over, max(summed.element_size(), 4)))
@@ -36,22 +36,22 @@ def _sum(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
 
 
 def _read_directly(read: torch.dtype, written: torch.dtype) -> bool:
-    """Says whether a sum reads one type and writes another without a copy: halves into float32."""
+    """Returns whether a sum reads one type and writes another without a copy, such as 16-bit types into float32."""
     return read is written or (written is torch.float32 and read in (torch.float16, torch.bfloat16))
 
 
 def _extremes(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """Of values alone: the partial results are of their type."""
+    """For values without indices: the partial results have the type of the values."""
     return within(*reduction(chip, args[0], args[1] if len(args) > 1 else None, args[0].element_size()))
 
 
 def _pairs(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """Of the place of a value, with the value or without."""
+    """For the index of a value, with or without the value."""
     return within(*reduction(chip, args[0], args[1] if len(args) > 1 else None, PAIR_BYTES))
 
 
 def _moments(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """Of a variance, a standard deviation, or these with their mean."""
+    """For a variance or a standard deviation, with or without the mean."""
     over = args[1] if len(args) > 1 else None
     return within(*reduction(chip, args[0], over, PAIR_BYTES * max(args[0].element_size() // 4, 1), vectorised=False))
 
@@ -61,7 +61,7 @@ def _norm(chip: Chip, args: tuple[Any, ...], out: Any, place: int) -> Passing:
 
 
 def _logsumexp(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """The exponential of each element less the largest, and what their sum takes."""
+    """For logsumexp: the exponential of each element minus the maximum, and the buffers of their sum."""
     return within(nbytes(args[0]), *reduction(chip, args[0], args[1], max(args[0].element_size(), 4)))
 
 

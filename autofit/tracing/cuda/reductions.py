@@ -1,8 +1,7 @@
-"""Reductions: what a sum on CUDA takes to combine the partial results of several blocks.
+"""Reductions: the buffers in which a sum on CUDA combines the partial results of several blocks.
 
-A transcription of `setReduceConfig` and `ReduceConfig` in
-aten/src/ATen/native/cuda/Reduce.cuh, as far as it decides on memory; checked against that code of torch 2.11 on a few
-thousand shapes.
+A transcription of the parts of `setReduceConfig` and `ReduceConfig` (aten/src/ATen/native/cuda/Reduce.cuh) that affect
+memory. It was checked against that code of torch 2.11 on a few thousand shapes.
 """
 
 from collections.abc import Sequence
@@ -17,11 +16,11 @@ LARGEST_INDEXED = 2**31 - 1  # elements; a larger reduction is cut into pieces
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """The dimensions of a reduction, those that lie next to each other in memory taken as one.
+    """The dimensions of a reduction. Dimensions that are adjacent in memory are merged.
 
     Attributes:
-        reduced: (size, stride) of those that are summed over, the smallest stride first.
-        kept: of the others, last to first.
+        reduced: (size, stride) of the dimensions that are summed over, smallest stride first.
+        kept: (size, stride) of the other dimensions, last to first.
     """
 
     reduced: tuple[tuple[int, int], ...]
@@ -43,16 +42,16 @@ class Axes:
 def staging_bytes(
     axes: Axes, partial_bytes: int, multiprocessors: int, threads: int, vectorised: bool = True
 ) -> tuple[int, int]:
-    """Returns the buffers that a reduction takes while it runs: the partial results and a counter per output block.
+    """Returns the temporary bytes of a reduction: those of the partial results, and of a counter per output block.
 
-    Both are 0 where one block does it all.
+    Both are 0 if one block does the whole reduction.
 
     Args:
-        axes: what is reduced.
-        partial_bytes: of what is summed in.
-        multiprocessors: of the device.
-        threads: that one multiprocessor holds.
-        vectorised: whether a thread may read several elements at once, as all but moments do.
+        axes: the dimensions of the reduction.
+        partial_bytes: bytes of one partial result.
+        multiprocessors: number of multiprocessors of the device.
+        threads: number of threads that one multiprocessor holds.
+        vectorised: whether a thread may read several elements at once. All reductions but moments do.
     """
     inputs, outputs = _count(axes.reduced), _count(axes.kept)
     if inputs * outputs > LARGEST_INDEXED or not inputs * outputs:
@@ -86,7 +85,7 @@ def staging_bytes(
 
 
 def _merged(axes: Sequence[tuple[int, int, int]]) -> tuple[tuple[int, int], ...]:
-    """Returns (size, stride) with neighbours taken as one where both the input's and the output's strides allow it."""
+    """Returns (size, stride), with neighbours merged if both the input's and the output's strides allow it."""
     found: list[tuple[int, int, int]] = []
     for size, stride, row in axes:
         if found and found[-1][0] * found[-1][1] == stride and found[-1][0] * found[-1][2] == row:
@@ -104,7 +103,7 @@ def _count(axes: Sequence[tuple[int, int]]) -> int:
 
 
 def _output_vector(axes: Axes) -> int:
-    """Returns how many outputs a thread handles: up to 4, as far as sizes and strides divide by it."""
+    """Returns the number of outputs per thread: up to 4, if it divides the sizes and strides."""
     vector = VECTOR
     for number in (axes.kept[0][0], *(stride for _, stride in (*axes.reduced, *axes.kept[1:]))):
         while number % vector:

@@ -1,10 +1,11 @@
-"""Stand-in: a device that torch treats as it treats CUDA, in a build or on a machine without CUDA.
+"""Stand-in: a device that torch treats like CUDA, in a build or on a machine without CUDA.
 
-Fake "cuda" tensors need a CUDA build and a device (reference/memory_prediction.md section 3). This registers a device
-type of its own in their place, and teaches it what decides on memory: which operators autocast converts, which
-attention kernel runs, and which operators are one kernel and not several.
+Fake "cuda" tensors need a CUDA build and a device (reference/memory_prediction.md section 3). This module registers a
+separate device type instead, with the behaviour of CUDA that affects memory: which operators autocast converts, which
+attention kernel runs, and which operators are a single kernel.
 
-It cannot be taken back and becomes the process's accelerator: call `install` in a fresh child process only.
+It cannot be undone, and the stand-in becomes the accelerator of the process: call `install` in a fresh child process
+only.
 """
 
 from collections.abc import Iterator
@@ -23,11 +24,11 @@ from autofit.tracing.cuda.results import first, is_channels_last
 NAME = "standin"
 
 WHOLE = ("silu_backward", "mish_backward", "_fused_rms_norm", "_fused_rms_norm_backward")
-"""Operators with kernels for CPU and CUDA that fall apart into simpler ones on any other device."""
+"""Operators with kernels for CPU and CUDA that are decomposed into simpler ones on any other device."""
 
 
 class _Backend:
-    """The module that torch asks about the device; it has one, which is not available, so that nothing is put there."""
+    """The module through which torch queries the device. Its one device is unavailable, so torch puts nothing on it."""
 
     is_available = staticmethod(lambda: False)
     is_initialized = staticmethod(lambda: True)
@@ -43,7 +44,7 @@ _LIBRARIES: list[Any] = []
 
 
 def install() -> torch.device:
-    """Makes the stand-in a device of this process and returns it; a second call only returns it."""
+    """Makes the stand-in a device of this process and returns it. Later calls only return it."""
     if not _LIBRARIES:
         backend_registration._setup_privateuseone_for_python_backend(NAME, _Backend)
         _register()
@@ -52,14 +53,14 @@ def install() -> torch.device:
 
 @contextmanager
 def attending(chip: Chip) -> Iterator[None]:
-    """Sends `scaled_dot_product_attention` on the stand-in to the kernel that runs on `chip`."""
+    """Dispatches `scaled_dot_product_attention` on the stand-in to the kernel that runs on `chip`."""
     original = functional.scaled_dot_product_attention
 
     def attend(*args: Any, **kwargs: Any) -> torch.Tensor:
         query = args[0] if args else kwargs["query"]
         if query.device.type != NAME:
             return original(*args, **kwargs)
-        if torch.is_autocast_enabled(NAME):  # a mask of numbers too; the last first, as `autocast` says
+        if torch.is_autocast_enabled(NAME):  # also converts a mask of numbers; in reverse order, as in `autocast`
             kwargs = {name: _cast(value) for name, value in reversed(kwargs.items())}
             args = tuple(reversed([_cast(value) for value in reversed(args)]))
         return attention(chip, original, *args, **kwargs)
@@ -72,7 +73,7 @@ def attending(chip: Chip) -> Iterator[None]:
 
 
 def _cast(value: Any) -> Any:
-    """Returns a floating tensor in the type of autocast, anything else as it is."""
+    """Returns a floating-point tensor in the type of autocast; anything else unchanged."""
     floating = isinstance(value, torch.Tensor) and value.is_floating_point()
     return value.to(torch.get_autocast_dtype(NAME)) if floating else value
 
@@ -82,7 +83,7 @@ def _register() -> None:
     fallback = make("_", "IMPL")
     fallback.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     library = make("aten", "IMPL")
-    _LIBRARIES.extend((fallback, library))  # a library that dies takes its kernels along
+    _LIBRARIES.extend((fallback, library))  # kernels are unregistered when their library is deleted
     register(library, NAME)
     for name in WHOLE:
         library.impl(name, _without_data, "PrivateUse1")
@@ -99,7 +100,7 @@ def _group_norm(  # torch's own arguments
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> torch.Tensor:
-    """Returns the norm of images in rows: CUDA copies channels last beforehand, a device of this key would not."""
+    """Returns the norm of contiguous images. CUDA copies channels-last images beforehand; this device key would not."""
     size, channels = images.shape[:2]
     pixels = images.numel() // max(size * channels, 1)
     run = torch.ops.aten.native_group_norm
@@ -109,7 +110,7 @@ def _group_norm(  # torch's own arguments
 def _rms_norm(
     x: torch.Tensor, shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None
 ) -> torch.Tensor:
-    """Returns the norm by the kernel that CUDA has, where it can be: `rms_norm_symint` in native/layer_norm.cpp."""
+    """Returns the norm, by CUDA's kernel where CUDA would use it: `rms_norm_symint` in native/layer_norm.cpp."""
     run = torch.ops.aten._fused_rms_norm
     if x.is_complex() or is_channels_last(x) or (weight is not None and weight.dtype is not x.dtype):
         composite = torch._C.DispatchKey.CompositeImplicitAutograd

@@ -1,7 +1,7 @@
-"""What CUDA operators take from the allocator inside one call, beside their results, and give back before they return.
+"""Temporary memory of CUDA operators: allocated inside one call, besides the results, and released before it returns.
 
-No trace shows it: it lies below the dispatcher. Each rule was read off the host code of torch 2.11 and 2.13, which
-allocates the same with and without a GPU (reference/memory_prediction.md section 4).
+A trace does not show it, because it is allocated below the dispatcher. Each rule follows the host code of torch 2.11
+and 2.13, which allocates the same with and without a GPU (reference/memory_prediction.md section 4).
 """
 
 import math
@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 def passing(chip: Chip, func: Any, args: tuple[Any, ...], out: Any) -> Passing:
-    """Returns what an operator takes beside its results on a CUDA device, and gives back; () for nothing."""
+    """Returns the allocator steps of an operator's temporary memory on a CUDA device; () for none."""
     rule = RULES.get(func)
     return () if rule is None else rule(chip, args, out)
 
@@ -33,7 +33,7 @@ def _softmax(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
 
 
 def _safe_softmax(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """Which elements are hidden, and whether all of a row are (aten/src/ATen/native/SoftMax.cpp)."""
+    """A mask of the hidden elements, and one of the rows that are all hidden (aten/src/ATen/native/SoftMax.cpp)."""
     return within(args[0].numel(), args[0].numel() // max(args[0].shape[args[1]], 1))
 
 
@@ -42,25 +42,25 @@ def _softmax_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
 
 
 def _softmax_backward_product(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """The gradient times the result, as a tensor of its own; a log-softmax has none."""
+    """The product of the gradient and the result, as a separate tensor. A log-softmax has none."""
     gradient, result = args[0], args[1]
     product = gradient.numel() * torch.promote_types(gradient.dtype, result.dtype).itemsize
     return within(product, *(() if result.is_contiguous() else (nbytes(result),)))
 
 
 def _flash_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """Row sums, and the query's gradient in float32: with rounded sizes, since blocks of threads write them."""
+    """Row sums, and the query's gradient in float32. Sizes are rounded up, since blocks of threads write them."""
     batch, heads, queries, width = args[1].shape
     rows = batch * heads * up(queries, 128)
     copies = _copied_by_heads(args[0], args[4])
     keys = args[2]
-    # Where several queries share a key, the gradients of keys and values are made for each query, then summed.
+    # If several query heads share a key head, the gradients of keys and values are made per query head, then summed.
     grouped = (nbytes(keys) // keys.shape[1] * heads,) * 2 if keys.shape[1] != heads else ()
     return around(*copies, inside=(4 * rows, 4 * rows * up(width, 32 if width <= 128 else 64), *grouped))
 
 
 def _efficient(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """The result in float32 if it does not fit into registers: `kNeedsOutputAccumulatorBuffer` (kernel_forward.h)."""
+    """The result in float32, if it does not fit into registers: `kNeedsOutputAccumulatorBuffer` (kernel_forward.h)."""
     width = args[2].shape[-1]
     return within(*() if width <= 128 or args[0].element_size() > 2 else (4 * out[0].numel(),))
 
@@ -68,7 +68,7 @@ def _efficient(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
 def _efficient_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
     """Row sums, and the accumulators of `AttentionBackwardKernel::Params::workspace_size` (kernel_backward.h).
 
-    In float32 the row sums are made by operators of their own: product, sum, and a copy by heads.
+    In float32 the row sums are made by separate operators: product, sum, and a copy by heads.
     """
     (batch, heads, queries, width), keys, value_width = args[1].shape, args[2].shape[2], args[3].shape[-1]
     half = args[1].dtype is not torch.float32
@@ -87,19 +87,19 @@ def _efficient_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
 
 
 def _copy(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """A copy from the host goes to one piece of memory first, and from there to where the strides say (Copy.cu)."""
+    """A copy from the host goes to a contiguous buffer first, and from there to a strided result (Copy.cu)."""
     return within(*(() if args[0].device.type == out.device.type or out.is_contiguous() else (nbytes(out),)))
 
 
 def _copies(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """Of an operator that works on tensors in one piece only, and copies others beforehand."""
+    """For operators that only work on contiguous tensors and copy others beforehand."""
     return around(*(nbytes(x) for x in args[:2] if isinstance(x, torch.Tensor) and not x.is_contiguous()))
 
 
 def _layer_norm_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """Copies of an input, beforehand, and of a gradient, that do not lie in one piece; sums by blocks of rows.
+    """Copies of a non-contiguous input (beforehand) and gradient, and sums by blocks of rows.
 
-    The latter for many short rows: `LaunchGammaBetaBackwardCUDAKernel` in layer_norm_kernel.cu.
+    The sums occur for many short rows: `LaunchGammaBetaBackwardCUDAKernel` in layer_norm_kernel.cu.
     """
     gradient, inputs = (0 if each.is_contiguous() else nbytes(each) for each in args[:2])
     width = math.prod(args[2])
@@ -122,9 +122,9 @@ def _pooled(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
 
 
 def _pool_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """Copies of the gradient, and of the places of the largest, that do not lie as the input does."""
-    places = args[7:8]  # max_pool2d_with_indices_backward has them, avg_pool2d_backward a number or nothing
-    return within(*_copied_to_layout(args[1], args[0], *(x for x in places if isinstance(x, torch.Tensor))))
+    """Copies of the gradient, and of the indices of the maxima, if their layout differs from the input's."""
+    indices = args[7:8]  # a tensor for max_pool2d_with_indices_backward; a number or missing for avg_pool2d_backward
+    return within(*_copied_to_layout(args[1], args[0], *(x for x in indices if isinstance(x, torch.Tensor))))
 
 
 def _copied_to_layout(like: torch.Tensor, *copied: torch.Tensor) -> tuple[int, ...]:
@@ -133,12 +133,12 @@ def _copied_to_layout(like: torch.Tensor, *copied: torch.Tensor) -> tuple[int, .
 
 
 def _cumulated(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """What is summed up, in the type of the sums."""
+    """The summands, converted to the type of the sums."""
     return within(*(() if args[0].dtype is out.dtype else (nbytes(out),)))
 
 
 def _group_norm(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """Scale and shift of each channel of each sample."""
+    """The scale and shift of each channel of each sample."""
     return within(*(4 * args[0].shape[0] * args[0].shape[1],) * 2)
 
 
@@ -148,14 +148,14 @@ def _group_norm_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing
 
 
 def _convolution(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """Copies of an input and a weight that do not lie as the convolution wants them."""
+    """Copies of an input and a weight whose layout differs from that of the convolution."""
     layout = convolved_in(args[0], args[1])
     inputs, weight = (nbytes(x) if not x.is_contiguous(memory_format=layout) else 0 for x in args[:2])
     return (inputs, None, weight, ~1, ~0)
 
 
 def _convolution_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    """The sum that is the bias's gradient, and copies of what does not lie as the convolution wants it."""
+    """The sum for the bias's gradient, and copies of arguments whose layout differs from that of the convolution."""
     gradient, inputs, weight, wanted = args[0], args[1], args[2], args[10]
     layout = convolved_in(inputs, weight)
     inputs_copy, gradient_copy, weight_copy = (
@@ -168,7 +168,7 @@ def _convolution_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passin
 
 
 def _copied_by_heads(*tensors: torch.Tensor) -> tuple[int, ...]:
-    """Returns the copies that an attention kernel makes of (batch, heads, time, width) not laid out by time first."""
+    """Returns the copies that an attention kernel makes of (batch, heads, time, width) tensors not laid out by time."""
     return tuple(nbytes(tensor) for tensor in tensors if not tensor.transpose(1, 2).is_contiguous())
 
 
@@ -186,7 +186,7 @@ def _batch_norm_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing
 
 
 def _norm_staging(tensor: torch.Tensor, values: int) -> tuple[int, ...]:
-    """Returns the buffers of a sum over all but the channels: `flexible_launch_configs` in Normalization.cuh."""
+    """Returns the buffers of a sum over all but the channels (`flexible_launch_configs` in Normalization.cuh)."""
     channels = tensor.shape[1]
     rows = tensor.numel() // channels
     block_x = min(power(channels), 32)

@@ -1,1 +1,1 @@
-"""The stages of `scripts/gpu_suite`, each a program: `PYTHONPATH=.:scripts/bench python -m gpu.steps --help`."""
+"""The stages of `scripts/gpu_suite`. Each is a program, for example `python -m scripts.bench.gpu.steps --help`."""

@@ -1,4 +1,4 @@
-"""One batch-size finder on one benchmark model, in a process of its own: what `gpu.peers` starts for each."""
+"""Runs one batch-size finder on one benchmark model; `peers.py` starts it in its own process."""
 
 import argparse
 import importlib
@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-import _files
-import _report
 import torch
 
 from autofit import devices
@@ -24,15 +22,16 @@ from autofit.core.units import parse_bytes
 from autofit.probing.remote.bench import RemoteBench
 from autofit.search.request import Request
 from autofit.search.search import search
-from gpu import stage
-from gpu.lightning_finder import PACKAGES, lightning
-from gpu.models import MODELS
-from gpu.rig import Rig, is_oom
+from scripts.bench import files, report
+from scripts.bench.gpu import stage
+from scripts.bench.gpu.lightning_finder import PACKAGES, lightning
+from scripts.bench.gpu.models import MODELS
+from scripts.bench.gpu.rig import Rig, is_oom
 
 
 def doubling(rig: Rig) -> int:
-    """Doubles from the user's own size until a trial fails, and returns the last that ran."""
-    size, most = rig.make().loader.batch_size, rig.most()
+    """Doubles the user's batch size until a trial fails, and returns the last size that ran."""
+    size, most = int(rig.make().loader.batch_size), rig.most()
     while size <= most and _runs(rig, size):
         size *= 2
     return size // 2
@@ -46,32 +45,31 @@ def _runs(rig: Rig, size: int) -> bool:
         if not is_oom(error):
             raise
         failed = True
-    rig.clean()  # only now are the frames gone that held the failed trial's tensors
+    rig.clean()  # only here, after the handler, are the frames released that held the tensors of the failed trial
     return not failed
 
 
 def accelerate(rig: Rig) -> int:
-    """Accelerate's `find_executable_batch_size` from the largest size that the data gives, up to 1024."""
+    """Runs Accelerate's `find_executable_batch_size` from the size of the data set, at most 1024."""
     find = importlib.import_module("accelerate.utils").find_executable_batch_size
 
-    @find(starting_batch_size=min(1024, rig.most()))
     def train(batch_size: int) -> int:
         rig.trial(batch_size)
         return batch_size
 
-    return int(train())
+    return int(find(train, starting_batch_size=min(1024, rig.most()))())
 
 
 @dataclass(frozen=True)
 class Finder:
-    """A finder and the package that it needs, one of several names; none for our own loop."""
+    """A finder and the alternative packages that provide it; none for the doubling loop."""
 
     find: Callable[[Rig], int]
     packages: tuple[str, ...] = ()
 
     @property
     def installed(self) -> bool:
-        """Whether the package is there."""
+        """Whether one of the packages is installed."""
         return not self.packages or any(importlib.util.find_spec(name) is not None for name in self.packages)
 
 
@@ -82,16 +80,16 @@ FINDERS = {
     "lightning-binsearch": Finder(lightning("binsearch"), PACKAGES),
 }
 OURS = {"autofit": None, "autofit-batch-only": ("batching",)}
-"""autofit with all its strategies, and with those knobs alone that the others have."""
+"""autofit with all strategies, and with only the knobs that the other finders have."""
 
 
 def run_peer(name: str, given: argparse.Namespace) -> dict[str, Any]:
-    """Returns what a peer found and what it cost."""
+    """Returns the result of a peer and its cost."""
     model, device = MODELS[given.model], devices.choose(given.device)
     limit = parse_bytes(model.memory[given.scale])
     rig = Rig(lambda: model.make(scale=given.scale, free=True), device, limit)
     own = rig.make().loader.batch_size
-    # Context and libraries are loaded first: they count against the limit, which the device turns into the allocator's.
+    # Context and libraries are loaded first, because they count towards the limit that the device sets.
     torch.ones(64, 64, device=device.torch_device).mm(torch.ones(64, 64, device=device.torch_device))
     began = perf_counter()
     with nullcontext() if device.is_host else device.limit(limit, lambda: 0):
@@ -103,7 +101,7 @@ def run_peer(name: str, given: argparse.Namespace) -> dict[str, Any]:
 
 
 class Counting(RemoteBench):
-    """A bench that counts the steps and the out-of-memories of a search."""
+    """A bench that counts the steps and the out-of-memory errors of a search."""
 
     steps = ooms = 0
 
@@ -117,7 +115,7 @@ class Counting(RemoteBench):
 
 
 def run_ours(name: str, given: argparse.Namespace) -> dict[str, Any]:
-    """Returns what autofit found and what it cost, race and proof included."""
+    """Returns the result of autofit and its cost, including race and proof."""
     target = stage.target(MODELS[given.model], given, free=True, strategies=OURS[name])
     clock = Clock()
     with Counting(target) as bench:
@@ -137,8 +135,8 @@ def main() -> None:
     try:
         found = run_ours(given.finder, given) if given.finder in OURS else run_peer(given.finder, given)
     except AutofitError as error:
-        _report.fail(f"finders {given.finder}: {error}", error.exit_code)
-    _files.write(given.json, json.dumps(found))
+        report.fail(f"finders {given.finder}: {error}", error.exit_code)
+    files.write(given.json, json.dumps(found))
     print(f"{given.finder}: {found['plan']}, {found['steps']} steps, {found['ooms']} out of memory", flush=True)
 
 

@@ -1,16 +1,14 @@
-"""`tune()` against a complete grid: how far the recommended plan is from the best there is.
+"""Compares `tune()` with a complete grid: how much slower the recommended plan is than the best one.
 
-The model is tuned as the command line does it, then every plan of the same search space is recorded as a table
-(DIR/table-MODEL.json, continued by the next call when the time ends first), and at last the recommended plan and the
-grid's fastest run in interleaved blocks, which decide: the figures that made a plan the fastest of many flatter it.
+The model is tuned as by the command line. Then every plan of the same search space is recorded as a table
+(DIR/table-MODEL.json; the next call continues it if the time limit was reached). Finally, the recommended plan and the
+fastest plan of the grid run in interleaved blocks. Only these blocks decide: the fastest of many measured plans is
+partly the luckiest one.
 """
 
 import math
 from pathlib import Path
 from typing import Any
-
-import _report
-from record_table import Recording, open_recording, restricted
 
 from autofit.core.budget import Clock
 from autofit.core.errors import AutofitError
@@ -26,17 +24,19 @@ from autofit.search.event import Event
 from autofit.search.race import pair
 from autofit.search.request import Request
 from autofit.search.search import search
-from gpu import stage
-from gpu.models import MODELS
+from scripts.bench import report
+from scripts.bench.gpu import stage
+from scripts.bench.gpu.models import MODELS
+from scripts.bench.search.record_table import Recording, open_recording, restricted
 
 SMALLEST = 64
-"""The grid leaves out micro batches below this part of the global batch: steps of so many passes take all the time."""
+"""Micro batches smaller than the global batch divided by this are left out of the grid: their steps take too long."""
 TUNE_RATIO, PAIRS_RATIO = 0.3, 0.15
-"""Shares of the stage's time for tuning, and kept for the comparison at the end."""
+"""Shares of the time of the stage for tuning, and for the comparison at the end."""
 
 
 def tune(bench: RemoteBench, seconds: float) -> dict[str, Any]:
-    """Returns the recommendation of a search as a record, with its trials in order."""
+    """Returns the recommendation of a search with its trials in order, as JSON values."""
     trials: list[Trial] = []
 
     def listen(event: Event) -> None:
@@ -52,12 +52,12 @@ def tune(bench: RemoteBench, seconds: float) -> dict[str, Any]:
 
 
 def _bare(trial: Trial) -> Trial:
-    """Returns the trial without a traceback, which holds paths of this machine."""
+    """Returns the trial without its traceback, which contains paths of this machine."""
     return trial.model_copy(update={"outcome": trial.outcome.model_copy(update={"traceback_text": ""})})
 
 
 def side_by_side(bench: RemoteBench, ours: Plan, theirs: Plan, pairs: int, clock: Clock, limit_s: float) -> Ratio:
-    """Returns the throughput of `ours` over `theirs` from interleaved blocks; at least 4 pairs, whatever the limit.
+    """Returns the throughput of `ours` relative to `theirs` from interleaved blocks; at least 4 pairs in any case.
 
     Raises:
         AutofitError: a block failed.
@@ -69,7 +69,7 @@ def side_by_side(bench: RemoteBench, ours: Plan, theirs: Plan, pairs: int, clock
         for plan in (ours, theirs) if index % 2 == 0 else (theirs, ours):
             outcome = bench.evaluate(plan, Purpose.BLOCK)
             if outcome.measurement is None:
-                raise AutofitError(f"{plan} ran before and now does not: {outcome.status.value}, {outcome.reason}")
+                raise AutofitError(f"{plan} ran before but failed now: {outcome.status.value}, {outcome.reason}")
             logs[plan.key].append(math.log(outcome.measurement.samples_per_s))
     return pair(logs[ours.key], logs[theirs.key]).ratio()
 
@@ -81,7 +81,7 @@ def grid_space(space: SpaceFacts) -> SpaceFacts:
 
 
 def record(bench: RemoteBench, path: Path, name: str, rounds: int, clock: Clock, limit_s: float) -> Table:
-    """Returns the complete table; ends the stage as unfinished when the time ends first."""
+    """Returns the complete table, or ends the stage as unfinished if the time limit is reached first."""
     space = grid_space(bench.briefing.space)
     recording: Recording = open_recording(path, name, bench.briefing, space, rounds, seed=0)
     if not recording.run(bench.evaluate, clock, limit_s):
@@ -91,7 +91,7 @@ def record(bench: RemoteBench, path: Path, name: str, rounds: int, clock: Clock,
 
 
 def rows(table: Table, recommended: Plan) -> dict[str, Any]:
-    """Returns the ten fastest plans of the grid as a table for people."""
+    """Returns the ten fastest plans of the grid as a table for the summary page."""
     objective = Objective()
     scored = sorted(((e.score(objective) or 0.0, e) for e in table.entries), key=lambda pair: -pair[0])[:10]
     return stage.table(
@@ -109,7 +109,7 @@ def _peak(measurement: Any) -> int | None:
 
 
 def run(name: str, given: Any, clock: Clock) -> tuple[str, dict[str, Any], bool]:
-    """Returns the stage's summary, its figures, and whether the recommended plan kept the budget."""
+    """Returns the summary of the stage, its figures, and whether the recommended plan kept the budget."""
     model = MODELS[name]
     parts = stage.Parts(given.out / f"grid-{name}.part.json")
     with RemoteBench(stage.target(model, given, strategies=model.strategies)) as bench:
@@ -119,7 +119,7 @@ def run(name: str, given: Any, clock: Clock) -> tuple[str, dict[str, Any], bool]
         table = record(bench, given.out / f"table-{name}.json", name, given.rounds, clock, given.limit_s - keep_s)
         best = table.best(Objective())
         if best is None:
-            raise AutofitError("no plan of the grid fits, while tuning recommended one: read the table's reasons")
+            raise AutofitError("tuning recommended a plan, but no plan of the grid fits; read the reasons in the table")
         same = best.plan == found.plan
         ratio = (
             Ratio(value=1, low=1, high=1)
@@ -145,14 +145,14 @@ def run(name: str, given: Any, clock: Clock) -> tuple[str, dict[str, Any], bool]
 def main() -> None:
     parser = stage.parser(__doc__ or "")
     stage.model_argument(parser)
-    parser.add_argument("--rounds", type=int, default=2, help="blocks of each plan beside its probe")
+    parser.add_argument("--rounds", type=int, default=2, help="blocks of each plan, in addition to its probe")
     parser.add_argument("--pairs", type=int, default=12, help="pairs of blocks in the comparison at the end")
     given = stage.parse(parser)
     try:
         summary, figures, passed = run(given.model, given, Clock())
     except AutofitError as error:
-        _report.fail(f"grid {given.model}: {error}", error.exit_code if error.exit_code > 1 else 3)
-    _report.finish(summary, figures, given.json, passed, given.device)
+        report.fail(f"grid {given.model}: {error}", error.exit_code if error.exit_code > 1 else 3)
+    report.finish(summary, figures, given.json, passed, given.device)
 
 
 if __name__ == "__main__":

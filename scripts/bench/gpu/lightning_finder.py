@@ -1,4 +1,4 @@
-"""Lightning's batch-size finder on a rig, with its defaults. Its package is imported when it is run."""
+"""Lightning's batch-size finder on a rig, with its defaults. The package is imported only when the finder runs."""
 
 import importlib
 import importlib.util
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from autofit.workloads.batches import BatchSource
-from gpu.rig import STEPS, Rig
+from scripts.bench.gpu.rig import STEPS, Rig
 
 PACKAGES = ("lightning", "pytorch_lightning")
 
@@ -43,12 +43,12 @@ def lightning(mode: str) -> Callable[[Rig], int]:
 
 
 def _module(base: type[Any], rig: Rig) -> Any:
-    """Returns the rig's workload as a module of Lightning's, counting steps and out-of-memories."""
+    """Returns the workload of the rig as a `LightningModule` that counts steps and out-of-memory errors."""
     workload = rig.make()
     workload.model.to(rig.device.torch_device)
     loss, source = rig.loss(workload), BatchSource.of(workload.loader)
 
-    class Module(base):
+    class Module(base):  # type: ignore[misc]  # imported when it is run
         def __init__(self) -> None:
             super().__init__()
             self.model, self.workload, self.batch_size = workload.model, workload, 2

@@ -1,9 +1,9 @@
 """The benchmark models: a GPT on texts of varying length, a residual network on images, an MLP on a table.
 
-Each function is a target of `autofit tune`, at two scales: "full" is made for a data-centre card (and its budgets for a
-card's context), "tiny" for a dry run on a CPU.
-Accumulation keeps their gradients (GroupNorm, a mean over texts of each text's mean), so that the micro batch can be
-searched under a fixed global batch. With `free=True` the batch is free, as batch-size finders take it.
+Each function is a target of `autofit tune`, at two scales. "full" is meant for a data-centre GPU, and its budgets
+include the context of such a GPU; "tiny" is for a dry run on a CPU. Accumulation keeps the gradients of the models
+(GroupNorm, the mean over texts of each text's mean loss), so the micro batch can be searched under a fixed global
+batch. With `free=True` the batch size is free, as batch-size finders need it.
 """
 
 from collections.abc import Callable
@@ -27,9 +27,9 @@ class Model:
     """A benchmark model.
 
     Attributes:
-        make: makes the workload for a scale, with the global batch fixed or free.
-        strategies: those whose knobs make the grid: few enough for a complete one.
-        memory: the budget by scale; tight enough that the largest plans do not fit.
+        make: makes the workload at a scale, with a fixed or free global batch.
+        strategies: strategies whose knobs span the grid, few enough for a complete grid.
+        memory: memory budget by scale, tight enough that the largest plans do not fit.
     """
 
     make: Callable[..., autofit.Workload]
@@ -38,12 +38,12 @@ class Model:
 
     @property
     def target(self) -> str:
-        """What `autofit tune` calls it."""
-        return f"{__file__}:{self.make.__name__}"
+        """The target for `autofit tune`."""
+        return f"{__name__}:{self.make.__name__}"
 
 
 class Texts(Dataset[Tensor]):
-    """Token ids. Most texts are short, a few are long, unless all are as long as the longest."""
+    """Token ids. Most texts are short and a few are long, unless all have the maximum length."""
 
     def __init__(self, vocabulary: int, longest: int, vary: bool, count: int = 8192) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -78,7 +78,8 @@ class Block(nn.Module):
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         x = x + self.dropout(self.out(attended))
-        return x + self.dropout(self.mlp(self.norm2(x)))
+        out: Tensor = x + self.dropout(self.mlp(self.norm2(x)))
+        return out
 
 
 class GPT(nn.Module):
@@ -112,7 +113,7 @@ class Residual(nn.Module):
         return F.relu(y + self.shortcut(x))
 
 
-@cache  # batch-size finders make the workload afresh for each trial
+@cache  # batch-size finders make a new workload for each trial
 def _images(side: int, count: int = 4096) -> TensorDataset:
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(count, 3, side, side, generator=generator)

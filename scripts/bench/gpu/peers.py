@@ -1,9 +1,9 @@
-"""Peers side by side: what batch-size finders return on the same model and memory limit, and what it is worth.
+"""Compares batch-size finders on the same model under the same memory limit.
 
-Each finder runs in a process of its own (`gpu.finders`) on the model with a free batch. What it returns is then proven
-by autofit's own bench at the same limit, and all proven plans run in interleaved blocks. A package that is not
-installed is named as such. Reported: whether its finder ever ran the answer, whether it runs, its throughput against
-autofit's, and the out-of-memories, steps and seconds it took.
+Each finder runs in its own process (`finders.py`) on the model with a free batch size. Its result is then proven by
+autofit's bench at the same limit, and all proven plans run in interleaved blocks. Packages that are not installed are
+reported. The report says, for each finder, whether it ever ran its own result, whether the result runs, the throughput
+relative to autofit's plan, and the out-of-memory errors, steps and seconds of the search.
 """
 
 import argparse
@@ -15,8 +15,6 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-import _report
-
 from autofit.core.budget import Clock
 from autofit.core.errors import AutofitError
 from autofit.core.plan import Plan
@@ -25,28 +23,29 @@ from autofit.core.trial import Purpose
 from autofit.core.units import format_bytes
 from autofit.probing.remote.bench import RemoteBench
 from autofit.search.race import pair
-from gpu import stage
-from gpu.finders import FINDERS, OURS
-from gpu.models import MODELS
-from gpu.processes import die_with_parent
+from scripts.bench import report
+from scripts.bench.gpu import stage
+from scripts.bench.gpu.finders import FINDERS, OURS
+from scripts.bench.gpu.models import MODELS
+from scripts.bench.gpu.processes import die_with_parent
 
 SHARE = 0.3
-"""A finder may take this share of the stage's time."""
+"""Share of the time of the stage that one finder may take."""
 
 
 def find(name: str, given: argparse.Namespace) -> dict[str, Any]:
-    """Returns what a finder returned and what it cost, or why it returned nothing."""
+    """Returns the result of a finder and its cost, or the reason why it returned nothing."""
     if name in FINDERS and not FINDERS[name].installed:
         return {"error": "not installed"}
     seconds, answer = SHARE * given.limit_s, given.out / f"peers-{given.model}.{name}.part.json"
-    command = [sys.executable, "-m", "gpu.finders", given.model, name, "--device", given.device]
+    command = [sys.executable, "-m", "scripts.bench.gpu.finders", given.model, name, "--device", given.device]
     command += ["--limit-s", str(0.7 * seconds), "--json", str(answer)]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=seconds, check=False, preexec_fn=die_with_parent
         )
     except subprocess.TimeoutExpired:
-        return {"error": f"not done in {seconds:.0f} s"}
+        return {"error": f"not finished after {seconds:.0f} s"}
     if done.returncode != 0:
         lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
         return {"error": lines[-1] if lines else f"exit code {done.returncode}"}
@@ -56,7 +55,7 @@ def find(name: str, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def compare(given: argparse.Namespace, found: dict[str, dict[str, Any]], clock: Clock) -> None:
-    """Proves each answer and lets all proven plans run in interleaved blocks; adds what came out to `found`."""
+    """Proves each result, runs all proven plans in interleaved blocks, and adds the results to `found`."""
     with RemoteBench(stage.target(MODELS[given.model], given, free=True)) as bench:
         own = bench.briefing.space.baseline
         plans = {name: Plan(values={**own.values, **one["plan"]}) for name, one in found.items() if "plan" in one}
@@ -85,7 +84,7 @@ def compare(given: argparse.Namespace, found: dict[str, dict[str, Any]], clock: 
 def _blocks(
     bench: RemoteBench, plans: dict[str, Plan], pairs: int, clock: Clock, limit_s: float
 ) -> dict[str, list[float]]:
-    """Returns log throughputs by plan, the same round at the same place; at least 4 rounds."""
+    """Returns the log throughputs of each plan, in the order of the rounds; at least 4 rounds."""
     logs: dict[str, list[float]] = {key: [] for key in plans}
     for index in range(pairs):
         if index >= 4 and clock.elapsed_s > limit_s:
@@ -94,13 +93,13 @@ def _blocks(
         for key, plan in order if index % 2 == 0 else order[::-1]:
             outcome = bench.evaluate(plan, Purpose.BLOCK)
             if outcome.measurement is None:
-                raise AutofitError(f"{plan} was proven and now does not run: {outcome.status.value}, {outcome.reason}")
+                raise AutofitError(f"{plan} was proven but failed now: {outcome.status.value}, {outcome.reason}")
             logs[key].append(math.log(outcome.measurement.samples_per_s))
     return logs
 
 
 def rows(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Returns the comparison as a table for people."""
+    """Returns the comparison as a table for the summary page."""
     columns = ["finder", "returned", "ran it", "proof", "peak", "samples/s", "autofit over it", "OOMs", "steps", "s"]
     lines: list[list[object]] = []
     for name, one in found.items():
@@ -118,25 +117,25 @@ def rows(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def summarize(name: str, found: dict[str, dict[str, Any]]) -> str:
-    """Returns the comparison in a line."""
+    """Returns the comparison as one line."""
     ours = found["autofit"]
     if "error" in ours:
         return f"peers {name}: autofit returned nothing: {ours['error']}"
     peers = {peer: one for peer, one in found.items() if peer in FINDERS}
     ratios = {peer: one["autofit_over_it"]["value"] for peer, one in peers.items() if "autofit_over_it" in one}
-    told = [f"{ratios[peer]:.2f}x {peer}" for peer in sorted(ratios, key=lambda p: ratios[p])]
+    shown = [f"{ratios[peer]:.2f}x {peer}" for peer in sorted(ratios, key=lambda p: ratios[p])]
     broken = [peer for peer, one in peers.items() if one.get("runs") is False]
     failures = ", ".join(f"{peer} {one['ooms']}" for peer, one in {"autofit": ours, **peers}.items() if "ooms" in one)
     absent = [peer for peer, one in peers.items() if one.get("error") == "not installed"]
     return (
-        f"peers {name}: autofit's plan is {', '.join(told) or 'compared with none'}; out of memory: {failures}"
-        + (f"; answer does not run: {', '.join(broken)}" if broken else "")
+        f"peers {name}: autofit's plan is {', '.join(shown) or 'compared with none'}; out of memory: {failures}"
+        + (f"; result does not run: {', '.join(broken)}" if broken else "")
         + (f"; not installed: {', '.join(absent)}" if absent else "")
     )
 
 
 def run(given: argparse.Namespace, clock: Clock) -> tuple[str, dict[str, Any], bool]:
-    """Returns the stage's summary, its figures, and whether no peer's answer is faster beyond the noise."""
+    """Returns the summary of the stage, its figures, and whether no peer's plan is faster beyond noise."""
     parts = stage.Parts(given.out / f"peers-{given.model}.part.json")
     found: dict[str, dict[str, Any]] = {}
     for name in (*OURS, *FINDERS):
@@ -154,13 +153,13 @@ def run(given: argparse.Namespace, clock: Clock) -> tuple[str, dict[str, Any], b
 def main() -> None:
     parser = stage.parser(__doc__ or "")
     stage.model_argument(parser)
-    parser.add_argument("--pairs", type=int, default=12, help="rounds of blocks in the comparison")
+    parser.add_argument("--pairs", type=int, default=12, help="number of rounds of blocks in the comparison")
     given = stage.parse(parser)
     try:
         summary, figures, passed = run(given, Clock())
     except AutofitError as error:
-        _report.fail(f"peers {given.model}: {error}", error.exit_code if error.exit_code > 1 else 3)
-    _report.finish(summary, figures, given.json, passed, given.device)
+        report.fail(f"peers {given.model}: {error}", error.exit_code if error.exit_code > 1 else 3)
+    report.finish(summary, figures, given.json, passed, given.device)
 
 
 if __name__ == "__main__":

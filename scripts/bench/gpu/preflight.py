@@ -1,4 +1,4 @@
-"""What is asked before any stage runs, in a process that ends: does everything import, and which device is there."""
+"""Checks before any stage, in its own process: whether all modules can be imported, and which device is present."""
 
 import importlib
 import json
@@ -11,13 +11,13 @@ NEEDED = ("torch", "optuna", "pydantic", "tqdm", "yaml", "pytest", "autofit.sear
 
 
 def machine(device: str, modules: Sequence[str] = ()) -> dict[str, Any] | str:
-    """Returns device and versions, or why nothing can run here: in a line.
+    """Returns device and versions, or one line that says why nothing can run here.
 
     Args:
-        device: what `--device` was given.
-        modules: the stages' modules; they are imported too.
+        device: value of `--device`.
+        modules: modules of the stages, which are imported too.
     """
-    command = [sys.executable, "-m", "gpu.preflight", device, *modules]
+    command = [sys.executable, "-m", "scripts.bench.gpu.preflight", device, *modules]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
     if done.returncode == 0:
@@ -26,23 +26,23 @@ def machine(device: str, modules: Sequence[str] = ()) -> dict[str, Any] | str:
 
 
 def lacking(modules: Iterable[str]) -> dict[str, str]:
-    """Returns the modules that are missing, each with what asked for it first and what Python said."""
+    """Returns the missing modules, each with Python's message and the module that imported it first."""
     found: dict[str, str] = {}
     for name in modules:
         try:
             importlib.import_module(name)
         except ImportError as error:
-            said = str(error) if name == error.name else f"{error}, imported by {name}"
-            found.setdefault(error.name or name, " ".join(said.split()))
+            reason = str(error) if name == error.name else f"{error}, imported by {name}"
+            found.setdefault(error.name or name, " ".join(reason.split()))
     return found
 
 
 def main() -> None:
     device, *modules = sys.argv[1:]
     if missing := lacking([*NEEDED, *modules]):
-        told = "; ".join(f"{name} ({said})" for name, said in missing.items())
-        sys.exit(f"cannot import for {sys.executable}: {told}. --help says what is needed.")
-    report, errors = importlib.import_module("_report"), importlib.import_module("autofit.core.errors")
+        reasons = "; ".join(f"{name} ({reason})" for name, reason in missing.items())
+        sys.exit(f"cannot import with {sys.executable}: {reasons}. --help lists the required packages.")
+    report, errors = importlib.import_module("scripts.bench.report"), importlib.import_module("autofit.core.errors")
     try:
         print(json.dumps(report.where(device)))
     except errors.UsageError as error:

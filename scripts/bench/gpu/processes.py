@@ -1,4 +1,4 @@
-"""Processes of the suite that must not outlive it, however it ends. Imports nothing that may be missing."""
+"""Child processes that must not outlive the suite, however it ends. Imports only the standard library."""
 
 import ctypes
 import os
@@ -15,13 +15,13 @@ _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def die_with_parent() -> None:
-    """Asks the kernel to kill this process when its parent dies (Linux); for `preexec_fn`, it outlasts the exec."""
+    """Asks the Linux kernel to kill this process when its parent dies; as a `preexec_fn` it survives the exec."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def run(command: Sequence[str], sink: Any, limit_s: float) -> int | None:
-    """Returns the exit code, or None when the limit ended it; no process of its group is left behind."""
+    """Returns the exit code, or None if the time limit was reached. No process of its group is left."""
     with subprocess.Popen(
         command,
         stdout=sink,

@@ -1,7 +1,7 @@
-"""Rig: what every batch-size finder is given, and what is counted of it.
+"""Rig: the input of every batch-size finder, and the counters of its search.
 
-Every finder gets the same model, data and optimizer, and the same memory limit: on an accelerator the one that the
-device enforces. On a host, where a dry run is made, a step over the limit raises torch's own text for a full host.
+Every finder gets the same model, data and optimizer, and the same memory limit. On an accelerator the device enforces
+it. In a dry run on a host, a step over the limit raises an error with torch's text for a full host.
 """
 
 import gc
@@ -23,20 +23,20 @@ from autofit.workloads.tree import map_tensors
 from autofit.workloads.workload import Workload
 
 STEPS = 3
-"""Steps of a trial: what Lightning's finder takes by default."""
+"""Steps of a trial, the default of Lightning's finder."""
 HOST_TEXT = "DefaultCPUAllocator: can't allocate memory: the dry run's limit"
 
 
 @dataclass
 class Rig:
-    """What a finder is given, and what is counted of it.
+    """Input of a finder, and counters of its search.
 
     Attributes:
-        make: makes the workload afresh.
-        device: where it trains.
+        make: makes a new workload.
+        device: device that it trains on.
         limit_bytes: the memory limit.
         steps: optimizer steps begun.
-        ooms: out-of-memories provoked.
+        ooms: out-of-memory errors caused.
         ran: sizes at which a whole trial ran.
     """
 
@@ -49,14 +49,14 @@ class Rig:
     _peaks: dict[int, int] = field(default_factory=dict)
 
     def most(self) -> int:
-        """Returns the samples of the data set: no batch is larger."""
+        """Returns the size of the data set, the largest possible batch."""
         return len(self.make().loader.dataset)
 
     def step_begins(self, size: int) -> None:
-        """Counts a step; on a host raises when the size is over the limit.
+        """Counts a step.
 
         Raises:
-            RuntimeError: it is.
+            RuntimeError: on a host, the size is over the limit.
         """
         self.steps += 1
         if not self.device.is_host:
@@ -68,7 +68,7 @@ class Rig:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Counts an out-of-memory inside, and lets it pass."""
+        """Counts an out-of-memory error and raises it again."""
         try:
             yield
         except RuntimeError as error:
@@ -76,10 +76,10 @@ class Rig:
             raise
 
     def trial(self, size: int) -> None:
-        """Trains `STEPS` steps at a size, everything made afresh, as a user's training function would.
+        """Trains `STEPS` steps at a size with a new workload, as a user's training function would.
 
         Raises:
-            RuntimeError: out of memory, or whatever else the device says.
+            RuntimeError: out of memory, or another error of the device.
         """
         with self.counting():
             workload = self.make()
@@ -93,12 +93,12 @@ class Rig:
         self.ran.add(size)
 
     def clean(self) -> None:
-        """Gives memory back after a trial; to be called when its handler was left."""
+        """Releases memory after a trial. Call it after the exception handler."""
         gc.collect()
         self.device.release()
 
     def loss(self, workload: Workload) -> LossRule:
-        """Returns how the loss is computed."""
+        """Returns the rule that computes the loss."""
         target = self.device.torch_device
         batch = map_tensors(BatchSource.of(workload.loader).typical(2, 1)[0], lambda t: t.to(target))
         return resolve_loss(workload.model, batch, loss_fn=workload.loss_fn)
@@ -119,5 +119,5 @@ class Rig:
 
 
 def is_oom(error: RuntimeError) -> bool:
-    """Says whether a trial failed for want of memory."""
+    """Returns whether a trial failed with an out-of-memory error."""
     return isinstance(error, torch.OutOfMemoryError) or HOST_TEXT in str(error)

@@ -1,8 +1,8 @@
 """Five minutes of training under the proven plan, with texts of varying length, limited to its budget.
 
-Required: no out-of-memory, no allocator retry, and never more memory than the budget that the plan was proven for. The
-plan is that of stage grid-gpt, finished or not; where it has none yet the model is tuned first, and the grid takes that
-over.
+Required: no out-of-memory error, no allocator retry, and never more memory than the budget of the proof. The plan is
+that of stage grid-gpt, finished or not. If that stage has no plan yet, the model is tuned first, and grid-gpt reuses
+the result.
 """
 
 import argparse
@@ -13,8 +13,6 @@ from itertools import count
 from time import perf_counter
 from typing import Any
 
-import _files
-import _report
 import torch
 
 from autofit import devices
@@ -29,27 +27,28 @@ from autofit.probing.remote.bench import RemoteBench
 from autofit.probing.static_bytes import static_bytes
 from autofit.workloads.step import TrainStep
 from autofit.workloads.tree import Batch
-from gpu import stage
-from gpu.grid import tune
-from gpu.models import MODELS
+from scripts.bench import files, report
+from scripts.bench.gpu import stage
+from scripts.bench.gpu.grid import tune
+from scripts.bench.gpu.models import MODELS
 
 MODEL = "gpt"
 SECONDS = 300.0
 WINDOWS = 30
 LEFT_RATIO = 0.8
-"""Share of the time left that may be spent training: reading a host's memory takes as long as the step itself."""
+"""Share of the remaining time that may be spent training: reading the memory of a host takes as long as a step."""
 
 
 @dataclass
 class Soak:
-    """A training under watch.
+    """A training whose memory is recorded.
 
     Attributes:
-        step: what trains.
-        device: where.
-        windows: the memory peak of each stretch.
-        steps: steps done.
-        error: why it ended early, or "".
+        step: the train step.
+        device: device that it trains on.
+        windows: memory peak of each interval.
+        steps: number of completed steps.
+        error: reason for an early end, or "".
         shapes: shapes of the micro batches seen.
     """
 
@@ -61,7 +60,7 @@ class Soak:
     shapes: set[tuple[int, ...]] = field(default_factory=set)
 
     def run(self, seconds: float) -> None:
-        """Trains so long, in stretches that are metered one by one, so that growth is seen."""
+        """Trains for `seconds`, in intervals that are measured one by one, so that growth becomes visible."""
         batches, began = self._batches(), perf_counter()
         for window in range(WINDOWS):
             until = began + seconds * (window + 1) / WINDOWS
@@ -86,8 +85,8 @@ class Soak:
 
 
 def proven(given: argparse.Namespace) -> Recommendation:
-    """Returns the proven plan of stage grid-gpt, finished or not, or tunes for one and keeps it."""
-    tuned = _files.read(given.out / f"grid-{MODEL}.json")
+    """Returns the proven plan of stage grid-gpt, finished or not; without one, tunes the model and keeps the result."""
+    tuned = files.read(given.out / f"grid-{MODEL}.json")
     if tuned is None:
 
         def make() -> dict[str, Any]:
@@ -100,7 +99,7 @@ def proven(given: argparse.Namespace) -> Recommendation:
 
 
 def run(given: argparse.Namespace, clock: Clock) -> tuple[str, dict[str, Any], bool]:
-    """Returns the stage's summary, its figures, and whether the training stayed inside."""
+    """Returns the summary of the stage, its figures, and whether the training stayed inside the budget."""
     found = proven(given)
     device, workload = devices.choose(given.device), MODELS[MODEL].make(scale=given.scale)
     workload.model.to(device.torch_device)
@@ -110,7 +109,7 @@ def run(given: argparse.Namespace, clock: Clock) -> tuple[str, dict[str, Any], b
     with Fit(found).prepare(workload.model, workload.loader, workload.make_optimizer()) as step:
         soak = Soak(step, device)
         torch.ones(64, 64, device=device.torch_device).mm(torch.ones(64, 64, device=device.torch_device))
-        # A host's limit is on the process, which holds more than tensors; there the reading alone judges.
+        # The limit of a host is on the whole process, which holds more than tensors; there only the readings count.
         with nullcontext() if device.is_host else device.limit(budget, lambda: static_bytes(step)):
             soak.run(seconds)
     after = device.counters()
@@ -139,13 +138,13 @@ def run(given: argparse.Namespace, clock: Clock) -> tuple[str, dict[str, Any], b
 
 def main() -> None:
     parser = stage.parser(__doc__ or "")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="how long to train")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="duration of the training, in seconds")
     given = stage.parse(parser)
     try:
         summary, figures, passed = run(given, Clock())
     except AutofitError as error:
-        _report.fail(f"soak: {error}", error.exit_code if error.exit_code > 1 else 3)
-    _report.finish(summary, figures, given.json, passed, given.device)
+        report.fail(f"soak: {error}", error.exit_code if error.exit_code > 1 else 3)
+    report.finish(summary, figures, given.json, passed, given.device)
 
 
 if __name__ == "__main__":

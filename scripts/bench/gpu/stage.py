@@ -1,7 +1,7 @@
-"""What every stage shares: its arguments, what is kept of a stage that was cut short, and its exit codes.
+"""Shared by all stages: arguments, partial results of an interrupted stage, and exit codes.
 
-A stage exits with 0 when it is done, 1 when it is done and a required figure was missed, 75 when its time ended first
-and the next call goes on where it was; anything else means that it broke.
+A stage exits with 0 if it is finished, 1 if it is finished and missed a required figure, and 75 if its time limit was
+reached first and the next call continues it. Any other code means that it broke.
 """
 
 import argparse
@@ -11,60 +11,60 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import _files
-import _report
-from record_table import UNFINISHED
-
 from autofit.core.briefing import Options
 from autofit.core.budget import Clock
 from autofit.probing.remote.bench import Target
-from gpu.models import MODELS, Model
+from scripts.bench import files, report
+from scripts.bench.gpu.models import MODELS, Model
+from scripts.bench.search.record_table import UNFINISHED
 
 
 class Parts:
-    """Results of the parts of a stage that are done, on disk: a part is not run again.
+    """Results of the finished parts of a stage, on disk, so that a part does not run again.
 
     Args:
-        path: where they are kept until the stage is done.
+        path: file that holds them until the stage is finished.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._done = _files.read(path) or {}
+        self._done = files.read(path) or {}
 
     def get(self, name: str, make: Callable[[], Any]) -> Any:
-        """Returns what the part gave, running it now if it is not done."""
+        """Returns the result of a part; runs it now if it is not finished."""
         if name not in self._done:
             self._done[name] = make()
-            _files.write(self._path, json.dumps(self._done))
+            files.write(self._path, json.dumps(self._done))
         return self._done[name]
 
     def __contains__(self, name: str) -> bool:
         return name in self._done
 
     def clear(self) -> None:
-        """Removes the file, when the stage's own results hold all of it."""
+        """Removes the file, once the results of the stage contain everything."""
         self._path.unlink(missing_ok=True)
 
 
 def parser(about: str) -> argparse.ArgumentParser:
-    """Returns a parser with the arguments that the suite gives to every stage."""
-    found = _report.parser(about)
-    found.add_argument("--out", metavar="DIR", type=Path, default=Path(), help="where other stages left their results")
+    """Returns a parser with the arguments that the suite passes to every stage."""
+    found = report.parser(about)
+    found.add_argument(
+        "--out", metavar="DIR", type=Path, default=Path(), help="folder with the results of other stages"
+    )
     found.add_argument("--device", default="cuda", help='"cuda"; "cpu" for a dry run with tiny models')
-    found.add_argument("--limit-s", type=float, default=500, help="seconds after which the stage stops by itself")
+    found.add_argument("--limit-s", type=float, default=500, help="stop after this many seconds")
     return found
 
 
 def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Returns the arguments, with the `scale` of the models that goes with the device."""
+    """Returns the arguments, with the `scale` of the models for the device."""
     given = parser.parse_args()
     given.scale = "tiny" if given.device == "cpu" else "full"
     return given
 
 
 def target(model: Model, given: argparse.Namespace, free: bool = False, **options: Any) -> Target:
-    """Returns a benchmark model as what a bench opens, at its memory budget."""
+    """Returns the target of a benchmark model, with its memory budget."""
     return Target(
         name=model.target,
         arguments={"scale": given.scale, "free": free},
@@ -74,16 +74,16 @@ def target(model: Model, given: argparse.Namespace, free: bool = False, **option
 
 
 def model_argument(parser: argparse.ArgumentParser) -> None:
-    """Adds the argument that names a benchmark model."""
-    parser.add_argument("model", choices=tuple(MODELS), help="which benchmark model")
+    """Adds the argument for the benchmark model."""
+    parser.add_argument("model", choices=tuple(MODELS), help="the benchmark model")
 
 
 def unfinished(what: str, clock: Clock) -> NoReturn:
-    """Says that the time limit came first, and exits accordingly."""
-    print(f"{what} after {clock.elapsed_s:.0f} s: call again to go on", flush=True)
+    """Prints that the time limit was reached first, and exits with 75."""
+    print(f"{what} after {clock.elapsed_s:.0f} s: call again to continue", flush=True)
     sys.exit(UNFINISHED)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> dict[str, Any]:
-    """Returns a table as the summary page shows it."""
+    """Returns a table for the summary page."""
     return {"columns": list(columns), "rows": [[str(cell) for cell in row] for row in rows]}

@@ -1,10 +1,10 @@
-"""Phantom against real: the memory of the same steps on both, and what the phantom misses.
+"""Compares the memory of the same steps on a phantom GPU and on a real one.
 
-A fixed list of cases (model, batch, precision, checkpointing, layout, optimizer) runs through autofit's own `prepare`,
-three whole steps each. On a phantom GPU the figures are the record; on a real one they are compared with the record of
-the same torch version and compute capability, when there is one in `scripts/bench/results/phantom`. What a process
-takes outside the allocator (context, cuBLAS, cuDNN) is read after the first work of each kind. fp16 is left out: a
-phantom cannot tell whether the scaler would skip a step.
+A fixed list of cases (model, batch, precision, checkpointing, layout, optimizer) runs through autofit's `prepare`, with
+three whole steps each. On a phantom GPU, the figures are the record. On a real GPU, they are compared with the record
+of the same torch version and compute capability, if there is one in `scripts/bench/results/phantom`. Memory outside the
+allocator (context, cuBLAS, cuDNN) is read after the first work of each kind. fp16 is left out, because a phantom cannot
+tell whether the scaler would skip a step.
 """
 
 import gc
@@ -16,7 +16,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import _report
 import torch
 
 from autofit import devices
@@ -34,8 +33,9 @@ from autofit.workloads.loss import resolve_loss
 from autofit.workloads.step import Draft
 from autofit.workloads.tree import map_tensors
 from autofit.workloads.workload import Workload
-from gpu import stage
-from gpu.models import MODELS
+from scripts.bench import report
+from scripts.bench.gpu import stage
+from scripts.bench.gpu.models import MODELS
 
 RECORDS = Path(__file__).resolve().parents[1] / "results" / "phantom"
 STEPS = 3
@@ -44,7 +44,7 @@ PEAKS = ("allocated_bytes", "reserved_bytes")
 
 @dataclass(frozen=True)
 class Case:
-    """A model at a micro batch, with the knobs that are not left as they are."""
+    """A model at a micro batch size, with the knobs that differ from their defaults."""
 
     model: str
     size: int
@@ -52,7 +52,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The case in words; what two records are matched by."""
+        """The name of the case, by which records are matched."""
         return " ".join([self.model, str(self.size), *(f"{k}={v}" for k, v in self.knobs.items())])
 
 
@@ -78,19 +78,19 @@ class Runner:
     """Runs cases on a device, each from an empty cache.
 
     Raises:
-        UsageError: there is no such device here.
+        UsageError: the device does not exist on this machine.
     """
 
     def __init__(self, device: Device, scale: str) -> None:
         self.device, self._scale = device, scale
 
     def run(self, case: Case) -> dict[str, Any]:
-        """Returns the memory of each step of a case, or why it did not run."""
+        """Returns the memory of each step of a case, or the reason why it did not run."""
         steps: list[Memory] = []
         error = ""
         try:
             self._steps(case, steps)
-        except (RuntimeError, SpaceError) as failure:  # an out-of-memory, or a chip that cannot: no end of the stage
+        except (RuntimeError, SpaceError) as failure:  # out of memory, or unsupported by the chip
             error = f"{type(failure).__name__}: {failure}".splitlines()[0]
         gc.collect()
         self.device.synchronize()
@@ -109,7 +109,7 @@ class Runner:
             device=target,
             max_grad_norm=workload.max_grad_norm,
         )
-        del batch  # the step brings its own; finding the loss ran the model once, which is no part of a step's peak
+        del batch  # left by resolving the loss, which ran the model once and is not part of a step's peak
         gc.collect()
         self.device.release()
         with prepare(Plan(values={"micro_batch_size": case.size, **case.knobs}), draft, members()) as step:
@@ -124,7 +124,7 @@ class Runner:
         return made
 
     def outside(self) -> dict[str, int]:
-        """Returns the bytes outside the allocator after the first work of each kind, in order."""
+        """Returns the bytes outside the allocator after the first work of each kind, in order of execution."""
         target = self.device.torch_device
         works: dict[str, Callable[[], object]] = {
             "context": lambda: torch.ones(8, device=target).sum(),
@@ -156,13 +156,13 @@ def capability(device: Device) -> str:
 
 
 def record_path(device: Device, scale: str) -> Path:
-    """Returns where the phantom's record for this torch, chip and scale is kept."""
+    """Returns the path of the phantom's record for this torch version, chip and scale."""
     version = torch.__version__.partition("+")[0]
     return RECORDS / f"steps-torch-{version}-sm-{capability(device)}-{scale}.json"
 
 
 def compare(real: list[dict[str, Any]], phantom: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns for each case that ran on both the peaks of the steps and what the phantom misses, in bytes."""
+    """Returns, for each case that ran on both, the peaks of the steps and the difference in bytes."""
     theirs = {case["case"]: case for case in phantom}
     found = []
     for case in real:
@@ -178,7 +178,7 @@ def compare(real: list[dict[str, Any]], phantom: list[dict[str, Any]]) -> list[d
 
 
 def summarize(compared: list[dict[str, Any]], path: Path) -> str:
-    """Returns what the phantom misses, in a few words."""
+    """Returns the differences as text."""
     if not compared:
         return f"no phantom record to compare with ({path.name})"
     words = []
@@ -205,20 +205,20 @@ def _rows(results: list[dict[str, Any]], compared: list[dict[str, Any]]) -> dict
 
 
 def keep(path: Path, figures: dict[str, Any], device: str) -> None:
-    """Writes the phantom's record, a line for each case."""
+    """Writes the record of the phantom, one line for each case."""
     lines = ",\n".join(json.dumps(case) for case in figures["cases"])
-    head = json.dumps({"where": _report.where(device), "capability": figures["capability"]})
+    head = json.dumps({"where": report.where(device), "capability": figures["capability"]})
     path.write_text(f'{head[:-1]}, "cases": [\n{lines}\n]}}\n', encoding="utf-8")
 
 
 def main() -> None:
     parser = stage.parser(__doc__ or "")
-    parser.add_argument("--record", action="store_true", help="keep what a phantom gives as the record to compare with")
+    parser.add_argument("--record", action="store_true", help="keep the figures of a phantom GPU as the record")
     given, clock = stage.parse(parser), Clock()
     try:
         device = devices.choose(given.device)
     except UsageError as error:
-        _report.fail(f"steps: {error}", 2)
+        report.fail(f"steps: {error}", 2)
     runner = Runner(device, given.scale)
     parts = stage.Parts(given.out / "steps.part.json")
     outside = parts.get("outside", runner.outside)
@@ -227,7 +227,7 @@ def main() -> None:
         if case.name not in parts and clock.elapsed_s > given.limit_s:
             stage.unfinished(f"steps: {number} of {len(wanted)} cases", clock)
         results.append(parts.get(case.name, partial(runner.run, case)))
-    path, phantom = record_path(device, given.scale), _report.where(given.device)["phantom"]
+    path, phantom = record_path(device, given.scale), report.where(given.device)["phantom"]
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() and not phantom else {"cases": []}
     compared = compare(results, known["cases"])
     refused = [case["case"] for case in results if case["error"].startswith(SpaceError.__name__)]
@@ -236,16 +236,16 @@ def main() -> None:
                "compared": compared, "table": _rows(results, compared)}  # fmt: skip
     if given.record:
         if not phantom:
-            _report.fail("steps: --record is for a phantom GPU, and none is preloaded. Leave it out.", 2)
+            report.fail("steps: --record is for a phantom GPU, and none is preloaded. Leave it out.", 2)
         keep(path, figures, given.device)
     kinds = ", ".join(f"{format_bytes(size)} after the first {name}" for name, size in outside.items())
-    told = "on a phantom, nothing to compare with" if phantom else summarize(compared, path)
+    compared_text = "on a phantom, nothing to compare with" if phantom else summarize(compared, path)
     summary = (
-        f"steps: {len(wanted)} cases, {len(failed)} failed, {len(refused)} not possible here; {told}; "
+        f"steps: {len(wanted)} cases, {len(failed)} failed, {len(refused)} not possible here; {compared_text}; "
         f"outside the allocator {kinds}"
     )
     parts.clear()
-    _report.finish(summary, figures, given.json, not failed, given.device)
+    report.finish(summary, figures, given.json, not failed, given.device)
 
 
 if __name__ == "__main__":

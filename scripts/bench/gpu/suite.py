@@ -1,20 +1,21 @@
-"""Everything that needs a real GPU, in stages of at most 9 minutes each, as one command.
+"""Runs everything that needs a real GPU, in stages of at most 9 minutes each.
 
-Must be installed for the Python that runs it (PYTHON=... chooses one; no network is needed):
+Required packages of the Python that runs it (PYTHON=... chooses one; no network is needed):
   torch >= 2.11 with CUDA, tqdm, PyYAML, pytest,
-  optuna >= 5 with what it needs (sqlalchemy, alembic, colorlog, packaging, mako),
-  pydantic >= 2.7 with what it needs (pydantic_core, annotated_types, typing_inspection)
-Optional; what is missing is said in the results:
+  optuna >= 5 with its dependencies (sqlalchemy, alembic, colorlog, packaging, mako),
+  pydantic >= 2.7 with its dependencies (pydantic_core, annotated_types, typing_inspection)
+Optional; missing ones are listed in the results:
   lightning or pytorch-lightning, accelerate (peers), transformers (an example), pytest-timeout, nvidia-ml-py
 
-  scripts/gpu_suite --out results               # all stages; called again it goes on where it was
+  scripts/gpu_suite --out results               # all stages; the same command continues
   scripts/gpu_suite --out results --stages steps,grid-gpt
   scripts/gpu_suite --out results --quick --total-s 580    # on a GPU lent for minutes: the most telling stages first
   scripts/gpu_suite --out dry --device cpu      # a dry run with tiny models: its figures mean nothing
 
-Each stage writes DIR/STAGE.json (figures with device and versions) and DIR/STAGE.log; DIR/SUMMARY.md is for people. A
-finished stage is not run again, one that was cut short goes on, one that broke is run again; the others go on anyway.
-Tests that failed or were cut short are run again whole, after the other stages. No stage outlives the suite.
+Each stage writes DIR/STAGE.json (figures with device and versions) and DIR/STAGE.log; DIR/SUMMARY.md is the readable
+summary. A later call skips finished stages, continues interrupted stages and repeats broken ones. A broken stage does
+not stop the others. Tests that failed or were interrupted run again in full, after the other stages. No stage outlives
+the suite.
 
 Stages ("grid" stands for all that begin with "grid-"):
 """
@@ -31,18 +32,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import _files
-
-from gpu import processes, summary
-from gpu.preflight import machine
+from scripts.bench import files
+from scripts.bench.gpu import processes, summary
+from scripts.bench.gpu.preflight import machine
 
 OPTIONAL = ("lightning", "pytorch_lightning", "accelerate", "transformers", "pynvml")
 INNER_RATIO = 0.92
-"""A stage is told to stop by itself after this share of the limit; the rest is for starting and for its last step."""
+"""Share of the limit after which a stage stops by itself; the rest is for starting it and for its last step."""
 DONE = ("ok", "missed")
 UNFINISHED = 75
 LEAST_S = 60.0
-"""A stage that could not get so much of `--total-s` is not started."""
+"""A stage is not started if less than this is left of `--total-s`, in seconds."""
 STATE = "suite.json"
 
 
@@ -51,11 +51,11 @@ class Stage:
     """One program of the suite.
 
     Attributes:
-        name: what `--stages` calls it.
-        about: what it does, in a line.
+        name: name for `--stages`.
+        about: description in one line.
         command: the module and its arguments, or a script, after `python`.
-        limit_s: seconds that it gets at most, whatever the suite's limit.
-        again: whether it begins anew, also after a miss: what it tests may have been mended.
+        limit_s: most seconds for this stage, in addition to the limit of the suite.
+        again: whether it starts again after a miss: the code under test may have been fixed.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Stage:
 
 
 def _stage(name: str, about: str, module: str, *arguments: str, limit_s: float = math.inf) -> Stage:
-    return Stage(name, about, ("-m", f"gpu.{module}", *arguments), limit_s, again=module == "tests")
+    return Stage(name, about, ("-m", f"scripts.bench.gpu.{module}", *arguments), limit_s, again=module == "tests")
 
 
 MODELS = ("gpt", "convnet", "mlp")
@@ -75,7 +75,7 @@ STAGES = (
     _stage("tests-shared", "tests/cuda: the tests that a phantom GPU passes too", "tests", "shared"),
     _stage("steps", "memory of the same steps on a phantom and here", "steps"),
     *(_stage(f"grid-{model}", f"tune() of {model} against a complete grid", "grid", model) for model in MODELS),
-    _stage("prediction", "the estimators, and traces, against the recorded grids", "prediction"),
+    _stage("estimates", "the estimators, and traces, against the recorded grids", "estimates"),
     *(_stage(f"peers-{model}", f"batch-size finders on {model}", "peers", model) for model in MODELS),
     _stage("soak", "five minutes of the proven plan at its budget", "soak"),
 )
@@ -83,19 +83,19 @@ QUICK = (
     _stage("tests-real", "the tests that need true values or times", "tests", "real", limit_s=300),
     _stage("steps", "memory of the same steps on a phantom and here", "steps", limit_s=240),
     _stage("grid-gpt", "tune() of gpt against a grid of one round", "grid", "gpt", "--rounds", "1", limit_s=480),
-    _stage("prediction", "footprints against traces", "prediction", limit_s=120),
+    _stage("estimates", "footprints against traces", "estimates", limit_s=120),
     _stage("soak", "two minutes of the proven plan at its budget", "soak", "--seconds", "120", limit_s=240),
 )
 
 
 @dataclass
 class Result:
-    """What became of a stage.
+    """Result of a stage.
 
     Attributes:
         status: "ok", "missed" (done, with a required figure missed), "unfinished", "timed out" or "broken".
-        seconds: how long the last call took.
-        line: the last line that it said.
+        seconds: duration of the last call.
+        line: the last line of its output.
     """
 
     status: str
@@ -104,13 +104,13 @@ class Result:
 
 
 class Suite:
-    """Runs stages and keeps what became of them in DIR.
+    """Runs stages and keeps their results in a folder.
 
     Args:
         out: the folder.
         limit_s: seconds for each stage.
-        arguments: given to every stage.
-        ends_at: when all must have ended, of `time.monotonic()`.
+        arguments: passed to every stage.
+        ends_at: time of `time.monotonic()` at which all stages must have ended.
     """
 
     def __init__(self, out: Path, limit_s: float, arguments: Sequence[str], ends_at: float = math.inf) -> None:
@@ -118,22 +118,22 @@ class Suite:
         self.results: dict[str, Result] = {}
 
     def resume(self, where: Mapping[str, Any]) -> str | None:
-        """Takes over the results of earlier calls; returns why they are of something else, or None."""
+        """Loads the results of earlier calls; returns the reason why they belong to another machine, or None."""
         state = self.out / STATE
         self._where = dict(where)
-        known = _files.read(state)
+        known = files.read(state)
         if known is None:
             return None
         differs = [name for name in where if known["where"].get(name) != where[name]]
         if differs:
-            told = ", ".join(f"{name} {where[name]}, there {known['where'].get(name)}" for name in differs)
-            return f"{self.out} holds results of another machine ({told}). Give another --out."
+            differences = ", ".join(f"{name} {where[name]}, there {known['where'].get(name)}" for name in differs)
+            return f"{self.out} holds results of another machine ({differences}). Give another --out."
         self.results = {name: Result(**result) for name, result in known["results"].items()}
         return None
 
     def run(self, stages: Sequence[Stage]) -> bool:
-        """Runs the stages that are not done, in order; returns whether all are done with nothing missed."""
-        # Tests that were run before begin anew: they must not keep the others from a device that is there for minutes.
+        """Runs the unfinished stages in order; returns whether all are finished and nothing was missed."""
+        # Tests that ran before start again, after the others: the device may be available for minutes only.
         for stage in sorted(stages, key=lambda stage: stage.again and stage.name in self.results):
             known = self.results.get(stage.name)
             if known is not None and known.status in DONE and not (stage.again and known.status == "missed"):
@@ -158,11 +158,11 @@ class Suite:
         with log.open("w", encoding="utf-8") as sink:
             code = processes.run([*command, *self._arguments], sink, limit_s)
         lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-        return Result(_status(code, figures.exists()), time.monotonic() - began, lines[-1] if lines else "said nothing")
+        return Result(_status(code, figures.exists()), time.monotonic() - began, lines[-1] if lines else "no output")
 
     def _save(self) -> None:
         state = {"where": self._where, "results": {name: asdict(result) for name, result in self.results.items()}}
-        _files.write(self.out / STATE, json.dumps(state, indent=1) + "\n")
+        files.write(self.out / STATE, json.dumps(state, indent=1) + "\n")
         summary.write(self.out, state)
 
 
@@ -177,10 +177,10 @@ def _status(code: int | None, has_figures: bool) -> str:
 
 
 def chosen(text: str | None, stages: Sequence[Stage]) -> list[Stage]:
-    """Returns the stages that `text` names, in the suite's order.
+    """Returns the stages named in `text`, in the order of the suite.
 
     Raises:
-        ValueError: there is no such stage.
+        ValueError: a stage does not exist.
     """
     if text is None:
         return list(stages)
@@ -197,25 +197,29 @@ def _named(stage: Stage, name: str) -> bool:
 
 def _parser(stages: Sequence[Stage]) -> argparse.ArgumentParser:
     about = (__doc__ or "") + "\n".join(f"  {stage.name:16s}{stage.about}" for stage in stages)
-    about += "\n\n--quick runs these in this order, each with its own limit; done here is done for all stages too:\n"
+    about += (
+        "\n\n--quick runs these in this order, each with its own limit; a full run skips those that finished here:\n"
+    )
     about += "\n".join(f"  {stage.name:16s}{stage.about}, at most {stage.limit_s:.0f} s" for stage in QUICK)
     found = argparse.ArgumentParser(
         prog="scripts/gpu_suite", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    found.add_argument("--out", metavar="DIR", type=Path, required=True, help="where results go, and are found again")
+    found.add_argument(
+        "--out", metavar="DIR", type=Path, required=True, help="folder for the results; an existing one is continued"
+    )
     found.add_argument("--stages", metavar="A,B", help="only these; default: all")
-    found.add_argument("--quick", action="store_true", help="few and shorter stages, see above")
+    found.add_argument("--quick", action="store_true", help="fewer and shorter stages, see above")
     found.add_argument("--limit-s", type=float, default=540, help="seconds for each stage (default: 540)")
     found.add_argument(
         "--total-s", metavar="SECONDS", type=float, default=math.inf,
-        help="seconds for all: a stage gets what is left, and is not started for less than a minute (default: no limit)"
+        help="seconds for all stages; none is started with less than a minute left (default: no limit)"
     )  # fmt: skip
     found.add_argument("--device", default="cuda", help='"cuda", "cuda:1"; "cpu" for a dry run')
     return found
 
 
 def main(arguments: Sequence[str] | None = None, stages: Sequence[Stage] = STAGES) -> int:
-    """Runs the suite and returns its exit code: 0 all well, 1 something missed, broken or unfinished, 2 usage."""
+    """Runs the suite; returns 0 if all is well, 1 if a stage was missed, broken or unfinished, 2 for wrong usage."""
     began, parser = time.monotonic(), _parser(stages)
     given = parser.parse_args(arguments)
     try:
@@ -238,11 +242,11 @@ def main(arguments: Sequence[str] | None = None, stages: Sequence[Stage] = STAGE
     objection = suite.resume(where)
     if objection is not None:
         return _refuse(objection)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it ends the stage as Ctrl-C does
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that SIGTERM ends the stage as Ctrl-C does
     try:
         passed = suite.run(wanted)
     except KeyboardInterrupt:
-        return _refuse("interrupted; the same command goes on where it was", 130)
+        return _refuse("interrupted; the same command continues", 130)
     finally:
         signal.signal(signal.SIGTERM, before)
     counts = [f"{[r.status for r in suite.results.values()].count(status)} {status}"

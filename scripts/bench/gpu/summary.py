@@ -1,17 +1,17 @@
-"""SUMMARY.md: what the stages of a suite found, for people. Made again from the JSON files after each stage."""
+"""Writes SUMMARY.md, the readable results of all stages. It is made from the JSON files after each stage."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import _files
+from scripts.bench import files
 
 NAME = "SUMMARY.md"
 _HIDDEN = ("capacity_bytes", "type")
 
 
 def write(out: Path, state: Mapping[str, Any]) -> None:
-    """Writes the page from the suite's state and the stages' figures beside it."""
+    """Writes the page from the state of the suite and the figures of the stages in the same folder."""
     where, results = state["where"], state["results"]
     lines = ["# GPU suite", "", *_warnings(where)]
     lines += [f"{', '.join(f'{name} {value}' for name, value in where.items() if name not in _HIDDEN)}", ""]
@@ -19,19 +19,19 @@ def write(out: Path, state: Mapping[str, Any]) -> None:
     lines += [_row([name, r["status"], f"{r['seconds']:.0f}", r["line"]]) for name, r in results.items()]
     for name in results:
         lines += _details(name, out / f"{name}.json")
-    _files.write(out / NAME, "\n".join(lines) + "\n")
+    files.write(out / NAME, "\n".join(lines) + "\n")
 
 
 def _warnings(where: Mapping[str, Any]) -> list[str]:
     if where.get("phantom"):
-        return ["**Made on a phantom GPU: times and values mean nothing, memory is what a phantom sees.**", ""]
+        return ["**Made on a phantom GPU: times and values mean nothing, and memory is that of the phantom.**", ""]
     if where.get("type") == "cpu":
-        return ["**A dry run on a CPU: no figure here says anything of a GPU.**", ""]
+        return ["**A dry run on a CPU: the figures say nothing about a GPU.**", ""]
     return []
 
 
 def _details(name: str, path: Path) -> list[str]:
-    table = (_files.read(path) or {}).get("table")
+    table = (files.read(path) or {}).get("table")
     if not table or not table["rows"]:
         return []
     head = [_row(table["columns"]), "|" + "---|" * len(table["columns"])]

@@ -1,7 +1,7 @@
-"""Runs `tests/cuda` on this machine: the tests marked `real_gpu`, or those that a phantom GPU passes too.
+"""Runs `tests/cuda` on this machine: the tests marked `real_gpu`, or those that also pass on a phantom GPU.
 
-pytest's output is kept in DIR/tests-KIND.txt and counted from there, so that what ran still counts when the time limit
-breaks it off, as by Ctrl-C. The next call begins anew.
+The output of pytest is kept in DIR/tests-KIND.txt, and results are counted from it. Tests that finished therefore count
+even if the time limit interrupts pytest. The next call starts from the beginning.
 """
 
 import re
@@ -11,10 +11,10 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import _report
-
-from gpu import stage
-from gpu.processes import ROOT, die_with_parent
+from scripts.bench import report
+from scripts.bench.gpu import stage
+from scripts.bench.gpu.processes import ROOT, die_with_parent
+from scripts.bench.gpu.suite import UNFINISHED
 
 EXPRESSIONS = {"real": "real_gpu", "shared": "not real_gpu"}
 GRACE_S = 10.0
@@ -23,7 +23,7 @@ FAILED = ("FAILED", "ERROR")
 
 
 def run_pytest(folder: Path, expression: str, output: Path, limit_s: float) -> int | None:
-    """Returns pytest's exit code, or None when the time limit ended it."""
+    """Returns pytest's exit code, or None if the time limit was reached."""
     command = [sys.executable, "-m", "pytest", str(folder), "-m", expression, "-v"]
     with (
         output.open("w", encoding="utf-8") as sink,
@@ -47,7 +47,7 @@ def run_pytest(folder: Path, expression: str, output: Path, limit_s: float) -> i
 
 
 def results(text: str) -> dict[str, str]:
-    """Returns the result of each test that pytest's verbose output names; a failed teardown counts, not the call."""
+    """Returns the result of each test in pytest's verbose output; after a failed teardown, that of the teardown."""
     return {name: result for name, result in RESULT.findall(text)}
 
 
@@ -62,19 +62,19 @@ def main() -> None:
     found = results(text)
     if not found and code is not None:
         last = (text.strip().splitlines() or ["no output"])[-1]
-        _report.fail(f"tests-{given.kind}: no test ran in {given.folder} (pytest's exit code {code}): {last}", 3)
+        report.fail(f"tests-{given.kind}: no test ran in {given.folder} (pytest's exit code {code}): {last}", 3)
     counts = Counter(result.lower() for result in found.values())
     failed = [name for name, result in found.items() if result in FAILED]
-    told = ", ".join(f"{number} {kind}" for kind, number in counts.items()) or "no test done"
-    ended = "" if code is not None else f"; broken off by the limit of {given.limit_s:.0f} s"
+    shown = ", ".join(f"{number} {kind}" for kind, number in counts.items()) or "no test done"
+    ended = "" if code is not None else f"; interrupted by the limit of {given.limit_s:.0f} s"
     figures = {
         "counts": counts, "failed": failed, "ended_by_limit": code is None,
         "table": stage.table(["failed"], [[name] for name in failed]),
     }  # fmt: skip
     passed = code == 0 and counts["passed"] > 0
     verdict = "ok" if passed else "unfinished" if code is None else "MISSED"
-    missed = stage.UNFINISHED if code is None else 1
-    _report.finish(f"tests-{given.kind}: {told}{ended}: {verdict}", figures, given.json, passed, given.device, missed)
+    missed = UNFINISHED if code is None else 1
+    report.finish(f"tests-{given.kind}: {shown}{ended}: {verdict}", figures, given.json, passed, given.device, missed)
 
 
 if __name__ == "__main__":

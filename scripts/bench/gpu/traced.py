@@ -1,7 +1,7 @@
-"""Traces against measurement: what a trace says of the plans of a recorded grid, before and after one probe.
+"""Compares traces with measurements: the estimates for plans of a recorded grid, before and after one probe.
 
-A trace runs nothing on the device, but is made of tensors of its type, so that the device has to be there. The probe
-that corrects the rest is the one that every search begins with: the user's own setting.
+A trace runs nothing on the device, but it uses tensors of the device's type, so the device must be present. The
+correcting probe is the one that every search begins with: the baseline.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,18 +15,18 @@ from autofit.estimators import Traced, Tracer
 from autofit.replay.table import Entry, Table
 
 REQUIRED = {"before": 0.03, "after": 0.015}
-"""The most by which a footprint may differ from its prediction, before and after one probe has corrected it."""
+"""Largest allowed error of an estimated footprint, before and after one probe has corrected the estimate."""
 
 
 def score(tracer: Tracer, account: Account, trials: Sequence[Trial], table: Table, count: int) -> dict[str, Any]:
-    """Returns how far predictions are from the measured peaks of `count` plans of `table`, before and after a probe.
+    """Returns the errors of estimates for `count` plans of `table`, before and after a probe.
 
     Args:
         tracer: traces a plan of the table's workload on the table's device.
-        account: how that device keeps account of memory.
-        trials: those of a search, in order; the first probe that was measured corrects.
-        table: what was measured.
-        count: of the plans, from the smallest peak to the largest.
+        account: memory account of that device.
+        trials: trials of a search, in order; the first measured probe corrects the estimates.
+        table: recorded table with the measured peaks.
+        count: number of plans to compare, spread from the smallest peak to the largest.
     """
     probe = next((t for t in trials if t.outcome.measured and t.purpose is not Purpose.BLOCK), None)
     entries = spread([e for e in table.entries if e.outcome.measured and not (probe and e.plan == probe.plan)], count)
@@ -44,7 +44,7 @@ def score(tracer: Tracer, account: Account, trials: Sequence[Trial], table: Tabl
 
 
 def spread(entries: Sequence[Entry], count: int) -> list[Entry]:
-    """Returns at most `count` entries, evenly from the smallest peak to the largest."""
+    """Returns at most `count` entries, spread evenly from the smallest peak to the largest."""
     ordered = sorted(entries, key=peak)
     if len(ordered) <= count:
         return ordered
@@ -52,17 +52,17 @@ def spread(entries: Sequence[Entry], count: int) -> list[Entry]:
 
 
 def peak(entry: Entry) -> int:
-    """Returns the measured peak that the budget was held against."""
+    """Returns the measured peak that is compared with the budget."""
     assert entry.outcome.measurement is not None, "only plans that were measured are compared"
     return entry.outcome.measurement.memory.judged_bytes
 
 
 def _compared(estimate: Callable[[Any], Estimate | None], entries: Sequence[Entry]) -> dict[str, Any]:
-    """Returns the relative errors of the predictions that there are, and how many peaks lie outside their bounds."""
+    """Returns the relative errors of the available estimates, and how many peaks lie outside their bounds."""
     pairs = [(peak(entry), found) for entry in entries if (found := estimate(entry.plan)) is not None]
     errors = [found.value_bytes / measured - 1 for measured, found in pairs]
     return {
-        "predicted": len(pairs),
+        "estimated": len(pairs),
         "median_ratio": median(map(abs, errors)) if errors else None,
         "worst_ratio": max(errors, key=abs) if errors else None,
         "outside": sum(
@@ -72,4 +72,4 @@ def _compared(estimate: Callable[[Any], Estimate | None], entries: Sequence[Entr
 
 
 def _met(found: dict[str, Any], asked: int, most: float) -> bool:
-    return 0 < asked == found["predicted"] and abs(found["worst_ratio"]) <= most and not found["outside"]
+    return 0 < asked == found["estimated"] and abs(found["worst_ratio"]) <= most and not found["outside"]

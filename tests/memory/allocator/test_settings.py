@@ -51,8 +51,8 @@ def test_options_without_effect_are_accepted_and_options_not_simulated_are_named
     [
         ("max_spilt_size_mb:64", "unknown allocator option 'max_spilt_size_mb'"),
         ("backend:cudaMallocAsync", "cudaMallocAsync"),
-        ("max_split_size_mb:19", "from 20 on"),
-        ("max_split_size_mb:32,large_segment_size_mb:64", "from 64 on"),
+        ("max_split_size_mb:19", "at least 20"),
+        ("max_split_size_mb:32,large_segment_size_mb:64", "at least 64"),
         ("garbage_collection_threshold:1", "between 0 and 1"),
         ("garbage_collection_threshold:nan", "between 0 and 1"),
         ("garbage_collection_threshold:high", "a number"),

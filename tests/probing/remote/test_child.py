@@ -1,5 +1,6 @@
 """A child is asked over its own pipes; whatever it does, it ends, and nothing of it is left."""
 
+import os
 import signal
 import sys
 import time
@@ -82,8 +83,8 @@ def test_the_child_has_a_session_of_its_own_and_the_environment_given(start: Sta
     ("behaviour", "reason"),
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL; it may be the host's out-of-memory killer"),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", "ended by SIGSEGV"),
-        ("os.abort()", "ended by SIGABRT"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "terminated by SIGSEGV"),
+        ("os.abort()", "terminated by SIGABRT"),
         ("os._exit(7)", "ended with exit code 7"),
         ("os._exit(0)", "ended with exit code 0"),
     ],
@@ -153,7 +154,7 @@ def test_signs_of_life_extend_the_patience_but_not_the_total(start: Start, monke
     assert clock.seconds == 6 * 50.0
     outcome = ending(start("while True: say('beat', phase='step'); time.sleep(0.01)", deadlines), beat)
     assert outcome.status is Status.TIMED_OUT
-    assert outcome.reason == "not done in 5 min 20 s (it was in 'step'); its process was killed"
+    assert outcome.reason == "not finished in 5 min 20 s (it was in 'step'); its process was killed"
 
 
 def test_a_reply_that_came_while_this_process_was_stopped_counts(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +197,7 @@ def test_ending_twice_is_ending_once(start: Start, monkeypatch: pytest.MonkeyPat
     child.ask({})
     child.kill()
     signals: list[int] = []
-    monkeypatch.setattr(child_module.os, "killpg", lambda group, sign: signals.append(sign))
+    monkeypatch.setattr(os, "killpg", lambda group, sign: signals.append(sign))
     child.kill()
     child.close()
     assert signals == []

@@ -26,7 +26,8 @@ class Draws:
 
     def unit(self) -> torch.Tensor:
         vector = torch.randn(self.size, generator=self.generator)
-        return vector / vector.norm()
+        unit: torch.Tensor = vector / vector.norm()
+        return unit
 
     def __call__(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         self.count += 1
@@ -55,7 +56,7 @@ def test_too_much_noise_decides_nothing_rather_than_the_wrong(effect: float) -> 
     found = [compare(draws(effect, 4.0, seed=seed)) for seed in range(TRIALS)]
     assert sum(one.alike for one in found) == 0
     assert sum(not one.sure for one in found) >= TRIALS - 1
-    assert "the step's random numbers say too little" in found[0].text
+    assert "the noise of the step's random numbers is too large to decide" in found[0].text
 
 
 def test_no_more_is_drawn_than_the_question_takes() -> None:

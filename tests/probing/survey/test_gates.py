@@ -71,6 +71,8 @@ class ByHand(nn.Module):
         self.gain = nn.Parameter(torch.ones(width))
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("variance", torch.ones(width))
+        self.mean: torch.Tensor
+        self.variance: torch.Tensor
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         mean, variance = self.mean, self.variance
@@ -128,7 +130,8 @@ def test_accumulation_is_refused_where_samples_meet(kind: str, loss: Loss, size:
 def standardised(model: nn.Module, batch: Any) -> torch.Tensor:
     """Weighs samples by targets in units of the batch's deviation, as PPO does with advantages."""
     scale = (batch[1].float() - batch[1].float().mean()) / (batch[1].float().std() + 1e-8)
-    return (model(batch[0]).mean(1) * scale).mean()
+    loss: torch.Tensor = (model(batch[0]).mean(1) * scale).mean()
+    return loss
 
 
 @pytest.mark.filterwarnings("ignore:std")
@@ -163,7 +166,7 @@ def test_a_mean_over_tokens_of_uneven_samples_is_kept_by_weighing_tokens(lengths
     verdict = gates.accumulation(build(targets.Transformer(), targets.token_mean), tokens(lengths), seed=0)
     assert verdict.passed, verdict.reason
     assert verdict.weighing == Weighing("['labels']", ignored=-100)
-    assert "micro batches weighed by batch['labels'] != -100: relative L2" in verdict.reason
+    assert "micro batches weighted by batch['labels'] != -100: relative L2" in verdict.reason
     found = gates.accumulation(build(targets.Transformer(), targets.sample_mean), tokens(lengths), seed=0)
     assert found.passed
     assert found.weighing is None
@@ -225,7 +228,8 @@ class Overflowing(nn.Module):
         self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(self.first(x * 1e5) * 1e-5)
+        output: torch.Tensor = self.second(self.first(x * 1e5) * 1e-5)
+        return output
 
 
 def test_a_model_that_overflows_in_fp16_is_refused() -> None:
@@ -241,6 +245,7 @@ def test_the_scalers_first_scale_is_lowered_as_training_would() -> None:
     verdict = gates.precision(build(model, lambda model, batch: 5000 * mean(model, batch)), FP16, vectors(), seed=0)
     assert verdict.passed, verdict.reason
     with build(model, mean)(FP16) as step:
+        assert step.draft.scaler is not None
         step.draft.scaler.scale(torch.ones(1))
         assert step.draft.scaler.get_scale() == 2**16  # no scaler is left lowered
 
@@ -249,7 +254,8 @@ def test_a_defect_that_only_reduced_precision_shows_is_refused() -> None:
     def cancelling(model: nn.Module, batch: Any) -> torch.Tensor:
         # The difference of two nearly equal products: nothing of it is left in bf16.
         output = model(batch[0])
-        return ((output + 300.0).to(output.dtype) - 300.0).square().mean()
+        loss: torch.Tensor = ((output + 300.0).to(output.dtype) - 300.0).square().mean()
+        return loss
 
     verdict = gates.precision(build(norm("none"), cancelling), BF16, vectors(), seed=0)
     assert not verdict.passed

@@ -31,7 +31,8 @@ class Layer(nn.Module):
             x = self.layer(x)
         if self.function is not None and self.training:
             x = self.function(x)
-        return self.outward(x.flatten(1))
+        output: torch.Tensor = self.outward(x.flatten(1))
+        return output
 
 
 def dropped_path(x: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ class Averaged(nn.Module):
         self.seen: torch.Tensor
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found = self.line(x - self.seen)
+        found: torch.Tensor = self.line(x - self.seen)
         self.seen.lerp_(x.mean(0), 0.5)
         return found
 
@@ -68,6 +68,12 @@ def test_weights_are_those_given_and_a_part_without_any_is_left_out() -> None:
     assert len(two.losses) == 2
 
 
+def numpy_state() -> list[int]:
+    state: Any = np.random.get_state()
+    words: list[int] = state[1].tolist()
+    return words
+
+
 def test_random_numbers_of_python_and_numpy_are_alike_in_each_part_or_not_as_asked() -> None:
     seen: list[tuple[float, float]] = []
 
@@ -75,7 +81,7 @@ def test_random_numbers_of_python_and_numpy_are_alike_in_each_part_or_not_as_ask
         seen.append((random.random(), float(np.random.rand())))
         return mean(model, batch)
 
-    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+    before = random.getstate(), numpy_state(), torch.get_rng_state()
     gradients = Gradients(build(norm("none"), step))
     parts = split(vectors(4), [1] * 4)
     gradients.of(parts, 0)
@@ -84,5 +90,5 @@ def test_random_numbers_of_python_and_numpy_are_alike_in_each_part_or_not_as_ask
     gradients.of(parts, 0, others=5)
     assert len(set(seen)) == 4
     assert random.getstate() == before[0]
-    assert np.random.get_state()[1].tolist() == before[1]
+    assert numpy_state() == before[1]
     assert torch.equal(torch.get_rng_state(), before[2])

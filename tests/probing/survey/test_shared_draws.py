@@ -36,6 +36,11 @@ def in_place(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x).normal_(2.0, 3.0)
 
 
+def _attention(x: torch.Tensor) -> torch.Tensor:
+    heads = x.view(len(x), 1, 4, 5)
+    return F.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.5)
+
+
 BY_SAMPLE: dict[str, Draw] = {
     "randn_like": torch.randn_like,
     "rand": lambda x: torch.rand(x.shape),
@@ -47,11 +52,11 @@ BY_SAMPLE: dict[str, Draw] = {
     "multinomial": lambda x: torch.multinomial(x, 5),
     "multinomial of one row": lambda x: torch.multinomial(torch.ones(1000), len(x), replacement=True),
     "as many classes as samples": lambda x: torch.multinomial(torch.ones(SAMPLES), len(x), replacement=True),
-    "categorical": lambda x: torch.distributions.Categorical(torch.ones(1000)).sample((len(x),)),
-    "categorical of each": lambda x: torch.distributions.Categorical(x).sample(),
+    "categorical": lambda x: torch.distributions.Categorical(torch.ones(1000)).sample((len(x),)),  # type: ignore[no-untyped-call]  # torch has no types here
+    "categorical of each": lambda x: torch.distributions.Categorical(x).sample(),  # type: ignore[no-untyped-call]  # torch has no types here
     "dropout": lambda x: F.dropout(x, 0.3, training=True),
     "native_dropout": lambda x: torch.native_dropout(x, 0.3, True)[0],
-    "attention": lambda x: F.scaled_dot_product_attention(*[x.view(len(x), 1, 4, 5)] * 3, dropout_p=0.5),
+    "attention": _attention,
     "several": lambda x: torch.randn_like(x) + torch.rand(1) * torch.rand(len(x), 1),
 }
 
@@ -65,7 +70,7 @@ def test_a_sample_draws_the_same_in_any_micro_batch(name: str, sizes: list[int])
     assert torch.equal(torch.cat(drawn(draw, ledger, sizes)), whole)
     assert len({tuple(row.flatten().tolist()) for row in whole}) > 1  # samples differ from each other
     assert ledger.drawn
-    assert not ledger.apart
+    assert not ledger.unshared
 
 
 def test_another_seed_gives_other_numbers() -> None:
@@ -104,7 +109,7 @@ def test_a_coin_for_the_whole_step_is_the_same_in_each_micro_batch() -> None:
     ledger = learned(draw)
     (whole,) = drawn(draw, ledger, [SAMPLES])
     assert all(torch.equal(part, whole) for part in drawn(draw, ledger, [1] * SAMPLES))
-    assert not ledger.apart
+    assert not ledger.unshared
 
 
 def test_16_bits_are_rounded_from_what_32_bits_draw() -> None:
@@ -143,7 +148,7 @@ def test_what_cannot_be_shared_is_noticed(name: str) -> None:
     ledger = learned(APART[name])
     drawn(APART[name], ledger, [SAMPLES])
     drawn(APART[name], ledger, [1] * SAMPLES)
-    assert ledger.apart
+    assert ledger.unshared
 
 
 def test_what_draws_nothing_is_left_alone() -> None:

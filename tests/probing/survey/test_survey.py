@@ -18,7 +18,7 @@ from autofit.core.plan import Plan
 from autofit.core.space import Refusal, SpaceFacts
 from autofit.prepare import prepare
 from autofit.probing.survey.survey import Survey
-from autofit.probing.watchdog import _LOOK_S, Watchdog
+from autofit.probing.watchdog import _POLL_S, Watchdog
 from autofit.strategies import members
 from autofit.strategies.base import Facts, Offer, Phase, Strategy
 from autofit.workloads.batches import BatchSource
@@ -49,7 +49,7 @@ class Offering(Strategy):
         yield
 
     def conflict(self, plan: Plan) -> str | None:
-        both = plan.values.get(self.name) == self.values[-1] and plan.values.get(self.conflicts)
+        both = plan.values.get(self.name) == self.values[-1] and plan.values.get(self.conflicts or "")
         return f"{self.name} does not go with {self.conflicts}" if both else None
 
 
@@ -69,7 +69,7 @@ def survey_of(
         rule = LossRule("loss", loss, inferred=False, about="")
         return prepare(plan, Draft(model, rule, optimizer, torch.device("cpu")), [*members(), *strategies])
 
-    given = {"numerics": "mixed", "training": True, "micro_batch_size": source.user_batch_size} | facts
+    given: dict[str, Any] = {"numerics": "mixed", "training": True, "micro_batch_size": source.user_batch_size} | facts
     known = Facts(
         model=model,
         batch=source.typical(1 if source.resizable else source.user_batch_size, 1)[0],
@@ -98,10 +98,10 @@ def test_gates_end_with_their_share_of_the_time_budget_and_try_fewer_samples_bef
         took_s = time.monotonic() - began
     assert space.sizes == (8,)
     (refused,) = survey.refused
-    assert refused.reason.startswith("could not be checked: not done in its part of the time budget of 30 s")
+    assert refused.reason.startswith("could not be checked: not finished within its share of the time budget of 30 s")
     assert 8 in sizes
     assert min(sizes) < 8  # how many times smaller depends on how busy the machine is
-    assert took_s <= 5.0 + 2 * _LOOK_S
+    assert took_s <= 5.0 + 2 * _POLL_S
 
 
 def test_knobs_with_a_choice_are_in_play_and_refusals_are_kept() -> None:
@@ -166,7 +166,7 @@ def test_the_user_may_allow_what_changes_the_gradient() -> None:
     assert [(gate.name, gate.passed) for gate in survey.gate_records] == [("accumulation", False)]
 
 
-def token_loader(lengths: tuple[int, ...]) -> DataLoader:
+def token_loader(lengths: tuple[int, ...]) -> DataLoader[Any]:
     return targets.sentences(lengths, batch_size=8)
 
 
@@ -186,8 +186,8 @@ def test_a_token_mean_is_weighed_by_tokens_also_when_few_samples_are_shorter(len
     assert survey.refused == []
     assert survey.weighing == Weighing("['labels']", ignored=-100)
     (caveat,) = survey.caveats
-    assert caveat.startswith("the loss is a mean over batch['labels'] != -100: micro batches are weighed by it")
-    assert "your own setting of 3 micro batches is measured so too" in caveat
+    assert caveat.startswith("the loss is a mean over batch['labels'] != -100: micro batches are weighted by it")
+    assert "and so are the 3 micro batches of the baseline" in caveat
 
 
 def test_labels_that_few_samples_lack_are_looked_for() -> None:
@@ -219,14 +219,12 @@ def test_a_mean_whose_count_is_not_in_the_batch_is_refused_with_a_cure() -> None
     def long_ones(model: nn.Module, batch: Any) -> torch.Tensor:
         losses = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
         weights = 1 + batch[0][:, 0].exp()
-        return (losses * weights).sum() / weights.sum()
+        loss: torch.Tensor = (losses * weights).sum() / weights.sum()
+        return loss
 
     (refusal,) = global_batch(24, loss=long_ones).refused
     assert refusal.name == "accumulation"
-    assert (
-        "If the loss is a mean over tokens or a mask, have the labels or the mask that it counts in the batch"
-        in refusal.reason
-    )
+    assert "If the loss is a mean over tokens or a mask, put the labels or the mask into the batch" in refusal.reason
     assert "numerics='any'" in refusal.reason
 
 
@@ -242,7 +240,8 @@ def test_precisions_that_do_not_keep_the_gradient_are_left_out() -> None:
             self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.second(self.first(x * 1e5) * 1e-5)
+            output: torch.Tensor = self.second(self.first(x * 1e5) * 1e-5)
+            return output
 
     survey = survey_of(PRECISION, model=Large())
     space = survey.run()
@@ -265,7 +264,8 @@ class Sizes:
     """A loss that writes down the sizes it is asked with, and fails above one."""
 
     def __init__(self, most: int, error: type[Exception]) -> None:
-        self.most, self.error, self.seen = most, error, []
+        self.most, self.error = most, error
+        self.seen: list[Any] = []
 
     def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
         self.seen.append(len(batch[0]))

@@ -1,5 +1,7 @@
 """How likely a plan is to fit: by bounds, by others' peaks, by what did not fit."""
 
+from collections.abc import Callable
+
 import pytest
 
 from autofit.core.estimate import Estimate
@@ -16,7 +18,7 @@ from tests.fakes import MIB, FakeBench, small_bench
 class Judge:
     """A `Feasibility` that is asked and told by plans."""
 
-    def __init__(self, bench: FakeBench, estimate=lambda plan: None) -> None:
+    def __init__(self, bench: FakeBench, estimate: Callable[[Plan], Estimate | None] = lambda plan: None) -> None:
         space = bench.space
         grid = [space.at(c, s) for c in space.combinations() for s in space.sizes]
         self.bench, self.plans = bench, list(dict.fromkeys([space.baseline, *grid]))

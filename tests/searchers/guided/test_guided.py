@@ -24,6 +24,7 @@ from autofit.searchers.base import Problem, Searcher
 from autofit.searchers.guided.guided import Guided
 from autofit.searchers.guided.surrogate import Belief
 from autofit.searchers.guided.throughput import Throughput
+from scripts.bench.search.tables import synthetic
 from tests.fakes import (
     MIB,
     OPTIMIZER,
@@ -36,10 +37,9 @@ from tests.fakes import (
     space_of,
     tuning_of,
 )
-from tests.tables import synthetic
 
 
-def problem(bench: FakeBench, estimate=lambda plan: None) -> Problem:
+def problem(bench: FakeBench, estimate: Callable[[Plan], Estimate | None] = lambda plan: None) -> Problem:
     return Problem(bench.space, Objective(), bench.budget_bytes, estimate)
 
 
@@ -129,7 +129,7 @@ def test_a_search_is_the_same_on_a_processor_that_rounds_differently(
 def test_without_estimates_a_search_runs_out_of_memory_three_times_at_most() -> None:
     made = synthetic("static_memory")
     device = TableBench(made.table, seed=13)
-    fields = {
+    fields: dict[str, Any] = {
         "space": SearchSpace(made.table.space),
         "evaluate": device.evaluate,
         "budget": Budget(memory_bytes=made.table.budget.memory_bytes),
@@ -353,7 +353,7 @@ def test_a_value_that_is_slow_at_small_sizes_is_tried_near_the_size_of_the_best(
 def test_a_skipped_plan_is_not_asked_again() -> None:
     bench, log = small_bench(), MemoryLog()
     searcher = Guided(problem(bench))
-    asked = []
+    asked: list[str] = []
     while (plan := searcher.ask()) is not None and len(asked) < 100:
         asked.append(plan.key)
         big = plan.micro_batch_size > 8

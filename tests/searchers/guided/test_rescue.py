@@ -1,5 +1,7 @@
 """What is run while nothing has fitted: smaller, then leaner, then no more."""
 
+from collections.abc import Callable
+
 from autofit.core.estimate import Estimate
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
@@ -11,7 +13,7 @@ from tests.fakes import FakeBench, small_bench
 FULL = Outcome(status=Status.OUT_OF_MEMORY, reason="full")
 
 
-def problem(bench: FakeBench, estimate=lambda plan: None) -> Problem:
+def problem(bench: FakeBench, estimate: Callable[[Plan], Estimate | None] = lambda plan: None) -> Problem:
     return Problem(bench.space, Objective(), bench.budget_bytes, estimate)
 
 

@@ -90,7 +90,9 @@ def test_where_nothing_was_seen_the_usual_sizes_hold() -> None:
 
 @pytest.mark.parametrize("scales", [SCALES, replace(SCALES, size=0.1)])
 def test_variances_are_the_diagonal_of_the_kernel(scales: Scales) -> None:
-    plans = [plan(s, p, b, f) for s in (2, 8, 64) for p in PRECISION.values for b in (0, 2) for f in FORMAT.values]
+    plans = [
+        plan(s, str(p), b, str(f)) for s in (2, 8, 64) for p in PRECISION.values for b in (0, 2) for f in FORMAT.values
+    ]
     points = points_of(KNOBS, plans, 8)
     kernel = Kernel(KNOBS, scales)
     assert np.allclose(kernel.variances(points), np.diag(kernel(points, points)))

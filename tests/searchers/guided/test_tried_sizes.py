@@ -2,11 +2,13 @@
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from autofit.core.estimate import Estimate
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
@@ -24,7 +26,7 @@ TABLES = sorted((Path(__file__).parents[2] / "data" / "tables").glob("*.json"))
 class Judge:
     """A `Feasibility` that is asked and told by plans."""
 
-    def __init__(self, bench: FakeBench, estimate=lambda plan: None) -> None:
+    def __init__(self, bench: FakeBench, estimate: Callable[[Plan], Estimate | None] = lambda plan: None) -> None:
         space = bench.space
         grid = [space.at(c, s) for c in space.combinations() for s in space.sizes]
         self.bench, self.plans = bench, list(dict.fromkeys([space.baseline, *grid]))

@@ -29,7 +29,8 @@ def test_a_mask_is_padded_where_its_rows_cannot_be_read(mask: torch.Tensor, padd
         assert found.stride()[-2:] == mask.stride()[-2:]
     else:
         assert found.stride()[-2:] == (padded, 1)
-    assert made(mask, *mask.shape[-2:], align=False).stride()[-2:] == mask.stride()[-2:]
+    queries, keys = mask.shape[-2:]
+    assert made(mask, queries, keys, align=False).stride()[-2:] == mask.stride()[-2:]
 
 
 def test_a_mask_of_choices_becomes_numbers() -> None:

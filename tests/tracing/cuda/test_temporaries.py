@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from autofit.tracing.cuda.chip import Chip
 from autofit.tracing.cuda.results import is_channels_last, laid_out, results
-from autofit.tracing.cuda.temporaries import Chip, passing
+from autofit.tracing.cuda.temporaries import passing
 
 aten = torch.ops.aten
 CHIP = Chip()

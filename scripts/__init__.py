@@ -1,0 +1,1 @@
+"""What belongs to the repository and not to the distribution: checks, tests, benchmarks. Run it from the root."""

@@ -1,0 +1,17 @@
+"""Benchmarks: every figure in the README and in `results/README.md` comes from one of these commands.
+
+Run them from the root of the checkout, in an environment that has autofit. Each has `--help`, prints a summary as its
+last line, writes its figures with `--json FILE`, and exits with 1 where a required figure was missed.
+
+    python -m scripts.bench.search                   regret and probes of the searchers on recorded and synthetic tables
+    python -m scripts.bench.search.record_table      records such a table on this device
+    python -m scripts.bench.claims                   how often the true gain lies in the interval that a search claims
+    python -m scripts.bench.gain                     what tuning brings on the four examples
+    python -m scripts.bench.overhead                 cost of `TrainStep`, of the guard and of `import autofit`
+    python -m scripts.bench.peers                    autofit beside other finders of batch sizes
+    python -m scripts.bench.memory.host_estimates    memory estimates against measured peaks on a CPU
+    python -m scripts.bench.memory.estimates         memory estimates against the CUDA allocator
+    python -m scripts.bench.memory.operators         operators whose memory a trace gets wrong
+
+`scripts/gpu_suite` runs what needs a real GPU: the stages in `gpu/`.
+"""

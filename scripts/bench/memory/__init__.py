@@ -1,0 +1,1 @@
+"""Memory estimates compared with measured peaks."""

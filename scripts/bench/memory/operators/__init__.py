@@ -1,0 +1,1 @@
+"""The memory of single operators: what a trace gets wrong about them."""

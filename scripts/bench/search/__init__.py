@@ -1,0 +1,1 @@
+"""Scores of searchers: whole searches on recorded and synthetic tables, without a device."""

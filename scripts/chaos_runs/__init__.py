@@ -1,0 +1,1 @@
+"""Searches of small workloads with a fault at a random place: `scripts/chaos`."""
