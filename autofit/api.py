@@ -26,9 +26,11 @@ from autofit.probing.local_bench import LocalBench
 from autofit.probing.remote.bench import Target
 from autofit.probing.standin_bench import StandInBench
 from autofit.probing.watchdog import Overdue, Watchdog
+from autofit.reports.attached import attached
 from autofit.search.event import Event
 from autofit.search.request import Listen, Request
 from autofit.search.search import search
+from autofit.trackers.following import following
 from autofit.trackers.progress import Progress
 from autofit.trackers.search_state import Yardstick
 from autofit.workloads.workload import OptimizerRecipe, Workload
@@ -60,6 +62,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
     objective: Literal["samples", "tokens"] = "samples",
     planned_steps: int | None = None,
     progress: bool | Listen = True,
+    listeners: Sequence[Listen | str] = (),
 ) -> Fit:
     """Finds the fastest way to train `model` on batches of `loader` within the memory budget.
 
@@ -108,8 +111,11 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
             global batch size. Warm-up cost (compilation, kernel tuning) is amortised over the samples of these steps,
             and the shortest whole training wins. None ignores warm-up and compares steady steps.
         progress: True shows finished trials above a live line on a terminal, and as plain lines elsewhere. False shows
-            nothing. A callable receives each event. If a run makes no progress for long, an event of kind "waiting"
-            comes from another thread.
+            nothing. A callable receives each event, and an exception that it raises ends the search. If a run makes no
+            progress for long, an event of kind "waiting" comes from another thread.
+        listeners: callables that receive each event (`autofit.trackers.listener.Listener`), and experiment trackers to
+            log to: "tensorboard:DIR", "mlflow:URI", "wandb:PROJECT", or a plugin's; ":PLACE" may be left out. A
+            listener or tracker that fails never ends the search: you get one warning.
 
     Returns:
         The proven plan with its proof, and the baseline, the alternatives and the caveats.
@@ -152,6 +158,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
     )
     about, wait_s = f"{chosen.name()} ({chosen.type})", locks.patience_s(request.time_s)
     with ExitStack() as held:
+        followers = held.enter_context(following(listeners, attach=attached, time_s=request.time_s))
         with Progress.of(progress) as waiting:
             held.enter_context(locks.held(chosen.lock_key, about, wait_s, lambda text: waiting(Event("stage", text))))
             watch = held.enter_context(Watchdog(clock))
@@ -160,8 +167,8 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         with bench.backstop, bench:
             against = Yardstick.of(bench.briefing, request.objective, request.time_s, clock)
             with Progress.of(progress, against) as listen, watch.telling(lambda text: listen(Event("waiting", text))):
-                listeners = [listen, lambda event: watch.beat("choosing the next plan")]
-                found = search(bench, request, listeners, clock)
+                everyone = [listen, *followers, lambda event: watch.beat("choosing the next plan")]
+                found = search(bench, request, everyone, clock)
     return Fit(_with_what_changed(found, bench.changed), Terms(loss_fn, step_fn, optimizer))
 
 

@@ -24,7 +24,7 @@ FLAGS = {
     "tune": [
         "--arg", "--device", "--force", "--global-batch", "--help", "--json", "--max-global-batch", "--max-grad-norm",
         "--memory", "--mode", "--numerics", "--objective", "--output", "--planned-steps", "--quiet", "--searcher",
-        "--seed", "--strategies", "--study", "--time", "--trials", "-h", "-o", "-q", "TARGET",
+        "--seed", "--strategies", "--study", "--time", "--track", "--trials", "-h", "-o", "-q", "TARGET",
     ],
     "estimate": [
         "--arg", "--device", "--global-batch", "--help", "--json", "--max-grad-norm", "--memory", "--mode",

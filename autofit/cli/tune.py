@@ -19,11 +19,13 @@ from autofit.core.printable import ascii_json, printable
 from autofit.core.units import parse_duration
 from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.probing.watchdog import Watchdog
+from autofit.reports.attached import attached
 from autofit.reports.canvas import Canvas
 from autofit.reports.summary import summarize
 from autofit.search.event import Event
 from autofit.search.request import DEFAULT_STUDY, Request
 from autofit.search.search import search
+from autofit.trackers.following import following
 from autofit.trackers.progress import Progress
 from autofit.trackers.search_state import Yardstick
 
@@ -37,6 +39,7 @@ def execute(given: argparse.Namespace) -> int:
         print(f"autofit: looking at {printable(given.target)}", file=sys.stderr)
     with (
         _terminable(),
+        following(given.track, warn=_warn, attach=attached, time_s=request.time_s) as followers,
         ExitStack() as held,
         Watchdog(clock, _printer(given.quiet)) as watch,
         RemoteBench(
@@ -54,7 +57,7 @@ def execute(given: argparse.Namespace) -> int:
             Progress.of(not given.quiet, against) as listen,
             watch.telling(lambda text: listen(Event("waiting", text))),
         ):
-            listeners = [listen, lambda event: watch.beat("choosing the next plan")]
+            listeners = [listen, *followers, lambda event: watch.beat("choosing the next plan")]
             recommendation = search(bench, request, listeners, clock)
     unsaved = save_plan(recommendation, given.output, force=given.force)
     if given.json:
@@ -104,6 +107,11 @@ def _request(given: argparse.Namespace) -> Request:
 
 def _printer(quiet: bool) -> Callable[[str], None]:
     return lambda text: None if quiet else print(f"autofit: {printable(text)}", file=sys.stderr, flush=True)
+
+
+def _warn(text: str) -> None:
+    """Prints a warning, also with --quiet."""
+    print(f"autofit: warning: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def _log(study: str | Path | None) -> Path | None:

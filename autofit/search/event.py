@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from autofit.core.trial import Trial
-from autofit.search.evidence import SearchResult
+from autofit.search.evidence import Placing, SearchEvidence, SearchResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,12 +11,15 @@ class Event:
     """Something that happened in a search.
 
     Attributes:
-        kind: "trial", "skipped", "stage", "race", "proof", or "result", which is the last event of a search; or
-            "waiting", which comes from another thread if a run makes no progress for long.
+        kind: "start", the first event of a search; "stage", "trial", "skipped", "race" or "proof"; "result", the last
+            event; or "waiting", which comes from another thread if a run makes no progress for long.
         text: one line of text.
         trial: the trial, for "trial", "skipped" and "proof".
         done: number of trials run so far.
         result: what the search found, for "result", also if the search failed.
+        asked: the request and its environment, for "start".
+        standings: the plans of the race, best first, for "race". A gain whose `pairs` is 0 rests on probes alone. The
+            `note` is why a plan left the race.
     """
 
     kind: str
@@ -24,3 +27,5 @@ class Event:
     trial: Trial | None = None
     done: int = 0
     result: SearchResult | None = None
+    asked: SearchEvidence | None = None
+    standings: tuple[Placing, ...] = ()

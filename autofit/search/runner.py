@@ -11,6 +11,7 @@ from autofit.core.units import format_bytes
 from autofit.search.earlier_runs import Earlier
 from autofit.search.endings import for_good, users_fault
 from autofit.search.event import Event
+from autofit.search.evidence import Placing
 from autofit.search.other_sizes import settled
 from autofit.search.time_plan import TimePlan
 from autofit.search.tuning import Tuning
@@ -99,6 +100,10 @@ class TrialRunner:
     def say(self, kind: str, text: str, trial: Trial | None = None) -> None:
         """Tells the listener."""
         self.tuning.listen(Event(kind, text, trial, self.probes))
+
+    def say_round(self, text: str, standings: tuple[Placing, ...]) -> None:
+        """Tells the listener how the plans of the race compare after a round."""
+        self.tuning.listen(Event("race", text, done=self.probes, standings=standings))
 
     def _once(self, plan: Plan, purpose: Purpose, settle: Callable[[Outcome], Outcome]) -> Trial:
         """Runs a plan once; its trial is on disk as running before and as finished after, whatever happens."""

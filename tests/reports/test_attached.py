@@ -1,0 +1,15 @@
+"""The report that is logged with a result is the report of that search."""
+
+import json
+
+from autofit.reports.attached import attached
+from tests.recorded import recorded_search
+
+
+def test_the_report_is_attached_as_json() -> None:
+    result = recorded_search()
+    files = attached(result)
+    assert list(files) == ["autofit-report.json"]
+    report = json.loads(files["autofit-report.json"])
+    assert report["title"] == "train.py:make_resnet"
+    assert len(report["rows"]) == len({trial.plan for trial in result.trials})
