@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ValidationError
 from torch import nn
 
 from autofit import locks, planfile
@@ -23,19 +23,20 @@ from autofit.estimation.estimation import Estimation
 from autofit.fit import Fit, Terms
 from autofit.guard import Guard
 from autofit.probing.local_bench import LocalBench
+from autofit.probing.options import options_of, record_of
 from autofit.probing.remote.bench import Target
 from autofit.probing.standin_bench import StandInBench
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.reports.attached import attached
+from autofit.reports.repeating import tuning_call
 from autofit.search.event import Event
+from autofit.search.evidence import SearchResult
 from autofit.search.request import Listen, Request
 from autofit.search.search import search
 from autofit.trackers.following import following
 from autofit.trackers.progress import Progress
 from autofit.trackers.search_state import Yardstick
 from autofit.workloads.workload import OptimizerRecipe, Workload
-
-_Record = TypeVar("_Record", bound=BaseModel)
 
 
 def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the user's
@@ -145,17 +146,13 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         extras=extras,
     )
     chosen = device_for(model, device)
-    options = _options(
+    options = options_of(
         memory_budget, numerics, strategies, seed, enforce=not chosen.is_host, cold=planned_steps is not None
     )
-    request = Request(
-        time_s=clock.limit_s,
-        study=study,
-        searcher=searcher,
-        objective=_record(Objective, unit=objective),
-        planned_steps=planned_steps,
-        seed=seed,
-    )
+    title, command = type(model).__name__, tuning_call(tune, locals())
+    asked = Request(time_s=clock.limit_s, study=study, searcher=searcher, planned_steps=planned_steps, seed=seed)
+    request = replace(asked, objective=record_of(Objective, unit=objective), title=title, command=command)
+    results: list[SearchResult] = []
     about, wait_s = f"{chosen.name()} ({chosen.type})", locks.patience_s(request.time_s)
     with ExitStack() as held:
         followers = held.enter_context(following(listeners, attach=attached, time_s=request.time_s))
@@ -167,9 +164,10 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         with bench.backstop, bench:
             against = Yardstick.of(bench.briefing, request.objective, request.time_s, clock)
             with Progress.of(progress, against) as listen, watch.telling(lambda text: listen(Event("waiting", text))):
-                everyone = [listen, *followers, lambda event: watch.beat("choosing the next plan")]
+                everyone = [listen, *followers, lambda event: watch.beat("choosing the next plan"), _kept_in(results)]
                 found = search(bench, request, everyone, clock)
-    return Fit(_with_what_changed(found, bench.changed), Terms(loss_fn, step_fn, optimizer))
+    found = _with_what_changed(found, bench.changed)
+    return Fit(found, Terms(loss_fn, step_fn, optimizer), replace(results[0], recommendation=found))
 
 
 def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of the user's
@@ -222,7 +220,7 @@ def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of 
         UsageError, WorkloadError, SpaceError: an argument cannot be used; the message says why.
         UserCodeError: the factory, model, loss or data raised an exception.
     """
-    options = _options(memory_budget, numerics, strategies, seed)
+    options = options_of(memory_budget, numerics, strategies, seed)
     common: dict[str, Any] = {"global_batch_size": global_batch_size, "max_grad_norm": max_grad_norm}
     user = {"loader": loader, "loss_fn": loss_fn, "step_fn": step_fn, "optimizer": optimizer, "worst_case": worst_case}
     if isinstance(workload, (str, Path)):
@@ -256,7 +254,7 @@ def load(path: str | Path) -> Fit:
     Raises:
         PlanFileError: the file is missing, damaged, or of another schema.
     """
-    return Fit(planfile.load(path))
+    return Fit(planfile.load(path), plan_file=str(path))
 
 
 def _opened(workload: Workload, device: Device, options: Options, watch: Watchdog) -> LocalBench:
@@ -271,37 +269,14 @@ def _opened(workload: Workload, device: Device, options: Options, watch: Watchdo
         raise BudgetSpent(f"{error}. Nothing was measured yet: give more time, or find out what hangs.") from None
 
 
+def _kept_in(results: list[SearchResult]) -> Listen:
+    """Returns a listener that keeps the result of the search."""
+    return lambda event: results.extend([event.result] if event.result is not None else [])
+
+
 def _with_what_changed(found: Recommendation, changed: Sequence[str]) -> Recommendation:
     """Adds a caveat that names what could not be put back, if there is any."""
     if not changed:
         return found
     note = f"changed while tuning, and could not be put back: {', '.join(changed)}"
     return found.model_copy(update={"caveats": (*found.caveats, note)})
-
-
-def _options(
-    memory_budget: object, numerics: str, strategies: Sequence[str] | None, seed: int, **rest: bool
-) -> Options:
-    names = (strategies,) if isinstance(strategies, str) else strategies
-    return _record(
-        Options,
-        memory_budget=memory_budget,
-        numerics=numerics,
-        strategies=None if names is None else tuple(names),
-        seed=seed,
-        **rest,
-    )
-
-
-def _record(kind: type[_Record], **values: object) -> _Record:
-    """Returns a record of the user's arguments.
-
-    Raises:
-        UsageError: an argument has a value that is not allowed.
-    """
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = "objective" if kind is Objective else first["loc"][0]
-        raise UsageError(f"{name} is {first['input']!r}: {first['msg']}. See autofit.tune for its values.") from None

@@ -3,7 +3,7 @@
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,11 @@ from autofit.exporters.base import Export
 from autofit.guard import Guard
 from autofit.identity.identity import model_signature, signature
 from autofit.prepare import prepare
+from autofit.reports import sources, writing
+from autofit.reports.assemble import assembled
 from autofit.reports.canvas import Canvas
 from autofit.reports.summary import summarize
+from autofit.search.evidence import SearchResult
 from autofit.strategies import members
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.first_loss import loss_of
@@ -50,10 +53,14 @@ class Fit:
     Attributes:
         recommendation: the record that `save` writes.
         terms: loss and optimizer of the tuned workload. Empty after `autofit.load`, since a plan file holds no code.
+        result: the search that found the plan, for reports; None after `autofit.load`, when its study is read.
+        plan_file: path that the plan was loaded from, or "".
     """
 
     recommendation: Recommendation
     terms: Terms = Terms()
+    result: SearchResult | None = field(default=None, repr=False)
+    plan_file: str = ""
 
     @property
     def plan(self) -> Plan:
@@ -169,6 +176,27 @@ class Fit:
             PlanFileError: the path cannot be written, or holds a file that is not a plan file.
         """
         planfile.save(self.recommendation, path)
+
+    def report(self, path: str | Path, *, force: bool = False) -> None:
+        """Writes a report of the search: what was found, what else was tried, and why. An earlier report is replaced.
+
+        After `autofit.load`, the trials are read from the study that the plan file names. The report says what is
+        missing if it is not there.
+
+        Args:
+            path: where to. The suffix decides the format: .html, .md or .json.
+            force: whether any other file may be replaced too.
+
+        Raises:
+            UsageError: the suffix is not known, the path cannot be written, or holds a file that is not a report.
+        """
+        kind = writing.format_of(path)
+        writing.check_replaceable(path, force=force)
+        if self.result is not None and self.result.recommendation is not None:
+            source = sources.of_result(self.result, self.plan_file)
+        else:
+            source = sources.of_recommendation(self.recommendation, self.plan_file)
+        writing.write(writing.rendered(assembled(source), kind), path, force=force)
 
     def export(self, target: str) -> Export:
         """Returns the plan as code or settings for another framework, with the knobs that it cannot express.

@@ -1,6 +1,7 @@
 """A Fit trains as it says: the same numbers as a loop written by hand, from memory or from a plan file."""
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +273,30 @@ def test_the_export_is_python_that_names_the_plan(fit: Fit) -> None:
     assert "fused" in export.text
     with pytest.raises(UsageError, match=r"python"):
         fit.export("abacus")
+
+
+def test_a_report_has_the_search_although_its_study_was_in_memory(tuned: Fit, tmp_path: Path) -> None:
+    tuned.report(tmp_path / "autofit.json")
+    found = json.loads((tmp_path / "autofit.json").read_text())
+    assert found["title"] == type(targets.mlp()).__name__
+    assert all("not traced" in part for part in found["missing"])
+    assert found["command"].startswith("autofit.tune(model, loader, loss_fn=cross_entropy, global_batch_size=")
+    assert "study=':memory:'" in found["command"]
+    assert "baseline" in [part["role"] for part in found["memory"]]
+    assert any(gate["name"] == "accumulation" for gate in found["gates"])
+    assert sum(row["is_baseline"] for row in found["rows"]) == 1
+
+
+def test_a_report_of_a_loaded_plan_says_what_is_missing(tuned: Fit, tmp_path: Path) -> None:
+    tuned.save(tmp_path / "autofit.yaml")
+    autofit.load(tmp_path / "autofit.yaml").report(tmp_path / "autofit.md")
+    text = (tmp_path / "autofit.md").read_text()
+    assert "it was kept in memory" in text
+    assert "fit = autofit.load(" in text
+    (tmp_path / "mine.md").write_text("mine")
+    with pytest.raises(UsageError, match="is not a report of autofit"):
+        tuned.report(tmp_path / "mine.md")
+    tuned.report(tmp_path / "mine.md", force=True)
 
 
 def test_it_says_plan_gain_peak_and_why(tuned: Fit) -> None:

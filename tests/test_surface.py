@@ -31,6 +31,9 @@ FLAGS = {
         "--numerics", "--quiet", "--seed", "--strategies", "-h", "-q", "TARGET",
     ],
     "show": ["--help", "--json", "--quiet", "-h", "-q", "PLAN"],
+    "report": [
+        "--force", "--format", "--help", "--json", "--name", "--output", "--quiet", "-h", "-o", "-q", "PLAN | STUDY",
+    ],
     "export": ["--force", "--help", "--json", "--output", "--quiet", "--to", "-h", "-o", "-q", "PLAN"],
 }  # fmt: skip
 

@@ -20,13 +20,14 @@ _COMMANDS = {
     "tune": ("find the fastest plan for a workload within a memory budget", _arguments.tune),
     "estimate": ("estimate the memory that a workload needs on a device, without running it", _arguments.estimate),
     "show": ("explain a plan file", _arguments.show),
+    "report": ("write a report of a plan or a study, as HTML, Markdown or JSON", _arguments.report),
     "export": ("write a plan as code or settings for another framework", _arguments.export),
 }
 _EXIT_CODES = """\
 exit codes:
   0    success
   1    internal error
-  2    usage error, or the plan could not be saved
+  2    usage error, or the plan or the report could not be saved
   3    no plan fits into the memory budget
   5    your code failed
   6    the device or the study is in use by another tuner
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began_s = monotonic()
     words = sys.argv[1:] if arguments is None else list(arguments)
     _Parser.as_json = "--json" in words
-    given = parser().parse_args(words, argparse.Namespace(began_s=began_s))
+    given = parser().parse_args(words, argparse.Namespace(began_s=began_s, words=words))
     outcome = import_module("autofit.cli.outcome")
     # The command is loaded inside `run`, so that a Ctrl-C during loading is handled like any other.
     code: int = outcome.run(lambda given: import_module(f"autofit.cli.{given.command}").execute(given), given)

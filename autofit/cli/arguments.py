@@ -54,6 +54,31 @@ def show(parser: argparse.ArgumentParser) -> None:
     _plan(parser)
 
 
+def report(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `autofit report`."""
+    parser.add_argument(
+        "source",
+        metavar="PLAN | STUDY",
+        nargs="?",
+        default="autofit.yaml",
+        help="plan file, or a study: an SQLite file or a database URL (default: %(default)s)",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        default="autofit.html",
+        help="file to write, - for stdout (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--format",
+        choices=("html", "md", "json"),
+        help="format of the report (default: that of FILE's suffix; Markdown on stdout)",
+    )
+    parser.add_argument("--name", metavar="NAME", help="which search of a study to show (default: the newest)")
+    _force(parser)
+
+
 def export(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `autofit export`."""
     _plan(parser)

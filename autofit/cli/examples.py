@@ -27,6 +27,11 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
         ("Explain autofit.yaml:", "autofit show"),
         ("Print another plan as JSON:", "autofit show bert.yaml --json"),
     ),
+    "report": (
+        ("Write autofit.html from autofit.yaml and its study:", "autofit report"),
+        ("Print it as Markdown, for a pull request or a job summary:", "autofit report bert.yaml -o -"),
+        ("Show a search that found no plan:", "autofit report .autofit/study.db -o search.html"),
+    ),
     "export": (
         ("Print the training loop in plain PyTorch:", "autofit export"),
         ("Write it to a file:", "autofit export bert.yaml --to python -o loop.py"),

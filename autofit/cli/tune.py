@@ -21,6 +21,7 @@ from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.probing.watchdog import Watchdog
 from autofit.reports.attached import attached
 from autofit.reports.canvas import Canvas
+from autofit.reports.repeating import command_line
 from autofit.reports.summary import summarize
 from autofit.search.event import Event
 from autofit.search.request import DEFAULT_STUDY, Request
@@ -102,6 +103,8 @@ def _request(given: argparse.Namespace) -> Request:
         planned_steps=given.planned_steps,
         seed=given.seed or 0,
         isolated=True,
+        title=given.target,
+        command=command_line(given.words),
     )
 
 

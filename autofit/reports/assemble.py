@@ -94,8 +94,11 @@ def _headline(r: Recommendation) -> str:
 
 
 def _failure(evidence: SearchEvidence | None) -> str:
-    reason = evidence.failure if evidence is not None else ""
-    return f"No plan is recommended: {reason or 'the search has no recorded end.'}"
+    if evidence is None:
+        return (
+            "No recommendation is known: an earlier version of autofit made this study. Report its plan file instead."
+        )
+    return f"No plan is recommended: {evidence.failure or 'the search did not end.'}"
 
 
 def _unit(objective: Objective, known: Iterable[KnownPlan]) -> str:

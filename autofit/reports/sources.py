@@ -182,11 +182,13 @@ def _family_of(recommendation: Recommendation) -> list[ReadStudy]:
 
 
 def _is_database(path: Path) -> bool:
+    if path.suffix in (".db", ".sqlite", ".sqlite3"):  # also if it is not there: the message is about a study
+        return True
     try:
         with path.open("rb") as file:
             return file.read(len(SQLITE_HEAD)) == SQLITE_HEAD
     except OSError:
-        return path.suffix in (".db", ".sqlite", ".sqlite3")  # not there: the message is about a study
+        return False
 
 
 def _shown(location: str | Path) -> str:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import partial
 
 from autofit.core.printable import one_line
+from autofit.core.redaction import redacted
 from autofit.search.event import Event
 from autofit.trackers.base import Tracker
 from autofit.trackers.listener import Warn
@@ -102,7 +103,7 @@ class Background:
         try:
             call()
         except (Exception, SystemExit) as error:  # noqa: BLE001  # foreign code may raise any exception
-            found = one_line(f"{type(error).__name__}: {error}")[:MAX_REASON]
+            found = one_line(redacted(f"{type(error).__name__}: {error}"))[:MAX_REASON]
             self._failure = f"failed and gets no further events: {found}"
             with suppress(Exception, SystemExit):  # a run that stays open looks as if it went on
                 self._log.close()

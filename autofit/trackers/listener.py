@@ -15,6 +15,8 @@ import warnings
 from collections.abc import Callable
 from typing import Protocol
 
+from autofit.core.printable import one_line
+from autofit.core.redaction import redacted
 from autofit.search.event import Event
 
 Warn = Callable[[str], None]
@@ -66,7 +68,8 @@ class FailSoft:
         except Exception as error:  # noqa: BLE001  # a listener may raise any exception
             self._failed = True
             name = getattr(self._listener, "__qualname__", type(self._listener).__qualname__)
-            self._warn(f"the listener {name} failed and gets no further events: {type(error).__name__}: {error}")
+            found = one_line(redacted(f"{type(error).__name__}: {error}"))
+            self._warn(f"the listener {name} failed and gets no further events: {found}")
 
     def close(self) -> None:
         """Does nothing. A listener has no end of its own."""

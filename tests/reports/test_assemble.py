@@ -1,6 +1,7 @@
 """The report of a search: one scale, no guesses, texts that can be printed, also without an answer."""
 
 import math
+import sqlite3
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from autofit.core.trial import Trial
 from autofit.reports import sources
 from autofit.reports.assemble import MOST_LETTERS, assembled
 from autofit.reports.report import Report
-from autofit.search.evidence import RaceLog, SearchResult
+from autofit.search.evidence import CLOSED, OPENED, RaceLog, SearchResult
 from tests.recorded import recorded_search
 
 HOSTILE = "</script><script>alert(1)</script>\x1b[31m\u202e" + 10_000 * "x"
@@ -155,6 +156,34 @@ def test_a_search_without_a_feasible_plan_has_a_report_that_says_why(tmp_path: P
     assert all(row.reason for row in found.rows)
     assert (found.apply_code, found.curves, found.race) == ("", (), ())
     assert found.command == "autofit tune train.py:make_resnet"
+
+
+def without_notes(path: Path, *names: str) -> Report:
+    with sqlite3.connect(path) as connection:
+        for name in names:
+            connection.execute("delete from study_user_attributes where key = ?", (name,))
+    return assembled(sources.of_study(path))
+
+
+def test_a_search_that_did_not_end_says_so_and_keeps_what_was_asked(tmp_path: Path) -> None:
+    result = recorded_search(tmp_path / "study.db")
+    found = without_notes(tmp_path / "study.db", CLOSED)
+    assert found.headline == "No plan is recommended: the search did not end."
+    assert "its process died, or it still runs" in found.missing[0]
+    assert (found.command, found.gates) == ("autofit tune train.py:make_resnet", result.evidence.gates)
+    assert found.baseline is not None
+    assert found.baseline.gain is not None
+    assert len(found.rows) == len({trial.plan for trial in result.trials})
+
+
+def test_a_study_of_an_earlier_version_is_shown_without_inventing_a_baseline(tmp_path: Path) -> None:
+    result = recorded_search(tmp_path / "study.db")
+    found = without_notes(tmp_path / "study.db", OPENED, CLOSED)
+    assert found.headline.startswith("No recommendation is known: an earlier version")
+    assert (found.baseline, found.environment) == (None, result.evidence.environment)
+    assert all(row.gain is None and row.rate_per_s is not None for row in found.rows)
+    assert "gains: the study does not say which plan is the baseline" in found.missing
+    assert "micro_batch_size=" in found.rows[0].label
 
 
 def test_measured_plans_without_an_answer_are_on_the_scale_of_probes() -> None:

@@ -76,6 +76,15 @@ def test_an_exit_in_the_tracker_is_a_failure() -> None:
     assert "SystemExit: bye" in said
 
 
+def test_a_password_in_an_error_is_not_shown() -> None:
+    class Refused(KeptTracker):
+        def log(self, *_: object) -> None:
+            raise OSError("cannot reach https://me:hunter2@host/\nnow")
+
+    (said,) = searched(Refused())
+    assert "cannot reach https://***@host/ now" in said
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_that_hangs_costs_a_bounded_time(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "FLUSH_S", 0.3)

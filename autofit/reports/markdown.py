@@ -1,0 +1,230 @@
+"""A report as Markdown, for a pull request or a job summary. Texts of users' code are never markup."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import median
+
+from autofit.core.units import format_bytes, format_duration, short_number
+from autofit.reports.report import PlanMemory, PlanRow, Report
+from autofit.reports.text_chart import ChartPoint, scatter
+
+MARK = "<!-- autofit report -->"
+"""First line of every Markdown report, by which an earlier one is recognised."""
+MOST_ROWS, MOST_ITEMS = 25, 15
+"""Maximum number of rows of a table and of items of a list: a comment on GitHub has at most 65,536 characters."""
+MOST_CELL = 160
+"""Maximum length of a text in a table or list."""
+_SPECIAL = re.compile(r"[\\`*\[\]|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+_AT_START = re.compile(r"^([#+=>-]|[0-9]+(?=[.)](?:\s|$)))")
+_STEP = re.compile(r"^step [0-9]+ ")
+_LINKS = re.compile(r"(@|#|://|\bwww\.)")
+
+
+def to_markdown(report: Report) -> str:
+    """Returns a report as Markdown that GitHub shows."""
+    sections = (
+        _chart(report), _plans(report), _notes(report), _curves(report), _race(report), _estimates(report),
+        _memory(report), _gates(report), _left_out(report), _use(report), _environment(report),
+    )  # fmt: skip
+    head = [MARK, f"# autofit: {text(report.title)}", "", f"**{text(report.headline, 600)}**", ""]
+    return "\n".join([*head, *(line for section in sections for line in section)]).rstrip() + "\n"
+
+
+def text(given: str, most: int = MOST_CELL) -> str:
+    """Returns a text so that Markdown shows it as it is, on one line, cut to `most` characters before escaping."""
+    flat = " ".join(given.split())
+    flat = flat if len(flat) <= most else f"{flat[: most - 2]}.."
+    flat = flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    flat = _AT_START.sub(r"\\\1" if not flat[:1].isdigit() else r"\1\\", _SPECIAL.sub(r"\\\g<0>", flat))
+    return _LINKS.sub(lambda found: f"{found[0][:1]}<!-- -->{found[0][1:]}", flat)
+
+
+def _chart(report: Report) -> Iterator[str]:
+    points = [
+        ChartPoint(row.peak_bytes, row.rate_per_s, _mark(row))
+        for row in report.rows
+        if row.peak_bytes and row.rate_per_s is not None
+    ]
+    if drawn := scatter(points, report.budget_bytes, report.unit):
+        yield from ("## Throughput against peak memory", "", *_block(drawn, "text"))
+
+
+def _mark(row: PlanRow) -> str:
+    if row.role:
+        return "R" if row.role == "recommended" else "B"
+    return "*" if row.on_front else "o"
+
+
+def _plans(report: Report) -> Iterator[str]:
+    measured = [row for row in report.rows if row.rate_per_s is not None]
+    others = [row for row in report.rows if row.rate_per_s is None]
+    yield from ("## Plans", "")
+    if measured:
+        head = ("", "plan", f"{report.unit}/s", "over the baseline", "peak", "why not")
+        rows = [
+            (_role(row), text(row.label), _rate(row), _gain(row), _bytes(row.peak_bytes), text(row.reason))
+            for row in measured
+        ]
+        yield from _table(head, rows, "plans")
+    if others:
+        yield from ("Without a throughput:", "")
+        failed = [(text(row.label), row.status, _bytes(row.peak_bytes), text(row.reason)) for row in others]
+        yield from _table(("plan", "outcome", "peak", "reason"), failed, "plans")
+
+
+def _notes(report: Report) -> Iterator[str]:
+    yield from _list("Notes", report.caveats)
+    yield from _list("Not in this report", report.missing)
+
+
+def _curves(report: Report) -> Iterator[str]:
+    if not report.curves:
+        return
+    yield from ("## Speed over micro batch", "")
+    rows = []
+    for curve in report.curves:
+        members = [report.row(rank) for rank in curve.ranks]
+        points = ", ".join(f"{row.micro_batch_size}: {_rate(row)}" for row in members)
+        refused = ", ".join(map(str, curve.refused_sizes))
+        rows.append((text(curve.combination), points, refused))
+    yield from _table(("combination", f"micro batch: {report.unit}/s", "does not fit"), rows, "combinations")
+
+
+def _race(report: Report) -> Iterator[str]:
+    if not report.race:
+        return
+    against = "baseline" if report.race_reference == "baseline" else "recommended plan"
+    yield from ("## Race", "", f"Paired blocks, each plan against the {against}, with 95 % intervals.", "")
+    rows = [
+        (text(report.row(each.rank).label), str(each.ratio), str(each.ratio.pairs), text(each.note))
+        for each in report.race
+    ]
+    yield from _table(("plan", "ratio", "pairs", ""), rows, "plans")
+
+
+def _estimates(report: Report) -> Iterator[str]:
+    both = [row for row in report.rows if row.estimate is not None and row.peak_bytes]
+    if not both:
+        return
+    errors = [abs(row.estimate.value_bytes / row.peak_bytes - 1) for row in both if row.estimate and row.peak_bytes]
+    yield from ("## Estimated against measured peaks", "")
+    count = f"{len(both)} plan{'s' if len(both) > 1 else ''}"
+    yield from (f"{count}: the median error is {median(errors):.1%}, the largest {max(errors):.1%}.", "")
+
+
+def _memory(report: Report) -> Iterator[str]:
+    if not report.memory:
+        return
+    yield from ("## Memory", "")
+    for each in report.memory:
+        yield from _memory_of(each)
+
+
+def _memory_of(plan: PlanMemory) -> Iterator[str]:
+    parts = plan.profile.breakdown
+    peak = f"{format_bytes(plan.profile.peak_bytes)} by its trace, {_STEP.sub('in the ', parts.moment)}"
+    yield from (f"{_named(plan.role)}, {text(plan.label)}: {text(peak)}.", "")
+    shares = [(text(part.name), format_bytes(part.size_bytes)) for part in parts.kinds]
+    yield from _table(("kind", "at the peak"), shares, "kinds")
+    modules = [
+        (text(part.name) + (f" ({part.count} modules)" if part.count > 1 else ""), format_bytes(part.size_bytes))
+        for part in parts.modules[:MOST_ITEMS]
+    ]
+    if modules:
+        yield from _table(("module", "activations and temporaries"), modules, "modules")
+    live = plan.profile.live_bytes
+    phases = [(text(phase.name), format_bytes(max(live[phase.start : phase.end]))) for phase in plan.profile.phases]
+    yield from _table(("phase", "largest live tensors"), phases, "phases")
+
+
+def _gates(report: Report) -> Iterator[str]:
+    if report.gates:
+        yield from ("## Gates", "")
+        rows = [
+            (text(gate.name), "passed" if gate.passed else "failed", text(gate.reason, 400)) for gate in report.gates
+        ]
+        yield from _table(("technique", "result", "numbers"), rows, "gates")
+
+
+def _left_out(report: Report) -> Iterator[str]:
+    if report.left_out:
+        yield from ("## Combinations that were not measured", "")
+        rows = [(text(each.label), text(each.basis), text(each.reason)) for each in report.left_out]
+        yield from _table(("nearest plan", "basis", "reason"), rows, "combinations")
+    yield from _list("Not searched", [f"{each.name}: {each.reason}" for each in report.refused])
+
+
+def _use(report: Report) -> Iterator[str]:
+    if report.apply_code:
+        yield from ("## Apply the plan", "", *_block(report.apply_code.rstrip(), "python"))
+    if report.command:
+        language = "python" if report.command.startswith("autofit.") else "sh"
+        yield from ("## Repeat the search", "", *_block(report.command, language))
+
+
+def _environment(report: Report) -> Iterator[str]:
+    found = report.environment
+    trials = ", ".join(f"{count} {status}" for status, count in report.counts.items()) or "none"
+    facts = {
+        "budget": report.budget_note or format_bytes(report.budget_bytes),
+        "device": f"{found.device_name} ({found.device_type}), {format_bytes(found.capacity_bytes)}",
+        "versions": ", ".join(f"{name} {version}" for name, version in found.versions.items()),
+        "settings": ", ".join(f"{name} {value}" for name, value in found.settings.items()),
+        "trials": f"{trials} in {format_duration(report.duration_s)}" if report.duration_s else trials,
+        "search ended": report.stopped,
+        "study": report.study,
+        "created": report.created,
+    }
+    yield from ("## Environment", "")
+    yield from _table(("", ""), [(name, text(value, 400)) for name, value in facts.items() if value], "facts")
+
+
+def _list(title: str, items: Sequence[str]) -> Iterator[str]:
+    if not items:
+        return
+    yield from (f"## {title}", "", *(f"- {text(item, 600)}" for item in items[:MOST_ITEMS]))
+    if len(items) > MOST_ITEMS:
+        yield f"- and {len(items) - MOST_ITEMS} more"
+    yield ""
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], what: str) -> Iterator[str]:
+    """Yields a table of at most `MOST_ROWS` rows; cells are escaped already."""
+    yield _line(head)
+    yield _line(["---"] * len(head))
+    yield from map(_line, rows[:MOST_ROWS])
+    yield ""
+    if len(rows) > MOST_ROWS:
+        yield from (f"and {len(rows) - MOST_ROWS} more {what}", "")
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _block(code: str, language: str) -> list[str]:
+    """Returns a code block whose fence is longer than any run of backticks in it."""
+    longest = max((len(run) for run in re.findall("`+", code)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return [f"{fence}{language}", code, fence, ""]
+
+
+def _named(role: str) -> str:
+    return "Recommended plan" if role == "recommended" else "Baseline"
+
+
+def _role(row: PlanRow) -> str:
+    also = ", baseline" if row.is_baseline and row.role == "recommended" else ""
+    return f"**{row.role}{also}**" if row.role else ""
+
+
+def _rate(row: PlanRow) -> str:
+    return short_number(row.rate_per_s or 0.0)
+
+
+def _gain(row: PlanRow) -> str:
+    return "" if row.gain is None else f"{row.gain.value:.2f}x" if row.is_baseline else str(row.gain)
+
+
+def _bytes(count: int | None) -> str:
+    return "" if count is None else format_bytes(count)

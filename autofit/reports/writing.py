@@ -1,0 +1,98 @@
+"""A report as a file: which format, and which files may be replaced."""
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+from autofit.core.errors import UsageError
+from autofit.core.files import write_atomically
+from autofit.reports.markdown import MARK, to_markdown
+from autofit.reports.report import Report, to_json
+
+SUFFIXES = {".html": "html", ".htm": "html", ".md": "md", ".markdown": "md", ".json": "json"}
+FORMATS = ("html", "md", "json")
+_MARKS = (MARK.encode(), b'"schema": "autofit.report/')
+"""One of them is in the first bytes of every report."""
+_DOCTYPE = "<!doctype html>"
+
+
+def format_of(output: str | Path, wanted: str | None = None) -> str:
+    """Returns the format of a report: the one that is wanted, or else that of the file's suffix.
+
+    Raises:
+        UsageError: the suffix is not known.
+    """
+    if wanted is not None:
+        return wanted
+    if str(output) == "-":
+        return "md"
+    suffix = Path(output).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise UsageError(
+            f"cannot choose a format for {output}: found the suffix {suffix!r}; expected one of {', '.join(SUFFIXES)}. "
+            f"Rename it, or give the format: {', '.join(FORMATS)}."
+        )
+    return SUFFIXES[suffix]
+
+
+def rendered(report: Report, kind: str) -> str:
+    """Returns a report as text of a format: "html", "md" or "json"."""
+    renderers: dict[str, Callable[[Report], str]] = {"html": _html, "md": to_markdown, "json": to_json}
+    return renderers[kind](report)
+
+
+def write(text: str, output: str | Path, *, force: bool = False) -> None:
+    """Writes a report completely or not at all. An earlier report at `output` is replaced.
+
+    Args:
+        text: the report.
+        output: where to; links are followed.
+        force: whether any other file may be replaced too.
+
+    Raises:
+        UsageError: `output` is something else than an earlier report, or cannot be written.
+    """
+    try:
+        write_atomically(check_replaceable(output, force=force), text.encode())
+    except OSError as error:
+        raise _unwritable(output, error) from None
+
+
+def check_replaceable(output: str | Path, *, force: bool = False) -> Path:
+    """Returns where `write` would write: links are followed, so that they are kept.
+
+    Raises:
+        UsageError: something else than an earlier report is there, or it cannot be read.
+    """
+    try:
+        target = Path(output).resolve()
+        if target.exists() and not (target.is_file() and (force or _is_earlier(target))):
+            force_it = ", move that file away, or replace it with --force" if target.is_file() else ""
+            raise UsageError(
+                f"{output} was not written: found {'a file' if force_it else 'something'} there that is not a report "
+                f"of autofit; expected nothing, or an earlier report. Choose another path{force_it}."
+            )
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
+        raise _unwritable(output, error) from None
+    return target
+
+
+def _html(report: Report) -> str:
+    """Returns the page, with the mark of a report behind its first line."""
+    page: str = import_module("autofit.reports.html.page").render(report)
+    at = len(_DOCTYPE) if page.lower().startswith(_DOCTYPE) else 0
+    return f"{page[:at]}{MARK}{page[at:]}"
+
+
+def _is_earlier(path: Path) -> bool:
+    """Returns whether a file is empty or an earlier report."""
+    with path.open("rb") as file:
+        head = file.read(256)
+    return not head or any(mark in head for mark in _MARKS)
+
+
+def _unwritable(output: str | Path, error: Exception) -> UsageError:
+    found = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return UsageError(
+        f"{output} was not written: found {found}; expected a directory that exists and has space. Choose another path."
+    )

@@ -1,0 +1,100 @@
+"""The Markdown of a report: for GitHub, complete, of bounded length, with users' texts as text."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from autofit.core.outcome import Outcome, Status
+from autofit.core.trial import Trial
+from autofit.reports import sources
+from autofit.reports.assemble import assembled
+from autofit.reports.markdown import MARK, text, to_markdown
+from autofit.reports.report import Report
+from tests.recorded import recorded_search
+
+RESULT = recorded_search(name="unet")
+
+
+@pytest.fixture(scope="module")
+def found() -> Report:
+    return assembled(sources.of_result(RESULT))
+
+
+def test_it_has_every_part_of_the_report(found: Report) -> None:
+    document = to_markdown(found)
+    assert document.startswith(f"{MARK}\n# autofit: train.py:make_unet\n\n**Use micro batch ")
+    assert re.findall(r"^## (.*)$", document, re.MULTILINE) == [
+        "Throughput against peak memory", "Plans", "Notes", "Speed over micro batch", "Race",
+        "Estimated against measured peaks", "Memory", "Gates", "Combinations that were not measured", "Not searched",
+        "Apply the plan", "Repeat the search", "Environment",
+    ]  # fmt: skip
+    assert "| **recommended** |" in document
+    assert "| **baseline** |" in document
+    assert "precision=bf16 | passed | cosine of the gradient 0.99991" in document
+    assert "```sh\nautofit tune train.py:make_unet\n```" in document
+
+
+def test_a_baseline_that_is_recommended_is_named_as_both(found: Report) -> None:
+    assert found.recommended is not None
+    own = found.recommended.model_copy(update={"is_baseline": True})
+    assert "| **recommended, baseline** |" in to_markdown(found.model_copy(update={"rows": (own, *found.rows[1:])}))
+
+
+def test_every_row_of_a_table_has_as_many_cells_as_its_head(found: Report) -> None:
+    for table in re.findall(r"(?:^\|.*\|\n)+", to_markdown(found), re.MULTILINE):
+        counts = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
+        assert len(counts) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("a | b", r"a \| b"),
+        ("</script><b>", "&lt;/script&gt;&lt;b&gt;"),
+        ("`code` *bold* [a](b)", r"\`code\` \*bold\* \[a\](b)"),
+        ("memory_format=x _it_", r"memory_format=x \_it\_"),
+        ("# title", r"\#<!-- --> title"),
+        ("- item", r"\- item"),
+        ("1. item", r"1\. item"),
+        ("0.93x", "0.93x"),
+        ("@user and #12", "@<!-- -->user and #<!-- -->12"),
+        ("https://host", "https:<!-- -->//host"),
+        ("two\nlines\n\n# title", "two lines #<!-- --> title"),
+        ("a\\|b $x$", r"a\\\|b \$x\$"),
+    ],
+)
+def test_texts_are_never_markup(given: str, shown: str) -> None:
+    assert text(given) == shown
+
+
+def test_long_texts_are_cut() -> None:
+    assert len(text("x" * 10_000)) == 160
+
+
+def test_hostile_texts_leave_the_document_whole(found: Report) -> None:
+    hostile = "``` </script> | \n# x " + 10_000 * "y"
+    bad = [
+        Trial(
+            number=900 + number,
+            plan=RESULT.trials[0].plan.replace(micro_batch_size=300 + number, precision=hostile),
+            outcome=Outcome(status=Status.USER_ERROR, reason=hostile),
+        )
+        for number in range(500)
+    ]
+    result = replace(RESULT, trials=(*RESULT.trials, *bad))
+    document = to_markdown(assembled(sources.of_result(result)).model_copy(update={"apply_code": "x = '```'\n"}))
+    assert len(document) < 65_536
+    assert "</script>" not in document
+    assert "and 475 more plans" in document
+    assert "````python\nx = '```'\n````" in document
+    assert document.count("\n# ") == 1
+
+
+def test_a_report_without_an_answer_is_short_and_says_why(found: Report) -> None:
+    evidence = RESULT.evidence.model_copy(
+        update={"recommendation": None, "standings": (), "failure": "no plan fits", "profile": None, "race": ()}
+    )
+    document = to_markdown(assembled(sources.of_result(replace(RESULT, recommendation=None, evidence=evidence))))
+    assert "**No plan is recommended: no plan fits**" in document
+    assert "Apply the plan" not in document
