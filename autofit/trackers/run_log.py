@@ -10,7 +10,8 @@ One step for each trial and proof that ran, numbered from 1:
 
 One step for each round of the race, numbered from 1:
     metrics `race/PLAN/gain`, `race/PLAN/gain_low`, `race/PLAN/gain_high`: gain over the baseline with its 95 %
-    interval. PLAN lists the knobs that differ from the baseline.
+    interval, from the round on in which there are enough pairs of blocks. PLAN lists the knobs that differ from the
+    baseline.
 
 At the end:
     metrics `result/gain`, `result/gain_low`, `result/gain_high`, `result/throughput_per_s`,
@@ -99,8 +100,10 @@ class RunLog:
         self._rounds += 1
         found: dict[str, float | None] = {}
         for standing in event.standings:
-            found |= _interval(f"race/{self._label(standing.plan)}/", standing.gain)
-        self._tracker.log(self._rounds, _finite(found), {})
+            if standing.gain is not None and standing.gain.pairs:
+                found |= _interval(f"race/{self._label(standing.plan)}/", standing.gain)
+        if metrics := _finite(found):
+            self._tracker.log(self._rounds, metrics, {})
 
     def _conclude(self, result: SearchResult) -> None:
         r, evidence = result.recommendation, result.evidence

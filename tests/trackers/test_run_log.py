@@ -14,6 +14,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.trial import Trial
 from autofit.search.event import Event
 from autofit.search.evidence import Placing, SearchEvidence, SearchResult
+from autofit.search.race import MIN_ROUNDS
 from autofit.trackers.base import Ending
 from autofit.trackers.following import no_documents
 from autofit.trackers.run_log import MAX_TEXT, RunLog, parameters_of
@@ -86,8 +87,10 @@ def test_each_round_of_the_race_is_one_step_with_intervals(
 ) -> None:
     tracker, result, events = whole
     rounds = [(step, metrics) for step, metrics, texts in tracker.steps if not texts]
-    assert len(rounds) == sum(event.kind == "race" for event in events) >= 4
-    assert [step for step, _ in rounds] == list(range(1, len(rounds) + 1))
+    count = sum(event.kind == "race" for event in events)
+    assert [step for step, _ in rounds] == list(range(1, count + 1))
+    assert list(rounds[0][1]) == [f"race/baseline/{name}" for name in ("gain", "gain_low", "gain_high")]
+    assert count >= MIN_ROUNDS
     last = rounds[-1][1]
     assert last["race/baseline/gain"] == 1
     names = {name.rpartition("/")[0] for name in last}
@@ -170,6 +173,8 @@ def test_the_name_of_a_plan_in_a_metric_is_short_safe_and_unique() -> None:
     ratio = recorded_search().recommendation
     assert ratio is not None
     plans = [evidence.baseline.replace(mark="/=" + 300 * "x" + end) for end in "ab"]
+    assert ratio.gain is not None
+    assert ratio.gain.pairs
     log(Event("race", "", standings=tuple(Placing(plan=plan, gain=ratio.gain) for plan in plans)))
     names = list(tracker.steps[0][1])
     assert len(names) == 6
