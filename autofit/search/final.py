@@ -122,8 +122,7 @@ class Final:
             nonlocal round_s, began
             now = self._tuning.clock.elapsed_s
             round_s, began = max(round_s, now - began), now
-            if race.rounds:
-                self._runner.say_round(f"round {race.rounds}: {len(race.running)} plans left", self._standings(race))
+            self._say_round(race)
             long = race.ripe and now - self._searched_s > max(self._race_ratio(race) * self._searched_s, RACE_S)
             rest_s = max(MIN_ROUNDS - race.rounds, 1) * round_s  # too few rounds would tell nothing
             return long or self._time.left_s() <= rest_s + self._time.proof_s()
@@ -135,8 +134,15 @@ class Final:
             return result
 
         run_race(race, block, enough, lambda: [t.plan.key for t in self._entrants.joining()])
+        if race.over:  # nobody asked whether it is enough
+            self._say_round(race)
         note = {"rounds": race.rounds, "log_throughput": race.logs, "joined": race.joined, "left": race.left}
         self._tuning.log.note("race", note)
+
+    def _say_round(self, race: Race) -> None:
+        """Tells the listener how the plans compare after a round."""
+        if race.rounds:
+            self._runner.say_round(f"round {race.rounds}: {len(race.running)} plans left", self._standings(race))
 
     def _standings(self, race: Race) -> tuple[Placing, ...]:
         """Returns how the plans of the race compare now, best first."""

@@ -5,7 +5,9 @@ parameters are the run's hyperparameters (tab "HParams") and the text `parameter
 `result/trials`. Files are written into the folder of the run.
 """
 
+import os
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from importlib import import_module
@@ -16,8 +18,8 @@ from autofit.trackers.base import Conclusion, Ending, Row, Tracker, Value
 
 DEFAULT_FOLDER = "runs"
 """Folder that `torch.utils.tensorboard.SummaryWriter` writes to by default."""
-FLUSH_S = 120
-"""Maximum time in seconds until a running TensorBoard sees an event; the writer's default."""
+FILE_VERSION = "brain.Event:2"
+"""Content of the first event of a file, by which TensorBoard knows the format."""
 
 
 class TensorBoard(Tracker):
@@ -28,7 +30,7 @@ class TensorBoard(Tracker):
     modules: ClassVar[tuple[str, ...]] = (
         "tensorboard.compat.proto.event_pb2",
         "tensorboard.plugins.hparams.summary_v2",
-        "tensorboard.summary.writer.event_file_writer",
+        "tensorboard.summary.writer.record_writer",
     )
     extra: ClassVar[str] = "tensorboard"
     _writer: Any
@@ -37,9 +39,11 @@ class TensorBoard(Tracker):
     def open(self, title: str, parameters: Mapping[str, Value]) -> None:
         """Makes the folder of the run."""
         self._folder = _new_folder(Path(self.where or DEFAULT_FOLDER).expanduser(), title)
-        self._writer = _module("tensorboard.summary.writer.event_file_writer").EventFileWriter(
-            str(self._folder), flush_secs=FLUSH_S
-        )
+        # TensorBoard finds a file by "tfevents" in its name. Its own EventFileWriter starts a thread, whose errors are
+        # printed as tracebacks.
+        file = (self._folder / f"events.out.tfevents.{int(time.time())}.autofit.{os.getpid()}").open("wb")
+        self._writer = _module("tensorboard.summary.writer.record_writer").RecordWriter(file)
+        self._write(file_version=FILE_VERSION)
         self._add(_module("tensorboard.plugins.hparams.summary_v2").hparams_pb(dict(parameters)), 0)
         rows = [{"parameter": name, "value": value} for name, value in parameters.items()]
         self._add(_summary([_text("parameters", _table(rows))]), 0)
@@ -48,7 +52,6 @@ class TensorBoard(Tracker):
         """Writes scalars and texts."""
         values = [*_scalars(metrics), *(_text(name, _escaped(text)) for name, text in texts.items())]
         self._add(_summary(values), step)
-        self._writer.flush()
 
     def conclude(self, conclusion: Conclusion) -> None:
         """Writes the final figures and texts, the table of trials, and the files."""
@@ -64,8 +67,13 @@ class TensorBoard(Tracker):
         self._writer.close()
 
     def _add(self, summary: Any, step: int) -> None:
-        event = _module("tensorboard.compat.proto.event_pb2").Event
-        self._writer.add_event(event(wall_time=datetime.now().timestamp(), step=step, summary=summary))
+        self._write(step=step, summary=summary)
+
+    def _write(self, **fields: Any) -> None:
+        """Writes one event at once, so that a running TensorBoard shows it."""
+        event = _module("tensorboard.compat.proto.event_pb2").Event(wall_time=time.time(), **fields)
+        self._writer.write(event.SerializeToString())
+        self._writer.flush()
 
 
 def _module(name: str) -> Any:

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from autofit.trackers.background import Background
 from autofit.trackers.base import Ending
+from autofit.trackers.following import no_documents
 from autofit.trackers.run_log import RunLog
 from autofit.trackers.tensorboard import TensorBoard
 from tests.recorded import recorded_search
@@ -69,6 +71,32 @@ def test_a_search_in_the_same_second_has_its_own_folder(tmp_path: Path) -> None:
         tracker.open("t", {})
         tracker.close(Ending.FINISHED)
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_full_disk_is_one_warning_without_a_traceback(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    class Full(TensorBoard):
+        def log(self, *given: Any) -> None:
+            self._writer._writer = Path("/dev/full").open("wb")  # noqa: SIM115  # closed by the writer
+            super().log(*given)
+
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    said: list[str] = []
+    listener = Background(Full.make(str(tmp_path)), said.append, no_documents, 30.0)
+    recorded_search(listen=[listener])
+    listener.close()
+    assert len(said) == 1
+    assert "No space left on device" in said[0]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_each_event_can_be_read_at_once(tmp_path: Path) -> None:
+    tracker = TensorBoard.make(str(tmp_path))
+    tracker.open("", {})
+    tracker.log(1, {"trial/gain": 1.5}, {})
+    found = read(next(tmp_path.iterdir()))
+    tracker.close(Ending.FINISHED)
+    assert [(event.step, event.value) for event in found.Scalars("trial/gain")] == [(1, 1.5)]
 
 
 def test_a_place_that_is_a_file_fails(tmp_path: Path) -> None:
