@@ -11,8 +11,8 @@ class Event:
     """Something that happened in a search.
 
     Attributes:
-        kind: "start", the first event of a search; "stage", "trial", "skipped", "race" or "proof"; "result", the last
-            event; or "waiting", which comes from another thread if a run makes no progress for long.
+        kind: "start", when a search begins; "stage", "trial", "skipped", "race" or "proof"; "result", the last event of
+            a search; or "waiting", which comes from another thread if a run makes no progress for long.
         text: one line of text.
         trial: the trial, for "trial", "skipped" and "proof".
         done: number of trials run so far.

@@ -26,9 +26,10 @@ Warn = Callable[[str], None]
 class Listener(Protocol):
     """A callable that receives each event of a search.
 
-    **Order.** The first event is "start", with the request and its environment. Then come "stage", "trial", "skipped",
-    "race" (after each round, with the standings) and "proof". The last event is "result", with everything that the
-    search found; it also comes if the search fails. It does not come if the user interrupts the search.
+    **Order.** A search begins with "start", which carries the request and its environment; only "stage" may come
+    earlier, while the search waits for its study. Then come "stage", "trial", "skipped", "race" (after each round, with
+    the standings) and "proof". The last event is "result", with everything that the search found. It also comes if the
+    search ends with an error, but not if the user interrupts it.
 
     **Where.** A listener is called in the thread that called `tune`, or, for `autofit tune`, in the process that does
     not load the user's code. It is called between two runs and never while a plan is timed. Calls do not overlap.
