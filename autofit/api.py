@@ -1,7 +1,6 @@
 """The public calls `tune`, `estimate` and `load`: they turn the user's objects into a workload and wire the parts."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -9,33 +8,25 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from autofit import locks, planfile
-from autofit.core.briefing import Options
+from autofit import planfile
 from autofit.core.budget import Clock
-from autofit.core.errors import BudgetSpent, UsageError
+from autofit.core.errors import UsageError
 from autofit.core.objective import Objective
-from autofit.core.recommendation import Recommendation
+from autofit.core.plan import KnobValue
 from autofit.core.units import parse_duration
-from autofit.devices.base import Device
 from autofit.devices.of_model import device_for, device_it_is_on
 from autofit.estimation import estimate as estimating
 from autofit.estimation.estimation import Estimation
 from autofit.fit import Fit, Terms
 from autofit.guard import Guard
-from autofit.probing.local_bench import LocalBench
+from autofit.in_process import search_in_process
 from autofit.probing.options import options_of, record_of
 from autofit.probing.remote.bench import Target
 from autofit.probing.standin_bench import StandInBench
-from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.reports.attached import attached
 from autofit.reports.repeating import tuning_call
-from autofit.search.event import Event
-from autofit.search.evidence import SearchResult
 from autofit.search.request import Listen, Request
-from autofit.search.search import search
 from autofit.trackers.following import following
-from autofit.trackers.progress import Progress
-from autofit.trackers.search_state import Yardstick
 from autofit.workloads.workload import OptimizerRecipe, Workload
 
 
@@ -52,6 +43,8 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
     time_budget: float | str | None = None,
     numerics: Literal["exact", "mixed", "any"] = "mixed",
     strategies: Sequence[str] | None = None,
+    without: Sequence[str] = (),
+    pinned: Mapping[str, KnobValue] | None = None,
     worst_case: Any = None,
     mode: Literal["train", "inference"] = "train",
     max_grad_norm: float | None = None,
@@ -97,6 +90,9 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
             keeps techniques that change the result; the caveats name them.
         strategies: names of the techniques to search: "batching", "precision", "checkpointing", "memory_format",
             "optimizer_implementation". None searches all that apply.
+        without: names of techniques not to search.
+        pinned: values that the plan must have, such as `{"precision": "bf16", "micro_batch_size": 16}`. The baseline
+            is measured as it is, for comparison.
         worst_case: the sample that needs the most memory, or a callable `size -> batch` that makes such a batch. None
             scans the data set for its longest samples.
         mode: "train", or "inference" for the forward pass alone.
@@ -147,27 +143,21 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
     )
     chosen = device_for(model, device)
     options = options_of(
-        memory_budget, numerics, strategies, seed, enforce=not chosen.is_host, cold=planned_steps is not None
+        memory_budget=memory_budget,
+        numerics=numerics,
+        strategies=strategies,
+        without=without,
+        pinned=pinned,
+        seed=seed,
+        enforce=not chosen.is_host,
+        cold=planned_steps is not None,
     )
     title, command = type(model).__name__, tuning_call(tune, locals())
     asked = Request(time_s=clock.limit_s, study=study, searcher=searcher, planned_steps=planned_steps, seed=seed)
     request = replace(asked, objective=record_of(Objective, unit=objective), title=title, command=command)
-    results: list[SearchResult] = []
-    about, wait_s = f"{chosen.name()} ({chosen.type})", locks.patience_s(request.time_s)
-    with ExitStack() as held:
-        followers = held.enter_context(following(listeners, attach=attached, time_s=request.time_s))
-        with Progress.of(progress) as waiting:
-            held.enter_context(locks.held(chosen.lock_key, about, wait_s, lambda text: waiting(Event("stage", text))))
-            watch = held.enter_context(Watchdog(clock))
-            with watch.telling(lambda text: waiting(Event("waiting", text))):
-                bench = _opened(workload, chosen, options, watch)
-        with bench.backstop, bench:
-            against = Yardstick.of(bench.briefing, request.objective, request.time_s, clock)
-            with Progress.of(progress, against) as listen, watch.telling(lambda text: listen(Event("waiting", text))):
-                everyone = [listen, *followers, lambda event: watch.beat("choosing the next plan"), _kept_in(results)]
-                found = search(bench, request, everyone, clock)
-    found = _with_what_changed(found, bench.changed)
-    return Fit(found, Terms(loss_fn, step_fn, optimizer), replace(results[0], recommendation=found))
+    with following(listeners, attach=attached, time_s=request.time_s) as followers:
+        found, result = search_in_process(workload, chosen, options, request, clock, progress, followers)
+    return Fit(found, Terms(loss_fn, step_fn, optimizer), result)
 
 
 def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of the user's
@@ -220,7 +210,7 @@ def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of 
         UsageError, WorkloadError, SpaceError: an argument cannot be used; the message says why.
         UserCodeError: the factory, model, loss or data raised an exception.
     """
-    options = options_of(memory_budget, numerics, strategies, seed)
+    options = options_of(memory_budget=memory_budget, numerics=numerics, strategies=strategies, seed=seed)
     common: dict[str, Any] = {"global_batch_size": global_batch_size, "max_grad_norm": max_grad_norm}
     user = {"loader": loader, "loss_fn": loss_fn, "step_fn": step_fn, "optimizer": optimizer, "worst_case": worst_case}
     if isinstance(workload, (str, Path)):
@@ -255,28 +245,3 @@ def load(path: str | Path) -> Fit:
         PlanFileError: the file is missing, damaged, or of another schema.
     """
     return Fit(planfile.load(path), plan_file=str(path))
-
-
-def _opened(workload: Workload, device: Device, options: Options, watch: Watchdog) -> LocalBench:
-    """Opens a bench within the time budget.
-
-    Raises:
-        BudgetSpent: opening the bench used up the time budget.
-    """
-    try:
-        return watch.allowed(lambda: LocalBench(workload, device, options, watch=watch))
-    except Overdue as error:
-        raise BudgetSpent(f"{error}. Nothing was measured yet: give more time, or find out what hangs.") from None
-
-
-def _kept_in(results: list[SearchResult]) -> Listen:
-    """Returns a listener that keeps the result of the search."""
-    return lambda event: results.extend([event.result] if event.result is not None else [])
-
-
-def _with_what_changed(found: Recommendation, changed: Sequence[str]) -> Recommendation:
-    """Adds a caveat that names what could not be put back, if there is any."""
-    if not changed:
-        return found
-    note = f"changed while tuning, and could not be put back: {', '.join(changed)}"
-    return found.model_copy(update={"caveats": (*found.caveats, note)})

@@ -14,7 +14,6 @@ from autofit import devices, exporters, planfile
 from autofit.core.errors import PlanFileError
 from autofit.core.measurement import Measurement
 from autofit.core.plan import Plan
-from autofit.core.printable import printable
 from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.exporters.base import Export
 from autofit.guard import Guard
@@ -23,6 +22,9 @@ from autofit.prepare import prepare
 from autofit.reports import sources, writing
 from autofit.reports.assemble import assembled
 from autofit.reports.canvas import Canvas
+from autofit.reports.html.card import card
+from autofit.reports.plots import Plot, plot
+from autofit.reports.report import Report
 from autofit.reports.summary import summarize
 from autofit.search.evidence import SearchResult
 from autofit.strategies import members
@@ -34,7 +36,7 @@ from autofit.workloads.weights import Weighing
 from autofit.workloads.workload import OptimizerRecipe, Workload
 
 _SCANNED = 64
-"""Number of samples inspected to rebuild a loader. Their lengths decide nothing here."""
+"""Number of samples inspected to rebuild a loader. Their lengths do not matter here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,22 @@ class Fit:
         return self.recommendation.caveats
 
     def __str__(self) -> str:
-        return printable(summarize(self.recommendation, Canvas.of(sys.stdout).width))
+        return summarize(self.recommendation, Canvas.of(sys.stdout))
+
+    def _repr_html_(self) -> str:
+        return card(self.recommendation)
+
+    def plot(self, kind: str = "front") -> Plot:
+        """Returns one chart of the report, which a notebook shows and which can be saved as SVG.
+
+        Args:
+            kind: "front" (throughput against peak memory), "curves" (speed by micro batch size), "breakdown" (what the
+                memory holds), "timeline" (memory during one optimizer step), "race" or "estimates".
+
+        Raises:
+            UsageError: no chart has this name, or the search kept no values for it.
+        """
+        return plot(self._report(), kind)
 
     def prepare(
         self,
@@ -192,11 +209,7 @@ class Fit:
         """
         kind = writing.format_of(path)
         writing.check_replaceable(path, force=force)
-        if self.result is not None and self.result.recommendation is not None:
-            source = sources.of_result(self.result, self.plan_file)
-        else:
-            source = sources.of_recommendation(self.recommendation, self.plan_file)
-        writing.write(writing.rendered(assembled(source), kind), path, force=force)
+        writing.write(writing.rendered(self._report(), kind), path, force=force)
 
     def export(self, target: str) -> Export:
         """Returns the plan as code or settings for another framework, with the knobs that it cannot express.
@@ -205,6 +218,11 @@ class Fit:
             UsageError: no exporter has this name.
         """
         return exporters.by_name(target).export(self.recommendation)
+
+    def _report(self) -> Report:
+        if self.result is not None and self.result.recommendation is not None:
+            return assembled(sources.of_result(self.result, self.plan_file))
+        return assembled(sources.of_recommendation(self.recommendation, self.plan_file))
 
     def _setting(self, name: str) -> str | None:
         return self.recommendation.environment.settings.get(name)

@@ -249,7 +249,7 @@ def test_a_loss_that_is_not_finite_is_the_users_to_see(value: float) -> None:
 
     message = refused(NonFiniteLoss, targets.mlp(), targets.vectors(), step_fn=step_fn)
     assert "not finite" in message
-    assert "your own setting" in message
+    assert "the baseline (" in message
     assert NonFiniteLoss.exit_code == 5
 
 

@@ -90,7 +90,6 @@ def test_it_trains_exactly_as_a_loop_written_by_hand(fit: Fit, norm: float | Non
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     step = fit.prepare(model, seeded(8), optimizer, scheduler=scheduler, max_grad_norm=norm)
-    assert step.loader is not None
     assert len(step.loader) == 4
     assert [step(batch).item() for batch in step.loader] == pytest.approx(losses, rel=1e-6)
     assert step.optimizer is optimizer
@@ -111,7 +110,6 @@ def test_the_clipping_that_was_tuned_with_is_kept_unless_another_is_given(tuned:
         by_hand(expected, torch.optim.SGD(expected.parameters(), lr=0.5), norm=norm)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         with chosen.prepare(model, seeded(8), optimizer, loss_fn=F.cross_entropy, max_grad_norm=given) as step:
-            assert step.loader is not None
             for part in step.loader:
                 step(part)
         assert equal(model, expected)
@@ -126,7 +124,6 @@ def test_a_scaler_of_the_users_is_used(fit: Fit) -> None:
     model, expected = targets.mlp(), targets.mlp()
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
     with fit.prepare(model, seeded(8), lambda params: torch.optim.SGD(params, lr=0.1), scaler=scaler) as step:
-        assert step.loader is not None
         for batch in step.loader:
             step(batch)
     assert scaler.get_scale() == 8.0 * 2**4
@@ -153,7 +150,6 @@ def test_closing_takes_the_plan_off_the_modules(tuned: Fit) -> None:
     before = looks(model), {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
     step = changed.prepare(model, targets.sentences((6,)), optimizer)
     assert looks(model) != before[0]
-    assert step.loader is not None
     step(next(iter(step.loader)))
     step.close()
     assert (looks(model), {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}) == before
@@ -177,7 +173,6 @@ def test_a_saved_plan_gives_the_same_step(fit: Fit, tmp_path: Path) -> None:
             assert step.plan == fit.plan
             assert step.optimizer is not None
             assert step.optimizer.param_groups[0]["fused"] is True
-            assert step.loader is not None
             for batch in step.loader:
                 step(batch)
     assert equal(*models)
@@ -230,7 +225,6 @@ def test_gradients_from_before_do_not_enter_the_first_step(fit: Fit) -> None:
     model(torch.randn(4, 8)).sum().backward()
     for one in (model, other):
         with fit.prepare(one, seeded(8), loss_fn=F.cross_entropy) as step:
-            assert step.loader is not None
             step(next(iter(step.loader)))
     assert equal(model, other)
 
@@ -304,9 +298,9 @@ def test_it_says_plan_gain_peak_and_why(tuned: Fit) -> None:
     record = tuned.recommendation
     assert f"micro batch {tuned.plan.micro_batch_size}" in text.splitlines()[0]
     flat = " ".join(text.split())  # lines are as wide as the terminal
-    assert "of your own setting's throughput" in flat or "Keep your own setting" in flat
+    assert "the throughput of the baseline" in flat or "Keep the baseline" in flat
     assert "peak" in text
-    assert f"proven by {tuned.proof.worst_steps} whole steps" in flat
+    assert f"Proven by {tuned.proof.worst_steps} whole steps" in flat
     assert record.environment.device_name in flat
     assert len(tuned.alternatives) >= 1
     assert all(other.note for other in tuned.alternatives)
@@ -317,3 +311,13 @@ def test_its_parts_are_those_of_the_record(tuned: Fit) -> None:
     record = tuned.recommendation
     assert (tuned.plan, tuned.proof, tuned.baseline) == (record.plan, record.proof, record.baseline)
     assert (tuned.gain, tuned.alternatives, tuned.caveats) == (record.gain, record.alternatives, record.caveats)
+
+
+def test_a_notebook_shows_the_answer_and_a_plot(fit: Fit, tmp_path: Path) -> None:
+    assert "Memory budget" in fit._repr_html_()
+    shown = fit.plot("front")
+    assert shown._repr_svg_().startswith("<svg")
+    shown.save(tmp_path / "front.svg")
+    assert (tmp_path / "front.svg").read_text(encoding="utf-8").startswith("<?xml")
+    with pytest.raises(UsageError, match="no plot 'pie'"):
+        fit.plot("pie")

@@ -20,20 +20,22 @@ NAMES = [
 ]  # fmt: skip
 
 FLAGS = {
-    "": ["--help", "--version", "-h", "COMMAND"],
+    "": ["--help", "--verbose", "--version", "-h", "COMMAND"],
     "tune": [
         "--arg", "--device", "--force", "--global-batch", "--help", "--json", "--max-global-batch", "--max-grad-norm",
-        "--memory", "--mode", "--numerics", "--objective", "--output", "--planned-steps", "--quiet", "--searcher",
-        "--seed", "--strategies", "--study", "--time", "--track", "--trials", "-h", "-o", "-q", "TARGET",
+        "--memory", "--mode", "--numerics", "--objective", "--only", "--output", "--planned-steps", "--quiet",
+        "--searcher", "--seed", "--set", "--strategies", "--study", "--time", "--track", "--trials", "--without", "-h",
+        "-o", "-q", "TARGET",
     ],
     "estimate": [
         "--arg", "--device", "--global-batch", "--help", "--json", "--max-grad-norm", "--memory", "--mode",
-        "--numerics", "--quiet", "--seed", "--strategies", "-h", "-q", "TARGET",
+        "--numerics", "--only", "--quiet", "--seed", "--strategies", "--without", "-h", "-q", "TARGET",
     ],
     "show": ["--help", "--json", "--quiet", "-h", "-q", "PLAN"],
     "report": [
         "--force", "--format", "--help", "--json", "--name", "--output", "--quiet", "-h", "-o", "-q", "PLAN | STUDY",
     ],
+    "completion": ["--help", "-h", "None"],
     "export": ["--force", "--help", "--json", "--output", "--quiet", "--to", "-h", "-o", "-q", "PLAN"],
 }  # fmt: skip
 

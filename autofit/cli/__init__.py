@@ -8,7 +8,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from time import monotonic
 from typing import NoReturn
 
@@ -22,6 +21,7 @@ _COMMANDS = {
     "show": ("explain a plan file", _arguments.show),
     "report": ("write a report of a plan or a study, as HTML, Markdown or JSON", _arguments.report),
     "export": ("write a plan as code or settings for another framework", _arguments.export),
+    "completion": ("print the completion script of a shell", _arguments.completion),
 }
 _EXIT_CODES = """\
 exit codes:
@@ -48,8 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     began_s = monotonic()
     words = sys.argv[1:] if arguments is None else list(arguments)
-    _Parser.as_json = "--json" in words
-    given = parser().parse_args(words, argparse.Namespace(began_s=began_s, words=words))
+    _Parser.as_json, _Version.verbose = "--json" in words, "--verbose" in words
+    reader = parser()
+    given = reader.parse_args(words, argparse.Namespace(began_s=began_s, words=words))
+    if given.verbose:
+        reader.error("--verbose goes with --version alone: autofit --version --verbose")
     outcome = import_module("autofit.cli.outcome")
     # The command is loaded inside `run`, so that a Ctrl-C during loading is handled like any other.
     code: int = outcome.run(lambda given: import_module(f"autofit.cli.{given.command}").execute(given), given)
@@ -65,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=_Formatter,
     )
     top.add_argument("--version", action=_Version)
+    top.add_argument("--verbose", action="store_true", help="with --version: the environment that a bug report needs")
     commands = top.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     for name, (about, add) in _COMMANDS.items():
         sub = commands.add_parser(
@@ -75,6 +79,9 @@ def parser() -> argparse.ArgumentParser:
             formatter_class=_Formatter,
         )
         add(sub)
+        if name == "completion":
+            sub.set_defaults(json=False, quiet=False)
+            continue
         sub.add_argument("--json", action="store_true", help="print one JSON document on stdout, also on failure")
         sub.add_argument("-q", "--quiet", action="store_true", help="print only the result and errors")
     return top
@@ -100,15 +107,14 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Version(argparse.Action):
-    """Prints the version. Looking it up takes 20 ms, so it is done only on request."""
+    """Prints the version, or the environment with `--verbose`. Looked up only on request, which takes 20 ms."""
+
+    verbose = False
 
     def __init__(self, option_strings: Sequence[str], dest: str) -> None:
         super().__init__(option_strings, dest, nargs=0, help="print the version and exit")
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        try:
-            found = version("torch-autofit")
-        except PackageNotFoundError:
-            found = "unknown (not installed)"
-        print(f"torch-autofit {found}")
+        found = import_module("autofit.cli.version")
+        print(found.environment() if self.verbose else f"torch-autofit {found.installed()}")
         sys.exit(0)

@@ -45,7 +45,7 @@ def estimate(parser: argparse.ArgumentParser) -> None:
     wanted.add_argument("--device", metavar="NAME", help='device, which need not be present, such as "H200"; or cpu')
     _memory(wanted)
     _numerics(wanted, "exact: only the baseline's precision; mixed (default) and any: other precisions too")
-    wanted.add_argument("--strategies", metavar="A,B", help="techniques to consider (default: all that apply)")
+    _strategies(wanted, "consider")
     wanted.add_argument("--seed", type=int, metavar="N", help="selects the samples that are inspected (default: 0)")
 
 
@@ -87,6 +87,11 @@ def export(parser: argparse.ArgumentParser) -> None:
     _force(parser)
 
 
+def completion(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `autofit completion`."""
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
+
+
 def _tune_training(group: _Group) -> None:
     _global_batch(group)
     group.add_argument(
@@ -124,11 +129,15 @@ def _tune_search(group: _Group) -> None:
         "exact: keep the arithmetic; mixed (default): also try tf32, bf16 and fp16; any: also try what changes the "
         "result",
     )
+    _strategies(group, "search")
     group.add_argument(
-        "--strategies",
-        metavar="A,B",
-        help="techniques to search, of batching, precision, checkpointing, memory_format and optimizer_implementation "
-        "(default: all that apply)",
+        "--set",
+        action="append",
+        default=[],
+        dest="pinned",
+        metavar="KNOB=VALUE",
+        help="pin a knob: search only plans with this value, such as precision=bf16 or micro_batch_size=16. The "
+        "baseline is measured as it is, for comparison. May be repeated",
     )
     group.add_argument(
         "--objective",
@@ -155,7 +164,7 @@ def _plan_output(group: _Group) -> None:
     _force(group)
 
 
-# What several commands take.
+# Arguments that several commands share.
 
 
 def _plan(group: _Group) -> None:
@@ -166,6 +175,18 @@ def _plan(group: _Group) -> None:
 
 def _global_batch(group: _Group) -> None:
     group.add_argument("--global-batch", type=int, metavar="N", help="samples per optimizer step, kept exactly")
+
+
+def _strategies(group: _Group, verb: str) -> None:
+    group.add_argument(
+        "--only",
+        "--strategies",
+        dest="strategies",
+        metavar="A,B",
+        help=f"techniques to {verb}, of batching, precision, checkpointing, memory_format and optimizer_implementation "
+        "(default: all that apply)",
+    )
+    group.add_argument("--without", metavar="A,B", help=f"techniques not to {verb}")
 
 
 def _memory(group: _Group) -> None:

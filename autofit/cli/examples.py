@@ -11,7 +11,11 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
         ("Pass keyword arguments to the function:",
          "autofit tune train.py:make_workload --arg depth=12 --arg size=large"),
         ("Search two techniques only:",
-         "autofit tune train.py:make_workload --strategies batching,precision"),
+         "autofit tune train.py:make_workload --only batching,precision"),
+        ("Search in bf16 alone; the baseline is measured as it is, for comparison:",
+         "autofit tune train.py:make_workload --set precision=bf16"),
+        ("Leave a technique out:",
+         "autofit tune train.py:make_workload --without checkpointing"),
         ("Find the shortest training of 20,000 steps, warm-up included:",
          "autofit tune train.py:make_workload --planned-steps 20000"),
         ("Keep the trials in another study. The same command resumes it:",
@@ -37,6 +41,12 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
     "export": (
         ("Print the training loop in plain PyTorch:", "autofit export"),
         ("Write it to a file:", "autofit export bert.yaml --to python -o loop.py"),
+    ),
+    "completion": (
+        ("Complete commands in this bash session:", 'eval "$(autofit completion bash)"'),
+        ("For every zsh session; add the line to ~/.zshrc:", 'eval "$(autofit completion zsh)"'),
+        ("For every fish session:",
+         "autofit completion fish > ~/.config/fish/completions/autofit.fish"),
     ),
 }  # fmt: skip
 """For each command: what an example does, and its command line."""

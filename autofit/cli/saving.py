@@ -11,7 +11,7 @@ from autofit.exporters.base import Export
 
 
 def save_plan(recommendation: Recommendation, output: str, *, force: bool) -> str:
-    """Writes the plan file. Returns "", or why it is not at `output` and where the plan is instead."""
+    """Writes the plan file. Returns "", or an error that also says where the plan was saved instead."""
     try:
         planfile.save(recommendation, output, force=force)
     except PlanFileError as error:

@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from autofit import planfile
-from autofit.core.printable import ascii_json, printable
+from autofit.core.printable import ascii_json
 from autofit.reports.canvas import Canvas
 from autofit.reports.summary import summarize
 
@@ -15,5 +15,5 @@ def execute(given: argparse.Namespace) -> int:
     if given.json:
         print(ascii_json(recommendation.model_dump_json(by_alias=True, indent=2)))
     else:
-        print(printable(summarize(recommendation, Canvas.of(sys.stdout).width)))
+        print(summarize(recommendation, Canvas.of(sys.stdout), given.plan))
     return 0

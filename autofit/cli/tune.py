@@ -16,6 +16,7 @@ from autofit.core.environment import Environment
 from autofit.core.errors import PlanFileError
 from autofit.core.objective import Objective
 from autofit.core.printable import ascii_json, printable
+from autofit.core.recommendation import Recommendation
 from autofit.core.units import parse_duration
 from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.probing.watchdog import Watchdog
@@ -28,7 +29,7 @@ from autofit.search.request import DEFAULT_STUDY, Request
 from autofit.search.search import search
 from autofit.trackers.following import following
 from autofit.trackers.progress import Progress
-from autofit.trackers.search_state import Yardstick
+from autofit.trackers.yardstick import Yardstick
 
 
 def execute(given: argparse.Namespace) -> int:
@@ -36,41 +37,45 @@ def execute(given: argparse.Namespace) -> int:
     target, request = _target(given), _request(given)
     clock = Clock(limit_s=request.time_s, start=given.began_s)
     _check_output(Path(given.output), force=given.force)
-    if not given.quiet:
-        print(f"autofit: looking at {printable(given.target)}", file=sys.stderr)
-    with (
-        _terminable(),
-        following(given.track, warn=_warn, attach=attached, time_s=request.time_s) as followers,
-        ExitStack() as held,
-        Watchdog(clock, _printer(given.quiet)) as watch,
-        RemoteBench(
-            target,
-            beat=watch.beat,
-            claim=_claiming(held, request, _printer(given.quiet)),
-            clock=clock,
-            log=_log(request.study),
-        ) as bench,
-    ):
-        if not given.quiet:
-            _print_device(bench.briefing.environment, given.device)
-        against = Yardstick.of(bench.briefing, request.objective, request.time_s, clock)
-        with (
-            Progress.of(not given.quiet, against) as listen,
-            watch.telling(lambda text: listen(Event("waiting", text))),
-        ):
-            listeners = [listen, *followers, lambda event: watch.beat("choosing the next plan")]
-            recommendation = search(bench, request, listeners, clock)
+    recommendation = _searched(target, request, clock, given)
     unsaved = save_plan(recommendation, given.output, force=given.force)
     if given.json:
         print(ascii_json(recommendation.model_dump_json(by_alias=True, indent=2)))
     else:
-        print(printable(summarize(recommendation, Canvas.of(sys.stdout).width)))
+        print(summarize(recommendation, Canvas.of(sys.stdout), given.output))
     if unsaved:  # on stderr, since the result above is the only document on stdout
         print(f"autofit: {printable(unsaved)}", file=sys.stderr)
         return PlanFileError.exit_code
     if not (given.json or given.quiet):
         print(f"autofit: plan written to {printable(given.output)}", file=sys.stderr)
     return 0
+
+
+def _searched(target: Target, request: Request, clock: Clock, given: argparse.Namespace) -> Recommendation:
+    """Opens the target in a child process and searches, with progress on stderr unless it is to be quiet."""
+    with (
+        _terminable(),
+        following(given.track, warn=_warn, attach=attached, time_s=request.time_s) as followers,
+        ExitStack() as held,
+    ):
+        watch = held.enter_context(Watchdog(clock))
+        with (
+            Progress.of(not given.quiet, Yardstick.of(None, request, clock, lambda: watch.doing)) as listen,
+            watch.telling(lambda text: listen(Event("waiting", text))),
+        ):
+            listen(Event("stage", f"looking at {given.target}"))
+            claim = _claiming(held, request, lambda text: listen(Event("stage", text)))
+            bench = held.enter_context(
+                RemoteBench(target, beat=watch.beat, claim=claim, clock=clock, log=_log(request.study))
+            )
+            listen(Event("stage", _device(bench.briefing.environment, given.device)))
+        against = Yardstick.of(bench.briefing, request, clock, lambda: watch.doing)
+        with (
+            Progress.of(not given.quiet, against) as listen,
+            watch.telling(lambda text: listen(Event("waiting", text))),
+        ):
+            listeners = [listen, *followers, lambda event: watch.beat("choosing the next plan")]
+            return search(bench, request, listeners, clock)
 
 
 def _claiming(held: ExitStack, request: Request, say: Callable[[str], None]) -> Callable[[str, str], None]:
@@ -108,10 +113,6 @@ def _request(given: argparse.Namespace) -> Request:
     )
 
 
-def _printer(quiet: bool) -> Callable[[str], None]:
-    return lambda text: None if quiet else print(f"autofit: {printable(text)}", file=sys.stderr, flush=True)
-
-
 def _warn(text: str) -> None:
     """Prints a warning, also with --quiet."""
     print(f"autofit: warning: {printable(text)}", file=sys.stderr, flush=True)
@@ -143,14 +144,12 @@ def _check_output(path: Path, *, force: bool) -> None:
         raise PlanFileError(f"{path} cannot be written: found {found}. Give another --output.") from None
 
 
-def _print_device(environment: Environment, asked: str | None) -> None:
-    """Prints the device, and that no accelerator was found if the device was not chosen by the user."""
-    name = printable(environment.device_name)
+def _device(environment: Environment, asked: str | None) -> str:
+    """Returns the device, and that no accelerator was found if the device was not chosen by the user."""
     if environment.is_host:
         found = "" if asked else "; no accelerator was found"
-        print(f"autofit: tuning for the CPU ({name}){found}", file=sys.stderr)
-    else:
-        print(f"autofit: tuning on {name} ({environment.device_type})", file=sys.stderr)
+        return f"tuning for the CPU ({environment.device_name}){found}"
+    return f"tuning on {environment.device_name} ({environment.device_type})"
 
 
 @contextmanager

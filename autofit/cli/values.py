@@ -8,6 +8,7 @@ import yaml
 
 from autofit.core.briefing import Options
 from autofit.core.errors import UsageError
+from autofit.core.plan import KnobValue
 from autofit.core.units import parse_budget
 
 
@@ -39,13 +40,15 @@ def options(given: argparse.Namespace) -> Options:
         "memory_budget": memory(given.memory),
         "numerics": given.numerics,
         "strategies": names(given.strategies),
+        "without": names(given.without),
+        "pinned": pins(getattr(given, "pinned", [])) or None,
         "seed": given.seed,
     }
     return Options.model_validate({name: value for name, value in asked.items() if value is not None})
 
 
 def overrides(given: argparse.Namespace) -> dict[str, Any]:
-    """Returns the fields that override those of the workload that the function returns; None where not given."""
+    """Returns the fields that override those of the function's workload; None for those that were not given."""
     found = {"global_batch_size": given.global_batch, "mode": given.mode, "max_grad_norm": given.max_grad_norm}
     if "max_global_batch" in given:  # `estimate` has no such limit
         found["max_global_batch_size"] = given.max_global_batch
@@ -63,16 +66,39 @@ def keywords(pairs: list[str]) -> dict[str, Any]:
     Raises:
         UsageError: a pair is not of the form NAME=VALUE, or its value cannot be read.
     """
+    return _assigned("--arg", pairs, "depth=12")
+
+
+def pins(pairs: list[str]) -> dict[str, KnobValue]:
+    """Returns the values given by `--set KNOB=VALUE`. Values are read as YAML.
+
+    Raises:
+        UsageError: a pair is not of the form KNOB=VALUE, its value is not one that a knob can have, or a knob is given
+            two values.
+    """
+    found = _assigned("--set", pairs, "precision=bf16")
+    for name, value in found.items():
+        if not isinstance(value, bool | int | str):
+            raise UsageError(
+                f"--set {name}={value} has no value that a knob can have. Expected a name, a number or true."
+            )
+        given = {pair.partition("=")[2] for pair in pairs if pair.partition("=")[0] == name}
+        if len(given) > 1:
+            raise UsageError(f"--set {name} has several values: {', '.join(sorted(given))}. Expected one.")
+    return found
+
+
+def _assigned(flag: str, pairs: list[str], example: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name.isidentifier():
-            raise UsageError(f"--arg {pair!r} is not of the form NAME=VALUE. Expected, for example, --arg depth=12.")
-        found[name] = _value(pair, value)
+            raise UsageError(f"{flag} {pair!r} is not of the form NAME=VALUE. Expected, for example, {flag} {example}.")
+        found[name] = _value(flag, pair, value)
     return found
 
 
-def _value(pair: str, text: str) -> Any:
+def _value(flag: str, pair: str, text: str) -> Any:
     """Returns the value of an `--arg`. It must be representable as JSON, because it is sent to the child process."""
     try:
         value = yaml.safe_load(text)
@@ -80,7 +106,7 @@ def _value(pair: str, text: str) -> Any:
     except (yaml.YAMLError, TypeError, ValueError, AttributeError, IndexError, KeyError, RecursionError) as error:
         problem = str(error).partition("\n")[0]
         raise UsageError(
-            f"the value of --arg {pair!r} cannot be read: {problem}. Expected a number, true, false, a string or a "
+            f"the value of {flag} {pair!r} cannot be read: {problem}. Expected a number, true, false, a string or a "
             "list, in YAML. Quote a string that YAML reads as something else, as in --arg 'day=\"2026-01-31\"'."
         ) from None
     return value

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict
 from autofit.core.account import Account
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
+from autofit.core.plan import KnobValue
 from autofit.core.space import SpaceFacts
 from autofit.core.work import Ceilings
 
@@ -61,6 +62,8 @@ class Options(BaseModel):
             the headroom.
         numerics: "exact" admits strategies that keep the arithmetic, "mixed" adds tf32, bf16 and fp16 autocast, "any"
             adds strategies that change the result.
+        pinned: value by knob; only plans with these values are searched. The baseline runs as it is, for comparison.
+        without: names of strategies not to search.
         strategies: names of the strategies to search; None for all.
         seed: selects samples and seeds the gates and the searcher.
         enforce: whether the device limits the probing process to the budget while steps run.
@@ -73,6 +76,8 @@ class Options(BaseModel):
     memory_budget: int | float | str | None = None
     numerics: Literal["exact", "mixed", "any"] = "mixed"
     strategies: tuple[str, ...] | None = None
+    without: tuple[str, ...] = ()
+    pinned: dict[str, KnobValue] = {}
     seed: int = 0
     enforce: bool = False
     cold: bool = False

@@ -1,12 +1,7 @@
-"""Texts for a terminal: without control characters, and cut to its width."""
+"""Texts as a terminal can show them: without control characters."""
 
 import json
-import os
 import re
-import shutil
-import unicodedata
-from contextlib import suppress
-from typing import TextIO
 
 _COMMANDS = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # a complete escape sequence
@@ -38,24 +33,3 @@ def ascii_json(document: str) -> str:
 def _escaped(letter: str) -> str:
     # `json.dumps` does not escape DEL, which is ASCII.
     return "\\u007f" if letter == "\x7f" else json.dumps(letter)[1:-1]
-
-
-def columns(stream: TextIO) -> int:
-    """Returns the width of a stream's terminal. COLUMNS takes precedence; the default is 80."""
-    if "COLUMNS" not in os.environ:
-        with suppress(OSError, ValueError):  # a stream without a terminal, or without a descriptor
-            return os.get_terminal_size(stream.fileno()).columns or 80
-    return shutil.get_terminal_size().columns
-
-
-def cut(text: str, width: int) -> str:
-    """Returns the beginning of `text` that fits into `width` terminal cells. ".." marks a cut."""
-    cells = [
-        2 if unicodedata.east_asian_width(letter) in "WF" else not unicodedata.combining(letter) for letter in text
-    ]
-    if sum(cells) <= width:
-        return text
-    kept = 0
-    while kept < len(cells) and sum(cells[: kept + 1]) <= width - 2:
-        kept += 1
-    return f"{text[:kept]}.."[: max(width, 0)]

@@ -90,7 +90,7 @@ class Recommendation(BaseModel):
             if it is `on_front`, are the Pareto front of throughput against memory.
         untried: why only the baseline could be measured, and what would help, as a sentence without a full stop; "" if
             another plan was measured.
-        caveats: notes to read before using the plan.
+        caveats: notes to read before using the plan, the most important first.
         refused: strategies and knob values left out of the search, with the reason.
         budget: the limits of the search.
         objective: what was maximised.

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
-from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan, same_value
 
 LADDER = (1, 2, 4)
 
@@ -32,6 +32,7 @@ class SpaceFacts(BaseModel):
         baseline: the user's plan.
         refused: strategies and knob values that were left out, with the reason.
         forbidden: keys of combinations that conflict, with the reason.
+        pinned: values that every plan must have; the baseline may be measured without them, but not recommended.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -42,11 +43,15 @@ class SpaceFacts(BaseModel):
     baseline: Plan
     refused: tuple[Refusal, ...] = ()
     forbidden: dict[str, str] = {}
+    pinned: dict[str, KnobValue] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
     """The plans that may be proposed: all combinations of knob values, at all micro batch sizes.
+
+    Plans with another value than a pinned one are among them, since a searcher may learn from their estimates; they
+    are not run.
 
     Attributes:
         facts: the space as data.
@@ -103,7 +108,14 @@ class SearchSpace:
         """Returns why `plan` is not in the space, or None if it is. The baseline always is."""
         if plan == self.baseline:
             return None
-        return self._conflict(plan.combination) or self._misfit(plan)
+        return self._conflict(plan.combination) or self._misfit(plan) or self.unpinned(plan)
+
+    def unpinned(self, plan: Plan) -> str | None:
+        """Returns why a plan or a combination may not be recommended: a pinned knob has another value. Else None."""
+        for name, value in self.facts.pinned.items():
+            if not same_value(plan.values.get(name, value), value):
+                return f"{name} is pinned to {value}"
+        return None
 
     def _misfit(self, plan: Plan) -> str | None:
         """Returns why the batch of `plan` may not be run, or None."""

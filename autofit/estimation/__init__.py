@@ -1,1 +1,1 @@
-"""`autofit estimate`: what a training will need on a device, from traces alone."""
+"""`autofit estimate`: the memory that training will need on a device, from traces alone."""

@@ -1,4 +1,4 @@
-"""Records of `autofit estimate`: plans with their estimated peaks, what fits in each precision, the whole answer."""
+"""Records of `autofit estimate`: plans with estimated peaks, what fits in each precision, and the whole result."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Estimator: says how much memory a plan needs without running it."""
+"""Estimator: estimates the memory of a plan without running it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -13,19 +13,20 @@ from autofit.memory.profile import Profile
 from autofit.memory.trace import Trace
 
 Tracer = Callable[[Plan], Trace]
-"""Traces a plan. Raises `Untraceable` where that is impossible, and `SpaceError` where the plan cannot be applied."""
+"""Traces a plan. Raises `Untraceable` if that is impossible, and `SpaceError` if the plan cannot be applied."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What an estimator may work with.
+    """The resources of an estimator.
 
     Attributes:
         limit_bytes: the memory budget.
-        account: how the device keeps account of memory; None where it does not say.
+        account: how the device accounts for memory; None if that is unknown.
         allowance_s: seconds that all traces of a search may take; None for no limit.
-        trace: traces a plan; None where nothing can be traced.
-        record: runs a few steps of a plan that cannot be traced, and raises as a tracer does; None where nothing can.
+        trace: traces a plan; None if no plan can be traced.
+        record: runs a few steps of a plan that cannot be traced, and raises as a tracer does; None if no plan can be
+            recorded.
     """
 
     limit_bytes: int
@@ -38,18 +39,19 @@ class Context:
 class Estimator(ABC):
     """Estimates the memory peak of a plan.
 
-    Made once per `tune()`, in the process that runs the loop. The loop tells it every trial. `estimate` may be called
-    at any time and must be cheap. Its answer for a plan changes only after `tell`, `refine` or `refine_all`.
+    Made once per `tune()`, in the process that runs the loop. `autofit.feasibility` calls it and tells it every trial.
+    `estimate` may be called at any time and must be cheap. Its answer for a plan changes only after `tell`, `refine` or
+    `refine_all`.
     """
 
     @classmethod
     def of(cls, context: Context) -> Self | None:
-        """Returns an estimator for a search, or None where it has nothing to work with."""
+        """Returns an estimator for a search, or None if the context lacks what it needs."""
         return cls()
 
     @property
     def caveat(self) -> str:
-        """What a person should know of these estimates once the search has ended; "" where there is nothing."""
+        """A caveat about these estimates for the user, once the search has ended; "" for none."""
         return ""
 
     @abstractmethod
@@ -57,18 +59,18 @@ class Estimator(ABC):
         """Learns from a trial."""
 
     def refine(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
-        """Spends time to estimate a plan better that is about to be screened; may take seconds, unlike `estimate`.
+        """Spends time on a better estimate of a plan that is about to be screened. May take seconds.
 
         Args:
-            plan: what is asked for.
-            along: all plans of its combination that may be asked for, smallest micro batch first; () for it alone.
+            plan: the plan to estimate.
+            along: all plans of its combination that may be proposed, smallest micro batch first; () for the plan alone.
         """
         return
 
     def refine_all(self, plans: Sequence[Plan]) -> None:
-        """Spends time to estimate plans better that are worth knowing before any runs, the most telling first.
+        """Spends time on better estimates of informative plans before any plan runs, the most informative first.
 
-        May leave out the last ones where that takes long.
+        May leave out the last ones if that takes too long.
         """
         return
 
@@ -81,4 +83,4 @@ class Estimator(ABC):
 
     @abstractmethod
     def estimate(self, plan: Plan) -> Estimate | None:
-        """Returns the estimated peak, or None for no opinion. Without a sound bound the bound is None."""
+        """Returns the estimated peak, or None. A bound that is not sound is None."""

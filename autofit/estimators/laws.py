@@ -1,7 +1,7 @@
-"""Laws: the traces of each combination, and what they say of its peak at any micro batch.
+"""Laws: the traces of each combination, and the law by which they give its peak at any micro batch.
 
-A trace takes seconds, so as few as possible are made, within a given time. What cannot be traced is run in a few short
-steps instead.
+A trace takes seconds, so as few as possible are made, within a given time. A workload that cannot be traced runs a few
+short steps instead.
 """
 
 from collections.abc import Sequence
@@ -21,23 +21,24 @@ from autofit.memory.scaling import Scaling, scaling
 from autofit.memory.trace import Trace
 
 BEYOND_RATIO = 2
-"""The law is made for peaks up to so many times the budget, where the space has such sizes."""
+"""Largest peak that the law covers, as a multiple of the budget, if the space has such sizes."""
 LOOP_RATIO = 1.2
-"""A step whose events grow by more than this with twice the batch loops over samples: its traces take ever longer."""
+"""A step whose number of events grows by more than this factor with twice the batch loops over samples. It is not
+traced further, because traces of larger batches would take too long."""
 
 
 @dataclass(slots=True)
 class CombinationTraces:
-    """The traces of one combination, with or without accumulation: gradients outlive a micro batch only with it.
+    """The traces of one combination, with or without accumulation. Gradients outlive a micro batch only with it.
 
     Attributes:
-        traces: by micro batch.
-        law: of every micro batch.
-        uses: what traces and law say, by micro batch and accumulation steps.
-        reasons: why a micro batch has no trace.
-        dead: whether it is not to be traced any more.
-        recorded: whether its law was sought by short runs, not by traces.
-        floors: what a law from short runs has at least, in bytes, by micro batch and the largest that ran.
+        traces: traces by micro batch.
+        law: gives a trace for every micro batch.
+        uses: memory use by traces and law, by micro batch and accumulation steps.
+        reasons: reason why a micro batch has no trace, by micro batch.
+        dead: whether the combination is not traced any more.
+        recorded: whether the law was sought with short runs rather than traces.
+        floors: lower bound of a law from short runs in bytes, by micro batch and the largest one that ran.
     """
 
     traces: dict[int, Trace] = field(default_factory=dict)
@@ -61,13 +62,13 @@ class Laws:
 
     Args:
         tracer: traces a plan.
-        account: how the device keeps account of memory.
+        account: how the device accounts for memory.
         limit_bytes: the memory budget.
-        allowance_s: seconds that all traces together may take, and all short runs; None for no end.
-        recorder: runs a few steps of a plan, for a workload that cannot be traced; None: there is no such way.
+        allowance_s: seconds that all traces together may take, and all short runs together; None for no limit.
+        recorder: runs a few steps of a plan, for a workload that cannot be traced; None if plans cannot be recorded.
 
     Attributes:
-        refused: why the workload cannot be traced at all, or "".
+        refused: reason why the workload cannot be traced at all, or "".
         records: the short runs.
 
     Raises:
@@ -82,7 +83,7 @@ class Laws:
         allowance_s: float | None = None,
         recorder: Tracer | None = None,
     ) -> None:
-        Settings.parse(account.settings)  # refuses here, not in the middle of a search, what it cannot read
+        Settings.parse(account.settings)  # raises now rather than in the middle of a search
         self._tracer, self._account, self._limit_bytes = tracer, account, limit_bytes
         self._allowance_s, self._spent_s = allowance_s, 0.0
         self._known: dict[tuple[str, bool], CombinationTraces] = {}
@@ -91,12 +92,12 @@ class Laws:
         self._small: tuple[int, ...] = ()
 
     def of(self, plan: Plan) -> CombinationTraces | None:
-        """Returns what is known of a plan's combination."""
+        """Returns the traces of a plan's combination, or None."""
         return self._known.get(key_of(plan))
 
     @property
     def first(self) -> CombinationTraces | None:
-        """What is known of the combination that was asked for first, which is the user's own."""
+        """Traces of the combination that was asked for first, which is the baseline's."""
         return next(iter(self._known.values()), None)
 
     def spent(self, ratio: float) -> bool:
@@ -104,7 +105,7 @@ class Laws:
         return self._allowance_s is not None and self._spent_s > ratio * self._allowance_s
 
     def refine(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
-        """Traces `plan`; with `along`, what the law of its whole combination needs."""
+        """Traces `plan`; with `along`, also the sizes that the law of its combination needs."""
         known = self._known.setdefault(key_of(plan), CombinationTraces())
         size = plan.micro_batch_size
         if len(along) > 1:
@@ -123,7 +124,7 @@ class Laws:
             self._find_laws(plan, along)
 
     def memory_use(self, plan: Plan) -> MemoryUse | None:
-        """Returns what the trace of `plan` says, uncorrected, with its phases; None when it was not traced."""
+        """Returns the uncorrected memory use of a plan by its trace, with its phases; None if it was not traced."""
         known, size = self._known.get(key_of(plan)), plan.micro_batch_size
         if known is None:
             return None
@@ -144,7 +145,7 @@ class Laws:
         return None if trace is None or use is None else profile(trace, use, self._account)
 
     def floor_bytes(self, plan: Plan, law: Scaling, grown_to: int) -> int:
-        """Returns what a law has where momentary allocations grow no more from a size on."""
+        """Returns the peak by a law in bytes if temporary allocations stop growing at the size `grown_to`."""
         floors, place = self._known[key_of(plan)].floors, (plan.micro_batch_size, grown_to)
         if place not in floors:
             floors[place] = 0
@@ -156,12 +157,12 @@ class Laws:
         return floors[place]
 
     def peak_bytes(self, plan: Plan, size: int) -> int:
-        """Returns the peak of a plan at another micro batch that was traced, else 0."""
+        """Returns the peak of a plan at another micro batch in bytes; 0 if that was not traced."""
         use = self.memory_use(_at(plan, size))
         return 0 if use is None else use.judged_bytes
 
     def _trace(self, plan: Plan, known: CombinationTraces) -> Trace | None:
-        """Traces a plan unless that was done; what goes wrong is the reason why its combination has no estimate."""
+        """Traces a plan unless that was done. A failure is kept as the reason why its combination has no estimate."""
         size = plan.micro_batch_size
         if size in known.traces or size in known.reasons:
             return known.traces.get(size)
@@ -170,19 +171,19 @@ class Laws:
         began = perf_counter()
         try:
             known.traces[size] = self._tracer(plan)
-            # Its own trace goes before what the law draws.
+            # Its own trace takes precedence over the law.
             known.uses = {place: each for place, each in known.uses.items() if place[0] != size}
         except Untraceable as error:
             known.reasons[size] = f"{error.reason} ({error.where})"
         except (DevicePoisoned, RestoreError):
             raise
-        except AutofitError as error:  # a probe shows what is wrong with the user's code
+        except AutofitError as error:  # a probe will show the error in the user's code
             known.reasons[size] = str(error)
         self._spent_s += perf_counter() - began
         return known.traces.get(size)
 
     def _record(self, plan: Plan, known: CombinationTraces) -> None:
-        """Seeks the law of a combination by short runs, once."""
+        """Tries once to find the law of a combination with short runs."""
         if self._recorder is None or known.recorded:
             return
         known.recorded, record = True, self._recorder
@@ -190,7 +191,7 @@ class Laws:
         known.law = find(lambda size: record(_at(plan, size)), self._small)
 
     def _find_laws(self, plan: Plan, along: Sequence[Plan]) -> None:
-        """Finds the law of a combination, with and without accumulation; where that leaves one plan it is traced."""
+        """Finds the law of a combination, with and without accumulation; traces the plan where there is only one."""
         for accumulating in (True, False):
             alike = [each for each in along if (each.accumulation_steps > 1) is accumulating]
             if (plan.accumulation_steps > 1) is accumulating:
@@ -204,9 +205,9 @@ class Laws:
                 self._trace(near, known)
 
     def _find_law(self, plan: Plan, known: CombinationTraces, largest: int) -> None:
-        """Finds the law of a combination from its own size, twice that, and the largest that may fit.
+        """Finds the law of a combination from the plan's size, twice that size, and the largest that may fit.
 
-        A small batch may run another sequence of operators; where it does, half and a quarter of the largest are taken.
+        If a small batch runs another sequence of operators, half and a quarter of the largest are used instead.
         """
         own = plan.micro_batch_size
         first, second = (self._trace(_at(plan, size), known) for size in (own, 2 * own))
@@ -225,10 +226,10 @@ class Laws:
 
 
 def key_of(plan: Plan) -> tuple[str, bool]:
-    """Returns what a law belongs to: a combination, with or without accumulation."""
+    """Returns the key of a law: a combination, with or without accumulation."""
     return plan.combination.key, plan.accumulation_steps > 1
 
 
 def _at(plan: Plan, size: int) -> Plan:
-    """Returns the plan at another micro batch, which need not make up the global batch: it is only traced."""
+    """Returns the plan at another micro batch. It is only traced, so it need not divide the global batch."""
     return Plan(values={**plan.values, MICRO_BATCH_SIZE: size, ACCUMULATION_STEPS: plan.accumulation_steps})

@@ -1,9 +1,10 @@
-"""Measured: the memory of a combination from the sizes of it that ran.
+"""Measured: estimates the memory of a combination from its sizes that ran.
 
 The peak of a step is the largest of its phases, and the live memory of each phase is affine in the micro batch
 (reference/memory_prediction.md 3). The peak is therefore convex in the micro batch: the line through two measured sizes
-is not above the peak outside them and not below it between them. Two assumptions: the peak does not fall as the micro
-batch grows, and the same phases run at each size. A library that switches algorithms by size may break the first.
+is a lower bound outside them and an upper bound between them. This assumes that the peak does not fall as the micro
+batch grows, and that the same phases run at each size. A library that switches algorithms by size may break the first
+assumption.
 """
 
 from dataclasses import dataclass, field
@@ -16,12 +17,12 @@ from autofit.core.units import format_bytes
 from autofit.estimators.base import Estimator
 
 READING_RATIO = 0.005
-"""Two readings of one plan's peak differ by up to this; a bound from a line gives way by as much."""
+"""Maximum difference between two readings of one plan's peak, as a ratio; bounds from a line are widened by it."""
 
 
 @dataclass(slots=True)
 class _Curve:
-    """What is known of one combination, with or without accumulation.
+    """The measured peaks of one combination, with or without accumulation.
 
     Gradients outlive a forward pass only under accumulation, so sizes with and without it lie on different curves.
     """
@@ -30,7 +31,7 @@ class _Curve:
     accumulating: bool
     peaks: dict[int, int] = field(default_factory=dict)
     static_bytes: int = 0
-    drawn: dict[int, Estimate] = field(default_factory=dict)  # by size, until another peak is learned
+    estimates: dict[int, Estimate] = field(default_factory=dict)  # by size; valid until another peak is learned
 
     def distance(self, combination: Plan, accumulating: bool) -> int:
         return len(combination.changes_from(self.combination)) + (accumulating != self.accumulating)
@@ -38,21 +39,21 @@ class _Curve:
 
 @dataclass(frozen=True, slots=True)
 class _Lender:
-    """What a combination of which nothing ran borrows: the nearest curve, and in what that differs."""
+    """The nearest curve for a combination that never ran, and the differences to it."""
 
     curve: _Curve
     changes: str
 
 
 class Measured(Estimator):
-    """Draws the curve through the sizes that ran; borrows it for a combination of which none did."""
+    """Draws the curve through the sizes that ran; a combination that never ran borrows the nearest curve."""
 
     def __init__(self) -> None:
         self._curves: dict[tuple[str, bool], _Curve] = {}
-        self._lenders: dict[tuple[str, bool], _Lender] = {}  # until another peak is learned
+        self._lenders: dict[tuple[str, bool], _Lender] = {}  # valid until another peak is learned
 
     def tell(self, trial: Trial) -> None:
-        """Learns the peak of a probe or a proof; a block of a race need not have seen the worst batch."""
+        """Learns the peak of a probe or a proof; a block of a race may not have run the worst batch."""
         plan, measurement = trial.plan, trial.outcome.measurement
         ran = trial.outcome.status in (Status.MEASURED, Status.OVER_BUDGET) and trial.purpose is not Purpose.BLOCK
         if not ran or measurement is None:
@@ -65,10 +66,10 @@ class Measured(Estimator):
         curve.static_bytes = max(curve.static_bytes, min(measurement.memory.static_bytes or 0, peak))
         self._lenders.clear()
         for known in self._curves.values():
-            known.drawn.clear()
+            known.estimates.clear()
 
     def estimate(self, plan: Plan) -> Estimate | None:
-        """Returns the peak with bounds from the combination's own sizes, or a neighbour's as a guess without bounds."""
+        """Returns the peak with bounds from the combination's own sizes, or a guess without bounds from a neighbour."""
         accumulating = plan.accumulation_steps > 1
         own = self._curves.get((plan.combination.key, accumulating))
         if own is None:
@@ -76,14 +77,14 @@ class Measured(Estimator):
         return self._at(own, plan.micro_batch_size)
 
     def _at(self, curve: _Curve, size: int) -> Estimate:
-        if size not in curve.drawn:
+        if size not in curve.estimates:
             peak, lower, upper = _bounds(curve, size, self._shape(curve))
             basis = _basis(curve, size)
-            curve.drawn[size] = Estimate(value_bytes=peak, lower_bytes=lower, upper_bytes=upper, basis=basis)
-        return curve.drawn[size]
+            curve.estimates[size] = Estimate(value_bytes=peak, lower_bytes=lower, upper_bytes=upper, basis=basis)
+        return curve.estimates[size]
 
     def _shape(self, own: _Curve) -> _Curve | None:
-        """Returns the nearest curve of more than one size, which shows how memory grows."""
+        """Returns the nearest curve with more than one size, which shows the growth of memory."""
         curves = [curve for curve in self._curves.values() if len(curve.peaks) > 1]
         return min(curves, key=lambda c: c.distance(own.combination, own.accumulating), default=None)
 
@@ -98,7 +99,7 @@ class Measured(Estimator):
         return Estimate(value_bytes=value, basis=f"guess from a plan that differs in {lender.changes}")
 
     def _lender(self, combination: Plan, accumulating: bool) -> _Lender:
-        """Returns the curve with the fewest changes, of these the one of most sizes."""
+        """Returns the curve with the fewest changes, and of those the one with the most sizes."""
         curves = self._curves.values()
         nearest = min(curves, key=lambda c: (c.distance(combination, accumulating), -len(c.peaks)))
         changes = ", ".join(f"{k}={v}" for k, v in combination.changes_from(nearest.combination).items())
@@ -106,7 +107,7 @@ class Measured(Estimator):
 
 
 def _bounds(curve: _Curve, size: int, shape: _Curve | None = None) -> tuple[int, int, int | None]:
-    """Returns the peak at a size, what it is at least, and at most where that is known."""
+    """Returns the peak at a size with its lower bound, and its upper bound if there is one."""
     if size in curve.peaks:
         peak = curve.peaks[size]
         return peak, peak, peak
@@ -119,7 +120,7 @@ def _bounds(curve: _Curve, size: int, shape: _Curve | None = None) -> tuple[int,
 
 
 def _sides(curve: _Curve, size: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Returns the sizes that ran, with their peaks, below and above another, in order."""
+    """Returns the sizes that ran below and above another, with their peaks, in order."""
     peaks = sorted(curve.peaks.items())
     return [p for p in peaks if p[0] < size], [p for p in peaks if p[0] > size]
 
@@ -132,8 +133,8 @@ def _value(
     side = below[-2:] if below else above[:2]
     if len(side) == 2:
         return _line(side[0], side[1], size)
-    # The line from the static memory, below which no phase can be, is too high where the peak is still flat. There a
-    # neighbour's growth is the better guess.
+    # The line from the static memory, the minimum of every phase, is too high where the peak is still flat. There the
+    # growth of a neighbour is the better guess.
     straight = _line((0, curve.static_bytes), side[0], size)
     if shape is None or size < side[0][0]:
         return straight
@@ -146,7 +147,7 @@ def _monotone(below: list[tuple[int, int]], static_bytes: int) -> float:
 
 
 def _line_bound(points: list[tuple[int, int]], size: int) -> float:
-    """Returns the line through two points at a size outside them, less what two readings may be wrong by."""
+    """Returns the line through two points at a size outside them, less the error of two readings."""
     if len(points) < 2:
         return 0.0
     (m1, p1), (m2, p2) = points

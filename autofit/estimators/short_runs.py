@@ -1,7 +1,7 @@
-"""Recorded: the law of a combination that cannot be traced, from a few short real runs at small micro batches.
+"""Short runs: the law of a combination that cannot be traced, from a few short real runs at small micro batches.
 
-Each run costs device time, so the user's own combination is recorded at three sizes and another one at two, and only
-where a run is quick. What is recorded is what ran, but only at small sizes: further up, a step may do otherwise.
+Each run costs device time. The baseline's combination is recorded at three sizes; another one at two, and only if a run
+is quick. A record shows what really ran, but only at small sizes: at larger ones a step may run other operators.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,27 +13,28 @@ from autofit.memory.alignment import Mismatch
 from autofit.memory.scaling import LEAST_TRACES, Scaling, scaling
 from autofit.memory.trace import Trace
 
-FEWEST = 2
-"""So many runs give a law; one more checks it."""
+MIN_RUNS = 2
+"""Number of runs that give a law; one more run checks it."""
 QUICK_S = 1.0
-"""A run that takes longer than this is not made for another combination than the user's own."""
+"""Maximum seconds of a run for combinations other than the baseline's to be recorded too."""
 ROUNDED_RATIO = 0.02
-"""Libraries round what they keep up to whole pages, which shows at small sizes: oneDNN's LSTM differs by 0.7 %."""
+"""Tolerated deviation from a law. Libraries round allocations up to whole pages, which matters at small sizes: oneDNN's
+LSTM deviates by 0.7 %."""
 REACH = 16
-"""A law has bounds up to so many times the largest size that ran."""
+"""Largest size for which a law has bounds, as a multiple of the largest size that ran."""
 
 Run = Callable[[int], Trace]
-"""Records a combination at a micro batch; raises `Untraceable` where that cannot be done."""
+"""Records a combination at a micro batch; raises `Untraceable` if that is impossible."""
 
 
 class Records:
     """Makes the short runs of a search.
 
     Args:
-        allowance_s: seconds that all runs together may take; None for no end.
+        allowance_s: seconds that all runs together may take; None for no limit.
 
     Attributes:
-        reason: why the user's own combination has no law, or "".
+        reason: reason why the baseline's combination has no law, or "".
     """
 
     def __init__(self, allowance_s: float | None = None) -> None:
@@ -43,34 +44,34 @@ class Records:
         self.reason = ""
 
     def own(self, run: Run, sizes: Sequence[int]) -> Scaling | None:
-        """Returns the law of the user's own combination, from as many of `sizes` as there is time for."""
-        if len(sizes) < FEWEST:
+        """Returns the law of the baseline's combination, from as many of `sizes` as the time allows."""
+        if len(sizes) < MIN_RUNS:
             self.reason = "there are no two small batches to run"
             return None
         self._own = self._law(run, sizes)
         return self._own
 
     def another(self, run: Run, sizes: Sequence[int]) -> Scaling | None:
-        """Returns the law of another combination, where two runs of it cost little."""
+        """Returns the law of another combination, if two runs of it are quick."""
         if self._own is None or self._run_s > QUICK_S or self._left_s <= 0:
             return None
-        return self._law(run, sizes[:FEWEST])
+        return self._law(run, sizes[:MIN_RUNS])
 
     def _law(self, run: Run, sizes: Sequence[int]) -> Scaling | None:
         traces: list[Trace] = []
         try:
             for size in sizes:
-                if len(traces) < FEWEST or self._left_s > 0:
+                if len(traces) < MIN_RUNS or self._left_s > 0:
                     traces.append(self._timed(run, size))
             law = self._scaled(traces)
             if isinstance(law, Mismatch) and self._left_s > 0:
-                # What a first run makes and keeps, such as a library's table, the later ones find: once more.
+                # A first run makes what later runs reuse, such as a table of a library, so it is repeated.
                 law = self._scaled([self._timed(run, sizes[0]), *traces[1:]])
         except Untraceable as error:
             law = Mismatch(f"{error.reason} ({error.where})")
         except (DevicePoisoned, RestoreError):
             raise
-        except AutofitError as error:  # a probe shows what is wrong with the user's code
+        except AutofitError as error:  # a probe will show the error in the user's code
             law = Mismatch(str(error))
         if isinstance(law, Scaling):
             return law
@@ -78,7 +79,7 @@ class Records:
         return None
 
     def _scaled(self, traces: Sequence[Trace]) -> Scaling | Mismatch:
-        return scaling(traces, least=FEWEST, slack_ratio=ROUNDED_RATIO)
+        return scaling(traces, least=MIN_RUNS, slack_ratio=ROUNDED_RATIO)
 
     def _timed(self, run: Run, size: int) -> Trace:
         began = perf_counter()
@@ -87,7 +88,7 @@ class Records:
         finally:
             took = perf_counter() - began
             self._left_s -= took
-            self._run_s = took  # the last: the first also loads libraries
+            self._run_s = took  # the last run counts, because the first also loads libraries
 
 
 class ShortRuns:
@@ -95,7 +96,7 @@ class ShortRuns:
 
     Args:
         record: runs a few steps of a plan and returns their allocations.
-        sizes: micro batches that may be run.
+        sizes: micro batches to run.
     """
 
     def __init__(self, record: Callable[[Plan], Trace], sizes: Sequence[int]) -> None:
@@ -106,7 +107,7 @@ class ShortRuns:
         """Returns the trace of a plan, scaled from its combination's short runs.
 
         Raises:
-            Untraceable: the runs failed, or their sizes follow no law.
+            Untraceable: the runs failed, or their allocations follow no law.
         """
         key = plan.combination.key, plan.accumulation_steps > 1
         if key not in self._laws:
@@ -131,11 +132,11 @@ def listed(sizes: Sequence[int]) -> str:
 
 
 def small_sizes(sizes: Sequence[int], most: int) -> tuple[int, ...]:
-    """Returns the three micro batches to record, the smallest of `sizes` up to `most`; fewer where there are not.
+    """Returns the three micro batches to record, the smallest of `sizes` up to `most`; fewer if there are not enough.
 
-    A single sample is the last resort: where a dimension has one entry, operators leave copies out.
+    A single sample is the last resort, because operators omit copies where a dimension has one entry.
     """
-    if len(sizes) < FEWEST:
+    if len(sizes) < MIN_RUNS:
         return ()
     for found in ([s for s in sizes if 2 <= s <= most], range(2, most + 1)):
         if len(found) >= LEAST_TRACES:

@@ -1,10 +1,11 @@
-"""Traced: the memory of a plan from a trace of its training steps, before it runs, corrected by the plans that ran.
+"""Traced: estimates the memory of a plan from a trace of its training steps, corrected by the plans that ran.
 
-For the user's own combination three traces give the law of every size, with and without accumulation, so that the
-search knows from the start which micro batches fit. Its single changes are traced before the first probe too, each at
-one size (`autofit.search.pretrace`); any other combination when a plan of it is about to be probed, at that size.
-What a trace does not show (a library that allocates for itself) is the difference to the plans that ran; it is added to
-all others. Where the workload cannot be traced, short real runs give the law (`short_runs.py`).
+For the baseline's combination, three traces give the law of every size, with and without accumulation, so that the
+search knows from the start which micro batches fit. Single changes of it are also traced before the first probe, each
+at one size (`autofit.feasibility.pretrace`). Any other combination is traced when a plan of it is about to be probed,
+at that size. A trace does not show what a library allocates for itself: this is the difference between estimate and
+peak of the plans that ran, and it is added to the estimates of all others. If the workload cannot be traced, short real
+runs give the law (`short_runs.py`).
 """
 
 from collections.abc import Sequence
@@ -26,31 +27,37 @@ from autofit.memory.profile import Profile
 from autofit.memory.scaling import LEAST_TRACES, Scaling
 
 ERROR_RATIO = 0.06
-"""A peak differs from its estimate by up to this share before anything ran. Steps after a cold start differ by 0.24 %
-at most (scripts/bench/memory/estimates.py); after gates have run, parameters and workspaces may lie so that the
-allocator needs 5 % less (a small convolutional network, estimates stage of scripts/gpu_suite)."""
+"""Maximum relative error of an estimate before any plan ran. Steps after a cold start differ by at most 0.24 %
+(scripts/bench/memory/estimates.py). After gates have run, parameters and workspaces may be placed so that the allocator
+needs 5 % less (a small convolutional network, estimates stage of scripts/gpu_suite)."""
 CORRECTED_ERROR_RATIO = 0.02
-"""The same, once a plan that ran has corrected the estimate."""
-TELLING_RATIO = 1.5
-"""Results that depend on data were answered with their largest size. A plan that ran on the worst batch and needed just
-what its trace says shows that they are as large as that, where its peak is at least this multiple of what stays between
-two steps: then its activations made it."""
+"""Maximum relative error of an estimate that a plan that ran has corrected."""
+REVEALING_RATIO = 1.5
+"""A trace takes the maximum for sizes that depend on data. A plan that ran on the worst batch and needed what its trace
+says shows that these sizes do occur, if its peak is at least this multiple of the static memory: then its activations
+made the peak."""
 UNSEEN_BYTES = 512 * 2**20
-"""Until a plan ran, libraries may take so much more on an accelerator than a trace shows: cuDNN chooses workspaces by
-its own measure (reference/memory_prediction.md section 4)."""
+"""Maximum memory on an accelerator that libraries take and a trace does not show, until a plan ran: cuDNN chooses its
+own workspaces (reference/memory_prediction.md section 4)."""
 DRAWN_ERROR_RATIO = 0.08
-"""Added where sizes of a trace are drawn between those at other micro batches: such a peak was off by 7.7 % at most, at
-416 points (scripts/bench/memory/estimates.py, "drawn"). Before it runs, such a plan is traced itself."""
+"""Additional relative error if the sizes of a trace are interpolated between other micro batches: such a peak was off
+by at most 7.7 %, at 416 points (scripts/bench/memory/estimates.py, "drawn"). Such a plan is traced itself before it
+runs."""
 SURVEY_RATIO = 0.5
-"""Plans that are not about to run are traced in this share of the time for tracing."""
+"""Share of the time for tracing that may go into plans that are not about to run."""
 COUNTS = {2: "two", 3: "three"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Miss:
-    """What is to be added to an estimate, in bytes: best guess, least and most; and the relative error beside it.
+    """The correction of an estimate by a plan that ran.
 
-    `answers_hold` says whether a plan that ran took what its trace answered in place of the data.
+    Attributes:
+        shift: expected difference in bytes.
+        least: lower bound of the difference.
+        most: upper bound of the difference.
+        ratio: relative error of the estimate beside the difference.
+        answers_hold: whether the plan that ran had the data-dependent sizes that its trace assumed.
     """
 
     shift: int
@@ -60,18 +67,18 @@ class _Miss:
     answers_hold: bool = False
 
     @classmethod
-    def of(cls, missed: int, growth: float, own: bool, told: MemoryUse) -> "_Miss":
-        """Returns what a plan that missed its estimate says of one whose micro batch is `growth` times as large.
+    def of(cls, missed: int, growth: float, own: bool, use: MemoryUse) -> "_Miss":
+        """Returns the correction for a plan with `growth` times the micro batch of a plan that missed its estimate.
 
-        It is taken for what libraries need once; on a host for what the combination's own kernels need for the moment.
-        It may grow with the batch, and another combination may need none of it: the ends allow for both.
+        The difference counts as what libraries allocate once; on a host, as temporary memory of the combination's own
+        kernels. It may grow with the batch, and another combination may need none of it: the bounds allow for both.
         """
         grown = round(missed * growth)
         ends = (missed, grown) if own else (missed, grown, 0)
-        shift = missed if own or told.reserved_bytes is not None else 0
+        shift = missed if own or use.reserved_bytes is not None else 0
         hold = (
-            abs(missed) <= CORRECTED_ERROR_RATIO * told.judged_bytes
-            and told.judged_bytes >= TELLING_RATIO * told.static_bytes
+            abs(missed) <= CORRECTED_ERROR_RATIO * use.judged_bytes
+            and use.judged_bytes >= REVEALING_RATIO * use.static_bytes
         )
         return cls(shift, min(ends), max(ends), CORRECTED_ERROR_RATIO, hold)
 
@@ -81,11 +88,11 @@ class Traced(Estimator):
 
     Args:
         tracer: traces a plan.
-        account: how the device keeps account of memory.
+        account: how the device accounts for memory.
         limit_bytes: the memory budget.
-        allowance_s: seconds that all traces together may take, and all short runs; None for no end.
-        recorder: runs a few steps of a plan, for a workload that cannot be traced, and raises as a tracer does. None:
-            such a workload has no estimate.
+        allowance_s: seconds that all traces together may take, and all short runs together; None for no limit.
+        recorder: runs a few steps of a plan, for a workload that cannot be traced, and raises as a tracer does. If
+            None, such a workload has no estimate.
 
     Raises:
         UsageError: the allocator has options that cannot be simulated.
@@ -104,43 +111,47 @@ class Traced(Estimator):
 
     @classmethod
     def of(cls, context: Context) -> Self | None:
-        """Returns an estimator where plans can be traced and the allocator's options can be simulated."""
+        """Returns an estimator if plans can be traced and the allocator's options can be simulated."""
         if context.trace is None or context.account is None:
             return None
-        with suppress(UsageError):  # options that are newer than this: torch takes them, the simulation cannot
+        with suppress(UsageError):  # options that torch knows and the simulation does not
             return cls(context.trace, context.account, context.limit_bytes, context.allowance_s, context.record)
         return None
 
     @property
     def refused(self) -> str:
-        """Why the workload cannot be traced at all, or ""."""
+        """Reason why the workload cannot be traced at all, or ""."""
         return self._laws.refused
 
     @property
     def caveat(self) -> str:
-        """What a person should know of a workload that cannot be traced, "" of others."""
+        """Caveat about a workload that cannot be traced; "" for any other."""
         own = self._laws.first
         if not self._laws.refused or own is None:
             return ""
         if own.law is not None:
             runs = f"{COUNTS[len(own.law.traced)]} short runs at micro batches {listed(own.law.traced)}"
             return f"this workload cannot be traced: {self._laws.refused}; {runs} gave the sizes of its allocations"
-        why = f"; nor did short runs give its law: {self._laws.records.reason}" if self._laws.records.reason else ""
+        why = (
+            f"; short runs did not give its law either: {self._laws.records.reason}"
+            if self._laws.records.reason
+            else ""
+        )
         return f"memory was not estimated before the first probe: {self._laws.refused}{why}"
 
     def refine(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
-        """Traces `plan`; with `along`, what the law of its whole combination needs."""
+        """Traces `plan`; with `along`, also the sizes that the law of its combination needs."""
         self._laws.refine(plan, along)
 
     def refine_all(self, plans: Sequence[Plan]) -> None:
-        """Traces the plans, as far as the time for it goes; nothing where steps would have to be run."""
+        """Traces the plans as far as the time allows; none of them if steps would have to run."""
         for plan in plans:
             if self._laws.refused or self._laws.spent(SURVEY_RATIO):
                 return
             self._laws.refine(plan)
 
     def memory_use(self, plan: Plan) -> MemoryUse | None:
-        """Returns what the trace of `plan` says, uncorrected, with its phases; None when it was not traced."""
+        """Returns the uncorrected memory use of a plan by its trace, with its phases; None if it was not traced."""
         return self._laws.memory_use(plan)
 
     def profile(self, plan: Plan) -> Profile | None:
@@ -148,13 +159,13 @@ class Traced(Estimator):
         return self._laws.profile(plan)
 
     def tell(self, trial: Trial) -> None:
-        """Learns the peak of a probe or a proof, of an earlier run too: it counts once its plan has an estimate."""
+        """Learns the peak of a probe or a proof, also of earlier runs; it counts once its plan has an estimate."""
         measurement = trial.outcome.measurement
         if measurement is not None and trial.purpose is not Purpose.BLOCK:
             self._peaks[trial.plan] = measurement.memory.judged_bytes
 
     def estimate(self, plan: Plan) -> Estimate | None:
-        """Returns the peak with its bounds; a guess without where only other sizes were traced; else None."""
+        """Returns the peak with its bounds; a guess without bounds if only other sizes were traced; else None."""
         use = self.memory_use(plan)
         if use is None:
             return self._guess(plan)
@@ -172,10 +183,10 @@ class Traced(Estimator):
         )
 
     def _ends(self, plan: Plan, use: MemoryUse, miss: "_Miss") -> tuple[int | None, int | None]:
-        """Returns the least and the most that a plan is known to need, but for a ratio; None where that is not known.
+        """Returns the bounds of a plan's peak without the relative error; None where they are unknown.
 
-        From short runs it is known once one more ran than the law needs, and not far beyond the largest; what is
-        momentary may have stopped growing where none has shown that it grew.
+        With a law from short runs, they are known once one more size ran than the law needs, and not far beyond the
+        largest. The lower bound assumes that temporary memory stops growing at the largest size that showed growth.
         """
         known = self._laws.of(plan)
         least, most = use.judged_bytes + miss.least, use.judged_bytes + miss.most
@@ -188,22 +199,23 @@ class Traced(Estimator):
         return least, most
 
     def _ran(self, plan: Plan, law: Scaling) -> dict[int, bool]:
-        """Returns which micro batches of a combination ran, short or not, and whether all grew as its law has it.
+        """Returns the micro batches of a combination that ran, and whether each confirms the law.
 
-        None where one contradicts the law. On an accelerator libraries may have taken more than the allocator knows.
+        Short runs and probes count. Empty if one contradicts the law. On an accelerator, libraries may have allocated
+        more than the allocator knows.
         """
         ran = dict.fromkeys(law.traced, True)
         for other, peak in self._peaks.items():
-            if key_of(other) == key_of(plan) and (told := self.memory_use(other)) is not None:
-                unseen = 0 if told.reserved_bytes is None else UNSEEN_BYTES
+            if key_of(other) == key_of(plan) and (use := self.memory_use(other)) is not None:
+                unseen = 0 if use.reserved_bytes is None else UNSEEN_BYTES
                 least = self._laws.floor_bytes(other, law, law.traced[-1]) * (1 - ERROR_RATIO)
-                if not least <= peak <= told.judged_bytes * (1 + ERROR_RATIO) + unseen:
+                if not least <= peak <= use.judged_bytes * (1 + ERROR_RATIO) + unseen:
                     return {}
-                ran.setdefault(other.micro_batch_size, peak >= told.judged_bytes * (1 - CORRECTED_ERROR_RATIO))
+                ran.setdefault(other.micro_batch_size, peak >= use.judged_bytes * (1 - CORRECTED_ERROR_RATIO))
         return ran
 
     def _guess(self, plan: Plan) -> Estimate | None:
-        """Returns what a line through the two nearest traced sizes has: a first look; it is traced before it runs."""
+        """Returns a guess from the line through the two nearest traced sizes. The plan is traced before it runs."""
         known, size = self._laws.of(plan), plan.micro_batch_size
         near = sorted(sorted(known.traces, key=lambda other: abs(other - size))[:2]) if known is not None else []
         if len(near) < 2:
@@ -215,7 +227,7 @@ class Traced(Estimator):
         )
 
     def _miss(self, plan: Plan, on_host: bool) -> "_Miss":
-        """Returns by how much the most similar plan that ran missed its estimate, as it bears on this one."""
+        """Returns the correction by the most similar plan that ran and has an estimate."""
 
         def distance(other: Plan) -> tuple[int, bool, int]:
             changes = len(other.combination.values.items() ^ plan.combination.values.items())
@@ -225,7 +237,7 @@ class Traced(Estimator):
             if (use := self.memory_use(other)) is not None:
                 missed = self._peaks[other] - use.judged_bytes
                 growth = plan.micro_batch_size / other.micro_batch_size
-                return _Miss.of(missed, growth, own=key_of(other) == key_of(plan), told=use)
+                return _Miss.of(missed, growth, own=key_of(other) == key_of(plan), use=use)
         return _Miss(0, 0, 0 if on_host else UNSEEN_BYTES, ERROR_RATIO)
 
     def _basis(self, plan: Plan, use: MemoryUse, shift: int) -> str:

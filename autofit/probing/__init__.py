@@ -1,1 +1,1 @@
-"""One probe: run it, measure it, isolate it, classify its failure, put everything back."""
+"""Benches, local and remote: they run, measure and isolate probes, and put everything back."""

@@ -90,7 +90,7 @@ class LocalBench:
         self.workload, self.device, self._options = workload, device, options
         self._weighing: Weighing | None = None
         self._watch, self._report_phase = watch or Watchdog(), beat
-        strategies = chosen(options.strategies)
+        strategies = chosen(options.strategies, options.without)
         with as_users_errors(self.device):
             place(workload, device, options.may_move)
             self._guard = Guard.of(workload)
@@ -103,8 +103,9 @@ class LocalBench:
             budget = device.budget(options.memory_budget, self._source.varies)
             sizes = [size for size in (self._source.length, self._source.max_size) if size is not None]
             facts = facts_of(workload, self._source, device, options, dataset_size=min(sizes, default=None))
-            state = State(self._reset, self._guard.differences)
-            survey = Survey(facts, strategies, self._build, self._source, options.seed, state, self._watch)
+            survey = Survey(facts, strategies, self._build, self._source, options.seed)
+            survey.state, survey.watch = State(self._reset, self._guard.differences), self._watch
+            survey.pinned = options.pinned
             if known is None:
                 self._beat(SURVEY)
                 space, self._weighing = survey.run(), survey.weighing
@@ -122,8 +123,7 @@ class LocalBench:
                 caveats=(*self._notes(), *survey.caveats),
                 gates=tuple(survey.gate_records) if known is None else known.gates,
             )
-        self._heap = FrozenHeap()
-        self._fastest_s = math.inf
+        self._heap, self._fastest_s = FrozenHeap(), math.inf
 
     @property
     def loss(self) -> LossRule:

@@ -12,7 +12,7 @@ import torch
 from autofit.core.measurement import steady
 from autofit.devices.base import Device, nothing
 from autofit.probing.pace import Pace
-from autofit.probing.window import LEAST_WINDOWS, Ran, run_window, steps_per_window, watch_allocator
+from autofit.probing.window import LEAST_WINDOWS, WindowResult, run_window, steps_per_window, watch_allocator
 from autofit.workloads.step import StepBatch, TrainStep
 
 SETTLED_RATIO = 0.10
@@ -163,7 +163,7 @@ class _Timing:
             else:
                 lap.steps_s.append(step_s)
 
-    def _run(self, first: int, steps: int) -> Ran:
+    def _run(self, first: int, steps: int) -> WindowResult:
         """Runs a window that begins with step number `first`, and records its result."""
         self.beat()
         # The first batch is made before the clock starts; the others are made while the device works.

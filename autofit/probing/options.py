@@ -1,34 +1,30 @@
-"""The user's arguments as records, refused with a message if a value is not allowed."""
+"""Options: a caller's arguments as records, with errors that name the argument."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from autofit.core.briefing import Options
 from autofit.core.errors import UsageError
-from autofit.core.objective import Objective
+from autofit.core.plan import KnobValue
 
 _Record = TypeVar("_Record", bound=BaseModel)
 
 
 def options_of(
-    memory_budget: object, numerics: str, strategies: Sequence[str] | None, seed: int, **rest: bool
+    *,
+    strategies: Sequence[str] | str | None = None,
+    without: Sequence[str] | str = (),
+    pinned: Mapping[str, KnobValue] | None = None,
+    **rest: object,
 ) -> Options:
-    """Returns the options of a bench; the arguments are those of `Options`, and one name may stand for a sequence.
+    """Returns the options of a search; a single name stands for a list of one.
 
     Raises:
         UsageError: an argument has a value that is not allowed.
     """
-    names = (strategies,) if isinstance(strategies, str) else strategies
-    return record_of(
-        Options,
-        memory_budget=memory_budget,
-        numerics=numerics,
-        strategies=None if names is None else tuple(names),
-        seed=seed,
-        **rest,
-    )
+    return record_of(Options, strategies=_names(strategies), without=_names(without), pinned=dict(pinned or {}), **rest)
 
 
 def record_of(kind: type[_Record], **values: object) -> _Record:
@@ -41,5 +37,9 @@ def record_of(kind: type[_Record], **values: object) -> _Record:
         return kind.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        name = "objective" if kind is Objective else first["loc"][0]
+        name = first["loc"][0] if issubclass(kind, Options) else kind.__name__.lower()
         raise UsageError(f"{name} is {first['input']!r}: {first['msg']}. See autofit.tune for its values.") from None
+
+
+def _names(given: Sequence[str] | str | None) -> tuple[str, ...] | None:
+    return (given,) if isinstance(given, str) else None if given is None else tuple(given)

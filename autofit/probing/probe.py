@@ -26,7 +26,7 @@ from autofit.probing.meter import (
 )
 from autofit.probing.pace import PACES, PATIENCE_SHARE
 from autofit.probing.static_bytes import static_bytes
-from autofit.probing.window import Ran, run_step
+from autofit.probing.window import WindowResult, run_step
 from autofit.probing.worst_steps import WorstSteps
 from autofit.workloads.batch_store import BatchStore, Typical, unused
 from autofit.workloads.step import StepBatch, TrainStep
@@ -231,7 +231,7 @@ class Probe:
                 lap.phases_s = time_phases(step, batch_of, self.device, typical.cycle, beat)
         return lap
 
-    def _run_step(self, step: TrainStep, parts: Sequence[Batch]) -> Ran:
+    def _run_step(self, step: TrainStep, parts: Sequence[Batch]) -> WindowResult:
         with self._reported(step):
             return run_step(step, self._step_batch(parts), self.device)
 

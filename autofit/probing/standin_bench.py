@@ -36,7 +36,7 @@ from autofit.strategies import members
 from autofit.tracing import tracing
 from autofit.tracing.cuda import standin
 from autofit.tracing.cuda.chip import Chip
-from autofit.tracing.fake_copy import fake_batch, fake_mode, shadow
+from autofit.tracing.fake_copy import fake_batch, fake_mode, fake_workload
 from autofit.tracing.static_memory import standing_parts
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted import Counted, Cuttable
@@ -98,7 +98,8 @@ class StandInBench:
             self._loss = self._resolve()
             # The data set here may be smaller than the one to train on.
             facts = facts_of(workload, self._source, device, options, dataset_size=None)
-            survey = _Ungated(facts, chosen(options.strategies), _nothing_runs, self._source, options.seed)
+            strategies = chosen(options.strategies, options.without)
+            survey = _Ungated(facts, strategies, _nothing_runs, self._source, options.seed)
             space = survey.run()
             self.briefing = Briefing(
                 space=space,
@@ -258,7 +259,7 @@ def _resolved_without_data(workload: Workload, found: Counted) -> LossRule:
     unknown = LossRule("", lambda model, batch: torch.empty(()), inferred=False, about="")
     with fake_mode():
         part = fake_batch(found, found.samples, torch.device("cpu"))
-        copied = shadow(workload, unknown, part, torch.device("cpu"))
+        copied = fake_workload(workload, unknown, part, torch.device("cpu"))
         if copied.loss is not unknown:
             return copied.loss
         return resolve_loss(copied.workload.model, part, loss_fn=workload.loss_fn, step_fn=workload.step_fn)

@@ -64,6 +64,11 @@ class Watchdog:
         self._worker, self._interrupts = 0, False
         self._before: Any = None
 
+    @property
+    def doing(self) -> str:
+        """The phase that goes on now."""
+        return self._phase[0]
+
     def beat(self, phase: str) -> None:
         """Records the start of a phase, which is a sign of life."""
         self._phase = (phase, self.clock.elapsed_s)

@@ -35,7 +35,7 @@ because a hundred of them might not fit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class WindowResult:
     """Result of a window.
 
     Attributes:
@@ -86,7 +86,7 @@ def watch_allocator(device: Device) -> Callable[[], bool]:
     return lambda: (device.live_bytes() or 0) - live <= MOST_KEPT_BYTES and device.counters() == counters
 
 
-def run_window(step: TrainStep, batches: Iterable[StepBatch], device: Device) -> Ran:
+def run_window(step: TrainStep, batches: Iterable[StepBatch], device: Device) -> WindowResult:
     """Runs a step on each of `batches`, one after the other, and times all of them together.
 
     If a scaler finds an infinity, it skips the update and lowers its scale. Such a step is faster and needs less memory
@@ -114,10 +114,10 @@ def run_window(step: TrainStep, batches: Iterable[StepBatch], device: Device) ->
 
     (steps, loss), seconds = device.timed(run)
     skipped = 0 if scaler is None or scale is None else _skipped(scaler, scale, steps)
-    return Ran(steps, seconds, skipped, None if loss is None else float(loss))
+    return WindowResult(steps, seconds, skipped, None if loss is None else float(loss))
 
 
-def run_step(step: TrainStep, batch: StepBatch, device: Device) -> Ran:
+def run_step(step: TrainStep, batch: StepBatch, device: Device) -> WindowResult:
     """Runs one step and times it."""
     return run_window(step, [batch], device)
 

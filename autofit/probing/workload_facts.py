@@ -76,16 +76,15 @@ def batch_to_trace(source: BatchSource, plan: Plan) -> Counted:
     return Counted(source.worst(size), size)
 
 
-def chosen(names: Sequence[str] | None) -> tuple[Strategy, ...]:
-    """Returns the strategies with these names; None returns all.
+def chosen(names: Sequence[str] | None, without: Sequence[str] = ()) -> tuple[Strategy, ...]:
+    """Returns the strategies with these names, or all for None, except those in `without`.
 
     Raises:
         SpaceError: a name is unknown.
     """
-    if names is None:
-        return members()
     known = [member.name for member in members()]
-    unknown = [name for name in names if name not in known]
+    unknown = [name for name in (*(names or ()), *without) if name not in known]
     if unknown:
         raise SpaceError(f"unknown strategy {', '.join(map(repr, unknown))}; expected some of {', '.join(known)}.")
-    return tuple(member for member in members() if member.name in names)
+    wanted = known if names is None else names
+    return tuple(member for member in members() if member.name in wanted and member.name not in without)

@@ -1,7 +1,7 @@
-"""Replay: a device that is a recorded table, so that a whole search is scored without hardware.
+"""Replay: a recorded table as a virtual device, so that a whole search is scored without hardware.
 
-It stands beside the loop and not in `probing`, which runs things: here nothing runs. The loop meets it as the function
-`evaluate`, a clock and an estimator, as it meets a real device.
+No step runs here, so this is not part of `probing`. A search uses it like a real device: through the function
+`evaluate`, a clock and an estimator.
 """
 
 from autofit.replay.bench import TableBench, VirtualTime

@@ -1,4 +1,4 @@
-"""TableBench: answers probes, blocks and proofs from a table, with its noise and its cost."""
+"""TableBench: answers probes, blocks and proofs from a recorded table, with recorded noise and cost."""
 
 import math
 import random
@@ -14,13 +14,13 @@ from autofit.replay.noise import Bursts, Drift, Runs
 from autofit.replay.table import Entry, Table
 
 PROOF_STEPS = 5
-"""Steps that a proof times at least."""
+"""Minimum number of timed steps in a proof."""
 DROPPED_STEPS = 1
-"""Steps of a block that are run and not counted."""
+"""Number of steps at the beginning of a block that run but are not timed."""
 
 
 class VirtualTime:
-    """Seconds that pass only when told; hand it to `Clock(now=...)`."""
+    """A clock that advances only by `advance`; for `Clock(now=...)`."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -30,27 +30,27 @@ class VirtualTime:
         return self.seconds
 
     def advance(self, seconds: float) -> None:
-        """Lets seconds pass."""
+        """Advances the clock."""
         self.seconds += seconds
 
 
 class TableBench:
-    """A device that is a complete table: what `tuner.run` takes as `evaluate`.
+    """A virtual device from a complete table; a search takes its method `evaluate`.
 
-    A plan that fitted always fits, and one that failed fails as it was recorded: memory and status are the entry's
-    own. The step times are drawn, see `autofit.replay.noise`. A probe and a proof cost what the recorded probe took; a
-    block its steps. A block fails as often as those of its plan did in the recording.
+    Memory and status of a plan are always those of its entry. Step times are drawn, see `autofit.replay.noise`. A probe
+    or a proof takes as long as the recorded probe, and a block as long as its steps. A block fails as often as the
+    recorded blocks of its plan.
 
     Args:
         table: has an entry for each plan of its grid.
-        seed: decides what is drawn, and at which moment of the recorded drift the search begins.
-        block_ratio: a block costs this share of its plan's probe beside its steps: building the step takes time too.
+        seed: decides the random draws, and the moment of the recorded drift at which the search begins.
+        block_ratio: fixed cost of a block, as a share of its plan's probe: building the step takes time too.
 
     Attributes:
-        time: advanced by what each run costs.
+        time: virtual clock, advanced by the duration of each run.
 
     Raises:
-        UsageError: the table is not complete: what a search asks next cannot be known.
+        UsageError: the table is not complete, and a search may ask for any plan.
     """
 
     def __init__(self, table: Table, seed: int = 0, block_ratio: float = 0.0) -> None:
@@ -67,11 +67,11 @@ class TableBench:
         self.rewind(seed)
 
     def rewind(self, seed: int, bursts: Bursts | None = None) -> None:
-        """Begins anew with another seed, at second 0: cheaper than another bench of the same table.
+        """Restarts with another seed at second 0; cheaper than another bench of the same table.
 
         Args:
-            seed: as of the bench.
-            bursts: slow what runs, beside the recorded noise; None for a machine that nobody else uses.
+            seed: as in the constructor.
+            bursts: slow the runs in addition to the recorded noise; None for a machine that is not shared.
         """
         self.time.seconds = 0.0
         self._bursts = bursts
@@ -79,11 +79,10 @@ class TableBench:
         self._began_s = self._chance.uniform(0, 2 * self._drift.length_s)
 
     def throughputs(self, objective: Objective) -> dict[str, float]:
-        """Returns by key of each plan that was measured what many runs drawn here average to, drift left out.
+        """Returns the mean throughput over many drawn runs without drift, by the key of each measured plan.
 
-        That is what a search can find: a score from the raw blocks (`Entry.score`) has the drift of the moments at
-        which they were recorded in it, and of few blocks the median is not what races converge to. As in a race, a
-        block that the machine stalled does not decide.
+        A race converges to this figure. A score from the raw blocks (`Entry.score`) also contains the drift at the time
+        of their recording, and the median of few blocks differs from the mean. As in a race, outliers are clipped.
         """
         return {
             key: math.exp(self._log_throughput(entry, objective))
@@ -96,7 +95,7 @@ class TableBench:
         return fmean(clipped([math.log(pace) + self._drift(at.at_s) for pace, at in zip(paces, ran, strict=True)]))
 
     def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
-        """Returns what became of a plan, and lets the time pass that it took.
+        """Returns the outcome of a plan, and advances the clock by its duration.
 
         Raises:
             UsageError: the plan is not in the table's grid.
@@ -151,7 +150,7 @@ class TableBench:
 
 
 def _failure(reason: str) -> Outcome:
-    """Returns the outcome of a block that failed; its reason begins with the status in words."""
+    """Returns the outcome of a failed block; its recorded reason begins with the status."""
     status, _, text = reason.partition(": ")
     known = {each.value: each for each in Status}
     if status not in known:

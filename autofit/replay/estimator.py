@@ -1,4 +1,4 @@
-"""TableEstimator: estimates memory from a table, as exactly, as wrongly and as late as one likes."""
+"""TableEstimator: estimates memory from a table, with a chosen bias, error and delay."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -10,7 +10,7 @@ from autofit.estimators.base import Estimator
 from autofit.replay.table import Entry, Table
 
 REFUSED_RATIO = 1.05
-"""The peak of a plan that did not fit is taken to be this multiple of the budget at least."""
+"""Lower bound on the peak of a plan that did not fit, as a multiple of the budget."""
 
 
 class TableEstimator(Estimator):
@@ -18,10 +18,10 @@ class TableEstimator(Estimator):
 
     Args:
         peaks: true peak in bytes by the plan's key.
-        factor: what the estimate is multiplied with: its bias.
-        error_ratio: what the bounds allow for, as a share of the estimate.
-        at_once: whether every plan is estimated from the start. Otherwise a plan is once an estimator is asked to look
-            at it, as with traces.
+        factor: factor on the estimate, its bias.
+        error_ratio: distance of the bounds from the estimate, as a share of it.
+        at_once: whether every plan has an estimate from the start. Otherwise a plan has one after `refine`, as with
+            traces.
     """
 
     def __init__(
@@ -29,23 +29,23 @@ class TableEstimator(Estimator):
     ) -> None:
         self._peaks, self._factor, self._error_ratio = peaks, factor, error_ratio
         self._at_once = at_once
-        self._seen: set[str] = set()
+        self._refined: set[str] = set()
 
     def tell(self, trial: Trial) -> None:
-        """Learns nothing: its error stays, so that what corrects it can be seen."""
+        """Learns nothing, so that the effect of what corrects its error can be seen."""
 
     def refine(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
-        """Has an estimate of a plan from now on, and of those along it."""
-        self._seen.update(each.key for each in (plan, *along))
+        """Gives a plan, and those along it, an estimate from now on."""
+        self._refined.update(each.key for each in (plan, *along))
 
     def refine_all(self, plans: Sequence[Plan]) -> None:
-        """Has an estimate of the plans from now on."""
-        self._seen.update(plan.key for plan in plans)
+        """Gives the plans an estimate from now on."""
+        self._refined.update(plan.key for plan in plans)
 
     def estimate(self, plan: Plan) -> Estimate | None:
-        """Returns the peak times the bias, with bounds that allow for the error."""
-        seen = self._at_once or plan.key in self._seen
-        peak = self._peaks.get(plan.key) if seen else None
+        """Returns the peak times the bias, with bounds at the error ratio."""
+        known = self._at_once or plan.key in self._refined
+        peak = self._peaks.get(plan.key) if known else None
         if peak is None:
             return None
         value = peak * self._factor
@@ -60,8 +60,8 @@ class TableEstimator(Estimator):
 def peaks_of(table: Table) -> dict[str, int]:
     """Returns the peak of each plan by its key.
 
-    Of a plan that did not fit the table has none: it is drawn through the two largest sizes of its combination that
-    ran, and is above the budget. Where fewer ran it is left out.
+    A plan that did not fit has no recorded peak. Its peak is extrapolated from the two largest smaller sizes of its
+    combination that ran, and is above the budget. If fewer ran, the plan is left out.
     """
 
     def curve(entry: Entry) -> tuple[str, bool]:

@@ -1,4 +1,4 @@
-"""The same table under a smaller memory budget."""
+"""Limits: a recorded table under a smaller memory budget."""
 
 from autofit.core.errors import UsageError
 from autofit.core.outcome import Outcome, Status
@@ -9,12 +9,12 @@ from autofit.replay.table import Entry, Table
 def limited(table: Table, memory_bytes: int) -> Table:
     """Returns the table as it would have been recorded under a smaller budget.
 
-    A plan whose peak is above it is out of memory where the device enforces a budget. A host does not: there the plan
-    ran, and is over the budget. What either costs is taken to be what the whole probe took, the most that it can be.
-    That a plan near the budget may run slower than recorded, its allocator flushing its cache, is not known here.
+    A plan whose peak is above the budget is out of memory if the device enforces a budget. A host does not: there the
+    plan ran, and is over the budget. Either takes as long as the whole probe, which is an upper bound. A plan near the
+    budget may really run slower than recorded, because the allocator flushes its cache; the table does not show this.
 
     Raises:
-        UsageError: the budget is above the table's own: what did not fit there might.
+        UsageError: the budget is above the table's own, under which some plans did not fit.
     """
     own = table.budget.memory_bytes
     if memory_bytes > own:

@@ -1,4 +1,4 @@
-"""Noise: what the blocks of a table say of how runs of one plan differ."""
+"""Noise: drift and spread of the runs of one plan, from the blocks of a table."""
 
 import math
 import random
@@ -12,18 +12,19 @@ from statistics import fmean, median
 from autofit.replay.table import Block, Entry, Table
 
 WINDOW = 9
-"""Blocks that ran next to each other whose common level is the drift of that moment: disturbances are short. Of the
-recorded tables a window of 25 leaves 12 to 36 % more of the noise to single blocks."""
+"""Number of neighbouring blocks whose common level is the drift of that moment. It is small because disturbances are
+short: on the recorded tables, a window of 25 leaves 12 to 36 % more noise in single blocks."""
 ROUNDS = 10
-"""Times that the drift and the plans' levels are fitted in turn. On the recorded tables an eleventh moves the drift of
-no moment by more than 0.8 %, and sixty leave the same noise to single blocks, within 0.3 % of it."""
+"""Number of alternating fits of the drift and of the plans' levels. On the recorded tables, an eleventh round changes
+the drift of no moment by more than 0.8 %, and after sixty rounds the noise in single blocks is the same within 0.3
+%."""
 
 
 class Drift:
     """The level that all plans share at a moment: a machine that warms up slows them alike.
 
-    Kept apart from the noise of single runs, because it cancels between neighbouring blocks of a race and noise does
-    not. A block's pace is taken to be its plan's times that of the moment: the two are fitted in turn (Buja, Hastie and
+    It is separate from the noise of single runs, because it cancels between neighbouring blocks of a race. The pace of
+    a block is modelled as that of its plan times that of the moment; the two are fitted alternately (Buja, Hastie and
     Tibshirani, Linear smoothers and additive models, 1989).
     """
 
@@ -46,7 +47,7 @@ class Drift:
             self._logs = [median(rest[max(i - half, 0) : i + half + 1]) for i in range(len(rest))]
 
     def __call__(self, at_s: float) -> float:
-        """Returns the log of how much slower than usual the machine was at a moment of the recording."""
+        """Returns the log of the machine's slowdown at a moment of the recording."""
         if not self._times_s:
             return 0.0
         index = bisect_left(self._times_s, at_s)
@@ -54,7 +55,7 @@ class Drift:
         return self._logs[min(near, key=lambda i: abs(self._times_s[i] - at_s))]
 
     def moment(self, elapsed_s: float) -> float:
-        """Returns the moment of the recording so many seconds after its first block; forth and back without end."""
+        """Returns the moment of the recording at a time after its first block; the recording runs back and forth."""
         if not self._times_s or (length := self._times_s[-1] - self._times_s[0]) <= 0:
             return elapsed_s
         turn = elapsed_s % (2 * length)
@@ -67,16 +68,16 @@ class Drift:
 
 
 class Bursts:
-    """A machine that others use from time to time: calm, then slowed by so much for a while, and calm again.
+    """A shared machine: calm, then slowed for a while, and calm again.
 
-    What runs inside a burst is slowed all alike, so neighbouring blocks of a race mostly share it and separate probes
-    do not. Lengths are exponential and a burst's strength is uniform, all drawn from the seed alone.
+    A burst slows all runs inside it alike, so neighbouring blocks of a race mostly share it and separate probes do not.
+    Lengths have an exponential and strengths a uniform distribution, all drawn from the seed alone.
 
     Args:
-        seed: decides when bursts come and how strong they are.
-        calm_s: mean seconds between two of them.
-        burst_s: mean seconds that one lasts.
-        most_log: the strongest slows by the exponential of this.
+        seed: decides times and strengths of the bursts.
+        calm_s: mean seconds between two bursts.
+        burst_s: mean seconds of a burst.
+        most_log: log of the largest slowdown.
     """
 
     def __init__(self, seed: int, calm_s: float, burst_s: float, most_log: float) -> None:
@@ -87,7 +88,7 @@ class Bursts:
         self._logs: list[float] = []
 
     def __call__(self, at_s: float) -> float:
-        """Returns the log of how much slower the machine is at a moment of the search, 0 where it is calm."""
+        """Returns the log of the machine's slowdown at a moment of the search; 0 while it is calm."""
         while not self._ends_s or self._ends_s[-1] <= at_s:
             before_s, bursts = (self._ends_s[-1] if self._ends_s else 0.0), len(self._ends_s) % 2
             self._ends_s.append(before_s + self._chance.expovariate(1 / self._means_s[bursts]))
@@ -95,7 +96,7 @@ class Bursts:
         return self._logs[bisect_right(self._ends_s, at_s)]
 
     def slowed(self, times_s: Sequence[float], began_s: float) -> tuple[float, ...]:
-        """Returns the times of steps that run one after the other from a moment on, each slowed as it begins."""
+        """Returns the times of consecutive steps from a moment on, each slowed by the burst in which it begins."""
         found: list[float] = []
         for time_s in times_s:
             found.append(time_s * math.exp(self(began_s)))
@@ -105,17 +106,17 @@ class Bursts:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """The runs of one plan, to draw further ones from.
+    """The recorded runs of one plan, from which further runs are drawn.
 
-    A drawn run has the level of one recorded block, moved to the drift of the moment, and step times drawn anew from
-    the spread within all blocks. Few blocks understate the spread between runs; that the steps, whose chance is in the
-    level of a block already, are drawn again adds to it. Where batches may differ the steps of a block stay as they
-    are: a step takes as long as its batch is large, of which nothing is known. More steps than a block has are those of
-    others, at its level.
+    A drawn run has the level of one recorded block, moved to the drift of the moment, and step times drawn from the
+    spread within all blocks. Few blocks understate the spread between runs; drawing the step times as well, whose
+    chance is already part of a block's level, increases it. If batches may differ, the steps of a block are kept: the
+    duration of a step depends on the size of its batch, which is unknown. Additional steps are taken from other blocks,
+    at the level of the first.
 
     Attributes:
-        blocks: recorded blocks, those that failed among them.
-        ratios: each step time over that of its block; () where they belong to their block.
+        blocks: recorded blocks, failed ones included.
+        ratios: each step time over that of its block; () if steps are kept with their block.
     """
 
     blocks: tuple[Block, ...]
@@ -123,7 +124,7 @@ class Runs:
 
     @classmethod
     def of(cls, entry: Entry) -> "Runs":
-        """Returns the recorded blocks of a plan; its probe where none ran."""
+        """Returns the recorded blocks of a plan, or its probe if none ran."""
         blocks = entry.blocks
         if not _ran(blocks) and (measurement := entry.outcome.measurement) is not None:
             blocks = (*blocks, Block.of(measurement, entry.at_s))
@@ -137,7 +138,7 @@ class Runs:
         return _ran(self.blocks)
 
     def draw(self, chance: random.Random, may_fail: bool) -> Block:
-        """Returns a recorded block; one that failed only if `may_fail`."""
+        """Returns a recorded block; a failed one only if `may_fail`."""
         return chance.choice(self.blocks if may_fail else self.ran)
 
     def step_times_s(self, block: Block, steps: int, slower_log: float, chance: random.Random) -> tuple[float, ...]:
@@ -148,7 +149,7 @@ class Runs:
         return tuple(level * ratio for ratio in chance.choices(self.ratios, k=steps))
 
     def _passes(self, block: Block, level: float, chance: random.Random) -> Iterator[float]:
-        """Yields the steps of `block` at a level, then those of others that were drawn."""
+        """Yields the steps of `block` at a level, then those of other blocks drawn at random."""
         while True:
             yield from (time_s / block.step_time_s * level for time_s in block.step_times_s)
             block = chance.choice(self.ran)

@@ -1,4 +1,4 @@
-"""Table: a complete grid of plans measured on a real device, to score searchers and estimators without one."""
+"""Table: a complete grid of plans that were measured on a real device, to score searchers and estimators."""
 
 import json
 from collections import Counter
@@ -20,15 +20,15 @@ TABLE_SCHEMA = "autofit.table/1"
 
 
 class Block(BaseModel):
-    """One block of a plan, run some time after its probe: the noise and the drift as they were.
+    """One block of a plan, run some time after its probe, with the noise and the drift of that moment.
 
     Attributes:
         at_s: seconds since the recording began.
         step_times_s: raw wall times of whole optimizer steps, in order; none when the block failed.
-        steps_per_window: steps of which each of them is the mean (`Measurement.steps_per_window`).
-        tokens_per_step: useful tokens of one step; None when not known.
-        cycle: values of `step_times_s` after which the same batches come again (`Measurement.cycle`).
-        reason: why the block failed, or "".
+        steps_per_window: number of steps over which each value is a mean (`Measurement.steps_per_window`).
+        tokens_per_step: useful tokens of one step; None if unknown.
+        cycle: number of values of `step_times_s` after which the same batches recur (`Measurement.cycle`).
+        reason: reason why the block failed, or "".
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -43,7 +43,7 @@ class Block(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if bool(self.step_times_s) == bool(self.reason):
-            raise ValueError("a block has step times, or says why it has none")
+            raise ValueError("a block has either step times or the reason why it has none")
         return self
 
     @classmethod
@@ -59,13 +59,13 @@ class Block(BaseModel):
 
 
 class Entry(BaseModel):
-    """What is known of one plan.
+    """The recorded runs of one plan.
 
     Attributes:
-        plan: what was run.
+        plan: the plan that ran.
         at_s: seconds since the recording began at which its probe ended.
-        outcome: of the probe: status and reason, memory, raw step times, and what the probe cost in `duration_s`.
-        blocks: later blocks, each at another moment; none of a plan that was not measured.
+        outcome: outcome of the probe: status and reason, memory, raw step times, and its duration in `duration_s`.
+        blocks: later blocks, each at another moment; none for a plan that was not measured.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -76,9 +76,9 @@ class Entry(BaseModel):
     blocks: tuple[Block, ...] = ()
 
     def score(self, objective: Objective) -> float | None:
-        """Returns the throughput: the median over the blocks that ran, the probe's without any; None if not measured.
+        """Returns the throughput: the median over the blocks that ran, else that of the probe; None if not measured.
 
-        A probe that was ended as hopeless was timed on the worst batch only, so blocks win over it.
+        Blocks take precedence, because a probe that was ended as hopeless was timed on the worst batch only.
         """
         measurement = self.outcome.measurement
         if not self.outcome.measured or measurement is None:
@@ -90,7 +90,7 @@ class Entry(BaseModel):
         return median(count / block.step_time_s for count, block in zip(units, ran, strict=True))
 
     def units(self, block: Block, objective: Objective) -> float:
-        """Returns how many of the objective's units, samples or tokens, a step of a block trained."""
+        """Returns the number of the objective's units, samples or tokens, in a step of a block."""
         tokens = block.tokens_per_step if objective.unit == "tokens" else None
         return self.plan.global_batch_size if tokens is None else tokens
 
@@ -99,12 +99,12 @@ class Table(BaseModel):
     """A grid of measured plans. Kept in `tests/data/tables` and beside the results of a benchmark.
 
     Attributes:
-        schema_name: the record's schema and version.
-        name: what was trained, in a few words.
+        schema_name: schema and version of the record.
+        name: short description of the workload.
         created: UTC time in ISO 8601 at which the recording began.
-        environment: where it was measured; all entries are of this one.
-        budget: the memory budget that was enforced, or judged by where it cannot be enforced.
-        space: the plans that make up the complete grid.
+        environment: environment of all entries.
+        budget: the memory budget that was enforced, or only compared with where it cannot be enforced.
+        space: the plans of the complete grid.
         entries: the plans that ran so far, in the order in which they ran; each plan once.
     """
 
@@ -137,23 +137,23 @@ class Table(BaseModel):
 
     @property
     def objective(self) -> Objective:
-        """What the plans are compared by: useful tokens where they were counted, else samples."""
+        """The objective of the plans: useful tokens if they were counted, else samples."""
         measured = [entry.outcome.measurement for entry in self.entries]
         counted = any(each is not None and each.tokens_per_step is not None for each in measured)
         return Objective(unit="tokens" if counted else "samples")
 
     def missing(self) -> tuple[Plan, ...]:
-        """Returns the plans of the grid that have no entry yet; none when the table is complete."""
+        """Returns the plans of the grid without an entry; none if the table is complete."""
         known = {entry.plan for entry in self.entries}
         return tuple(plan for plan in self.plans if plan not in known)
 
     def best(self, objective: Objective) -> Entry | None:
-        """Returns the fastest plan that ran inside the budget, or None when none did."""
+        """Returns the fastest plan that ran inside the budget, or None."""
         scored = [(score, entry) for entry in self.entries if (score := entry.score(objective)) is not None]
         return max(scored, key=lambda pair: pair[0], default=(0.0, None))[1]
 
     def to_json(self) -> str:
-        """Returns the table as JSON text with a line for each entry, so that a change shows as lines."""
+        """Returns the table as JSON text with one line per entry, so that a diff shows the changed entries."""
         facts = self.model_dump(mode="json", by_alias=True, exclude={"entries"})
         lines = [entry.model_dump_json(exclude_defaults=True) for entry in self.entries]
         return json.dumps(facts)[:-1] + ', "entries": [\n' + ",\n".join(lines) + "\n]}\n"
@@ -164,15 +164,17 @@ def read_table(text: str, name: str) -> Table:
 
     Args:
         text: JSON, as `Table.to_json` writes it.
-        name: the file, for the message.
+        name: name of the file, for the message.
 
     Raises:
-        UsageError: the text is no JSON, of another schema version, or not a valid table.
+        UsageError: the text is not valid JSON, has another schema version, or is not a valid table.
     """
     try:
         found: Any = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"{name} is no JSON ({error}); expected a table of {TABLE_SCHEMA}. Record it again.") from None
+        raise UsageError(
+            f"{name} is not valid JSON ({error}); expected a table of {TABLE_SCHEMA}. Record it again."
+        ) from None
     schema = found.get("schema") if isinstance(found, dict) else None
     if schema != TABLE_SCHEMA:
         raise UsageError(
@@ -184,4 +186,4 @@ def read_table(text: str, name: str) -> Table:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the table"
-        raise UsageError(f"{name} is no valid table: {where}: {first['msg']}. Record it again.") from None
+        raise UsageError(f"{name} is not a valid table: {where}: {first['msg']}. Record it again.") from None

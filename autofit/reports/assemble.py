@@ -8,7 +8,7 @@ from typing import Any
 from autofit.core.objective import Objective
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
-from autofit.core.printable import cut, one_line, printable
+from autofit.core.printable import one_line, printable
 from autofit.core.recommendation import Ratio, Recommendation
 from autofit.core.units import format_bytes
 from autofit.reports.applying import apply_code
@@ -18,6 +18,7 @@ from autofit.reports.sources import Source
 from autofit.search.common_scale import CLAIM_RATIO
 from autofit.search.evidence import RaceLog, SearchEvidence
 from autofit.search.race import MIN_ROUNDS, pair
+from autofit.terminal import cut
 
 MOST_LETTERS, MOST_CODE_LETTERS = 600, 4000
 """Maximum length of a text in a report, and of its code: texts come from users' code and may be of any length."""

@@ -1,15 +1,13 @@
-"""Canvas: bars and colours for a terminal, as far as it can show them."""
+"""Canvas: bars, colours and lines for a terminal, as far as it can show them."""
 
-import os
 from dataclasses import dataclass
 from typing import Self, TextIO
 
-from autofit.core.printable import columns
+from autofit.terminal import columns, has_blocks, has_colour, paint
 
-LEAST, WIDTH, MOST = 60, 100, 120
+LEAST, WIDTH, MOST = 40, 100, 120
 """Characters of a line of text: at least, where there is no terminal, and at most, since longer ones read badly."""
 _EIGHTHS = " ▏▎▍▌▋▊▉"
-_COLOURS = {"bar": "36", "good": "32", "bad": "31", "faint": "2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +27,8 @@ class Canvas:
     @classmethod
     def of(cls, stream: TextIO) -> Self:
         """Returns what can be drawn on a stream: as wide as its terminal, and coloured unless NO_COLOR is set."""
-        terminal = stream.isatty()
-        width = columns(stream) if terminal else WIDTH
-        encoding = (getattr(stream, "encoding", None) or "").lower().replace("-", "")
-        return cls(
-            width=min(max(width, LEAST), MOST),
-            blocks=encoding == "utf8",
-            colour=terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb",
-        )
+        width = columns(stream) if stream.isatty() else WIDTH
+        return cls(width=min(max(width, LEAST), MOST), blocks=has_blocks(stream), colour=has_colour(stream))
 
     def bar(self, share: float, cells: int) -> str:
         """Returns a bar that fills `share` of `cells` characters, padded to them; what is not nothing is visible."""
@@ -49,5 +41,5 @@ class Canvas:
         return self.paint(text, "bar") + " " * (cells - len(text))
 
     def paint(self, text: str, colour: str) -> str:
-        """Returns `text` in a colour: "bar", "good", "bad" or "faint"."""
-        return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if self.colour and text else text
+        """Returns `text` in a colour, see `autofit.terminal.paint`."""
+        return paint(text, colour) if self.colour else text

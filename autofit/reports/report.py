@@ -164,7 +164,7 @@ class Report(_Record):
         plan_file: path of the plan file, or "".
     """
 
-    schema_name: Literal["autofit.report/1"] = Field("autofit.report/1", alias="schema")
+    schema_name: Literal["autofit.report/1"] = Field(default="autofit.report/1", alias="schema")
     title: str
     headline: str
     feasible: bool

@@ -1,140 +1,190 @@
-"""A Recommendation in words: what was chosen, the gain, the peak, why."""
+"""A Recommendation in words: what to use, what it brings, what it changes, what else was tried, what to know.
 
-import textwrap
-from collections.abc import Sequence
+The sections come in the order in which a reader needs them, and the code that applies the plan is last. Throughputs of
+one summary are on one scale, a gain has its interval, and an estimate without bounds is not shown.
+"""
 
-from autofit.core.plan import Plan
-from autofit.core.recommendation import Candidate, Recommendation
-from autofit.core.units import format_bytes, format_duration
-from autofit.core.wording import describe_outcome, describe_plan, describe_speed
-from autofit.reports.canvas import WIDTH
-from autofit.search.choice import lighter
+from collections.abc import Iterator, Sequence
 
-_SHOWN, _LIGHTER = 5, 3
-"""So many alternatives are shown, and beside them so many that save more memory than they cost speed."""
-_NEAR_RATIO = 1.25
-"""Of two plans that differ in the micro batch alone, and by less than this, one is shown."""
+from autofit.core.outcome import Outcome
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
+from autofit.core.printable import printable
+from autofit.core.recommendation import Recommendation
+from autofit.core.units import format_bytes, format_duration, short_number
+from autofit.core.wording import describe_plan
+from autofit.reports.alternatives import others, rate_per_s
+from autofit.reports.canvas import Canvas
+from autofit.reports.columns import Column, table
+from autofit.terminal import wrapped
+
+_CAVEATS, _REFUSED = 5, 3
+"""Numbers of caveats and of refusals that are shown. The plan file has all of them."""
+_LABEL = 10
+_INDENT = "  "
+
+Line = tuple[str, str]
+"""A line of text and its colour; "" for none."""
 
 
-def summarize(recommendation: Recommendation, width: int = WIDTH) -> str:
-    """Returns the recommendation as plain text of about 20 paragraphs, ending without a newline.
+def summarize(recommendation: Recommendation, canvas: Canvas | None = None, plan_file: str | None = None) -> str:
+    """Returns the recommendation for a person to read, ending without a newline.
 
     Args:
-        recommendation: what is told.
-        width: characters of a line; only a path or a word that is longer goes beyond it.
+        recommendation: the record.
+        canvas: width and colours. Only a path or a word that is longer than a line goes beyond the width.
+        plan_file: path under which the reader has the plan; None if the reader has a `Fit` named `fit`.
     """
-    r = recommendation
-    paragraphs = [*_table(r), *_facts(r), *(f"note      {caveat}" for caveat in r.caveats)]
-    if r.refused:
-        paragraphs += ["", *(f"left out  {refused.name}: {refused.reason}" for refused in r.refused)]
-    lines = _wrapped(_headline(r), width, "")
-    return "\n".join([*lines, *(line for paragraph in paragraphs for line in _wrapped(paragraph, width))])
+    canvas, r = canvas or Canvas(), recommendation
+    sections = [
+        _headline(r, canvas.width),
+        _titled(_brings(r, canvas.width)),
+        _titled(_changes(r, canvas.width)),
+        _titled(others(r, canvas.width, plan_file)),
+        _titled(_caveats(r, canvas.width, plan_file)),
+        _titled(_facts(r, canvas.width, plan_file)),
+        _titled(_usage(r, canvas.width, plan_file)),
+    ]
+    texts = ("\n".join(canvas.paint(printable(text), colour) for text, colour in lines) for lines in sections if lines)
+    return "\n\n".join(texts)
 
 
-def _headline(recommendation: Recommendation) -> str:
-    r = recommendation
+def _titled(lines: Sequence[str]) -> list[Line]:
+    """Returns lines of which the first is the title of a section."""
+    return [(line, "" if number else "title") for number, line in enumerate(lines)]
+
+
+def _headline(r: Recommendation, width: int) -> list[Line]:
     plan = describe_plan(r.plan, r.baseline.plan)
     if r.plan == r.baseline.plan:
-        return f"Keep your own setting: {plan}. {r.untried or 'Nothing that was tried is faster'}."
-    gain = "your own setting does not run here" if r.gain is None else f"{r.gain} of your own setting's throughput"
-    return f"Use {plan}: {gain}{_batch_change(r)}."
+        text, colour = f"Keep the baseline: {plan}. {r.untried or 'Nothing that was tried is faster'}.", "title"
+    elif r.gain is None:
+        fails = "" if r.baseline.outcome.measured else " The baseline does not run here."
+        text, colour = f"Use {plan}{_batch_change(r)}.{fails}", "title"
+    else:
+        text = f"Use {plan}: {r.gain} the throughput of the baseline{_batch_change(r)}."
+        colour = "good" if r.gain.low > 1 else "title"
+    steps = r.proof.worst_steps
+    proof = f"Proven by {steps} whole step{'s' if steps != 1 else ''} on the worst batch, inside the budget."
+    return [*((line, colour) for line in wrapped(text, width)), *((line, "") for line in wrapped(proof, width))]
 
 
-def _batch_change(recommendation: Recommendation) -> str:
-    """Returns in words how the samples of an optimizer step change."""
-    own, new = (plan.global_batch_size for plan in (recommendation.baseline.plan, recommendation.plan))
-    if own == new:
+def _batch_change(r: Recommendation) -> str:
+    """Returns in words how the samples of an optimizer step change; "" if they do not."""
+    before, after = (plan.global_batch_size for plan in (r.baseline.plan, r.plan))
+    if before == after:
         return ""
-    return f"; the batch {'grows' if new > own else 'shrinks'} from {own:,} to {new:,}"
+    return f"; the batch {'grows' if after > before else 'shrinks'} from {before:,} to {after:,}"
 
 
-def _table(recommendation: Recommendation) -> list[str]:
-    """Returns the plan, what it was compared with and what else there is, a paragraph each."""
-    r = recommendation
-    own, unit = r.baseline.plan, r.objective.unit
-    proven = f"proven by {r.proof.worst_steps} whole steps on the worst batch"
-    told = ["", f"plan      {describe_speed(r.proof, unit, r.rate_per_s)}{_estimated(r)}; {proven}"]
-    yours = describe_outcome(r.baseline.outcome, unit, r.baseline.rate_per_s)
-    told.append(f"yours     {describe_plan(own, own)}: {yours}")
-    told += [_planned(r)] if r.objective.planned_samples is not None else []
-    worth = _distinct([c for c in r.alternatives if c.on_front and _is_worth_it(c, r)], [r.plan])[:_LIGHTER]
-    others = [c for c in r.alternatives if c not in worth]
-    shown = _distinct(others, [r.plan, *(c.plan for c in worth)])[:_SHOWN]
-    told += [_alternative("also", candidate, own, unit) for candidate in shown]
-    told += [_alternative("lighter", candidate, own, unit) for candidate in worth]
-    more = len(others) - len(shown)
-    return [*told, f"          and {more} more, in the plan file"] if more > 0 else told
+def _brings(r: Recommendation, width: int) -> list[str]:
+    """Returns throughput and peak of the plan beside those of the baseline."""
+    unit, budget = r.objective.unit, f"budget {format_bytes(r.budget.memory_bytes)}"
+    names, notes = [f"{unit}/s", "peak memory"], ["" if r.gain is None else str(r.gain), budget]
+    after = [short_number(rate_per_s(r, r.proof, r.rate_per_s, r.gain)), _peak(r.proof.memory.judged_bytes)]
+    before = _before(r)
+    if r.plan == r.baseline.plan:
+        return table(
+            [Column("What it brings", names), Column("baseline", after, right=True), *_noted(["", budget])], width
+        )
+    if r.objective.planned_samples is not None and r.proof.startup_s is not None:
+        names, notes = [*names, "warm-up"], [*notes, ""]
+        after = [*after, format_duration(r.proof.startup_s)]
+        measurement = r.baseline.outcome.measurement
+        started = None if measurement is None else measurement.startup_s
+        before = [*before, "unknown" if started is None else format_duration(started)]
+    columns = [Column("baseline", before, right=True), Column("recommended", after, right=True)]
+    return table([Column("What it brings", names), *columns, *_noted(notes)], width)
 
 
-def _estimated(recommendation: Recommendation) -> str:
-    """Returns what the peak was estimated to be before the plan ran; nothing where that was a guess without bounds."""
-    estimate, peak = recommendation.estimate, recommendation.proof.memory.judged_bytes
-    if estimate is None or not estimate.is_bounded or not peak:
-        return ""
-    return f" (estimated {format_bytes(estimate.value_bytes)}, {estimate.value_bytes / peak - 1:+.1%})"
+def _noted(notes: Sequence[str]) -> list[Column]:
+    return [Column("", notes)]
 
 
-def _planned(recommendation: Recommendation) -> str:
-    """Returns the planned training, and what it is charged for its start under the plan and under the user's own."""
-    r = recommendation
-    starts = [format_duration(r.proof.startup_s)] if r.proof.startup_s is not None else []
-    own = r.baseline.outcome.measurement
-    if r.plan != r.baseline.plan and own is not None and own.startup_s is not None:
-        starts.append(f"yours {format_duration(own.startup_s)}")
-    samples, size = r.objective.planned_samples or 0, r.plan.global_batch_size
-    told = f"planned   {samples:,} samples, {samples / size:,.0f} steps of {size}"
-    return f"{told}; charged for its start: {', '.join(starts)}" if starts else told
+def _before(r: Recommendation) -> list[str]:
+    """Returns throughput and peak of the baseline, or how its run ended."""
+    outcome = r.baseline.outcome
+    if not outcome.measured or outcome.measurement is None:
+        return [_ended(outcome), ""]
+    rate = rate_per_s(r, outcome.measurement, r.baseline.rate_per_s, None)
+    return [short_number(rate), _peak(outcome.measurement.memory.judged_bytes)]
 
 
-def _is_worth_it(candidate: Candidate, recommendation: Recommendation) -> bool:
-    """Says whether a plan gives up a smaller share of the recommended one's speed than of its memory."""
-    r, measurement = recommendation, candidate.outcome.measurement
-    if measurement is None:
-        return False
-    ours, theirs = candidate.rate_per_s, r.rate_per_s
-    if ours is None or theirs is None:
-        ours, theirs = r.objective.score(measurement), r.objective.score(r.proof)
-    peak, proven = measurement.memory.judged_bytes, r.proof.memory.judged_bytes
-    return lighter(peak, proven) and peak < min(ours / theirs, 1.0) * proven
+def _ended(outcome: Outcome) -> str:
+    return outcome.status.value
 
 
-def _distinct(candidates: Sequence[Candidate], shown: Sequence[Plan]) -> list[Candidate]:
-    """Returns the candidates without those that are nearly equal to one before them or to a plan that is shown."""
-    seen, found = list(shown), []
-    for candidate in candidates:
-        if not any(_nearly_equal(candidate.plan, plan) for plan in seen):
-            found.append(candidate)
-            seen.append(candidate.plan)
-    return found
+def _peak(peak_bytes: int) -> str:
+    return format_bytes(peak_bytes) if peak_bytes else "unknown"
 
 
-def _nearly_equal(one: Plan, other: Plan) -> bool:
-    small, large = sorted((one.micro_batch_size, other.micro_batch_size))
-    return one.combination == other.combination and large < _NEAR_RATIO * small
+def _changes(r: Recommendation, width: int) -> list[str]:
+    """Returns what differs from the baseline; nothing if the baseline is kept."""
+    before, after = r.baseline.plan, r.plan
+    if before == after:
+        return []
+    rows = [("samples per step", f"{before.global_batch_size:,}", f"{after.global_batch_size:,}")]
+    rows += [("micro batch", f"{before.micro_batch_size:,}", f"{after.micro_batch_size:,}")]
+    rows += [("accumulation steps", str(before.accumulation_steps), str(after.accumulation_steps))]
+    rows += [
+        (name, str(before.values.get(name, "")), str(value))
+        for name, value in after.changes_from(before).items()
+        if name not in (MICRO_BATCH_SIZE, ACCUMULATION_STEPS)
+    ]
+    rows = [row for row in rows if row[1] != row[2]]
+    names, old, new = (list(column) for column in zip(*rows, strict=True))
+    columns = [Column("baseline", old, right=True), Column("recommended", new, right=True)]
+    return table([Column("What it changes", names), *columns], width)
 
 
-def _alternative(label: str, candidate: Candidate, own: Plan, unit: str) -> str:
-    speed = describe_outcome(candidate.outcome, unit, candidate.rate_per_s)
-    told = f"{label:10}{describe_plan(candidate.plan, own)}: {speed}"
-    return f"{told}; {candidate.note}" if candidate.note else told
+def _caveats(r: Recommendation, width: int, plan_file: str | None) -> list[str]:
+    if not r.caveats:
+        return []
+    shown = r.caveats[:_CAVEATS] if len(r.caveats) > _CAVEATS + 1 else r.caveats
+    lines = [line for caveat in shown for line in wrapped(caveat, width, "  - ", "    ")]
+    more = len(r.caveats) - len(shown)
+    where = "fit.caveats" if plan_file is None else plan_file
+    return ["What to know", *lines, *(wrapped(f"and {more} more in {where}", width, _INDENT, _INDENT) if more else [])]
 
 
-def _facts(recommendation: Recommendation) -> list[str]:
-    """Returns the limits, the place and the cost of the search, a paragraph each."""
-    r, environment = recommendation, recommendation.environment
-    versions = ", ".join(f"{name} {version}" for name, version in environment.versions.items())
-    trials = ", ".join(f"{count} {status}" for status, count in r.counts.items()) or "none"
+def _facts(r: Recommendation, width: int, plan_file: str | None) -> list[str]:
+    """Returns how the plan was found: proof, budget, device, trials, and what was not searched."""
+    lines = [f"  {label:{_LABEL}}{text}" for label, text in _labelled(r, plan_file)]
+    rest = " " * (len(_INDENT) + _LABEL)
     return [
-        "",
-        f"budget    {r.budget.memory_note or format_bytes(r.budget.memory_bytes)}",
-        f"device    {environment.device_name} ({environment.device_type}), {versions}",
-        f"trials    {trials} in {format_duration(r.duration_s)}; study {r.study}",
-        *([""] if r.caveats else []),
+        "How it was found",
+        *(line for text in lines for line in wrapped(text[len(rest) :], width, text[: len(rest)], rest)),
     ]
 
 
-def _wrapped(text: str, width: int, indent: str = " " * 10) -> list[str]:
-    """Returns `text` as lines, one that is empty for no text; a path or a word is never broken."""
-    flat = text[: len(indent)] + " ".join(text[len(indent) :].split())
-    lines = textwrap.wrap(flat, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-    return lines or [""]
+def _labelled(r: Recommendation, plan_file: str | None) -> Iterator[tuple[str, str]]:
+    environment, peak = r.environment, r.proof.memory.judged_bytes
+    if r.estimate is not None and r.estimate.is_bounded and peak:
+        value = r.estimate.value_bytes
+        yield "estimate", f"{format_bytes(value)} before it ran, {value / peak - 1:+.1%} from the measured peak"
+    if r.objective.planned_samples is not None:
+        samples, size = r.objective.planned_samples, r.plan.global_batch_size
+        yield "planned", f"{samples:,} samples, {samples / size:,.0f} steps of {size}; warm-up is part of samples/s"
+    yield "budget", r.budget.memory_note or format_bytes(r.budget.memory_bytes)
+    versions = ", ".join(f"{name} {version}" for name, version in environment.versions.items())
+    yield "device", f"{environment.device_name} ({environment.device_type}), {versions}"
+    trials = ", ".join(f"{count} {status}" for status, count in r.counts.items()) or "none"
+    yield "trials", f"{trials} in {format_duration(r.duration_s)}; study {r.study}"
+    for refused in r.refused[:_REFUSED]:
+        yield "left out", f"{refused.name}: {refused.reason}"
+    if more := len(r.refused) - _REFUSED:
+        where = "fit.recommendation.refused" if plan_file is None else plan_file
+        yield from [("", f"and {more} more in {where}")] if more > 0 else []
+
+
+def _usage(r: Recommendation, width: int, plan_file: str | None) -> list[str]:
+    """Returns the code that applies the plan."""
+    if r.plan == r.baseline.plan:
+        return ["How to use it", *wrapped("Nothing to apply: train as you do now.", width, _INDENT, _INDENT)]
+    inference = r.environment.settings.get("mode") == "inference"
+    given, result = ("model, loader", "output") if inference else ("model, loader, optimizer", "loss")
+    load = [] if plan_file is None else [f'fit = autofit.load("{plan_file}")']
+    prepare = [f"step = fit.prepare({given})"]
+    if len(prepare[0]) + len(_INDENT) > width:
+        prepare = ["step = fit.prepare(", f"    {given})"]
+    code = [*load, *prepare, "for batch in step.loader:", f"    {result} = step(batch)"]
+    return ["How to use it", *(_INDENT + line for line in code)]

@@ -1,11 +1,11 @@
 """A report as a file: which format, and which files may be replaced."""
 
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 from autofit.core.errors import UsageError
 from autofit.core.files import write_atomically
+from autofit.reports.html.page import render
 from autofit.reports.markdown import MARK, to_markdown
 from autofit.reports.report import Report, to_json
 
@@ -79,7 +79,7 @@ def check_replaceable(output: str | Path, *, force: bool = False) -> Path:
 
 def _html(report: Report) -> str:
     """Returns the page, with the mark of a report behind its first line."""
-    page: str = import_module("autofit.reports.html.page").render(report)
+    page = render(report)
     at = len(_DOCTYPE) if page.lower().startswith(_DOCTYPE) else 0
     return f"{page[:at]}{MARK}{page[at:]}"
 

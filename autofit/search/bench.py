@@ -1,4 +1,4 @@
-"""Bench: what a search needs of a workload on a device."""
+"""Bench: the interface between a search and a workload on a device."""
 
 from typing import Protocol
 
@@ -12,18 +12,18 @@ from autofit.memory.trace import Trace
 class Bench(Protocol):
     """A workload on a device, ready to run plans.
 
-    `autofit.probing` has two, one in this process and one in a child process; `autofit.replay` has one that is a
-    recorded table.
+    `autofit.probing` has two implementations, one in this process and one in a child process; `autofit.replay` has one
+    from a recorded table.
     """
 
     @property
     def briefing(self) -> Briefing:
-        """What is known before the first probe. Where it has no `account`, no plan is traced or recorded."""
+        """Facts that are known before the first probe. Without an `account`, no plan is traced or recorded."""
         ...
 
     @property
     def proof_start_s(self) -> float:
-        """Seconds that a proof takes before it begins, where that needs a fresh process; 0 elsewhere."""
+        """Seconds that a proof needs to start a fresh process; 0 if it needs none."""
         ...
 
     def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
@@ -43,7 +43,7 @@ class Bench(Protocol):
         ...
 
     def record(self, plan: Plan) -> Trace:
-        """Runs a few short steps of a plan that cannot be traced, and returns the allocations that they made.
+        """Runs a few short steps of a plan that cannot be traced, and returns their allocations.
 
         Raises:
             Untraceable: a step failed, or the device keeps no record.

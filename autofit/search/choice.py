@@ -1,4 +1,4 @@
-"""The choice among measured plans: who goes into the final, and who wins it."""
+"""Choice: which measured plans race, and which of them wins."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -11,31 +11,32 @@ from autofit.core.statistics import DEVIATIONS_95
 from autofit.core.trial import Trial
 
 MAX_FINALISTS = 4
-LEAST_FINALISTS, DISTURBED_RATIO = 3, 0.75
-"""The fastest three race in any case, unless one is below this share of the fastest: on a machine that others share a
-probe was seen to be 31 % too fast, and the best plan was left at home."""
+"""Maximum number of plans that race beside the baseline."""
+MIN_FINALISTS, DISTURBED_RATIO = 3, 0.75
+"""The `MIN_FINALISTS` fastest plans race in any case, except those below this share of the fastest. On a shared
+machine, a probe was 31 % too fast, and the best plan was left out of the race."""
 PROBE_NOISE_RATIO = 0.04
 """Standard deviation of the ratio of two separate probes on a calm machine (reference/reliability.md 9.2)."""
 TIE_LOSS = 0.75
-"""What a tie may cost on average, as a share of the tie margin. With all of it 7 of 1,550 searches of
-scripts/bench/search more are off by over 3 %; with half of it the lighter of two equal plans is chosen in 60 % of
-races on recorded noise, and not in 76 % (tests/search/test_race_error_rates.py)."""
+"""Maximum average cost of a tie, as a share of the tie margin. At 1.0, 7 more of 1,550 searches of scripts/bench/search
+are off by over 3 %; at 0.5, the lighter of two equal plans is chosen in 60 % of races on recorded noise instead of 76 %
+(tests/search/test_race_error_rates.py)."""
 SAME_MEMORY_RATIO = 0.01
-"""Peaks closer than this are equal: readings of one plan differ by as much."""
+"""Peaks that differ by less than this share are equal, because readings of one plan differ by as much."""
 
 
 def finalists(trials: Iterable[Trial], baseline: Plan, objective: Objective, most: int = MAX_FINALISTS) -> list[Trial]:
     """Returns the measured plans that may be the fastest given the noise of probes, best first, at most `most`.
 
-    A few come along that a probe on a disturbed machine may have wronged (`LEAST_FINALISTS`), and of those within the
-    tie margin of the fastest the one with the smallest batch. The baseline is added when it was measured, whatever its
-    speed.
+    Included are a few plans whose probe a disturbed machine may have slowed (`MIN_FINALISTS`), and of the plans within
+    the tie margin of the fastest the one with the smallest batch. The baseline is added if it was measured, whatever
+    its speed.
     """
     measured = ranked(trials, objective)
     best = measured[:1]
     close = [
         t for place, t in enumerate(measured)
-        if _may_win(best[0], t, objective) or (place < LEAST_FINALISTS and _near(best[0], t, objective))
+        if _may_win(best[0], t, objective) or (place < MIN_FINALISTS and _near(best[0], t, objective))
     ][:most]  # fmt: skip
     tied = [t for t in measured if _rate(best[0], objective) <= (1 + objective.tie_ratio) * _rate(t, objective)]
     small = min(tied, key=lambda t: t.plan.global_batch_size, default=None)
@@ -52,9 +53,9 @@ def ranked(trials: Iterable[Trial], objective: Objective) -> list[Trial]:
 
 
 def from_cold(trials: Iterable[Trial], known: Iterable[Trial]) -> list[Trial]:
-    """Returns measured `trials` with the longest start of their plan among the `known` ones.
+    """Returns measured `trials` with the longest warm-up of their plan among the `known` ones.
 
-    A plan that its process has run before finds its kernels compiled and tuned; a training does not.
+    A plan that the process has run before finds its kernels compiled and tuned; a training does not.
     """
     longest: dict[str, float] = {}
     for trial in known:
@@ -81,10 +82,10 @@ def quotient(
     """Returns the throughput ratio of two separate probes with a 95 % interval, `pairs` 0.
 
     Args:
-        ours: the first.
-        theirs: the second.
-        objective: what is compared.
-        noise_ratio: standard deviation of such a ratio beside what the steps of the probes show.
+        ours: the numerator.
+        theirs: the denominator.
+        objective: the quantity to compare.
+        noise_ratio: standard deviation of such a ratio beyond the spread of the steps within the probes.
     """
     value = objective.score(ours) / objective.score(theirs)
     noise = math.sqrt(noise_ratio**2 + ours.spread_ratio**2 + theirs.spread_ratio**2)
@@ -99,20 +100,20 @@ def choose(
     ratio: Callable[[Trial, Trial], Ratio],
     claim: Callable[[Trial, Trial], Ratio] | None = None,
 ) -> Trial:
-    """Returns the winner: the fastest, or of those that tie with it the one that a person would choose.
+    """Returns the winner: the fastest plan, or the one to prefer among those that tie with it.
 
-    That is one with the user's own global batch, else with the smallest; then the one with less memory, then fewer
-    changes. A gain within the noise does not change the global batch. A candidate slower than the baseline beyond the
-    noise is never chosen, and a leader that is ahead of it by less than the tie margin ties with it, however sure or
-    unsure that little is.
+    The preference is the baseline's global batch, else the smallest; then less memory; then fewer changes. A gain
+    within the noise does not change the global batch. A candidate that is slower than the baseline beyond the noise is
+    never chosen. A leader that is ahead of the baseline by less than the tie margin ties with it, however certain that
+    lead is.
 
     Args:
         candidates: measured trials, at least one; the baseline among them if it can be recommended.
-        baseline: the user's own setting.
-        objective: what is maximised, and what is a tie.
-        ratio: throughput of the first over the second, with its interval.
-        claim: the same with the interval that a person is told, which a change of the global batch has to pass; None:
-            that of `ratio`.
+        baseline: the user's own plan.
+        objective: the quantity to maximise, with the tie margin.
+        ratio: returns the throughput of the first over the second, with its interval.
+        claim: returns the same with the interval that is reported, which must exclude 1 for a change of the global
+            batch; None for `ratio`.
     """
     claim = claim or ratio
     own = next((c for c in candidates if c.plan == baseline), None)
@@ -134,23 +135,23 @@ def choose(
 
 
 def keeps_batch(plan: Plan, baseline: Plan) -> bool:
-    """Says whether a plan has the global batch of the user's own setting."""
+    """Returns whether a plan has the global batch of the baseline."""
     return plan.global_batch_size == baseline.global_batch_size
 
 
 def ties(leader_over_other: Ratio, tie_ratio: float) -> bool:
-    """Says whether the other is as good as the leader: not slower beyond the noise, and taking it costs little.
+    """Returns whether the other plan is as good as the leader: not slower beyond the noise, and cheap to choose.
 
-    On average it must lose less than most of the tie margin (`TIE_LOSS`). A plan that was measured badly may be much
-    slower: then the better guess wins, however close it is.
+    Its average loss must be below `TIE_LOSS` of the tie margin. A plan with a noisy measurement may be much slower;
+    then the one with the better mean wins, however close they are.
     """
     return leader_over_other.low <= 1 and leader_over_other.expected_gain < TIE_LOSS * math.log1p(tie_ratio)
 
 
 def lightest(tied: Sequence[Trial], baseline: Plan) -> Trial:
-    """Returns the plan with the user's own global batch or else the smallest, then the least memory and fewest changes.
+    """Returns the plan to prefer: the baseline's global batch or else the smallest, less memory, then fewer changes.
 
-    Peaks that readings cannot tell apart are equal.
+    Peaks that readings cannot separate are equal.
     """
     batch = min((not keeps_batch(c.plan, baseline), c.plan.global_batch_size) for c in tied)[1]
     same = [c for c in tied if c.plan.global_batch_size == batch]
@@ -160,14 +161,14 @@ def lightest(tied: Sequence[Trial], baseline: Plan) -> Trial:
 
 
 def lighter(ours_bytes: int, theirs_bytes: int) -> bool:
-    """Says whether the first peak is below the second by more than readings of one plan differ."""
+    """Returns whether the first peak is below the second by more than readings of one plan differ."""
     return theirs_bytes > ours_bytes * (1 + SAME_MEMORY_RATIO)
 
 
 def _as_good(
     leader: Trial, other: Trial, baseline: Plan, objective: Objective, ratio: Callable[[Trial, Trial], Ratio]
 ) -> bool:
-    """Says whether a plan is as good as the leader: a tie, or with a better batch not worse than a tie may be."""
+    """Returns whether a plan is as good as the leader: it ties, or has a better batch and loses no more than a tie."""
     ahead = ratio(leader, other)
     better = keeps_batch(other.plan, baseline) or other.plan.global_batch_size < leader.plan.global_batch_size
     changed = not keeps_batch(leader.plan, baseline)

@@ -1,9 +1,8 @@
-"""Common scale: the throughput of every measured plan on one scale, so that two figures are never of two kinds.
+"""Common scale: the throughput of every measured plan on one scale, so that all figures are comparable.
 
-Where there was a race that is its scale. What a plan's own probe said is then put on it by what the probes of those
-that raced said of them: a probe is as much too fast or too slow as theirs were in the mean, give or take as much as
-theirs differ. Without a race the probes are the scale, and a ratio of two of them says little on a machine that others
-share.
+After a race, this is the scale of the race. The probe of a plan that did not race is moved to it by the mean difference
+between probes and race over the plans that raced; the spread of that difference is its uncertainty. Without a race the
+probes are the scale, and on a shared machine a ratio of two probes has a wide interval.
 """
 
 import math
@@ -21,24 +20,24 @@ from autofit.search.contradiction import SPEED_RATIO
 from autofit.search.race import MIN_ROUNDS, Race
 
 DISTURBED_NOISE_RATIO = 0.15
-"""Standard deviation of the ratio of two separate probes where nothing shows how calm the machine is: on a shared one a
-probe was seen to be 31 % too fast (scripts/bench/claims.py)."""
+"""Standard deviation of the ratio of two separate probes if the noise of the machine is unknown: on a shared machine a
+probe was 31 % too fast (scripts/bench/claims.py)."""
 
 CLAIM_RATIO = 1.12
-"""What a race is claimed to have shown has an interval so many times as wide as one pair of plans alone would have: a
-race ends when it seems decided, and the best of several is what is reported. Scored by scripts/bench/claims.py: without
-it 90 % of the claims hold where time has no limit."""
+"""Factor on the width of the interval that is reported after a race. A race ends when it looks decided, and the best of
+several plans is reported, so the interval of a single pair is too narrow: without the factor, 90 % of the claims hold
+if time has no limit. Scored by scripts/bench/claims.py."""
 
 
 class CommonScale:
-    """What probes and race say together.
+    """Throughput of all measured plans from probes and race.
 
     Args:
-        objective: what is maximised.
-        measured: trials of the plans that were measured, the latest of each.
+        objective: the quantity to maximise.
+        measured: the latest trial of each plan that was measured.
 
     Attributes:
-        race: the race, once there is one.
+        race: the race, once it has begun.
     """
 
     def __init__(self, objective: Objective, measured: Sequence[Trial]) -> None:
@@ -49,12 +48,12 @@ class CommonScale:
         self._at: tuple[int, int] | None = None
 
     def raced(self, trial: Trial) -> bool:
-        """Says whether a plan ran enough rounds to be compared with the others that did."""
+        """Returns whether a plan ran enough rounds to be compared with others that did."""
         return trial.plan.key in self._now().logs
 
     @property
     def decided_by_race(self) -> bool:
-        """Whether there was a race that tells anything; otherwise all figures are those of probes."""
+        """Whether a race had enough rounds; otherwise all figures are those of probes."""
         return bool(self._now().logs)
 
     def ratio(self, ours: Trial, theirs: Trial) -> Ratio:
@@ -71,7 +70,7 @@ class CommonScale:
         return Ratio(value=math.exp(log), low=math.exp(log - half), high=math.exp(log + half))
 
     def claim(self, ours: Trial, theirs: Trial) -> Ratio:
-        """Returns the ratio as it is told to a person: with an interval that holds after a race (`CLAIM_RATIO`)."""
+        """Returns the ratio as it is reported: with an interval that holds after a race (`CLAIM_RATIO`)."""
         ratio = self.ratio(ours, theirs)
         return ratio.widened(CLAIM_RATIO) if ratio.pairs else ratio
 
@@ -80,19 +79,19 @@ class CommonScale:
         return math.exp(self._log(trial))
 
     def doubt_of_proof(self, trial: Trial, proof: Measurement) -> str:
-        """Returns how the proof of a plan contradicts the throughput that is shown for it; "" where it does not."""
+        """Returns how the proof of a plan contradicts the throughput that is shown for it; "" if it does not."""
         shown, proven, unit = self.rate_per_s(trial), self._objective.score(proof), self._objective.unit
         if proof.of_worst_batch or max(shown, proven) <= SPEED_RATIO * min(shown, proven):
             return ""
         return (
-            f"the proof ran at {proven:.4g} {unit}/s, where {shown:.4g} are shown: something else used this machine "
-            "meanwhile, and the gain may be off by as much. Tune again when it is quiet"
+            f"the proof ran at {proven:.4g} {unit}/s, but {shown:.4g} are shown: something else used this machine "
+            "meanwhile, and the gain may be off by as much. Tune again when the machine is idle"
         )
 
     def promise(self, trial: Trial, leader: Trial) -> float:
-        """Returns the log throughput that a plan which did not race is expected to gain over one that did.
+        """Returns the expected gain in log throughput of a plan that did not race over one that did.
 
-        Counted as nothing where it loses.
+        A loss counts as zero.
         """
         return expected_gain(self._log(trial) - self._log(leader), self._deviation(trial))
 
@@ -103,11 +102,11 @@ class CommonScale:
         return math.log(self._objective.score(measurement_of(trial))) - scale.shift
 
     def _deviation(self, trial: Trial) -> float:
-        """Returns the standard error of a log throughput that rests on a probe; 0 of one that rests on the race."""
+        """Returns the standard error of a log throughput: that of a probe, or 0 for a plan that raced."""
         return 0.0 if self.raced(trial) else math.hypot(self._now().doubt, measurement_of(trial).spread_ratio)
 
     def _now(self) -> "Scale":
-        """Returns the scale; worked out anew once a race went on."""
+        """Returns the scale; computed again after each round of the race."""
         race = self.race
         if race is not None and self._at != (race.rounds, len(race.names)):
             self._at = (race.rounds, len(race.names))
@@ -120,9 +119,9 @@ class Scale:
     """The scale of a race.
 
     Attributes:
-        logs: log throughput of the plans that ran enough rounds.
-        shift: how much higher a probe is than the race would be.
-        doubt: the standard deviation of that, for one plan.
+        logs: log throughput of the plans that ran enough rounds, by name.
+        shift: mean of the log throughput in a probe less that in the race.
+        doubt: standard deviation of that difference for a single plan.
     """
 
     logs: dict[str, float]
@@ -131,9 +130,9 @@ class Scale:
 
 
 def scale_of(race: Race, probe_logs: Mapping[str, float]) -> Scale:
-    """Returns the scale of a race; without plans where no two ran enough rounds together.
+    """Returns the scale of a race; it has no plans if no two ran enough rounds together.
 
-    All are compared with the same opponent: the pinned plan, or else who ran the most rounds.
+    All plans are compared with the same opponent: the pinned plan, or else the one with the most rounds.
     """
     ripe = [name for name in race.names if len(race.logs[name]) >= MIN_ROUNDS]
     if len(ripe) < 2:
@@ -142,6 +141,6 @@ def scale_of(race: Race, probe_logs: Mapping[str, float]) -> Scale:
     level = fmean(clipped(race.logs[opponent]))
     pairings = {name: race.pairing(name, opponent) for name in ripe}
     logs = {name: level + pairing.log_ratio for name, pairing in pairings.items() if pairing is not None}
-    misses = [probe_logs[name] - log for name, log in logs.items()]
-    seen = max(pstdev(misses), PROBE_NOISE_RATIO)
-    return Scale(logs, fmean(misses), math.hypot(seen, seen / math.sqrt(len(misses))))
+    differences = [probe_logs[name] - log for name, log in logs.items()]
+    spread = max(pstdev(differences), PROBE_NOISE_RATIO)
+    return Scale(logs, fmean(differences), math.hypot(spread, spread / math.sqrt(len(differences))))

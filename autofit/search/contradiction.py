@@ -1,4 +1,4 @@
-"""Contradiction: two measurements of one plan that noise cannot explain, so that they are not of the same thing."""
+"""Contradiction: two measurements of one plan whose difference noise cannot explain: something has changed."""
 
 import math
 from collections.abc import Sequence
@@ -11,31 +11,32 @@ from autofit.core.units import format_bytes
 from autofit.search.choice import quotient
 
 SPEED_RATIO = 1.5
-"""On a machine that others share two runs differ by as much for their whole length, beyond what their steps show."""
+"""Ratio up to which two whole runs differ on a shared machine, beyond the spread of their steps."""
 MEMORY_RATIO, MEMORY_BYTES = 1.25, 64 * 2**10
-"""Live tensors of one plan are repeatable but for the workspaces that a library chooses and tables made once."""
+"""Ratio and bytes up to which the live tensors of one plan differ: by workspaces that a library chooses and tables that
+are made once. Everything else is repeatable."""
 NEAR_RATIO = 0.9
-"""From this share of the budget on a plan may fit at one time and not at another."""
+"""Share of the budget above which a plan may fit at one time and not at another."""
 
 
 def contradiction(
     then: Outcome, now: Outcome, objective: Objective, memory_bytes: int, blocks: Sequence[Measurement] = ()
 ) -> str:
-    """Returns what differs beyond the noise, in words; "" where nothing does, or where the two cannot be compared.
+    """Returns the difference beyond the noise, in words; "" if there is none, or if the two cannot be compared.
 
     Args:
-        then: what the study has of a plan.
-        now: what became of the same plan in this run.
-        objective: whose score is compared.
-        memory_bytes: the budget that both are judged by.
-        blocks: of a race, which tell speed alone: their median counts, and `now` is the last of them.
+        then: outcome of a plan in the study.
+        now: outcome of the same plan in this run.
+        objective: gives the score to compare.
+        memory_bytes: the budget for both.
+        blocks: blocks of a race, which measure speed only: their median counts, and `now` is the last of them.
     """
     old, new = then.measurement, now.measurement
     if old is None or new is None:
         return _fits_no_more(then, now, memory_bytes)
     if not blocks and (memory := _memory(old, new)):
         return memory
-    objective = objective.model_copy(update={"planned_samples": None})  # steady steps: what comes first is made once
+    objective = objective.model_copy(update={"planned_samples": None})  # steady steps only, without the warm-up
     middle = median(objective.score(block) for block in blocks) if blocks else objective.score(new)
     ratio = quotient(new, old, objective)
     value, noise = middle / objective.score(old), ratio.high / ratio.value
@@ -52,7 +53,7 @@ def _memory(old: Measurement, new: Measurement) -> str:
 
 
 def _fits_no_more(then: Outcome, now: Outcome, memory_bytes: int) -> str:
-    """Says that a plan fits now and did not, or the other way round, unless it is close to the budget."""
+    """Returns that a plan fits now and did not before, or the other way round, unless it is close to the budget."""
     ran, other = (then, now) if then.status is Status.MEASURED else (now, then)
     if ran.measurement is None or ran.status is not Status.MEASURED or not other.status.does_not_fit:
         return ""

@@ -1,4 +1,4 @@
-"""Earlier: what earlier runs left in the study, held against what runs now."""
+"""Earlier: the trials of earlier runs, compared with what runs now."""
 
 from collections.abc import Callable
 
@@ -10,52 +10,53 @@ from autofit.search.contradiction import contradiction
 from autofit.search.tuning import Tuning
 
 BLOCKS = 3
-"""So many blocks of a race tell a speed that may contradict the study; one may have been disturbed."""
+"""Number of blocks of a race whose median speed may contradict the study; a single one may be disturbed."""
 
 
 class Earlier:
-    """The trials of earlier runs that hold for this one, until something that runs now contradicts them.
+    """The trials of earlier runs that are valid for this run, until a run contradicts them.
 
     Attributes:
-        trials: all of them; empty once they were dropped.
-        known: those that say something of a plan that this run searches; last the user's own setting, measured anew.
-        caveats: what a person should know of them.
+        trials: all trials of earlier runs; empty once they were dropped.
+        known: those that are informative about a plan of this search; last the baseline, measured again.
+        caveats: limitations that the user should know.
     """
 
     def __init__(self, tuning: Tuning) -> None:
         self._tuning, self._baseline = tuning, tuning.space.baseline
         self.trials = tuple(tuning.log.earlier())
-        self.known = tuple(t for t in self.trials if self._says_something(t))
+        self.known = tuple(t for t in self.trials if self._is_informative(t))
         self.caveats: list[str] = []
         self._blocks: dict[str, list[Measurement]] = {}
 
-    def measure_anew(self, run: Callable[[], Trial]) -> None:
-        """Runs the user's own setting. Where that contradicts the study twice, the study is dropped.
+    def measure_again(self, run: Callable[[], Trial]) -> None:
+        """Runs the baseline. If it contradicts the study twice, the earlier trials are dropped.
 
-        Not run is a setting that ended each process that ran it. One that is screened out is known from earlier alone.
+        A baseline that ended every process in which it ran is not run again. If it is screened out now, its earlier
+        trials stay valid.
 
         Args:
-            run: screens, runs and records the user's own setting.
+            run: screens, runs and records the baseline.
         """
         own = [t for t in self.known if t.plan == self._baseline]
         if own and own[-1].outcome.reason == DIED:
             return
         trial = run()
         if self._contradiction(trial.plan, Purpose.PROBE, trial.outcome):
-            trial = run()  # one disturbed probe is no proof
+            trial = run()  # a single probe may be disturbed
         if what := self._contradiction(trial.plan, Purpose.PROBE, trial.outcome):
             self._drop(trial.plan, what)
         if trial.outcome.status is not Status.SKIPPED:
             self.known = (*(t for t in self.known if t.plan != self._baseline), trial)
 
-    def hold(self, plan: Plan, purpose: Purpose, outcome: Outcome) -> None:
-        """Holds a block or a proof against what the study has of its plan; drops the study where it contradicts."""
+    def compare(self, plan: Plan, purpose: Purpose, outcome: Outcome) -> None:
+        """Compares a block or a proof with the study; drops the earlier trials if it contradicts them."""
         if what := self._contradiction(plan, purpose, outcome):
             self._drop(plan, what)
-            self.caveats.append("this search was guided by what was dropped: tune again to measure everything anew")
+            self.caveats.append("this search was guided by the dropped trials: tune again to measure everything again")
 
     def _contradiction(self, plan: Plan, purpose: Purpose, outcome: Outcome) -> str:
-        """Returns what contradicts the study, in words, or "". Blocks are collected until they say enough."""
+        """Returns the contradiction to the study in words, or "". Blocks are collected until there are enough."""
         then = [t.outcome for t in self.known if t.plan == plan and t.earlier]
         if not then or (purpose is Purpose.BLOCK and outcome.measurement is None):
             return ""
@@ -76,9 +77,9 @@ class Earlier:
         )
         self.trials = self.known = ()
 
-    def _says_something(self, trial: Trial) -> bool:
-        # What made the loss not finite may have been mended, and there is no gain without the user's own setting.
-        mended = trial.plan == self._baseline and trial.outcome.status is Status.NUMERIC
-        # Of another global batch, or with a knob that is not in play now: right then, no answer now.
+    def _is_informative(self, trial: Trial) -> bool:
+        # The cause of a loss that is not finite may have been fixed, and without the baseline there is no gain.
+        fixed = trial.plan == self._baseline and trial.outcome.status is Status.NUMERIC
+        # A plan with another global batch, or with a knob that is not in play now, cannot be recommended now.
         foreign = self._tuning.space.violation(trial.plan) is not None
-        return trial.purpose is not Purpose.BLOCK and not mended and not foreign
+        return trial.purpose is not Purpose.BLOCK and not fixed and not foreign

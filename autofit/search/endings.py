@@ -1,7 +1,8 @@
-"""Which error a search ends with when it has nothing to recommend."""
+"""The error that ends a search without a recommendation."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 
 from autofit.core.budget import Budget
@@ -16,7 +17,7 @@ from autofit.core.errors import (
 )
 from autofit.core.estimate import Estimate
 from autofit.core.outcome import Status
-from autofit.core.plan import Plan
+from autofit.core.plan import KnobValue, Plan
 from autofit.core.printable import printable
 from autofit.core.trial import Trial
 from autofit.core.units import format_bytes, format_duration
@@ -31,17 +32,17 @@ _ERROR_LINE = re.compile(
 def users_fault(trials: Sequence[Trial], baseline: Plan) -> UserCodeError | None:
     """Returns the error that makes further probes pointless, or None.
 
-    The user's own setting gives a loss that is not finite, or their code fails under their own setting and under one
-    other plan. A failure of one combination alone only drops that combination.
+    That is so if the baseline gives a loss that is not finite, or if the user's code fails with the baseline and with
+    another plan. A failure of one combination alone only drops that combination.
 
     Args:
-        trials: of this run, in order.
-        baseline: the user's own setting.
+        trials: trials of this run, in order.
+        baseline: the user's own plan.
     """
     own = [t for t in trials if t.plan == baseline]
     if own and own[-1].outcome.status is Status.NUMERIC:
         return NonFiniteLoss(
-            f"your own setting ({baseline}) gives a loss or gradient that is not finite: {own[-1].outcome.reason}. "
+            f"the baseline ({baseline}) gives a loss or gradient that is not finite: {own[-1].outcome.reason}. "
             "Check the learning rate, the data and the loss, then tune again.",
             own[-1].outcome.traceback_text,
         )
@@ -61,9 +62,9 @@ def nothing_measured(
     """Returns the error for a search that has no measured plan.
 
     Args:
-        trials: everything that was tried or skipped.
-        budget: the limits.
-        stopped: why the search ended.
+        trials: all trials, skipped ones included.
+        budget: limits on memory, time and trials.
+        stopped: reason why the search ended.
         early: whether a limit on time or trials ended it.
         estimated: the estimated peak of each plan, by its key.
     """
@@ -73,7 +74,7 @@ def nothing_measured(
     if early:
         return BudgetSpent(
             f"the search ended before any plan was measured inside the budget: {stopped}. {_tried(trials)} "
-            "Give more time or trials; a study that is resumed keeps what was measured."
+            "Give more time or trials; the study keeps what was measured."
         )
     failed = [t for t in trials if t.outcome.status in _USERS_OWN]
     if failed:
@@ -88,27 +89,27 @@ def nothing_measured(
 
 
 def too_short(own: Trial, stopped: str, probe_s: float) -> BudgetSpent:
-    """Returns the error for a time budget that was over before the first probe, with what the user's own plan showed.
+    """Returns the error for a time budget that ended before the first probe, with the outcome of the baseline.
 
     Args:
-        own: the probe of the user's own setting, which ran all the same.
-        stopped: why the search ended.
-        probe_s: seconds that it took.
+        own: the trial of the baseline, which ran nevertheless.
+        stopped: reason why the search ended.
+        probe_s: its duration, in seconds.
     """
     return BudgetSpent(
-        f"the search ended before any plan was tried: {stopped}. Your own setting was run all the same, in "
+        f"the search ended before any plan was tried: {stopped}. The baseline was run nevertheless, in "
         f"{format_duration(probe_s)}: {own.plan}: {_became(own)}. The study keeps it: tune again with more time, and "
-        "the search goes on from there."
+        "the search continues from there."
     )
 
 
 def nothing_proven(failed: Sequence[Trial], measured: int, budget: Budget) -> AutofitError:
-    """Returns the error for a search whose plans ran as probes, while none could be raced and proven.
+    """Returns the error for a search whose plans ran as probes, but none of which could be proven.
 
     Args:
         failed: the blocks and proofs that failed, at least one.
-        measured: how many plans ran as probes.
-        budget: the limits.
+        measured: number of plans that ran as probes.
+        budget: limits on memory, time and trials.
     """
     users = [t for t in failed if t.outcome.status in _USERS_OWN]
     if users:
@@ -117,7 +118,7 @@ def nothing_proven(failed: Sequence[Trial], measured: int, budget: Budget) -> Au
     if all(t.outcome.status in (Status.TIMED_OUT, Status.SKIPPED) for t in failed):
         return BudgetSpent(
             f"{plans} ran as short probes, and the time was over before one was proven. {_tried(failed)} "
-            "Give more time: the study keeps what was measured, and the search goes on from there."
+            "Give more time: the study keeps what was measured, and the search continues from there."
         )
     what = f"{plans} ran as short probes, none as a proof inside {format_bytes(budget.memory_bytes)}"
     if all(t.outcome.status.does_not_fit for t in failed):
@@ -125,43 +126,75 @@ def nothing_proven(failed: Sequence[Trial], measured: int, budget: Budget) -> Au
     return WorkloadError(f"{what}, and memory was not the only reason. {_tried(failed)}")
 
 
+def nothing_pinned(trials: Sequence[Trial], pinned: Mapping[str, KnobValue], early: bool) -> AutofitError:
+    """Returns the error for a search in which no plan with the pinned values was measured.
+
+    Args:
+        trials: those of plans with the pinned values.
+        pinned: value by knob.
+        early: whether a limit ended the search.
+    """
+    what = f"no plan with {', '.join(f'{name}={value}' for name, value in pinned.items())} could be measured"
+    ran = [t for t in trials if t.outcome.status is not Status.SKIPPED]
+    if not trials and not early:
+        return NothingFits(f"{what}: none is likely to fit. Give more memory, or pin other values.")
+    if any(t.outcome.status.does_not_fit for t in trials) or not (ran or early):
+        return NothingFits(f"{what}. {_tried(ran or trials)} Give more memory, or pin other values.")
+    if early and not ran:
+        return BudgetSpent(f"{what} within the limits on time and trials. Give more, or pin fewer knobs.")
+    return WorkloadError(f"{what}. {_tried(ran or trials)} Pin other values.")
+
+
 def for_good(reason: str) -> DevicePoisoned:
-    """Returns the error for a device that no fresh process will bring back."""
+    """Returns the error for a device that stays in an error state, even in a fresh process."""
     return DevicePoisoned(
         f"the device answers every call with an error: {reason}. The study keeps all finished trials: start a new "
         "process and resume it."
     )
 
 
+@contextmanager
+def poison_ends_search() -> Iterator[None]:
+    """Ends the search where a closer look at a plan leaves the device in an error state.
+
+    Raises:
+        DevicePoisoned: it does; the message says how to go on.
+    """
+    try:
+        yield
+    except DevicePoisoned as error:
+        raise for_good(str(error)) from error
+
+
 def _user_code(trial: Trial, times: int) -> UserCodeError:
     where = f" in {trial.outcome.phase}" if trial.outcome.phase else ""
     return UserCodeError(
         f"your code failed{where} in {times} of the plans tried, first with {trial.plan}: {trial.outcome.reason}. "
-        "Run one training step of your own to see it, mend it, then tune again.",
+        "Run one training step of your own to see it, fix it, then tune again.",
         trial.outcome.traceback_text,
     )
 
 
 def _crashed_throughout(trials: Sequence[Trial]) -> list[Trial]:
-    """Returns the trials that crashed or hung where every one that ran did, and else none."""
+    """Returns the trials that crashed or hung if every trial that ran did, else none."""
     ran = [t for t in trials if t.outcome.status is not Status.SKIPPED]
     return ran if all(t.outcome.status.inconclusive for t in ran) else []
 
 
 def _crash(trials: Sequence[Trial]) -> UserCodeError:
-    """Returns the error for a workload whose process crashed or hung whatever the plan."""
+    """Returns the error for a workload whose process crashed or hung with every plan."""
     first, plans = trials[0], len({t.plan.key for t in trials})
-    words = next((said for t in trials if (said := _last_words(t.outcome.traceback_text))), "")
-    heard = f" Its last words were: {words}." if words else ""
+    last = next((line for t in trials if (line := _last_error(t.outcome.traceback_text))), "")
+    output = f" Its last error output was: {last}." if last else ""
     return UserCodeError(
         f"the process that runs your code crashed or hung with each of the {plans} plans tried ({len(trials)} runs), "
-        f"first with {first.plan}: {first.outcome.reason}.{heard} Expected one plan at least to run: run a few "
-        "training steps of your own with `python -X faulthandler` to see where it ends, mend it, then tune again."
+        f"first with {first.plan}: {first.outcome.reason}.{output} Expected at least one plan to run: run a few "
+        "training steps of your own with `python -X faulthandler` to see where it ends, fix it, then tune again."
     )
 
 
-def _last_words(text: str) -> str:
-    """Returns the last line that names an error, and no other: what user code prints may be a secret."""
+def _last_error(text: str) -> str:
+    """Returns the last line that names an error, and no other line: output of user code may hold secrets."""
     lines = [line.strip() for line in printable(text).splitlines()]
     return next((line[:_WORDS] for line in reversed(lines) if _ERROR_LINE.match(line)), "")
 
@@ -171,11 +204,11 @@ def _note(budget: Budget) -> str:
 
 
 def _smallest(trials: Sequence[Trial], budget: Budget, estimated: Mapping[str, Estimate]) -> str:
-    """Says the smallest peak seen, or else estimated, and how much of it no smaller batch would save."""
-    seen = [(t.outcome.measurement.memory, t.plan) for t in trials if t.outcome.measurement is not None]
-    if seen:
-        memory, plan = min(seen, key=lambda pair: pair[0].judged_bytes)
-        return f"The smallest peak seen is {_peak(memory.judged_bytes, memory.static_bytes, budget)}, with {plan}."
+    """Returns the smallest measured or else estimated peak in words, with the part that no smaller batch saves."""
+    measured = [(t.outcome.measurement.memory, t.plan) for t in trials if t.outcome.measurement is not None]
+    if measured:
+        memory, plan = min(measured, key=lambda pair: pair[0].judged_bytes)
+        return f"The smallest measured peak is {_peak(memory.judged_bytes, memory.static_bytes, budget)}, with {plan}."
     thought = [(estimated[t.plan.key], t.plan) for t in trials if t.plan.key in estimated]
     if not thought:
         return "No step ran to its end, so no peak is known."

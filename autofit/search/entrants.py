@@ -1,4 +1,4 @@
-"""Entrants: who races. As many as the time left lets run enough rounds, those that may win most first."""
+"""Entrants: which plans race. The most promising come first, as many as can run enough rounds in the time left."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -11,48 +11,48 @@ from autofit.search.race import MAX_ROUNDS, MIN_ROUNDS, Race
 from autofit.search.runner import TrialRunner
 
 LATE_WORTH = 0.02
-"""A plan joins a race that runs when it is expected to gain this over the leader, as a log ratio: the leader's probe
-was lucky, so that others were left at home that may be faster. Scored by scripts/bench/claims.py."""
+"""Expected gain over the leader, as a log ratio, from which a plan joins a running race: where the leader's probe was
+too fast, faster plans were left out. Scored by scripts/bench/claims.py."""
 MOST_LATE = 3
-"""At most this many plans join for that reason."""
+"""Maximum number of plans that join for this reason."""
 
 
 class Entrants:
-    """Says who begins a race and who joins it.
+    """Selects the plans that begin a race and those that join it.
 
     Args:
-        runner: knows the user's own plan, and how long runs take.
-        measured: all plans that were measured.
-        scale: what is known of their throughput.
+        runner: holds the baseline and the time plan.
+        measured: trials of all plans that were measured.
+        scale: their throughput on one scale.
     """
 
     def __init__(self, runner: TrialRunner, measured: Sequence[Trial], scale: CommonScale) -> None:
         self._runner, self._measured, self._scale = runner, measured, scale
-        self._own: list[Trial] = []
+        self._baseline: list[Trial] = []
         self._rivals: list[Trial] = []
         self._blocks_s: list[float] = []
         self._late = 0
 
     def admit(self, finalists: Sequence[Trial]) -> None:
-        """Takes the plans that may be the fastest by their probes, best first, and the user's own setting."""
-        self._own = [t for t in finalists if t.plan == self._runner.baseline]
+        """Sets the plans that may be the fastest by their probes, best first, and the baseline."""
+        self._baseline = [t for t in finalists if t.plan == self._runner.baseline]
         rivals = [t for t in finalists if t.plan != self._runner.baseline]
         self._rivals = by_promise(rivals, self._runner.tuning.objective)
 
     def first(self) -> list[Trial]:
-        """Returns who begins: the user's own setting and the best rival, and others if blocks are as long as probes."""
+        """Returns the plans that begin: the baseline and the best rival, and others as far as the time left goes."""
         block_s, room_s = self._runner.time.probe_s(), self._room_s()
         most = len(self._rivals)
         if block_s > 0 and room_s < float("inf"):
-            most = int(room_s / (MIN_ROUNDS * block_s)) - len(self._own)
-        return self._rivals[: max(most, 2 - len(self._own))] + self._own
+            most = int(room_s / (MIN_ROUNDS * block_s)) - len(self._baseline)
+        return self._rivals[: max(most, 2 - len(self._baseline))] + self._baseline
 
     def ran(self, block_s: float) -> None:
-        """Learns how long a block took."""
+        """Records the duration of a block, in seconds."""
         self._blocks_s.append(block_s)
 
     def joining(self) -> list[Trial]:
-        """Returns who joins the race now: finalists that there seemed no time for, then those that may yet win."""
+        """Returns the plans that join now: finalists for which there was no time before, then others that may win."""
         race = self._scale.race
         if race is None or not race.rounds or not self._room_for_one_more(race):
             return []
@@ -81,7 +81,7 @@ class Entrants:
 
 
 def by_promise(rivals: Sequence[Trial], objective: Objective) -> list[Trial]:
-    """Returns the plans by what they may gain over the one with the fastest probe, which comes first."""
+    """Returns the plans by their expected gain over the one with the fastest probe, which comes first."""
     if not rivals:
         return []
     best, *others = rivals

@@ -1,4 +1,4 @@
-"""The final: race the best few with the user's own setting, prove the winner, say why."""
+"""Final: races the best plans and the baseline, proves the winner, and explains the choice."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Set
@@ -11,7 +11,7 @@ from autofit.core.recommendation import Candidate, Ratio
 from autofit.core.trial import Purpose, Trial
 from autofit.search.choice import choose, finalists, from_cold, measurement_of, ranked
 from autofit.search.common_scale import CommonScale
-from autofit.search.endings import nothing_measured, nothing_proven
+from autofit.search.endings import nothing_measured, nothing_pinned, nothing_proven
 from autofit.search.entrants import Entrants
 from autofit.search.evidence import Placing
 from autofit.search.loop import SearchEnd
@@ -24,11 +24,12 @@ from autofit.search.tuning import Findings
 MAX_PROOFS = 5
 """Give up after this many failed proofs."""
 RACE_RATIO, RACE_S = 1.0, 10.0
-"""An undecided race ends once it has taken this share of the search before it and at least this many seconds, after the
-least number of rounds: where steps are short, a few rounds say little and more cost nothing."""
+"""An undecided race ends, after the minimum number of rounds, once it has taken this share of the search before it and
+at least this many seconds. The seconds count where steps are short: there more rounds cost little."""
 LONG_RACE_RATIO, RACE_LOSS = 3.0, 0.003
-"""The longer share applies while recommending the present leader would lose more than this on average, as a log ratio:
-where noise is large. Scored by scripts/bench/search, with 0.002 and 0.005, and with 4 and 5 times the search."""
+"""Longer share, which applies while recommending the current leader would lose more than `RACE_LOSS` on average, as a
+log ratio. That is so where noise is large. Scored by scripts/bench/search, with 0.002 and 0.005, and with 4 and 5 times
+the search."""
 
 
 class Final:
@@ -37,8 +38,8 @@ class Final:
     Args:
         runner: runs plans; holds what the search phase measured.
         end: how the search phase ended.
-        estimates: what was said of each plan before it first ran, by its key.
-        consider: probes a further plan, unless it is screened out.
+        estimates: estimate of each plan before it first ran, by its key.
+        consider: probes another plan, unless it is screened out.
 
     Raises:
         AutofitError: nothing was measured; see `autofit.search.endings.nothing_measured`.
@@ -70,14 +71,14 @@ class Final:
         self._caveats: list[str] = []
 
     def findings(self) -> Findings:
-        """Races, proves, and returns what was found."""
+        """Races the finalists, proves the winner, and returns the result."""
         self._race(self._measured)
         winner, proof = self._prove()
         trials = tuple(self._runner.trials)
         remarks = Remarks(self._runner, self._measured, self._baseline, self._scale, self._unproven)
         self._caveats += remarks.caveats(winner, self._end)
         if doubt := self._scale.doubt_of_proof(winner, proof):
-            self._caveats.append(doubt)
+            self._caveats.insert(0, doubt)
         keys = self._front(winner, proof)
         return Findings(
             plan=winner.plan,
@@ -99,7 +100,7 @@ class Final:
         )
 
     def _race(self, left: list[Trial]) -> None:
-        """Races the finalists among these plans, or goes on with the race that was where they did not run in it."""
+        """Races the finalists among these plans; continues an earlier race if one of them did not run in it."""
         pool, race = finalists(left, self._runner.baseline, self._objective), self._scale.race
         self._entrants.admit(pool)
         if race is None:
@@ -111,6 +112,7 @@ class Final:
             self._tuning.seen.race = race
         elif all(t.plan.key in race.names for t in pool):
             return
+        self._runner.phase = "race"
         self._runner.say("stage", f"racing {len(pool)} plans in interleaved blocks")
         self._run_race(race)
 
@@ -122,9 +124,9 @@ class Final:
             nonlocal round_s, began
             now = self._tuning.clock.elapsed_s
             round_s, began = max(round_s, now - began), now
-            self._say_round(race)
+            self._say_round(race, plans)
             long = race.ripe and now - self._searched_s > max(self._race_ratio(race) * self._searched_s, RACE_S)
-            rest_s = max(MIN_ROUNDS - race.rounds, 1) * round_s  # too few rounds would tell nothing
+            rest_s = max(MIN_ROUNDS - race.rounds, 1) * round_s  # fewer rounds decide nothing
             return long or self._time.left_s() <= rest_s + self._time.proof_s()
 
         def block(key: str) -> float | str:
@@ -134,15 +136,20 @@ class Final:
             return result
 
         run_race(race, block, enough, lambda: [t.plan.key for t in self._entrants.joining()])
-        if race.over:  # nobody asked whether it is enough
-            self._say_round(race)
+        if race.over:  # the last round, after which `enough` is not asked
+            self._say_round(race, plans)
         note = {"rounds": race.rounds, "log_throughput": race.logs, "joined": race.joined, "left": race.left}
         self._tuning.log.note("race", note)
 
-    def _say_round(self, race: Race) -> None:
-        """Tells the listener how the plans compare after a round."""
-        if race.rounds:
-            self._runner.say_round(f"round {race.rounds}: {len(race.running)} plans left", self._standings(race))
+    def _say_round(self, race: Race, plans: Mapping[str, Plan]) -> None:
+        """Reports how the plans compare after a round."""
+        if not race.rounds:
+            return
+        leader = plans[race.leader()] if race.ripe and race.running else None
+        trial = self._record[leader.key] if leader is not None else None
+        gain = self._gain(trial) if trial is not None else None
+        text = f"round {race.rounds}: {len(race.running)} plans left"
+        self._runner.say_round(text, leader, gain, self._standings(race))
 
     def _standings(self, race: Race) -> tuple[Placing, ...]:
         """Returns how the plans of the race compare now, best first."""
@@ -158,7 +165,7 @@ class Final:
         )
 
     def _race_ratio(self, race: Race) -> float:
-        """Returns how long an undecided race may last, as a share of the search."""
+        """Returns the maximum duration of an undecided race, as a share of the search."""
         sound = self._pool([t for t in self._measured if not failed_in_race(self._scale.race, t)])
         chosen = self._choose(sound)
         rivals = [t for t in sound if t.plan.key in race.running and t is not chosen]
@@ -169,9 +176,9 @@ class Final:
         return choose(pool, self._runner.baseline, self._objective, self._ratio, self._scale.claim)
 
     def _pool(self, left: list[Trial]) -> list[Trial]:
-        """Returns who may be chosen: those of `left` that raced; where there are none, the finalists by their probes.
+        """Returns the plans that may be chosen: those of `left` that raced, or else the finalists by their probes.
 
-        What a probe says is of another kind than what a race says, and the race may have contradicted it.
+        Figures of probes and of the race are not comparable, and the race may have contradicted a probe.
         """
         pool = finalists(left, self._runner.baseline, self._objective)
         raced = [t for t in left if self._scale.raced(t)]
@@ -189,7 +196,7 @@ class Final:
         return f"failed in the race: {outcome.status.value}, {outcome.reason}"
 
     def _charged(self, plan: Plan, measurement: Measurement) -> Measurement:
-        """Returns a measurement that was made warm, with the start that its plan is charged where that counts."""
+        """Returns a measurement of a warm run with the warm-up cost of its plan, if the objective counts that cost."""
         if self._objective.planned_samples is None or plan.key not in self._record:
             return measurement
         return measurement.model_copy(update={"startup_s": measurement_of(self._record[plan.key]).startup_s})
@@ -197,9 +204,14 @@ class Final:
     def _prove(self) -> tuple[Trial, Measurement]:
         """Proves the winner, or the next one, up to `MAX_PROOFS` times."""
         left = [t for t in self._measured if not failed_in_race(self._scale.race, t)]
+        left = [t for t in left if self._tuning.space.unpinned(t.plan) is None]
+        if not left and (pinned := self._tuning.space.facts.pinned):
+            raise nothing_pinned(self._pinned_trials(), pinned, self._end.early)
         while (left or (left := self._smaller())) and len(self._unproven) < MAX_PROOFS and not self._late():
             chosen = self._choose(self._pool(left))
+            self._runner.phase = "proof"
             self._runner.say("stage", f"proving {chosen.plan}")
+            self._runner.say_running(chosen.plan, self._estimates.get(chosen.plan.key))
             trial = self._runner.attempt(chosen.plan, Purpose.PROOF)
             outcome = trial.outcome
             self._runner.say("proof", f"{chosen.plan}: {summary(outcome, self._objective)}", trial)
@@ -207,19 +219,22 @@ class Final:
                 return chosen, self._charged(chosen.plan, outcome.measurement)
             self._failed.append(trial)
             self._unproven[chosen.plan.key] = f"{outcome.status.value}: {outcome.reason}"
-            self._caveats.append(f"{chosen.plan} was to be recommended, but its proof failed ({outcome.reason})")
+            self._caveats.append(f"{chosen.plan} was the choice, but its proof failed ({outcome.reason})")
             left = [t for t in left if t is not chosen]
-            self._race(left)  # with the fastest gone, plans that it kept out of the final may be next
+            self._race(left)  # without the fastest, plans that it kept out of the final may win
         raise nothing_proven(self._failed, len(self._measured), self._tuning.budget)
 
+    def _pinned_trials(self) -> list[Trial]:
+        return [t for t in self._runner.trials if self._tuning.space.unpinned(t.plan) is None]
+
     def _late(self) -> bool:
-        """Whether a proof was cut off by the end of the time: none of another plan would come further."""
+        """Returns whether the end of the time cut off a proof, so that another proof would not finish either."""
         if not self._unproven or self._time.left_s() > 0:
             return False
         return self._failed[-1].outcome.status in (Status.TIMED_OUT, Status.SKIPPED)
 
     def _smaller(self) -> list[Trial]:
-        """Returns the last plan that was too large, at half its micro batch or less, if that runs as a probe."""
+        """Returns the last plan that was too large at half its micro batch or less, if that runs as a probe."""
         plans = [t.plan for t in self._failed if t.outcome.status.does_not_fit]
         sizes = [s for s in self._tuning.space.sizes if plans and 2 * s <= plans[-1].micro_batch_size]
         plan = self._tuning.space.at(plans[-1].combination, sizes[-1]) if sizes else None

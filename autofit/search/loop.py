@@ -1,4 +1,4 @@
-"""The search phase: ask, screen, probe, record, then tell."""
+"""Loop: the search phase. Ask, look, screen, probe, record, then tell."""
 
 import math
 from dataclasses import dataclass
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from autofit.core.plan import Plan
 from autofit.core.trial import Trial
 from autofit.core.units import format_duration
-from autofit.search.endings import too_short
-from autofit.search.other_sizes import refused_below
+from autofit.feasibility import Feasibility
+from autofit.search.endings import poison_ends_search, too_short
 from autofit.search.runner import TrialRunner
-from autofit.search.screening import Screening
+from autofit.search.screening import reason_to_skip
 from autofit.search.tuning import Tuning
 from autofit.searchers.base import Problem
 
 REPEATS = 100
-"""A searcher that asks this often in a row for what is known has nothing new to ask."""
+"""The search ends when a searcher proposes plans with a known outcome more often than this in a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,9 @@ class SearchEnd:
     """How the search phase ended.
 
     Attributes:
-        stopped: why.
+        stopped: reason for the end.
         early: whether a limit ended it.
-        wanted: what would have been run next, where the user's own setting alone was; else None.
+        wanted: the plan that would have run next, if only the baseline ran before a limit; else None.
     """
 
     stopped: str
@@ -36,17 +36,19 @@ class Loop:
     """The search phase.
 
     Args:
-        tuning: what the search was given.
+        tuning: the arguments of the search.
 
     Attributes:
         runner: runs plans and keeps their trials.
-        screening: decides which plans are run.
-        end: how the search ended; a limit shows here as soon as it is reached.
+        feasibility: answers whether a plan fits.
+        end: how the search ended; a limit appears here as soon as it is reached.
     """
 
     def __init__(self, tuning: Tuning) -> None:
         self.runner = TrialRunner(tuning)
-        self.screening = Screening(tuning, self.runner.record)
+        self.feasibility = Feasibility(
+            tuning.space, tuning.budget.memory_bytes, tuning.estimators, cautious=tuning.cautious
+        )
         self.end = SearchEnd("")
         self._tuning, self._baseline = tuning, tuning.space.baseline
         self._searcher = tuning.searcher(
@@ -54,24 +56,24 @@ class Loop:
                 space=tuning.space,
                 objective=tuning.objective,
                 memory_bytes=tuning.budget.memory_bytes,
-                estimate=self.screening.estimate,
+                feasibility=self.feasibility,
                 seed=tuning.seed,
-                cautious=tuning.cautious,
                 patience_s=self._patience_s,
+                is_over=self._spent,
             )
         )
 
     def recall(self) -> None:
-        """Learns the trials of earlier runs, once the user's own setting ran again and did not contradict them.
+        """Learns the trials of earlier runs, after the baseline ran again and did not contradict them.
 
         Raises:
-            UserCodeError: the user's own setting gives a loss that is not finite.
+            UserCodeError: the baseline gives a loss that is not finite.
         """
         runner = self.runner
         if plans := len({trial.plan.key for trial in runner.earlier.known}):
-            runner.say("stage", f"{plans} plans are known from earlier runs; your own setting is measured anew")
+            runner.say("stage", f"{plans} plans are known from earlier runs; the baseline is measured again")
             if runner.time.left_s() > 0:
-                runner.earlier.measure_anew(self._own)
+                runner.earlier.measure_again(self._run_baseline)
         runner.trials[:0] = runner.earlier.trials
         for trial in runner.earlier.known:
             self._learn(trial)
@@ -80,10 +82,13 @@ class Loop:
     def search(self) -> None:
         """Asks and runs until the searcher has nothing left or a limit is reached."""
         self.runner.say("stage", "searching")
-        self.screening.begin()  # also where all is known
-        repeats, declined = 0, set[str]()
+        with poison_ends_search():
+            self.feasibility.begin()  # also if every plan is known
+        repeats = 0
         while not self._spent():
-            plan = self._searcher.ask()
+            plan = self._ask()
+            if plan is None and self._spent():  # a limit was reached while the searcher looked at plans
+                break
             if plan is None or repeats > REPEATS:
                 why = "nothing left that was worth a probe" if plan is None else "the searcher repeats itself"
                 self.end = SearchEnd(why)
@@ -93,59 +98,55 @@ class Loop:
             if known is not None:
                 self._searcher.tell(known)
                 continue
-            self.screening.refine_all()
-            self.screening.look(plan)
-            if plan.key in declined or self._searcher.still(plan):
-                self._run(plan)
-            else:
-                declined.add(plan.key)
-        if self.end.early and len(self.runner.record) == 1:  # what a person is told who gave too little time
-            self.end = SearchEnd(self.end.stopped, early=True, wanted=self._searcher.ask())
+            self._look(plan)
+            self._run(plan)
+        if self.end.early and len(self.runner.record) == 1:  # for the report of a time budget that was too small
+            self.end = SearchEnd(self.end.stopped, early=True, wanted=self._ask())
         self.runner.say("stage", f"search ended: {self.end.stopped}")
         self._tuning.seen.stopped, self._tuning.seen.omissions = self.end.stopped, self._searcher.omissions()
         left_out = [omission.model_dump(mode="json") for omission in self._tuning.seen.omissions]
         self._tuning.log.note("left_out", {"combinations": left_out})
 
     def consider(self, plan: Plan) -> Trial:
-        """Probes a plan unless it is screened out, records it, and tells it.
+        """Looks at a plan, then probes it unless it is screened out, and learns from its trial.
 
         Raises:
-            UserCodeError: the user's code fails whatever the plan.
+            UserCodeError: the user's code fails with any plan.
         """
-        self.screening.look(plan)
+        self._look(plan, alone=True)
         return self._run(plan)
 
     def ensure_baseline(self) -> None:
-        """Gives the user's own setting an outcome when the searcher did not ask for it.
+        """Gives the baseline an outcome if the searcher did not ask for it.
 
         Raises:
-            BudgetSpent: the time was over before anything ran. Their own setting has run all the same, so that the next
-                run has something to begin with.
+            BudgetSpent: the time was over before any plan ran. The baseline has run nevertheless, so that the next
+                search has a starting point.
         """
         record, runner = self.runner.record, self.runner
         if self._baseline.key in record:
             return
-        refused, late = refused_below(record.values(), self._baseline), runner.time.left_s() <= 0
+        refused, late = self.feasibility.refused_size(self._baseline), runner.time.left_s() <= 0
         if refused is not None:
             trial = runner.skip(self._baseline, f"the same combination did not fit at micro batch {refused}")
         elif late and record:
             trial = runner.skip(self._baseline, "the time budget was spent before it was run")
         else:
-            trial = self._own()
+            trial = self._run_baseline()
         self._learn(trial)
         runner.check_for_users_fault()
         if late and len(record) == 1 and trial.outcome.measured:
             raise too_short(trial, self.end.stopped, runner.time.probe_s())
 
     def _patience_s(self) -> float:
-        """Returns the seconds that a probe may take now; no limit once the search was cut short.
+        """Returns the seconds that a probe may take now; infinity once a limit ended the search.
 
-        What is asked for then is only named.
+        A plan that is asked for then is only named.
         """
         return math.inf if self.end.early else self.runner.time.patience_s()
 
     def _spent(self) -> bool:
-        """Returns whether a limit ends the search, and says why in `end`."""
+        """Returns whether a limit ends the search, and keeps the reason in `end`."""
         budget, left_s = self._tuning.budget, self.runner.time.left_s()
         stopped = ""
         if budget.max_trials is not None and self.runner.probes >= budget.max_trials:
@@ -160,8 +161,16 @@ class Loop:
         self.end = SearchEnd(stopped, early=bool(stopped))
         return self.end.early
 
-    def _own(self) -> Trial:
-        self.screening.look(self._baseline)
+    def _ask(self) -> Plan | None:
+        with poison_ends_search():
+            return self._searcher.ask()
+
+    def _look(self, plan: Plan, alone: bool = False) -> None:
+        with poison_ends_search():
+            self.feasibility.look(plan, alone)
+
+    def _run_baseline(self) -> Trial:
+        self._look(self._baseline, alone=True)
         return self._screened(self._baseline)
 
     def _run(self, plan: Plan) -> Trial:
@@ -171,10 +180,13 @@ class Loop:
         return trial
 
     def _screened(self, plan: Plan) -> Trial:
-        reason = self.screening.reason_to_skip(plan, self._searcher.vouches)
-        return self.runner.probe(plan) if reason is None else self.runner.skip(plan, reason)
+        reason = reason_to_skip(plan, self._tuning.space, self.feasibility)
+        if reason is not None:
+            return self.runner.skip(plan, reason)
+        self.runner.say_running(plan, self.feasibility.estimate(plan))
+        return self.runner.probe(plan)
 
     def _learn(self, trial: Trial) -> None:
         self.runner.record[trial.plan.key] = trial
-        self.screening.tell(trial)
+        self.feasibility.tell(trial)
         self._searcher.tell(trial)

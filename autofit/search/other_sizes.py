@@ -1,4 +1,4 @@
-"""Sizes: what a plan's own combination showed at other micro batches."""
+"""Ambiguous failures, resolved by what the same combination showed at other micro batches."""
 
 from collections.abc import Iterable
 
@@ -7,15 +7,8 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Trial
 
 
-def refused_below(trials: Iterable[Trial], plan: Plan) -> int | None:
-    """Returns the smallest size below the plan's at which its combination did not fit, or None."""
-    too_large = [t.plan for t in trials if t.outcome.status.does_not_fit]
-    sizes = [large.micro_batch_size for large in too_large if large.combination == plan.combination]
-    return min((size for size in sizes if size < plan.micro_batch_size), default=None)
-
-
 def settled(trials: Iterable[Trial], plan: Plan, outcome: Outcome) -> Outcome:
-    """Takes a failure that stays ambiguous as one of memory when the combination ran at a smaller size."""
+    """Returns an ambiguous outcome as an out-of-memory if the same combination ran at a smaller size."""
     smaller = [t.plan for t in trials if t.outcome.measured and t.plan.micro_batch_size < plan.micro_batch_size]
     ran = any(small.combination == plan.combination for small in smaller)
     if outcome.status is not Status.AMBIGUOUS or not ran:

@@ -1,4 +1,4 @@
-"""Pareto front: the measured plans that are worth their memory."""
+"""Pareto front: the measured plans for which no other is both as fast and as light."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -10,9 +10,9 @@ class FrontPoint(NamedTuple):
     """A measured plan, as the front sees it.
 
     Attributes:
-        key: of the plan.
+        key: the plan's key.
         speed: throughput, in one unit for all points.
-        memory_bytes: the peak that is held against the budget.
+        memory_bytes: peak that is compared with the budget.
     """
 
     key: str
@@ -21,17 +21,17 @@ class FrontPoint(NamedTuple):
 
 
 def front(points: Iterable[FrontPoint], tie_ratio: float) -> list[FrontPoint]:
-    """Returns the points that no other one is as good as, lightest first; each is faster than all before it.
+    """Returns the points that no other dominates, lightest first; each is faster than all before it.
 
-    Every plan left out has one on the front that is as fast within the tie margin and needs no more memory, where peaks
-    within `SAME_MEMORY_RATIO` are the same. Plans are compared with those that stay, not pair by pair: of ten, each a
-    little slower and lighter than the one before, pairs would leave the slowest alone.
+    For every plan left out, one on the front is as fast within the tie margin and needs no more memory, where peaks
+    within `SAME_MEMORY_RATIO` are equal. Plans are compared with those that stay, not pair by pair: of ten plans, each
+    a little slower and lighter than the one before, pairs would leave only the slowest.
 
     Args:
-        points: one for each plan.
-        tie_ratio: relative difference in speed that is noise.
+        points: one point for each plan.
+        tie_ratio: relative difference in speed that counts as a tie.
     """
-    distinct: list[FrontPoint] = []  # none has a faster one of the same memory or less
+    distinct: list[FrontPoint] = []  # for none, a faster plan needs the same memory or less
     for point in sorted(points, key=lambda point: (-point.speed, point.memory_bytes, point.key)):
         if all(point.memory_bytes * (1 + SAME_MEMORY_RATIO) < faster.memory_bytes for faster in distinct):
             distinct.append(point)

@@ -1,4 +1,4 @@
-"""Race: interleaved blocks of a few plans, and when one of them may leave. Statistics only."""
+"""Race: interleaved blocks of a few plans, and the rule by which a plan leaves. Statistics only."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,29 +10,29 @@ from autofit.core.recommendation import Ratio
 from autofit.core.statistics import DEVIATIONS_95, clipped
 
 MIN_ROUNDS = 4
-"""No decision rests on fewer pairs of blocks (this, the next two and the errors: reference/reliability.md 9.3)."""
+"""Minimum number of pairs of blocks for a decision (source of the constants here: reference/reliability.md 9.3)."""
 MAX_ROUNDS = 40
-"""Most rounds. Of plans 5 % apart the slower is named in under 5 % of races after 12 rounds of the noise recorded in
-tests/data/tables, after 16 on a disturbed machine, and in up to 21 % after 4
+"""Maximum number of rounds. Of two plans 5 % apart, the slower one wins in under 5 % of races after 12 rounds with the
+noise recorded in tests/data/tables, after 16 on a disturbed machine, and in up to 21 % after 4
 (tests/search/test_race_error_rates.py)."""
 TIE_ROUNDS = 12
-"""From here on a plan leaves that cannot be more than two tie margins from the leader."""
+"""Number of rounds after which a plan leaves if it is at most two tie margins away from the leader."""
 STANDARD_ERRORS = 2.5
-"""How far from 0 a ratio has to be for a plan to be slower beyond the noise, as a normal distribution counts; Student's
-t widens it for few pairs, 1.9 times for 4. Without that, of two equal plans one was called slower in 6 to 35 % of races
-on recorded noise, with it in 4 to 15 %, in a fifth more rounds. The rate is above that of a single test, 1.2 %, because
-each round looks again."""
+"""Standard errors by which a log ratio must differ from 0 for a plan to be slower beyond the noise, for a normal
+distribution. Student's t widens this for few pairs, by a factor of 1.9 for 4. Without the widening, one of two equal
+plans was called slower in 6 to 35 % of races on recorded noise; with it in 4 to 15 %, after a fifth more rounds. The
+rate exceeds that of a single test, 1.2 %, because every round tests again."""
 _FLOOR_LOG = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """One plan against another, from blocks that ran next to each other.
+    """Comparison of two plans, from blocks that ran next to each other.
 
     Attributes:
         log_ratio: log of the throughput ratio.
-        error: its standard error.
-        pairs: how many pairs it rests on.
+        error: standard error of `log_ratio`.
+        pairs: number of pairs of blocks.
     """
 
     log_ratio: float
@@ -45,7 +45,7 @@ class Pairing:
         return self.log_ratio - self._margin(STANDARD_ERRORS) > 0
 
     @property
-    def most(self) -> float:
+    def upper(self) -> float:
         """Log of the largest throughput ratio that the noise allows."""
         return self.log_ratio + self._margin(STANDARD_ERRORS)
 
@@ -60,7 +60,7 @@ class Pairing:
         )
 
     def _margin(self, errors: float) -> float:
-        """Returns what so many standard errors of a normal distribution are with few pairs.
+        """Returns the margin of this many standard errors, widened for few pairs.
 
         Student's t by the Cornish-Fisher expansion (Abramowitz and Stegun 26.7.5, two terms).
         """
@@ -69,17 +69,17 @@ class Pairing:
 
 
 def pair(ours: Sequence[float], theirs: Sequence[float]) -> Pairing:
-    """Returns the comparison of two lists of log throughputs, the same rounds at the same places.
+    """Returns the comparison of two lists of log throughputs of the same rounds.
 
-    The location is the mean of the pairs, with those clipped that are far out. On recorded noise it is as exact as the
-    median, and its standard error is known.
+    The location is the mean of the pairs, with outliers clipped. On recorded noise it is as exact as the median, and
+    its standard error is known.
 
     Raises:
         ValueError: fewer than two common rounds.
     """
     differences = [a - b for a, b in zip(ours, theirs, strict=False)]
     if len(differences) < 2:
-        raise ValueError(f"a comparison needs two pairs of blocks at least, found {len(differences)}")
+        raise ValueError(f"a comparison needs at least two pairs of blocks, found {len(differences)}")
     near = clipped(differences)
     mean = fmean(near)
     variance = sum((d - mean) ** 2 for d in near) / (len(near) - 1)
@@ -91,12 +91,13 @@ class Race:
     """The state of a race.
 
     Attributes:
-        names: who started, and who joined later.
-        pinned: never leaves, so that everyone has a ratio to it (the user's own setting); None for nobody.
-        tie_ratio: relative difference that is not worth separating.
-        logs: log throughput of each block by name, in rounds, from the round in which the name joined.
-        joined: the round in which a name joined; those that are not in it began the race.
-        left: why a plan no longer runs, by name.
+        names: plans that started, and those that joined later.
+        pinned: the plan that never leaves, so that every plan has a ratio to it (the baseline); None for no plan.
+        tie_ratio: relative difference that need not be separated.
+        logs: log throughput of each block by name, one for each round since the name joined.
+        joined: round in which a name joined; names that started are absent.
+        left: reason why a plan no longer runs, by name.
+        rounds: number of complete rounds.
     """
 
     names: tuple[str, ...]
@@ -118,30 +119,30 @@ class Race:
 
     @property
     def ripe(self) -> bool:
-        """Whether each that still runs has run the rounds that a decision needs."""
+        """Whether every plan that still runs has run the rounds that a decision needs."""
         return all(self._ripe(name) for name in self.running)
 
     def join(self, name: str) -> None:
-        """Lets another plan run from the next round on."""
+        """Adds a plan from the next round on."""
         self.names = (*self.names, name)
         self.logs[name], self.joined[name] = [], self.rounds
         self._settled = False
 
     def order(self) -> list[str]:
-        """Returns who runs in the next round: forward and backward in turn (A B, B A), so that drift cancels."""
+        """Returns the names of the next round: forward and backward in turn (A B, B A), so that drift cancels."""
         return self.running[::-1] if self.rounds % 2 else self.running
 
     def fail(self, name: str, reason: str) -> None:
-        """Takes out a plan whose block failed, the pinned one too."""
+        """Removes a plan whose block failed, even the pinned one."""
         self.left[name] = reason
 
     def leader(self) -> str:
-        """Returns the fastest of those that still run, by pairs: what all share in a round tells nothing.
+        """Returns the fastest plan that still runs, by pairs, so that what a round slows for all plans has no effect.
 
-        Who joined a moment ago does not lead yet.
+        A plan that has just joined does not lead yet.
 
         Raises:
-            ValueError: fewer than two rounds, or nobody runs.
+            ValueError: there are fewer than two rounds, or no plan runs.
         """
         first, *others = [name for name in self.running if self._ripe(name)] or self.running
         for name in others:
@@ -150,7 +151,7 @@ class Race:
         return first
 
     def add(self, scores: Mapping[str, float]) -> None:
-        """Adds a round: the throughput of each name that still runs. Then lets go who has no more to say."""
+        """Adds a round, the throughput of each name that still runs. Then removes the plans that are decided."""
         for name, score in scores.items():
             self.logs[name].append(math.log(score))
         self.rounds += 1
@@ -175,15 +176,15 @@ class Race:
         pairing = pair(*self._common(leader, name))
         if pairing.surely_above:
             return "slower in the race"
-        if pairing.pairs >= TIE_ROUNDS and pairing.most < math.log1p(2 * self.tie_ratio):
+        if pairing.pairs >= TIE_ROUNDS and pairing.upper < math.log1p(2 * self.tie_ratio):
             return "tied in the race"
         return None
 
     def pairing(self, ours: str, theirs: str) -> Pairing | None:
-        """Returns the comparison over the rounds that both ran, or None when they are too few to decide anything.
+        """Returns the comparison over the rounds that both plans ran, or None if they are too few for a decision.
 
-        Of two that did not run together, since one left before the other joined, it is what an opponent of both says:
-        the one that says it most exactly.
+        Two plans did not run together if one left before the other joined. They are compared through the common
+        opponent that gives the smallest error.
         """
         if (direct := self._direct(ours, theirs)) is not None:
             return direct
@@ -216,13 +217,13 @@ def run_race(
     enough: Callable[[], bool],
     joining: Callable[[], Sequence[str]] = tuple,
 ) -> None:
-    """Runs rounds until the race is over or `enough()` says that time is.
+    """Runs rounds until the race is over or `enough()` returns True.
 
     Args:
         race: changed in place.
-        block: runs one block of the plan of this name; returns its throughput, or why it failed.
-        enough: asked before every round.
-        joining: asked before that: who joins.
+        block: runs one block of the plan with this name; returns its throughput, or the reason of a failure.
+        enough: called before every round.
+        joining: called before `enough`; returns the names that join.
     """
     while True:
         for name in joining():

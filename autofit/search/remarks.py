@@ -1,4 +1,4 @@
-"""Remarks: why each plan was not chosen, and what a person should know of how the search came to its answer."""
+"""Remarks: why each plan was not chosen, and the caveats of the result."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -15,14 +15,14 @@ NOT_RUN = (Status.SKIPPED, Status.INTERRUPTED)
 
 
 class Remarks:
-    """What is said about the race, the gain and the plans that were not chosen.
+    """Caveats about the race and the gain, and the reasons why plans were not chosen.
 
     Args:
         runner: holds every trial.
         measured: the latest trial of each plan that was measured, fastest first.
-        baseline: that of the user's own setting.
+        baseline: the latest trial of the baseline.
         scale: the throughput of all plans on one scale.
-        unproven: why the proofs of plans failed, by their keys.
+        unproven: reason why the proof of a plan failed, by the plan's key.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Remarks:
         self._objective = runner.tuning.objective
 
     def caveats(self, winner: Trial, end: SearchEnd) -> list[str]:
-        """Returns the caveats that do not stem from the proof."""
+        """Returns the caveats, except those of the proof."""
         found = [*self._on_race(), *self._on_gain(winner), *self._on_runs()]
         return [*found, f"the search was cut short: {end.stopped}"] if end.early else found
 
@@ -56,17 +56,17 @@ class Remarks:
         else:
             speed = f"{speed}, by separate probes"
         if keeps_batch(winner.plan, self._baseline.plan) and not keeps_batch(trial.plan, self._baseline.plan):
-            return f"not surely faster, and changes the batch: {speed}" if ratio.value > 1 else speed
+            return f"not faster beyond the noise, and changes the batch: {speed}" if ratio.value > 1 else speed
         tied = ties(scale.ratio(winner, trial), self._objective.tie_ratio)
         return f"a tie, decided by {_decider(trial, winner)}: {speed}" if tied else speed
 
     def untried(self, winner: Trial, end: SearchEnd, searched_s: float) -> str:
-        """Returns why the user's own setting alone was measured, and what more would need; "" if something else was.
+        """Returns why only the baseline was measured, and what a longer search needs; "" if another plan was measured.
 
         Args:
             winner: the chosen plan.
             end: how the search phase ended.
-            searched_s: seconds that it took.
+            searched_s: its duration, in seconds.
         """
         if winner is not self._baseline or len(self._measured) > 1:
             return ""
@@ -75,12 +75,12 @@ class Remarks:
             which = "No other plan" if len(ran) > 1 else f"{ran[0].plan} was tried and"
             return f"{which} ran: {ran[-1].outcome.status.value}, {ran[-1].outcome.reason}".rstrip(".")
         if not end.early:
-            return "There was nothing else to try that may fit and be faster"
+            return "No other plan may fit and be faster"
         probe_s = self._runner.time.probe_s()
         needed_s = searched_s + (2 + 2 * MIN_ROUNDS) * probe_s + self._runner.time.proof_s()
         next_one = "" if end.wanted is None else f"; {end.wanted} was next"
         return (
-            f"Nothing else was tried: {end.stopped}{next_one}. A probe takes {format_duration(probe_s)} here: "
+            f"No other plan was tried: {end.stopped}{next_one}. A probe takes {format_duration(probe_s)} here: "
             f"give at least {format_duration(needed_s)}"
         )
 
@@ -92,20 +92,20 @@ class Remarks:
             running = len(race.running)
             yield f"the race ended after {race.rounds} rounds, undecided among {running} plans: they are close"
         else:
-            done = f"there was time for {race.rounds} of the {MIN_ROUNDS} rounds that a race needs at least"
+            done = f"there was time for {race.rounds} of the at least {MIN_ROUNDS} rounds that a race needs"
             yield f"{done}: all figures are those of separate probes"
 
     def _on_gain(self, winner: Trial) -> Iterator[str]:
         own = self._baseline
         if not own.outcome.measured:
             yield (
-                f"your own setting ({own.plan}) did not run: {own.outcome.status.value}, {own.outcome.reason}; "
+                f"the baseline ({own.plan}) did not run: {own.outcome.status.value}, {own.outcome.reason}; "
                 "so there is no gain to report"
             )
             return
         gain = self._scale.claim(winner, own)
         if failed := failed_in_race(self._scale.race, own):
-            yield f"your own setting {failed}; the gain is to its blocks or probe before that"
+            yield f"the baseline {failed}; the gain is relative to its blocks or probe before that"
         elif winner is not own and gain.pairs == 0:
             why = (
                 "no plan that raced could be proven" if self._scale.decided_by_race else "there was no time for a race"
@@ -113,28 +113,28 @@ class Remarks:
             within = " and is within their noise" if gain.low <= 1 else ""
             yield f"{why}: the gain rests on two separate probes{within}"
         elif gain.low <= 1 < gain.value:
-            yield f"the gain over your own setting, {gain}, is the best guess, but within the noise"
+            yield f"the gain over the baseline, {gain}, is within the noise"
 
     def _on_runs(self) -> Iterator[str]:
         leaks = [t.outcome.leaked for t in self._runner.trials if t.outcome.leaked and not t.earlier]
-        if len(leaks) > 1:  # once is a table that is made and kept
-            yield f"{len(leaks)} runs left memory behind, which a training would too: {leaks[-1]}"
+        if len(leaks) > 1:  # a single one is a table that is made once and kept
+            yield f"{len(leaks)} runs left memory behind, and so would a training: {leaks[-1]}"
         unknown = sum(measurement_of(t).startup_s is None for t in self._measured)
         if self._objective.planned_samples is not None and unknown:
             yield (
-                f"{unknown} of {len(self._measured)} plans are charged nothing for their warm-up: it is unknown, "
-                "since an earlier version measured them. A new study measures them again"
+                f"the warm-up cost of {unknown} of {len(self._measured)} plans is unknown and counts as zero, because "
+                "an earlier version measured them. A new study measures them again"
             )
 
 
 def failed_in_race(race: Race | None, trial: Trial) -> str:
-    """Returns why a plan failed in the race; "" where it did not."""
+    """Returns why a plan failed in the race; "" if it did not."""
     reason = race.left.get(trial.plan.key, "") if race is not None else ""
     return reason if reason.startswith("failed") else ""
 
 
 def _decider(trial: Trial, winner: Trial) -> str:
-    """Returns what decided between two plans that tie, see `autofit.search.choice.lightest`."""
+    """Returns the criterion that decided between two tied plans, see `autofit.search.choice.lightest`."""
     ours, theirs = (measurement_of(t).memory.judged_bytes for t in (winner, trial))
     if trial.plan.global_batch_size != winner.plan.global_batch_size:
         return "the batch"

@@ -1,4 +1,4 @@
-"""Request: what the caller wants of a search, beside what the bench was opened with."""
+"""Request: the options of a search that the bench does not need."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,23 +18,23 @@ Listen = Callable[[Event], None]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the caller wants of a search, beside what the bench was opened with.
+    """The options of a search that the bench does not need.
 
     Attributes:
-        time_s: seconds for everything; None for no limit.
-        max_trials: probes at most; None for no limit.
-        study: where trials are kept: a path, an Optuna storage URL, ":memory:", or None for `DEFAULT_STUDY`.
+        time_s: seconds for the whole call; None for no limit.
+        max_trials: maximum number of probes; None for no limit.
+        study: storage of the trials: a path, an Optuna storage URL, ":memory:", or None for `DEFAULT_STUDY`.
         searcher: name of the searcher; None for the default.
-        objective: what is maximised.
-        planned_steps: optimizer steps of the planned training, at the user's own global batch. The warm-up cost of a
-            plan is amortised over as many samples. None charges nothing.
+        objective: the quantity to maximise.
+        planned_steps: optimizer steps of the planned training at the baseline's global batch. The warm-up cost of a
+            plan is amortised over the samples of these steps. None ignores the warm-up cost.
         seed: makes the search repeatable.
         isolated: whether plans run in a process that is replaced when its device is poisoned.
         title: what is tuned, for reports.
         command: the command or call that started the search, without secrets.
 
     Raises:
-        UsageError: there is no such searcher, or the planned steps are no whole number of at least 1.
+        UsageError: the searcher is unknown, or the planned steps are not a whole number of at least 1.
     """
 
     time_s: float | None = None
@@ -49,19 +49,19 @@ class Request:
     command: str = ""
 
     def __post_init__(self) -> None:
-        searcher_of(self.searcher)  # a misspelt name is refused before anything is opened
+        searcher_of(self.searcher)  # a misspelt name is refused before the bench is opened
         if self.planned_steps is not None and (type(self.planned_steps) is not int or self.planned_steps < 1):
             raise UsageError(
                 f"found planned_steps={self.planned_steps!r}; expected the optimizer steps of your training, a whole "
-                "number of at least 1, or none to charge nothing for the first steps."
+                "number of at least 1, or none to ignore the warm-up cost."
             )
 
 
 def searcher_of(name: str | None) -> type[Searcher]:
-    """Returns the searcher of a name; None for the default.
+    """Returns the searcher with this name; the default one for None.
 
     Raises:
-        UsageError: there is none of this name.
+        UsageError: no searcher has this name.
     """
     if name is None:
         return searchers.members()[0]

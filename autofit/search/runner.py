@@ -1,11 +1,13 @@
-"""TrialRunner: runs plans, and has each run on disk as a trial before the next one starts."""
+"""TrialRunner: runs plans, and records each run on disk as a trial before the next one starts."""
 
 from collections.abc import Callable
 
 from autofit.core.errors import DevicePoisoned
+from autofit.core.estimate import Estimate
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.recommendation import Ratio
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes
 from autofit.search.earlier_runs import Earlier
@@ -21,16 +23,17 @@ class TrialRunner:
     """Runs plans and keeps their trials.
 
     Args:
-        tuning: what the search was given.
+        tuning: the arguments of the search.
 
     Attributes:
-        tuning: the same.
+        tuning: the arguments of the search.
         baseline: the user's own plan.
-        trials: every trial, those of earlier runs first; of the blocks of a race only those that failed.
-        record: the latest trial that says something of a plan, by the plan's key.
-        earlier: what earlier runs left in the study.
-        time: how long runs take, and what time is left.
-        probes: how many probes have run.
+        trials: every trial, those of earlier runs first. Of the blocks of a race, only those that failed are trials.
+        record: the latest informative trial of each plan, by the plan's key.
+        earlier: trials of earlier runs in the study.
+        time: the duration of runs, and the time left.
+        probes: number of probes that have run.
+        phase: phase of the search (`Event.phase`).
     """
 
     def __init__(self, tuning: Tuning) -> None:
@@ -41,10 +44,11 @@ class TrialRunner:
         self.earlier = Earlier(tuning)
         self.time = TimePlan(tuning, self.record)
         self.probes = 0
+        self.phase = "search"
         self._poisoned = 0
 
     def probe(self, plan: Plan) -> Trial:
-        """Runs a plan as a probe, and learns how long one takes."""
+        """Runs a plan as a probe, and records its duration for the time plan."""
         began_s = self.tuning.clock.elapsed_s
         trial = self.attempt(plan, Purpose.PROBE)
         self.probes += 1
@@ -53,9 +57,9 @@ class TrialRunner:
         return trial
 
     def attempt(self, plan: Plan, purpose: Purpose) -> Trial:
-        """Runs a plan and records it. A failure that is ambiguous or inconclusive is run once more.
+        """Runs a plan and records it. Repeats a run once if its failure is ambiguous or inconclusive.
 
-        One that took longer than it may take now is not repeated: it would be ended sooner than before.
+        An inconclusive run that took longer than the time left allows is not repeated: it would be cut off even sooner.
         """
         began_s = self.tuning.clock.elapsed_s
         trial = self._once(plan, purpose, lambda outcome: outcome)
@@ -64,15 +68,15 @@ class TrialRunner:
         if again or trial.outcome.status is Status.AMBIGUOUS:
             trial = self._once(plan, purpose, lambda outcome: settled(self.record.values(), plan, outcome))
         if purpose is Purpose.PROOF:
-            self.earlier.hold(plan, purpose, trial.outcome)
+            self.earlier.compare(plan, purpose, trial.outcome)
         return trial
 
     def block(self, plan: Plan) -> tuple[Outcome, Trial | None]:
-        """Runs one block of a race. Only a block that failed is recorded, as the trial that is returned with it."""
+        """Runs one block of a race. Only a failed block is recorded, and its trial returned."""
         outcome = self.tuning.evaluate(plan, Purpose.BLOCK)
         if outcome.status.inconclusive and self.time.left_s() > 0:
             outcome = self.tuning.evaluate(plan, Purpose.BLOCK)
-        self.earlier.hold(plan, Purpose.BLOCK, outcome)
+        self.earlier.compare(plan, Purpose.BLOCK, outcome)
         self._count_poison(outcome)
         if outcome.measured and outcome.measurement is not None:
             return outcome, None
@@ -81,32 +85,38 @@ class TrialRunner:
         return outcome, trial
 
     def skip(self, plan: Plan, reason: str) -> Trial:
-        """Records that a plan is not run, and why."""
+        """Records that a plan is not run, with the reason."""
         number = self.tuning.log.begin(plan, Purpose.PROBE)
         trial = self._finish(number, Outcome(status=Status.SKIPPED, reason=reason))
         self.say("skipped", f"{plan}: skipped, {reason}", trial)
         return trial
 
     def check_for_users_fault(self) -> None:
-        """Ends the search where the user's code fails whatever the plan.
+        """Ends the search if the user's code fails with any plan.
 
         Raises:
-            UserCodeError: it does, or the user's own setting gives a loss that is not finite.
+            UserCodeError: it does, or the baseline gives a loss that is not finite.
         """
         fault = users_fault([t for t in self.trials if not t.earlier], self.baseline)
         if fault is not None:
             raise fault
 
     def say(self, kind: str, text: str, trial: Trial | None = None) -> None:
-        """Tells the listener."""
-        self.tuning.listen(Event(kind, text, trial, self.probes))
+        """Sends an event to the listener."""
+        self.tuning.listen(Event(kind, text, trial, self.probes, phase=self.phase))
 
-    def say_round(self, text: str, standings: tuple[Placing, ...]) -> None:
-        """Tells the listener how the plans of the race compare after a round."""
-        self.tuning.listen(Event("race", text, done=self.probes, standings=standings))
+    def say_running(self, plan: Plan, estimate: Estimate | None) -> None:
+        """Reports that a plan begins to run, with the estimate of its peak."""
+        text, done = f"running {plan}", self.probes
+        self.tuning.listen(Event("running", text, done=done, phase=self.phase, plan=plan, estimate=estimate))
+
+    def say_round(self, text: str, leader: Plan | None, gain: Ratio | None, standings: tuple[Placing, ...]) -> None:
+        """Reports the end of a round of the race: the leader's gain over the baseline, and how the plans compare."""
+        event = Event("race", text, done=self.probes, phase=self.phase, plan=leader, gain=gain, standings=standings)
+        self.tuning.listen(event)
 
     def _once(self, plan: Plan, purpose: Purpose, settle: Callable[[Outcome], Outcome]) -> Trial:
-        """Runs a plan once; its trial is on disk as running before and as finished after, whatever happens."""
+        """Runs a plan once. Its trial is on disk as running before, and as finished after, even if it raises."""
         number = self.tuning.log.begin(plan, purpose)
         try:
             outcome = self.tuning.evaluate(plan, purpose)
@@ -134,11 +144,11 @@ class TrialRunner:
         return trial
 
     def _refuse_poison(self, outcome: Outcome) -> None:
-        """Ends the search after an interrupt, or when the device is poisoned for good.
+        """Ends the search after an interrupt, or if the device stays poisoned.
 
         Raises:
             KeyboardInterrupt: the outcome is an interrupt.
-            DevicePoisoned: in this process, or twice in a row where each attempt had a fresh process.
+            DevicePoisoned: the device is poisoned in this process, or twice in a row in fresh processes.
         """
         if outcome.status is Status.INTERRUPTED:
             raise KeyboardInterrupt(outcome.reason)
@@ -147,7 +157,7 @@ class TrialRunner:
 
 
 def summary(outcome: Outcome, objective: Objective) -> str:
-    """Returns an outcome in a few words."""
+    """Returns an outcome as a short text."""
     measurement = outcome.measurement
     if not outcome.measured or measurement is None:
         return f"{outcome.status.value}, {outcome.reason}"

@@ -1,6 +1,6 @@
-"""One search, from briefing to recommendation: opens the study, chooses searcher and estimator, runs the loop.
+"""One search, from briefing to recommendation: opens the study, makes searcher and estimators, runs the phases.
 
-Never loads torch: the command line runs it in a process that does not know the user's code.
+Never loads torch: the command line runs it in a process that does not import the user's code.
 """
 
 import math
@@ -27,10 +27,10 @@ from autofit.search.witness import Witness, asked
 from autofit.study import Study, optuna_imports, writing
 
 PREPARING_RATIO, TRACING_RATIO, TRACING_S = 0.25, 0.2, 120.0
-"""Shares of the time budget: of all that comes before the first probe, gates included, and of estimating memory; and
-the most seconds for the latter."""
+"""Limits on the time before the first probe: the share of the time budget for all preparation, gates included; the
+share for estimating memory; and the maximum number of seconds for estimating memory."""
 CLOSING_RATIO = 0.6
-"""Share of the time left, at most, that is kept for the start of a proof: it takes as long as the opening took."""
+"""Maximum share of the time left that is kept for the start of a proof, which takes as long as opening the bench."""
 
 
 @optuna_imports.released
@@ -39,9 +39,9 @@ def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock:
 
     Args:
         bench: the workload on its device.
-        request: what the caller wants.
+        request: the options of the search.
         listen: called with each event, for progress.
-        clock: running since the call began; time spent on opening the bench counts.
+        clock: clock that runs since the call began, so that the time for opening the bench counts.
 
     Raises:
         AutofitError: see `autofit.search.phases.run` and `autofit.study.Study.open`.
@@ -103,14 +103,14 @@ def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: 
         witness.failed(error)
         raise
     found = _recommendation(findings, briefing, budget, request, study, clock)
-    if said := tuple(estimator.caveat for estimator in made if estimator.caveat):
-        found = found.model_copy(update={"caveats": (*found.caveats, *said)})
+    if caveats := tuple(estimator.caveat for estimator in made if estimator.caveat):
+        found = found.model_copy(update={"caveats": (*found.caveats, *caveats)})
     witness.found(found)
     return found
 
 
 def _planned(request: Request, briefing: Briefing) -> Objective:
-    """Returns the objective with the samples of the planned training, which are the same whatever a plan's batch."""
+    """Returns the objective with the samples of the planned training, which are independent of a plan's batch."""
     if request.planned_steps is None:
         return request.objective
     samples = request.planned_steps * briefing.space.baseline.global_batch_size
@@ -118,9 +118,9 @@ def _planned(request: Request, briefing: Briefing) -> Objective:
 
 
 def tracing_s(time_s: float | None, spent_s: float) -> float:
-    """Returns the seconds that may go into estimating memory, of a time budget of which some is spent already.
+    """Returns the seconds for estimating memory, given the time budget and the time already spent.
 
-    With nothing left of the share that comes before the first probe, the user's own plan alone is traced.
+    If nothing is left of the share for preparation, only the baseline is traced.
     """
     if time_s is None:
         return TRACING_S
@@ -130,7 +130,9 @@ def tracing_s(time_s: float | None, spent_s: float) -> float:
 def _recommendation(
     findings: Findings, briefing: Briefing, budget: Budget, request: Request, study: Study, clock: Clock
 ) -> Recommendation:
-    caveats = [*briefing.caveats, *study.notes, *_learning_rate(findings, briefing), *findings.caveats]
+    # The most important first: doubts about the answer, what to change with it, then how it was found.
+    answer = [*findings.caveats, *_learning_rate(findings, briefing), *_data_bound(findings)]
+    caveats = [*answer, *study.notes, *briefing.caveats]
     fields: dict[str, Any] = {
         "plan": findings.plan,
         "proof": findings.proof,
@@ -140,7 +142,7 @@ def _recommendation(
         "rate_per_s": findings.rate_per_s,
         "untried": findings.untried,
         "alternatives": findings.alternatives,
-        "caveats": tuple(dict.fromkeys([*caveats, *_data_bound(findings)])),
+        "caveats": tuple(dict.fromkeys(caveats)),
         "refused": briefing.space.refused,
         "budget": budget,
         "objective": request.objective,
@@ -156,18 +158,18 @@ def _recommendation(
 
 
 def _without_traceback(candidate: Candidate) -> Candidate:
-    """Returns a candidate for a plan file, which is shared: the user's source lines stay in their study."""
+    """Returns a candidate without the user's source lines, because a plan file is shared."""
     return candidate.model_copy(update={"outcome": candidate.outcome.model_copy(update={"traceback_text": ""})})
 
 
 def _learning_rate(findings: Findings, briefing: Briefing) -> list[str]:
-    """Returns the note that a changed global batch needs."""
+    """Returns the caveat about a changed global batch."""
     own, new = briefing.space.baseline.global_batch_size, findings.plan.global_batch_size
     if own == new or briefing.environment.settings.get("mode") == "inference":
         return []
     return [
-        f"the global batch was free and changed from {own} to {new}: the learning rate and the number of steps want "
-        "another look (common rules scale the rate with the batch, or with its square root). "
+        f"the global batch was free and changed from {own} to {new}: adjust the learning rate and the number of "
+        "steps (common rules scale the rate with the batch, or with its square root). "
         "Give global_batch_size to keep it exactly, or max_global_batch_size to bound it"
     ]
 
@@ -178,6 +180,6 @@ def _data_bound(findings: Findings) -> list[str]:
         return []
     workers = math.ceil(fetch / step)
     return [
-        f"making the samples of one step took {format_duration(fetch)} beside {format_duration(step)} of training: the "
-        f"loader wants about {workers} worker process{'es' if workers > 1 else ''}, or it will hold the training back"
+        f"loading the samples of one step took {format_duration(fetch)}, and its training {format_duration(step)}: "
+        f"give the loader about {workers} worker process{'es' if workers > 1 else ''}, or it will limit training"
     ]

@@ -1,4 +1,4 @@
-"""What a search is given, and what it finds."""
+"""Tuning and Findings: the arguments of a search, and its result."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,14 +23,14 @@ Evaluate = Callable[[Plan, Purpose], Outcome]
 
 
 class TrialLog(Protocol):
-    """Where trials are kept; `autofit.study.Study` is one."""
+    """Keeps trials; `autofit.study.Study` is one."""
 
     def begin(self, plan: Plan, purpose: Purpose) -> int:
-        """Puts on disk that this plan is running, and returns the number of its trial."""
+        """Records on disk that a plan is running, and returns the number of its trial."""
         ...
 
     def finish(self, number: int, outcome: Outcome) -> Trial:
-        """Puts the outcome on disk before it returns the trial."""
+        """Records the outcome on disk, then returns the trial."""
         ...
 
     def earlier(self) -> Sequence[Trial]:
@@ -38,34 +38,35 @@ class TrialLog(Protocol):
         ...
 
     def drop(self, reason: str) -> None:
-        """Has the comparable trials of earlier runs never be given again, and keeps why."""
+        """Discards the comparable trials of earlier runs for good, and records the reason."""
         ...
 
     def note(self, name: str, value: dict[str, object]) -> None:
-        """Keeps a value beside the trials."""
+        """Records a value beside the trials."""
         ...
 
 
 @dataclass(slots=True)
 class Tuning:
-    """What one search is given.
+    """The arguments of one search.
 
     Attributes:
         space: the plans that may be run.
         evaluate: runs a plan.
-        objective: what is maximised.
+        objective: the quantity to maximise.
         budget: limits on memory, time and trials.
-        log: where trials are kept.
+        log: keeps the trials.
         searcher: makes the searcher.
-        estimators: estimate memory, the most trusted value first; own bounds go before guesses.
+        estimators: estimate memory, the one with the most trusted value first.
         clock: the time spent so far.
-        listen: told of each event, in this process, between two runs.
+        listen: called with each event, in this process, between two runs.
         seed: makes the search repeatable.
-        cautious: never run a plan whose estimated value is above the budget (where exceeding it harms the machine);
-            half as much again is allowed to an estimate that is loose, see `autofit.search.loop`.
-        closing_s: what a proof takes before it begins, beside the probe that it is: kept of the time budget.
-        seen: filled while the search runs, for its evidence.
-        isolated: whether `evaluate` starts a fresh process after a poisoned one, so that one such trial is survived.
+        cautious: whether exceeding the budget harms the machine, so that a plan that is estimated above it is not run;
+            see `autofit.feasibility.Feasibility.refusal`.
+        isolated: whether `evaluate` starts a fresh process after a poisoned one, so that the search survives one
+            poisoned trial.
+        closing_s: seconds that a proof needs to start a fresh process; they are kept back from the time budget.
+        seen: what the search sees as it runs, for its evidence.
     """
 
     space: SearchSpace
@@ -86,19 +87,21 @@ class Tuning:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
         plan: the recommended plan.
         proof: the measurement of its proof.
-        baseline: the user's own setting and what became of it.
+        baseline: the baseline and its outcome.
         gain: throughput of `plan` over the baseline; None when the baseline was not measured.
-        alternatives: the other measured plans, fastest first, with why they were not chosen.
-        caveats: what a person should know.
-        trials: all trials, those of earlier runs first; of the blocks of the race only those that failed.
+        alternatives: the other measured plans, fastest first, with the reason why each was not chosen.
+        caveats: limitations of the result that the user should know.
+        trials: all trials, those of earlier runs first. Of the blocks of the race, only those that failed are trials.
         counts: number of trials by status.
-        stopped: why the search for plans ended.
-        estimate: of the plan's peak before it first ran; None for one known from earlier runs.
+        stopped: reason why the search phase ended.
+        estimate: estimate of the plan's peak before it first ran; None if it is known from earlier runs.
+        rate_per_s: throughput of the plan on the scale of the race, in the objective's unit.
+        untried: reason why only the baseline was measured; "" if another plan was.
     """
 
     plan: Plan

@@ -1,4 +1,4 @@
-"""Ways to search. To add one: write its file, add its line here; or, in another package, an entry point."""
+"""Searchers. To add one, write its file and add its line here; in another package, add an entry point."""
 
 from functools import cache
 
@@ -9,7 +9,7 @@ from autofit.searchers.guided.guided import Guided
 from autofit.searchers.sampled import Gp, Random, Tpe
 
 OWN: tuple[type[Searcher], ...] = (Guided, Tpe, Gp, Random, Grid)
-"""Those of autofit itself."""
+"""The searchers of autofit itself, the default first."""
 
 
 @cache

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autofit.core.estimate import Estimate
 from autofit.core.objective import Objective
 from autofit.core.omission import Omission
 from autofit.core.plan import Plan
 from autofit.core.space import SearchSpace
 from autofit.core.trial import Trial
+from autofit.feasibility import Feasibility
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,32 +22,32 @@ class Problem:
         space: the plans that may be proposed.
         objective: what is maximised.
         memory_bytes: the budget on the peak.
-        estimate: estimates the peak of a plan from all that is known so far, or None for no opinion. Asking again costs
-            next to nothing.
+        feasibility: answers whether a plan fits, from all that is known so far; it learns of a trial before the
+            searcher does.
         seed: makes the search repeatable.
-        cautious: whether exceeding the budget harms the machine, and not only the trial.
         patience_s: returns the seconds that a probe may take now, before the time budget ends it.
+        is_over: returns whether a limit has ended the search. A plan that is asked for then is only named, so a
+            searcher spends no more time on looking at plans.
     """
 
     space: SearchSpace
     objective: Objective
     memory_bytes: int
-    estimate: Callable[[Plan], Estimate | None]
+    feasibility: Feasibility
     seed: int = 0
-    cautious: bool = False
     patience_s: Callable[[], float] = lambda: math.inf
+    is_over: Callable[[], bool] = lambda: False
 
 
 class Searcher(ABC):
     """Proposes plans and learns from their trials.
 
     Made once per `tune()`, in the process that runs the loop; never loads torch. The loop calls `tell` for every
-    trial of the study, first for those of earlier runs, then after each `ask`, unless the plan is no longer wanted
-    (`still`). A plan that was screened out is told with the status `SKIPPED`; under `cautious` one that is estimated
-    above the budget is, unless the searcher `vouches` for it.
+    trial of the study, first for those of earlier runs, then after each `ask`. A plan that was screened out has
+    a trial with the status `SKIPPED`.
 
     Attributes:
-        name: what `tune(searcher=...)` calls it.
+        name: the name that `tune(searcher=...)` takes.
     """
 
     name: ClassVar[str]
@@ -57,20 +57,19 @@ class Searcher(ABC):
 
     @abstractmethod
     def ask(self) -> Plan | None:
-        """Returns the next plan to run, or None when nothing left is worth running."""
+        """Returns the next plan to run, or None when nothing left is worth running.
 
-    def still(self, plan: Plan) -> bool:
-        """Says whether a plan that was asked for is wanted after a closer look at its memory; else it is not run."""
-        return True
+        May have plans looked at (`Feasibility.look`), which takes time. The loop looks at the plan that is returned,
+        which costs nothing if the searcher has just done so.
 
-    def vouches(self, plan: Plan) -> bool:
-        """Says whether a plan is likely to fit though it is estimated above the budget: estimates were too high."""
-        return False
-
-    def omissions(self) -> list[Omission]:
-        """Returns why nothing of some combinations was measured; asked once, when the search has ended."""
-        return []
+        Raises:
+            DevicePoisoned: a look left the device in an error state.
+        """
 
     @abstractmethod
     def tell(self, trial: Trial) -> None:
-        """Learns from a trial. Trials that this searcher did not ask for are told too."""
+        """Learns from a trial, also from one whose plan this searcher did not ask for."""
+
+    def omissions(self) -> list[Omission]:
+        """Returns why no plan of some combinations was measured. Called once, when the search has ended."""
+        return []

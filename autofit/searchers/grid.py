@@ -1,4 +1,4 @@
-"""Grid: every plan once, in random order. The yardstick for how much a searcher saves."""
+"""Grid: every plan once, in random order. The reference for what a searcher saves."""
 
 import random
 
@@ -8,7 +8,7 @@ from autofit.searchers.base import Problem, Searcher
 
 
 class Grid(Searcher):
-    """Proposes the user's own plan first, then every other in an order that the seed decides."""
+    """Proposes the baseline first, then every other plan in an order that the seed decides."""
 
     name = "grid"
 
@@ -20,10 +20,10 @@ class Grid(Searcher):
         self._left = {plan.key: plan for plan in [space.baseline, *plans]}
 
     def ask(self) -> Plan | None:
-        """Returns the next plan of which nothing was told; None when there is none."""
+        """Returns the next plan without a trial; None if there is none."""
         return next(iter(self._left.values()), None)
 
     def tell(self, trial: Trial) -> None:
-        """Strikes a plan off; a block of a race says nothing of one."""
+        """Removes a plan from the list; ignores blocks of a race."""
         if trial.purpose is not Purpose.BLOCK:
             self._left.pop(trial.plan.key, None)

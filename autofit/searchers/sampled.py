@@ -1,8 +1,8 @@
-"""Sampled: Optuna's samplers as searchers, for users who ask for them and as a yardstick for `guided`.
+"""Sampled: Optuna's samplers as searchers, for users who ask for them and as a reference for `guided`.
 
-A sampler works in an Optuna study of its own, in memory, over one flat space. It hears of every trial of the durable
-study in the words in which that one keeps them (`study/optuna_names.py`), except that here every trial is complete:
-samplers forget what failed, and would suggest it again.
+A sampler works in its own Optuna study, in memory, over one flat space. It receives every trial of the durable study in
+the same form (`study/optuna_names.py`), except that every trial is complete: samplers ignore failed trials, and would
+suggest their plans again.
 """
 
 import warnings
@@ -22,19 +22,20 @@ from autofit.searchers.base import Problem, Searcher
 from autofit.study.optuna_names import OptunaResult, optuna_result
 
 PATIENCE = 15
-"""Trials in a row without a gain beyond the tie margin after which a sampler is taken to have converged."""
+"""Number of trials in a row without a gain beyond the tie margin after which a sampler counts as converged."""
 STARTUP = 5
-"""Random trials before the model of `tpe` and `gp`: of a few dozen trials in all, more are wasted
+"""Number of random trials before `tpe` and `gp` use their model. A search has a few dozen trials, so more are wasted
 (reference/ecosystem.md 3.4)."""
 ATTEMPTS = 50
-"""Suggestions in a row that are forbidden, or known already, after which there is nothing new."""
+"""Number of suggestions in a row that are forbidden or already known after which the search ends."""
 SKIPPED = OptunaResult(TrialState.COMPLETE, 0.0, {"memory": 0.5, "valid": -1.0})
 FORBIDDEN = OptunaResult(TrialState.COMPLETE, 0.0, {"memory": 0.0, "valid": 1.0})
-"""Constraints are the same two of every trial, in the same order: GPSampler goes by their position."""
+"""Results of a skipped plan and of a forbidden one. Every trial has the same two constraints in the same order, because
+GPSampler identifies them by position."""
 
 
 class Sampled(Searcher):
-    """Proposes the user's own plan first, then what a sampler of Optuna suggests."""
+    """Proposes the baseline first, then the suggestions of an Optuna sampler."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
@@ -42,7 +43,7 @@ class Sampled(Searcher):
         self._domains |= {knob.name: knob.values for knob in problem.space.facts.knobs}
         self._distributions = {name: _distribution(values) for name, values in self._domains.items()}
         self._pending: dict[str, optuna.Trial] = {}
-        self._told: dict[str, OptunaResult] = {}
+        self._results: dict[str, OptunaResult] = {}
         self._best, self._since = 0.0, 0
         with _quiet():
             self._study = optuna.create_study(direction="maximize", sampler=self._sampler(problem.seed))
@@ -52,12 +53,12 @@ class Sampled(Searcher):
         """Returns the sampler.
 
         Raises:
-            UsageError: it needs a package that is not installed.
+            UsageError: the sampler needs a package that is not installed.
         """
 
     def ask(self) -> Plan | None:
-        """Returns the user's own plan, then suggestions, until there was no gain for `PATIENCE` trials."""
-        if self.problem.space.baseline.key not in self._told:
+        """Returns the baseline, then suggestions, until there was no gain for `PATIENCE` trials."""
+        if self.problem.space.baseline.key not in self._results:
             return self.problem.space.baseline
         if self._since >= PATIENCE:
             return None
@@ -67,43 +68,43 @@ class Sampled(Searcher):
                 plan = self._plan(asked.params)
                 if self.problem.space.violation(plan) is not None:
                     self._settle(asked, FORBIDDEN)
-                elif plan.key in self._told:
-                    self._settle(asked, self._told[plan.key])
+                elif plan.key in self._results:
+                    self._settle(asked, self._results[plan.key])
                 else:
                     self._pending[plan.key] = asked
                     return plan
         return None
 
     def tell(self, trial: Trial) -> None:
-        """Tells the sampler what became of a plan; a block of a race says nothing of one."""
+        """Tells the sampler the result of a plan; ignores blocks of a race."""
         plan, outcome = trial.plan, trial.outcome
         if trial.purpose is Purpose.BLOCK or self.problem.space.violation(plan) is not None:
             return
-        told = optuna_result(outcome, self.problem.objective, self.problem.memory_bytes)
-        if told.state is not TrialState.COMPLETE:
-            told = SKIPPED if told.state is TrialState.PRUNED else FORBIDDEN
-        self._since += plan.key not in self._told
-        self._told[plan.key] = told
-        if outcome.measured and (told.value or 0.0) > self._best * (1 + self.problem.objective.tie_ratio):
-            self._best, self._since = told.value or 0.0, 0
+        result = optuna_result(outcome, self.problem.objective, self.problem.memory_bytes)
+        if result.state is not TrialState.COMPLETE:
+            result = SKIPPED if result.state is TrialState.PRUNED else FORBIDDEN
+        self._since += plan.key not in self._results
+        self._results[plan.key] = result
+        if outcome.measured and (result.value or 0.0) > self._best * (1 + self.problem.objective.tie_ratio):
+            self._best, self._since = result.value or 0.0, 0
         asked, params = self._pending.pop(plan.key, None), self._params(plan)
         with _quiet():
             if asked is not None:
-                self._settle(asked, told)
+                self._settle(asked, result)
             elif params is not None:
                 self._study.add_trial(
                     create_trial(
-                        value=told.value,
+                        value=result.value,
                         params=params,
                         distributions=self._distributions,
-                        constraints=told.constraints,
+                        constraints=result.constraints,
                     )
                 )
 
-    def _settle(self, asked: optuna.Trial, told: OptunaResult) -> None:
-        for name, violation in told.constraints.items():
+    def _settle(self, asked: optuna.Trial, result: OptunaResult) -> None:
+        for name, violation in result.constraints.items():
             asked.set_constraint(name, violation)
-        self._study.tell(asked, told.value)
+        self._study.tell(asked, result.value)
 
     def _plan(self, params: dict[str, int]) -> Plan:
         values = {name: self._domains[name][place] for name, place in params.items()}
@@ -114,7 +115,7 @@ class Sampled(Searcher):
         return self.problem.space.at(combination, size)
 
     def _params(self, plan: Plan) -> dict[str, int] | None:
-        """Returns the place of each value in its domain; None for the user's own plan at a size of no other plan."""
+        """Returns the index of each value in its domain; None for a baseline whose size no other plan has."""
         params = {}
         for name, values in self._domains.items():
             mine = plan.values[name]
@@ -135,7 +136,7 @@ class Tpe(Sampled):
 
 
 class Gp(Sampled):
-    """A Gaussian process with expected improvement. Needs the extra `gp` (scipy); loads torch when it is asked."""
+    """A Gaussian process with expected improvement. Needs the extra `gp` (scipy); its first suggestion loads torch."""
 
     name = "gp"
 
@@ -145,12 +146,12 @@ class Gp(Sampled):
         except ImportError as error:
             raise UsageError(
                 f"the searcher 'gp' needs a package that is not installed: {error}. Expected scipy: "
-                "pip install 'torch-autofit[gp]'; or choose the searcher 'tpe', which needs nothing more."
+                "pip install 'torch-autofit[gp]'; or choose the searcher 'tpe', which needs no other package."
             ) from None
 
 
 class Random(Sampled):
-    """Plans at random."""
+    """Random plans."""
 
     name = "random"
 
@@ -159,7 +160,7 @@ class Random(Sampled):
 
 
 def _distribution(values: tuple[KnobValue, ...]) -> BaseDistribution:
-    """Returns the domain as places in it: of numbers in their order, of choices without one."""
+    """Returns the domain as a range of indices: ordered for numbers, categorical for choices."""
     if all(type(value) is int for value in values):
         return IntDistribution(0, len(values) - 1)
     return CategoricalDistribution(range(len(values)))
@@ -167,7 +168,7 @@ def _distribution(values: tuple[KnobValue, ...]) -> BaseDistribution:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps Optuna's progress lines and its warnings of what is experimental out of the user's log."""
+    """Keeps Optuna's progress lines and its warnings about experimental features out of the user's log."""
     level = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(max(level, optuna.logging.WARNING))
     try:

@@ -13,12 +13,8 @@ from autofit.study.trial_start import TrialStart, environment_of
 
 STUDY_SCHEMA = "autofit.study/1"
 PREFIX = "autofit."
-SCHEMA, OBJECTIVE, ENVIRONMENT, DROPPED = (
-    f"{PREFIX}schema",
-    f"{PREFIX}objective",
-    f"{PREFIX}environment.",
-    "autofit.dropped",
-)
+SCHEMA, OBJECTIVE = f"{PREFIX}schema", f"{PREFIX}objective"
+ENVIRONMENT, DROPPED = f"{PREFIX}environment.", f"{PREFIX}dropped"
 """Attributes of a study; that of an environment ends with its digest."""
 REQUEST, OUTCOME, CHECKSUM = f"{PREFIX}request", f"{PREFIX}outcome", ".sum"
 """Attributes of a trial; the checksum of each has this ending."""
@@ -57,9 +53,9 @@ def decoded(trial: Mapping[str, Any], study: Mapping[str, Any], *, finished: boo
         finished: whether the trial has an outcome.
     """
     try:
-        request = TrialStart.model_validate_json(_sound(trial, REQUEST))
+        request = TrialStart.model_validate_json(_verified(trial, REQUEST))
         environment = environment_of(study[ENVIRONMENT + request.environment], request.environment)
-        outcome = Outcome.model_validate_json(_sound(trial, OUTCOME)) if finished else None
+        outcome = Outcome.model_validate_json(_verified(trial, OUTCOME)) if finished else None
     except (LookupError, ValueError):  # pydantic's ValidationError is a ValueError
         return None
     return Decoded(request, environment, outcome)
@@ -86,7 +82,7 @@ def rejudged(outcome: Outcome, then_bytes: int, now_bytes: int) -> Outcome | Non
     return outcome.model_copy(update={"status": Status.MEASURED, "reason": ""})
 
 
-def _sound(attributes: Mapping[str, Any], name: str) -> str:
+def _verified(attributes: Mapping[str, Any], name: str) -> str:
     """Returns a record after verifying its checksum. Records of earlier versions have no checksum.
 
     Raises:
@@ -95,5 +91,5 @@ def _sound(attributes: Mapping[str, Any], name: str) -> str:
     """
     text = str(attributes[name])
     if attributes.get(name + CHECKSUM, checksum(text)) != checksum(text):
-        raise ValueError(f"{name} is not as it was written")
+        raise ValueError(f"{name} was changed after it was written")
     return text

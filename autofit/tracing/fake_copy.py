@@ -1,4 +1,4 @@
-"""Shadow: a copy of the user's objects with fake tensors, which have shapes, types and strides, but no data.
+"""FakeWorkload: a copy of the user's objects with fake tensors, which have shapes, types and strides, but no data.
 
 The user's own objects are only read. A single `copy.deepcopy` makes the copy, so all references are preserved: tied
 weights, an optimizer's parameters, a loss module that shares layers with the model.
@@ -24,7 +24,7 @@ from autofit.workloads.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
-class Shadow:
+class FakeWorkload:
     """A workload whose tensors are fake.
 
     Attributes:
@@ -45,7 +45,7 @@ class Shadow:
             yield from _in_order(self.workload.loss_fn)
 
 
-def shadow(workload: Workload, loss: LossRule, batch: Batch, device: torch.device) -> Shadow:
+def fake_workload(workload: Workload, loss: LossRule, batch: Batch, device: torch.device) -> FakeWorkload:
     """Returns a copy of a workload with fake tensors on `device`; call it under `FakeTensorMode`.
 
     Args:
@@ -71,7 +71,7 @@ def shadow(workload: Workload, loss: LossRule, batch: Batch, device: torch.devic
     )
     if loss_fn is not None:
         loss = resolve_loss(model, batch, loss_fn=loss_fn)
-    return Shadow(changed, loss)
+    return FakeWorkload(changed, loss)
 
 
 def fake_batch(batch: Batch | Counted, size: int, device: torch.device) -> Batch:

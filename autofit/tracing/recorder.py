@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autofit.core.errors import Untraceable
 from autofit.memory.trace import Kind
-from autofit.tracing.cuda.chip import Passing
+from autofit.tracing.cuda.chip import AllocatorSteps
 from autofit.tracing.cuda.results import laid_out, results
 from autofit.tracing.host_temporaries import HostTemporaries
 from autofit.tracing.inplace import CHAINED, SCATTERING, replaces
@@ -24,7 +24,7 @@ from autofit.tracing.module_stack import ModuleStack, in_backward
 from autofit.tracing.operation_count import Tally
 
 Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
-Temporaries = Callable[[Any, tuple[Any, ...], Any], Passing]
+Temporaries = Callable[[Any, tuple[Any, ...], Any], AllocatorSteps]
 
 aten = torch.ops.aten
 PRODUCTS = frozenset(
@@ -123,7 +123,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self.tally.add(func, args, kwargs, out)
         return out
 
-    def _with_temporaries(self, func: Any, args: Any, kwargs: Any, out: Any) -> tuple[Any, Passing]:
+    def _with_temporaries(self, func: Any, args: Any, kwargs: Any, out: Any) -> tuple[Any, AllocatorSteps]:
         """Returns the result with the device's layout, and the allocator steps of the operator's temporary memory."""
         if self._temporaries is not None and _is_on(out, self._device_type):
             out = laid_out(func, args, out)
@@ -201,7 +201,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
             del self._live[watch.key]
             self.events.append(~known[0])
 
-    def _record_call(self, func: Any, args: Any, out: Any, steps: Passing) -> None:
+    def _record_call(self, func: Any, args: Any, out: Any, steps: AllocatorSteps) -> None:
         """Records the allocations of an operator, including its results, and its releases."""
         first, before = self._first(func, args), len(self.sizes)
         leaves = self._results(func, args, out)

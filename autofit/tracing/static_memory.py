@@ -8,7 +8,7 @@ from torch import nn
 
 from autofit.memory.breakdown import Part
 from autofit.memory.trace import Kind
-from autofit.tracing.fake_copy import fake_mode, shadow
+from autofit.tracing.fake_copy import fake_mode, fake_workload
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import state_tensors
 from autofit.workloads.workload import Workload
@@ -32,7 +32,7 @@ def _updated(workload: Workload) -> Iterator[torch.Tensor]:
     """Yields the optimizer's state tensors after an update of a fake copy of the model."""
     unknown = LossRule("", lambda model, batch: torch.empty(()), inferred=False, about="")
     with fake_mode():
-        copied = shadow(workload, unknown, (), torch.device("cpu")).workload
+        copied = fake_workload(workload, unknown, (), torch.device("cpu")).workload
         optimizer = copied.make_optimizer()
         for parameter in copied.model.parameters():
             parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None

@@ -31,9 +31,9 @@ from autofit.tracing.assembly import assembled
 from autofit.tracing.cuda.chip import Chip
 from autofit.tracing.cuda.disguise import disguised
 from autofit.tracing.cuda.standin import NAME, attending
-from autofit.tracing.cuda.temporaries import passing
+from autofit.tracing.cuda.temporaries import temporary_steps
 from autofit.tracing.data_dependent import Answers
-from autofit.tracing.fake_copy import Shadow, fake_batch, fake_mode, shadow
+from autofit.tracing.fake_copy import FakeWorkload, fake_batch, fake_mode, fake_workload
 from autofit.tracing.host_temporaries import HostTemporaries
 from autofit.tracing.operation_count import Tally
 from autofit.tracing.plain_tensors import as_plain, has_padding
@@ -121,7 +121,7 @@ class _Tracing:
         self.recorder = Recorder(
             self.device.type,
             self.answers,
-            None if self.chip is None else partial(passing, self.chip),
+            None if self.chip is None else partial(temporary_steps, self.chip),
             (0, 0) if self.chip is None else self.chip.workspaces,
             HostTemporaries(devices.choose("cpu"), self.threads) if self.device.type == "cpu" else None,
         )
@@ -130,7 +130,7 @@ class _Tracing:
         recorder, count = self.recorder, min(self.plan.accumulation_steps, MOST_PARTS)
         part = fake_batch(batch, self.plan.micro_batch_size, torch.device("cpu"))
         self.doing = "copying the model"
-        copied = shadow(workload, loss, part, self.device)
+        copied = fake_workload(workload, loss, part, self.device)
         copied.workload.set_mode()
         self._record_standing(copied)
         self.doing = "preparing the plan"
@@ -152,7 +152,7 @@ class _Tracing:
             _strip(draft)
         return found
 
-    def _record_standing(self, copied: Shadow) -> None:
+    def _record_standing(self, copied: FakeWorkload) -> None:
         for tensor, is_parameter in copied.standing():
             self.recorder.record(tensor, Kind.PARAMETER if is_parameter else Kind.BUFFER, standing=True)
 

@@ -9,18 +9,29 @@ from autofit.core.outcome import Status
 from autofit.core.printable import one_line
 from autofit.core.wording import describe_outcome
 from autofit.search.event import Event
+from autofit.terminal import has_blocks, has_colour, is_terminal
 from autofit.trackers.live import LiveLine
-from autofit.trackers.search_state import SearchState, Yardstick
+from autofit.trackers.search_state import SearchState
+from autofit.trackers.yardstick import Yardstick
 
 
 class Progress:
-    """Shows events: finished trials above a live line on a terminal, plain lines elsewhere; one object per search."""
+    """Shows events: finished trials above a live line on a terminal, plain lines elsewhere; one object per search.
+
+    A plain line begins with "autofit: ". A finished trial is "trial NUMBER: PLAN: OUTCOME" and a proof
+    "proof of PLAN: OUTCOME", where PLAN is NAME=VALUE for each knob, and OUTCOME is the throughput and the peak, or the
+    status and its reason. Every other line is a stage of the search.
+
+    Args:
+        stream: where to write.
+        against: what progress is compared with.
+    """
 
     def __init__(self, stream: TextIO, against: Yardstick | None = None) -> None:
         against = against or Yardstick()
         self._stream, self._unit = stream, against.objective.unit
-        self._state = SearchState(against)
-        self._live = LiveLine(stream, self._state.live) if stream.isatty() else None
+        self._state = SearchState(against, has_colour(stream), has_blocks(stream))
+        self._live = LiveLine(stream, self._state.live) if is_terminal(stream) else None
 
     def __call__(self, event: Event) -> None:
         """Shows one event. The result is for the caller to print."""
@@ -28,9 +39,9 @@ class Progress:
             return
         if self._live is not None:
             self._live.scroll(self._state.tell(event))
-        elif event.trial is None or event.trial.outcome.status is not Status.SKIPPED:
+        elif text := self._plain(event):
             # Reasons come from the user's code.
-            print(f"autofit: {one_line(self._plain(event))}", file=self._stream, flush=True)
+            print(f"autofit: {one_line(text)}", file=self._stream, flush=True)
 
     def close(self) -> None:
         """Takes the live line off the terminal."""
@@ -38,10 +49,13 @@ class Progress:
             self._live.close()
 
     def _plain(self, event: Event) -> str:
+        """Returns the line of an event, or "" for one that is not shown."""
         if event.trial is None:
-            return event.text
-        proof = "proof of " if event.kind == "proof" else ""
-        return f"{proof}{event.trial.plan}: {describe_outcome(event.trial.outcome, self._unit)}"
+            return event.text if event.kind in ("stage", "waiting") else ""
+        if event.trial.outcome.status is Status.SKIPPED:
+            return ""
+        name = "proof of " if event.kind == "proof" else f"trial {event.done}: "
+        return f"{name}{event.trial.plan}: {describe_outcome(event.trial.outcome, self._unit)}"
 
     @classmethod
     @contextmanager

@@ -1,141 +1,179 @@
-"""Search state: how far a search is, as lines of a given width."""
+"""Search state: how far a search is, learned from its events, as lines of a given width."""
 
-import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
-from autofit.core.briefing import Briefing
-from autofit.core.budget import Clock
+from autofit.core.estimate import Estimate
 from autofit.core.measurement import Measurement
-from autofit.core.objective import Objective
-from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
-from autofit.core.printable import cut, one_line
+from autofit.core.outcome import Status
+from autofit.core.plan import Plan
+from autofit.core.printable import one_line
+from autofit.core.recommendation import Ratio
 from autofit.core.trial import Trial
-from autofit.core.units import format_bytes, short_number
+from autofit.core.units import short_number
 from autofit.search.event import Event
+from autofit.terminal import cut, wrapped
+from autofit.trackers.live_text import Forms, bar, fitted, minutes, of_budget
+from autofit.trackers.trial_rows import TrialRows, short_plan
+from autofit.trackers.yardstick import Yardstick
 
-_HEAD = f"{'':>5}  {'gain':>6}  {{:>9}}  {'peak':>10}  micro batch x accumulation steps, changes"
-
-
-@dataclass(frozen=True, slots=True)
-class Yardstick:
-    """What the progress of a search is told against.
-
-    Attributes:
-        objective: what is maximised.
-        baseline: the user's own setting; None where it is not known, so that there is no gain.
-        memory_bytes: the memory budget, or None.
-        time_s: the time budget, or None.
-        clock: running since the search began.
-    """
-
-    objective: Objective = field(default_factory=Objective)
-    baseline: Plan | None = None
-    memory_bytes: int | None = None
-    time_s: float | None = None
-    clock: Clock = field(default_factory=Clock)
-
-    @classmethod
-    def of(cls, briefing: Briefing, objective: Objective, time_s: float | None, clock: Clock) -> "Yardstick":
-        """Returns the yardstick of a search over a workload."""
-        return cls(objective, briefing.space.baseline, briefing.budget.memory_bytes, time_s, clock)
+_DOING = {
+    "import": "importing your code",
+    "open": "preparing the workload",
+    "survey": "inspecting the workload",
+    "trace": "estimating memory",
+}
+"""Steps that take long while no plan runs, in words."""
 
 
 class SearchState:
-    """What is known so far; one object per search."""
+    """What is known so far; one object per search.
 
-    def __init__(self, against: Yardstick) -> None:
-        self._against = against
-        self._phase = "starting"
+    Args:
+        against: what progress is compared with.
+        colour: whether the lines may have colours.
+        blocks: whether they may have block characters.
+    """
+
+    def __init__(self, against: Yardstick, colour: bool = False, blocks: bool = False) -> None:
+        self._against, self._blocks = against, blocks
+        self._rows = TrialRows(against, colour)
+        self._phase, self._detail = "survey", ""
         self._trials = 0
+        self._first_s: float | None = None
+        self._last_s = 0.0
         self._baseline: Measurement | None = None
         self._best: Measurement | None = None
-        self._begun = False
+        self._gain: Ratio | None = None
+        self._peaks: dict[str, int] = {}
+        self._running: tuple[Plan, Estimate | None] | None = None
 
     def tell(self, event: Event) -> Callable[[int], list[str]]:
         """Learns from an event; returns what makes the lines that it leaves behind, from their width."""
         self._trials = max(self._trials, event.done)
-        if event.kind in ("stage", "race"):
-            self._phase = one_line(f"racing, {event.text}" if event.kind == "race" else event.text)
-            line = f"autofit: {self._phase}"
-            leaves = event.kind == "stage" and " " in self._phase  # a word alone is only the phase
-            return lambda width: textwrap.wrap(line, width, subsequent_indent=" " * 9) if leaves else []
-        if event.trial is None or event.kind not in ("trial", "proof"):
-            return lambda width: []
-        trial, name = event.trial, "proof" if event.kind == "proof" else str(event.done)
-        self._learn(trial, event.kind)
-        head = [] if self._begun else [_HEAD.format(f"{self._against.objective.unit}/s")]
-        self._begun = True
-        line = self._row(trial, name)
-        return lambda width: [cut(text, width) for text in (*head, line)]
+        self._phase, self._detail = event.phase or self._phase, ""
+        if event.kind == "running" and event.plan is not None:
+            self._running = (event.plan, event.estimate)
+            self._first_s = self._against.clock.elapsed_s if self._first_s is None else self._first_s
+        elif event.kind == "race":
+            self._detail, self._running = one_line(event.text), None
+            self._gain = event.gain or self._gain
+        elif event.kind in ("stage", "waiting"):
+            return self._announcement(event)
+        elif event.trial is not None and event.trial.outcome.status is not Status.SKIPPED:
+            return self._finished(event.trial, is_proof=event.kind == "proof")
+        return lambda width: []
 
     def live(self, width: int) -> str:
-        """Returns the line that is drawn again and again: phase, trials, best so far, peak and budget, time left."""
+        """Returns the line that is redrawn: phase, trials, best so far, the running plan's memory, time left."""
         trials = "1 trial" if self._trials == 1 else f"{self._trials} trials"
-        short = self._phase.partition(" ")[0].rstrip(",:")
-        rest = [part for part in (self._best_so_far(), self._time()) if part]
-        begins = ((self._phase, trials), (short, trials), (f"{short} {self._trials}",))
-        told = ["  ".join([*begin, *rest]) for begin in begins]
-        return next((line for line in told if len(line) <= width), cut(told[-1], width))
+        parts: dict[str, Forms] = {
+            "phase": self._phase_forms(),
+            "trials": (trials, str(self._trials)) if self._trials or self._phase != "survey" else ("",),
+            "best": self._best_forms(),
+            "now": self._now_forms(),
+            "bar": (bar(self._share(), self._blocks), ""),
+            "time": self._time_forms(),
+        }
+        return fitted(parts, width)
 
-    def _learn(self, trial: Trial, kind: str) -> None:
-        measurement = trial.outcome.measurement
-        if kind != "trial" or not trial.outcome.measured or measurement is None:
-            return
-        if trial.plan == self._against.baseline:
+    def _announcement(self, event: Event) -> Callable[[int], list[str]]:
+        """Leaves a stage behind, unless the live line says the same: a single word, or the plan to be proven."""
+        text = one_line(event.text)
+        if event.kind == "stage":
+            self._running = None
+            if " " not in text or event.phase == "proof":
+                return lambda width: []
+        return lambda width: [cut(line, width) for line in wrapped(text, width, "autofit: ", " " * 9)]
+
+    def _finished(self, trial: Trial, *, is_proof: bool) -> Callable[[int], list[str]]:
+        self._running, self._last_s = None, self._against.clock.elapsed_s
+        measurement = trial.outcome.measurement if trial.outcome.measured else None
+        is_best = measurement is not None and not is_proof and self._learn(trial.plan, measurement)
+        # A proof is not compared: probes and proofs are different runs, and the race has decided by then.
+        ratio = None if measurement is None or is_proof else self._ratio(measurement)
+        name = "proof" if is_proof else str(self._trials)
+        return lambda width: self._rows.lines(trial, name, ratio, is_best, width)
+
+    def _learn(self, plan: Plan, measurement: Measurement) -> bool:
+        """Learns from the probe of a plan, and returns whether it is the fastest so far and not the baseline."""
+        self._peaks[plan.key] = measurement.memory.judged_bytes
+        if plan == self._against.baseline:
             self._baseline = measurement
         score = self._against.objective.score
-        if self._best is None or score(measurement) > score(self._best):
-            self._best = measurement
+        if self._best is not None and score(measurement) <= score(self._best):
+            return False
+        self._best = measurement
+        return plan != self._against.baseline
 
-    def _row(self, trial: Trial, name: str) -> str:
-        """Returns a trial as a row: the figures first, since the plan and the reason may be cut off."""
-        outcome, own, objective = trial.outcome, self._against.baseline, self._against.objective
-        plan = "your own setting" if trial.plan == own else one_line(_brief(trial.plan, own or trial.plan))
-        if not outcome.measured or outcome.measurement is None:
-            return f"{name:>5}  {outcome.status.value:>29}  {plan}: {one_line(outcome.reason)}"
-        speed = short_number(objective.score(outcome.measurement))
-        peak = format_bytes(outcome.measurement.memory.judged_bytes)
-        return f"{name:>5}  {self._gain(outcome.measurement):>6}  {speed:>9}  {peak:>10}  {plan}"
-
-    def _gain(self, measurement: Measurement) -> str:
+    def _ratio(self, measurement: Measurement) -> float | None:
         if self._baseline is None:
-            return ""
+            return None
         score = self._against.objective.score
-        return f"{score(measurement) / score(self._baseline):.2f}x"
+        return score(measurement) / score(self._baseline)
 
-    def _best_so_far(self) -> str:
+    def _phase_forms(self) -> Forms:
+        detail = self._detail
+        if not detail and self._running is None:
+            detail = _DOING.get(self._against.doing(), "")
+        return (f"{self._phase}: {detail}", self._phase) if detail else (self._phase, self._phase)
+
+    def _best_forms(self) -> Forms:
+        """Returns the best ratio: with its interval once the race has one, and before that with its plan's peak."""
+        if self._gain is not None:
+            return f"best {self._gain}", f"best {self._gain.value:.2f}x"
         if self._best is None:
-            return ""
-        objective = self._against.objective
-        best = self._gain(self._best) or f"{short_number(objective.score(self._best))} {objective.unit}/s"
-        peak, limit = self._best.memory.judged_bytes, self._against.memory_bytes
-        if not peak or limit is None:
-            return f"best {best}"
-        return f"best {best} at {_of(peak, limit)}"
+            return ("",)
+        objective, ratio = self._against.objective, self._ratio(self._best)
+        best = (
+            f"best {short_number(objective.score(self._best))} {objective.unit}/s"
+            if ratio is None
+            else f"best {ratio:.2f}x"
+        )
+        peak_bytes = self._best.memory.judged_bytes
+        limit_bytes = self._against.memory_bytes if self._running is None else None
+        return (f"{best} at {of_budget(peak_bytes, limit_bytes)}", best) if peak_bytes else (best,)
 
-    def _time(self) -> str:
+    def _now_forms(self) -> Forms:
+        """Returns the plan that runs and its peak: measured if it ran before, else estimated. A guess is not shown."""
+        if self._running is None:
+            return ("",)
+        plan, estimate = self._running
+        name = f"now {short_plan(plan, self._against.baseline)}"
+        measured = self._peaks.get(plan.key)
+        if not measured and (estimate is None or not estimate.is_bounded):
+            return name, "", "", "", ""
+        of = of_budget(measured or (estimate.value_bytes if estimate is not None else 0), self._against.memory_bytes)
+        how, sign = ("", "") if measured else ("est. ", "~")
+        return f"{name}: {how}{of}", f"now {how}{of}", f"{how}{of}", f"{sign}{of.replace(' of ', '/')}", ""
+
+    def _time_forms(self) -> Forms:
         elapsed_s, limit_s = self._against.clock.elapsed_s, self._against.time_s
-        return _minutes(elapsed_s) if limit_s is None else f"{_minutes(max(limit_s - elapsed_s, 0.0))} left"
+        if limit_s is not None:
+            left = minutes(limit_s - elapsed_s)
+            return f"{left} left", left
+        search_s = self._search_left_s()
+        if search_s is not None:
+            return f"about {minutes(search_s)} of search left", f"~{minutes(search_s)} left"
+        return f"{minutes(elapsed_s)} elapsed", minutes(elapsed_s)
 
+    def _search_left_s(self) -> float | None:
+        """Returns how long the search phase goes on at most; None where nothing says so.
 
-def _brief(plan: Plan, baseline: Plan) -> str:
-    """Returns the batch of `plan` and the knobs that differ from `baseline`, in few words."""
-    batch = f"{plan.micro_batch_size} x {plan.accumulation_steps}"
-    changes = [
-        f"{k}={v}" for k, v in plan.changes_from(baseline).items() if k not in (MICRO_BATCH_SIZE, ACCUMULATION_STEPS)
-    ]
-    return ", ".join([batch, *changes])
+        The basis is the number of trials allowed and the mean duration of those that finished. The search may end
+        earlier. Without a limit on trials nothing tells when a searcher has nothing left to ask, nor how long a race
+        takes.
+        """
+        most, first_s = self._against.max_trials, self._first_s
+        if most is None or first_s is None or not self._trials or self._phase != "search":
+            return None
+        mean_s = (self._last_s - first_s) / self._trials
+        running_s = self._against.clock.elapsed_s - self._last_s
+        return max(mean_s * (most - self._trials) - running_s, 0.0)
 
-
-def _of(part: int, whole: int) -> str:
-    """Returns "53.7 of 72 MiB": the unit once, where it is the same."""
-    (few, unit), (many, units) = (format_bytes(count).split() for count in (part, whole))
-    few, many = (f"{float(number):.4g}" if "." not in number else f"{float(number):.3g}" for number in (few, many))
-    return f"{few} of {many} {units}" if unit == units else f"{few} {unit} of {many} {units}"
-
-
-def _minutes(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    def _share(self) -> float:
+        """Returns the share of the time budget, or of the trials allowed, that is used; -1 where there is neither."""
+        if self._against.time_s is not None:
+            return self._against.clock.elapsed_s / self._against.time_s
+        if self._against.max_trials and self._phase == "search":
+            return self._trials / self._against.max_trials
+        return -1.0

@@ -140,14 +140,14 @@ class TrainStep:
     Attributes:
         plan: the plan that is applied.
         draft: the model, optimizer, loss and other settings of the step.
-        loader: yields the batches of whole optimizer steps. None in a probe, which makes its own batches.
+        loader: yields the batches of whole optimizer steps. Empty in a probe, which makes its own batches.
         phase: the current phase: transfer, forward, backward or optimizer. A probe reads it when a step fails.
         observe: callback for the start of each phase, or None.
     """
 
     plan: Plan
     draft: Draft
-    loader: StepLoader | None = None
+    loader: StepLoader = field(default_factory=lambda: StepLoader((), 1))
     phase: str = "prepare"
     observe: Callable[[str], None] | None = None
     _undo: ExitStack = field(default_factory=ExitStack)

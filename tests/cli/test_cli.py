@@ -56,7 +56,7 @@ def test_a_real_run_keeps_torch_and_the_users_code_out_of_the_parent(
 ) -> None:
     folder, done = tuned
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(("Use micro batch", "Keep your own setting"))
+    assert done.stdout.startswith(("Use micro batch", "Keep the baseline"))
     assert "noise of the user's file" not in done.stdout + done.stderr
     assert "\r" not in done.stderr  # no bar: stderr is no terminal
     assert "autofit: tuning for the CPU (" in done.stderr

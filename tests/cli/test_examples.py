@@ -17,7 +17,8 @@ LINES = sorted({line for examples in (*EXAMPLES.values(), TOUR) for _, line in e
 
 
 def words(line: str) -> list[str]:
-    program, *rest = shlex.split(line)
+    """Returns the arguments of an example, which the shell may evaluate or write to a file."""
+    program, *rest = shlex.split(line.removeprefix('eval "$(').removesuffix(')"').partition(" > ")[0])
     assert program == "autofit"
     return rest
 

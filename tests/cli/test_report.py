@@ -74,7 +74,7 @@ def test_a_search_without_a_feasible_plan_has_a_report(run: Run) -> None:
     ("words", "message"),
     [
         (("absent.yaml",), "cannot read the plan file absent.yaml"),
-        (("new.yaml",), "found schema autofit.plan/2, made by a newer autofit"),
+        (("new.yaml",), "found schema autofit.plan/2, written by a newer autofit"),
         (("absent.db",), "absent.db cannot be read: found No such file"),
         (("empty.db",), "found not an SQLite file"),
         (("study.db", "--name", "other"), "has no search 'other'"),

@@ -141,7 +141,7 @@ def terminal(width: int) -> Iterator[tuple[TextIO, list[bytes]]]:
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo terminal")
-@pytest.mark.parametrize("width", [60, 100, 200])
+@pytest.mark.parametrize("width", [40, 60, 100, 200])
 def test_b18_on_a_terminal_all_lines_fit_and_trials_stay_above_the_live_line(
     width: int, remote: type[FakeRemote], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,7 +151,7 @@ def test_b18_on_a_terminal_all_lines_fit_and_trials_stay_above_the_live_line(
         patch.setattr(sys, "stderr", stream)
         patch.setattr(sys, "stdout", stream)
         assert cli.main(["tune", "train.py", "--study", ":memory:", "--time", "10min"]) == 0
-    text = b"".join(written).decode()
+    text = b"".join(written).decode().replace("\x1b[K", "")
     assert "\x1b" not in text
     drawn = [part for line in text.split("\r\n") for part in line.split("\r")]
     assert max(map(len, drawn)) <= width
@@ -159,13 +159,27 @@ def test_b18_on_a_terminal_all_lines_fit_and_trials_stay_above_the_live_line(
     probes = [plan for plan in remote.bench.probes()]
     rows = [line for line in left if re.match(r" +\d+ +\d+\.\d\dx ", line)]
     assert len(rows) == len(probes)  # each fits here, and is left above the line
-    assert any(re.match(r"proof +\d+\.\d\dx", line) for line in left)
-    live = [part.strip() for part in drawn if " left" in part and part.startswith("searching")]
-    assert any(
-        re.fullmatch(rf"searching  ?{len(probes)}(?: trials)?  best \d\.\d\dx at .* GiB  \d+:\d\d left", each)
-        for each in live
-    )
+    assert any(line.startswith("proof") for line in left)
+    phases = ("survey", "search", "race", "proof")
+    live = [part for part in drawn if re.match(rf"(?:{'|'.join(phases)}).*\d:\d\d", part)]
+    assert [name for name in phases if any(part.startswith(name) for part in live)] == list(phases)
+    trials = "" if width == 40 else " trials"
+    assert any(re.search(rf"  {len(probes)}{trials}  best \d\.\d\dx .* \d+:\d\d", part) for part in live)
+    assert not any(part in left for part in live)  # each was replaced, and nothing of the last one is left
     assert next(line for line in left if line.startswith(("Use ", "Keep ")))
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo terminal")
+def test_an_interrupt_leaves_the_terminal_whole(remote: type[FakeRemote], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    remote.interrupt_after = 3
+    with terminal(80) as (stream, written), monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", stream)
+        assert cli.main(["tune", "train.py", "--study", ":memory:", "--time", "10min"]) == 130
+    text = b"".join(written).decode()
+    assert "\x1b[?25" not in text  # the cursor was never hidden
+    last = text.split("\r\n")[-2].split("\r")[-1]
+    assert re.sub(r"\x1b\[\d*[A-Za-z]", "", last).startswith("autofit: interrupted")
 
 
 @pytest.mark.slow

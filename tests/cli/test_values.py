@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from autofit.cli.values import keywords, memory, names, options, overrides
+from autofit.cli.values import keywords, memory, names, options, overrides, pins
 from autofit.core.briefing import Options
 from autofit.core.errors import UsageError
 
@@ -55,7 +55,7 @@ def test_a_pair_that_cannot_be_read_is_refused(pair: str, says: str) -> None:
 
 def given(**changes: Any) -> argparse.Namespace:
     said: dict[str, Any] = dict.fromkeys(
-        ("memory", "numerics", "strategies", "seed", "global_batch", "mode", "max_grad_norm")
+        ("memory", "numerics", "strategies", "without", "seed", "global_batch", "mode", "max_grad_norm")
     )
     return argparse.Namespace(**said | changes)
 
@@ -64,6 +64,27 @@ def test_options_that_were_not_given_keep_their_defaults() -> None:
     assert options(given()) == Options()
     asked = options(given(memory="0.5", numerics="exact", strategies="batching", seed=3))
     assert (asked.memory_budget, asked.numerics, asked.strategies, asked.seed) == (0.5, "exact", ("batching",), 3)
+    asked = options(given(without="batching, precision", pinned=["a=1", "b=on"]))
+    assert (asked.without, asked.pinned) == (("batching", "precision"), {"a": 1, "b": True})
+
+
+def test_pins_are_read_as_yaml_and_checked() -> None:
+    assert pins(["precision=bf16", "micro_batch_size=16", "fuse=true"]) == {
+        "precision": "bf16", "micro_batch_size": 16, "fuse": True
+    }  # fmt: skip
+    for pairs, said in (
+        (
+            ["precision"],
+            "--set 'precision' is not of the form NAME=VALUE. Expected, for example, --set precision=bf16.",
+        ),
+        (["depth=1.5"], "--set depth=1.5 has no value that a knob can have"),
+        (["depth=[1, 2]"], "--set depth=[1, 2] has no value that a knob can have"),
+        (["a=1", "b=1", "a=2"], "--set a has several values: 1, 2. Expected one."),
+        (["a=]"], "the value of --set 'a=]' cannot be read"),
+    ):
+        with pytest.raises(UsageError) as error:
+            pins(pairs)
+        assert said in str(error.value)
 
 
 def test_overrides_are_the_workloads_fields() -> None:

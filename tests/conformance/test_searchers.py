@@ -5,20 +5,19 @@ from dataclasses import replace
 import pytest
 
 from autofit import searchers
-from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.search.phases import run
 from autofit.search.tuning import Tuning
-from autofit.searchers.base import Problem, Searcher
-from tests.fakes import MIB, FakeBench, small_bench, tuning_of
+from autofit.searchers.base import Searcher
+from tests.fakes import MIB, FakeBench, problem_of, small_bench, tell, tuning_of
 
 each_member = pytest.mark.parametrize("member", searchers.members(), ids=lambda member: member.name)
 
 
 def made(member: type[Searcher], bench: FakeBench, seed: int = 0) -> Searcher:
-    return member(Problem(bench.space, Objective(), bench.budget_bytes, lambda plan: None, seed))
+    return member(problem_of(bench, seed=seed))
 
 
 def short(tuning: Tuning, trials: int = 15) -> Tuning:
@@ -41,7 +40,7 @@ def test_proposes_only_plans_of_the_space(member: type[Searcher]) -> None:
             break
         assert bench.space.violation(plan) is None
         assert plan == bench.space.baseline or plan == bench.space.at(plan.combination, plan.micro_batch_size)
-        searcher.tell(Trial(number=number, plan=plan, outcome=bench.evaluate(plan, Purpose.PROBE)))
+        tell(searcher, Trial(number=number, plan=plan, outcome=bench.evaluate(plan, Purpose.PROBE)))
 
 
 @each_member
@@ -75,7 +74,7 @@ def test_takes_trials_that_it_did_not_ask_for(member: type[Searcher]) -> None:
         ran = status in (Status.MEASURED, Status.OVER_BUDGET)
         measurement = bench.evaluate(strange, Purpose.PROBE).measurement if ran else None
         outcome = Outcome(status=status, reason="told", measurement=measurement)
-        searcher.tell(Trial(number=number, plan=strange, outcome=outcome, earlier=True))
+        tell(searcher, Trial(number=number, plan=strange, outcome=outcome, earlier=True))
     plan = searcher.ask()
     assert plan is not None
     assert bench.space.violation(plan) is None

@@ -132,7 +132,7 @@ def test_a_plan_whose_proof_fails_makes_way_for_another(phantom: Phantom) -> Non
     assert len(proofs) == 2
     assert proofs[0].trial is not None
     assert proofs[0].trial.plan != found.plan
-    assert any("was to be recommended, but its proof failed" in caveat for caveat in found.caveats)
+    assert any("was the choice, but its proof failed" in caveat for caveat in found.caveats)
 
 
 def test_a_device_that_is_poisoned_before_the_first_probe_is_named(phantom: Phantom) -> None:

@@ -16,7 +16,7 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device, T
 from autofit.probing.local_bench import LocalBench
-from autofit.probing.window import LEAST_WINDOWS, MOST_STEPS, Ran, run_step, run_window
+from autofit.probing.window import LEAST_WINDOWS, MOST_STEPS, WindowResult, run_step, run_window
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch, TrainStep
 from autofit.workloads.workload import Workload
@@ -150,7 +150,7 @@ def test_hidden_launches_make_a_step_no_slower(device: Device) -> None:
     for _ in range(5):
         run_step(step, rows(2048, 1024), device)
     alone = sorted(run_step(step, rows(2048, 1024), device).seconds for _ in range(9))[4]
-    ran: Ran = run_window(step, [rows(2048, 1024)] * 50, device)
+    ran: WindowResult = run_window(step, [rows(2048, 1024)] * 50, device)
     assert 0.5 * alone < ran.seconds / ran.steps < 1.05 * alone
 
 

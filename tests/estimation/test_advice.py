@@ -9,7 +9,7 @@ from tests.estimation.traces import MIB, briefing, enlarged, trace_of
 def test_a_budget_below_what_stands_says_by_how_much_and_what_would_help() -> None:
     found = estimate(briefing(250 * MIB), trace_of)
     assert not found.own.fits
-    assert "make 400 MiB: 150 MiB more than the budget of 250 MiB" in found.shortfall
+    assert "add up to 400 MiB: 150 MiB more than the budget of 250 MiB" in found.shortfall
     assert "SGD without momentum: 200 MiB less" in found.shortfall
 
 

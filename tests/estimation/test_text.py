@@ -109,7 +109,7 @@ def test_the_table_has_a_line_for_each_precision() -> None:
     assert line_of(text, "  bf16").split()[:5] == ["bf16", "64*", "none", "15", "GiB"]
     assert "not even 12" in line_of(text, "  bf16")
     assert line_of(text, "* the whole") == "  * the whole global batch"
-    assert line_of(text, "  fp16").split() == ["fp16", "not", "known"]
+    assert line_of(text, "  fp16").split() == ["fp16", "unknown"]
     assert "fp16: the operator is odd (train.py:7)" in text
 
 

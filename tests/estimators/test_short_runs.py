@@ -207,7 +207,7 @@ def test_a_sequence_that_depends_on_the_size_has_no_estimate() -> None:
     made = estimator(Looping())
     assert made.estimate(plan(16)) is None
     assert made.estimate(plan(8)) is None
-    assert "nor did short runs give its law: the events at micro batches of 2 and 4 part" in made.caveat
+    assert "short runs did not give its law either: the events at micro batches of 2 and 4 differ" in made.caveat
 
 
 class Cold(Recorder):

@@ -116,7 +116,6 @@ def test_the_plan_trains(tuned: Tuned) -> None:
     w = tuned.workload
     untrained = fingerprint([p.detach() for p in w.model.parameters()])
     with tuned.fit.prepare(w.model, w.loader, w.optimizer) as step:
-        assert step.loader is not None
         losses = [step(batch).item() for batch in islice(step.loader, 3)]
     assert len(losses) == 3
     assert all(map(math.isfinite, losses))

@@ -2,10 +2,11 @@
 
 from autofit.replay import VirtualTime
 from scripts.bench.search.simulated import MIB, Effect, FakeBench, MemoryLog, always, during, space_of
-from tests.fakes.estimators import Fixed
+from tests.fakes.estimators import Estimates, Fixed
 from tests.fakes.guarding import notes, unguarded
 from tests.fakes.opened import OpenedBench, briefing_of, opened
 from tests.fakes.problems import CHECKPOINT, FORMAT, KNOBS, OPTIMIZER, PRECISION, random_bench, small_bench
+from tests.fakes.searching import problem_of, tell
 from tests.fakes.tuning import tuning_of
 
 FakeTime = VirtualTime
@@ -18,6 +19,7 @@ __all__ = [
     "OPTIMIZER",
     "PRECISION",
     "Effect",
+    "Estimates",
     "FakeBench",
     "FakeTime",
     "Fixed",
@@ -28,9 +30,11 @@ __all__ = [
     "during",
     "notes",
     "opened",
+    "problem_of",
     "random_bench",
     "small_bench",
     "space_of",
+    "tell",
     "tuning_of",
     "unguarded",
 ]

@@ -1,4 +1,4 @@
-"""An estimator with a fixed answer."""
+"""Estimators with a fixed answer, or with a function for one."""
 
 from collections.abc import Callable
 
@@ -19,3 +19,16 @@ class Fixed(Estimator):
 
     def estimate(self, plan: Plan) -> Estimate | None:
         return self.said if self.only(plan) else None
+
+
+class Estimates(Estimator):
+    """An estimator that is a function, and learns nothing."""
+
+    def __init__(self, function: Callable[[Plan], Estimate | None]) -> None:
+        self.function = function
+
+    def tell(self, trial: Trial) -> None:
+        pass
+
+    def estimate(self, plan: Plan) -> Estimate | None:
+        return self.function(plan)

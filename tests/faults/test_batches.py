@@ -79,7 +79,6 @@ def test_d2_an_accumulated_step_has_the_gradient_of_its_whole_batch(name: str, w
     step = fit_for(model).prepare(model, loader, torch.optim.AdamW(model.parameters()), step_fn=case.loss)
     drawn.clear()
     sizes = []
-    assert step.loader is not None
     for at, batch in enumerate(step.loader):
         step.backward(batch)
         found = gradient(model)
@@ -268,7 +267,7 @@ def test_small_c_a_setting_that_is_not_the_loaders_is_said(total: int, said: str
     case = CASES["dlrm"]
     workload = Workload(case.fresh(), case.loader(4), step_fn=case.loss, global_batch_size=total)
     with LocalBench(workload, CPU(), PLENTY) as bench:
-        found = [caveat for caveat in bench.briefing.caveats if "your loader makes batches of 4" in caveat]
+        found = [caveat for caveat in bench.briefing.caveats if "the loader's batch of 4" in caveat]
     assert len(found) == bool(said)
     assert said in "".join(found)
 
@@ -294,7 +293,6 @@ def test_d7_tune_finds_a_plan_and_trains_with_its_weights(name: str) -> None:
     assert fit.plan.global_batch_size == 32
     assert not any("cannot be traced" in caveat or "not estimated" in caveat for caveat in fit.caveats)
     step = fit.prepare(model, loader, torch.optim.AdamW(model.parameters()), step_fn=case.loss)
-    assert step.loader is not None
     losses = [float(step(batch)) for batch in step.loader]
     assert len(losses) == 2
 

@@ -87,7 +87,6 @@ def prepared(kind: Kind) -> list[torch.Tensor]:
     step = Fit(planned(kind)).prepare(model, kind.loader(11), optimizer, step_fn=kind.loss)
     (model.eval if optimizer is None else model.train)()
     torch.manual_seed(run_export.SEED)
-    assert step.loader is not None
     if optimizer is None:
         return [step(batch) for batch in step.loader]
     for _ in range(run_export.EPOCHS):

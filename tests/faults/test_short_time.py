@@ -49,7 +49,7 @@ def test_d6_what_was_not_tried_is_named_with_the_time_it_would_need() -> None:
     bench, findings = hurried(1.5)
     assert [plan for plan, purpose in bench.runs if purpose is Purpose.PROBE] == [bench.space.baseline]
     assert findings.plan == bench.space.baseline
-    assert findings.untried.startswith("Nothing else was tried: ")
+    assert findings.untried.startswith("No other plan was tried: ")
     assert " was next. A probe takes " in findings.untried
     assert "give at least " in findings.untried
 
@@ -68,7 +68,7 @@ def test_d6_a_space_of_one_plan_says_that_there_is_nothing_else() -> None:
     bench = small_bench(space=space_of((), (8,), 8, global_batch_size=8))
     findings = run(tuning_of(bench))
     assert findings.plan == Plan(values={"micro_batch_size": 8, "accumulation_steps": 1})
-    assert findings.untried == "There was nothing else to try that may fit and be faster"
+    assert findings.untried == "No other plan may fit and be faster"
 
 
 @pytest.mark.parametrize(

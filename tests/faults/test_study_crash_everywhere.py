@@ -33,7 +33,7 @@ def test_defect_09_it_is_exit_code_5_and_says_the_last_words_and_what_to_do() ->
     assert error.exit_code == 5
     text = str(error)
     assert "each of the 3 plans tried (3 runs)" in text
-    assert "Its last words were: Fatal Python error: Segmentation fault" in text
+    assert "Its last error output was: Fatal Python error: Segmentation fault" in text
     assert "python -X faulthandler" in text
     assert not [
         secret for secret in ("tiger", "lion", "\x1b", "Current thread") if secret in text + error.traceback_text
@@ -41,7 +41,7 @@ def test_defect_09_it_is_exit_code_5_and_says_the_last_words_and_what_to_do() ->
 
 
 def test_nothing_is_quoted_where_no_error_was_named() -> None:
-    assert "last words" not in str(error_of(crashed(0, text="TOKEN=lion\n")))
+    assert "last error output" not in str(error_of(crashed(0, text="TOKEN=lion\n")))
 
 
 def test_other_ends_are_told_as_before() -> None:

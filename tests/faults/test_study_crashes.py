@@ -44,7 +44,7 @@ def test_defect_08_two_crashes_in_a_row_are_a_verdict() -> None:
     findings = run(tuning_of(bench))
     assert bench.probes().count(own) == 2
     assert findings.gain is None
-    assert any("your own setting" in caveat and "did not run" in caveat for caveat in findings.caveats)
+    assert any("the baseline (" in caveat and "did not run" in caveat for caveat in findings.caveats)
 
 
 @pytest.mark.parametrize("purpose", [Purpose.BLOCK, Purpose.PROOF])

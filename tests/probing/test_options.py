@@ -1,4 +1,4 @@
-"""The user's arguments become records, or a message that names the argument."""
+"""The options of a call become one record, and a wrong value names its argument."""
 
 import pytest
 
@@ -7,16 +7,17 @@ from autofit.core.objective import Objective
 from autofit.probing.options import options_of, record_of
 
 
-def test_arguments_become_options() -> None:
-    found = options_of("20GiB", "exact", ["batching", "precision"], 3, cold=True)
-    assert (found.memory_budget, found.numerics, found.strategies) == ("20GiB", "exact", ("batching", "precision"))
-    assert (found.seed, found.cold, found.enforce) == (3, True, False)
-    assert options_of(None, "mixed", "batching", 0).strategies == ("batching",)  # one name
-    assert options_of(None, "mixed", None, 0).strategies is None
+def test_a_single_name_is_a_list_of_one() -> None:
+    options = options_of(strategies="batching", without="precision", pinned={"precision": "bf16", "depth": 2})
+    assert (options.strategies, options.without) == (("batching",), ("precision",))
+    assert options.pinned == {"precision": "bf16", "depth": 2}
+    assert options_of().strategies is None
 
 
-def test_a_value_that_is_not_allowed_is_named() -> None:
-    with pytest.raises(UsageError, match=r"numerics is 'bold': Input should be 'exact', 'mixed' or 'any'"):
-        options_of(None, "bold", None, 0)
-    with pytest.raises(UsageError, match=r"objective is 'words'"):
+def test_a_wrong_value_names_its_argument() -> None:
+    with pytest.raises(UsageError, match=r"^numerics is 'some': .*See autofit\.tune"):
+        options_of(numerics="some")
+    with pytest.raises(UsageError, match=r"^pinned is "):
+        options_of(pinned={"precision": [1]})  # type: ignore[dict-item]  # the point of the test
+    with pytest.raises(UsageError, match=r"^objective is 'words'"):
         record_of(Objective, unit="words")

@@ -32,7 +32,6 @@ def test_a_step_has_the_gradient_of_the_whole_global_batch(tuned: Tuned) -> None
     fit = autofit.Fit(tuned.fit.recommendation.model_copy(update={"plan": plan}))
     loader = DataLoader(data, batch_size=8)
     with fit.prepare(model, loader, rates, loss_fn=F.cross_entropy) as step:
-        assert step.loader is not None
         step(next(iter(step.loader)))
     for parameter, value in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.detach(), value, rtol=1e-3, atol=1e-5)

@@ -102,9 +102,9 @@ def test_an_entry_belongs_to_the_space() -> None:
 
 
 def test_a_block_has_times_or_a_reason() -> None:
-    with pytest.raises(ValidationError, match="says why"):
+    with pytest.raises(ValidationError, match="or the reason why it has none"):
         Block(at_s=1.0)
-    with pytest.raises(ValidationError, match="says why"):
+    with pytest.raises(ValidationError, match="or the reason why it has none"):
         Block(at_s=1.0, step_times_s=(1.0,), reason="failed")
 
 
@@ -145,10 +145,10 @@ def test_the_best_plan_is_the_fastest_that_ran_inside_the_budget() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not valid JSON"),
         ('{"schema": "autofit.table/2"}', "'autofit.table/2'.*reads autofit.table/1"),
         ("[]", "schema None"),
-        ('{"schema": "autofit.table/1", "name": "x"}', "no valid table: created"),
+        ('{"schema": "autofit.table/1", "name": "x"}', "is not a valid table: created"),
     ],
 )
 def test_what_is_no_table_of_this_version_is_refused_by_name(text: str, message: str) -> None:

@@ -100,5 +100,5 @@ def test_what_is_neither_a_plan_nor_a_study_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="cannot be read: found No such file"):
         sources.of_name(tmp_path / "absent.db")
     (tmp_path / "new.yaml").write_text("schema: autofit.plan/2\n")
-    with pytest.raises(PlanFileError, match=r"found schema autofit\.plan/2, made by a newer autofit"):
+    with pytest.raises(PlanFileError, match=r"found schema autofit\.plan/2, written by a newer autofit"):
         sources.of_name(tmp_path / "new.yaml")

@@ -52,7 +52,7 @@ def test_an_earlier_report_of_any_format_is_replaced(tmp_path: Path, found: Repo
 
 
 def test_a_page_keeps_its_doctype_first(found: Report) -> None:
-    assert rendered(found, "html").startswith(f"<!DOCTYPE html>{MARK}\n<title>")
+    assert rendered(found, "html").startswith(f"<!DOCTYPE html>{MARK}\n<html")
 
 
 def test_other_files_are_kept_unless_forced(tmp_path: Path, found: Report) -> None:

@@ -21,6 +21,7 @@ WITHOUT_TWIN = {
     "autofit/identity/reached_facts.py": "what identity/reach.py returns: tests/identity/test_reach.py",
     "autofit/probing/keeper.py": "a process of its own: tests/faults/test_processes.py",
     "autofit/probing/opening.py": "the request that a child is opened with: tests/probing/remote/test_bench.py",
+    "autofit/reports/svg/chart.py": RECORD,
     "autofit/search/bench.py": RECORD,
     "autofit/search/event.py": RECORD,
     "autofit/search/phases.py": RECORD,

@@ -17,8 +17,8 @@ def result() -> SearchResult:
 
 
 def notes(evidence: SearchEvidence) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(json.dumps(notes_of(evidence, CLOSED)))  # as a database returns them
-    return found
+    read: dict[str, Any] = json.loads(json.dumps(notes_of(evidence, CLOSED)))  # as a database returns them
+    return read
 
 
 def long(evidence: SearchEvidence) -> SearchEvidence:

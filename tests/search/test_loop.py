@@ -21,7 +21,7 @@ from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
 from autofit.search.event import Event
 from autofit.search.phases import run
-from autofit.searchers.base import Problem, Searcher
+from autofit.searchers.guided.guided import Guided
 from tests.fakes import (
     MIB,
     OPTIMIZER,
@@ -35,31 +35,6 @@ from tests.fakes import (
     tuning_of,
 )
 from tests.search.listed import Listed, at, calm, listed, only
-
-# A closer look
-
-
-class Declining(Listed):
-    """Wants a plan no more once it was looked at, when its list says so."""
-
-    declined: tuple[Plan, ...] = ()
-
-    def still(self, plan: Plan) -> bool:
-        return plan not in self.declined
-
-
-def test_a_plan_that_is_no_longer_wanted_after_a_closer_look_is_not_run_unless_it_is_asked_for_again() -> None:
-    bench = calm()
-    once, twice, wanted = (at(bench, size, precision="bf16") for size in (8, 16, 32))
-
-    def make(problem: Problem) -> Searcher:
-        plans = {"plans": (once, twice, wanted, twice), "declined": (once, twice)}
-        searcher: Searcher = type("Once", (Declining,), plans)(problem)
-        return searcher
-
-    run(only(bench, searcher=make))
-    assert [plan for plan in bench.probes() if plan != bench.space.baseline] == [wanted, twice]
-
 
 # The answer
 
@@ -107,27 +82,6 @@ def test_a_value_above_the_budget_does_not_unless_cautious() -> None:
         assert ((plan, Purpose.PROBE) in bench.runs) is not cautious
 
 
-class Vouching(Listed):
-    """Knows better than what is estimated."""
-
-    def vouches(self, plan: Plan) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(("lower", "runs"), [(1490, True), (1505, False)])
-def test_a_searcher_may_vouch_for_a_plan_within_the_bounds_that_are_estimated(lower: int, runs: bool) -> None:
-    bench = calm()
-    plan = at(bench, 16)
-    big = Fixed(Estimate(value_bytes=1510 * MIB, lower_bytes=lower * MIB), lambda p: p == plan)
-
-    def make(problem: Problem) -> Searcher:
-        searcher: Searcher = type("Once", (Vouching,), {"plans": (plan,)})(problem)
-        return searcher
-
-    run(only(bench, searcher=make, estimators=[big], cautious=True))
-    assert ((plan, Purpose.PROBE) in bench.runs) is runs
-
-
 @pytest.mark.parametrize("lower", [None, 300 * MIB])
 @pytest.mark.parametrize(("value", "runs"), [(2000 * MIB, True), (2400 * MIB, False)])
 def test_a_loose_estimate_counts_less_even_if_cautious(lower: int | None, value: int, runs: bool) -> None:
@@ -151,7 +105,7 @@ def test_the_tightest_bounds_of_all_estimators_count_and_bounds_go_before_guesse
 
     class Looks(Listed):
         def ask(self) -> Plan | None:
-            seen.append(self.problem.estimate(bench.space.baseline))
+            seen.append(self.problem.feasibility.estimate(bench.space.baseline))
             return None
 
     opinions = [
@@ -237,7 +191,7 @@ def test_the_baseline_does_not_fit_but_others_do() -> None:
     findings = run(tuning_of(bench))
     assert findings.gain is None
     assert not findings.baseline.outcome.measured
-    assert any("your own setting" in c and "no gain" in c for c in findings.caveats)
+    assert any("the baseline (" in c and "no gain" in c for c in findings.caveats)
     assert bench.fits(findings.plan)
 
 
@@ -404,6 +358,53 @@ def test_nothing_is_surveyed_where_all_is_known(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(eye, "refine_all", lambda plans: pytest.fail("nothing was to run"))
     known = MemoryLog(log.finished)
     run(tuning_of(bench, known, estimators=[eye]))
+
+
+def test_a_look_that_poisons_the_device_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    def poison(plan: Plan, along: Sequence[Plan] = ()) -> None:
+        if plan.values["precision"] == "bf16":
+            raise DevicePoisoned("illegal memory access")
+
+    bench, log = calm(), MemoryLog()
+    eye = Looked(Estimate(value_bytes=1))
+    monkeypatch.setattr(eye, "refine", poison)
+    for searcher in (listed(bench.space.baseline, at(bench, 16, precision="bf16"))[0], Guided):
+        with pytest.raises(DevicePoisoned, match=r"illegal memory access.*keeps all finished trials"):
+            run(tuning_of(bench, log, searcher=searcher, estimators=[eye]))
+        assert log.finished[0].outcome.measured
+        assert not log.running
+
+
+class Slow(Looked):
+    """Takes a minute for each plan that is not the baseline's combination, and estimates it far above the budget."""
+
+    def __init__(self, bench: FakeBench) -> None:
+        super().__init__(Estimate(value_bytes=1))
+        self._bench = bench
+
+    def refine(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
+        super().refine(plan, along)
+        if plan.combination != self._bench.space.baseline.combination:
+            self._bench.time.advance(60.0)
+
+    def estimate(self, plan: Plan) -> Estimate | None:
+        if plan.combination == self._bench.space.baseline.combination:
+            peak = self._bench.peak_bytes(plan)
+        elif any(plan == looked for looked, _ in self.looked):
+            peak = 2 * self._bench.budget_bytes
+        else:
+            return None
+        return Estimate(value_bytes=peak, lower_bytes=peak, upper_bytes=peak)
+
+
+def test_no_plan_is_looked_at_once_the_time_is_spent() -> None:
+    bench = calm()
+    eye = Slow(bench)
+    findings = run(tuning_of(bench, estimators=[eye], budget=Budget(memory_bytes=bench.budget_bytes, time_s=150.0)))
+    slow = [plan for plan, _ in eye.looked if plan.combination != bench.space.baseline.combination]
+    assert len(slow) == 3, "the second ends within the time, the third beyond it"
+    assert not set(slow) & set(bench.probes())
+    assert "time budget" in findings.stopped
 
 
 def test_a_plan_that_fits_with_room_to_spare_is_not_looked_at() -> None:

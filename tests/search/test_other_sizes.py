@@ -3,7 +3,7 @@
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
-from autofit.search.other_sizes import refused_below, settled
+from autofit.search.other_sizes import settled
 from tests.fakes import small_bench
 
 
@@ -13,13 +13,6 @@ def plan(size: int, precision: str = "fp32") -> Plan:
 
 def trial(size: int, status: Status, precision: str = "fp32") -> Trial:
     return Trial(number=size, plan=plan(size, precision), outcome=Outcome(status=status, reason="tried 9 GiB"))
-
-
-def test_the_smallest_size_below_that_did_not_fit() -> None:
-    trials = [trial(16, Status.OUT_OF_MEMORY), trial(8, Status.OVER_BUDGET), trial(4, Status.OUT_OF_MEMORY, "bf16")]
-    assert refused_below(trials, plan(32)) == 8
-    assert refused_below(trials, plan(8)) is None
-    assert refused_below(trials, plan(8, "bf16")) == 4
 
 
 def test_a_failure_that_stays_ambiguous_is_one_of_memory_only_where_a_smaller_size_ran() -> None:

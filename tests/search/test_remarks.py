@@ -19,7 +19,7 @@ def test_a_gain_within_the_noise_is_said_to_be_one() -> None:
     for seed in range(8):
         bench = calm(seed=seed, noise=0.25, drift=0.06, effects={}, slower=faster_in_bf16)
         findings = run(only(bench, bench.space.baseline, at(bench, 8, precision="bf16"), seed=seed))
-        gain, caveats = findings.gain, [caveat for caveat in findings.caveats if "but within the noise" in caveat]
+        gain, caveats = findings.gain, [caveat for caveat in findings.caveats if "is within the noise" in caveat]
         assert gain is not None
         within = findings.plan != bench.space.baseline and gain.low <= 1 < gain.value
         assert len(caveats) == within

@@ -1,107 +1,29 @@
-"""Screening: what several estimators say together, worked out once until one of them learns more."""
+"""Why a plan is not run."""
 
-from collections.abc import Callable, Mapping, Sequence
-
-import pytest
-
-from autofit.core.errors import DevicePoisoned
 from autofit.core.estimate import Estimate
-from autofit.core.outcome import Outcome, Status
-from autofit.core.plan import Plan
-from autofit.core.trial import Purpose, Trial
-from autofit.estimators.base import Estimator
-from autofit.search.screening import Screening
-from tests.fakes import Fixed, small_bench, tuning_of
+from autofit.feasibility import Feasibility
+from autofit.search.screening import reason_to_skip
+from tests.fakes import Fixed, small_bench
 
-PLAN = small_bench().space.baseline
+BENCH = small_bench()
 
 
-def too_large(more: int) -> Estimate:
-    """Returns an estimate of which a closer look is taken: it is a guess, and far above the budget."""
-    return Estimate(value_bytes=2**40 + more)
+def reason(value_bytes: int, **changes: str) -> str | None:
+    estimate = Estimate(value_bytes=value_bytes, lower_bytes=value_bytes, basis="by hand")
+    feasibility = Feasibility(BENCH.space, BENCH.budget_bytes, [Fixed(estimate)])
+    return reason_to_skip(BENCH.space.baseline.replace(**changes), BENCH.space, feasibility)
 
 
-class Learner(Estimator):
-    """Says far too many bytes, and one more each time that it learned; counts how often it is asked."""
-
-    def __init__(self, poisoned: bool = False) -> None:
-        self.learned = self.asked = 0
-        self._poisoned = poisoned
-
-    def tell(self, trial: Trial) -> None:
-        self.learned += 1
-
-    def refine(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
-        self.learned += 1
-        if self._poisoned:
-            raise DevicePoisoned("the device is poisoned")
-
-    def refine_all(self, plans: Sequence[Plan]) -> None:
-        self.learned += 1
-
-    def estimate(self, plan: Plan) -> Estimate | None:
-        self.asked += 1
-        return too_large(self.learned)
+def test_a_plan_that_is_not_in_the_space_is_skipped_whatever_its_memory() -> None:
+    found = reason(2**40, precision="int3") or ""
+    assert found.startswith("not in the search space: ")
+    assert "int3" in found
 
 
-def screening(*estimators: Estimator) -> Screening:
-    return Screening(tuning_of(small_bench(), estimators=estimators), {})
+def test_a_plan_that_is_refused_for_its_memory_is_skipped() -> None:
+    assert (reason(2**40) or "").startswith("needs at least 1 TiB, above the budget of")
 
 
-def together(*opinions: Mapping[str, int | bool | str]) -> dict[str, object]:
-    found = screening(*(Fixed(Estimate.model_validate(each)) for each in opinions)).estimate(PLAN)
-    assert found is not None
-    return found.model_dump(exclude_defaults=True)
-
-
-def told(of: Screening) -> None:
-    outcome = Outcome(status=Status.OUT_OF_MEMORY, reason="CUDA out of memory")
-    of.tell(Trial(number=0, plan=PLAN, purpose=Purpose.PROBE, outcome=outcome))
-
-
-def looked(of: Screening) -> None:
-    of.look(PLAN)
-
-
-@pytest.mark.parametrize("learn", [told, looked, Screening.refine_all, Screening.begin])
-def test_estimators_are_asked_again_once_they_learned(learn: Callable[[Screening], None]) -> None:
-    learner = Learner()
-    ours = screening(learner)
-    assert [ours.estimate(PLAN), ours.estimate(PLAN)] == [too_large(0)] * 2
-    assert learner.asked == 1
-    learn(ours)
-    assert learner.learned == 1
-    assert ours.estimate(PLAN) == too_large(1)
-
-
-def test_they_are_asked_again_after_a_look_that_poisoned_the_device() -> None:
-    ours = screening(Learner(poisoned=True))
-    ours.estimate(PLAN)
-    with pytest.raises(DevicePoisoned):
-        ours.look(PLAN)
-    assert ours.estimate(PLAN) == too_large(1)
-
-
-def test_the_bounds_are_the_tightest_and_the_value_the_first_that_rests_on_one() -> None:
-    guess, wide, narrow = {"value_bytes": 500}, {"value_bytes": 110, "lower_bytes": 80}, {"value_bytes": 95}
-    assert together(guess, wide | {"upper_bytes": 130}, narrow | {"lower_bytes": 90, "upper_bytes": 120}) == {
-        "value_bytes": 110, "lower_bytes": 90, "upper_bytes": 120,
-    }  # fmt: skip
-
-
-def test_a_value_outside_the_bounds_of_others_is_moved_and_what_was_said_is_kept() -> None:
-    bounded = {"value_bytes": 95, "lower_bytes": 90, "upper_bytes": 99}
-    assert together({"value_bytes": 120, "lower_bytes": 70, "basis": "first"}, bounded) == {
-        "value_bytes": 99, "lower_bytes": 90, "upper_bytes": 99, "said_bytes": 120, "basis": "first",
-    }  # fmt: skip
-    assert together({"value_bytes": 60, "lower_bytes": 50, "basis": "first"}, bounded)["said_bytes"] == 60
-
-
-def test_a_worst_case_is_believed_only_where_nothing_else_is_said() -> None:
-    worst = {"value_bytes": 300, "upper_bytes": 300, "worst_case": True}
-    assert together(worst, {"value_bytes": 100, "lower_bytes": 90})["value_bytes"] == 100
-    assert together(worst, {"value_bytes": 100})["value_bytes"] == 300
-
-
-def test_no_opinion_is_none() -> None:
-    assert screening().estimate(PLAN) is None
+def test_any_other_plan_is_run() -> None:
+    assert reason(2**20) is None
+    assert reason(2**20, precision="bf16") is None

@@ -68,7 +68,7 @@ def test_time_that_is_over_before_the_first_probe_is_said_and_the_users_own_sett
     clock = Clock(bench.time)
     bench.time.advance(10)
     with pytest.raises(
-        BudgetSpent, match=r"time budget of 5 s is spent. Your own setting was run all the same, in 837 ms: "
+        BudgetSpent, match=r"time budget of 5 s is spent. The baseline was run nevertheless, in 837 ms: "
     ):
         search(opened(briefing_of(bench), bench.evaluate), Request(study=tmp_path / "study.db", time_s=5), (), clock)
     own = bench.space.baseline
@@ -298,7 +298,7 @@ def test_a_plan_that_its_process_has_run_before_is_charged_its_cold_start(tmp_pa
 def test_plans_whose_start_is_not_known_are_charged_nothing_and_named() -> None:
     bench = small_bench()
     told = found(bench, Request(study=":memory:", planned_steps=100)).caveats
-    assert any("are charged nothing for their warm-up: it is unknown" in caveat for caveat in told)
+    assert any("plans is unknown and counts as zero" in caveat for caveat in told)
     assert not any("warm-up" in caveat for caveat in found(small_bench()).caveats)
 
 

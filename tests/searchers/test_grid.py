@@ -1,21 +1,15 @@
 """The grid proposes every plan once, the user's own first."""
 
-from autofit.core.objective import Objective
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
-from autofit.searchers.base import Problem
 from autofit.searchers.grid import Grid
-from tests.fakes import small_bench, tuning_of
+from tests.fakes import problem_of, small_bench, tuning_of
 
 BENCH = small_bench()
 
 
-def problem(seed: int = 0) -> Problem:
-    return Problem(BENCH.space, Objective(), BENCH.budget_bytes, lambda plan: None, seed=seed)
-
-
 def walk(seed: int) -> list[Plan]:
-    grid, found = Grid(problem(seed)), list[Plan]()
+    grid, found = Grid(problem_of(BENCH, seed=seed)), list[Plan]()
     while (plan := grid.ask()) is not None:
         found.append(plan)
         grid.tell(Trial(number=len(found), plan=plan, outcome=BENCH.evaluate(plan, Purpose.PROBE)))
@@ -36,7 +30,7 @@ def test_the_seed_decides_the_order() -> None:
 
 
 def test_a_block_of_a_race_strikes_nothing_off() -> None:
-    grid = Grid(problem())
+    grid = Grid(problem_of(BENCH))
     first = grid.ask()
     assert first is not None
     grid.tell(Trial(number=0, plan=first, purpose=Purpose.BLOCK, outcome=BENCH.evaluate(first, Purpose.BLOCK)))

@@ -6,18 +6,12 @@ from typing import Any
 import pytest
 
 from autofit.core.errors import UsageError
-from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
-from autofit.searchers.base import Problem
 from autofit.searchers.grid import Grid
 from autofit.searchers.sampled import PATIENCE, Gp, Random, Sampled, Tpe
-from tests.fakes import FakeBench, small_bench
-
-
-def problem(bench: FakeBench, seed: int = 0) -> Problem:
-    return Problem(bench.space, Objective(), bench.budget_bytes, lambda plan: None, seed)
+from tests.fakes import problem_of, small_bench
 
 
 def trial(number: int, plan: Plan, outcome: Outcome) -> Trial:
@@ -27,7 +21,7 @@ def trial(number: int, plan: Plan, outcome: Outcome) -> Trial:
 @pytest.mark.parametrize("member", [Tpe, Random])
 def test_the_users_own_plan_comes_first_and_nothing_is_asked_twice(member: type[Sampled]) -> None:
     bench = small_bench()
-    searcher, asked = member(problem(bench)), list[Plan]()
+    searcher, asked = member(problem_of(bench)), list[Plan]()
     while (plan := searcher.ask()) is not None:
         asked.append(plan)
         searcher.tell(trial(len(asked), plan, bench.evaluate(plan, Purpose.PROBE)))
@@ -39,7 +33,7 @@ def test_the_users_own_plan_comes_first_and_nothing_is_asked_twice(member: type[
 @pytest.mark.parametrize("status", [Status.SKIPPED, Status.CRASHED, Status.OUT_OF_MEMORY, Status.NUMERIC])
 def test_what_failed_is_told_as_infeasible_and_never_as_a_failed_trial(status: Status) -> None:
     bench = small_bench()
-    searcher = Tpe(problem(bench))
+    searcher = Tpe(problem_of(bench))
     for number in range(4):
         plan = searcher.ask()
         assert plan is not None
@@ -52,7 +46,7 @@ def test_what_failed_is_told_as_infeasible_and_never_as_a_failed_trial(status: S
 
 def test_it_stops_when_there_was_no_gain_for_long() -> None:
     bench = small_bench()
-    searcher = Random(problem(bench))
+    searcher = Random(problem_of(bench))
     measured = bench.evaluate(bench.space.baseline, Purpose.PROBE)
     for number in range(200):
         plan = searcher.ask()
@@ -67,7 +61,7 @@ def test_a_small_space_is_exhausted() -> None:
     facts = bench.space.facts.model_copy(update={"sizes": (4, 8), "knobs": bench.space.facts.knobs[:1]})
     own = Plan(values={"micro_batch_size": 8, "accumulation_steps": 1, facts.knobs[0].name: facts.knobs[0].default})
     alone = small_bench(space=type(bench.space)(facts.model_copy(update={"baseline": own})))
-    searcher, asked = Tpe(problem(alone)), set[str]()
+    searcher, asked = Tpe(problem_of(alone)), set[str]()
     while (plan := searcher.ask()) is not None:
         asked.add(plan.key)
         searcher.tell(trial(len(asked), plan, alone.evaluate(plan, Purpose.PROBE)))
@@ -81,7 +75,7 @@ def test_the_gaussian_process_learns_where_a_random_order_does_not() -> None:
         best = []
         for seed in range(3):
             bench = small_bench()
-            searcher = member(problem(bench, seed))
+            searcher = member(problem_of(bench, seed=seed))
             for number in range(14):
                 plan = searcher.ask()
                 assert plan is not None
@@ -97,13 +91,13 @@ def test_without_scipy_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("autofit.searchers.sampled.GPSampler", missing)
     with pytest.raises(UsageError, match=r"torch-autofit\[gp\]"):
-        Gp(problem(small_bench()))
+        Gp(problem_of(small_bench()))
 
 
 def test_optuna_says_nothing(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
     bench = small_bench()
     with caplog.at_level(logging.DEBUG):
-        searcher = Tpe(problem(bench))
+        searcher = Tpe(problem_of(bench))
         plan = searcher.ask()
         assert plan is not None
         searcher.tell(trial(0, plan, bench.evaluate(plan, Purpose.PROBE)))
@@ -116,7 +110,7 @@ def test_the_grid_is_every_plan_once_in_an_order_of_the_seed() -> None:
     bench = small_bench()
     orders = []
     for seed in (0, 0, 1):
-        searcher, asked = Grid(problem(bench, seed)), list[Plan]()
+        searcher, asked = Grid(problem_of(bench, seed=seed)), list[Plan]()
         while (plan := searcher.ask()) is not None:
             asked.append(plan)
             searcher.tell(trial(len(asked), plan, Outcome(status=Status.SKIPPED, reason="told")))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from autofit.tracing.cuda.chip import Chip
-from autofit.tracing.cuda.temporaries import passing
+from autofit.tracing.cuda.temporaries import temporary_steps
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -17,7 +17,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def taken(func: Any, *args: Any) -> list[int]:
     """Returns the sizes that an operator takes beside its results, and checks that all are given back."""
-    steps = passing(Chip(), func, args, func(*args))
+    steps = temporary_steps(Chip(), func, args, func(*args))
     sizes = [step for step in steps if step is not None and step >= 0]
     assert sorted(~step for step in steps if step is not None and step < 0) == list(range(len(sizes)))
     return sizes

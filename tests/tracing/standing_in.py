@@ -15,7 +15,7 @@ from autofit.core.plan import Plan
 from autofit.memory.trace import Kind
 from autofit.tracing.cuda import disguise, standin
 from autofit.tracing.cuda.chip import Chip
-from autofit.tracing.cuda.temporaries import passing as steps_of
+from autofit.tracing.cuda.temporaries import temporary_steps as steps_of
 from autofit.tracing.recorder import Recorder
 from autofit.tracing.tracing import trace
 from tests.tracing.test_tracing import peaks

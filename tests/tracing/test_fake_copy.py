@@ -8,7 +8,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from autofit.core.errors import WorkloadError
-from autofit.tracing.fake_copy import fake_batch, fake_mode, shadow
+from autofit.tracing.fake_copy import fake_batch, fake_mode, fake_workload
 from autofit.workloads.workload import Workload
 from tests.tracing.tiny import Cnn, Gpt, images, words, workload
 
@@ -25,7 +25,7 @@ def digest(module: nn.Module) -> str:
 def shadowed(model: nn.Module, batch: object, **more: object) -> Workload:
     made, rule = workload(model, batch, **more)  # type: ignore[arg-type]
     with fake_mode():
-        return shadow(made, rule, batch, CPU).workload
+        return fake_workload(made, rule, batch, CPU).workload
 
 
 def test_every_tensor_is_fake_and_ties_are_kept() -> None:
@@ -115,7 +115,7 @@ def test_a_loss_module_is_copied_too() -> None:
     made = Workload(model, [batch], loss_fn=loss_fn)
     with fake_mode():
         fake = fake_batch(batch, 2, CPU)
-        found = shadow(made, workload(model, batch)[1], fake, CPU)
+        found = fake_workload(made, workload(model, batch)[1], fake, CPU)
         assert isinstance(found.loss.compute(found.workload.model, fake), FakeTensor)
         fake_loss: Any = found.workload.loss_fn
         assert isinstance(fake_loss.weight, FakeTensor)

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import threading
 import time
 
@@ -30,7 +31,7 @@ def test_the_line_is_drawn_anew_without_events(quick: None) -> None:
     line.close()
     text = stream.getvalue()
     assert "tick 3" in text
-    assert text.split("\r")[-1].strip() == ""
+    assert text.split("\r")[-1].replace("\x1b[K", "").strip() == ""
     assert "autofit progress" not in [thread.name for thread in threading.enumerate()]
 
 
@@ -45,6 +46,19 @@ def test_it_is_as_wide_as_the_terminal_is_now(quick: None, monkeypatch: pytest.M
     assert "row 59\n" in stream.getvalue()
     assert "row 99\n" in stream.getvalue()
     assert "[99]" in stream.getvalue()
+
+
+def test_a_line_that_a_narrower_terminal_has_wrapped_is_cleared_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    stream = Terminal()
+    line = LiveLine(stream, lambda width: "x" * width)
+    line.scroll(lambda width: [])
+    before = len(stream.getvalue())
+    monkeypatch.setenv("COLUMNS", "40")  # 99 cells are 3 rows now, and the cursor is in the last
+    line.scroll(lambda width: [])
+    line.close()
+    assert stream.getvalue()[before:].startswith("\x1b[2K" + "\x1b[A\x1b[2K" * 2 + "\r")
+    assert max(map(len, re.sub(r"\x1b\[2?[AK]", "", stream.getvalue()[before:]).split("\r"))) == 39  # nothing is padded
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

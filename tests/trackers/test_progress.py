@@ -1,6 +1,7 @@
 """Progress shows events: lines where there is no terminal, a live line on one, nothing when not wanted."""
 
 import io
+import re
 
 import pytest
 
@@ -11,7 +12,7 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.search.event import Event
 from autofit.trackers.progress import Progress
-from autofit.trackers.search_state import Yardstick
+from autofit.trackers.yardstick import Yardstick
 
 PLAN = Plan(values={"micro_batch_size": 16, "accumulation_steps": 2})
 
@@ -45,12 +46,14 @@ def test_events_are_lines_where_there_is_no_terminal() -> None:
         Event("stage", "searching"),
         Event("trial", "", trial(measured()), 1),
         Event("trial", "", trial(Outcome(status=Status.OUT_OF_MEMORY, reason="tried 2 GiB")), 2),
+        Event("running", "running it", phase="proof", plan=PLAN),
+        Event("race", "round 3: 2 plans left", None, 2),
         Event("proof", "", trial(measured(), Purpose.PROOF), 2),
     )
     assert text.splitlines() == [
         "autofit: searching",
-        f"autofit: {PLAN}: 64 samples/s, peak 3 MiB",
-        f"autofit: {PLAN}: out of memory: tried 2 GiB",
+        f"autofit: trial 1: {PLAN}: 64 samples/s, peak 3 MiB",
+        f"autofit: trial 2: {PLAN}: out of memory: tried 2 GiB",
         f"autofit: proof of {PLAN}: 64 samples/s, peak 3 MiB",
     ]
 
@@ -69,29 +72,45 @@ def test_skipped_plans_are_no_lines() -> None:
 def test_a_terminal_gets_finished_trials_and_a_live_line_that_is_taken_away() -> None:
     text = shown(
         Terminal(),
-        Event("stage", "searching"),
+        Event("stage", "searching", phase="search"),
         Event("trial", "", trial(measured()), 1),
         Event("skipped", "", trial(Outcome(status=Status.SKIPPED, reason="cannot fit")), 1),
         Event("trial", "", trial(measured()), 2),
         Event("proof", "", trial(measured(), Purpose.PROOF), 2),
     )
     assert "\r" in text
-    assert "searching  2 trials  best 64 samples/s" in text
+    assert "search  2 trials  best 64 samples/s" in text
     assert "3 trials" not in text
     assert "cannot fit" not in text
-    left = [line.split("\r")[-1].rstrip() for line in text.split("\n")]
+    left = [line.split("\r")[-1].removesuffix("\x1b[K") for line in text.split("\n")]
     assert left[1:4] == [
         "    1                 64       3 MiB  16 x 2",
         "    2                 64       3 MiB  16 x 2",
-        "proof                 64       3 MiB  16 x 2",
+        "proof             proven       3 MiB  16 x 2",
     ]
     assert left[4:] == [""]  # nothing is left of the live line
+
+
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    assert shown(Terminal(), Event("trial", "", trial(measured()), 1)) == (
+        f"autofit: trial 1: {PLAN}: 64 samples/s, peak 3 MiB\n"
+    )
+
+
+def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    failed = Event("trial", "", trial(Outcome(status=Status.OUT_OF_MEMORY, reason="tried 2 GiB")), 1)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[31m" in shown(Terminal(), failed)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "m" not in [code[-1] for code in re.findall(r"\x1b\[[\d;]*[A-Za-z]", shown(Terminal(), failed))]
 
 
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
 def test_control_sequences_of_the_users_code_are_taken_out(stream: type[io.StringIO]) -> None:
     outcome = Outcome(status=Status.USER_ERROR, reason="\x1b[2J\x07bad\nsecond\x9b\u202e line")
-    text = shown(stream(), Event("trial", "", trial(outcome), 1), Event("stage", "proving \u202e\x9b\x1b[2J it"))
+    text = shown(stream(), Event("trial", "", trial(outcome), 1), Event("stage", "racing \u202e\x9b\x1b[2J it"))
     assert ": bad second line" in text
     assert not {"\x07", "\x9b", "\u202e"} & set(text)
     assert "\x1b[2J" not in text

@@ -31,7 +31,7 @@ Draw = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Comparison:
     """Result of a comparison.
 
     Attributes:
@@ -45,7 +45,7 @@ class Found:
     text: str
 
 
-def compare(draw: Draw) -> Found:
+def compare(draw: Draw) -> Comparison:
     """Compares the means of two random gradients.
 
     Args:
@@ -69,10 +69,10 @@ def compare(draw: Draw) -> Found:
             f"{error:.1e}, at most {math.sqrt(max(high, 0.0)):.1e} (at most {MOST_L2:g} is allowed)"
         )
         if low > 0:
-            return Found(False, True, numbers)
+            return Comparison(False, True, numbers)
         if length > 0 and high <= MOST_L2**2:
-            return Found(True, True, numbers)
-    return Found(False, False, f"{numbers}: the noise of the step's random numbers is too large to decide")
+            return Comparison(True, True, numbers)
+    return Comparison(False, False, f"{numbers}: the noise of the step's random numbers is too large to decide")
 
 
 def _pairs(rows: torch.Tensor) -> tuple[float, float]:

@@ -151,7 +151,7 @@ class SharedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         return tuple(torch.cat(column, axis) for column in zip(*pieces, strict=True))
 
     def _generator(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Generator | None:
-        """Returns the generator of a draw: one of the user's own, or its device's; None where that is not known."""
+        """Returns the generator of a draw: the user's own, or that of the device; None if it is unknown."""
         own = kwargs.get("generator")
         if own is not None:
             self._ledger.generators.setdefault(id(own), (own, own.get_state()))

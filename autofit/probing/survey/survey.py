@@ -1,7 +1,7 @@
 """The survey before a search: which knobs apply to this workload, and which of their values pass the gates."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -12,7 +12,7 @@ from autofit.core.knob import Knob
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.space import Refusal, SpaceFacts
 from autofit.core.units import format_names
-from autofit.probing.survey import gates
+from autofit.probing.survey import gates, pins
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.strategies.base import Facts, Strategy
 from autofit.workloads.batches import BatchSource
@@ -47,6 +47,7 @@ class Survey:
         seed: random seed of the gates.
         state: puts back what a step changes besides gradients, for the gates.
         watch: stops gates that exceed their share of the time budget.
+        pinned: value by knob; only plans with these values are searched.
         refused: what was left out, with the reason. Set by `run`.
         caveats: findings of the gates that the user should know. Set by `run`.
         gate_records: the result of each gate, in the order in which they ran. Set by `run`.
@@ -60,6 +61,7 @@ class Survey:
     seed: int
     state: gates.State = gates.STATELESS
     watch: Watchdog = field(default_factory=Watchdog)
+    pinned: Mapping[str, KnobValue] = field(default_factory=dict)
     refused: list[Refusal] = field(default_factory=list)
     caveats: list[str] = field(default_factory=list)
     gate_records: list[GateRecord] = field(default_factory=list)
@@ -87,14 +89,17 @@ class Survey:
             MICRO_BATCH_SIZE: facts.micro_batch_size,
             ACCUMULATION_STEPS: facts.accumulation_steps,
         }
-        return SpaceFacts(
+        space = SpaceFacts(
             knobs=playing,
             sizes=tuple(sorted({*sizes, facts.micro_batch_size})),
             global_batch_size=facts.global_batch_size,
             baseline=Plan(values={**batch, **defaults}),
             refused=tuple(self.refused),
             forbidden=self._forbidden(playing),
+            pinned=dict(self.pinned),
         )
+        pins.check_conflict(space)
+        return space.model_copy(update={"refused": (*space.refused, *pins.notes(space))})
 
     def _note_baseline_batch(self) -> None:
         """Adds a caveat if the baseline does not run in the loader's batches."""
@@ -108,11 +113,14 @@ class Survey:
 
     def _knobs(self) -> dict[str, Knob]:
         knobs: dict[str, Knob] = {}
-        for strategy in self.strategies:
-            offer = strategy.offer(self.facts)
-            self.refused += offer.refused
-            for knob in offer.knobs:
-                knobs[knob.name] = self._gated(knob) if strategy.gated and self.facts.training else knob
+        offered = [(strategy, strategy.offer(self.facts)) for strategy in self.strategies]
+        self.refused += [refusal for _, offer in offered for refusal in offer.refused]
+        every = {knob.name: knob for _, offer in offered for knob in offer.knobs}
+        pins.check_names(self.pinned, every, self.refused)
+        for strategy, offer in offered:
+            for knob in (pins.narrowed(each, self.pinned, self.refused) for each in offer.knobs):
+                gated = self._gated(knob) if strategy.gated and self.facts.training else knob
+                knobs[knob.name] = pins.narrowed(gated, self.pinned, self.refused)
         return knobs
 
     def _gated(self, knob: Knob) -> Knob:

@@ -1,4 +1,4 @@
-"""Condemned: which plans are not to be run because plans with the same values failed whatever their size."""
+"""Exclusions: plans that are not run because plans with the same values failed at any size."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,46 +8,46 @@ from numpy.typing import NDArray
 
 from autofit.core.knob import Knob
 from autofit.core.outcome import Outcome
-from autofit.searchers.guided.surrogate import Points
+from autofit.feasibility.points import Points
 
 
 @dataclass(frozen=True, slots=True)
-class Condemned:
-    """Plans that have in common what made one fail.
+class Exclusion:
+    """Plans that share the values that made one fail.
 
     Attributes:
         mask: which plans they are, [plans].
-        reason: what they have in common, and how it failed.
+        reason: the shared values, and how the plan failed.
     """
 
     mask: NDArray[np.bool_]
     reason: str
 
 
-def condemned(
+def exclusions(
     knobs: Sequence[Knob], points: Points, outcomes: Mapping[int, Outcome], alive: Collection[int]
-) -> list[Condemned]:
-    """Returns what the plans that failed whatever their size say of others, for each of them.
+) -> list[Exclusion]:
+    """Returns an exclusion for each plan whose failure does not depend on the size.
 
-    Suspect is a changed value that no plan that ran has. Where several are, one of them may be innocent: only plans
-    that have all of them are condemned.
+    The possible causes are the changed values that no plan that ran has. If there are several, one of them may be
+    harmless, so only plans that have all of them are excluded.
 
     Args:
-        knobs: of the space.
-        points: its plans, the user's own first.
-        outcomes: of those that were tried, by place.
-        alive: the places of those that ran.
+        knobs: knobs of the space.
+        points: plans of the space, the baseline first.
+        outcomes: outcomes of the plans that were tried, by place.
+        alive: places of the plans that ran.
     """
     values = points.values
     found = []
     for place in sorted(place for place, outcome in outcomes.items() if outcome.status.at_any_size):
         changed = np.flatnonzero(values[place] != values[0])
-        suspects = [int(knob) for knob in changed if not any(values[p, knob] == values[place, knob] for p in alive)]
+        causes = [int(knob) for knob in changed if not any(values[p, knob] == values[place, knob] for p in alive)]
         mask = points.combinations == points.combinations[place]
-        if suspects:
-            mask = (values[:, suspects] == values[place, suspects]).all(axis=1)
-        common = suspects or range(len(knobs))
-        told = " ".join(f"{knobs[knob].name}={knobs[knob].values[values[place, knob]]}" for knob in common)
+        if causes:
+            mask = (values[:, causes] == values[place, causes]).all(axis=1)
+        shared = causes or range(len(knobs))
+        words = " ".join(f"{knobs[knob].name}={knobs[knob].values[values[place, knob]]}" for knob in shared)
         outcome = outcomes[place]
-        found.append(Condemned(np.asarray(mask), f"{told} failed: {outcome.status.value}, {outcome.reason}"))
+        found.append(Exclusion(np.asarray(mask), f"{words} failed: {outcome.status.value}, {outcome.reason}"))
     return found

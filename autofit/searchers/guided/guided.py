@@ -1,21 +1,20 @@
-"""Guided: a model of speed and one of memory say where the next probe gains most for its seconds.
+"""Guided: the default searcher, which probes where the expected gain per second of probing is largest.
 
-After each trial the speed of every plan of the space is believed anew (`throughput.py`), from all that
-ran: what bf16 brought at one size says something of another, and two changes that paid are expected to pay together.
-Memory is what the estimators say where they give bounds, and elsewhere a model of the same kind, on the part of the
-peak that grows (`feasibility.py`). The plan with the highest expected gain per second of probing is run, if
-it is likely to fit. Where memory is estimated before a plan runs, what may fit is asked for and looked at; elsewhere,
-where only a larger size would gain and may not fit, a smaller one of its combination comes first.
-Expected gain is the mean of what a plan wins over the best one known, beyond half the tie margin; losses count as
-nothing (Jones, Schonlau and Welch, 1998). When no plan is expected to gain more than `WORTH`, each value of a knob that
-was tried at small sizes only is tried once near that of the best plan (`SMALL`), and the search ends.
+After each trial the throughput of every plan is estimated anew from all trials (`throughput.py`): the effect of bf16 at
+one size informs another, and two changes that are faster alone are expected to be faster together. Memory is judged by
+`autofit.feasibility`. The plan with the highest expected gain per second of probing is run if it is likely to fit.
+Where memory can be estimated before a plan runs, a plan that may fit is looked at first, and declined if the look makes
+it unlikely. Elsewhere, if only a larger size would gain and may not fit, a smaller size of its combination runs first.
 
-The next plan is worked out anew from what is known, so a resumed search goes on where it was.
+The expected gain is the mean improvement over the best known plan beyond half the tie margin, where a loss counts as
+zero (Jones, Schonlau and Welch, 1998). When no plan is expected to gain more than `MIN_GAIN`, each value of a knob that
+was tried at small sizes only is tried once near the size of the best plan (`SMALL_RATIO`), and the search ends.
+
+The next plan is computed from the trials alone, so a resumed search continues where it was.
 """
 
 import math
 from dataclasses import dataclass
-from itertools import islice
 from statistics import median
 
 import numpy as np
@@ -23,43 +22,39 @@ from numpy.typing import NDArray
 
 from autofit.core.omission import Omission
 from autofit.core.outcome import Outcome, Status
-from autofit.core.plan import Plan
+from autofit.core.plan import MICRO_BATCH_SIZE, Plan
 from autofit.core.statistics import expected_gain
 from autofit.core.trial import Purpose, Trial
+from autofit.feasibility.points import Array
+from autofit.feasibility.surrogate import Belief
 from autofit.searchers.base import Problem, Searcher
-from autofit.searchers.guided.exclusions import Condemned, condemned
-from autofit.searchers.guided.feasibility import Feasibility
-from autofit.searchers.guided.omissions import Known, omissions
+from autofit.searchers.guided.exclusions import Exclusion, exclusions
+from autofit.searchers.guided.omissions import FinalBeliefs, omissions
 from autofit.searchers.guided.rescue import rescue
-from autofit.searchers.guided.surrogate import Array, Belief, points_of
 from autofit.searchers.guided.throughput import Throughput
 
-CONSIDERED = 20_000
-"""Plans of a space that are looked at: an ask stays cheap in a huge one."""
-WORTH = 0.002
-"""A plan is run when it is expected to gain this, as a log ratio."""
-SMALL, BEHIND = 8, 2.0
-"""A value that was tried at no more than this part of the size of the best plan was not judged yet: what a step costs
-beside its samples, such as casts, hides there what it brings. One that is believed so many times slower was."""
+MIN_GAIN = 0.002
+"""Expected gain that is worth a probe, as a log ratio."""
+SMALL_RATIO, MAX_SLOWDOWN = 8, 2.0
+"""A value that was tried only at sizes this many times smaller than the best plan's is not settled: fixed costs of a
+step, such as casts, hide its benefit there. It is settled if the plan is estimated to be slower by `MAX_SLOWDOWN`."""
 HOPELESS = 3.0
-"""A plan that would have to be so many deviations faster than believed gains less than 0.0004 of a deviation."""
-LIKELY, CAUTIOUS = 0.85, 0.9
-"""A plan is run when it is at least so likely to fit; the second where exceeding the budget harms the machine."""
+"""A plan that must beat its estimate by this many deviations has an expected gain below 0.0004 deviations."""
 WORTH_A_LOOK = 0.1
-"""Where any plan is estimated before it runs, one that is at least so likely to fit is asked for: its estimate then
-says whether it is run."""
-DARE, DARES, DARE_WORTH = 0.3, 2, 0.02
-"""In the end so many plans are run that are less likely to fit, but not less than this, if they promise so much."""
-STEPS_MOST, STEP_WORTH, HOPE = 8, 0.02, 0.15
-"""So many plans are run to see how the memory of their combination grows, where a larger size promises so much; it is
-taken to fit with this probability at least."""
-REACH = 8
-"""A size is at most this multiple of the largest that ran: models are straight lines from far enough away."""
-EQUAL, DIGITS = 1e-9, 9
-"""Rates that differ by no more than this share are equal, and logarithms that are the same to so many digits: no two
-processors round alike, and the search is to be the same."""
+"""Probability of fitting from which a plan is looked at, where plans can be estimated before they run."""
+RISKY_PROBABILITY, MAX_RISKS, RISKY_GAIN = 0.3, 2, 0.02
+"""At the end, up to `MAX_RISKS` plans run that are unlikely to fit, if they fit with at least this probability and
+promise at least `RISKY_GAIN`."""
+MAX_STEPS, STEP_GAIN, STEP_PROBABILITY = 8, 0.02, 0.15
+"""Maximum number of plans that run to show how the memory of their combination grows, the expected gain of the larger
+size that justifies one, and the lower bound on the probability that the larger size fits, as used for its worth."""
+MAX_REACH = 8
+"""Maximum size as a multiple of the largest that ran: the models extrapolate poorly beyond."""
+EQUAL_RATIO, DIGITS = 1e-9, 9
+"""Rates that differ by at most this share are equal, and so are logarithms that agree to this many digits. Processors
+round differently, and the search must not depend on it."""
 STEPS = 8
-"""Steps of a probe that cost time, warm-up included."""
+"""Number of steps in a probe that cost time, warm-up included."""
 
 
 class Guided(Searcher):
@@ -69,224 +64,224 @@ class Guided(Searcher):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        space = problem.space
-        self._knobs = space.facts.knobs
-        self._plans = list(islice(space.plans(), CONSIDERED))
-        self._places = {plan.key: place for place, plan in enumerate(self._plans)}
-        self._points = points_of(self._knobs, self._plans, space.baseline.micro_batch_size)
+        self._feasibility, self._knobs = problem.feasibility, problem.space.facts.knobs
+        self._place, self._plans = self._feasibility.plans.place, self._feasibility.plans.plans
+        self._points = self._feasibility.plans.points
         self._sizes = np.array([plan.micro_batch_size for plan in self._plans])
         self._samples = np.array([plan.global_batch_size for plan in self._plans])
+        self._unpinned = np.array([problem.space.unpinned(plan) is not None for plan in self._plans])
         self._outcomes: dict[int, Outcome] = {}
         self._scores: dict[int, float] = {}
-        self._feasibility = Feasibility(problem, self._plans, self._points)
         self._steps = 0
-        self._dared: set[int] = set()
+        self._risks: set[int] = set()
         self._looked: set[int] = set()
+        self._declined: set[int] = set()
         self._throughput = Throughput(self._knobs, self._points)
 
     def tell(self, trial: Trial) -> None:
-        """Learns from a trial; a block of a race and an interrupted trial say nothing of a plan."""
-        place, outcome = self._places.get(trial.plan.key), trial.outcome
+        """Learns from a trial; a block of a race and an interrupted trial say nothing about a plan."""
+        place, outcome = self._place(trial.plan), trial.outcome
         if place is None or trial.purpose is Purpose.BLOCK or outcome.status is Status.INTERRUPTED:
             return
         self._outcomes[place] = outcome
         self._scores.pop(place, None)
         if outcome.measurement is not None and outcome.status in (Status.MEASURED, Status.OVER_BUDGET):
             self._scores[place] = self.problem.objective.score(outcome.measurement)
-        self._feasibility.tell(place, outcome)
 
     def ask(self) -> Plan | None:
-        """Returns the plan with the highest expected gain per second of probing; the user's own first."""
-        if not self._began:
-            known = {self._plans[place]: outcome for place, outcome in self._outcomes.items()}
-            plan = rescue(self.problem, known)
-            place = None if plan is None else self._places.get(plan.key)
-        else:
-            belief = self._believe()
-            seconds = self._seconds(belief)
-            too_long = seconds > self.problem.patience_s()
-            place = self._most_worthy(np.where(too_long, 0.0, self._gains(belief)), seconds)
-            place = self._at_size(belief, too_long) if place is None else place
-        return None if place is None else self._plans[place]
+        """Returns the plan with the highest expected gain per second of probing; the baseline first.
 
-    def still(self, plan: Plan) -> bool:
-        """Says whether a plan is likely enough to fit, now that its memory is known better; a dare need not be.
-
-        Where any plan can be estimated, one of which the look told nothing is judged by what is believed of it.
+        A plan that a closer look makes unlikely to fit is declined, and the next best is returned. One that is chosen
+        again after it was declined is returned.
         """
-        place = self._places.get(plan.key)
-        if place is None:
-            return True
-        self._feasibility.look_again()
-        self._feasibility.expect(place)
-        self._looked.add(place)
-        if place in self._dared or not self._began:
-            return True
-        known = self._feasibility.is_estimated(place) or self._feasibility.all_estimated
-        return not known or self._feasibility.likely(place) >= self._likely()
-
-    def vouches(self, plan: Plan) -> bool:
-        """Says whether a plan is likely to fit by how much such estimates were off."""
-        place = self._places.get(plan.key)
-        self._feasibility.look_again()  # the loop may have looked at it without asking `still`
-        return (
-            place is not None
-            and self._feasibility.is_estimated(place)
-            and self._feasibility.likely(place) >= self._likely()
-        )
+        looked = False
+        while (place := self._best()) is not None:
+            plan = self._plans[place]
+            if place in self._declined:
+                return plan
+            if self.problem.is_over():
+                return None if looked else plan
+            looked = True
+            self._feasibility.look(plan)
+            self._looked.add(place)
+            if self._is_wanted(place):
+                return plan
+            self._declined.add(place)
+        return None
 
     def omissions(self) -> list[Omission]:
-        """Returns why nothing of a combination was measured, for each of which nothing was."""
-        if not self._began:
+        """Returns for each combination without a measurement why it has none."""
+        if not self._has_measured:
             return []
         belief = self._believe()
-        known = Known(
+        result = FinalBeliefs(
             plans=self._plans,
             points=self._points,
             outcomes=self._outcomes,
-            condemned=self._condemned(),
+            exclusions=self._exclusions(),
             belief=belief,
             fastest=self._fastest(belief),
-            likely=self._feasibility.likely,
-            estimate=self.problem.estimate,
+            feasibility=self._feasibility,
             memory_bytes=self.problem.memory_bytes,
         )
-        return omissions(known, self._likely())
+        return omissions(result)
 
     @property
-    def _began(self) -> bool:
-        """Whether a plan was measured: until then one that fits is looked for."""
+    def _has_measured(self) -> bool:
+        """Whether a plan was measured. Until then the search looks for one that fits."""
         return any(outcome.measured for outcome in self._outcomes.values())
 
+    def _best(self) -> int | None:
+        """Returns the plan to run next by what is known, or None."""
+        if not self._has_measured:
+            known = {self._plans[place]: outcome for place, outcome in self._outcomes.items()}
+            plan = rescue(self.problem, known)
+            return None if plan is None else self._place(plan)
+        belief = self._believe()
+        seconds = self._seconds(belief)
+        too_long = seconds > self.problem.patience_s()
+        place = self._most_worthy(np.where(too_long, 0.0, self._gains(belief)), seconds)
+        return self._unsettled(belief, too_long) if place is None else place
+
+    def _is_wanted(self, place: int) -> bool:
+        """Returns whether a plan is to be run, now that it was looked at.
+
+        Where any plan can be estimated, a plan without an estimate of its own is judged by the model.
+        """
+        if place in self._risks or not self._has_measured:
+            return True
+        plan = self._plans[place]
+        known = self._feasibility.is_estimated(plan) or self._feasibility.baseline_is_estimated
+        return not known or self._feasibility.is_likely(plan)
+
     def _believe(self) -> Belief:
-        """Returns what is believed of the log throughput of every plan."""
+        """Returns the posterior of the log throughput of every plan."""
         ran = {place: self._outcomes[place].measurement for place in self._scores}
         return self._throughput.believe(self._scores, {place: m for place, m in ran.items() if m is not None})
 
     def _gains(self, belief: Belief) -> Array:
-        """Returns the expected gain of each plan over the best that ran; 0 for what is hopeless or not to be run."""
+        """Returns the expected gain of each plan over the best that ran; 0 for a plan that is hopeless or excluded."""
         margin = math.log1p(self.problem.objective.tie_ratio) / 2
         ahead = belief.mean - self._fastest(belief) - margin
-        hopeful = (ahead > -HOPELESS * belief.deviation) & ~self._closed()
+        hopeful = (ahead > -HOPELESS * belief.deviation) & ~self._excluded()
         hopeful[list(self._outcomes)] = False
         gains = np.zeros(len(ahead))
         gains[hopeful] = list(map(expected_gain, ahead[hopeful], belief.deviation[hopeful]))
         return gains
 
     def _fastest(self, belief: Belief) -> float:
-        """Returns the log throughput that is believed of the fastest plan that ran."""
-        return float(max(belief.mean[place] for place in self._scores if self._outcomes[place].measured))
+        """Returns the posterior mean of the log throughput of the fastest plan that ran and may be recommended."""
+        ran = [place for place in self._scores if self._outcomes[place].measured and not self._unpinned[place]]
+        # If only the baseline ran and it may not be recommended, every other plan is a gain.
+        return float(max(belief.mean[place] for place in ran)) if ran else float(belief.mean.min()) - 1.0
 
     def _seconds(self, belief: Belief) -> Array:
-        """Returns about how long a probe of each plan takes: its steps, and what every probe costs beside them."""
+        """Returns the estimated duration of a probe of each plan: its steps, and the fixed cost of a probe."""
         step_s = self._samples / np.exp(belief.mean)
         spent = [
             outcome.duration_s - STEPS * step_s[place]
             for place, outcome in self._outcomes.items() if place in self._scores and outcome.duration_s
         ]  # fmt: skip
-        beside_s = max(median(spent), 0.0) if spent else 0.0
-        return np.asarray(beside_s + STEPS * step_s + 1e-9, dtype=np.float64)
+        fixed_s = max(median(spent), 0.0) if spent else 0.0
+        return np.asarray(fixed_s + STEPS * step_s + 1e-9, dtype=np.float64)
 
-    def _closed(self) -> NDArray[np.bool_]:
-        """Returns which plans are not to be run whatever they promise."""
-        closed = self._sizes > REACH * max(self._sizes[place] for place in self._scores)
-        for each in self._condemned():
-            closed |= each.mask
-        return np.asarray(closed, dtype=np.bool_)
+    def _excluded(self) -> NDArray[np.bool_]:
+        """Returns which plans are not run, whatever their expected gain."""
+        excluded = self._unpinned.copy()
+        if MICRO_BATCH_SIZE not in self.problem.space.facts.pinned:  # no smaller size leads up to a pinned one
+            excluded |= self._sizes > MAX_REACH * max(self._sizes[place] for place in self._scores)
+        for each in self._exclusions():
+            excluded |= each.mask
+        return np.asarray(excluded, dtype=np.bool_)
 
-    def _condemned(self) -> list[Condemned]:
-        return condemned(self._knobs, self._points, self._outcomes, self._scores)
+    def _exclusions(self) -> list[Exclusion]:
+        return exclusions(self._knobs, self._points, self._outcomes, self._scores)
 
     def _most_worthy(self, gains: Array, seconds: Array) -> int | None:
         """Returns the plan with the most gain per second: one that is likely to fit, or a step towards one that may."""
-        rates, likely, estimated = gains / seconds, self._likely(), self._feasibility.all_estimated
-        sure = step = dare = Proposal()
+        rates, required = gains / seconds, self._feasibility.required_probability
+        estimated = self._feasibility.baseline_is_estimated
+        sure = step = risk = Proposal()
         for place in (int(place) for place in np.argsort(-rates)):
-            if rates[place] <= 0 or rates[place] < (1 - EQUAL) * sure.rate:
+            if rates[place] <= 0 or rates[place] < (1 - EQUAL_RATIO) * sure.rate:
                 break
-            if gains[place] < WORTH:
+            if gains[place] < MIN_GAIN:
                 continue
-            fits = self._feasibility.likely(place)
-            open_ = estimated and place not in self._looked and not self._feasibility.is_estimated(place)
-            if fits >= (WORTH_A_LOOK if open_ else likely):
-                if fits * gains[place] >= WORTH:
+            fits = self._fits(place)
+            look = estimated and place not in self._looked and not self._feasibility.is_estimated(self._plans[place])
+            if fits >= (WORTH_A_LOOK if look else required):
+                if fits * gains[place] >= MIN_GAIN:
                     sure = sure.or_better(fits * rates[place], place)
-            elif gains[place] >= STEP_WORTH and self._steps < STEPS_MOST and not estimated:
-                step = self._step(step, place, gains[place], seconds, likely)
-            if DARE <= fits < likely and fits * gains[place] >= DARE_WORTH:
-                dare = dare.or_better(fits * rates[place], place)
-        return self._chosen(sure, step, dare)
+            elif gains[place] >= STEP_GAIN and self._steps < MAX_STEPS and not estimated:
+                step = self._step(step, place, gains[place], seconds)
+            if RISKY_PROBABILITY <= fits < required and fits * gains[place] >= RISKY_GAIN:
+                risk = risk.or_better(fits * rates[place], place)
+        return self._chosen(sure, step, risk)
 
-    def _chosen(self, sure: "Proposal", step: "Proposal", dare: "Proposal") -> int | None:
-        """Returns the plan to run, of the best that is likely to fit, the best step towards one, and the best dare."""
+    def _chosen(self, sure: "Proposal", step: "Proposal", risk: "Proposal") -> int | None:
+        """Returns the plan to run, of the best that is likely to fit, the best step, and the best that is a risk."""
         if step.rate > sure.rate:
             self._steps += 1
             return step.place
-        if sure.place is None and dare.place is not None and len(self._dared) < DARES and not self._careful:
-            self._dared.add(dare.place)
-            return dare.place
+        may_risk = len(self._risks) < MAX_RISKS and not self._feasibility.is_careful
+        if sure.place is None and risk.place is not None and may_risk:
+            self._risks.add(risk.place)
+            return risk.place
         return sure.place
 
-    def _at_size(self, belief: Belief, too_long: NDArray[np.bool_]) -> int | None:
-        """Returns the best plan with a value that was tried at small sizes only, near its size; None without one.
+    def _unsettled(self, belief: Belief, too_long: NDArray[np.bool_]) -> int | None:
+        """Returns the best plan with a value that was tried at small sizes only, near the size of the best plan.
 
         Args:
-            belief: what is believed of all plans.
-            too_long: those that the time left is too short for.
+            belief: posterior of the log throughput of all plans.
+            too_long: which plans would take longer than the time left.
         """
         points, sizes, tried = self._points, self._sizes, list(self._outcomes)
         ran = (place for place in self._scores if self._outcomes[place].measured)
-        best, closed = max(ran, key=lambda place: float(belief.mean[place])), self._closed() | too_long
-        closed[tried] = True
-        closed |= belief.mean < belief.mean[best] - math.log(BEHIND)
+        best, excluded = max(ran, key=lambda place: float(belief.mean[place])), self._excluded() | too_long
+        excluded[tried] = True
+        excluded |= belief.mean < belief.mean[best] - math.log(MAX_SLOWDOWN)
         apart, means = np.abs(points.octaves - points.octaves[best]).round(DIGITS), belief.mean.round(DIGITS)
         found: list[int] = []
-        for knob, own in enumerate(points.values[best]):
-            for value in set(points.values[tried, knob].tolist()) - {own}:
+        for knob, current in enumerate(points.values[best]):
+            for value in set(points.values[tried, knob].tolist()) - {current}:
                 largest = max(sizes[place] for place in tried if points.values[place, knob] == value)
-                if SMALL * largest > sizes[best]:
+                if SMALL_RATIO * largest > sizes[best]:
                     continue
                 changed = points.values[best].copy()
                 changed[knob] = value
-                same = np.flatnonzero((points.values == changed).all(axis=1) & (sizes > largest) & ~closed)
-                fitting = [int(place) for place in same if self._feasibility.likely(int(place)) >= self._likely()]
+                same = np.flatnonzero((points.values == changed).all(axis=1) & (sizes > largest) & ~excluded)
+                fitting = [int(place) for place in same if self._feasibility.is_likely(self._plans[int(place)])]
                 found += sorted(fitting, key=lambda place: apart[place])[:1]
         return max(found, key=lambda place: (means[place], -place), default=None)
 
-    @property
-    def _careful(self) -> bool:
-        """Whether a plan that does not fit harms the machine, and none is estimated before it runs."""
-        return self.problem.cautious and not self._feasibility.all_estimated
-
-    def _likely(self) -> float:
-        """Returns how likely a plan has to be to fit: each one that did not makes the next be surer."""
-        refused = sum(outcome.status.does_not_fit for outcome in self._outcomes.values())
-        doubt = 1 - (CAUTIOUS if self._careful else LIKELY)
-        return 1 - doubt * 0.5**refused
-
-    def _step(self, best: "Proposal", target: int, gain: float, seconds: Array, likely: float) -> "Proposal":
-        """Returns the largest size below a plan that is likely to fit, which shows how its memory grows; or `best`."""
+    def _step(self, best: "Proposal", target: int, gain: float, seconds: Array) -> "Proposal":
+        """Returns the largest size below a plan that is likely to fit, to show how its memory grows; or `best`."""
         points = self._points
         same = (points.combinations == points.combinations[target]) & (points.octaves < points.octaves[target])
         for place in sorted((int(p) for p in np.flatnonzero(same)), key=lambda p: -points.octaves[p]):
+            plan = self._plans[place]
             if place in self._outcomes:
-                break  # the next size is the target itself, and it was thought too large
-            if self._feasibility.tried.suspect(place):
+                break  # the next size is the target itself, which is unlikely to fit
+            if self._feasibility.has_refused_value(plan):
                 break
-            if self._feasibility.likely(place) >= likely:
-                hope = max(self._feasibility.likely(target), HOPE) * gain
-                return best.or_better(hope / (seconds[place] + seconds[target]), place)
+            if self._feasibility.is_likely(plan):
+                worth = max(self._fits(target), STEP_PROBABILITY) * gain
+                return best.or_better(worth / (seconds[place] + seconds[target]), place)
         return best
+
+    def _fits(self, place: int) -> float:
+        return self._feasibility.probability(self._plans[place])
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A plan and what it promises: log ratio per second of probing."""
+    """A plan and its worth: expected log ratio per second of probing."""
 
     rate: float = 0.0
     place: int | None = None
 
     def or_better(self, rate: float, place: int) -> "Proposal":
-        """Returns the better of this offer and another; of equal ones that of the plan which is listed first."""
-        first = self.place is not None and place < self.place and rate > (1 - EQUAL) * self.rate
-        return Proposal(float(rate), place) if first or rate > (1 + EQUAL) * self.rate else self
+        """Returns the better of this proposal and another; of equal ones that of the plan which is listed first."""
+        first = self.place is not None and place < self.place and rate > (1 - EQUAL_RATIO) * self.rate
+        return Proposal(float(rate), place) if first or rate > (1 + EQUAL_RATIO) * self.rate else self

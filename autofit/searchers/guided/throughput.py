@@ -1,10 +1,10 @@
-"""Throughput: how fast every plan is believed to be, from those that ran.
+"""Throughput: the estimated throughput of every plan, from those that ran.
 
-A surrogate models the logarithm, beside what is expected of the size and of the knobs. How long the fixed part of a
-step takes, how large the effects of this workload are and how noisy this machine is, is not known: the belief is the
-mean over all settings of these, each counted as likely as it makes what was seen. The likeliest alone would be too
-sure: with a few probes of small sizes the fixed part may be anything, and so may what half precision brings at large
-ones.
+A surrogate models the log throughput relative to what is expected of the size and of the knobs. Three things are not
+known beforehand: the fixed part of a step, the magnitude of the effects on this workload, and the noise of this
+machine. The posterior is therefore the mean over a grid of these, weighted by their likelihood. The most likely values
+alone would be overconfident: a few probes at small sizes leave open both the fixed part and the effect of half
+precision at large sizes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,67 +14,60 @@ import numpy as np
 
 from autofit.core.knob import Knob
 from autofit.core.measurement import Measurement
-from autofit.searchers.guided.surrogate import (
-    LEAST_VARIANCE,
-    Belief,
-    Covariances,
-    Kernel,
-    Points,
-    Scales,
-    Surrogate,
-    expected_of,
-)
+from autofit.feasibility.points import Points, expected_of
+from autofit.feasibility.surrogate import MIN_VARIANCE, Belief, Covariances, Kernel, Scales, Surrogate
 
 SPEED = Scales(curve=0.10, knob=0.25, slope=0.06, pair=0.08, own=0.03, size=0.06, kinship=0.5)
-"""Usual sizes of what changes log throughput; chosen by hand, scored by scripts/bench/search. With a kinship of 0.7
-its tables are searched a little better, and random problems clearly worse."""
+"""Usual magnitudes of the effects on log throughput; chosen by hand, scored by scripts/bench/search. A kinship of
+0.7 gives slightly better searches on its tables and clearly worse ones on random problems."""
 LEVEL = 2.0
-"""Of the level of log throughput, which the first probe tells."""
+"""Standard deviation of the level of log throughput, which the first probe gives."""
 NOISES = (0.02, 0.08)
-"""Of one probe against another of the same plan, beside what its own steps show: on a calm machine
-(reference/reliability.md 9), and on one that others share; one is as likely as the other beforehand. Which it is shows
-in how well plans that have much in common agree. Scored by scripts/bench/search, with 0.02 alone, 0.06 and 0.12
-instead of 0.08, 0.04 between them, and a calm machine four times as likely."""
+"""Standard deviation between probes of one plan, beyond the spread of their own steps: on a calm machine
+(reference/reliability.md 9), and on a shared one. Both have the same prior probability; how well plans with common
+parts agree decides between them. Scored by scripts/bench/search, against 0.02 alone, 0.06 and 0.12 instead of 0.08,
+an additional 0.04, and a prior that makes a calm machine four times as likely."""
 EXPECTED_RATIO = 0.35
-"""What a knob changes beside what theory says of it (`Knob.expected`), as a share of what others change."""
+"""Magnitude of a knob's effect beyond what theory says of it (`Knob.expected`), relative to a knob without theory."""
 OVERHEADS = np.exp2(np.arange(-5.0, 5.0))
-"""The fixed part of a step, in samples of the user's own micro batch: throughput is b / (b + overhead)."""
+"""Candidates for the fixed part of a step, in samples of the baseline's micro batch: throughput is
+b / (b + overhead)."""
 USUAL_OVERHEAD, OVERHEAD_OCTAVES = 0.5, 2.0
-"""What it is before a second size ran, and by how many doublings that may be wrong (one standard deviation)."""
+"""Prior of the fixed part before a second size ran: its mean, and its standard deviation in doublings."""
 AMPLITUDES = (0.5, 1.0, 2.0)
-"""How much larger or smaller all effects of this workload may be than usual."""
+"""Candidates for the factor on the usual magnitude of all effects."""
 
 
 class Throughput:
-    """Says how fast plans are believed to be.
+    """Estimates the throughput of plans.
 
     Args:
-        knobs: of the space.
+        knobs: knobs of the space.
         points: every plan of the space.
     """
 
     def __init__(self, knobs: Sequence[Knob], points: Points) -> None:
-        expected, said = expected_of(knobs, points, "expected")
-        known = [EXPECTED_RATIO if known else 1.0 for known in said]
+        expected, covered = expected_of(knobs, points, "expected")
+        ratios = [EXPECTED_RATIO if known else 1.0 for known in covered]
         fixed = np.log1p(OVERHEADS / np.exp2(points.octaves)[:, None])  # [plans, overheads]
         self._expected = expected[:, None] - fixed
-        self._doubts = (np.log2(OVERHEADS / USUAL_OVERHEAD) / OVERHEAD_OCTAVES) ** 2 / 2
-        self._covariances = Covariances(Kernel(knobs, SPEED, known), points)
+        self._prior_penalties = (np.log2(OVERHEADS / USUAL_OVERHEAD) / OVERHEAD_OCTAVES) ** 2 / 2
+        self._covariances = Covariances(Kernel(knobs, SPEED, ratios), points)
 
     def believe(self, scores: Mapping[int, float], measurements: Mapping[int, Measurement]) -> Belief:
-        """Returns the mean and the deviation of the log throughput of every plan.
+        """Returns the posterior mean and standard deviation of the log throughput of every plan.
 
         Args:
-            scores: throughput of the plans that ran, by place; one at least.
-            measurements: of the same plans, and perhaps of others.
+            scores: throughput of the plans that ran, by place; at least one.
+            measurements: measurements of at least the same plans, by place.
         """
-        told = sorted(scores)
-        spreads = np.array([measurements[place].spread_ratio for place in told])
-        rest = np.log([scores[place] for place in told])[:, None] - self._expected[told]
+        observed = sorted(scores)
+        spreads = np.array([measurements[place].spread_ratio for place in observed])
+        rest = np.log([scores[place] for place in observed])[:, None] - self._expected[observed]
         levels = rest.mean(axis=0)
         amplitudes, noises = np.array(list(product(AMPLITUDES, NOISES))).T
-        models = Surrogate(self._covariances, told, np.hypot(noises[:, None], spreads), LEVEL, amplitudes)
-        evidence = models.evidence(rest - levels) - self._doubts - np.log(amplitudes)[:, None] ** 2
+        models = Surrogate(self._covariances, observed, np.hypot(noises[:, None], spreads), LEVEL, amplitudes)
+        evidence = models.evidence(rest - levels) - self._prior_penalties - np.log(amplitudes)[:, None] ** 2
         weights = np.exp(evidence - evidence.max())  # [models, overheads]
         weights /= weights.sum()
         believed = models.believe(rest - levels)
@@ -82,4 +75,4 @@ class Throughput:
         mean = np.einsum("mpo,mo->p", means, weights)
         within = np.einsum("mp,mo->p", believed.deviation**2, weights)
         between = np.einsum("mpo,mo->p", (means - mean[:, None]) ** 2, weights)
-        return Belief(mean, np.sqrt(np.maximum(within + between, LEAST_VARIANCE)))
+        return Belief(mean, np.sqrt(np.maximum(within + between, MIN_VARIANCE)))

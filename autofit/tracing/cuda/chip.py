@@ -60,23 +60,23 @@ def _lt_workspace() -> int:
     return int(os.environ.get("CUBLASLT_WORKSPACE_SIZE") or 1024) * KIB
 
 
-Passing = tuple[int | None, ...]
+AllocatorSteps = tuple[int | None, ...]
 """The allocator steps of an operator, in order. A size is an allocation, and `~i` releases the i-th allocation. None
 stands for the results, which come first if there is no None. With several Nones, each stands for one result, and the
 last for all remaining ones. An allocation that occurs only at other batch sizes has size 0, so that the steps do not
 depend on the batch."""
 
 
-Rule = Callable[[Chip, tuple[Any, ...], Any], Passing]
+Rule = Callable[[Chip, tuple[Any, ...], Any], AllocatorSteps]
 """A function that returns the allocator steps of an operator on a chip, from its arguments and its result."""
 
 
-def within(*sizes: int) -> Passing:
+def after_results(*sizes: int) -> AllocatorSteps:
     """Returns the steps that allocate `sizes` after the results and release them in reverse order."""
     return (*sizes, *(~place for place in reversed(range(len(sizes)))))
 
 
-def around(*sizes: int, inside: tuple[int, ...] = ()) -> Passing:
+def around_results(*sizes: int, inside: tuple[int, ...] = ()) -> AllocatorSteps:
     """Returns the steps that allocate `sizes` before the results and `inside` after them, and release all of them."""
     both = (*sizes, *inside)
     return (*sizes, None, *inside, *(~place for place in reversed(range(len(both)))))
@@ -87,11 +87,11 @@ def nbytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def up(number: int, step: int) -> int:
+def round_up(number: int, step: int) -> int:
     """Returns a number rounded up to a multiple of `step`."""
     return -(-number // step) * step
 
 
-def power(number: int) -> int:
+def power_of_two(number: int) -> int:
     """Returns the largest power of two that is not above a number, at least 1."""
     return 1 << max(number.bit_length() - 1, 0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from autofit.tracing.cuda.chip import Chip, Passing, Rule, nbytes, up, within
+from autofit.tracing.cuda.chip import AllocatorSteps, Chip, Rule, after_results, nbytes, round_up
 
 aten = torch.ops.aten
 ONE_TILE = 2304
@@ -43,24 +43,24 @@ def _sorting_indices(count: int, most: int) -> int:
     if count <= ONE_TILE:
         return 1
     passes = -(-max(most - 1, 1).bit_length() // 8)
-    return passes * 2048 + -(-count // 3840) * 1024 + 511 + (2 * up(8 * count, 256) if passes > 1 else 0)
+    return passes * 2048 + -(-count // 3840) * 1024 + 511 + (2 * round_up(8 * count, 256) if passes > 1 else 0)
 
 
-def _sort(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _sort(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     values, dim = out[0], next((each for each in args[1:] if type(each) is int), -1)
     length, count, key = values.shape[dim] if values.dim() else 1, values.numel(), values.element_size()
     if length <= SHORT:
-        return within(8 * length)
+        return after_results(8 * length)
     rows = count // max(length, 1)
     moved = () if values.transpose(dim, -1).is_contiguous() else (key * count, key * count, 8 * count)
     if rows == 1 or length >= LONG:
-        return within(*moved, 8 * length, _sorting(length, key))
+        return after_results(*moved, 8 * length, _sorting(length, key))
     if rows < FEW:
-        return within(*moved, 8 * count, 8 * count, key * count, _sorting(count, key))
-    return within(*moved, 8 * count, (key + 8) * count + 255)
+        return after_results(*moved, 8 * count, 8 * count, key * count, _sorting(count, key))
+    return after_results(*moved, 8 * count, (key + 8) * count + 255)
 
 
-def _topk(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _topk(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     x, dim = args[0], args[2] if len(args) > 2 else -1
     length = x.shape[dim] if x.dim() else 1
     rows = x.numel() // max(length, 1)
@@ -70,10 +70,10 @@ def _topk(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
     shared = -(-length * rows // (chip.multiprocessors * RESIDENT * ITEMS))
     blocks = rows * -(-length // (min(max(shared, 4), 64) * ITEMS))
     counts = (2 * BINS * blocks, 4 * BINS * rows, 4 * blocks, 4 * blocks, 1279)
-    return within(x.element_size() * rows, 8 * rows, 8 * rows, *counts)
+    return after_results(x.element_size() * rows, 8 * rows, 8 * rows, *counts)
 
 
-def _roll(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _roll(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """Dimensions are rolled one after the other, each into a new tensor (`roll_common`, TensorTransformations.h)."""
     dims = len(args[2]) if len(args) > 2 else 0
     parts = (nbytes(out),) * max(dims - 1, 0)
@@ -85,7 +85,7 @@ def _roll(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
     return (copied, parts[0], ~0, *parts[1:], None, *(~place for place in reversed(range(1, len(parts) + 1))))
 
 
-def _index_put(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _index_put(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """If values at equal indices are accumulated: the sorted indices, and a contiguous copy of the values.
 
     Sources: `index_put_with_sort_kernel` and `makeLinearIndex`. Each index is brought into range, then multiplied.
@@ -125,29 +125,29 @@ def _indexed(written: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> t
     return places, math.prod(written.shape[dims[-1] + 1 :]) if joined else written.numel() // max(places, 1)
 
 
-def _masked_scatter(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _masked_scatter(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """For each element of the mask, the number of set elements before it."""
-    return within(8 * args[0].numel(), args[0].numel() // 55)
+    return after_results(8 * args[0].numel(), args[0].numel() // 55)
 
 
-def _unique(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _unique(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """All elements in sorted order, and the temporary memory of sorting."""
     size = nbytes(args[0])
     return (size, size + size // 32, ~1, None, ~0)
 
 
-def _masked_scatter_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _masked_scatter_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """The selected elements, and the same padded with zeros."""
     return (nbytes(out), None, ~0)
 
 
-def _embedding_bag_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _embedding_bag_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """The same as for an embedding; nothing if the mode is max."""
     gradient, indices, rows, mode = args[0], args[1], args[6], args[8]
     return () if mode == 2 else _sorted_sums(indices.numel(), gradient.shape[-1], rows)
 
 
-def _embedding_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _embedding_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """Sorted indices, and sums over segments of equal indices (EmbeddingBackwardKernel.cu); nothing for few indices."""
     gradient, indices, rows, padding = args[0], args[1], args[2], args[3]
     steps = _sorted_sums(indices.numel(), gradient.shape[-1], rows)
@@ -155,7 +155,7 @@ def _embedding_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
     return tuple(0 if few and step is not None and step >= 0 else step for step in steps)
 
 
-def _sorted_sums(count: int, width: int, rows: int) -> Passing:
+def _sorted_sums(count: int, width: int, rows: int) -> AllocatorSteps:
     """Returns the steps for `count` indices. The number of segments depends on data; that of rows is an upper bound."""
     segments = min(count, rows)
     parts = segments + count // 10

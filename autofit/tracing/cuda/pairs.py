@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from autofit.tracing.cuda.chip import Chip, Passing, Rule, nbytes, within
+from autofit.tracing.cuda.chip import AllocatorSteps, Chip, Rule, after_results, nbytes
 
 aten = torch.ops.aten
 
 
-def _trilinear(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _trilinear(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """The product of two operands, and its product with the third, for one index of a dimension at a time."""
     operands, absent, summed = args[:3], args[3:6], args[6]
     unrolled = args[7] if len(args) > 7 else 1
@@ -25,7 +25,7 @@ def _trilinear(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
         first.append(1 if early or dim == unrolled else max(sizes[:2]))
         second.append(1 if dim in summed or dim == unrolled else max(sizes))
     size = operands[0].element_size()
-    return within(math.prod(first) * size, math.prod(second) * size)
+    return after_results(math.prod(first) * size, math.prod(second) * size)
 
 
 def _expanded(shape: tuple[int, ...], absent: list[int]) -> list[int]:
@@ -34,30 +34,30 @@ def _expanded(shape: tuple[int, ...], absent: list[int]) -> list[int]:
     return [1 if dim in absent else next(sizes) for dim in range(len(shape) + len(absent))]
 
 
-def _cdist_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _cdist_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """The contribution of each pair of rows to the gradient."""
     left, right = args[1], args[2]
-    return within(left.numel() * right.shape[-2] * left.element_size())
+    return after_results(left.numel() * right.shape[-2] * left.element_size())
 
 
-def _pdist_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _pdist_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """The contribution of each pair of rows to the gradient."""
-    return within((args[1].shape[0] - 1) * nbytes(args[1]))
+    return after_results((args[1].shape[0] - 1) * nbytes(args[1]))
 
 
-def _windows(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _windows(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """A result with the shape of the images, which is then resized to a larger shape."""
     return (nbytes(args[0]), None, ~0) if nbytes(out) > nbytes(args[0]) else ()
 
 
-def _affine_grid(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _affine_grid(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """The grid before the transformation, with a one appended to each position."""
     return (nbytes(out) // out.shape[-1] * (out.shape[-1] + 1), None, ~0)
 
 
-def _bernoulli(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _bernoulli(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """The probabilities in float32, if they are in half precision."""
-    return within(*(() if args[0].element_size() > 2 else (4 * args[0].numel(),)))
+    return after_results(*(() if args[0].element_size() > 2 else (4 * args[0].numel(),)))
 
 
 RULES: dict[Any, Rule] = {

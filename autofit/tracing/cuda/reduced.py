@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from autofit.tracing.cuda.chip import Chip, Passing, Rule, nbytes, within
+from autofit.tracing.cuda.chip import AllocatorSteps, Chip, Rule, after_results, nbytes
 from autofit.tracing.cuda.reductions import Axes, staging_bytes
 
 aten = torch.ops.aten
@@ -26,13 +26,13 @@ def reduction(chip: Chip, x: torch.Tensor, over: Any, partial_bytes: int, vector
     return staging_bytes(axes, partial_bytes, chip.multiprocessors, chip.threads, vectorised)
 
 
-def _sum(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _sum(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """For a sum or a mean, over some dimensions or all."""
     summed, over = args[0], args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else ()
     if _read_directly(summed.dtype, out.dtype):
-        return within(*reduction(chip, summed, over, max(summed.element_size(), 4)))
+        return after_results(*reduction(chip, summed, over, max(summed.element_size(), 4)))
     copied = torch.empty_like(summed, dtype=out.dtype, device="meta")
-    return within(nbytes(copied), *reduction(chip, copied, over, max(copied.element_size(), 4)))
+    return after_results(nbytes(copied), *reduction(chip, copied, over, max(copied.element_size(), 4)))
 
 
 def _read_directly(read: torch.dtype, written: torch.dtype) -> bool:
@@ -40,29 +40,33 @@ def _read_directly(read: torch.dtype, written: torch.dtype) -> bool:
     return read is written or (written is torch.float32 and read in (torch.float16, torch.bfloat16))
 
 
-def _extremes(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _extremes(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """For values without indices: the partial results have the type of the values."""
-    return within(*reduction(chip, args[0], args[1] if len(args) > 1 else None, args[0].element_size()))
+    return after_results(*reduction(chip, args[0], args[1] if len(args) > 1 else None, args[0].element_size()))
 
 
-def _pairs(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _pairs(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """For the index of a value, with or without the value."""
-    return within(*reduction(chip, args[0], args[1] if len(args) > 1 else None, PAIR_BYTES))
+    return after_results(*reduction(chip, args[0], args[1] if len(args) > 1 else None, PAIR_BYTES))
 
 
-def _moments(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _moments(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """For a variance or a standard deviation, with or without the mean."""
     over = args[1] if len(args) > 1 else None
-    return within(*reduction(chip, args[0], over, PAIR_BYTES * max(args[0].element_size() // 4, 1), vectorised=False))
+    return after_results(
+        *reduction(chip, args[0], over, PAIR_BYTES * max(args[0].element_size() // 4, 1), vectorised=False)
+    )
 
 
-def _norm(chip: Chip, args: tuple[Any, ...], out: Any, place: int) -> Passing:
-    return within(*reduction(chip, args[0], args[place] if len(args) > place else None, max(args[0].element_size(), 4)))
+def _norm(chip: Chip, args: tuple[Any, ...], out: Any, place: int) -> AllocatorSteps:
+    return after_results(
+        *reduction(chip, args[0], args[place] if len(args) > place else None, max(args[0].element_size(), 4))
+    )
 
 
-def _logsumexp(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _logsumexp(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """For logsumexp: the exponential of each element minus the maximum, and the buffers of their sum."""
-    return within(nbytes(args[0]), *reduction(chip, args[0], args[1], max(args[0].element_size(), 4)))
+    return after_results(nbytes(args[0]), *reduction(chip, args[0], args[1], max(args[0].element_size(), 4)))
 
 
 RULES: dict[Any, Rule] = {

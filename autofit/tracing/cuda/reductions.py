@@ -7,6 +7,8 @@ memory. It was checked against that code of torch 2.11 on a few thousand shapes.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autofit.tracing.cuda.chip import power_of_two
+
 MOST_THREADS = 512  # per block; no reduction here computes in complex double, which has half of it
 WARP = 32
 VECTOR = 4  # elements that a thread reads, or writes, at once
@@ -112,12 +114,8 @@ def _output_vector(axes: Axes) -> int:
 
 
 def _block(width: int, height: int, most: int) -> tuple[int, int]:
-    wide = most if width >= most else _power_below(width)
-    high = most if height >= most else _power_below(height)
+    wide = most if width >= most else power_of_two(width)
+    high = most if height >= most else power_of_two(height)
     block_width = min(wide, WARP)
     block_height = min(high, most // block_width)
     return min(wide, most // block_height), block_height
-
-
-def _power_below(number: int) -> int:
-    return 1 << max(number.bit_length() - 1, 0)

@@ -10,7 +10,17 @@ from typing import Any
 import torch
 
 from autofit.tracing.cuda import losses, ordering, pairs, reduced
-from autofit.tracing.cuda.chip import KIB, Chip, Passing, Rule, around, nbytes, power, up, within
+from autofit.tracing.cuda.chip import (
+    KIB,
+    AllocatorSteps,
+    Chip,
+    Rule,
+    after_results,
+    around_results,
+    nbytes,
+    power_of_two,
+    round_up,
+)
 from autofit.tracing.cuda.reductions import Axes, staging_bytes
 from autofit.tracing.cuda.results import (
     channels_innermost,
@@ -22,50 +32,50 @@ from autofit.tracing.cuda.results import (
 aten = torch.ops.aten
 
 
-def passing(chip: Chip, func: Any, args: tuple[Any, ...], out: Any) -> Passing:
+def temporary_steps(chip: Chip, func: Any, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """Returns the allocator steps of an operator's temporary memory on a CUDA device; () for none."""
     rule = RULES.get(func)
     return () if rule is None else rule(chip, args, out)
 
 
-def _softmax(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    return within(*(() if args[0].is_contiguous() else (nbytes(args[0]),)))
+def _softmax(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
+    return after_results(*(() if args[0].is_contiguous() else (nbytes(args[0]),)))
 
 
-def _safe_softmax(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _safe_softmax(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """A mask of the hidden elements, and one of the rows that are all hidden (aten/src/ATen/native/SoftMax.cpp)."""
-    return within(args[0].numel(), args[0].numel() // max(args[0].shape[args[1]], 1))
+    return after_results(args[0].numel(), args[0].numel() // max(args[0].shape[args[1]], 1))
 
 
-def _softmax_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    return within(*(nbytes(tensor) for tensor in args[:2] if not tensor.is_contiguous()))
+def _softmax_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
+    return after_results(*(nbytes(tensor) for tensor in args[:2] if not tensor.is_contiguous()))
 
 
-def _softmax_backward_product(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _softmax_backward_product(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """The product of the gradient and the result, as a separate tensor. A log-softmax has none."""
     gradient, result = args[0], args[1]
     product = gradient.numel() * torch.promote_types(gradient.dtype, result.dtype).itemsize
-    return within(product, *(() if result.is_contiguous() else (nbytes(result),)))
+    return after_results(product, *(() if result.is_contiguous() else (nbytes(result),)))
 
 
-def _flash_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _flash_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """Row sums, and the query's gradient in float32. Sizes are rounded up, since blocks of threads write them."""
     batch, heads, queries, width = args[1].shape
-    rows = batch * heads * up(queries, 128)
+    rows = batch * heads * round_up(queries, 128)
     copies = _copied_by_heads(args[0], args[4])
     keys = args[2]
     # If several query heads share a key head, the gradients of keys and values are made per query head, then summed.
     grouped = (nbytes(keys) // keys.shape[1] * heads,) * 2 if keys.shape[1] != heads else ()
-    return around(*copies, inside=(4 * rows, 4 * rows * up(width, 32 if width <= 128 else 64), *grouped))
+    return around_results(*copies, inside=(4 * rows, 4 * rows * round_up(width, 32 if width <= 128 else 64), *grouped))
 
 
-def _efficient(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _efficient(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """The result in float32, if it does not fit into registers: `kNeedsOutputAccumulatorBuffer` (kernel_forward.h)."""
     width = args[2].shape[-1]
-    return within(*() if width <= 128 or args[0].element_size() > 2 else (4 * out[0].numel(),))
+    return after_results(*() if width <= 128 or args[0].element_size() > 2 else (4 * out[0].numel(),))
 
 
-def _efficient_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _efficient_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """Row sums, and the accumulators of `AttentionBackwardKernel::Params::workspace_size` (kernel_backward.h).
 
     In float32 the row sums are made by separate operators: product, sum, and a copy by heads.
@@ -76,27 +86,27 @@ def _efficient_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
     numbers = -(-queries // side) * -(-width // columns) * (side * columns + 4)
     if half and width > 128:  # the gradients of keys and values do not fit into registers either
         splits = min(-(-keys // 64), max(200 // (batch * heads), 1))
-        numbers += 2 * splits * 64 * up(width, 128)
+        numbers += 2 * splits * 64 * round_up(width, 128)
     rows, accumulators = 4 * batch * heads * queries, 4 * batch * heads * numbers
     copies = _copied_by_heads(args[0])
     if half:
-        return around(*copies, inside=(rows, accumulators))
+        return around_results(*copies, inside=(rows, accumulators))
     first = len(copies)
     steps = (rows * value_width, rows, rows, ~(first + 1), ~first, accumulators, ~(first + 2), ~(first + 3))
     return (*copies, None, *steps, *(~place for place in range(first)))
 
 
-def _copy(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _copy(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """A copy from the host goes to a contiguous buffer first, and from there to a strided result (Copy.cu)."""
-    return within(*(() if args[0].device.type == out.device.type or out.is_contiguous() else (nbytes(out),)))
+    return after_results(*(() if args[0].device.type == out.device.type or out.is_contiguous() else (nbytes(out),)))
 
 
-def _copies(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _copies(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """For operators that only work on contiguous tensors and copy others beforehand."""
-    return around(*(nbytes(x) for x in args[:2] if isinstance(x, torch.Tensor) and not x.is_contiguous()))
+    return around_results(*(nbytes(x) for x in args[:2] if isinstance(x, torch.Tensor) and not x.is_contiguous()))
 
 
-def _layer_norm_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _layer_norm_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """Copies of a non-contiguous input (beforehand) and gradient, and sums by blocks of rows.
 
     The sums occur for many short rows: `LaunchGammaBetaBackwardCUDAKernel` in layer_norm_kernel.cu.
@@ -113,18 +123,18 @@ def _layer_norm_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing
     return (inputs, None, gradient, parts, parts, *sums, ~5, ~4, *sums, ~7, ~6, ~3, ~2, ~1, ~0)
 
 
-def _copy_of_gradient(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    return within(*(() if args[0].is_contiguous() else (nbytes(args[0]),)))
+def _copy_of_gradient(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
+    return after_results(*(() if args[0].is_contiguous() else (nbytes(args[0]),)))
 
 
-def _pooled(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    return within(*_copied_to_layout(args[0], args[0]))
+def _pooled(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
+    return after_results(*_copied_to_layout(args[0], args[0]))
 
 
-def _pool_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _pool_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """Copies of the gradient, and of the indices of the maxima, if their layout differs from the input's."""
     indices = args[7:8]  # a tensor for max_pool2d_with_indices_backward; a number or missing for avg_pool2d_backward
-    return within(*_copied_to_layout(args[1], args[0], *(x for x in indices if isinstance(x, torch.Tensor))))
+    return after_results(*_copied_to_layout(args[1], args[0], *(x for x in indices if isinstance(x, torch.Tensor))))
 
 
 def _copied_to_layout(like: torch.Tensor, *copied: torch.Tensor) -> tuple[int, ...]:
@@ -132,29 +142,29 @@ def _copied_to_layout(like: torch.Tensor, *copied: torch.Tensor) -> tuple[int, .
     return tuple(nbytes(x) for x in copied if not x.is_contiguous(memory_format=layout))
 
 
-def _cumulated(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _cumulated(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """The summands, converted to the type of the sums."""
-    return within(*(() if args[0].dtype is out.dtype else (nbytes(out),)))
+    return after_results(*(() if args[0].dtype is out.dtype else (nbytes(out),)))
 
 
-def _group_norm(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _group_norm(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """The scale and shift of each channel of each sample."""
-    return within(*(4 * args[0].shape[0] * args[0].shape[1],) * 2)
+    return after_results(*(4 * args[0].shape[0] * args[0].shape[1],) * 2)
 
 
-def _group_norm_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _group_norm_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     channels, groups = 4 * args[1].shape[0] * args[1].shape[1], 4 * args[2].numel()
     return (channels, channels, groups, groups, channels, ~3, ~2, ~4, ~1, ~0)
 
 
-def _convolution(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _convolution(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """Copies of an input and a weight whose layout differs from that of the convolution."""
     layout = convolved_in(args[0], args[1])
     inputs, weight = (nbytes(x) if not x.is_contiguous(memory_format=layout) else 0 for x in args[:2])
     return (inputs, None, weight, ~1, ~0)
 
 
-def _convolution_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _convolution_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """The sum for the bias's gradient, and copies of arguments whose layout differs from that of the convolution."""
     gradient, inputs, weight, wanted = args[0], args[1], args[2], args[10]
     layout = convolved_in(inputs, weight)
@@ -172,11 +182,11 @@ def _copied_by_heads(*tensors: torch.Tensor) -> tuple[int, ...]:
     return tuple(nbytes(tensor) for tensor in tensors if not tensor.transpose(1, 2).is_contiguous())
 
 
-def _batch_norm(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
-    return within(*(_norm_staging(args[0], values=4) if sums_channels(args[0], args[1]) else ()))
+def _batch_norm(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
+    return after_results(*(_norm_staging(args[0], values=4) if sums_channels(args[0], args[1]) else ()))
 
 
-def _batch_norm_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Passing:
+def _batch_norm_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     if not sums_channels(args[1], args[2]):
         return ()
     channels = 4 * args[1].shape[1]
@@ -189,10 +199,10 @@ def _norm_staging(tensor: torch.Tensor, values: int) -> tuple[int, ...]:
     """Returns the buffers of a sum over all but the channels (`flexible_launch_configs` in Normalization.cuh)."""
     channels = tensor.shape[1]
     rows = tensor.numel() // channels
-    block_x = min(power(channels), 32)
-    block_y = min(power(-(-rows // 16)), 512 // block_x)
+    block_x = min(power_of_two(channels), 32)
+    block_y = min(power_of_two(-(-rows // 16)), 512 // block_x)
     if block_x * block_y != 512:
-        block_x = min(power(channels), 512 // block_y)
+        block_x = min(power_of_two(channels), 512 // block_y)
     grid = min(-(-rows // (block_y * 16)), 128)
     return (values * channels * grid * 4, 4 * -(-channels // block_x)) if grid >= 8 else (0, 0)
 

@@ -264,12 +264,6 @@ class _Timed(Searcher):
     def ask(self) -> Plan | None:
         return self._timed(self._searcher.ask)
 
-    def still(self, plan: Plan) -> bool:
-        return self._timed(lambda: self._searcher.still(plan))
-
-    def vouches(self, plan: Plan) -> bool:
-        return self._timed(lambda: self._searcher.vouches(plan))
-
     def tell(self, trial: Trial) -> None:
         self._timed(lambda: self._searcher.tell(trial))
 

@@ -6,8 +6,8 @@ import pytest
 from autofit.core.knob import Knob
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.searchers.guided.exclusions import condemned
-from autofit.searchers.guided.surrogate import points_of
+from autofit.feasibility.points import points_of
+from autofit.searchers.guided.exclusions import exclusions
 
 PRECISION = Knob(name="precision", values=("fp32", "bf16"), default="fp32")
 FORMAT = Knob(name="format", values=("default", "channels_last"), default="default")
@@ -28,9 +28,9 @@ def place(precision: str, form: str, size: int = 8) -> int:
 
 
 def found(dead: list[tuple[str, str]], alive: list[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Returns the combinations that are condemned."""
+    """Returns the combinations that are excluded."""
     outcomes = {place(*each): FAILED for each in dead}
-    each = condemned(KNOBS, POINTS, outcomes, [place(*one) for one in alive])
+    each = exclusions(KNOBS, POINTS, outcomes, [place(*one) for one in alive])
     mask = np.any([one.mask for one in each], axis=0) if each else np.zeros(len(PLANS), bool)
     return {(str(PLANS[i].values["precision"]), str(PLANS[i].values["format"])) for i in np.flatnonzero(mask)}
 
@@ -39,7 +39,7 @@ def found(dead: list[tuple[str, str]], alive: list[tuple[str, str]]) -> set[tupl
     ("dead", "alive", "expected"),
     [
         ([], [("fp32", "default")], set()),
-        # One value is suspect: all that have it are condemned.
+        # One value is suspect: all that have it are excluded.
         ([("bf16", "default")], [("fp32", "default")], {("bf16", "default"), ("bf16", "channels_last")}),
         # Either may be at fault: only both together are.
         ([("bf16", "channels_last")], [("fp32", "default")], {("bf16", "channels_last")}),
@@ -59,7 +59,7 @@ def found(dead: list[tuple[str, str]], alive: list[tuple[str, str]]) -> set[tupl
         ([("fp32", "default")], [("bf16", "default")], {("fp32", "default")}),
     ],
 )
-def test_who_is_condemned(
+def test_which_combinations_are_excluded(
     dead: list[tuple[str, str]], alive: list[tuple[str, str]], expected: set[tuple[str, str]]
 ) -> None:
     assert found(dead, alive) == expected
@@ -67,10 +67,10 @@ def test_who_is_condemned(
 
 def test_the_reason_names_what_is_suspect() -> None:
     outcomes = {place("bf16", "default"): FAILED}
-    (one,) = condemned(KNOBS, POINTS, outcomes, [place("fp32", "default")])
+    (one,) = exclusions(KNOBS, POINTS, outcomes, [place("fp32", "default")])
     assert one.reason == "precision=bf16 failed: numeric, not finite"
 
 
 def test_what_does_not_fit_condemns_nothing() -> None:
     outcomes = {place("bf16", "default"): Outcome(status=Status.OUT_OF_MEMORY, reason="full")}
-    assert condemned(KNOBS, POINTS, outcomes, [place("fp32", "default")]) == []
+    assert exclusions(KNOBS, POINTS, outcomes, [place("fp32", "default")]) == []

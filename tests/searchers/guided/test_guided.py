@@ -1,7 +1,7 @@
 """The default searcher against fake devices whose truth is known, mostly without anything that estimates memory."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import mean, median
 from typing import Any
@@ -12,35 +12,35 @@ import pytest
 from autofit import estimators
 from autofit.core.budget import Budget, Clock
 from autofit.core.estimate import Estimate
-from autofit.core.objective import Objective
+from autofit.core.knob import Knob
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.space import SearchSpace
 from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
+from autofit.feasibility import Feasibility
+from autofit.feasibility.surrogate import Belief
 from autofit.replay import TableBench, TableEstimator
 from autofit.search.phases import run
-from autofit.searchers.base import Problem, Searcher
+from autofit.searchers.base import Searcher
 from autofit.searchers.guided.guided import Guided
-from autofit.searchers.guided.surrogate import Belief
 from autofit.searchers.guided.throughput import Throughput
 from scripts.bench.search.tables import synthetic
 from tests.fakes import (
     MIB,
     OPTIMIZER,
     PRECISION,
+    Estimates,
     FakeBench,
     MemoryLog,
     always,
+    problem_of,
     random_bench,
     small_bench,
     space_of,
+    tell,
     tuning_of,
 )
-
-
-def problem(bench: FakeBench, estimate: Callable[[Plan], Estimate | None] = lambda plan: None) -> Problem:
-    return Problem(bench.space, Objective(), bench.budget_bytes, estimate)
 
 
 def search(searcher: Searcher, bench: FakeBench, most: int = 60) -> list[Trial]:
@@ -49,7 +49,7 @@ def search(searcher: Searcher, bench: FakeBench, most: int = 60) -> list[Trial]:
     while (plan := searcher.ask()) is not None:
         assert len(trials) < most, "the searcher does not come to an end"
         trials.append(Trial(number=len(trials), plan=plan, outcome=bench.evaluate(plan, Purpose.PROBE)))
-        searcher.tell(trials[-1])
+        tell(searcher, trials[-1])
     return trials
 
 
@@ -142,7 +142,7 @@ def test_without_estimates_a_search_runs_out_of_memory_three_times_at_most() -> 
 
 def test_the_users_own_plan_comes_first_where_nothing_is_known_of_its_memory() -> None:
     bench = small_bench()
-    assert Guided(problem(bench)).ask() == bench.space.baseline
+    assert Guided(problem_of(bench)).ask() == bench.space.baseline
 
 
 def test_the_largest_size_that_is_estimated_to_fit_comes_first_where_the_users_own_does_not() -> None:
@@ -152,7 +152,7 @@ def test_the_largest_size_that_is_estimated_to_fit_comes_first_where_the_users_o
         peak = bench.peak_bytes(plan)
         return Estimate(value_bytes=peak, lower_bytes=peak, upper_bytes=peak)
 
-    first = Guided(problem(bench, estimate)).ask()
+    first = Guided(problem_of(bench, estimate)).ask()
     assert first is not None
     assert first.combination == bench.space.baseline.combination
     sizes = [s for s in bench.space.sizes if bench.fits(bench.space.at(first.combination, s))]
@@ -161,14 +161,14 @@ def test_the_largest_size_that_is_estimated_to_fit_comes_first_where_the_users_o
 
 def test_the_global_batch_is_kept_exactly() -> None:
     bench = small_bench(space=space_of((PRECISION, OPTIMIZER), (4, 8, 16, 32, 64), 8, global_batch_size=64))
-    trials = search(Guided(problem(bench)), bench)
+    trials = search(Guided(problem_of(bench)), bench)
     assert {t.plan.global_batch_size for t in trials} == {64}
     assert {t.plan.micro_batch_size for t in trials} > {8}
 
 
 def test_many_combinations_are_not_enumerated_and_winning_values_are_joined() -> None:
     bench = small_bench()
-    trials = search(Guided(problem(bench)), bench)
+    trials = search(Guided(problem_of(bench)), bench)
     assert len(trials) <= 22
     best = best_of(trials, bench)
     assert best.values["precision"] == "bf16"
@@ -195,7 +195,7 @@ def test_a_combination_that_fails_by_itself_is_dropped(status: Status) -> None:
         if combination.values["precision"] == "bf16":
             for size in bench.space.sizes:
                 bench.faults[bench.space.at(combination, size).key] = always(status)
-    trials = search(Guided(problem(bench)), bench)
+    trials = search(Guided(problem_of(bench)), bench)
     assert sum(t.outcome.status is status for t in trials) <= 2, "after two plans it is the value that they share"
     assert best_of(trials, bench).values["precision"] == "tf32"
 
@@ -210,7 +210,7 @@ def test_one_failing_size_does_not_drop_its_combination(status: Status) -> None:
 
 def test_the_users_own_size_does_not_fit() -> None:
     bench = small_bench(space=space_of((PRECISION, OPTIMIZER), (4, 8, 16, 32, 64), 64), budget_bytes=1000 * MIB)
-    trials = search(Guided(problem(bench)), bench)
+    trials = search(Guided(problem_of(bench)), bench)
     assert bench.regret(best_of(trials, bench)) < 0.05
 
 
@@ -224,7 +224,7 @@ def test_another_combination_is_found_where_the_users_own_fits_at_no_size() -> N
 
 def test_the_search_ends_when_nothing_fits() -> None:
     bench = small_bench(budget_bytes=300 * MIB)
-    trials = search(Guided(problem(bench)), bench)
+    trials = search(Guided(problem_of(bench)), bench)
     assert not any(t.outcome.measured for t in trials)
     assert len(trials) <= 25
     assert {t.plan.micro_batch_size for t in trials} == {8, 4}
@@ -232,18 +232,18 @@ def test_the_search_ends_when_nothing_fits() -> None:
 
 def test_a_resumed_search_never_asks_what_is_known() -> None:
     bench = small_bench()
-    whole = search(Guided(problem(bench)), bench)
+    whole = search(Guided(problem_of(bench)), bench)
     for known in (3, 7, len(whole)):
-        again = Guided(problem(bench))
+        again = Guided(problem_of(bench))
         for trial in whole[:known]:
-            again.tell(trial.model_copy(update={"earlier": True}))
+            tell(again, trial.model_copy(update={"earlier": True}))
         asked = search(again, bench)
         assert not {t.plan.key for t in asked} & {t.plan.key for t in whole[:known]}
         assert bench.regret(best_of([*whole[:known], *asked], bench)) < 0.05
 
 
 def test_the_same_outcomes_give_the_same_plans() -> None:
-    runs = [search(Guided(problem(bench)), bench) for bench in (small_bench(), small_bench())]
+    runs = [search(Guided(problem_of(bench)), bench) for bench in (small_bench(), small_bench())]
     assert [t.plan for t in runs[0]] == [t.plan for t in runs[1]]
 
 
@@ -254,7 +254,7 @@ def test_biased_estimates_cost_probes_not_the_answer(factor: float) -> None:
     def estimate(plan: Plan) -> Estimate:
         return Estimate(value_bytes=round(bench.peak_bytes(plan) * factor), upper_bytes=None, lower_bytes=None)
 
-    findings = run(tuning_of(bench, searcher=lambda given: Guided(replace(given, estimate=estimate))))
+    findings = run(tuning_of(bench, estimators=[Estimates(estimate)]))
     assert bench.fits(findings.plan)
     assert bench.regret(findings.plan) < (0.12 if factor > 1 else 0.06)
 
@@ -266,7 +266,7 @@ def test_exact_estimates_avoid_every_failure() -> None:
         peak = bench.peak_bytes(plan)
         return Estimate(value_bytes=peak, lower_bytes=peak, upper_bytes=peak)
 
-    trials = search(Guided(problem(bench, estimate)), bench)
+    trials = search(Guided(problem_of(bench, estimate)), bench)
     assert all(t.outcome.measured for t in trials)
     assert bench.regret(best_of(trials, bench)) < 0.06
 
@@ -282,16 +282,16 @@ def test_fits_need_not_be_monotone() -> None:
 
 def test_interrupted_trials_and_blocks_say_nothing() -> None:
     bench = small_bench()
-    searcher = Guided(problem(bench))
+    searcher = Guided(problem_of(bench))
     first = searcher.ask()
     assert first is not None
-    searcher.tell(Trial(number=0, plan=first, outcome=Outcome(status=Status.INTERRUPTED, reason="stopped")))
-    searcher.tell(Trial(number=1, plan=first, outcome=bench.evaluate(first, Purpose.BLOCK), purpose=Purpose.BLOCK))
+    tell(searcher, Trial(number=0, plan=first, outcome=Outcome(status=Status.INTERRUPTED, reason="stopped")))
+    tell(searcher, Trial(number=1, plan=first, outcome=bench.evaluate(first, Purpose.BLOCK), purpose=Purpose.BLOCK))
     assert searcher.ask() == first
 
 
 def test_a_plan_of_which_a_look_told_nothing_is_run_only_where_it_is_likely_to_fit() -> None:
-    """The user's own combination is estimated, so others are asked for early; but nothing more is known of these."""
+    """The baseline's combination is estimated, so others are looked at early; but nothing more is known of these."""
     bench = small_bench()
     own = bench.space.baseline.combination
 
@@ -299,39 +299,92 @@ def test_a_plan_of_which_a_look_told_nothing_is_run_only_where_it_is_likely_to_f
         peak = bench.peak_bytes(plan)
         return Estimate(value_bytes=peak, lower_bytes=peak, upper_bytes=peak) if plan.combination == own else None
 
-    searcher = Guided(problem(bench, estimate))
-    asked, declined = list[str](), 0
-    trials: list[Trial] = []
-    while (plan := searcher.ask()) is not None:
-        asked.append(plan.key)
-        if not searcher.still(plan):
-            declined += 1
-            continue
-        trials.append(Trial(number=len(trials), plan=plan, outcome=bench.evaluate(plan, Purpose.PROBE)))
-        searcher.tell(trials[-1])
-    assert declined > 0
-    assert max(Counter(asked).values()) <= 2  # once more only when it has become likely
+    looks = Counting(estimate)
+    given = problem_of(bench, feasibility=Feasibility(bench.space, bench.budget_bytes, [looks]))
+    trials = search(Guided(given), bench)
+    assert max(Counter(looks.looked).values()) == 1
+    assert len(looks.looked) > len({plan for plan in looks.looked if plan in {t.plan.key for t in trials}})
     assert len({t.plan.key for t in trials}) == len(trials)
     assert sum(t.outcome.status.does_not_fit for t in trials) <= 1
     assert bench.regret(best_of(trials, bench)) < 0.06
 
 
-def test_a_plan_is_vouched_for_by_what_is_said_of_it_now() -> None:
-    bench = small_bench()
-    said = {"ratio": 0.5}
+class Counting(Estimates):
+    """Notes the plans that it is asked to refine."""
 
-    def estimate(plan: Plan) -> Estimate:
-        peak = round(said["ratio"] * bench.budget_bytes)
+    def __init__(self, function: Callable[[Plan], Estimate | None]) -> None:
+        super().__init__(function)
+        self.looked: list[str] = []
+
+    def refine(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
+        self.looked.append(plan.key)
+
+
+class Revealing(Counting):
+    """Estimates the baseline's combination, and any plan that was looked at: above the budget."""
+
+    def __init__(self, bench: FakeBench) -> None:
+        super().__init__(self._reveal)
+        self._bench = bench
+
+    def _reveal(self, plan: Plan) -> Estimate | None:
+        peak = self._bench.peak_bytes(plan)
+        if plan.key in self.looked and plan.combination != self._bench.space.baseline.combination:
+            peak = 2 * self._bench.budget_bytes
+        elif plan.combination != self._bench.space.baseline.combination:
+            return None
         return Estimate(value_bytes=peak, lower_bytes=peak, upper_bytes=peak)
 
-    searcher = Guided(problem(bench, estimate))
-    own = bench.space.baseline
-    searcher.tell(Trial(number=0, plan=own, outcome=bench.evaluate(own, Purpose.PROBE)))
+
+def declining(bench: FakeBench, **changes: Any) -> tuple[Guided, Revealing]:
+    """Returns a searcher that knows the baseline's trial, and finds each other combination too large at a look."""
+    eye = Revealing(bench)
+    given = problem_of(bench, feasibility=Feasibility(bench.space, bench.budget_bytes, [eye]), **changes)
+    searcher, own = Guided(given), bench.space.baseline
+    tell(searcher, Trial(number=0, plan=own, outcome=bench.evaluate(own, Purpose.PROBE)))
+    return searcher, eye
+
+
+def test_a_plan_that_a_look_makes_unlikely_to_fit_is_not_asked_for() -> None:
+    bench = small_bench()
+    searcher, eye = declining(bench)
+    plan = searcher.ask()
+    assert eye.looked
+    assert plan is None or plan.combination == bench.space.baseline.combination
+    assert len(set(eye.looked)) == len(eye.looked)
+
+
+def test_a_plan_that_was_declined_is_asked_for_without_another_look_once_it_is_the_best_again() -> None:
+    bench = small_bench(space=space_of((replace_values(PRECISION, "float32", "bf16"),), (4, 8), 8))
+    searcher, eye = declining(bench)
+    while (plan := searcher.ask()) is not None:
+        assert plan.combination == bench.space.baseline.combination
+        tell(searcher, Trial(number=1, plan=plan, outcome=bench.evaluate(plan, Purpose.PROBE)))
+    looks = list(eye.looked)
+    eye.function = lambda plan: Estimate(value_bytes=1, lower_bytes=1, upper_bytes=1)
+    searcher.problem.feasibility.tell(Trial(number=2, plan=bench.space.baseline, outcome=ONE_MORE))
     plan = searcher.ask()
     assert plan is not None
-    assert [searcher.vouches(own), searcher.vouches(plan)] == [True, True]
-    said["ratio"] = 1.2
-    assert [searcher.vouches(own), searcher.vouches(plan)] == [False, False]
+    assert plan.key in looks
+    assert eye.looked == looks
+
+
+def replace_values(knob: Knob, *values: str) -> Knob:
+    return Knob(name=knob.name, values=values, default=values[0])
+
+
+ONE_MORE = Outcome(status=Status.INTERRUPTED, reason="stopped")
+"""Says nothing of a plan, so that only the estimates change."""
+
+
+@pytest.mark.parametrize("looks_left", [0, 1, 3])
+def test_once_the_search_is_over_no_more_plans_are_looked_at(looks_left: int) -> None:
+    bench, eyes = small_bench(), list[Revealing]()
+    searcher, eye = declining(bench, is_over=lambda: len(eyes[0].looked) >= looks_left)
+    eyes.append(eye)
+    plan = searcher.ask()
+    assert len(eye.looked) == looks_left
+    assert (plan is None) is (looks_left > 0), "a plan that is asked for after the end is only named"
 
 
 @pytest.mark.parametrize(("slower", "tried"), [(1.6, True), (9.0, False)])
@@ -340,9 +393,9 @@ def test_a_value_that_is_slow_at_small_sizes_is_tried_near_the_size_of_the_best(
     bench = small_bench(budget_bytes=100_000 * MIB)
     bench.slower = lambda plan: slower if plan.values["precision"] == "bf16" and plan.micro_batch_size <= 8 else 1.0
     known = [bench.space.baseline, bench.space.at(bench.space.baseline.combination.replace(precision="bf16"), 8)]
-    searcher = Guided(problem(bench))
+    searcher = Guided(problem_of(bench))
     for number, plan in enumerate(known):
-        searcher.tell(Trial(number=number, plan=plan, outcome=bench.evaluate(plan, Purpose.PROBE)))
+        tell(searcher, Trial(number=number, plan=plan, outcome=bench.evaluate(plan, Purpose.PROBE)))
     trials = search(searcher, bench)
     best = best_of(trials, bench)
     assert best.micro_batch_size >= 8 * 8
@@ -352,11 +405,11 @@ def test_a_value_that_is_slow_at_small_sizes_is_tried_near_the_size_of_the_best(
 
 def test_a_skipped_plan_is_not_asked_again() -> None:
     bench, log = small_bench(), MemoryLog()
-    searcher = Guided(problem(bench))
+    searcher = Guided(problem_of(bench))
     asked: list[str] = []
     while (plan := searcher.ask()) is not None and len(asked) < 100:
         asked.append(plan.key)
         big = plan.micro_batch_size > 8
         outcome = Outcome(status=Status.SKIPPED, reason="big") if big else bench.evaluate(plan, Purpose.PROBE)
-        searcher.tell(log.finish(log.begin(plan, Purpose.PROBE), outcome))
+        tell(searcher, log.finish(log.begin(plan, Purpose.PROBE), outcome))
     assert len(asked) == len(set(asked)) < len(list(bench.space.plans())) / 5

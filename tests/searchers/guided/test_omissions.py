@@ -8,15 +8,15 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.searchers.guided.guided import Guided
-from tests.fakes import MIB, FakeBench, always, small_bench
-from tests.searchers.guided.test_guided import problem, search
+from tests.fakes import MIB, FakeBench, always, problem_of, small_bench, tell
+from tests.searchers.guided.test_guided import search
 
 
 def told(
     bench: FakeBench, estimate: Callable[[Plan], Estimate | None] = lambda plan: None
 ) -> tuple[set[str], list[Omission]]:
     """Runs a search; returns the combinations that were measured and the omissions."""
-    searcher = Guided(problem(bench, estimate))
+    searcher = Guided(problem_of(bench, estimate))
     trials = search(searcher, bench)
     return {t.plan.combination.key for t in trials if t.outcome.measured}, searcher.omissions()
 
@@ -65,7 +65,7 @@ def test_what_failed_is_said_to_be_measured() -> None:
 
 def test_nothing_is_said_before_anything_was_measured() -> None:
     bench = small_bench()
-    searcher = Guided(problem(bench))
+    searcher = Guided(problem_of(bench))
     own = bench.space.baseline
-    searcher.tell(Trial(number=0, plan=own, outcome=Outcome(status=Status.CRASHED, reason="x"), purpose=Purpose.PROBE))
+    tell(searcher, Trial(number=0, plan=own, outcome=Outcome(status=Status.CRASHED, reason="x"), purpose=Purpose.PROBE))
     assert searcher.omissions() == []

@@ -1,20 +1,13 @@
 """What is run while nothing has fitted: smaller, then leaner, then no more."""
 
-from collections.abc import Callable
-
 from autofit.core.estimate import Estimate
-from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.searchers.base import Problem
-from autofit.searchers.guided.rescue import TRIED, rescue
-from tests.fakes import FakeBench, small_bench
+from autofit.searchers.guided.rescue import MAX_TRIED, rescue
+from tests.fakes import problem_of, small_bench
 
 FULL = Outcome(status=Status.OUT_OF_MEMORY, reason="full")
-
-
-def problem(bench: FakeBench, estimate: Callable[[Plan], Estimate | None] = lambda plan: None) -> Problem:
-    return Problem(bench.space, Objective(), bench.budget_bytes, estimate)
 
 
 def sequence(given: Problem, outcome: Outcome, most: int = 60) -> list[Plan]:
@@ -27,7 +20,7 @@ def sequence(given: Problem, outcome: Outcome, most: int = 60) -> list[Plan]:
 
 def test_the_users_own_plan_is_halved_then_each_change_alone_then_many() -> None:
     bench = small_bench()
-    plans = sequence(problem(bench), FULL)
+    plans = sequence(problem_of(bench), FULL)
     own = bench.space.baseline
     smallest = bench.space.sizes[0]
     halved = [plan.micro_batch_size for plan in plans if plan.combination == own.combination]
@@ -39,20 +32,20 @@ def test_the_users_own_plan_is_halved_then_each_change_alone_then_many() -> None
     changes = [len(plan.combination.changes_from(own.combination)) for plan in others]
     singles = sum(len(knob.values) - 1 for knob in bench.space.facts.knobs)
     assert changes[:singles] == [1] * singles
-    assert len(changes) == singles + TRIED
+    assert len(changes) == singles + MAX_TRIED
     assert changes[singles] == len(bench.space.facts.knobs)
 
 
 def test_a_combination_that_fails_by_itself_is_not_halved() -> None:
     bench = small_bench()
-    plans = sequence(problem(bench), Outcome(status=Status.NUMERIC, reason="not finite"), most=2)
+    plans = sequence(problem_of(bench), Outcome(status=Status.NUMERIC, reason="not finite"), most=2)
     assert plans[0] == bench.space.baseline
     assert plans[1].combination != bench.space.baseline.combination
 
 
 def test_a_crash_is_no_reason_to_give_up_the_combination() -> None:
     bench = small_bench()
-    plans = sequence(problem(bench), Outcome(status=Status.CRASHED, reason="gone"), most=2)
+    plans = sequence(problem_of(bench), Outcome(status=Status.CRASHED, reason="gone"), most=2)
     assert plans[1].combination == bench.space.baseline.combination
     assert plans[1].micro_batch_size < plans[0].micro_batch_size
 
@@ -64,6 +57,6 @@ def test_with_estimates_the_largest_that_fits_surely_comes_first() -> None:
         value = bench.budget_bytes * plan.micro_batch_size // 5
         return Estimate(value_bytes=value, lower_bytes=value, upper_bytes=value)
 
-    plan = rescue(problem(bench, estimate), {})
+    plan = rescue(problem_of(bench, estimate), {})
     assert plan is not None
     assert plan.micro_batch_size == max(size for size in bench.space.sizes if size <= 5)

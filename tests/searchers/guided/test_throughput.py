@@ -9,8 +9,8 @@ import pytest
 from autofit.core.knob import Knob
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.plan import Plan
+from autofit.feasibility.points import points_of
 from autofit.searchers.guided import throughput
-from autofit.searchers.guided.surrogate import points_of
 from autofit.searchers.guided.throughput import Throughput
 
 PRECISION = Knob(name="precision", values=("fp32", "bf16"), default="fp32")

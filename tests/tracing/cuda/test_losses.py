@@ -5,7 +5,7 @@ import torch
 
 from autofit.tracing.cuda.chip import Chip
 from autofit.tracing.cuda.results import laid_out
-from autofit.tracing.cuda.temporaries import passing
+from autofit.tracing.cuda.temporaries import temporary_steps
 from tests.tracing.measured import meta
 
 aten = torch.ops.aten
@@ -15,7 +15,7 @@ ALL = 33554432
 
 
 def steps(func: Any, *args: Any) -> Any:
-    return passing(Chip(), func, args, func(*args))
+    return temporary_steps(Chip(), func, args, func(*args))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from autofit.tracing.cuda.chip import Chip
-from autofit.tracing.cuda.temporaries import passing
+from autofit.tracing.cuda.temporaries import temporary_steps
 from tests.tracing.measured import meta, taken
 
 aten = torch.ops.aten
@@ -43,7 +43,7 @@ def test_topk(shape: tuple[int, ...], dtype: torch.dtype, sizes: list[int]) -> N
 
 
 def steps(func: Any, *args: Any) -> Any:
-    return passing(Chip(), func, args, func(*args))
+    return temporary_steps(Chip(), func, args, func(*args))
 
 
 def test_a_roll_over_two_dimensions_makes_two_tensors() -> None:
@@ -92,7 +92,7 @@ def test_values_that_lie_apart_are_copied_and_each_further_index_is_added_to_the
 def test_the_gradient_of_a_bag_is_that_of_an_embedding() -> None:
     gradient, ids, offsets = meta(32, 512), meta(16384, dtype=LONG), meta(32, dtype=LONG)
     arguments = (gradient, ids, offsets, ids, offsets, offsets, 10000, False, 0, False, None)
-    bag = passing(Chip(), aten._embedding_bag_backward.default, arguments, meta(10000, 512))
-    plain = passing(Chip(), aten.embedding_dense_backward.default, (gradient, ids, 10000, -1), meta(10000, 512))
+    bag = temporary_steps(Chip(), aten._embedding_bag_backward.default, arguments, meta(10000, 512))
+    plain = temporary_steps(Chip(), aten.embedding_dense_backward.default, (gradient, ids, 10000, -1), meta(10000, 512))
     assert bag == plain
     assert 23834624 in bag

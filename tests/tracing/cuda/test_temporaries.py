@@ -5,7 +5,7 @@ import torch
 
 from autofit.tracing.cuda.chip import Chip
 from autofit.tracing.cuda.results import is_channels_last, laid_out, results
-from autofit.tracing.cuda.temporaries import passing
+from autofit.tracing.cuda.temporaries import temporary_steps
 
 aten = torch.ops.aten
 CHIP = Chip()
@@ -32,13 +32,13 @@ def peak(steps: tuple[int | None, ...]) -> int:
 
 def test_flash_backward() -> None:
     x = heads(256, 64, torch.bfloat16)
-    steps = passing(CHIP, aten._scaled_dot_product_flash_attention_backward.default, (x, x, x, x, x), (x, x, x))
+    steps = temporary_steps(CHIP, aten._scaled_dot_product_flash_attention_backward.default, (x, x, x, x, x), (x, x, x))
     assert [step for step in steps if step is not None] == [32768, 2097152, ~1, ~0]
 
 
 def test_flash_backward_copies_what_does_not_lie_by_time() -> None:
     x, y = heads(256, 64, torch.bfloat16), heads(256, 64, torch.bfloat16, by_time=False)
-    steps = passing(CHIP, aten._scaled_dot_product_flash_attention_backward.default, (y, x, x, x, y), (x, x, x))
+    steps = temporary_steps(CHIP, aten._scaled_dot_product_flash_attention_backward.default, (y, x, x, x, y), (x, x, x))
     assert peak(steps) == 4227072
 
 
@@ -57,14 +57,18 @@ def test_flash_backward_copies_what_does_not_lie_by_time() -> None:
 def test_efficient_backward(dtype: torch.dtype, queries: int, keys: int, width: int, floats: int) -> None:
     batch = 1 if queries == 1024 else 8
     q, k = (heads(time, width, dtype)[:batch] for time in (queries, keys))
-    steps = passing(CHIP, aten._scaled_dot_product_efficient_attention_backward.default, (q, q, k, k), (q, k, k))
+    steps = temporary_steps(
+        CHIP, aten._scaled_dot_product_efficient_attention_backward.default, (q, q, k, k), (q, k, k)
+    )
     assert max(step for step in steps if step is not None) in (4 * 4 * batch * floats, 4 * q.numel())
     assert 4 * 4 * batch * floats in steps
 
 
 def test_efficient_backward_in_float32_makes_the_row_sums_itself() -> None:
     x = heads(256, 64, torch.float32)
-    steps = passing(CHIP, aten._scaled_dot_product_efficient_attention_backward.default, (x, x, x, x), (x, x, x))
+    steps = temporary_steps(
+        CHIP, aten._scaled_dot_product_efficient_attention_backward.default, (x, x, x, x), (x, x, x)
+    )
     assert steps == (None, 2097152, 32768, 32768, ~1, ~0, 2099200, ~2, ~3)
 
 
@@ -72,7 +76,7 @@ def test_efficient_backward_in_float32_makes_the_row_sums_itself() -> None:
 def test_embedding_backward(ids: int, rows: int, last: int) -> None:
     gradient = torch.empty(ids, 768, device="meta")
     indices = torch.empty(ids, dtype=torch.int64, device="meta")
-    steps = passing(CHIP, aten.embedding_dense_backward.default, (gradient, indices, rows, -1), gradient)
+    steps = temporary_steps(CHIP, aten.embedding_dense_backward.default, (gradient, indices, rows, -1), gradient)
     assert max(step for step in steps if step is not None) == (last or 4402176)
     assert peak(steps) < last + 10 * 8 * ids + 5 * 2**20
 
@@ -81,7 +85,7 @@ def test_a_few_embeddings_need_nothing_but_have_the_same_steps() -> None:
     def steps(count: int) -> tuple[int | None, ...]:
         indices = torch.empty(count, dtype=torch.int64, device="meta")
         gradient = torch.empty(count, 768, device="meta")
-        return passing(CHIP, aten.embedding_dense_backward.default, (gradient, indices, 1024, -1), gradient)
+        return temporary_steps(CHIP, aten.embedding_dense_backward.default, (gradient, indices, 1024, -1), gradient)
 
     few, many = steps(1024), steps(4096)
     assert peak(few) == 0
@@ -93,17 +97,17 @@ WEIGHT = torch.empty(64, device="meta")
 
 def test_batch_norm_over_channels_last() -> None:
     x = torch.empty(16, 64, 32, 32, dtype=torch.bfloat16, device="meta").contiguous(memory_format=torch.channels_last)
-    forward = passing(CHIP, aten.native_batch_norm.default, (x, WEIGHT), (x, x, x))
-    backward = passing(CHIP, aten.native_batch_norm_backward.default, (x, x, WEIGHT), (x, x, x))
+    forward = temporary_steps(CHIP, aten.native_batch_norm.default, (x, WEIGHT), (x, x, x))
+    backward = temporary_steps(CHIP, aten.native_batch_norm_backward.default, (x, x, WEIGHT), (x, x, x))
     assert forward == (65536, 8, ~1, ~0)
     assert backward == (256, 256, None, None, 32768, 8, ~3, ~2, None, ~1, ~0)
-    rows = passing(CHIP, aten.native_batch_norm_backward.default, (x.contiguous(), x, WEIGHT), (x, x, x))
+    rows = temporary_steps(CHIP, aten.native_batch_norm_backward.default, (x.contiguous(), x, WEIGHT), (x, x, x))
     assert rows == (256, 256, None, None, None, ~1, ~0)
 
 
 def test_batch_norm_of_images_in_rows_takes_nothing() -> None:
     x = torch.empty(16, 64, 32, 32, dtype=torch.bfloat16, device="meta")
-    assert passing(CHIP, aten.native_batch_norm_backward.default, (x, x, WEIGHT), (x, x, x)) == ()
+    assert temporary_steps(CHIP, aten.native_batch_norm_backward.default, (x, x, WEIGHT), (x, x, x)) == ()
 
 
 @pytest.mark.parametrize(
@@ -122,8 +126,8 @@ def test_a_batch_norm_of_cudnns_has_none_of_torchs_buffers(
 ) -> None:
     x = torch.empty(shape, dtype=dtype, device="meta")
     x = x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
-    forward = passing(CHIP, aten.native_batch_norm.default, (x, weight), (x, x, x))
-    backward = passing(CHIP, aten.native_batch_norm_backward.default, (x, x, weight), (x, x, x))
+    forward = temporary_steps(CHIP, aten.native_batch_norm.default, (x, weight), (x, x, x))
+    backward = temporary_steps(CHIP, aten.native_batch_norm_backward.default, (x, x, weight), (x, x, x))
     assert (forward == ()) == (backward == ()) == cudnn
     order = results(aten.native_batch_norm_backward.default, (x, x, weight), (0, 1, 2))
     assert list(order) == ([0, 1, 2] if cudnn else [1, 2, 0])
@@ -132,25 +136,28 @@ def test_a_batch_norm_of_cudnns_has_none_of_torchs_buffers(
 def test_softmax_backward_multiplies_first() -> None:
     half = torch.empty(2048, 1024, dtype=torch.float16, device="meta")
     full = torch.empty(2048, 1024, device="meta")
-    assert peak(passing(CHIP, aten._softmax_backward_data.default, (full, full, 1, torch.float16), half)) == 8388608
+    assert (
+        peak(temporary_steps(CHIP, aten._softmax_backward_data.default, (full, full, 1, torch.float16), half))
+        == 8388608
+    )
 
 
 def test_a_log_softmax_over_a_middle_dimension_copies() -> None:
     x = torch.empty(8, 256, 2000, device="meta").transpose(1, 2)
-    assert peak(passing(CHIP, aten._log_softmax.default, (x, 1, False), x)) == 16384000
-    assert peak(passing(CHIP, aten._log_softmax.default, (x.contiguous(), 1, False), x)) == 0
+    assert peak(temporary_steps(CHIP, aten._log_softmax.default, (x, 1, False), x)) == 16384000
+    assert peak(temporary_steps(CHIP, aten._log_softmax.default, (x.contiguous(), 1, False), x)) == 0
 
 
 def test_a_copy_from_the_host_into_other_strides_goes_through_one_piece() -> None:
     host = torch.empty(8, 3, 96, 96)
     there = torch.empty(8, 3, 96, 96, device="meta").contiguous(memory_format=torch.channels_last)
-    assert peak(passing(CHIP, aten._to_copy.default, (host,), there)) == 884736
-    assert peak(passing(CHIP, aten._to_copy.default, (host,), there.contiguous())) == 0
+    assert peak(temporary_steps(CHIP, aten._to_copy.default, (host,), there)) == 884736
+    assert peak(temporary_steps(CHIP, aten._to_copy.default, (host,), there.contiguous())) == 0
 
 
 def test_an_operator_without_a_rule_takes_nothing() -> None:
     x = torch.empty(4, device="meta")
-    assert passing(CHIP, aten.relu.default, (x,), x) == ()
+    assert temporary_steps(CHIP, aten.relu.default, (x,), x) == ()
 
 
 def test_results_are_in_the_order_of_their_allocation() -> None:
@@ -190,20 +197,20 @@ def test_convolution_backward(
     gradient = torch.empty(shape, device="meta").contiguous(memory_format=layout)
     images, weight = torch.empty(shape[0], 3, 64, 64, device="meta"), torch.empty(shape[1], 3, 3, 3, device="meta")
     args = (gradient, images, weight, None, None, None, None, False, None, 1, [True, True, True])
-    assert passing(CHIP, aten.convolution_backward.default, args, None) == expected
+    assert temporary_steps(CHIP, aten.convolution_backward.default, args, None) == expected
 
 
 def test_norms_copy_what_is_in_pieces() -> None:
     x = torch.empty(8, 96, 28, 28, device="meta").permute(0, 2, 3, 1)
-    assert passing(CHIP, aten.native_layer_norm.default, (x, [96]), (x,)) == (x.numel() * 4, None, ~0)
-    assert peak(passing(CHIP, aten.native_layer_norm.default, (x.contiguous(), [96]), (x,))) == 0
+    assert temporary_steps(CHIP, aten.native_layer_norm.default, (x, [96]), (x,)) == (x.numel() * 4, None, ~0)
+    assert peak(temporary_steps(CHIP, aten.native_layer_norm.default, (x.contiguous(), [96]), (x,))) == 0
 
 
 def test_a_gradient_in_pieces_is_copied_after_the_results_of_a_layer_norm() -> None:
     whole = torch.empty(16, 128, 512, device="meta")
     pieces = torch.empty(16, 512, 128, device="meta").transpose(1, 2)
     for args, expected in (((pieces, whole), (0, 4194304)), ((whole, pieces), (4194304, 0))):
-        steps = passing(CHIP, aten.native_layer_norm_backward.default, (*args, [512]), (whole,))
+        steps = temporary_steps(CHIP, aten.native_layer_norm_backward.default, (*args, [512]), (whole,))
         assert steps[:3] == (expected[0], None, expected[1])
         assert peak(steps) == 4194304
 
@@ -211,7 +218,7 @@ def test_a_gradient_in_pieces_is_copied_after_the_results_of_a_layer_norm() -> N
 def test_a_layer_norm_of_many_short_rows_sums_up_by_blocks_of_them() -> None:
     def steps(rows: int, width: int) -> tuple[int | None, ...]:
         x = torch.empty(rows, width, device="meta")
-        return passing(CHIP, aten.native_layer_norm_backward.default, (x, x, [width]), (x, x, x))
+        return temporary_steps(CHIP, aten.native_layer_norm_backward.default, (x, x, [width]), (x, x, x))
 
     assert steps(163072, 64)[3:7] == (1304576, 1304576, 655360, 4)
     assert steps(10**7, 64)[3] == 4 * 64 * 16384
@@ -222,18 +229,18 @@ def test_a_layer_norm_of_many_short_rows_sums_up_by_blocks_of_them() -> None:
 
 def test_a_mean_over_pixels_is_a_sum() -> None:
     x = torch.empty(14, 128, 96, 96, device="meta").contiguous(memory_format=torch.channels_last)
-    mean = passing(CHIP, aten.mean.dim, (x, [-1, -2], True), x)
-    assert mean == passing(CHIP, aten.sum.dim_IntList, (x, [2, 3]), x)
+    mean = temporary_steps(CHIP, aten.mean.dim, (x, [-1, -2], True), x)
+    assert mean == temporary_steps(CHIP, aten.sum.dim_IntList, (x, [2, 3]), x)
     assert peak(mean) > 2**20
-    whole = passing(CHIP, aten.mean.default, (x,), x)
-    assert whole == passing(CHIP, aten.sum.dim_IntList, (x, [0, 1, 2, 3]), x)
+    whole = temporary_steps(CHIP, aten.mean.default, (x,), x)
+    assert whole == temporary_steps(CHIP, aten.sum.dim_IntList, (x, [0, 1, 2, 3]), x)
     assert peak(whole) > 0
 
 
 @pytest.mark.parametrize("loss", [aten.mse_loss.default, aten.smooth_l1_loss.default])
 def test_the_mean_of_errors_keeps_them_for_a_moment_and_their_room_for_good(loss: object) -> None:
     x, mean = torch.empty(4, 3, 128, 128, device="meta"), torch.empty((), device="meta")
-    steps = passing(CHIP, loss, (x, x), mean)
+    steps = temporary_steps(CHIP, loss, (x, x), mean)
     assert steps[0] == 786432
     assert 786432 <= peak(steps) <= 786432 + 1024
     made = laid_out(loss, (x, x), mean)
@@ -243,7 +250,7 @@ def test_the_mean_of_errors_keeps_them_for_a_moment_and_their_room_for_good(loss
 
 def test_errors_that_are_not_summed_up_are_the_result() -> None:
     x = torch.empty(4, 3, device="meta")
-    assert passing(CHIP, aten.mse_loss.default, (x, x, 0), x) == ()
+    assert temporary_steps(CHIP, aten.mse_loss.default, (x, x, 0), x) == ()
     assert laid_out(aten.mse_loss.default, (x, x, 0), x) is x
 
 
@@ -258,10 +265,10 @@ def test_a_convolution_copies_what_does_not_lie_as_its_other_argument() -> None:
     weight = torch.empty(64, 32, 3, 3, device="meta")
     weight_last = weight.contiguous(memory_format=torch.channels_last)
     convolution = aten.convolution.default
-    assert passing(CHIP, convolution, (rows, weight), rows) == (0, None, 0, ~1, ~0)
-    assert passing(CHIP, convolution, (last, weight_last), rows) == (0, None, 0, ~1, ~0)
-    assert passing(CHIP, convolution, (rows, weight_last), rows) == (4194304, None, 0, ~1, ~0)
-    assert passing(CHIP, convolution, (last, weight), rows) == (0, None, 73728, ~1, ~0)
+    assert temporary_steps(CHIP, convolution, (rows, weight), rows) == (0, None, 0, ~1, ~0)
+    assert temporary_steps(CHIP, convolution, (last, weight_last), rows) == (0, None, 0, ~1, ~0)
+    assert temporary_steps(CHIP, convolution, (rows, weight_last), rows) == (4194304, None, 0, ~1, ~0)
+    assert temporary_steps(CHIP, convolution, (last, weight), rows) == (0, None, 73728, ~1, ~0)
 
 
 def test_a_kernel_of_one_pixel_is_in_the_layout_that_its_strides_say() -> None:
@@ -278,15 +285,15 @@ def test_pooling_copies_what_does_not_lie_as_its_input() -> None:
     places = torch.empty(8, 16, 16, 16, dtype=torch.int64, device="meta")
     backward = aten.max_pool2d_with_indices_backward.default
     args = (gradient, rows, [2, 2], [2, 2], [0, 0], [1, 1], False, places)
-    assert passing(CHIP, backward, args, rows) == (131072, ~0)
-    assert passing(CHIP, backward, (gradient.contiguous(), *args[1:]), rows) == ()
-    assert passing(CHIP, aten.max_pool2d_with_indices.default, (rows[:, :, ::2], [2, 2]), rows) == (262144, ~0)
+    assert temporary_steps(CHIP, backward, args, rows) == (131072, ~0)
+    assert temporary_steps(CHIP, backward, (gradient.contiguous(), *args[1:]), rows) == ()
+    assert temporary_steps(CHIP, aten.max_pool2d_with_indices.default, (rows[:, :, ::2], [2, 2]), rows) == (262144, ~0)
 
 
 def test_counting_what_is_true_converts_it_first() -> None:
     flags, counts = torch.empty(63, 256, dtype=torch.bool, device="meta"), torch.empty(63, 256, dtype=torch.int64)
-    assert passing(CHIP, aten.cumsum.default, (flags, -1), counts) == (129024, ~0)
-    assert passing(CHIP, aten.cumsum.default, (counts, -1), counts) == ()
+    assert temporary_steps(CHIP, aten.cumsum.default, (flags, -1), counts) == (129024, ~0)
+    assert temporary_steps(CHIP, aten.cumsum.default, (counts, -1), counts) == ()
 
 
 def test_a_convolution_of_channels_last_gives_channels_last() -> None:

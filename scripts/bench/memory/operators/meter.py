@@ -31,7 +31,7 @@ from autofit.probing.placement import place
 from autofit.strategies import members
 from autofit.tracing.cuda.chip import Chip
 from autofit.tracing.cuda.results import laid_out
-from autofit.tracing.cuda.temporaries import passing
+from autofit.tracing.cuda.temporaries import temporary_steps
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.factory import make
 from autofit.workloads.loss import resolve_loss
@@ -62,7 +62,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no
         results = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor) and x.device.type == "cuda"]
         new = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in results}
         taken = self._requested("peak") - before - sum(size for key, size in new.items() if key not in given)
-        wanted = most(passing(self._chip, func, args, out)) if results else 0
+        wanted = most(temporary_steps(self._chip, func, args, out)) if results else 0
         own = str([tuple(x.stride()) for x in results])
         if taken != wanted or strides not in ("", own):
             shapes = [(tuple(x.shape), x.dtype) for x in tree_leaves(args) if isinstance(x, torch.Tensor)]

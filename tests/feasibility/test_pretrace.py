@@ -6,7 +6,7 @@ from autofit.core.estimate import Estimate
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.core.space import SearchSpace, SpaceFacts
-from autofit.search.pretrace import worth_knowing
+from autofit.feasibility.pretrace import plans_to_estimate
 
 SIZES = (1, 2, 4, 8, 16, 32)
 BLOCKS = Knob(name="blocks", values=(0, 6, 12), default=0, growth=(1.0, 0.5, 0.1))
@@ -26,7 +26,7 @@ def estimate(plan: Plan) -> Estimate | None:
 
 
 def seen(memory_bytes: int, **changes: Any) -> list[tuple[int, int, str]]:
-    plans = worth_knowing(space(**changes), estimate, memory_bytes)
+    plans = plans_to_estimate(space(**changes), estimate, memory_bytes)
     return [(p.micro_batch_size, int(p.values["blocks"]), str(p.values["precision"])) for p in plans]
 
 
@@ -39,7 +39,7 @@ def test_the_own_plans_about_the_limit_come_first_then_each_change_at_the_size_t
 
 
 def test_the_batch_stays_whole() -> None:
-    assert all(plan.global_batch_size == 32 for plan in worth_knowing(space(), estimate, 200))
+    assert all(plan.global_batch_size == 32 for plan in plans_to_estimate(space(), estimate, 200))
 
 
 def test_where_nothing_fits_the_smallest_size_is_looked_at() -> None:
@@ -53,7 +53,7 @@ def test_nothing_is_looked_at_where_memory_is_not_scarce() -> None:
 
 def test_nothing_is_looked_at_where_the_own_combination_is_not_known_at_every_size() -> None:
     own = space().baseline
-    assert worth_knowing(space(), lambda plan: estimate(plan) if plan == own else None, 200) == []
+    assert plans_to_estimate(space(), lambda plan: estimate(plan) if plan == own else None, 200) == []
 
 
 def test_one_size_says_nothing_of_growth() -> None:

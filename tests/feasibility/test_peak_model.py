@@ -1,47 +1,12 @@
 """How likely a plan is to fit: by bounds, by others' peaks, by what did not fit."""
 
-from collections.abc import Callable
-
 import pytest
 
 from autofit.core.estimate import Estimate
-from autofit.core.objective import Objective
-from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
-from autofit.searchers.base import Problem
-from autofit.searchers.guided.feasibility import Feasibility
-from autofit.searchers.guided.surrogate import points_of
-from tests.fakes import MIB, FakeBench, small_bench
-
-
-class Judge:
-    """A `Feasibility` that is asked and told by plans."""
-
-    def __init__(self, bench: FakeBench, estimate: Callable[[Plan], Estimate | None] = lambda plan: None) -> None:
-        space = bench.space
-        grid = [space.at(c, s) for c in space.combinations() for s in space.sizes]
-        self.bench, self.plans = bench, list(dict.fromkeys([space.baseline, *grid]))
-        points = points_of(space.facts.knobs, self.plans, space.baseline.micro_batch_size)
-        given = Problem(space, Objective(), bench.budget_bytes, estimate)
-        self.feasibility = Feasibility(given, self.plans, points)
-
-    def likely(self, plan: Plan) -> float:
-        return self.feasibility.likely(self.plans.index(plan))
-
-    def run(self, plan: Plan) -> None:
-        place = self.plans.index(plan)
-        self.feasibility.expect(place)
-        self.feasibility.tell(place, self.bench.evaluate(plan, Purpose.PROBE))
-
-
-def at(bench: FakeBench, size: int, **changes: str) -> Plan:
-    return bench.space.at(bench.space.baseline.combination.replace(**changes), size)
-
-
-def linear(**changes: object) -> FakeBench:
-    """A device whose peak is a straight line in the batch."""
-    return small_bench(gradient_mib=0.0, logits_mib=0.0, **changes)
+from tests.fakes import MIB, FakeBench
+from tests.feasibility.judge import Judge, at, linear
 
 
 def test_bounds_decide_where_they_are_narrow() -> None:
@@ -148,27 +113,8 @@ def test_that_one_value_needs_room_says_little_of_another() -> None:
     judge.run(bench.space.baseline)
     other = at(bench, 16, optimizer="fused")
     before = judge.likely(other)
-    place = judge.plans.index(at(bench, 16, optimizer="foreach"))
-    judge.feasibility.tell(place, Outcome(status=Status.OUT_OF_MEMORY, reason="full"))
+    judge.tell(at(bench, 16, optimizer="foreach"))
     assert 0.9 < judge.likely(other) < before, "a relation of 0.5, as for speed, would make it 0.86"
-
-
-def test_after_three_out_of_memories_what_was_only_ever_refused_is_suspect() -> None:
-    bench = linear(budget_bytes=4000 * MIB)
-    judge = Judge(bench)
-    judge.run(bench.space.baseline)
-    place = judge.plans.index(at(bench, 4, optimizer="foreach", precision="bf16"))
-    for size in (16, 32, 64):
-        assert not judge.feasibility.tried.suspect(place)
-        refused = judge.plans.index(at(bench, size, optimizer="foreach"))
-        judge.feasibility.tell(refused, Outcome(status=Status.OUT_OF_MEMORY, reason="full"))
-    assert judge.feasibility.tried.suspect(place)
-    assert not judge.feasibility.tried.suspect(judge.plans.index(at(bench, 4, optimizer="fused", precision="bf16")))
-    ran = bench.evaluate(at(bench, 4, optimizer="foreach"), Purpose.PROBE).model_copy(
-        update={"status": Status.OVER_BUDGET, "reason": "larger"}
-    )
-    judge.feasibility.tell(judge.plans.index(at(bench, 4, optimizer="foreach")), ran)
-    assert not judge.feasibility.tried.suspect(place), "it is known what it needs"
 
 
 def test_a_refusal_that_contradicts_what_ran_says_little_of_other_plans() -> None:
@@ -180,10 +126,7 @@ def test_a_refusal_that_contradicts_what_ran_says_little_of_other_plans() -> Non
         for size, changes in ((8, {}), (32, {"precision": "bf16"}), (8, {"optimizer": "fused"})):
             judge.run(at(bench, size, **changes))
     assert calm.likely(large) > 0.9
-    told.feasibility.tell(
-        told.plans.index(at(bench, 16, precision="tf32", optimizer="fused")),
-        Outcome(status=Status.OUT_OF_MEMORY, reason="full"),
-    )
+    told.tell(at(bench, 16, precision="tf32", optimizer="fused"))
     assert told.likely(large) > 0.5
 
 

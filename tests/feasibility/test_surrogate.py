@@ -8,7 +8,8 @@ import pytest
 
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
-from autofit.searchers.guided.surrogate import Covariances, Kernel, Points, Scales, Surrogate, points_of
+from autofit.feasibility.points import Points, points_of
+from autofit.feasibility.surrogate import Covariances, Kernel, Scales, Surrogate
 
 PRECISION = Knob(name="precision", values=("fp32", "bf16", "fp16"), default="fp32")
 BLOCKS = Knob(name="blocks", values=(0, 2, 4), default=0)
@@ -100,7 +101,7 @@ def test_variances_are_the_diagonal_of_the_kernel(scales: Scales) -> None:
 
 def test_a_knob_of_which_something_is_known_changes_less() -> None:
     points = points_of(KNOBS, [plan(blocks=4)], 8)
-    known = Kernel(KNOBS, SCALES, known=(1.0, 0.3, 1.0))
+    known = Kernel(KNOBS, SCALES, ratios=(1.0, 0.3, 1.0))
     assert known.variances(points)[0] < 0.3 * KERNEL.variances(points)[0]
 
 
@@ -128,7 +129,7 @@ def test_several_versions_of_what_was_told_are_believed_as_each_alone() -> None:
 def test_several_models_believe_as_each_alone_however_many_plans_at_a_time(
     monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
-    monkeypatch.setattr("autofit.searchers.guided.surrogate.BLOCK", block)
+    monkeypatch.setattr("autofit.feasibility.surrogate.BLOCK", block)
     points = points_of(KNOBS, [plan(), plan(precision="bf16"), plan(16), plan(32, "bf16")], 8)
     covariances, told = Covariances(KERNEL, points), [0, 1, 2]
     versions = np.array([[0.0, 0.3], [0.2, -0.1], [0.05, 0.7]])

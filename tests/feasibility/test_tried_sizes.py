@@ -2,54 +2,19 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from autofit.core.estimate import Estimate
-from autofit.core.objective import Objective
-from autofit.core.outcome import Outcome, Status
-from autofit.core.plan import Plan
+from autofit.core.outcome import Status
 from autofit.core.trial import Purpose
+from autofit.feasibility.tried_sizes import ABOVE_LINE, BELOW_LINE, BEND, EQUAL_RATIO, MAX_REACH
 from autofit.replay.table import read_table
-from autofit.searchers.base import Problem
-from autofit.searchers.guided.feasibility import Feasibility
-from autofit.searchers.guided.surrogate import points_of
-from autofit.searchers.guided.tried_sizes import ABOVE_LINE, BELOW_LINE, BEND, FAR, UNCHANGED
-from tests.fakes import MIB, FakeBench, small_bench
+from tests.fakes import MIB, small_bench
+from tests.feasibility.judge import Judge, at, linear
 
-TABLES = sorted((Path(__file__).parents[2] / "data" / "tables").glob("*.json"))
-
-
-class Judge:
-    """A `Feasibility` that is asked and told by plans."""
-
-    def __init__(self, bench: FakeBench, estimate: Callable[[Plan], Estimate | None] = lambda plan: None) -> None:
-        space = bench.space
-        grid = [space.at(c, s) for c in space.combinations() for s in space.sizes]
-        self.bench, self.plans = bench, list(dict.fromkeys([space.baseline, *grid]))
-        points = points_of(space.facts.knobs, self.plans, space.baseline.micro_batch_size)
-        given = Problem(space, Objective(), bench.budget_bytes, estimate)
-        self.feasibility = Feasibility(given, self.plans, points)
-
-    def likely(self, plan: Plan) -> float:
-        return self.feasibility.likely(self.plans.index(plan))
-
-    def run(self, plan: Plan) -> None:
-        place = self.plans.index(plan)
-        self.feasibility.expect(place)
-        self.feasibility.tell(place, self.bench.evaluate(plan, Purpose.PROBE))
-
-
-def at(bench: FakeBench, size: int, **changes: str) -> Plan:
-    return bench.space.at(bench.space.baseline.combination.replace(**changes), size)
-
-
-def linear(**changes: object) -> FakeBench:
-    """A device whose peak is a straight line in the batch."""
-    return small_bench(gradient_mib=0.0, logits_mib=0.0, **changes)
+TABLES = sorted((Path(__file__).parents[1] / "data" / "tables").glob("*.json"))
 
 
 def test_peaks_of_two_sizes_tell_which_larger_one_fits() -> None:
@@ -76,8 +41,8 @@ def above_the_line() -> list[float]:
     for of_size in peaks.values():
         for first, last in pairwise(sorted(of_size)):
             slope = (of_size[last] - of_size[first]) / (last - first)
-            larger = [size for size in of_size if last < size <= FAR * last]
-            if of_size[last] > (1 + UNCHANGED) * of_size[first]:
+            larger = [size for size in of_size if last < size <= MAX_REACH * last]
+            if of_size[last] > (1 + EQUAL_RATIO) * of_size[first]:
                 found += [(of_size[size] - of_size[last]) / (slope * (size - last)) - 1 for size in larger]
     return found
 
@@ -120,11 +85,10 @@ def test_after_three_out_of_memories_one_refusal_makes_a_size_doubtful() -> None
     bench = linear(budget_bytes=4000 * MIB)
     judge = Judge(bench)
     judge.run(bench.space.baseline)
-    full = Outcome(status=Status.OUT_OF_MEMORY, reason="full")
     refused = [at(bench, 16, precision="tf32"), at(bench, 32, precision="tf32"), at(bench, 64, precision="tf32")]
     for plan in refused:
         before = judge.likely(at(bench, 16, optimizer="fused"))
-        judge.feasibility.tell(judge.plans.index(plan), full)
+        judge.tell(plan)
     assert judge.likely(at(bench, 16, optimizer="fused")) <= 1 / 3 < before
 
 
@@ -133,10 +97,9 @@ def test_a_size_at_which_two_combinations_did_not_fit_is_doubted_in_all() -> Non
     judge = Judge(bench)
     judge.run(bench.space.baseline)
     other = at(bench, 16, optimizer="fused")
-    full = Outcome(status=Status.OUT_OF_MEMORY, reason="full")
     chances = []
     for precision in ("tf32", "bf16"):
-        judge.feasibility.tell(judge.plans.index(at(bench, 16, precision=precision)), full)
+        judge.tell(at(bench, 16, precision=precision))
         chances.append(judge.likely(other))
     assert chances[1] <= 1 / 3 < chances[0]
     judge.run(at(bench, 16))  # it ran, so it is not the size alone
@@ -147,7 +110,7 @@ def test_between_a_size_that_ran_and_one_that_did_not_it_may_be_either() -> None
     bench = linear(budget_bytes=100_000 * MIB)
     judge = Judge(bench)
     judge.run(bench.space.baseline)
-    judge.feasibility.tell(judge.plans.index(at(bench, 64)), Outcome(status=Status.OUT_OF_MEMORY, reason="full"))
+    judge.tell(at(bench, 64))
     assert judge.likely(at(bench, 64)) == 0.0
     assert judge.likely(at(bench, 16)) <= 1 - (16 - 8) / (64 - 8)
     assert judge.likely(at(bench, 32)) < judge.likely(at(bench, 16))
@@ -159,3 +122,20 @@ def test_where_nothing_grows_larger_sizes_are_likely_once_two_ran() -> None:
     judge.run(bench.space.baseline)
     judge.run(at(bench, 16))
     assert judge.likely(at(bench, 32)) > 0.5
+
+
+def test_after_three_out_of_memories_a_plan_with_a_value_that_was_only_ever_refused_is_known() -> None:
+    bench = linear(budget_bytes=4000 * MIB)
+    judge = Judge(bench)
+    judge.run(bench.space.baseline)
+    tried, place = judge.model.tried, judge.place(at(bench, 4, optimizer="foreach", precision="bf16"))
+    for size in (16, 32, 64):
+        assert not tried.has_refused_value(place)
+        judge.tell(at(bench, size, optimizer="foreach"))
+    assert tried.has_refused_value(place)
+    assert not tried.has_refused_value(judge.place(at(bench, 4, optimizer="fused", precision="bf16")))
+    ran = bench.evaluate(at(bench, 4, optimizer="foreach"), Purpose.PROBE).model_copy(
+        update={"status": Status.OVER_BUDGET, "reason": "larger"}
+    )
+    judge.tell(at(bench, 4, optimizer="foreach"), ran)
+    assert not tried.has_refused_value(place), "its memory is known"

@@ -1,0 +1,232 @@
+"""Feasibility: whether a plan fits into the memory budget."""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from autofit.core.estimate import Estimate
+from autofit.core.outcome import Status
+from autofit.core.plan import Plan
+from autofit.core.space import SearchSpace
+from autofit.core.trial import Purpose, Trial
+from autofit.core.units import format_bytes
+from autofit.estimators.base import Estimator
+from autofit.feasibility.joint_estimate import JointEstimate
+from autofit.feasibility.peak_model import PeakModel, is_two_sided
+from autofit.feasibility.points import PlanList
+from autofit.feasibility.pretrace import plans_to_estimate
+
+SAFE_RATIO = 0.5
+"""A plan whose peak is guessed below this share of the budget is not looked at more closely."""
+LOOSE_RATIO = 0.95
+"""A lower bound below this share of the value is loose: it is borrowed, or drawn through one size."""
+GUESS_RATIO = 1.5
+"""Under `cautious`, a loose estimate refuses a plan only above this multiple of the budget."""
+LIKELY, CAREFUL = 0.85, 0.9
+"""Probability of fitting that a plan needs to be run; the second where the search is careful."""
+UNKNOWN = 0.5
+"""Probability of fitting for a plan that is neither modelled nor estimated with bounds."""
+
+
+class Feasibility:
+    """Answers whether plans fit. Screening and searchers ask the same object.
+
+    Made once per search, in the process that runs the loop. The loop tells it every trial before it tells the
+    searcher. Answers change only after `tell`, `begin` and `look`. `begin` and `look` may take seconds, and everything
+    else is cheap.
+
+    Args:
+        space: the plans that may be proposed.
+        memory_bytes: the budget.
+        estimators: estimate memory, the one with the most trusted value first.
+        cautious: whether exceeding the budget harms the machine, and not only the trial.
+
+    Attributes:
+        looked_at: latest estimate of each plan that was looked at, by the plan's key.
+    """
+
+    def __init__(
+        self, space: SearchSpace, memory_bytes: int, estimators: Sequence[Estimator] = (), cautious: bool = False
+    ) -> None:
+        self._space, self._memory_bytes, self._cautious = space, memory_bytes, cautious
+        self._joint = JointEstimate(estimators)
+        self._trials: dict[str, Trial] = {}
+        self._survey_is_due = False
+        self._current: set[str] = set()  # plans that were looked at since the last trial
+        self._probabilities: dict[str, float] = {}  # valid until something is learned
+        self._baseline_is_estimated: bool | None = None  # likewise
+        self.looked_at: dict[str, Estimate] = {}
+
+    @cached_property
+    def plans(self) -> PlanList:
+        """The plans of the space, as the models of memory and throughput see them."""
+        return PlanList.of(self._space)
+
+    @cached_property
+    def _model(self) -> PeakModel:
+        return PeakModel(self.plans, self._space.facts.knobs, self._memory_bytes, self.estimate)
+
+    # Learning
+
+    def tell(self, trial: Trial) -> None:
+        """Learns from a trial. The peak model ignores blocks of a race and interrupted trials."""
+        self._joint.tell(trial)
+        self._learned()
+        self._current.clear()
+        if trial.purpose is Purpose.BLOCK or trial.outcome.status is Status.INTERRUPTED:
+            return
+        self._trials[trial.plan.key] = trial
+        if (place := self.plans.place(trial.plan)) is not None:
+            self._model.tell(place, trial.outcome)
+
+    def begin(self) -> None:
+        """Has the baseline's combination estimated at all sizes. Called once, before the first `look` of a search.
+
+        Raises:
+            DevicePoisoned: a short run that was to show its memory left the device in an error state.
+        """
+        space = self._space
+        self._refine(space.baseline, [space.at(space.baseline.combination, size) for size in space.sizes])
+        self._survey_is_due = True
+
+    def look(self, plan: Plan, alone: bool = False) -> None:
+        """Has a plan estimated more closely, unless its memory is known well enough or nothing was learned since.
+
+        It is known well enough if the plan surely has room to spare, or has close bounds on one side of the budget.
+
+        Args:
+            plan: a plan that is about to be screened.
+            alone: whether only this plan is estimated. Otherwise the first look of a search also estimates the plans
+                that are most informative about the others, see `pretrace`.
+
+        Raises:
+            DevicePoisoned: a short run that was to show its memory left the device in an error state.
+        """
+        if self._survey_is_due and not alone:
+            self._survey_is_due = False
+            self._survey()
+        if plan.key in self._current:
+            return
+        known, limit = self.estimate(plan), self._memory_bytes
+        if known is None or _is_open(known, limit) or (_is_rough(known) and known.value_bytes > SAFE_RATIO * limit):
+            self._refine(plan)
+        self._current.add(plan.key)
+        if (estimate := self.estimate(plan)) is not None:
+            self.looked_at[plan.key] = estimate.model_copy(update={"said_bytes": None})  # internal to this package
+        if (place := self.plans.place(plan)) is not None:
+            self._model.expect(place)
+
+    # Answers
+
+    def estimate(self, plan: Plan) -> Estimate | None:
+        """Returns what all estimators say together: the tightest bounds, and the first value that comes with a bound.
+
+        None where no estimator has an estimate.
+        """
+        return self._joint.estimate(plan)
+
+    def probability(self, plan: Plan) -> float:
+        """Returns the probability that a plan fits."""
+        if plan.key not in self._probabilities:
+            self._probabilities[plan.key] = self._probability(plan)
+        return self._probabilities[plan.key]
+
+    @property
+    def required_probability(self) -> float:
+        """Probability of fitting that a plan needs to be run. Each plan that did not fit halves the accepted risk."""
+        refused = sum(outcome.status.does_not_fit for outcome in self._model.tried.outcomes.values())
+        risk = 1 - (CAREFUL if self.is_careful else LIKELY)
+        return 1 - risk * 0.5**refused
+
+    def is_likely(self, plan: Plan) -> bool:
+        """Returns whether a plan is likely enough to fit to be run."""
+        return self.probability(plan) >= self.required_probability
+
+    def is_estimated(self, plan: Plan) -> bool:
+        """Returns whether a plan has an estimate with bounds, so that the peaks of other plans add nothing."""
+        estimate = self.estimate(plan)
+        return estimate is not None and is_two_sided(estimate)
+
+    @property
+    def baseline_is_estimated(self) -> bool:
+        """Whether the baseline's combination is estimated at every size. Then any plan can be, before it runs."""
+        if self._baseline_is_estimated is None:
+            self._baseline_is_estimated = self._model.baseline_is_estimated
+        return self._baseline_is_estimated
+
+    @property
+    def is_careful(self) -> bool:
+        """Whether a plan that does not fit harms the machine, and plans cannot be estimated before they run."""
+        return self._cautious and not self.baseline_is_estimated
+
+    def has_refused_value(self, plan: Plan) -> bool:
+        """Returns whether a plan has a value that was refused and never ran, once many plans ran out of memory."""
+        place = self.plans.place(plan)
+        return place is not None and self._model.tried.has_refused_value(place)
+
+    def refused_size(self, plan: Plan) -> int | None:
+        """Returns the smallest size below the plan's at which its combination did not fit, or None."""
+        refused = (t.plan for t in self._trials.values() if t.outcome.status.does_not_fit)
+        sizes = [other.micro_batch_size for other in refused if other.combination == plan.combination]
+        return min((size for size in sizes if size < plan.micro_batch_size), default=None)
+
+    def refusal(self, plan: Plan) -> str | None:
+        """Returns why a plan is not run because of its memory, or None.
+
+        A plan is refused if its lower bound is above the budget. Under `cautious`, it is also refused if a smaller size
+        of its combination did not fit, or if its estimate is above the budget and the observed error of such estimates
+        does not make it likely to fit.
+        """
+        if self._cautious and (size := self.refused_size(plan)) is not None:
+            return f"the same combination did not fit at micro batch {size}"
+        estimate = self.estimate(plan)
+        if estimate is None:
+            return None
+        limit = self._memory_bytes
+        against = f"the budget of {format_bytes(limit)} ({estimate.basis})"
+        if estimate.lower_bytes is not None and estimate.lower_bytes > limit:
+            return f"needs at least {format_bytes(estimate.lower_bytes)}, above {against}"
+        allowed = limit * (GUESS_RATIO if _is_loose(estimate) else 1)
+        above = not estimate.worst_case and estimate.value_bytes > allowed
+        if self._cautious and above and not (self.is_estimated(plan) and self.is_likely(plan)):
+            how = "estimated" if estimate.is_bounded else "guessed"
+            return f"is {how} to need {format_bytes(estimate.value_bytes)}, above {against}"
+        return None
+
+    def _probability(self, plan: Plan) -> float:
+        if (place := self.plans.place(plan)) is not None:
+            return self._model.probability(place)
+        estimate = self.estimate(plan)  # of a plan beyond those that are modelled
+        return UNKNOWN if estimate is None or not is_two_sided(estimate) else self._model.bounded_probability(estimate)
+
+    def _survey(self) -> None:
+        try:
+            self._joint.refine_all(plans_to_estimate(self._space, self.estimate, self._memory_bytes))
+        finally:
+            self._learned()
+
+    def _refine(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
+        try:
+            self._joint.refine(plan, along)
+        finally:
+            self._learned()
+
+    def _learned(self) -> None:
+        """Drops what was derived from the estimates."""
+        self._probabilities.clear()
+        self._baseline_is_estimated = None
+        self._model.forget()
+
+
+def _is_loose(estimate: Estimate) -> bool:
+    """Returns whether an estimate may be far off: it has neither a close lower bound nor an upper bound."""
+    return _is_rough(estimate) and estimate.upper_bytes is None
+
+
+def _is_open(estimate: Estimate, limit_bytes: int) -> bool:
+    """Returns whether the peak may be on either side of the budget, by its bounds."""
+    return (estimate.lower_bytes or 0) <= limit_bytes < (estimate.upper_bytes or 0)
+
+
+def _is_rough(estimate: Estimate) -> bool:
+    """Returns whether an estimate has no close lower bound."""
+    return estimate.lower_bytes is None or estimate.lower_bytes < LOOSE_RATIO * estimate.value_bytes

@@ -1,0 +1,254 @@
+"""PeakModel: the probability that a plan fits, from estimates and measured peaks.
+
+An estimate with bounds is taken as it is, corrected by the observed error of such estimates. A plan surely fits if the
+straight line from the static memory through a smaller size of its combination does; the line through two such sizes
+gives a probability that is known from recorded peaks (`tried_sizes`). For any other plan, the part of the peak that
+grows with the batch starts from that of the baseline's combination where it is estimated at every size, and else from
+a power of the micro batch. Each change multiplies it by a factor. A surrogate learns the factors from the peaks of the
+plans that ran: a change has about the same effect at another size and in combination with other changes.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import numpy as np
+
+from autofit.core.estimate import Estimate
+from autofit.core.knob import Knob
+from autofit.core.outcome import Outcome
+from autofit.core.plan import Plan
+from autofit.core.statistics import below
+from autofit.feasibility.points import Array, PlanList, expected_of
+from autofit.feasibility.surrogate import Belief, Covariances, Kernel, Scales, Surrogate
+from autofit.feasibility.tried_sizes import TriedSizes, was_refused
+
+ESTIMATED = Scales(curve=0.05, knob=0.30, slope=0.03, pair=0.05, own=0.02, kinship=0.2)
+PROPORTIONAL = Scales(curve=0.35, knob=0.30, slope=0.03, pair=0.05, own=0.04, octaves=2.5, kinship=0.2)
+"""Usual magnitudes of the effects on the log of the growing part (see `surrogate`): around an estimate of the
+baseline's combination, and around a power of the size, which a peak does not follow where a fixed phase makes it. The
+kinship is lower than for speed: a foreach optimizer needs memory, a fused one does not."""
+POWER = 0.75
+"""Exponent of the micro batch in the growing part where it is not estimated. It is below 1, a straight line, because
+some of what the model counts as growing is fixed."""
+GROWTH_RATIO = 0.6
+"""Magnitude of a knob's effect beyond what theory says of it (`Knob.growth`), relative to a knob without theory."""
+ONE_SIDED = 0.05
+"""Standard deviation of an observation that is only a lower bound."""
+ESTIMATED_LEVEL, PROPORTIONAL_LEVEL = 0.05, 2.0
+"""Standard deviation of the level that all plans share: an estimate gives it, and otherwise the first probe does."""
+NOISE = 0.01
+"""Standard deviation of the log of a measured peak."""
+MIN_GROWING_RATIO = 0.01
+"""Lower bound on the growing part of a peak, as a share of the static memory."""
+FIXED_PEAK_LOG = 0.7
+"""Where a fixed phase makes the peak, the log of the growing part is lower by this much, with a standard deviation of
+the same size."""
+OVER, SURPRISE = 1.05, 0.2
+"""A plan that ran out of memory counts as an observation of `OVER` times the budget if it was expected to need less.
+Its standard deviation is `SURPRISE` times the shortfall of that expectation: the more it contradicts plans that ran,
+the less it says of plans that share a part with it."""
+NARROW_RATIO = 1.03
+"""Bounds whose ratio is at most this need no correction."""
+MIN_DEVIATION = 0.004
+"""Lower bound on the standard deviation of the log of an estimate with bounds."""
+
+
+class PeakModel:
+    """Gives the probability that a plan fits.
+
+    Args:
+        plans: the plans of the space.
+        knobs: the knobs of the space.
+        memory_bytes: the budget.
+        estimate: estimates the peak of a plan; cheap.
+
+    Attributes:
+        tried: outcomes of the plans that were tried.
+    """
+
+    def __init__(
+        self,
+        plans: PlanList,
+        knobs: Sequence[Knob],
+        memory_bytes: int,
+        estimate: Callable[[Plan], Estimate | None],
+    ) -> None:
+        self._plans, self._points, self._memory_bytes, self._estimate_of = (
+            plans.plans, plans.points, memory_bytes, estimate,
+        )  # fmt: skip
+        self._sizes, self._size_places = np.unique([plan.micro_batch_size for plan in plans.plans], return_inverse=True)
+        self._changes, covered = expected_of(knobs, self._points, "growth")
+        ratios = [GROWTH_RATIO if known else 1.0 for known in covered]
+        self._with_estimates = Covariances(Kernel(knobs, ESTIMATED, ratios), self._points)
+        self._without = Covariances(Kernel(knobs, PROPORTIONAL, ratios), self._points)
+        self.tried = TriedSizes(self._plans, self._points, memory_bytes)
+        changed = (self._points.values != self._points.values[:1]).sum(axis=1)
+        self._single_changes = [int(place) for place in np.flatnonzero(changed == 1)]
+        self._belief: Belief | None = None
+        self._static_bytes = 0.0
+        self._expected: dict[int, int] = {}
+        self._errors: list[float] = []  # log of measured over estimated peak
+
+    def tell(self, place: int, outcome: Outcome) -> None:
+        """Learns the outcome of a plan."""
+        self.tried.tell(place, outcome)
+        self.forget()
+        expected, measurement = self._expected.pop(place, None), outcome.measurement
+        if expected is not None and measurement is not None:
+            self._errors.append(math.log(measurement.memory.judged_bytes / expected))
+
+    def forget(self) -> None:
+        """Drops the posterior, because an estimate has changed."""
+        self._belief = None
+
+    def expect(self, place: int) -> None:
+        """Keeps the estimate of a plan that is about to run, to learn the error of such estimates."""
+        estimate = self._with_bounds(place)
+        if estimate is not None and not _narrow(estimate):
+            self._expected[place] = _original_bytes(estimate)
+
+    @property
+    def baseline_is_estimated(self) -> bool:
+        """Whether the baseline's combination is estimated at every size. Then any plan can be, before it runs."""
+        return self._baseline_peaks() is not None
+
+    def probability(self, place: int) -> float:
+        """Returns the probability that a plan fits."""
+        estimate, limit = self._estimate(place), self._memory_bytes
+        if estimate is not None and is_two_sided(estimate):
+            return self.bounded_probability(estimate)
+        if estimate is not None and not estimate.worst_case and (estimate.lower_bytes or 0) > limit:
+            return 0.0
+        below_refused = self.tried.max_probability_below_refused(place)
+        if self.tried.upper_bound_bytes(place) <= limit:
+            return below_refused
+        by_line = self.tried.line_probability(place)
+        fits = self._posterior_probability(place) if by_line is None else by_line
+        return min(fits, below_refused, self.tried.max_probability_at_size(place))
+
+    def bounded_probability(self, estimate: Estimate) -> float:
+        """Returns the probability that a peak with these bounds fits; they are taken as two standard deviations.
+
+        Wide bounds are corrected by the observed error of such estimates, which is the more certain the more of them
+        ran. Where the bound of another estimator has moved the value, the correction applies to the original value.
+        """
+        limit = self._memory_bytes
+        lower, upper = estimate.lower_bytes or 0, estimate.upper_bytes or 0
+        mean = math.log(max(estimate.value_bytes, 1))
+        deviation = max(math.log(upper / max(lower, 1)) / 4, MIN_DEVIATION)
+        if self._errors and not _narrow(estimate):
+            shift = median(self._errors)
+            original = max(min(_original_bytes(estimate), estimate.value_bytes), 1)
+            mean = max(math.log(original) + shift, math.log(max(lower, 1)))
+            spread = 1.5 * median(abs(error - shift) for error in self._errors)
+            deviation = max(spread, NOISE / math.sqrt(len(self._errors)), MIN_DEVIATION)
+        elif upper <= limit or lower > limit:
+            return float(upper <= limit)
+        return below((math.log(limit) - mean) / deviation)
+
+    def _posterior_probability(self, place: int) -> float:
+        if self._belief is None:
+            self._belief = self._believe()
+        room = math.log(max(self._memory_bytes - self._static_bytes, 1.0))
+        return below((room - self._belief.mean[place]) / self._belief.deviation[place])
+
+    def _estimate(self, place: int) -> Estimate | None:
+        return self._estimate_of(self._plans[place])
+
+    def _with_bounds(self, place: int) -> Estimate | None:
+        estimate = self._estimate(place)
+        return estimate if estimate is not None and is_two_sided(estimate) else None
+
+    def _believe(self) -> Belief:
+        """Returns the posterior of the log of the growing bytes, for every plan."""
+        baseline = self._baseline_peaks()
+        measured = [o.measurement.memory for o in self.tried.outcomes.values() if o.measurement is not None]
+        self._static_bytes = 0.98 * min((memory.static_bytes or 0 for memory in measured), default=0)
+        if baseline is None:
+            model, level = self._without, PROPORTIONAL_LEVEL
+            grows = POWER * self._points.octaves * math.log(2)
+        else:
+            model, level = self._with_estimates, ESTIMATED_LEVEL
+            grows = self._logs(baseline)
+        grows = grows + self._changes
+        observed = self._observed(baseline is not None)
+        if not observed:
+            return Belief(grows, np.sqrt(model.variances + level**2))
+        if baseline is None:
+            grows = grows + float(np.mean([log - grows[place] for place, (log, _) in observed.items()]))
+        belief = self._fitted(model, level, grows, observed)
+        refused = self._refused(observed, belief)
+        return self._fitted(model, level, grows, observed | refused) if refused else belief
+
+    def _observed(self, baseline_is_estimated: bool) -> dict[int, tuple[float, float]]:
+        """Returns the log of the growing bytes and its standard deviation, of each plan where they are known."""
+        observed = {
+            place: seen for place in self.tried.outcomes if (seen := self._observation(place, baseline_is_estimated))
+        }
+        if baseline_is_estimated:  # an estimate of a single change informs all plans with that change
+            untried = (place for place in self._single_changes if place not in self.tried.outcomes)
+            observed |= {
+                place: (self._log(e.value_bytes), NOISE) for place in untried if (e := self._with_bounds(place))
+            }
+        return observed
+
+    def _refused(self, observed: dict[int, tuple[float, float]], belief: Belief) -> dict[int, tuple[float, float]]:
+        """Returns observations for the plans that were refused though they were expected to fit."""
+        least = math.log(max(OVER * self._memory_bytes - self._static_bytes, 1.0))
+        return {
+            place: (least, max(ONE_SIDED, SURPRISE * short if outcome.status.does_not_fit else 0.0))
+            for place, outcome in self.tried.outcomes.items()
+            if place not in observed and was_refused(outcome) and (short := least - float(belief.mean[place])) > 0
+        }
+
+    def _fitted(
+        self, model: Covariances, level: float, expected: Array, observed: dict[int, tuple[float, float]]
+    ) -> Belief:
+        places = sorted(observed)
+        values = np.array([observed[place][0] for place in places]) - expected[places]
+        noise = np.array([observed[place][1] for place in places])
+        believed = Surrogate(model, places, noise, level).believe(values[:, None])
+        return Belief(believed.mean[:, 0] + expected, believed.deviation)
+
+    def _observation(self, place: int, baseline_is_estimated: bool) -> tuple[float, float] | None:
+        """Returns the log of the growing bytes of a plan that was tried, with its standard deviation, or None."""
+        measurement = self.tried.outcomes[place].measurement
+        if measurement is not None:
+            log = self._log(measurement.memory.judged_bytes)
+            known = baseline_is_estimated and self.tried.combination(place) == self.tried.combination(0)
+            fixed = not known and self.tried.peak_may_be_fixed(place)
+            return (log - FIXED_PEAK_LOG, FIXED_PEAK_LOG) if fixed else (log, NOISE)
+        estimate = None if self.tried.outcomes[place].status.does_not_fit else self._with_bounds(place)
+        return None if estimate is None else (self._log(estimate.value_bytes), NOISE)
+
+    def _baseline_peaks(self) -> dict[int, int] | None:
+        """Returns the peaks of the baseline's combination by size, where all of them are estimated with bounds."""
+        found: dict[int, int] = {}
+        for place in np.flatnonzero(self._points.combinations == self._points.combinations[0]):
+            estimate = self._with_bounds(int(place))
+            if estimate is None:
+                return None
+            found[self._plans[int(place)].micro_batch_size] = estimate.value_bytes
+        return found
+
+    def _logs(self, peaks: dict[int, int]) -> Array:
+        return np.array([self._log(peaks[int(size)]) for size in self._sizes])[self._size_places]
+
+    def _log(self, peak: float) -> float:
+        return math.log(max(peak - self._static_bytes, MIN_GROWING_RATIO * self._static_bytes, 1.0))
+
+
+def is_two_sided(estimate: Estimate) -> bool:
+    """Returns whether an estimate has a lower and an upper bound, and is not a worst case."""
+    return estimate.lower_bytes is not None and estimate.upper_bytes is not None and not estimate.worst_case
+
+
+def _original_bytes(estimate: Estimate) -> int:
+    """Returns the value before the bounds of another estimator moved it."""
+    return max(estimate.value_bytes if estimate.said_bytes is None else estimate.said_bytes, 1)
+
+
+def _narrow(estimate: Estimate) -> bool:
+    """Returns whether the bounds are so narrow that the error of the estimate needs no correction."""
+    return (estimate.upper_bytes or 0) <= NARROW_RATIO * (estimate.lower_bytes or 0)

@@ -1,0 +1,189 @@
+"""Surrogate: a Gaussian process that estimates every plan, with its uncertainty, from the few plans that ran.
+
+The modelled quantity (log throughput, log memory) of a combination at a micro batch is a sum of independent parts: a
+level; a smooth curve over the size; an effect of that size alone; for each knob the effect of a value against the
+default, the same at every size, and its change with the size; the joint effect of two knobs; an effect of that
+combination alone. `Scales` holds the usual magnitude of each part. A probe of one plan therefore informs all plans that
+share a part with it. Where nothing was observed, the uncertainty is that of the parts (Rasmussen and Williams, Gaussian
+Processes for Machine Learning, 2006, sections 2.2 and 4.2.4 on sums of kernels).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autofit.core.knob import Knob
+from autofit.feasibility.points import Array, Points, typed
+
+MIN_VARIANCE = 1e-12
+"""Lower bound on the variance of a plan, where rounding leaves less."""
+BLOCK = 2**18
+"""Maximum number of covariances processed at a time (2 MiB), whatever the number of plans."""
+LINEAR_SHARE = 0.85
+"""Share of a numeric knob's effect that is proportional to the number; the rest is specific to each number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """Standard deviations of the parts, as logarithms (0.1 is about 10 %).
+
+    Attributes:
+        curve: smooth curve over the size, which varies over `octaves` doublings.
+        knob: effect of a knob's value.
+        slope: change of that effect with a doubling of the size.
+        pair: joint effect of two knobs.
+        own: effect of one combination alone, also a curve over the size.
+        size: effect of one size alone, whatever the combination: its tiles are full, or a cache overflows. Reduced
+            where other sizes are close; otherwise one of many close sizes would always look promising.
+        octaves: length scale of the curves, in doublings of the size.
+        kinship: correlation between the effects of two values of a knob, neither of them the default: bf16 informs
+            fp16.
+    """
+
+    curve: float
+    knob: float
+    slope: float
+    pair: float
+    own: float
+    size: float = 0.0
+    octaves: float = 1.5
+    kinship: float = 0.5
+
+
+class Kernel:
+    """Prior covariance of two plans.
+
+    Args:
+        knobs: knobs of the space.
+        scales: usual magnitudes of the parts.
+        ratios: for each knob the factor on the magnitude of its effect, below 1 where theory covers part of it; () for
+            1 throughout.
+    """
+
+    def __init__(self, knobs: Sequence[Knob], scales: Scales, ratios: Sequence[float] = ()) -> None:
+        self._scales = scales
+        each = ratios or [1.0] * len(knobs)
+        self._values = [
+            ratio**2 * _value_correlation(knob, scales.kinship) for ratio, knob in zip(each, knobs, strict=True)
+        ]
+
+    def __call__(self, first: Points, second: Points) -> Array:
+        """Returns the covariance of every plan in `first` with every plan in `second`, without the level."""
+        s = self._scales
+        apart = first.octaves[:, None] - second.octaves[None, :]
+        smooth = np.exp(-0.5 * (apart / s.octaves) ** 2)
+        shared = [v[first.values[:, i][:, None], second.values[:, i][None, :]] for i, v in enumerate(self._values)]
+        total = np.sum(shared, axis=0) if shared else np.zeros_like(smooth)
+        pairs = (total**2 - np.sum([one**2 for one in shared], axis=0)) / 2 if shared else total
+        same = first.combinations[:, None] == second.combinations[None, :]
+        slopes = s.slope**2 * total * np.outer(first.octaves, second.octaves)
+        sizes = s.curve**2 * smooth + s.size**2 * (apart == 0) * np.outer(first.isolation, second.isolation)
+        return np.asarray(
+            sizes + s.knob**2 * total + slopes + s.pair**2 * pairs + s.own**2 * same * smooth, dtype=np.float64
+        )
+
+    def variances(self, points: Points) -> Array:
+        """Returns the covariance of each plan with itself."""
+        s = self._scales
+        own = [v[points.values[:, i], points.values[:, i]] for i, v in enumerate(self._values)]
+        total = np.sum(own, axis=0) if own else np.zeros_like(points.octaves)
+        pairs = (total**2 - np.sum([one**2 for one in own], axis=0)) / 2 if own else total
+        slopes = s.slope**2 * total * points.octaves**2
+        sizes = s.curve**2 + (s.size * points.isolation) ** 2
+        return np.asarray(sizes + s.knob**2 * total + slopes + s.pair**2 * pairs + s.own**2, dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """Posterior mean and standard deviation of each plan."""
+
+    mean: Array
+    deviation: Array
+
+
+class Covariances:
+    """Covariances of single plans with all plans of a space, computed once for each.
+
+    Args:
+        kernel: prior covariance of two plans.
+        points: every plan of the space.
+
+    Attributes:
+        variances: variance of each plan, [plans].
+    """
+
+    def __init__(self, kernel: Kernel, points: Points) -> None:
+        self._kernel, self._points = kernel, points
+        self._rows: dict[int, Array] = {}
+        self.variances = kernel.variances(points)
+
+    def of(self, places: Sequence[int]) -> Array:
+        """Returns the covariances of these plans with all, [places, plans]."""
+        if new := [place for place in places if place not in self._rows]:
+            self._rows |= zip(new, self._kernel(self._points.of(new), self._points), strict=True)
+        return np.array([self._rows[place] for place in places])
+
+
+class Surrogate:
+    """A Gaussian process, conditioned on some plans.
+
+    Several versions of the observations cost hardly more than one: `values` has a column for each version,
+    [observed, versions]. The same holds for several models of the magnitudes and of the noise: where several are given,
+    results have a first axis for them.
+
+    Args:
+        covariances: covariances of the plans of a space.
+        observed: places of the observed plans.
+        noise: standard deviation of each observation, [observed] or [models, observed].
+        level: standard deviation of the level that all plans share.
+        amplitude: factor on the usual magnitude of all parts; one, or [models].
+    """
+
+    def __init__(
+        self,
+        covariances: Covariances,
+        observed: Sequence[int],
+        noise: Array,
+        level: float,
+        amplitude: float | Array = 1.0,
+    ) -> None:
+        self._rows, self._variances = covariances.of(observed), covariances.variances
+        self._scale, self._level = np.asarray(amplitude, dtype=np.float64)[..., None] ** 2, level**2
+        among = self._scale[..., None] * self._rows[:, observed] + self._level
+        self._factor = np.linalg.cholesky(among + noise[..., None] ** 2 * np.eye(len(observed)))
+
+    def evidence(self, values: Array) -> Array:
+        """Returns the log likelihood of the observations, less their prior mean, up to a constant, [versions]."""
+        sizes = np.log(np.diagonal(self._factor, axis1=-2, axis2=-1)).sum(axis=-1)
+        likelihood = -0.5 * np.sum(self._whitened(values) ** 2, axis=-2) - sizes[..., None]
+        return np.asarray(likelihood, dtype=np.float64)
+
+    def believe(self, values: Array) -> Belief:
+        """Returns the posterior of every plan: a mean for each version, [plans, versions], and one deviation."""
+        whitened, means, variances = self._whitened(values), [], []
+        step = max(BLOCK // self._factor[..., 0].size, 1)
+        for block in (slice(start, start + step) for start in range(0, len(self._variances), step)):
+            cross = self._scale[..., None] * self._rows[:, block] + self._level
+            solved = np.linalg.solve(self._factor, cross)
+            means.append(solved.swapaxes(-2, -1) @ whitened)
+            variances.append(self._scale * self._variances[block] + self._level - np.sum(solved**2, axis=-2))
+        deviation = np.sqrt(np.maximum(np.concatenate(variances, axis=-1), MIN_VARIANCE))
+        return Belief(np.concatenate(means, axis=-2), deviation)
+
+    def _whitened(self, values: Array) -> Array:
+        each = np.broadcast_to(values, (*self._factor.shape[:-2], *values.shape))
+        return np.asarray(np.linalg.solve(self._factor, each), dtype=np.float64)
+
+
+def _value_correlation(knob: Knob, kinship: float) -> Array:
+    """Returns the correlation between the effects of two values of a knob; the default has no effect."""
+    count = len(knob.values)
+    if all(type(value) is int for value in knob.values):
+        numbers = np.array([float(value) for value in knob.values])
+        away = numbers - float(knob.default)
+        reach = np.abs(away).max() or 1.0
+        u = away / reach
+        return np.asarray(LINEAR_SHARE * np.outer(u, u) + (1 - LINEAR_SHARE) * np.diag(u**2), dtype=np.float64)
+    changed = np.array([typed(value) != typed(knob.default) for value in knob.values], dtype=np.float64)
+    return np.asarray(np.outer(changed, changed) * (kinship + (1 - kinship) * np.eye(count)), dtype=np.float64)

@@ -1,0 +1,116 @@
+"""The other plans of a Recommendation, as a short table: the fastest, and those that need clearly less memory."""
+
+import re
+from collections.abc import Sequence
+
+from autofit.core.measurement import Measurement
+from autofit.core.plan import Plan
+from autofit.core.recommendation import Candidate, Ratio, Recommendation
+from autofit.core.units import format_bytes, short_number
+from autofit.core.wording import describe_plan
+from autofit.reports.columns import Column, table
+from autofit.search.choice import lighter
+from autofit.terminal import cut, wrapped
+
+_SHOWN, _LIGHTER = 5, 3
+"""Numbers of alternatives shown: the fastest, and those that save more memory than they cost speed."""
+_NEAR_RATIO = 1.25
+"""Of two plans that differ only in the micro batch, and by less than this factor, one is shown."""
+_WIDE, _WHY_CELLS = 100, 28
+"""From this width on the reason has a column of its own, of at most this many cells."""
+_FIGURES = re.compile(r"(?:[:;,] )?(?:by its probe )?\d[\d.,]*x \(.*$")
+"""The figures in a note of `autofit.search.remarks`, which the table has in columns."""
+
+
+def others(r: Recommendation, width: int, plan_file: str | None) -> list[str]:
+    """Returns the table of the other plans that were measured; [] if there are none.
+
+    Args:
+        r: the recommendation.
+        width: cells of a line.
+        plan_file: see `autofit.reports.summary.summarize`.
+    """
+    worth = _distinct([c for c in r.alternatives if c.on_front and _is_worth_it(c, r)], [r.plan])[:_LIGHTER]
+    rest = [c for c in r.alternatives if c not in worth]
+    fastest = _distinct(rest, [r.plan, *(c.plan for c in worth)])[:_SHOWN]
+    shown = [*fastest, *worth]
+    if not shown:
+        return []
+    plans = [describe_plan(c.plan, r.baseline.plan) for c in shown]
+    reasons = [why(c, r) for c in fastest] + ["lighter"] * len(worth)
+    if width < _WIDE:
+        plans = [f"{plan}: {reason}" if reason else plan for plan, reason in zip(plans, reasons, strict=True)]
+        reasons = [""] * len(shown)
+    measured = [c.outcome.measurement for c in shown]
+    speeds = ["" if m is None else short_number(rate_per_s(r, m, c.rate_per_s, c.gain)) for c, m in _pairs(shown)]
+    peaks = ["" if m is None else format_bytes(m.memory.judged_bytes) for m in measured]
+    lines = table(
+        [
+            Column("What else was tried", plans),
+            Column("vs baseline", ["" if c.gain is None else str(c.gain) for c in shown], right=True),
+            Column(f"{r.objective.unit}/s", speeds, drops=2, right=True),
+            Column("peak", peaks, drops=1, right=True),
+            Column("", [cut(reason, _WHY_CELLS) for reason in reasons]),
+        ],
+        width,
+    )
+    more = len(r.alternatives) - len(shown)
+    where = "fit.alternatives" if plan_file is None else plan_file
+    return [*lines, *wrapped(f"and {more} more in {where}", width, "  ", "  ")] if more > 0 else lines
+
+
+def why(candidate: Candidate, r: Recommendation) -> str:
+    """Returns why a plan was not chosen, without the figures that stand beside it."""
+    reason = _FIGURES.sub("", candidate.note)
+    measurement = candidate.outcome.measurement
+    if reason or measurement is None or not candidate.note:
+        return reason
+    chosen = rate_per_s(r, r.proof, r.rate_per_s, r.gain)
+    return "slower" if rate_per_s(r, measurement, candidate.rate_per_s, candidate.gain) < chosen else ""
+
+
+def rate_per_s(r: Recommendation, measurement: Measurement, rate: float | None, gain: Ratio | None) -> float:
+    """Returns the throughput of a plan on the scale of the other plans of its recommendation.
+
+    Args:
+        r: the recommendation.
+        measurement: of the plan.
+        rate: what the record has; records of earlier versions have none.
+        gain: throughput over the baseline, by which it is computed if the record has no rate.
+    """
+    if rate is not None and r.rate_per_s is not None:
+        return rate
+    baseline = r.baseline.outcome.measurement
+    if gain is not None and baseline is not None:
+        return r.objective.score(baseline) * gain.value
+    return r.objective.score(measurement)
+
+
+def _pairs(shown: Sequence[Candidate]) -> list[tuple[Candidate, Measurement | None]]:
+    return [(c, c.outcome.measurement) for c in shown]
+
+
+def _is_worth_it(candidate: Candidate, r: Recommendation) -> bool:
+    """Returns whether a plan gives up a smaller share of the recommended one's speed than of its memory."""
+    measurement = candidate.outcome.measurement
+    if measurement is None:
+        return False
+    theirs = rate_per_s(r, measurement, candidate.rate_per_s, candidate.gain)
+    ours = rate_per_s(r, r.proof, r.rate_per_s, r.gain)
+    peak, proven = measurement.memory.judged_bytes, r.proof.memory.judged_bytes
+    return lighter(peak, proven) and peak < min(theirs / ours, 1.0) * proven
+
+
+def _distinct(candidates: Sequence[Candidate], shown: Sequence[Plan]) -> list[Candidate]:
+    """Returns the candidates without those that are nearly equal to an earlier one or to a plan that is shown."""
+    seen, found = list(shown), []
+    for candidate in candidates:
+        if not any(_nearly_equal(candidate.plan, plan) for plan in seen):
+            found.append(candidate)
+            seen.append(candidate.plan)
+    return found
+
+
+def _nearly_equal(one: Plan, other: Plan) -> bool:
+    small, large = sorted((one.micro_batch_size, other.micro_batch_size))
+    return one.combination == other.combination and large < _NEAR_RATIO * small

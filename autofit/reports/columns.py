@@ -1,0 +1,82 @@
+"""Columns: a table as lines of text that fit a width. Columns drop out, and the first one wraps."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autofit.terminal import cells, wrapped
+
+_GAP = 2
+_LEAST_FIRST = 26
+"""Cells that the first column has at least; others drop out before it becomes narrower."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        title: what its head says.
+        texts: a text for each row.
+        drops: columns drop out from the largest number to the smallest; one with 0 never does.
+        right: whether its texts end at the same place, as numbers do.
+    """
+
+    title: str
+    texts: Sequence[str]
+    drops: int = 0
+    right: bool = False
+
+    @property
+    def size(self) -> int:
+        """Cells of its widest text."""
+        return max(map(cells, (self.title, *self.texts)))
+
+
+def table(columns: Sequence[Column], width: int, indent: int = 2) -> list[str]:
+    """Returns the head of a table and its rows; a row whose first text is too long takes several lines.
+
+    A column without any text is left out. If the columns that never drop out do not fit beside the first one, its texts
+    stand above the others.
+
+    Args:
+        columns: the columns; the first one says what a row is about.
+        width: cells of a line.
+        indent: spaces before the rows. The head begins at the margin.
+    """
+    first, *others = columns
+    shown = [column for column in others if any(column.texts)]
+    while _room(shown, width, indent) < min(first.size, _LEAST_FIRST) and any(column.drops for column in shown):
+        shown.remove(max(shown, key=lambda column: column.drops))
+    room = _room(shown, width, indent)
+    if room < min(first.size, _LEAST_FIRST) and shown:
+        return _stacked(first, [column for column in others if any(column.texts)], width, indent)
+    size = min(max(cells(first.title) - indent, *map(cells, first.texts), 0), room)
+    lines = [_line(first.title, size + indent, [column.title for column in shown], shown)]
+    for number, text in enumerate(first.texts):
+        begun, *rest = wrapped(text, size, "", "  ")
+        figures = [column.texts[number] for column in shown]
+        lines.append(" " * indent + _line(begun, size, figures, shown))
+        lines += [" " * indent + line for line in rest]
+    return [line.rstrip() for line in lines]
+
+
+def _room(others: Sequence[Column], width: int, indent: int) -> int:
+    return width - indent - sum(_GAP + column.size for column in others)
+
+
+def _stacked(first: Column, others: Sequence[Column], width: int, indent: int) -> list[str]:
+    """Returns each row as its first text, and below it the others, each behind its title."""
+    lines = [first.title]
+    for number, text in enumerate(first.texts):
+        lines += wrapped(text, width, " " * indent, " " * (indent + 2))
+        found = ", ".join(f"{c.title} {c.texts[number]}".strip() for c in others if c.texts[number])
+        lines += wrapped(found, width, " " * (indent + 2), " " * (indent + 2)) if found else []
+    return lines
+
+
+def _line(begun: str, size: int, texts: Sequence[str], columns: Sequence[Column]) -> str:
+    line = begun + " " * (size - cells(begun))
+    for text, column in zip(texts, columns, strict=True):
+        pad = " " * (column.size - cells(text))
+        line += " " * _GAP + (pad + text if column.right else text + pad)
+    return line

@@ -1,0 +1,129 @@
+"""The beginning of the page: the answer, what it brings and what it costs."""
+
+from collections.abc import Callable
+
+from autofit.core.recommendation import Ratio
+from autofit.core.units import format_bytes, format_duration, short_number
+from autofit.reports.html.parts import LABEL, scrolled
+from autofit.reports.markup import Child, Markup, element, joined, shortened
+from autofit.reports.report import PlanRow, Report
+
+
+def answer(report: Report) -> Markup:
+    """Returns the headline, the key figures, and the recommended plan beside the baseline."""
+    headline = element("p", shortened(report.headline, 2 * LABEL), class_="headline")
+    tiles = element("div", joined(_tiles(report)), class_="tiles")
+    return element("section", headline, tiles, _comparison(report), id="answer", aria_label="The answer")
+
+
+def _tiles(report: Report) -> list[Markup]:
+    best, baseline = report.recommended, report.baseline
+    found = list[Markup]()
+    if best is not None:
+        found += _answer_tiles(report, best, baseline)
+    else:
+        found.append(_tile("Recommendation", "none", "no plan fits the budget", "bad"))
+        found.append(_tile("Memory budget", format_bytes(report.budget_bytes), _lightest(report)))
+    plans = len(report.rows)
+    note = f"in {format_duration(report.duration_s)}" if report.duration_s else "tried, skipped or refused"
+    return [*found, _tile("Search", f"{plans:,} {'plan' if plans == 1 else 'plans'}", note)]
+
+
+def _lightest(report: Report) -> str:
+    """Returns how much memory the lightest plan needs, as measured or as estimated."""
+    measured = min((row.peak_bytes for row in report.rows if row.peak_bytes), default=None)
+    if measured is not None:
+        return f"the lightest plan that ran took {format_bytes(measured)}"
+    estimated = min((row.estimate.value_bytes for row in report.rows if row.estimate is not None), default=None)
+    return "no plan ran to its end" if estimated is None else f"lowest estimated peak: {format_bytes(estimated)}"
+
+
+def _answer_tiles(report: Report, best: PlanRow, baseline: PlanRow | None) -> list[Markup]:
+    found = list[Markup]()
+    if best.is_baseline:
+        found.append(_tile("Change", "none", "the baseline is the answer"))
+    elif best.gain is None:
+        found.append(_tile("Gain", "–", "the baseline was not measured within the budget"))
+    else:
+        found.append(_tile("Gain", f"{best.gain.value:.2f}x", interval(best.gain), "good" if best.gain.low > 1 else ""))
+    if best.rate_per_s is not None:
+        before = _before(baseline, lambda row: short_number(row.rate_per_s) if row.rate_per_s else None)
+        found.append(_tile("Throughput", f"{short_number(best.rate_per_s)}", f"{report.unit}/s{before}"))
+    if best.peak_bytes is not None:
+        before = _before(baseline, lambda row: format_bytes(row.peak_bytes) if row.peak_bytes else None)
+        share = best.peak_bytes / report.budget_bytes if report.budget_bytes else 0.0
+        note = f"{share:.0%} of {format_bytes(report.budget_bytes)}{before}"
+        found.append(_tile("Peak memory", format_bytes(best.peak_bytes), note))
+    size = report.global_batch_size
+    batch = f"{best.micro_batch_size:,} × {best.accumulation_steps:,}"
+    found.append(_tile("Micro batch × steps", batch, f"global batch {size:,}" if size else "accumulation steps"))
+    return found
+
+
+def _before(baseline: PlanRow | None, shown: Callable[[PlanRow], str | None]) -> str:
+    text = None if baseline is None or baseline.role == "recommended" else shown(baseline)
+    return f"; baseline {text}" if text else ""
+
+
+def interval(gain: Ratio) -> str:
+    """Returns where a ratio comes from: its interval and pairs, or that the plans did not race."""
+    if not gain.pairs:
+        return "over the baseline, from separate runs"
+    return f"over the baseline; 95\u00a0% interval {gain.low:.2f} to {gain.high:.2f}"
+
+
+def _tile(name: str, value: str, note: str, kind: str = "") -> Markup:
+    inside = [
+        element("div", name, class_="tile-name"),
+        element("div", value, class_="tile-value"),
+        element("div", note, class_="tile-note"),
+    ]
+    return element("div", *inside, class_=f"tile {kind}".rstrip())
+
+
+def _comparison(report: Report) -> Markup | None:
+    """Returns what the plan changes and what that costs, knob by knob; None if there is nothing to compare."""
+    best, baseline = report.recommended, report.baseline
+    if best is None or baseline is None or best is baseline:
+        return None
+    rows = [
+        _compared(shortened(name, 80).replace("_", " "), _shown(name, baseline), _shown(name, best))
+        for name in _knobs(best, baseline)
+    ]
+    rows += _readings(report, baseline, best)
+    head = element("tr", *(element("th", name, scope="col") for name in ("", "Baseline", "Recommended")))
+    caption = element("caption", "What changes, and what it costs")
+    table = element("table", caption, element("thead", head), element("tbody", joined(rows)), class_="compare")
+    return scrolled(table, "What changes, and what it costs")
+
+
+def _knobs(best: PlanRow, baseline: PlanRow) -> list[str]:
+    names = [*best.values, *(name for name in baseline.values if name not in best.values)]
+    return [name for name in names if best.values.get(name) != baseline.values.get(name)]
+
+
+def _shown(name: str, row: PlanRow) -> str:
+    value = row.values.get(name, "–")
+    return shortened(f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value), 80)
+
+
+def _compared(name: str, before: Child, after: Child, change: str = "") -> Markup:
+    note = element("span", f" {change}") if change else None
+    return element("tr", element("th", name, scope="row"), element("td", before), element("td", after, note))
+
+
+def _readings(report: Report, baseline: PlanRow, best: PlanRow) -> list[Markup]:
+    """Returns the rows of measured values."""
+    found = list[Markup]()
+    if baseline.rate_per_s and best.rate_per_s:
+        texts = [f"{short_number(row.rate_per_s or 0.0)} {report.unit}/s" for row in (baseline, best)]
+        found.append(_compared("throughput", texts[0], texts[1], f"({best.rate_per_s / baseline.rate_per_s - 1:+.0%})"))
+    elif best.rate_per_s:
+        after = f"{short_number(best.rate_per_s)} {report.unit}/s"
+        found.append(_compared("throughput", baseline.status, after))
+    if baseline.peak_bytes and best.peak_bytes:
+        texts = [format_bytes(row.peak_bytes) for row in (baseline, best)]
+        found.append(
+            _compared("peak memory", texts[0], texts[1], f"({best.peak_bytes / baseline.peak_bytes - 1:+.0%})")
+        )
+    return found

@@ -1,0 +1,69 @@
+"""Plots: one chart of a report as an object that a notebook shows and that can be saved."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from autofit.core.errors import UsageError
+from autofit.reports.report import Report
+from autofit.reports.svg import CHARTS
+from autofit.reports.svg.drawing import Format
+
+KINDS = tuple(chart.kind for chart in CHARTS)
+"""Names of the charts that can be plotted."""
+_WIDTH = 860.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A chart as SVG. A notebook shows it without a further package.
+
+    Attributes:
+        kind: which chart it is, one of `KINDS`.
+        svg: the picture, with its style.
+    """
+
+    kind: str
+    svg: str
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def __repr__(self) -> str:
+        return f"<Plot {self.kind}, {len(self.svg) / 1000:.0f} kB of SVG>"
+
+    def save(self, path: str | Path) -> None:
+        """Writes the picture to a file, whose name must end in ".svg".
+
+        Raises:
+            UsageError: the name ends otherwise, or the file cannot be written.
+        """
+        target = Path(path)
+        if target.suffix.lower() != ".svg":
+            raise UsageError(f'a plot is saved as SVG, found {str(path)!r}. Give a name such as "{target.stem}.svg".')
+        try:
+            target.write_text(f'<?xml version="1.0" encoding="UTF-8"?>\n{self.svg}\n', encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"cannot write {str(path)!r}: {error.strerror}. Give a path that can be written."
+            ) from None
+
+
+def plot(report: Report, kind: str, width: float = _WIDTH) -> Plot:
+    """Returns one chart of a report.
+
+    Args:
+        report: that is drawn.
+        kind: one of `KINDS`.
+        width: of the picture in pixels, at least 320; below 560 labels stand under the chart.
+
+    Raises:
+        UsageError: no chart has this name, the report has no values for it, or the width is too small.
+    """
+    chart = next((chart for chart in CHARTS if chart.kind == kind), None)
+    if chart is None:
+        raise UsageError(f"there is no plot {kind!r}; the plots are {', '.join(KINDS)}.")
+    if not chart.available(report):
+        raise UsageError(f"there is nothing to plot as {kind!r}: {chart.missing}.")
+    if not width >= 320:
+        raise UsageError(f"a plot is at least 320 pixels wide, found {width!r}.")
+    return Plot(kind, chart.draw(report, Format(float(width), titles=True)).svg(alone=True))

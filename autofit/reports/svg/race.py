@@ -1,0 +1,129 @@
+"""The race as a forest plot: throughput of the finalists over the baseline, with intervals."""
+
+from autofit.core.objective import TIE_RATIO
+from autofit.core.recommendation import Ratio
+from autofit.reports.report import PlanRow, Racer, Report
+from autofit.reports.svg.chart import Chart, DataTable
+from autofit.reports.svg.drawing import FONT, SMALL, Drawing, Format
+from autofit.reports.svg.lettering import Box, fitted, text_width, wrapped
+from autofit.reports.svg.marks import LINE, point, short_label
+from autofit.reports.svg.scales import AxisScale, nice_ticks
+
+_FIGURES = 150.0
+"""Room for a ratio and its interval at the right of a wide drawing."""
+
+
+def draw(report: Report, form: Format) -> Drawing:
+    """Returns the chart of a report with a race."""
+    drawing = Drawing(form, _about(report))
+    names = 0.0 if form.narrow else 280.0
+    area = Box(names + 8, 42, form.width - (8 if form.narrow else _FIGURES + 12), 0)
+    low, high = _span(report)
+    x = AxisScale(low, high, area.left, area.right)
+    row_height = 62.0 if form.narrow else 58.0
+    bottom = area.top + 8 + row_height * len(report.race)
+    _ground(drawing, report, x, area.top, bottom)
+    for place, racer in enumerate(report.race):
+        row, top = report.row(racer.rank), area.top + 8 + place * row_height
+        middle = top + (46 if form.narrow else row_height / 2)
+        for ratio in racer.ratios:
+            drawing.add("circle", class_="af-round", cx=x(ratio), cy=middle, r=3)
+        style = "af-whisker-rec" if row.role == "recommended" else "af-whisker"
+        style = "af-whisker-base" if row.is_baseline and row.role != "recommended" else style
+        drawing.line(x(racer.ratio.low), middle, x(racer.ratio.high), middle, style)
+        for end in (racer.ratio.low, racer.ratio.high):
+            drawing.line(x(end), middle - 5, x(end), middle + 5, style)
+        point(drawing, x(racer.ratio.value), middle, row)
+        _name(drawing, row, racer, x, (top, middle))
+    drawing.text(form.width, bottom + 38, f"throughput over the {_reference(report)}", "af-note", "end")
+    drawing.height = bottom + 46
+    return drawing
+
+
+def _reference(report: Report) -> str:
+    """Returns what the finalists are compared with."""
+    return "recommended plan" if report.race_reference == "recommended" else "baseline"
+
+
+def _span(report: Report) -> tuple[float, float]:
+    ends = [end for racer in report.race for end in (racer.ratio.low, racer.ratio.high, *racer.ratios)]
+    low, high = min([1.0, *ends]), max([1.0, *ends])
+    room = max(0.06 * (high - low), 0.01)
+    return low - room, high + room
+
+
+def _ground(drawing: Drawing, report: Report, x: AxisScale, top: float, bottom: float) -> None:
+    """Draws the axis, the line of the baseline, and the range in which a plan ties with the fastest one."""
+    fastest = max(1.0, *(racer.ratio.value for racer in report.race))
+    tie = (x(fastest / (1 + TIE_RATIO)), x(fastest))
+    drawing.rect(tie[0], top, tie[1], bottom, "af-tie")
+    for value in nice_ticks(x.low, x.high, 3 if drawing.format.narrow else 6):
+        drawing.line(x(value), top, x(value), bottom, "af-grid")
+        drawing.line(x(value), bottom, x(value), bottom + 5, "af-axis")
+        drawing.text(x(value), bottom + 19, f"{value:.4g}x", "af-note", "middle")
+    drawing.line(x.start, bottom, x.end, bottom, "af-axis")
+    drawing.line(x(1.0), top - 6, x(1.0), bottom, "af-axis")
+    texts = [(x(1.0), f"{_reference(report)} 1.0x", 12.0), (sum(tie) / 2, f"tie margin {TIE_RATIO:.0%}", 12.0)]
+    near = abs(texts[0][0] - texts[1][0]) < 150
+    for (at, text, y), drop in zip(texts, (0.0, 16.0 if near else 0.0), strict=True):
+        half = text_width(text, SMALL) / 2
+        middle = min(max(at, half), drawing.format.width - half)
+        drawing.text(middle, y + drop + (0 if near else 16), text, "af-note", "middle")
+
+
+def _name(drawing: Drawing, row: PlanRow, racer: Racer, x: AxisScale, at: tuple[float, float]) -> None:
+    """Writes the plan, and its ratio with the interval."""
+    top, middle = at
+    name = _name_of(row)
+    figures = f"{racer.ratio.value:.2f}x" if racer.ratio.low == racer.ratio.high else str(racer.ratio)
+    if drawing.format.narrow:
+        left = x(racer.ratio.low) > drawing.format.width / 2
+        beside = x(min(racer.ratio.low, *racer.ratios, racer.ratio.low)) - 14 if left else x(racer.ratio.high) + 14
+        drawing.text(beside, middle + 4.5, figures, "af-note", "end" if left else "")
+        drawing.text(0, top + 20, fitted(name, FONT, drawing.format.width))
+        return
+    lines = wrapped(name, FONT, x.start - 8, 3)
+    for place, line in enumerate(lines):
+        drawing.text(0, middle + 4.5 + place * (LINE - 2) - (len(lines) - 1) * (LINE - 2) / 2, line)
+    drawing.text(drawing.format.width, middle + 4.5, figures, "af-label", "end")
+
+
+def _name_of(row: PlanRow) -> str:
+    names = [*(["Recommended"] if row.role == "recommended" else []), *(["Baseline"] if row.is_baseline else [])]
+    return f"{' = '.join(names)}, {short_label(row)}" if names else short_label(row)
+
+
+def _about(report: Report) -> str:
+    texts = [f"{_name_of(report.row(racer.rank))}: {_words(racer.ratio)}." for racer in report.race]
+    return f"Throughput of {len(report.race)} finalists over the {_reference(report)}. {' '.join(texts)}"
+
+
+def _words(ratio: Ratio) -> str:
+    return f"{ratio.value:.2f}, interval {ratio.low:.2f} to {ratio.high:.2f}"
+
+
+def table(report: Report) -> DataTable:
+    """Returns the ratio, interval and number of pairs of each finalist."""
+    rows = [
+        (
+            _name_of(report.row(racer.rank)),
+            f"{racer.ratio.value:.3f}x",
+            f"{racer.ratio.low:.3f} to {racer.ratio.high:.3f}",
+            str(racer.ratio.pairs),
+            racer.note or "–",
+        )
+        for racer in report.race
+    ]
+    return DataTable(("plan", "ratio", "95 % interval", "pairs", "note"), tuple(rows))
+
+
+RACE: Chart = Chart(
+    kind="race",
+    heading="The race",
+    aid="Finalists ran in turns with the plan at 1.0; an interval that excludes 1.0 is a difference beyond the noise.",
+    missing="no plans raced",
+    available=lambda report: bool(report.race),
+    draw=draw,
+    table=table,
+)
+"""Paired throughput ratios of the finalists."""

@@ -1,0 +1,129 @@
+"""Memory timeline: live tensors over one optimizer step, phase by phase."""
+
+from autofit.core.units import format_bytes
+from autofit.memory.profile import StepPhase
+from autofit.reports.report import PlanMemory, Report
+from autofit.reports.svg.chart import Chart, DataTable
+from autofit.reports.svg.drawing import FONT, SMALL, Drawing, Format
+from autofit.reports.svg.lettering import Box, fitted, text_width
+from autofit.reports.svg.marks import margin, shown_budget
+from autofit.reports.svg.scales import AxisScale, byte_ticks
+
+_NAMES = {"recommended": "Recommended", "baseline": "Baseline"}
+
+
+def draw(report: Report, form: Format) -> Drawing:
+    """Returns one panel for each plan, all with the same axis of memory."""
+    plans = _drawn(report)
+    drawing = Drawing(form, _about(report))
+    peak = max(max(*plan.profile.live_bytes, plan.profile.peak_bytes) for plan in plans)
+    with_budget = shown_budget(report, peak)
+    high = 1.08 * max(peak, report.budget_bytes if with_budget else 0)
+    ticks = byte_ticks(0, high, 4)
+    height, y = (150.0 if form.narrow else 170.0), 0.0
+    for plan in plans:
+        area = Box(margin(ticks), y + 52, form.width - 8, y + 52 + height)
+        scale = AxisScale(0, high, area.bottom, area.top)
+        for value, label in ticks:
+            drawing.line(area.left, scale(value), area.right, scale(value), "af-grid")
+            drawing.text(area.left - 8, scale(value) + 4, label, "af-note", "end")
+        _title(drawing, plan, y)
+        _panel(drawing, plan, area, scale)
+        if with_budget:
+            at = scale(report.budget_bytes)
+            drawing.line(area.left, at, area.right, at, "af-budget")
+            drawing.text(area.right - 6, at - 6, f"budget {format_bytes(report.budget_bytes)}", "af-bad", "end")
+        y = area.bottom + 26
+    note = "allocations and releases of the step, in order →"
+    drawing.text(form.width - 8, y - 4, note, "af-note", "end")
+    if not with_budget:
+        beyond = f"The budget of {format_bytes(report.budget_bytes)} is beyond this axis."
+        drawing.text(0, y + 16, beyond, "af-bad")
+        y += 22
+    drawing.height = y + 6
+    return drawing
+
+
+def _drawn(report: Report) -> list[PlanMemory]:
+    return [plan for plan in report.memory if plan.profile.live_bytes]
+
+
+def _title(drawing: Drawing, plan: PlanMemory, y: float) -> None:
+    name = _NAMES[plan.role]
+    drawing.text(0, y + 16, name, "af-strong")
+    left = text_width(name, FONT) * 1.1 + 8
+    drawing.text(left, y + 16, fitted(plan.label, SMALL, drawing.format.width - left), "af-note")
+
+
+def _panel(drawing: Drawing, plan: PlanMemory, area: Box, y: AxisScale) -> None:
+    """Draws the phases, the live tensors, and the peak with what comes on top of them."""
+    profile = plan.profile
+    live, style = profile.live_bytes, "rec" if plan.role == "recommended" else "base"
+    x = AxisScale(0, len(live), area.left, area.right)
+    for place, phase in enumerate(profile.phases):
+        left, right = x(phase.start), x(phase.end)
+        if place % 2:
+            drawing.rect(left, area.top - 20, right, area.bottom, "af-band")
+        if text_width(phase.name, SMALL) <= right - left - 4:
+            drawing.text((left + right) / 2, area.top - 7, phase.name, "af-note", "middle")
+    steps = [(x(place + 0.5), y(value)) for place, value in enumerate(live)]
+    steps = [(x(0), steps[0][1]), *steps, (x(len(live)), steps[-1][1])]
+    drawing.polyline([(area.left, area.bottom), *steps, (area.right, area.bottom)], f"af-area-{style}")
+    drawing.polyline(steps, f"af-line-{style}")
+    drawing.line(area.left, area.bottom, area.right, area.bottom, "af-axis")
+    top = max(live)
+    more = profile.peak_bytes > 1.02 * top
+    below = 16 if more else -6  # what comes on top of live tensors is drawn above them
+    _peak(drawing, (x(live.index(top) + 0.5), y(top)), f"{format_bytes(top)} live", below, area, style)
+    if more:
+        at = y(profile.peak_bytes)
+        drawing.line(area.left, at, area.right, at, "af-peak")
+        extra = "" if drawing.format.narrow else " with the allocator's cache and context"
+        text = f"peak {format_bytes(profile.peak_bytes)}{extra}"
+        drawing.text(area.left + 6, at - 5, fitted(text, SMALL, area.right - area.left - 12), "af-note")
+
+
+def _peak(drawing: Drawing, at: tuple[float, float], text: str, below: float, area: Box, style: str) -> None:
+    """Marks the highest point, with its label the given distance below it."""
+    x, y = at
+    drawing.add("circle", class_=f"af-bar-{style}", cx=x, cy=y, r=3.5)
+    width = text_width(text, SMALL)
+    right = x + 8 + width < area.right
+    drawing.text(x + 8 if right else x - 8, y + below, text, "af-note", "" if right else "end")
+
+
+def _about(report: Report) -> str:
+    texts = ["Live tensors over one optimizer step, phase by phase."]
+    for plan in _drawn(report):
+        peak = max(plan.profile.live_bytes)
+        phase = _phase_at(plan.profile.phases, plan.profile.live_bytes.index(peak))
+        texts.append(f"{_NAMES[plan.role]}: highest in the phase {phase}, {format_bytes(peak)}.")
+    return " ".join(texts)
+
+
+def _phase_at(phases: tuple[StepPhase, ...], place: int) -> str:
+    return next((phase.name for phase in phases if phase.start <= place < phase.end), "step")
+
+
+def table(report: Report) -> DataTable:
+    """Returns the highest and the last value of each phase."""
+    rows = list[tuple[str, ...]]()
+    for plan in _drawn(report):
+        live = plan.profile.live_bytes
+        for phase in plan.profile.phases:
+            found = live[phase.start : phase.end]
+            if found:
+                rows.append((_NAMES[plan.role], phase.name, format_bytes(max(found)), format_bytes(found[-1])))
+    return DataTable(("plan", "phase", "highest", "at its end"), tuple(rows))
+
+
+TIMELINE: Chart = Chart(
+    kind="timeline",
+    heading="Memory during one optimizer step",
+    aid="Live tensors at each allocation and release, in order; the horizontal axis is not time.",
+    missing="the memory of the plans was not traced",
+    available=lambda report: bool(_drawn(report)),
+    draw=draw,
+    table=table,
+)
+"""Live tensors over one optimizer step."""

@@ -1,0 +1,76 @@
+"""Terminal: what a stream can show, colours, and texts that fit a width."""
+
+import os
+import shutil
+import unicodedata
+from contextlib import suppress
+from typing import TextIO
+
+_COLOURS = {"bar": "36", "good": "32", "bad": "31", "faint": "2", "title": "1"}
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Returns whether a stream writes to a terminal that can move its cursor; `TERM=dumb` says that it cannot."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def has_colour(stream: TextIO) -> bool:
+    """Returns whether colours may be used on a stream: on a terminal, unless `NO_COLOR` is set."""
+    return is_terminal(stream) and not os.environ.get("NO_COLOR")
+
+
+def has_blocks(stream: TextIO) -> bool:
+    """Returns whether a stream can show block characters, by its encoding."""
+    return (getattr(stream, "encoding", None) or "").lower().replace("-", "") == "utf8"
+
+
+def paint(text: str, colour: str) -> str:
+    """Returns `text` in a colour: "bar", "good", "bad", "faint" or "title"; unchanged if either is empty."""
+    return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if text and colour else text
+
+
+def wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
+    """Returns the words of `text` as lines of at most `width` cells; a longer word has a line of its own.
+
+    Args:
+        text: the text; runs of white space become one space.
+        width: cells of a line.
+        first: what the first line begins with.
+        rest: what the other lines begin with.
+    """
+    lines, line = list[str](), first
+    empty = True
+    for word in text.split():
+        if not empty and cells(line) + 1 + cells(word) > width:
+            lines.append(line)
+            line, empty = rest, True
+        line += word if empty else f" {word}"
+        empty = False
+    return [*lines, line.rstrip()]
+
+
+def columns(stream: TextIO) -> int:
+    """Returns the width of the terminal that a stream writes to, of which COLUMNS has the say; else 80."""
+    if "COLUMNS" not in os.environ:
+        with suppress(OSError, ValueError):  # a stream without a terminal, or without a descriptor
+            return os.get_terminal_size(stream.fileno()).columns or 80
+    return shutil.get_terminal_size().columns
+
+
+def cells(text: str) -> int:
+    """Returns how many cells of a terminal `text` takes: two for a wide character, none for a combining one."""
+    return sum(map(_cell, text))
+
+
+def cut(text: str, width: int) -> str:
+    """Returns the beginning of `text` that fits `width` cells of a terminal, with ".." where something is missing."""
+    if cells(text) <= width:
+        return text
+    kept = 0
+    while kept < len(text) and cells(text[: kept + 1]) <= width - 2:
+        kept += 1
+    return f"{text[:kept]}.."[: max(width, 0)]
+
+
+def _cell(letter: str) -> int:
+    return 2 if unicodedata.east_asian_width(letter) in "WF" else not unicodedata.combining(letter)

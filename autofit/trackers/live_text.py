@@ -1,0 +1,55 @@
+"""Live text: the state of a search on one line, with as much detail as the width allows."""
+
+from collections.abc import Mapping, Sequence
+
+from autofit.core.units import format_bytes
+from autofit.terminal import cells, cut
+
+_GAP = "  "
+_BAR_CELLS = 10
+_SHORTER = ("bar", "now", "phase", "best", "now", "trials", "time", "now", "now")
+"""Parts in the order in which they become shorter, one form at a time, until the line fits."""
+
+Forms = Sequence[str]
+"""A part of the line from its longest form to its shortest."""
+
+
+def fitted(parts: Mapping[str, Forms], width: int) -> str:
+    """Returns the parts on one line of at most `width` cells, each as long as there is room for."""
+    at = dict.fromkeys(parts, 0)
+    line = _joined(parts, at)
+    for name in _SHORTER:
+        if cells(line) <= width:
+            return line
+        at[name] = min(at[name] + 1, len(parts[name]) - 1)
+        line = _joined(parts, at)
+    return cut(line, width)
+
+
+def _joined(parts: Mapping[str, Forms], at: dict[str, int]) -> str:
+    return _GAP.join(text for name, forms in parts.items() if (text := forms[at[name]]))
+
+
+def bar(share: float, blocks: bool) -> str:
+    """Returns a bar that is filled by `share`; "" for a negative one, which is unknown."""
+    if share < 0:
+        return ""
+    filled = round(min(share, 1.0) * _BAR_CELLS)
+    full, empty = ("█", "░") if blocks else ("#", "-")
+    return f"{full * filled}{empty * (_BAR_CELLS - filled)}"
+
+
+def of_budget(part_bytes: int, whole_bytes: int | None) -> str:
+    """Returns "53.7 of 72 MiB", with the unit once if it is the same; without a budget the part alone."""
+    if whole_bytes is None:
+        return format_bytes(part_bytes)
+    (few, unit), (many, units) = (format_bytes(count).split() for count in (part_bytes, whole_bytes))
+    few, many = (f"{float(number):.4g}" if "." not in number else f"{float(number):.3g}" for number in (few, many))
+    return f"{few} of {many} {units}" if unit == units else f"{few} {unit} of {many} {units}"
+
+
+def minutes(seconds: float) -> str:
+    """Returns seconds as "1:02:05" or "0:35"."""
+    whole, rest = divmod(int(max(seconds, 0.0)), 60)
+    hours, whole = divmod(whole, 60)
+    return f"{hours}:{whole:02}:{rest:02}" if hours else f"{whole}:{rest:02}"

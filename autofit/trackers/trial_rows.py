@@ -1,0 +1,91 @@
+"""Trial rows: finished trials as rows of a table that fit the width of a terminal."""
+
+from collections.abc import Sequence
+
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
+from autofit.core.printable import one_line
+from autofit.core.trial import Trial
+from autofit.core.units import format_bytes, short_number
+from autofit.terminal import cut, paint
+from autofit.trackers.yardstick import Yardstick
+
+_FIGURES = (("ratio", 6), ("speed", 9), ("peak", 10))
+"""Columns before the plan, and their cells."""
+_LAYOUTS = ((72, ("ratio", "speed", "peak")), (52, ("ratio", "peak")), (0, ("ratio",)))
+"""Columns shown from this width on."""
+_NAME_CELLS = 5
+
+Part = tuple[str, str]
+"""A text and its colour; "" for none."""
+
+
+class TrialRows:
+    """Makes the rows of a search; one object per search.
+
+    Args:
+        against: what progress is compared with.
+        colour: whether colours may be used.
+    """
+
+    def __init__(self, against: Yardstick, colour: bool = False) -> None:
+        self._against, self._colour = against, colour
+        self._shown: tuple[str, ...] = ()
+
+    def lines(self, trial: Trial, name: str, ratio: float | None, is_best: bool, width: int) -> list[str]:
+        """Returns the row of a trial, below the head of the table if that is new or has other columns now.
+
+        Args:
+            trial: a finished trial.
+            name: its number, or "proof".
+            ratio: throughput over the baseline; None if it is unknown.
+            is_best: whether it is the fastest so far.
+            width: cells of a line.
+        """
+        layout = next(columns for least, columns in _LAYOUTS if width >= least)
+        head = [] if layout == self._shown else [cut(self._head(layout), width)]
+        self._shown = layout
+        return [*head, self._fitted(self._row(trial, name, ratio, is_best, layout), width)]
+
+    def _head(self, layout: Sequence[str]) -> str:
+        titles = {"ratio": "ratio", "speed": f"{self._against.objective.unit}/s", "peak": "peak"}
+        figures = "".join(f"  {titles[name]:>{size}}" for name, size in _FIGURES if name in layout)
+        return f"{'':{_NAME_CELLS}}{figures}  micro batch x accumulation steps, changes"
+
+    def _row(self, trial: Trial, name: str, ratio: float | None, is_best: bool, layout: Sequence[str]) -> list[Part]:
+        outcome, measurement = trial.outcome, trial.outcome.measurement
+        plan = short_plan(trial.plan, self._against.baseline)
+        begin = (f"{name:>{_NAME_CELLS}}", "")
+        if not outcome.measured or measurement is None:
+            room = sum(size + 2 for column, size in _FIGURES if column in layout)
+            status = f"{f'  {outcome.status.value}':>{room}}"
+            return [begin, (status, "bad"), (f"  {plan}: {one_line(outcome.reason)}", "")]
+        speed = short_number(self._against.objective.score(measurement)) if name != "proof" else ""
+        if "speed" not in layout and ratio is None:
+            shown = {"ratio": speed or "proven"}
+        else:
+            shown = {"ratio": "" if ratio is None else f"{ratio:.2f}x", "speed": speed or "proven"}
+        shown["peak"] = format_bytes(measurement.memory.judged_bytes)
+        figures = [
+            (f"  {shown[column]:>{size}}", "good" if is_best and column == "ratio" and ratio else "")
+            for column, size in _FIGURES
+            if column in layout
+        ]
+        return [begin, *figures, (f"  {plan}", "")]
+
+    def _fitted(self, parts: Sequence[Part], width: int) -> str:
+        """Returns the parts as one line, cut to the width before it is coloured."""
+        line, at, found = cut("".join(text for text, _ in parts), width), 0, ""
+        for text, colour in parts:
+            found += paint(line[at : at + len(text)], colour if self._colour else "")
+            at += len(text)
+        return found
+
+
+def short_plan(plan: Plan, baseline: Plan | None) -> str:
+    """Returns the batch of `plan` and the knobs that differ from `baseline`, in few words on one line."""
+    if plan == baseline:
+        return "baseline"
+    batch = f"{plan.micro_batch_size} x {plan.accumulation_steps}"
+    changed = {} if baseline is None else plan.changes_from(baseline)
+    changes = [f"{k}={v}" for k, v in changed.items() if k not in (MICRO_BATCH_SIZE, ACCUMULATION_STEPS)]
+    return one_line(", ".join([batch, *changes]))

@@ -1,0 +1,297 @@
+"""The report in a real browser: it loads alone, can be used by mouse, touch and keyboard, and is accessible."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.browser.browsing import Browser
+from tests.reports import samples
+
+WIDTHS = (360, 900, 1600)
+AXE_TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
+ROWS = "[...document.querySelectorAll('#plans-table tbody tr')]"
+POINT = ".wide .af-pt[data-r='1']"
+
+
+@pytest.fixture
+def page(browser: Browser, pages: dict[str, Path]) -> Iterator[Browser]:
+    """The typical report, in a window of 900 by 900 pixels."""
+    browser.open(pages["typical"])
+    yield browser
+    assert browser.messages() == []
+
+
+def shown_ranks(page: Browser) -> list[int]:
+    """Returns the ranks of the rows that are shown, in order."""
+    found = page.run(f"return {ROWS}.filter(row => row.offsetParent).map(row => row.id.slice(1))")
+    return [int(rank) for rank in found]
+
+
+def tip(page: Browser) -> str:
+    """Returns the text of the tooltip; "" if it is hidden."""
+    return str(page.run("const tip = document.querySelector('#tip'); return tip.hidden ? '' : tip.innerText"))
+
+
+def press(page: Browser, *keys: str) -> None:
+    """Presses keys on the element that has the focus."""
+    from selenium.webdriver import ActionChains  # noqa: PLC0415
+
+    chain = ActionChains(page.driver)
+    for key in keys:
+        chain.send_keys(key)
+    chain.perform()
+
+
+def element(page: Browser, selector: str) -> object:
+    """Returns an element, scrolled to the middle of the window."""
+    return page.run(
+        "const found = document.querySelector(arguments[0]);"
+        "found.scrollIntoView({block: 'center', behavior: 'instant'}); return found",
+        selector,
+    )
+
+
+@pytest.mark.parametrize("name", samples.ALL)
+def test_a_page_loads_without_a_message_and_without_a_request(
+    browser: Browser, pages: dict[str, Path], name: str
+) -> None:
+    browser.open(pages[name])
+    assert browser.run("return document.readyState") == "complete"
+    assert browser.messages() == []
+    assert browser.requests() == [pages[name].as_uri()]
+    assert browser.run("return document.querySelector('#theme').hidden") is False  # the script ran
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["typical", "infeasible", "hostile"])
+def test_screenshots_are_taken_and_no_page_is_wider_than_the_window(
+    browser: Browser, pages: dict[str, Path], screenshots: Path, name: str, theme: str, width: int
+) -> None:
+    browser.open(pages[name], width, theme=theme)
+    path = screenshots / f"{name}-{theme}-{width}.png"
+    browser.picture(path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert browser.run("return document.documentElement.scrollWidth") == width
+    ground = browser.run("return getComputedStyle(document.body).backgroundColor")
+    assert (ground == "rgb(255, 255, 255)") == (theme == "light")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_text_in_charts_is_readable_at_every_width(browser: Browser, pages: dict[str, Path], width: int) -> None:
+    browser.open(pages["typical"], width)
+    heights = browser.run(
+        "return [...document.querySelectorAll('figure svg')].filter(svg => svg.checkVisibility()).map(svg =>"
+        " 12 * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width)"
+    )
+    assert len(heights) == 6
+    assert min(heights) > 10
+    assert max(heights) < 20
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(("name", "width"), [("typical", 900), ("typical", 360), ("infeasible", 900), ("bare", 900)])
+def test_axe_finds_no_violation(
+    browser: Browser, pages: dict[str, Path], axe: str, name: str, width: int, theme: str
+) -> None:
+    browser.open(pages[name], width, theme=theme)
+    browser.run("document.querySelectorAll('details').forEach(details => details.open = true)")
+    browser.driver.execute_cdp_cmd("Runtime.evaluate", {"expression": axe})
+    found = browser.driver.execute_async_script(
+        "const done = arguments[1];"
+        "axe.run(document, {runOnly: {type: 'tag', values: arguments[0]}}).then(done)",
+        AXE_TAGS,
+    )  # fmt: skip
+    assert [(one["id"], one["nodes"][0]["html"][:200]) for one in found["violations"]] == []
+    assert len(found["passes"]) > 10
+
+
+def test_the_theme_can_be_changed_and_says_its_state(page: Browser) -> None:
+    from selenium.webdriver.common.by import By  # noqa: PLC0415
+
+    button = page.driver.find_element(By.ID, "theme")
+    states = []
+    for _ in range(3):
+        colour = page.run("return getComputedStyle(document.body).backgroundColor")
+        states.append((button.get_attribute("aria-pressed"), colour == "rgb(255, 255, 255)"))
+        button.click()
+    assert states == [("false", True), ("true", False), ("false", True)]
+
+
+def test_pointing_at_a_point_shows_its_plan(page: Browser) -> None:
+    from selenium.webdriver import ActionChains  # noqa: PLC0415
+
+    ActionChains(page.driver).move_to_element(element(page, POINT)).perform()
+    assert "micro batch 128 × 2: precision=bf16, compile=default, checkpointing=blocks (recommended)" in tip(page)
+    assert "15.12 GiB" in tip(page)
+    assert page.run("return document.querySelectorAll('.wide .af-pt.on').length") > 1  # in the other charts too
+    ActionChains(page.driver).move_to_element(element(page, "#caveats")).perform()
+    assert tip(page) == ""
+
+
+def test_a_tap_on_a_point_shows_its_plan_and_one_beside_hides_it(page: Browser) -> None:
+    element(page, POINT)
+    tap = (
+        "const box = document.querySelector(arguments[0]).getBoundingClientRect();"
+        "return [box.left + box.width / 2 + arguments[1], box.top + box.height / 2]"
+    )
+    seen = []
+    for beside in (6, 150):
+        x, y = page.run(tap, POINT, beside)
+        touch = {"touchPoints": [{"x": x, "y": y}]}
+        page.driver.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
+        page.driver.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": "touchStart", **touch})
+        page.driver.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+        page.driver.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
+        seen.append(tip(page))
+    assert "128 × 2" in seen[0]
+    assert seen[1] == ""
+
+
+def test_the_arrow_keys_move_from_plan_to_plan_and_escape_hides_the_plan(page: Browser) -> None:
+    from selenium.webdriver.common.keys import Keys  # noqa: PLC0415
+
+    stops = page.run("return document.querySelectorAll('#front .wide [tabindex=\"0\"]').length")
+    assert stops == 1  # one stop for the tabulator in each chart
+    page.run("document.querySelector('#front .wide [tabindex=\"0\"]').focus()")
+    seen = [tip(page)]
+    for _ in range(3):
+        press(page, Keys.ARROW_RIGHT)
+        seen.append(tip(page))
+    assert len(set(seen)) == 4
+    assert all(seen)
+    label = page.run("return document.activeElement.getAttribute('aria-label')")
+    assert "Peak" in label
+    press(page, Keys.ESCAPE)
+    assert tip(page) == ""
+
+
+def test_a_chart_can_be_reached_with_the_tabulator_alone(page: Browser) -> None:
+    from selenium.webdriver.common.keys import Keys  # noqa: PLC0415
+
+    reached = []
+    for _ in range(25):
+        press(page, Keys.TAB)
+        reached.append(page.run("return document.activeElement.closest('section')?.id ?? document.activeElement.id"))
+    assert reached[:2] == ["", "theme"]  # the link to the answer, then the button
+    assert {"front", "curves", "race", "estimates", "plans"} <= set(reached)
+
+
+def test_every_column_can_be_sorted_both_ways(page: Browser) -> None:
+    heads = page.run("return [...document.querySelectorAll('#plans-table thead button')].map(b => b.textContent)")
+    for place, name in enumerate(heads):
+        orders = []
+        for expected in ("descending", "ascending") if name == "#" else ("ascending", "descending"):
+            page.run("document.querySelectorAll('#plans-table thead button')[arguments[0]].click()", place)
+            states = page.run("return [...document.querySelectorAll('[aria-sort]')].map(head => head.ariaSort)")
+            assert states == [expected]
+            orders.append(shown_ranks(page))
+        assert sorted(orders[0]) == sorted(orders[1])
+
+
+def test_sorting_by_peak_is_by_bytes_and_plans_without_one_come_last(page: Browser) -> None:
+    report = samples.typical()
+    page.run("document.querySelectorAll('#plans-table thead button')[5].click()")
+    peaks = [report.row(rank).peak_bytes for rank in shown_ranks(page)]
+    measured = [peak for peak in peaks if peak is not None]
+    assert measured == sorted(measured)
+    assert peaks[len(measured) :] == [None] * (len(peaks) - len(measured))
+    page.run("document.querySelectorAll('#plans-table thead button')[5].click()")
+    assert [report.row(rank).peak_bytes for rank in shown_ranks(page)][: len(measured)] == measured[::-1]
+
+
+def test_a_header_is_sorted_by_the_keyboard(page: Browser) -> None:
+    from selenium.webdriver.common.keys import Keys  # noqa: PLC0415
+
+    page.run("document.querySelectorAll('#plans-table thead button')[4].focus()")
+    press(page, Keys.ENTER)
+    assert page.run("return document.activeElement.closest('th').ariaSort") == "ascending"
+    press(page, Keys.SPACE)
+    assert page.run("return document.activeElement.closest('th').ariaSort") == "descending"
+
+
+def test_rows_are_filtered_by_words_and_by_status_and_counted(page: Browser) -> None:
+    page.run("document.querySelector('#filter').focus()")
+    press(page, "blocks bf16")
+    report = samples.typical()
+    names = ("blocks", "bf16")
+    assert shown_ranks(page) == [row.rank for row in report.rows if all(name in row.combination for name in names)]
+    assert page.run("return document.querySelector('#shown').value") == "5 of 16 plans"
+    page.run(
+        "const filter = document.querySelector('#filter'); filter.value = ''; filter.dispatchEvent(new Event('input'));"
+        "const status = document.querySelector('#status'); status.value = 'out of memory';"
+        "status.dispatchEvent(new Event('change'))"
+    )
+    assert shown_ranks(page) == [row.rank for row in report.rows if row.status == "out of memory"]
+
+
+def test_five_hundred_plans_are_sorted_and_filtered_quickly(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["large"])
+    assert len(shown_ranks(browser)) == 500
+    took_ms = browser.run(
+        "const start = performance.now(); document.querySelectorAll('#plans-table thead button')[5].click();"
+        "document.body.offsetHeight; return performance.now() - start"
+    )
+    assert took_ms < 1500
+
+
+def test_code_is_copied(page: Browser) -> None:
+    page.run("window.copied = null; navigator.clipboard.writeText = async text => { window.copied = text; }")
+    page.run("document.querySelector('.copy').click()")
+    assert page.run("return window.copied") == samples.typical().apply_code.strip()
+    assert page.run("return document.querySelector('.copy').textContent") == "Copied"
+
+
+def test_without_a_clipboard_the_code_is_selected(page: Browser) -> None:
+    page.run("navigator.clipboard.writeText = async () => { throw new Error('denied'); }")
+    page.run("document.querySelector('.copy').click()")
+    assert page.run("return getSelection().toString()").strip() == samples.typical().apply_code.strip()
+
+
+def test_a_print_is_light_whole_and_without_controls(page: Browser) -> None:
+    page.run("document.querySelector('#theme').click(); const filter = document.querySelector('#filter');"
+             "filter.value = 'fp16'; filter.dispatchEvent(new Event('input'))")  # fmt: skip
+    page.run("window.seen = 0; addEventListener('beforeprint', () => {"
+             f"window.seen = {ROWS}.filter(row => !row.hidden).length }})")  # fmt: skip
+    printed = page.pdf()
+    assert printed.startswith(b"%PDF")
+    assert page.run("return window.seen") == 16
+    assert len(shown_ranks(page)) == 0  # the filter is back
+    page.media(theme="dark", kind="print")
+    names = ["#theme", ".controls", ".copy", "nav", ".narrow"]
+    hidden = "return arguments[0].map(name => document.querySelector(name).checkVisibility())"
+    assert page.run(hidden, names) == [False] * 5
+    assert page.run("return getComputedStyle(document.body).color") == "rgb(27, 32, 38)"
+    assert page.run("return getComputedStyle(document.querySelector('.plans')).maxHeight") == "none"
+    page.media()
+
+
+def test_hostile_texts_run_nothing(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["hostile"])
+    browser.run("document.querySelectorAll('details').forEach(details => details.open = true)")
+    browser.run("document.querySelectorAll('.wide .af-pt[tabindex]').forEach(point => point.focus())")
+    assert "<script>alert(1)" in tip(browser)
+    assert browser.run("return document.querySelectorAll('script, img').length") == 1
+    assert browser.messages() == []
+
+
+def test_the_policy_stops_a_script_that_was_put_in(browser: Browser, pages: dict[str, Path], tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.html"
+    text = pages["typical"].read_text(encoding="utf-8")
+    added = "<script>window.ran = true</script><img src='https://example.invalid/x.png' onerror='window.ran = true'>"
+    damaged.write_text(text.replace("</main>", f"{added}</main>"), encoding="utf-8")
+    browser.open(damaged)
+    assert browser.run("return window.ran ?? null") is None
+    assert len([message for message in browser.messages() if "Content Security Policy" in message]) >= 2
+
+
+def test_without_its_script_the_page_still_shows_everything(
+    browser: Browser, pages: dict[str, Path], tmp_path: Path
+) -> None:
+    plain = tmp_path / "plain.html"
+    text = pages["typical"].read_text(encoding="utf-8")
+    plain.write_text(text[: text.index("<script>")] + text[text.index("</script>") + 9 :], encoding="utf-8")
+    browser.open(plain)
+    assert len(shown_ranks(browser)) == 16
+    assert browser.run("return document.querySelector('.controls').checkVisibility()") is False

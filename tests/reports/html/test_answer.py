@@ -1,0 +1,56 @@
+"""The answer: what it brings and what it costs, in each of the cases that there are."""
+
+import re
+
+from autofit.reports.html.answer import answer
+from autofit.reports.report import Report
+from tests.reports.samples import infeasible, kept, typical
+
+
+def words(report: Report) -> str:
+    """Returns the text of the answer."""
+    return " ".join(re.sub(r"<[^>]+>", " ", answer(report)).split())
+
+
+def test_the_gain_has_its_interval_and_the_costs_are_beside_it() -> None:
+    found = words(typical())
+    assert "Gain 2.58x over the baseline; 95 % interval 2.55 to 2.61" in found
+    assert "Throughput 512 samples/s; baseline 198.4" in found
+    assert "Peak memory 15.12 GiB 76% of 20 GiB; baseline 11.42 GiB" in found
+    assert "Micro batch × steps 128 × 2 global batch 256" in found
+
+
+def test_each_changed_knob_is_shown_and_no_other() -> None:
+    found = words(typical())
+    assert "precision fp32 bf16 compile off default checkpointing off blocks" in found
+    assert "throughput 198.4 samples/s 512 samples/s (+158%) peak memory 11.42 GiB 15.12 GiB (+32%)" in found
+
+
+def test_without_a_race_the_gain_is_that_of_separate_runs() -> None:
+    report = typical()
+    best = report.row(1)
+    assert best.gain is not None
+    row = best.model_copy(update={"gain": best.gain.model_copy(update={"pairs": 0})})
+    assert "from separate runs" in words(report.model_copy(update={"rows": (row, *report.rows[1:])}))
+
+
+def test_a_baseline_that_does_not_run_has_no_gain() -> None:
+    report = typical()
+    rows = [row.model_copy(update={"gain": None}) for row in report.rows]
+    own = next(place for place, row in enumerate(rows) if row.is_baseline)
+    rows[own] = rows[own].model_copy(update={"rate_per_s": None, "peak_bytes": None, "status": "out of memory"})
+    found = words(report.model_copy(update={"rows": tuple(rows)}))
+    assert "Gain – the baseline was not measured within the budget" in found
+    assert "throughput out of memory 512 samples/s" in found
+
+
+def test_a_baseline_that_is_the_answer_is_not_compared_with_itself() -> None:
+    found = words(kept())
+    assert "Change none the baseline is the answer" in found
+    assert "What changes" not in found
+
+
+def test_an_answer_without_a_plan_says_so() -> None:
+    found = words(infeasible())
+    assert "No plan fits the budget. Recommendation none no plan fits the budget Memory budget 20 GiB" in found
+    assert "lowest estimated peak: 23.5 GiB" in found

@@ -1,0 +1,44 @@
+"""The card that a notebook shows for a Fit."""
+
+from xml.dom.minidom import parseString
+
+from autofit.core.outcome import Outcome, Status
+from autofit.core.recommendation import Candidate, Ratio
+from autofit.reports.html.card import card
+from tests.reports.test_summary import BEST, OWN, measured, record
+
+
+def test_the_answer_is_first_and_the_baseline_beside_it() -> None:
+    found = card(record(gain=Ratio(value=2.5, low=2.4, high=2.6, pairs=8)))
+    parseString(found.encode())
+    assert found.index("Recommended: ") < found.index("2.50x (2.40 to 2.60) of the baseline") < found.index("<table>")
+    assert found.index('<th scope="row">recommended</th>') < found.index('<th scope="row">baseline</th>')
+
+
+def test_a_card_has_no_style_script_or_address() -> None:
+    found = card(record())
+    assert not [text for text in ("<style", "style=", "<script", "href", "src=", "class=") if text in found]
+
+
+def test_a_baseline_that_is_the_answer_is_shown_once() -> None:
+    found = card(record(plan=OWN, gain=None))
+    assert "Keep the baseline: " in found
+    assert '<th scope="row">baseline</th>' not in found
+
+
+def test_a_baseline_that_does_not_run_says_why() -> None:
+    failed = Outcome(status=Status.OUT_OF_MEMORY, reason="needs more")
+    found = card(record(baseline=Candidate(plan=OWN, outcome=failed), gain=None))
+    assert "the baseline does not run here" in found
+    assert "<td>out of memory</td><td>–</td>" in found
+
+
+def test_few_alternatives_are_shown() -> None:
+    others = tuple(Candidate(plan=BEST.replace(micro_batch_size=size), outcome=measured()) for size in range(1, 9))
+    assert card(record(alternatives=others)).count('<th scope="row">alternative</th>') == 3
+
+
+def test_hostile_texts_are_shown_as_text() -> None:
+    found = card(record(caveats=("</script><script>alert(1)</script>" + "A" * 10_000,)))
+    assert "<script>" not in found
+    assert len(found) < 5000

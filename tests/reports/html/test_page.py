@@ -1,0 +1,177 @@
+"""The page: complete for every report, small, the same every time, and closed to everything from outside."""
+
+import base64
+import hashlib
+import random
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from time import perf_counter
+
+import pytest
+
+from autofit.reports.html.page import render
+from autofit.reports.html.parts import CODE
+from autofit.reports.svg import CHARTS
+from tests.reports import samples
+
+MOST_BYTES = 500_000
+VOID = {"meta", "link", "input", "br", "wbr", "circle", "path", "rect", "line"}
+PAGES = {name: render(make()) for name, make in samples.ALL.items()}
+
+
+class Reader(HTMLParser):
+    """Reads a page: its elements with their attributes, and whether each one is closed in its place."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open, self.wrong = list[str](), list[str]()
+        self.elements = list[tuple[str, dict[str, str | None]]]()
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_well_formed_and_small(name: str) -> None:
+    reader = Reader(PAGES[name])
+    assert (reader.open, reader.wrong) == ([], [])
+    ids = [attributes["id"] for _, attributes in reader.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert len(PAGES[name].encode()) < MOST_BYTES
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_asks_for_nothing_and_runs_only_its_own_script(name: str) -> None:
+    for tag, attributes in Reader(PAGES[name]).elements:
+        assert tag not in {"iframe", "object", "embed", "img", "image", "use", "base", "form", "foreignobject"}
+        assert not [key for key in attributes if key.startswith("on") or key in {"style", "src", "srcset", "action"}]
+        link = attributes.get("href") or ""
+        assert link.startswith(("#", "data:image/svg+xml,")) or not link
+    assert PAGES[name].count("<script>") == PAGES[name].count("</script>") == 1
+    assert PAGES[name].count("<style>") == 1
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_policy_admits_exactly_what_is_in_the_page(name: str) -> None:
+    page = PAGES[name]
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    assert policy is not None
+    for tag in ("style", "script"):
+        text = re.search(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        assert text is not None
+        digest = base64.b64encode(hashlib.sha256(text.group(1).encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy.group(1)
+    assert policy.group(1).startswith("default-src 'none'; ")
+    assert "unsafe" not in policy.group(1)
+    assert page.index("Content-Security-Policy") < page.index("<style>")
+
+
+def test_every_section_and_chart_is_there() -> None:
+    found = PAGES["typical"]
+    anchors = re.findall(r'<section id="([a-z-]+)"', found)
+    expected = ["answer", *(chart.kind for chart in CHARTS)]
+    expected += ["plans", "caveats", "gates", "left-out", "environment", "apply"]
+    assert anchors == expected
+    contents = found[found.index("<nav") : found.index("</nav>")]
+    assert re.findall(r'href="#([a-z-]+)"', contents) == expected
+    for chart in CHARTS:
+        assert found.count(chart.aid) == 1
+
+
+def test_a_report_without_values_has_fewer_sections_and_says_why() -> None:
+    found = PAGES["bare"]
+    anchors = re.findall(r'<section id="([a-z-]+)"', found)
+    assert anchors == ["answer", "front", "plans", "caveats", "left-out", "environment"]
+    assert "the study was written by a version that did not keep it" in found
+
+
+def test_a_report_without_a_plan_is_still_drawn() -> None:
+    found = PAGES["infeasible"]
+    assert "No plan fits the budget." in found
+    assert "The smallest plan that was tried needs 36.4 GiB of 20 GiB." in found
+    assert found.count('<tr id="p') == len(samples.infeasible().rows)
+
+
+def test_numbers_of_gates_code_and_environment_are_there() -> None:
+    found = PAGES["typical"]
+    for text in (
+        "gradient 3.1e-06, allowed 1e-03", "autofit.load(\"autofit.yaml\")",
+        "--global-batch 256 --memory 20GiB", "NVIDIA RTX 4090 (cuda)", "2.13.0+cu130", "model has no 2-d convolution",
+    ):  # fmt: skip
+        assert text in found
+
+
+def test_hostile_texts_are_text() -> None:
+    found = PAGES["hostile"]
+    assert "alert(1)" in found
+    assert "<script>alert" not in found
+    assert "<img" not in found
+    assert "\x1b" not in found
+    longest = max(len(run) for run in re.findall("A+", found))
+    assert longest <= CODE
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_values_can_be_drawn(seed: int) -> None:
+    noise = random.Random(seed)
+    report = samples.typical(unit=noise.choice(["samples", "tokens"]), budget_bytes=noise.choice([1, 2**20, 2**50]))
+    rows = []
+    for one in report.rows[: noise.choice([1, 3, len(report.rows)])]:
+        values = {
+            "micro_batch_size": noise.choice([0, 1, 7, 24, 10**6]),
+            "accumulation_steps": noise.choice([1, 10**5]),
+            "rate_per_s": noise.choice([None, 0.0, 1e-9, 123.0, 1e12]),
+            "peak_bytes": noise.choice([None, 0, 1, 2**20, 2**50]),
+            "gain": noise.choice([None, one.gain]),
+            "estimate": noise.choice([None, one.estimate]),
+        }
+        rows.append(one.model_copy(update=values))
+    ranks = {row.rank for row in rows if row.rate_per_s is not None}
+    curves = [curve.model_copy(update={"ranks": tuple(ranks & set(curve.ranks))}) for curve in report.curves]
+    changed = report.model_copy(
+        update={
+            "rows": tuple(rows),
+            "curves": tuple(curve for curve in curves if curve.ranks),
+            "race": tuple(racer for racer in report.race if racer.rank in ranks),
+        }
+    )
+    reader = Reader(render(changed))
+    assert (reader.open, reader.wrong) == ([], [])
+
+
+def test_a_report_without_any_plan_can_be_drawn() -> None:
+    nothing = dict.fromkeys(("rows", "curves", "race", "memory", "caveats", "gates", "refused", "left_out"), ())
+    empty = samples.typical().model_copy(update=nothing)
+    assert "0 plans" in render(empty)
+
+
+def test_the_same_report_makes_the_same_page() -> None:
+    assert render(samples.typical()) == PAGES["typical"]
+
+
+def test_five_hundred_plans_take_less_than_half_a_second() -> None:
+    report = samples.large()
+    times = []
+    for _ in range(3):
+        start = perf_counter()
+        render(report)
+        times.append(perf_counter() - start)
+    assert min(times) < 0.5
+
+
+def test_a_page_is_made_without_torch() -> None:
+    code = "import sys, autofit.reports.html.page, autofit.reports.plots; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

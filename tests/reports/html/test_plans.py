@@ -1,0 +1,73 @@
+"""The table of all plans."""
+
+from typing import Any
+
+from autofit.reports.html.plans import plans_table
+from autofit.reports.report import Report
+from tests.reports.samples import HOSTILE, hostile, infeasible, large, typical
+from tests.reports.xml_tree import tree
+
+
+def table(report: Report) -> Any:
+    """Returns the table as a tree."""
+    text = plans_table(report).replace(" disabled>", ">")  # HTML, not XML
+    start = text.index("<table")
+    return tree(text[start : text.index("</table>") + 8])
+
+
+def words(node: Any) -> str:
+    return "".join(child.data if child.nodeType == child.TEXT_NODE else words(child) for child in node.childNodes)
+
+
+def test_each_plan_has_one_row_in_the_order_of_the_report() -> None:
+    report = large()
+    rows = table(report).getElementsByTagName("tbody")[0].getElementsByTagName("tr")
+    assert [row.getAttribute("id") for row in rows] == [f"p{row.rank}" for row in report.rows]
+
+
+def test_a_row_shows_the_plan_with_its_numbers_or_why_there_are_none() -> None:
+    rows = table(typical()).getElementsByTagName("tr")
+    assert [words(cell) for cell in rows[1].childNodes] == [
+        "1", "128 × 2", "recommended precision=bf16, compile=default, checkpointing=blocks", "512", "2.58x",
+        "15.12 GiB", "14.7 GiB", "measured", "", "6.4 s",
+    ]  # fmt: skip
+    assert [words(cell) for cell in rows[-3].childNodes][3:9] == [
+        "–", "–", "–", "36.66 GiB", "out of memory", "CUDA out of memory",
+    ]  # fmt: skip
+
+
+def test_cells_in_units_carry_the_value_that_they_are_sorted_by() -> None:
+    report = typical()
+    cells = table(report).getElementsByTagName("tr")[1].childNodes
+    assert [cells[5].getAttribute("data-v"), cells[9].getAttribute("data-v")] == [str(report.row(1).peak_bytes), "6.4"]
+
+
+def test_columns_without_any_value_are_left_out() -> None:
+    heads = [
+        words(cell) for cell in table(infeasible()).getElementsByTagName("thead")[0].getElementsByTagName("button")
+    ]
+    assert heads == ["#", "Batch", "Plan", "Estimated", "Status", "Reason", "Took"]
+    made = table(infeasible()).getElementsByTagName("tr")
+    assert {len(row.childNodes) for row in made} == {len(heads)}
+    tokens = typical(unit="tokens")
+    assert "Tokens/s" in words(table(tokens).getElementsByTagName("thead")[0])
+    assert [words(cell) for cell in table(tokens).getElementsByTagName("tr")[1].childNodes][3] == "512"
+
+
+def test_the_status_can_be_chosen_with_its_count() -> None:
+    controls = plans_table(typical())
+    assert '<option value="measured">measured (13)</option>' in controls
+    assert 'class="controls" hidden' in controls  # without a script there is nothing to control
+
+
+def test_a_run_of_an_earlier_search_is_marked_and_still_filtered_by_its_status() -> None:
+    report = typical()
+    rows = (report.rows[0].model_copy(update={"earlier": True}), *report.rows[1:])
+    found = plans_table(report.model_copy(update={"rows": rows}))
+    assert '<td class="st ok" data-s="measured">measured, earlier search</td>' in found
+
+
+def test_hostile_texts_are_cut_and_shown_as_text() -> None:
+    found = table(hostile())
+    assert not found.getElementsByTagName("script")
+    assert max(len(words(cell)) for cell in found.getElementsByTagName("td")) < len(HOSTILE) / 10

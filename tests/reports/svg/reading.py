@@ -1,0 +1,56 @@
+"""Reading a picture: its texts with the boxes that they take, and the points of plans."""
+
+from dataclasses import dataclass
+from typing import Any
+from xml.dom.minidom import Element
+
+from autofit.reports.report import Report
+from autofit.reports.svg import CHARTS
+from autofit.reports.svg.drawing import Format
+from autofit.reports.svg.lettering import Box, text_width
+from tests.reports.xml_tree import tree
+
+SIZES = {"af-note": 12.0, "af-bad": 12.0, "af-label": 13.0, "af-strong": 13.0}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture that was drawn, taken apart."""
+
+    root: Any
+
+    @property
+    def bounds(self) -> Box:
+        left, top, width, height = map(float, self.root.getAttribute("viewBox").split())
+        return Box(left, top, left + width, top + height)
+
+    def texts(self) -> list[tuple[str, Box]]:
+        """Returns each text with a box that is a little smaller than the text, so that neighbours do not touch."""
+        found = []
+        for node in self.root.getElementsByTagName("text"):
+            text = "".join(child.data for child in node.childNodes)
+            size = SIZES[node.getAttribute("class")]
+            width, x, y = text_width(text, size) * 0.9, float(node.getAttribute("x")), float(node.getAttribute("y"))
+            left = x - {"": 0.0, "middle": 0.5, "end": 1.0}[node.getAttribute("text-anchor")] * width
+            found.append((text, Box(left, y - 0.75 * size, left + width, y)))
+        return found
+
+    def words(self) -> list[str]:
+        """Returns the texts."""
+        return [text for text, _ in self.texts()]
+
+    def points(self) -> dict[int, Element]:
+        """Returns the points of plans by rank."""
+        nodes = [*self.root.getElementsByTagName("path"), *self.root.getElementsByTagName("circle")]
+        return {int(node.getAttribute("data-r")): node for node in nodes if node.hasAttribute("data-r")}
+
+    def of_class(self, kind: str) -> list[Element]:
+        """Returns the elements with a class."""
+        return [node for node in self.root.getElementsByTagName("*") if kind in node.getAttribute("class").split()]
+
+
+def picture(kind: str, report: Report, width: float = 860.0) -> Picture:
+    """Returns a chart of a report."""
+    chart = next(chart for chart in CHARTS if chart.kind == kind)
+    assert chart.available(report)
+    return Picture(tree(chart.draw(report, Format(width)).svg(alone=True)))

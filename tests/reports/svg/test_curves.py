@@ -1,0 +1,66 @@
+"""Speed curves: which are drawn, and how they can be told apart."""
+
+import pytest
+
+from autofit.reports.report import Report, SpeedCurve
+from autofit.reports.svg.curves import MOST_CURVES, table
+from tests.reports.samples import typical
+from tests.reports.svg.reading import picture
+
+
+def many() -> Report:
+    """A report with ten curves, of which the baseline's is the slowest."""
+    report = typical()
+    extra = [curve.model_copy(update={"combination": f"knob={number}"}) for number, curve in enumerate(report.curves)]
+    own = [curve for curve in report.curves if curve.combination == "baseline"]
+    others = [curve for curve in report.curves if curve.combination != "baseline"]
+    return report.model_copy(update={"curves": tuple([*others, *extra, *own])})
+
+
+def test_each_curve_has_a_style_of_its_own_and_its_name() -> None:
+    report = typical()
+    found = picture("curves", report)
+    styles = [node.getAttribute("class") for node in found.of_class("af-line")]
+    assert len(set(styles)) == len(report.curves)
+    assert {curve.combination for curve in report.curves if len(curve.combination) < 30} <= set(found.words())
+
+
+def test_the_recommended_plan_and_the_baseline_have_their_own_colours() -> None:
+    report = typical()
+    order = [node.getAttribute("class") for node in picture("curves", report).of_class("af-line")]
+    names = [curve.combination for curve in report.curves]
+    assert report.recommended is not None
+    assert order[names.index(report.recommended.combination)] == "af-line af-s1"
+    assert order[names.index("baseline")] == "af-line af-s2"
+
+
+def test_of_many_curves_the_fastest_are_drawn_and_always_the_baseline() -> None:
+    assert len(many().curves) > MOST_CURVES
+    found = picture("curves", many())
+    assert len(found.of_class("af-line")) == MOST_CURVES
+    assert "baseline" in found.words()
+
+
+@pytest.mark.parametrize("width", [860.0, 344.0])
+def test_equal_ratios_of_batches_are_equally_far_apart(width: float) -> None:
+    found = picture("curves", typical(), width)
+    at = [box for text, box in found.texts() if text in {"8", "32", "128"}]
+    centres = sorted((box.left + box.right) / 2 for box in at)
+    assert centres[1] - centres[0] == pytest.approx(centres[2] - centres[1], abs=0.3)
+
+
+def test_a_narrow_chart_has_letters_and_what_they_stand_for() -> None:
+    words = picture("curves", typical(), 344).words()
+    assert words.count("A") == words.count("E") == 2
+
+
+def test_the_table_has_every_point_and_the_first_size_that_did_not_fit() -> None:
+    rows = table(typical()).rows
+    assert ("baseline", "16", "198.4") in rows
+    assert ("baseline", "64", "did not fit") in rows
+
+
+def test_a_size_below_a_measured_one_is_not_the_one_that_did_not_fit() -> None:
+    report = typical()
+    curve = SpeedCurve(combination="baseline", ranks=report.curves[-1].ranks, refused_sizes=(1,))
+    assert not [row for row in table(report.model_copy(update={"curves": (curve,)})).rows if "did not fit" in row]

@@ -1,0 +1,47 @@
+"""The race: ratios with intervals, the line of the baseline, and the tie margin."""
+
+import pytest
+
+from autofit.reports.svg.race import table
+from tests.reports.samples import typical
+from tests.reports.svg.reading import picture
+
+
+def test_intervals_are_drawn_around_their_ratio() -> None:
+    report = typical()
+    found = picture("race", report)
+    line = found.of_class("af-whisker-rec")[0].getAttribute("d").strip("M").split("L")
+    low, high = (float(end.split()[0]) for end in line)
+    racer = report.race[0]
+    middle = (
+        sum(float(corner.split()[0]) for corner in found.points()[racer.rank].getAttribute("d").strip("MZ").split("L"))
+        / 4
+    )
+    assert (middle - low) / (high - low) == pytest.approx(0.5, abs=0.02)
+
+
+def test_rounds_are_drawn_one_by_one() -> None:
+    report = typical()
+    drawn = picture("race", report).of_class("af-round")
+    assert len(drawn) == sum(len(racer.ratios) for racer in report.race)
+
+
+def test_the_tie_margin_ends_at_the_fastest() -> None:
+    found = picture("race", typical())
+    band = found.of_class("af-tie")[0]
+    assert float(band.getAttribute("width")) > 0
+    assert "tie margin 2%" in found.words()
+
+
+@pytest.mark.parametrize("width", [860.0, 344.0])
+def test_ratios_are_written_and_the_line_at_one_says_which_plan_it_is(width: float) -> None:
+    words = picture("race", typical(), width).words()
+    assert "2.58x (2.55 to 2.61)" in words
+    assert "baseline 1.0x" in words
+    assert "recommended plan 1.0x" in picture("race", typical(race_reference="recommended"), width).words()
+
+
+def test_the_table_says_why_a_finalist_left() -> None:
+    rows = table(typical()).rows
+    assert rows[0][0].startswith("Recommended, micro batch 128 × 2")
+    assert rows[1][-1] == "surely behind after 8 rounds"

@@ -1,0 +1,45 @@
+"""Memory timeline: phases, peaks and the budget."""
+
+from autofit.reports.svg.timeline import table
+from tests.reports.samples import GIB, typical
+from tests.reports.svg.reading import picture
+
+
+def test_phases_are_named_for_both_plans() -> None:
+    words = picture("timeline", typical()).words()
+    assert [words.count(name) for name in ("forward", "backward", "optimizer")] == [4, 4, 2]
+
+
+def test_no_point_of_the_timeline_is_lost_and_the_peak_is_marked() -> None:
+    report = typical()
+    found = picture("timeline", report)
+    points = found.of_class("af-line-rec")[0].getAttribute("d").split("L")
+    live = report.memory[0].profile.live_bytes
+    assert len(points) == len(live) + 2
+    highest = min(float(point.split()[1]) for point in points)
+    mark = found.of_class("af-bar-rec")[0]
+    assert abs(float(mark.getAttribute("cy")) - highest) < 0.1
+
+
+def test_what_comes_on_top_of_live_tensors_is_drawn() -> None:
+    words = picture("timeline", typical()).words()
+    assert "peak 15.12 GiB with the allocator's cache and context" in words
+
+
+def test_one_budget_line_in_each_panel_or_a_sentence() -> None:
+    assert len(picture("timeline", typical()).of_class("af-budget")) == 2
+    far = picture("timeline", typical(budget_bytes=200 * GIB))
+    assert not far.of_class("af-budget")
+    assert "The budget of 200 GiB is beyond this axis." in far.words()
+
+
+def test_a_phase_that_is_too_short_for_its_name_has_none() -> None:
+    words = picture("timeline", typical(), 344).words()
+    assert words.count("backward") == 0
+
+
+def test_the_table_has_the_highest_value_of_each_phase() -> None:
+    rows = table(typical()).rows
+    assert [row[:2] for row in rows[:5]] == [
+        ("Recommended", name) for name in ("forward", "backward", "forward", "backward", "optimizer")
+    ]

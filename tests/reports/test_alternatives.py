@@ -1,0 +1,129 @@
+"""The table of other plans: the fastest, those that save more memory than they cost speed, and why they lost."""
+
+from typing import Any
+
+from autofit.core.plan import Plan
+from autofit.core.recommendation import Candidate, Ratio, Recommendation
+from autofit.reports.alternatives import others, rate_per_s, why
+from tests.reports.test_summary import BEST, OWN, measured, measurement, record
+
+PROOF = measurement(samples_per_s=100, peak_bytes=10 * 2**20)
+
+
+def lines(width: int = 100, **changes: Any) -> list[str]:
+    return others(record(**changes), width, "a.yaml")
+
+
+def on_front(size: int, speed: float, peak: int, gain: float | None = None) -> Candidate:
+    return Candidate(
+        plan=BEST.replace(micro_batch_size=size),
+        outcome=measured(samples_per_s=speed, peak_bytes=peak * 2**20),
+        gain=None if gain is None else Ratio(value=gain, low=gain, high=gain, pairs=8),
+        note=f"note {size}",
+        on_front=True,
+    )
+
+
+def sizes(found: list[str], ending: str = "") -> list[int]:
+    return [int(line.split()[2].rstrip(",")) for line in found if line.startswith("  micro") and line.endswith(ending)]
+
+
+def test_the_best_five_are_shown_and_the_others_counted() -> None:
+    beside = tuple(
+        Candidate(plan=BEST.replace(micro_batch_size=size), outcome=measured(), note=f"a tie with {size}")
+        for size in (1, 2, 4, 8, 16, 64, 128)
+    )
+    found = lines(alternatives=beside)
+    assert found[0] == "What else was tried               samples/s   peak"
+    assert found[1] == "  micro batch 1, precision=bf16      52,380  3 MiB  a tie with 1"
+    assert sizes(found) == [1, 2, 4, 8, 16]
+    assert found[-1] == "  and 2 more in a.yaml"
+    assert "more in" not in "".join(lines(alternatives=beside[:5]))
+    assert lines() == []
+
+
+def test_a_narrow_table_drops_columns_and_keeps_ratio_and_reason() -> None:
+    candidate = on_front(1, 90, 12, 1.8).model_copy(
+        update={"note": "a tie, decided by memory: 0.98x (0.95 to 1.01) of"}
+    )
+    assert lines(60, alternatives=(candidate,)) == [
+        "What else was tried                      vs baseline    peak",
+        "  micro batch 1,                1.80x (1.80 to 1.80)  12 MiB",
+        "    precision=bf16: a tie,",
+        "    decided by memory",
+    ]
+    assert lines(40, alternatives=(candidate,)) == [
+        "What else was tried",
+        "  micro batch 1, precision=bf16: a tie,",
+        "    decided by memory",
+        "    vs baseline 1.80x (1.80 to 1.80),",
+        "    samples/s 1,710, peak 12 MiB",
+    ]
+
+
+def test_plans_that_save_more_memory_than_they_cost_speed_are_lighter() -> None:
+    worth, dear, heavy = on_front(1, 90, 8), on_front(2, 40, 5), on_front(4, 120, 20)
+    beside = [Candidate(plan=BEST.replace(micro_batch_size=64 << n), outcome=measured()) for n in range(6)]
+    found = lines(proof=PROOF, gain=None, alternatives=(heavy, *beside, worth, dear))
+    assert sizes(found, "lighter") == [1]
+    assert 4 in sizes(found)
+    assert found[-1] == "  and 3 more in a.yaml"
+
+
+def test_what_a_lighter_plan_costs_is_by_the_race_where_there_was_one() -> None:
+    # By its probe it is half as fast, and too dear; raced it was nine tenths.
+    probed = on_front(1, 50, 8, gain=1.0)
+    raced = probed.model_copy(update={"rate_per_s": 180.0})
+    assert sizes(lines(proof=PROOF, rate_per_s=200.0, alternatives=(raced,)), "lighter") == [1]
+    assert sizes(lines(proof=PROOF, alternatives=(probed,)), "lighter") == []
+
+
+def test_at_most_three_lighter_plans_are_shown() -> None:
+    proof = measurement(samples_per_s=100, peak_bytes=100 * 2**20)
+    light = tuple(on_front(size, 90 - size, 20 - size) for size in range(1, 6))
+    found = lines(proof=proof, gain=None, alternatives=light)
+    assert sizes(found, "lighter") == [1, 2, 3]
+    assert sizes(found) == [4, 5, 1, 2, 3]
+
+
+def test_b18_a_plan_of_the_same_memory_is_not_called_lighter() -> None:
+    for peak_bytes, light in ((10 * 2**20 - 4096, []), (round(9.8 * 2**20), [1])):
+        same = on_front(1, 100, 1).model_copy(update={"outcome": measured(samples_per_s=100, peak_bytes=peak_bytes)})
+        found = lines(proof=PROOF, gain=None, alternatives=(same,))
+        assert sizes(found, "lighter") == light
+        assert sizes(found) == [1]
+
+
+def test_the_reason_leaves_out_the_figures_of_the_table() -> None:
+    ratio = "0.98x (0.95 to 1.01) of the recommended plan's throughput"
+    cases = {
+        f"a tie, decided by memory: {ratio}, in 12 paired blocks": "a tie, decided by memory",
+        f"not raced; by its probe {ratio}": "not raced",
+        f"not surely faster, and changes the batch: {ratio}, by probes": "not surely faster, and changes the batch",
+        f"{ratio}, in 12 paired blocks": "slower",
+        "its proof failed (out of memory: tried 2 GiB)": "its proof failed (out of memory: tried 2 GiB)",
+        "failed in the race: over budget, 1.5 GiB": "failed in the race: over budget, 1.5 GiB",
+        "": "",
+    }  # fmt: skip
+    slower = Ratio(value=1.5, low=1.4, high=1.6, pairs=12)
+    for note, reason in cases.items():
+        candidate = Candidate(plan=BEST, outcome=measured(samples_per_s=900), gain=slower, note=note)
+        assert why(candidate, record()) == reason
+
+
+def test_a_plan_with_a_lower_ratio_never_has_a_higher_throughput() -> None:
+    """In a record without rates the probes, which contradict the race, are not shown."""
+    gains = {1: 1.9, 2: 1.5, 4: 1.1, 8: 0.5}
+    candidates = [on_front(size, 40_000 * size, 3, gain) for size, gain in gains.items()]
+    found: Recommendation = record(alternatives=tuple(candidates))
+    rates = [rate_per_s(found, found.proof, found.rate_per_s, found.gain)]
+    rates += [
+        rate_per_s(found, c.outcome.measurement, c.rate_per_s, c.gain) for c in candidates if c.outcome.measurement
+    ]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_nearly_equal_plans_are_shown_once() -> None:
+    near: tuple[Plan, ...] = tuple(BEST.replace(micro_batch_size=size) for size in (100, 110, 130))
+    beside = tuple(Candidate(plan=plan, outcome=measured()) for plan in (*near, OWN.replace(micro_batch_size=110)))
+    assert sizes(lines(alternatives=beside)) == [100, 130, 110]

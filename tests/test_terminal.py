@@ -1,0 +1,58 @@
+"""What a stream can show, and text broken into lines."""
+
+import io
+
+import pytest
+
+from autofit.terminal import cells, has_blocks, has_colour, is_terminal, paint, wrapped
+
+
+class Stream(io.StringIO):
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+
+def test_a_dumb_terminal_cannot_move_its_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert (is_terminal(Stream(True)), has_colour(Stream(True))) == (True, True)
+    assert (is_terminal(Stream(False)), has_colour(Stream(False))) == (False, False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert (is_terminal(Stream(True)), has_colour(Stream(True))) == (True, False)
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "dumb")
+    assert (is_terminal(Stream(True)), has_colour(Stream(True))) == (False, False)
+
+
+def test_blocks_need_utf8() -> None:
+    assert has_blocks(io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
+    assert not has_blocks(io.TextIOWrapper(io.BytesIO(), encoding="latin-1"))
+    assert not has_blocks(io.StringIO())
+
+
+def test_nothing_is_painted_without_text_or_colour() -> None:
+    assert paint("fits", "good") == "\x1b[32mfits\x1b[0m"
+    assert paint("fits", "") == "fits"
+    assert paint("", "good") == ""
+
+
+def test_words_are_kept_whole_and_lines_begin_as_asked() -> None:
+    assert wrapped("one two\n  three", 9, "- ", "  ") == ["- one two", "  three"]
+    assert wrapped("a " + "x" * 20 + " b", 9) == ["a", "x" * 20, "b"]
+    assert wrapped("", 9, "- ") == ["-"]
+
+
+@pytest.mark.parametrize("width", [10, 17, 40])
+def test_wide_letters_count_twice(width: int) -> None:
+    lines = wrapped("内存 不足 out of memory " * 9, width, "", "  ")
+    assert all(cells(line) <= width for line in lines)
+    assert " ".join(" ".join(lines).split()) == " ".join(("内存 不足 out of memory " * 9).split())
+
+
+@pytest.mark.parametrize(("text", "count"), [("", 0), ("abc", 3), ("日本", 4), ("e\u0301", 1)])
+def test_wide_letters_take_two_cells_and_combining_ones_none(text: str, count: int) -> None:
+    assert cells(text) == count

@@ -1,0 +1,40 @@
+"""Parts of the live line become shorter in a fixed order until the line fits."""
+
+import pytest
+
+from autofit.terminal import cells
+from autofit.trackers.live_text import bar, fitted, minutes, of_budget
+
+PARTS = {
+    "phase": ("race: round 3", "race"),
+    "trials": ("7 trials", "7"),
+    "best": ("best 1.3x at 5 MiB", "best 1.3x"),
+    "now": ("now a plan: 5 of 7 MiB", "now 5 of 7 MiB", "5 of 7 MiB", "5/7 MiB", ""),
+    "bar": ("#####-----", ""),
+    "time": ("0:47 left", "0:47"),
+}
+
+
+def test_the_bar_goes_first_and_phase_trials_best_and_time_stay() -> None:
+    lines = list(dict.fromkeys(fitted(PARTS, width) for width in range(120, 26, -1)))
+    assert "#" in lines[0]
+    assert all("#" not in line for line in lines[1:])
+    assert lines[-1] == "race  7  best 1.3x  0:47"
+
+
+@pytest.mark.parametrize("width", range(0, 120, 7))
+def test_it_fits(width: int) -> None:
+    assert cells(fitted(PARTS, width)) <= width
+
+
+@pytest.mark.parametrize(
+    ("share", "drawn"), [(-1.0, ""), (0.0, "----------"), (0.46, "#####-----"), (1.0, "#" * 10), (3.0, "#" * 10)]
+)
+def test_a_bar_is_filled_by_its_share(share: float, drawn: str) -> None:
+    assert bar(share, blocks=False) == drawn
+
+
+def test_figures_are_short() -> None:
+    assert (minutes(-5.0), minutes(59.9), minutes(3725.0)) == ("0:00", "0:59", "1:02:05")
+    assert of_budget(2**20, None) == "1 MiB"
+    assert of_budget(3 * 2**20, 2**30) == "3 MiB of 1 GiB"
