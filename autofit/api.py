@@ -19,7 +19,7 @@ from autofit.estimation import estimate as estimating
 from autofit.estimation.estimation import Estimation
 from autofit.fit import Fit, Terms
 from autofit.guard import Guard
-from autofit.in_process import searched
+from autofit.in_process import search_in_process
 from autofit.probing.options import options_of, record_of
 from autofit.probing.remote.bench import Target
 from autofit.probing.standin_bench import StandInBench
@@ -156,7 +156,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
     asked = Request(time_s=clock.limit_s, study=study, searcher=searcher, planned_steps=planned_steps, seed=seed)
     request = replace(asked, objective=record_of(Objective, unit=objective), title=title, command=command)
     with following(listeners, attach=attached, time_s=request.time_s) as followers:
-        found, result = searched(workload, chosen, options, request, clock, progress, followers)
+        found, result = search_in_process(workload, chosen, options, request, clock, progress, followers)
     return Fit(found, Terms(loss_fn, step_fn, optimizer), result)
 
 

@@ -136,7 +136,7 @@ class Final:
             return result
 
         run_race(race, block, enough, lambda: [t.plan.key for t in self._entrants.joining()])
-        if race.over:  # nobody asked whether it is enough
+        if race.over:  # the last round, after which `enough` is not asked
             self._say_round(race, plans)
         note = {"rounds": race.rounds, "log_throughput": race.logs, "joined": race.joined, "left": race.left}
         self._tuning.log.note("race", note)

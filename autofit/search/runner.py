@@ -110,13 +110,10 @@ class TrialRunner:
         text, done = f"running {plan}", self.probes
         self.tuning.listen(Event("running", text, done=done, phase=self.phase, plan=plan, estimate=estimate))
 
-    def say_round(
-        self, text: str, leader: Plan | None, gain: Ratio | None, standings: tuple[Placing, ...] = ()
-    ) -> None:
-        """Reports how the plans of the race compare after a round, and the gain of the leader over the baseline."""
-        self.tuning.listen(
-            Event("race", text, done=self.probes, phase=self.phase, plan=leader, gain=gain, standings=standings)
-        )
+    def say_round(self, text: str, leader: Plan | None, gain: Ratio | None, standings: tuple[Placing, ...]) -> None:
+        """Reports the end of a round of the race: the leader's gain over the baseline, and how the plans compare."""
+        event = Event("race", text, done=self.probes, phase=self.phase, plan=leader, gain=gain, standings=standings)
+        self.tuning.listen(event)
 
     def _once(self, plan: Plan, purpose: Purpose, settle: Callable[[Outcome], Outcome]) -> Trial:
         """Runs a plan once. Its trial is on disk as running before, and as finished after, even if it raises."""
