@@ -11,9 +11,9 @@ from autofit.core.recommendation import Candidate, Ratio
 from autofit.core.trial import Purpose, Trial
 from autofit.search.choice import choose, finalists, from_cold, measurement_of, ranked
 from autofit.search.common_scale import CommonScale
-from autofit.search.endings import nothing_measured, nothing_pinned, nothing_proven
 from autofit.search.entrants import Entrants
 from autofit.search.loop import SearchEnd
+from autofit.search.no_answer import nothing_measured, nothing_pinned, nothing_proven
 from autofit.search.pareto import FrontPoint, front
 from autofit.search.race import MIN_ROUNDS, Race, run_race
 from autofit.search.remarks import Remarks, failed_in_race
@@ -41,7 +41,7 @@ class Final:
         consider: probes another plan, unless it is screened out.
 
     Raises:
-        AutofitError: nothing was measured; see `autofit.search.endings.nothing_measured`.
+        AutofitError: nothing was measured; see `autofit.search.no_answer.nothing_measured`.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Trial
 from autofit.core.units import format_duration
 from autofit.feasibility import Feasibility
-from autofit.search.endings import poison_ends_search, too_short
+from autofit.search.no_answer import poison_ends_search, too_short
 from autofit.search.runner import TrialRunner
 from autofit.search.screening import reason_to_skip
 from autofit.search.tuning import Tuning

@@ -11,8 +11,8 @@ from autofit.core.recommendation import Ratio
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes
 from autofit.search.earlier_runs import Earlier
-from autofit.search.endings import for_good, users_fault
 from autofit.search.event import Event
+from autofit.search.no_answer import for_good, users_fault
 from autofit.search.other_sizes import settled
 from autofit.search.time_plan import TimePlan
 from autofit.search.tuning import Tuning
