@@ -10,8 +10,8 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.units import format_bytes
 from autofit.devices.base import Counters
-from autofit.probing.meter import Lap
-from autofit.probing.worst_steps import WorstSteps
+from autofit.probing.step_timing import Lap
+from autofit.probing.worst_batch_result import WorstSteps
 from autofit.workloads.batch_store import Typical
 
 LIMITED = Memory(allocated_bytes=0, judged_bytes=0, judged_by="the limit on this process, which held")

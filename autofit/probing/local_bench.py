@@ -26,7 +26,7 @@ from autofit.prepare import prepare
 from autofit.probing import isolated_trace as isolation
 from autofit.probing.frozen_heap import FrozenHeap
 from autofit.probing.leaks import LeakWatch
-from autofit.probing.meter import shapes_of_a_training
+from autofit.probing.step_timing import shapes_of_a_training
 from autofit.probing.opening import SURVEY
 from autofit.probing.placement import place
 from autofit.probing.probe import Probe

@@ -16,7 +16,7 @@ from autofit.devices.base import Counters, Device, Reading
 from autofit.failures.classify import classify
 from autofit.failures.evidence import Evidence, collect, scrub
 from autofit.probing.judgement import LIMITED, NOT_READ, judged, objection
-from autofit.probing.meter import (
+from autofit.probing.step_timing import (
     MOST_SKIPPED,
     Lap,
     phase_steps,
@@ -27,7 +27,7 @@ from autofit.probing.meter import (
 from autofit.probing.pace import PACES, PATIENCE_SHARE
 from autofit.probing.static_bytes import static_bytes
 from autofit.probing.window import WindowResult, run_step
-from autofit.probing.worst_steps import WorstSteps
+from autofit.probing.worst_batch_result import WorstSteps
 from autofit.workloads.batch_store import BatchStore, Typical, unused
 from autofit.workloads.step import StepBatch, TrainStep
 from autofit.workloads.tree import Batch, nbytes

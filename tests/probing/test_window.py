@@ -17,7 +17,7 @@ from autofit import devices
 from autofit.devices.cuda import Cuda
 from autofit.devices.mps import Mps
 from autofit.devices.xpu import Xpu
-from autofit.probing.meter import MOST_SKIPPED, Lap, time_steps
+from autofit.probing.step_timing import MOST_SKIPPED, Lap, time_steps
 from autofit.probing.pace import Pace
 from autofit.probing.window import MOST_KEPT_BYTES, MOST_STEPS, WINDOW_S, run_window, steps_per_window, watch_allocator
 from autofit.workloads.loss import LossRule

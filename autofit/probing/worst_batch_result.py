@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from autofit.core.measurement import Measurement, Memory
-from autofit.probing.meter import beyond
+from autofit.probing.step_timing import beyond
 
 
 @dataclass(slots=True)
