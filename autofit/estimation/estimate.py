@@ -16,7 +16,7 @@ from autofit.core.units import format_bytes
 from autofit.estimation.advice import shortfall as shortfall_of
 from autofit.estimation.advice import unchecked_precisions, untraceable_advice, with_accelerator_hint
 from autofit.estimation.estimation import Estimation
-from autofit.estimation.outlook import PRECISION, Outlook
+from autofit.estimation.largest_batches import PRECISION, Outlook
 from autofit.estimation.records import EstimatedPlan, Row
 from autofit.estimators import ShortRuns, Tracer, small_sizes
 from autofit.memory.breakdown import Breakdown, Part

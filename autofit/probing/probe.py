@@ -15,7 +15,9 @@ from autofit.core.trial import Purpose
 from autofit.devices.base import Counters, Device, Reading
 from autofit.failures.classify import classify
 from autofit.failures.evidence import Evidence, collect, scrub
-from autofit.probing.judgement import LIMITED, NOT_READ, judged, objection
+from autofit.probing.probe_outcome import LIMITED, NOT_READ, judged, objection
+from autofit.probing.static_bytes import static_bytes
+from autofit.probing.step_counts import PACES, PATIENCE_SHARE
 from autofit.probing.step_timing import (
     MOST_SKIPPED,
     Lap,
@@ -24,9 +26,7 @@ from autofit.probing.step_timing import (
     time_phases,
     time_steps,
 )
-from autofit.probing.pace import PACES, PATIENCE_SHARE
-from autofit.probing.static_bytes import static_bytes
-from autofit.probing.window import WindowResult, run_step
+from autofit.probing.timing_window import WindowResult, run_step
 from autofit.probing.worst_batch_result import WorstSteps
 from autofit.workloads.batch_store import BatchStore, Typical, unused
 from autofit.workloads.step import StepBatch, TrainStep

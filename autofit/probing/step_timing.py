@@ -11,8 +11,8 @@ import torch
 
 from autofit.core.measurement import steady
 from autofit.devices.base import Device, nothing
-from autofit.probing.pace import Pace
-from autofit.probing.window import LEAST_WINDOWS, WindowResult, run_window, steps_per_window, watch_allocator
+from autofit.probing.step_counts import Pace
+from autofit.probing.timing_window import LEAST_WINDOWS, WindowResult, run_window, steps_per_window, watch_allocator
 from autofit.workloads.step import StepBatch, TrainStep
 
 SETTLED_RATIO = 0.10
@@ -102,8 +102,8 @@ def time_steps(
 ) -> Lap:
     """Runs steps and times them. Gives up once the scaler has skipped `MOST_SKIPPED` of them.
 
-    Warm-up steps are timed one by one. Measured steps are timed window by window (window.py); a window has several
-    steps only if the device queues its work and the steps are short.
+    Warm-up steps are timed one by one. Measured steps are timed window by window (timing_window.py); a window has
+    several steps only if the device queues its work and the steps are short.
 
     Args:
         step: the step to run.

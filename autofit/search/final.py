@@ -11,13 +11,13 @@ from autofit.core.recommendation import Candidate, Ratio
 from autofit.core.trial import Purpose, Trial
 from autofit.search.choice import choose, finalists, from_cold, measurement_of, ranked
 from autofit.search.common_scale import CommonScale
-from autofit.search.entrants import Entrants
+from autofit.search.explanations import Remarks, failed_in_race
+from autofit.search.finalists import Entrants
 from autofit.search.loop import SearchEnd
 from autofit.search.no_answer import nothing_measured, nothing_pinned, nothing_proven
 from autofit.search.pareto import FrontPoint, front
 from autofit.search.race import MIN_ROUNDS, Race, run_race
-from autofit.search.remarks import Remarks, failed_in_race
-from autofit.search.runner import TrialRunner, summary
+from autofit.search.trial_runner import TrialRunner, summary
 from autofit.search.tuning import Findings
 
 MAX_PROOFS = 5

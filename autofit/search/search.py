@@ -20,10 +20,10 @@ from autofit.core.units import format_duration
 from autofit.estimators import Context
 from autofit.search.bench import Bench
 from autofit.search.event import Event
+from autofit.search.evidence_recorder import Witness, asked
 from autofit.search.phases import run
 from autofit.search.request import DEFAULT_STUDY, Listen, Request, searcher_of
 from autofit.search.tuning import Findings, Tuning
-from autofit.search.witness import Witness, asked
 from autofit.study import Study, optuna_imports, writing
 
 PREPARING_RATIO, TRACING_RATIO, TRACING_S = 0.25, 0.2, 120.0

@@ -1,8 +1,8 @@
 """Sampled: Optuna's samplers as searchers, for users who ask for them and as a reference for `guided`.
 
 A sampler works in its own Optuna study, in memory, over one flat space. It receives every trial of the durable study in
-the same form (`study/optuna_outcomes.py`), except that every trial is complete: samplers ignore failed trials, and would
-suggest their plans again.
+the same form (`study/optuna_outcomes.py`), except that every trial is complete: samplers ignore failed trials, and
+would suggest their plans again.
 """
 
 import warnings

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 from autofit.workloads import batch_store, sample_batches
 from autofit.workloads.batch_store import BatchStore, fresh
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.representative import representative
+from autofit.workloads.representative_batches import representative
 from autofit.workloads.tree import tensors
 from tests.fakes import FakeTime
 from tests.probing import targets

@@ -25,12 +25,12 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import MICRO_BATCH_SIZE, Plan
 from autofit.core.statistics import expected_gain
 from autofit.core.trial import Purpose, Trial
-from autofit.feasibility.points import Array
+from autofit.feasibility.plan_features import Array
 from autofit.feasibility.surrogate import Belief
 from autofit.searchers.base import Problem, Searcher
 from autofit.searchers.guided.exclusions import Exclusion, exclusions
+from autofit.searchers.guided.first_feasible import rescue
 from autofit.searchers.guided.omissions import FinalBeliefs, omissions
-from autofit.searchers.guided.rescue import rescue
 from autofit.searchers.guided.throughput import Throughput
 
 MIN_GAIN = 0.002
