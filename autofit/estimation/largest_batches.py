@@ -1,4 +1,4 @@
-"""Outlook: finds the largest micro batches that fit, by tracing one plan after another."""
+"""LargestBatches: finds the largest micro batches that fit, by tracing one plan after another."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ UNBOUNDED_BYTES = 2**62
 
 
 @dataclass
-class Outlook:
+class LargestBatches:
     """Estimates one plan after another. Each plan is traced once."""
 
     briefing: Briefing

@@ -1,4 +1,4 @@
-"""Crossing: finds with few evaluations where an approximately linear quantity crosses a limit."""
+"""Root finding: finds with few evaluations where an approximately linear quantity crosses a limit."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence

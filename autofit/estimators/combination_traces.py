@@ -1,4 +1,4 @@
-"""Laws: the traces of each combination, and the law by which they give its peak at any micro batch.
+"""The traces of each combination, and the law by which they give its peak at any micro batch.
 
 A trace takes seconds, so as few as possible are made, within a given time. A workload that cannot be traced runs a few
 short steps instead.

@@ -1,4 +1,4 @@
-"""Plans as numbers, for the models of memory and of throughput."""
+"""Plan features: plans as numbers, for the models of memory and of throughput."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Reach: finds the user's code and plain attributes, starting from the objects that the user passed in.
+"""Reachable code: finds the user's code and plain attributes, starting from the objects that the user passed in.
 
 The rules:
 

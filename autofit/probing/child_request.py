@@ -1,4 +1,4 @@
-"""Opening: what a child process opens, and the environment variables that it needs. Never loads torch."""
+"""Target: what a child process opens, and the environment variables that it needs. Never loads torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -27,7 +27,7 @@ from autofit.probing.step_timing import (
     time_steps,
 )
 from autofit.probing.timing_window import WindowResult, run_step
-from autofit.probing.worst_batch_result import WorstSteps
+from autofit.probing.worst_batch_result import WorstBatchResult
 from autofit.workloads.batch_store import BatchStore, Typical, unused
 from autofit.workloads.step import StepBatch, TrainStep
 from autofit.workloads.tree import Batch, nbytes
@@ -146,7 +146,7 @@ class Probe:
             events = self._events_since(before, peak)
         return judged(self.plan, lap, peak, typical, events)
 
-    def _events_since(self, before: Counters, peak: WorstSteps | None) -> Counters:
+    def _events_since(self, before: Counters, peak: WorstBatchResult | None) -> Counters:
         """Returns the allocator's counts on the worst batch and since `before`."""
         new, worst = (
             self.device.counters().since(before),
@@ -164,7 +164,7 @@ class Probe:
         """Whether batches of other lengths may leave a caching allocator with less usable memory than the worst one."""
         return self.purpose is Purpose.PROOF and self.store.source.varies and not self.device.is_host
 
-    def _peak(self, step: TrainStep, worst: Batch, typical: Typical) -> WorstSteps:
+    def _peak(self, step: TrainStep, worst: Batch, typical: Typical) -> WorstBatchResult:
         """Runs the first steps on the worst batch, without clearing the cache between them, and returns their peak."""
         count, proof = self.plan.accumulation_steps, self.purpose is Purpose.PROOF
         # After the second micro batch of the second step no new kind of tensor is live, so a probe stops there.
@@ -174,7 +174,7 @@ class Probe:
         # If all batches have one shape, they all take equally long, so the typical number of tokens is used.
         alike = typical.tokens if not self.store.source.varies else None
         tokens = alike[0] if alike else self.store.source.tokens(worst)
-        peak = WorstSteps(
+        peak = WorstBatchResult(
             samples=parts * self.plan.micro_batch_size, wanted=steps, tokens=None if tokens is None else parts * tokens
         )
         with self._metered(step) as reading, _observed(step, reading.drain):
@@ -264,7 +264,7 @@ class Probe:
         with self.device.limit(self.budget_bytes, lambda: static_bytes(step)):
             yield
 
-    def _objection(self, peak: WorstSteps) -> Outcome | None:
+    def _objection(self, peak: WorstBatchResult) -> Outcome | None:
         """Returns the outcome of a plan that is not timed; None if it is to be timed.
 
         A plan is not timed if its peak is over the budget, it never updates, it is hopelessly slow, or no time is left.

@@ -1,4 +1,4 @@
-"""Judgement: the outcome of a plan whose steps all ran, from their times, losses and the allocator's counters."""
+"""The outcome of a plan whose steps all ran, from their times, losses and the allocator's counters."""
 
 import math
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from autofit.core.plan import Plan
 from autofit.core.units import format_bytes
 from autofit.devices.base import Counters
 from autofit.probing.step_timing import Lap
-from autofit.probing.worst_batch_result import WorstSteps
+from autofit.probing.worst_batch_result import WorstBatchResult
 from autofit.workloads.batch_store import Typical
 
 LIMITED = Memory(allocated_bytes=0, judged_bytes=0, judged_by="the limit on this process, which held")
 NOT_READ = Memory(allocated_bytes=0, judged_bytes=0, judged_by="not read in a race")
 
 
-def judged(plan: Plan, lap: Lap, worst: WorstSteps | None, typical: Typical, events: Counters) -> Outcome:
+def judged(plan: Plan, lap: Lap, worst: WorstBatchResult | None, typical: Typical, events: Counters) -> Outcome:
     """Returns the outcome of a plan whose steps all ran.
 
     Args:
@@ -47,7 +47,7 @@ def judged(plan: Plan, lap: Lap, worst: WorstSteps | None, typical: Typical, eve
     return Outcome(status=Status.MEASURED, measurement=measurement)
 
 
-def _measurement(plan: Plan, lap: Lap, worst: WorstSteps | None, typical: Typical) -> Measurement:
+def _measurement(plan: Plan, lap: Lap, worst: WorstBatchResult | None, typical: Typical) -> Measurement:
     count = plan.accumulation_steps
     warnings = [] if lap.settled else ["step times had not settled after the warm-up"]
     if lap.skipped:
@@ -70,7 +70,7 @@ def _measurement(plan: Plan, lap: Lap, worst: WorstSteps | None, typical: Typica
     )
 
 
-def objection(worst: WorstSteps, budget_bytes: int) -> Outcome | None:
+def objection(worst: WorstBatchResult, budget_bytes: int) -> Outcome | None:
     """Returns why a plan is not timed after its steps on the worst batch (no update, peak over the budget), or None."""
     if len(worst.steps_s) < worst.wanted:
         return overflows(worst.skipped)
@@ -83,7 +83,7 @@ def objection(worst: WorstSteps, budget_bytes: int) -> Outcome | None:
     return Outcome(status=Status.OVER_BUDGET, reason=reason, measurement=worst.measurement(memory))
 
 
-def _ruined(lap: Lap, worst: WorstSteps | None) -> str:
+def _ruined(lap: Lap, worst: WorstBatchResult | None) -> str:
     """Returns the reason for a loss that is not finite, with the number of the first such step."""
     if worst is not None and worst.ruined is not None:
         return f"the loss is {lap.loss}, from step {worst.ruined} on, on the worst batch"

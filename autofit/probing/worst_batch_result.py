@@ -1,4 +1,4 @@
-"""WorstSteps: results of the first steps of a probe, on the worst batch known."""
+"""WorstBatchResult: results of the first steps of a probe, on the worst batch known."""
 
 import math
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from autofit.probing.step_timing import beyond
 
 
 @dataclass(slots=True)
-class WorstSteps:
+class WorstBatchResult:
     """Results of the steps on the worst batch.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Witness: collects the evidence of one search, keeps it in the study, and hands it to the listeners."""
+"""EvidenceRecorder: collects the evidence of one search, keeps it in the study, and hands it to the listeners."""
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -19,7 +19,7 @@ Note = Callable[[str, dict[str, object]], None]
 """Keeps a value beside the trials, under a name."""
 
 
-class Witness:
+class EvidenceRecorder:
     """Collects the evidence of one search. A failure here never costs the answer: the listener is told of it.
 
     Args:

@@ -1,4 +1,4 @@
-"""Remarks: why each plan was not chosen, and the caveats of the result."""
+"""Explanations: why each plan was not chosen, and the caveats of the result."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -14,7 +14,7 @@ from autofit.search.trial_runner import TrialRunner
 NOT_RUN = (Status.SKIPPED, Status.INTERRUPTED)
 
 
-class Remarks:
+class Explanations:
     """Caveats about the race and the gain, and the reasons why plans were not chosen.
 
     Args:

@@ -11,8 +11,8 @@ from autofit.core.recommendation import Candidate, Ratio
 from autofit.core.trial import Purpose, Trial
 from autofit.search.choice import choose, finalists, from_cold, measurement_of, ranked
 from autofit.search.common_scale import CommonScale
-from autofit.search.explanations import Remarks, failed_in_race
-from autofit.search.finalists import Entrants
+from autofit.search.explanations import Explanations, failed_in_race
+from autofit.search.finalists import Finalists
 from autofit.search.loop import SearchEnd
 from autofit.search.no_answer import nothing_measured, nothing_pinned, nothing_proven
 from autofit.search.pareto import FrontPoint, front
@@ -63,7 +63,7 @@ class Final:
         self._baseline = self._record[runner.baseline.key]
         self._scale = CommonScale(self._objective, self._measured)
         self._ratio = self._scale.ratio
-        self._entrants = Entrants(runner, self._measured, self._scale)
+        self._finalists = Finalists(runner, self._measured, self._scale)
         self._searched_s = self._tuning.clock.elapsed_s
         self._unproven: dict[str, str] = {}
         self._failed: list[Trial] = []
@@ -74,8 +74,8 @@ class Final:
         self._race(self._measured)
         winner, proof = self._prove()
         trials = tuple(self._runner.trials)
-        remarks = Remarks(self._runner, self._measured, self._baseline, self._scale, self._unproven)
-        self._caveats += remarks.caveats(winner, self._end)
+        explanations = Explanations(self._runner, self._measured, self._baseline, self._scale, self._unproven)
+        self._caveats += explanations.caveats(winner, self._end)
         if doubt := self._scale.doubt_of_proof(winner, proof):
             self._caveats.insert(0, doubt)
         keys = self._front(winner, proof)
@@ -85,9 +85,9 @@ class Final:
             baseline=self._candidate(self._baseline, "", keys),
             gain=self._gain(winner),
             rate_per_s=self._scale.rate_per_s(winner),
-            untried=remarks.untried(winner, self._end, self._searched_s),
+            untried=explanations.untried(winner, self._end, self._searched_s),
             alternatives=tuple(
-                self._candidate(t, remarks.why_not(t, winner), keys)
+                self._candidate(t, explanations.why_not(t, winner), keys)
                 for t in self._measured
                 if t.plan not in (winner.plan, self._baseline.plan)
             ),
@@ -101,9 +101,9 @@ class Final:
     def _race(self, left: list[Trial]) -> None:
         """Races the finalists among these plans; continues an earlier race if one of them did not run in it."""
         pool, race = finalists(left, self._runner.baseline, self._objective), self._scale.race
-        self._entrants.admit(pool)
+        self._finalists.admit(pool)
         if race is None:
-            names = tuple(t.plan.key for t in self._entrants.first())
+            names = tuple(t.plan.key for t in self._finalists.first())
             if len(names) < 2:
                 return
             own = self._runner.baseline.key
@@ -132,10 +132,10 @@ class Final:
         def block(key: str) -> float | str:
             before_s = self._tuning.clock.elapsed_s
             result = self._block(plans[key])
-            self._entrants.ran(self._tuning.clock.elapsed_s - before_s)
+            self._finalists.ran(self._tuning.clock.elapsed_s - before_s)
             return result
 
-        run_race(race, block, enough, lambda: [t.plan.key for t in self._entrants.joining()])
+        run_race(race, block, enough, lambda: [t.plan.key for t in self._finalists.joining()])
         note = {"rounds": race.rounds, "log_throughput": race.logs, "joined": race.joined, "left": race.left}
         self._tuning.log.note("race", note)
 

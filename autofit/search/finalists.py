@@ -1,4 +1,4 @@
-"""Entrants: which plans race. The most promising come first, as many as can run enough rounds in the time left."""
+"""Finalists: which plans race. The most promising come first, as many as can run enough rounds in the time left."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -17,7 +17,7 @@ MOST_LATE = 3
 """Maximum number of plans that join for this reason."""
 
 
-class Entrants:
+class Finalists:
     """Selects the plans that begin a race and those that join it.
 
     Args:

@@ -1,4 +1,4 @@
-"""Assembly: converts the events of a recorder into a `Trace`.
+"""Trace assembly: converts the events of a recorder into a `Trace`.
 
 The autograd engine adds two gradients in place if it holds the only reference to the first, but never if they are
 tensor subclasses. For fake tensors, such a sum makes a new tensor, and the first operand is released before anything

@@ -1,4 +1,4 @@
-"""The witness of a search: its evidence is in the study and in the last event, and never costs the answer."""
+"""The evidence recorder of a search: its evidence is in the study and in the last event, and never costs the answer."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from autofit.core.plan import Plan
 from autofit.memory.profile import Profile
 from autofit.search.event import Event
 from autofit.search.evidence import CLOSED, OPENED, SearchEvidence, SearchResult
-from autofit.search.evidence_recorder import Witness, asked
+from autofit.search.evidence_recorder import EvidenceRecorder, asked
 from autofit.search.request import Request
 from autofit.search.search import search
 from autofit.study import Study
@@ -73,10 +73,10 @@ def fake_search(**changes: Any) -> list[Event]:
 
 
 def test_a_failure_in_collecting_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: Witness, plan: Plan) -> Profile | None:
+    def broken(self: EvidenceRecorder, plan: Plan) -> Profile | None:
         raise RuntimeError("no profile today")
 
-    monkeypatch.setattr(Witness, "_profile", broken)
+    monkeypatch.setattr(EvidenceRecorder, "_profile", broken)
     events = fake_search()
     assert events[-1].result is not None
     assert events[-1].result.recommendation is not None
@@ -110,7 +110,7 @@ def test_the_study_has_both_notes_and_a_killed_search_leaves_the_first(tmp_path:
     bench = RecordedBench(table("resnet"))
     request = Request(title="what", command="how")
     evidence = asked(bench.briefing, bench.briefing.budget, request.objective, request, ["a note of the study"])
-    Witness(evidence, kept.__setitem__, [], lambda event: None)
+    EvidenceRecorder(evidence, kept.__setitem__, [], lambda event: None)
     assert list(kept) == [OPENED]
     assert (evidence.title, evidence.command, evidence.stopped, evidence.recommendation) == ("what", "how", "", None)
     assert evidence.caveats == ("the loss was inferred: cross-entropy", "a note of the study")

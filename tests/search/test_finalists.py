@@ -4,7 +4,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.search.common_scale import CommonScale
-from autofit.search.finalists import Entrants, by_promise
+from autofit.search.finalists import Finalists, by_promise
 from autofit.search.race import MIN_ROUNDS
 from autofit.search.trial_runner import TrialRunner
 from tests.fakes import small_bench, tuning_of
@@ -29,12 +29,12 @@ def measured(count: int) -> list[Trial]:
     return found
 
 
-def entrants(trials: list[Trial], probe_s: float = 0.0, left_s: float = float("inf")) -> Entrants:
+def entrants(trials: list[Trial], probe_s: float = 0.0, left_s: float = float("inf")) -> Finalists:
     runner = TrialRunner(tuning_of(BENCH))
     runner.time.probe_s = lambda: probe_s  # type: ignore[method-assign]  # what the test is about
     runner.time.left_s = lambda: left_s  # type: ignore[method-assign]
     runner.time.proof_s = lambda: 0.0  # type: ignore[method-assign]
-    found = Entrants(runner, trials, CommonScale(runner.tuning.objective, trials))
+    found = Finalists(runner, trials, CommonScale(runner.tuning.objective, trials))
     found.admit(trials)
     return found
 

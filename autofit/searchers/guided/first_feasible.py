@@ -1,4 +1,4 @@
-"""Rescue: which plan to run while none has fitted yet."""
+"""First feasible plan: which plan to run while none has fitted yet."""
 
 from collections.abc import Mapping
 from itertools import islice
@@ -13,7 +13,7 @@ MAX_COMBINATIONS = 4096
 """Maximum number of combinations that are considered."""
 
 
-def rescue(problem: Problem, outcomes: Mapping[Plan, Outcome]) -> Plan | None:
+def first_feasible(problem: Problem, outcomes: Mapping[Plan, Outcome]) -> Plan | None:
     """Returns the plan to run while none has fitted, or None when nothing is left to try.
 
     The order is: the baseline, or the largest size of its combination that is estimated to fit; smaller sizes, down to

@@ -29,7 +29,7 @@ from autofit.feasibility.plan_features import Array
 from autofit.feasibility.surrogate import Belief
 from autofit.searchers.base import Problem, Searcher
 from autofit.searchers.guided.exclusions import Exclusion, exclusions
-from autofit.searchers.guided.first_feasible import rescue
+from autofit.searchers.guided.first_feasible import first_feasible
 from autofit.searchers.guided.omissions import FinalBeliefs, omissions
 from autofit.searchers.guided.throughput import Throughput
 
@@ -135,7 +135,7 @@ class Guided(Searcher):
         """Returns the plan to run next by what is known, or None."""
         if not self._has_measured:
             known = {self._plans[place]: outcome for place, outcome in self._outcomes.items()}
-            plan = rescue(self.problem, known)
+            plan = first_feasible(self.problem, known)
             return None if plan is None else self._place(plan)
         belief = self._believe()
         seconds = self._seconds(belief)

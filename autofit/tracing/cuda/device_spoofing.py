@@ -1,4 +1,4 @@
-"""Disguise: to the user's code, fake tensors on the stand-in appear to be on a CUDA device.
+"""Device spoofing: to the user's code, fake tensors on the stand-in appear to be on a CUDA device.
 
 Code with custom kernels checks `x.is_cuda` or `x.device.type == "cuda"` and takes another path otherwise. Autocast is
 switched on and off for "cuda" by name. So all code outside torch and autofit sees "cuda" as the device, and when that

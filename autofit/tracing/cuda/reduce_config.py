@@ -1,4 +1,4 @@
-"""Reductions: the buffers in which a sum on CUDA combines the partial results of several blocks.
+"""Reduce configuration: the buffers in which a sum on CUDA combines the partial results of several blocks.
 
 A transcription of the parts of `setReduceConfig` and `ReduceConfig` (aten/src/ATen/native/cuda/Reduce.cuh) that affect
 memory. It was checked against that code of torch 2.11 on a few thousand shapes.

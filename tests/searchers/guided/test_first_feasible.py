@@ -4,7 +4,7 @@ from autofit.core.estimate import Estimate
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.searchers.base import Problem
-from autofit.searchers.guided.first_feasible import MAX_TRIED, rescue
+from autofit.searchers.guided.first_feasible import MAX_TRIED, first_feasible
 from tests.fakes import problem_of, small_bench
 
 FULL = Outcome(status=Status.OUT_OF_MEMORY, reason="full")
@@ -12,7 +12,7 @@ FULL = Outcome(status=Status.OUT_OF_MEMORY, reason="full")
 
 def sequence(given: Problem, outcome: Outcome, most: int = 60) -> list[Plan]:
     known: dict[Plan, Outcome] = {}
-    while (plan := rescue(given, known)) is not None and len(known) < most:
+    while (plan := first_feasible(given, known)) is not None and len(known) < most:
         assert plan not in known
         known[plan] = outcome
     return list(known)
@@ -57,6 +57,6 @@ def test_with_estimates_the_largest_that_fits_surely_comes_first() -> None:
         value = bench.budget_bytes * plan.micro_batch_size // 5
         return Estimate(value_bytes=value, lower_bytes=value, upper_bytes=value)
 
-    plan = rescue(problem_of(bench, estimate), {})
+    plan = first_feasible(problem_of(bench, estimate), {})
     assert plan is not None
     assert plan.micro_batch_size == max(size for size in bench.space.sizes if size <= 5)
