@@ -8,7 +8,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autofit.core.outcome import Outcome, Status
 from autofit.core.trial import Purpose
-from tests.study.samples import MIB, PLAN, failed, measured, measurement, reopen, space
+from tests.study.samples import MIB, PLAN, failed, measured, measurement, reopen
 
 
 def in_optuna(path: Path, name: str = "net") -> list[FrozenTrial]:
@@ -65,11 +65,3 @@ def test_optuna_finds_the_best_feasible_trial(db: Path) -> None:
     study.finish(good, measured())
     study.finish(study.begin(PLAN, Purpose.PROBE), failed(Status.NUMERIC))
     assert optuna.load_study(study_name="net", storage=f"sqlite:///{db}").best_trial.number == good
-
-
-def test_ranges_of_whole_numbers_may_change_within_a_study(db: Path) -> None:
-    run(db, measured())
-    study = reopen(db, facts=space(blocks=(0, 6, 12)))
-    study.finish(study.begin(PLAN.replace(checkpointed_blocks=12), Purpose.PROBE), measured())
-    assert not any("further study" in note for note in study.notes)
-    assert [trial.params["checkpointed_blocks"] for trial in in_optuna(db)] == [2, 12]
