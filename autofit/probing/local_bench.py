@@ -25,12 +25,12 @@ from autofit.memory.trace import Trace
 from autofit.prepare import prepare
 from autofit.probing import isolated_trace as isolation
 from autofit.probing.child_request import SURVEY
+from autofit.probing.compilation import shapes_of_a_training
 from autofit.probing.frozen_heap import FrozenHeap
 from autofit.probing.leaks import LeakWatch
 from autofit.probing.placement import place
 from autofit.probing.probe import Probe
 from autofit.probing.short_run import ShortRun
-from autofit.probing.step_timing import shapes_of_a_training
 from autofit.probing.survey.gradients import State
 from autofit.probing.survey.module_modes import mode_notes
 from autofit.probing.survey.survey import Survey

@@ -16,19 +16,14 @@ from autofit.core.trial import Purpose
 from autofit.devices.base import Counters, Device, Reading
 from autofit.failures.classify import classify
 from autofit.failures.evidence import Evidence, collect, scrub
+from autofit.probing.compilation import start_cold
 from autofit.probing.growing_batches import by_size, needs_growing, run_growing
 from autofit.probing.probe_outcome import LIMITED, NOT_READ, judged, objection
 from autofit.probing.static_bytes import static_bytes
 from autofit.probing.step_counts import PACES, PATIENCE_SHARE
-from autofit.probing.step_timing import (
-    MOST_SKIPPED,
-    Lap,
-    phase_steps,
-    start_cold,
-    time_phases,
-    time_steps,
-)
+from autofit.probing.step_timing import Lap, phase_steps, time_phases, time_steps
 from autofit.probing.timing_window import WindowResult, run_step
+from autofit.probing.warm_up import MOST_SKIPPED
 from autofit.probing.worst_batch_result import WorstBatchResult
 from autofit.workloads.batch_store import BatchStore, Typical, unused
 from autofit.workloads.step import StepBatch, TrainStep

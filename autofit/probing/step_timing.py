@@ -1,29 +1,18 @@
-"""Meter: times whole optimizer steps. Warms up until step times settle, then measures."""
+"""Step timing: times whole optimizer steps, after a warm-up (`autofit.probing.warm_up`)."""
 
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
 from time import perf_counter
-
-import torch
 
 from autofit.core.measurement import steady
 from autofit.devices.base import Device, nothing
 from autofit.probing.step_counts import Pace
 from autofit.probing.timing_window import LEAST_WINDOWS, WindowResult, run_window, steps_per_window, watch_allocator
+from autofit.probing.warm_up import MOST_SKIPPED, warm_up
 from autofit.workloads.step import StepBatch, TrainStep
 
-SETTLED_RATIO = 0.10
-"""Relative difference of two steps in a row at which warm-up ends (reference/reliability.md 9.5). If batches differ in
-shape, steps cannot be compared, and warm-up ends when each batch has run once."""
 _PHASE_STEPS = 3
-MOST_COMPILED = 256
-"""Maximum number of recompilations that torch.compile keeps: one per plan, and no search tries more plans than this."""
-MOST_SKIPPED = 20
-"""Number of skipped steps after which a plan is given up. A gradient scaler that starts at 2**16 and halves its scale
-at each overflow is below 1 after 17 steps. If it still skips, the scale is not the problem."""
 
 
 @dataclass(slots=True)
@@ -67,31 +56,6 @@ class Lap:
         return beyond(self.warmup_s, steady(self.steps_s, self.cycle)) + self.skipped_s
 
 
-def start_cold() -> None:
-    """Discards the code that torch.compile made in this process, so that the next steps compile as training would.
-
-    Otherwise the first plan would pay for all, and later plans would run kernels that also serve its batch size. Other
-    functions that the user has compiled are compiled again at their next call.
-    """
-    dynamo = sys.modules.get("torch._dynamo.utils")  # looked up, because the import and a reset may each take seconds
-    if dynamo is not None and dynamo.counters.get("frames"):
-        torch.compiler.reset()
-
-
-def shapes_of_a_training(vary: bool) -> AbstractContextManager[object]:
-    """Returns a context in which torch.compile treats each plan's batch size as the only one, as training does.
-
-    Otherwise the second size would get kernels for any size, and from the ninth size on a model may silently run
-    uncompiled, so that plans that run later would look slower. If shapes vary within training too, nothing is changed.
-    """
-    config = sys.modules.get("torch._dynamo.config")  # if it is not loaded, nothing has been compiled
-    if vary or config is None:
-        return nullcontext()
-    settings = {"automatic_dynamic_shapes": False, "recompile_limit": MOST_COMPILED}
-    patched: AbstractContextManager[object] = config.patch(settings)
-    return patched
-
-
 def time_steps(
     step: TrainStep,
     batch_of: Callable[[int], StepBatch],
@@ -116,9 +80,10 @@ def time_steps(
         beat: called before each window, as a sign of life.
     """
     timing = _Timing(step, batch_of, device, pace, cycle, beat, Lap(cycle=cycle))
-    timing.warm_up()
+    lap = timing.lap
+    lap.settled = warm_up(lap.warmup_s, lambda number: timing.run(number, 1), pace, cycle)
     timing.measure()
-    return timing.lap
+    return lap
 
 
 @dataclass(slots=True)
@@ -134,18 +99,6 @@ class _Timing:
     lap: Lap
     ran: int = 0
 
-    def warm_up(self) -> None:
-        """Runs steps one by one until they settle."""
-        times, pace, began = self.lap.warmup_s, self.pace, perf_counter()
-        while len(times) < pace.warmup_most and self.lap.skipped < MOST_SKIPPED:
-            ran = self._run(len(times), 1)
-            if ran.updated:
-                times.append(ran.seconds)
-            in_time = perf_counter() - began < pace.patience_s
-            if not in_time or (len(times) >= max(pace.warmup_least, 2) and self._warm()):
-                break
-        self.lap.settled = pace.warmup_most < 2 or self._warm()
-
     def measure(self) -> None:
         """Runs windows until there are enough. The first window is one step, which determines how wide windows can be.
 
@@ -154,7 +107,7 @@ class _Timing:
         lap, began = self.lap, perf_counter()
         while lap.skipped < MOST_SKIPPED and not self._enough(perf_counter() - began):
             repeatable = None if lap.steps_s else watch_allocator(self.device)
-            ran = self._run(lap.timed_steps, lap.steps_per_window)
+            ran = self.run(lap.timed_steps, lap.steps_per_window)
             step_s = ran.seconds / ran.steps
             if not ran.updated:
                 continue
@@ -163,7 +116,7 @@ class _Timing:
             else:
                 lap.steps_s.append(step_s)
 
-    def _run(self, first: int, steps: int) -> WindowResult:
+    def run(self, first: int, steps: int) -> WindowResult:
         """Runs a window that begins with step number `first`, and records its result."""
         self.beat()
         # The first batch is made before the clock starts; the others are made while the device works.
@@ -184,10 +137,6 @@ class _Timing:
             return False
         lap.steps_per_window, lap.cycle = wanted, 1
         return True
-
-    def _warm(self) -> bool:
-        times = self.lap.warmup_s
-        return len(times) >= self.cycle if self.cycle > 1 else _settled(times)
 
     def _enough(self, elapsed_s: float) -> bool:
         lap, pace = self.lap, self.pace
@@ -251,10 +200,3 @@ def _phases_of_step(step: TrainStep, batch: StepBatch, device: Device) -> dict[s
     observe("done")
     spent.pop("prepare", None)
     return spent
-
-
-def _settled(times: list[float]) -> bool:
-    if len(times) < 2:
-        return False
-    low, high = sorted(times[-2:])
-    return high - low <= SETTLED_RATIO * high
