@@ -1,4 +1,4 @@
-"""Resized: the user's batch sampler at another batch size, so that its rule for grouping samples is kept.
+"""Resized sampler: the user's batch sampler at another batch size, so that its rule for grouping samples is kept.
 
 A sampler that groups texts of similar length does so at any size. If it keeps its batch size in an attribute, a copy
 with another size is iterated. If its constructor takes the size, it is constructed again. Otherwise its batches are

@@ -1,4 +1,4 @@
-"""Final: races the best plans and the baseline, proves the winner, and explains the choice."""
+"""Race and proof: races the best plans and the baseline, proves the winner, and explains the choice."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Set
