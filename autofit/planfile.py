@@ -15,7 +15,7 @@ from autofit.core.errors import PlanFileError
 from autofit.core.files import write_atomically
 from autofit.core.printable import one_line
 from autofit.core.recommendation import PLAN_SCHEMA, Candidate, Recommendation
-from autofit.core.soundness import problems
+from autofit.core.recommendation_checks import problems
 from autofit.core.wording import describe_outcome, describe_plan
 
 SCHEMA_FILE = Path(__file__).parent / "core" / "plan.schema.json"

@@ -20,7 +20,7 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes
 from autofit.estimators.base import Context, Estimator, Tracer
-from autofit.estimators.laws import Laws, key_of
+from autofit.estimators.combination_traces import Laws, key_of
 from autofit.estimators.short_runs import REACH, listed
 from autofit.memory.peak import MemoryUse
 from autofit.memory.profile import Profile

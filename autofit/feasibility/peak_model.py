@@ -19,7 +19,7 @@ from autofit.core.knob import Knob
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.statistics import below
-from autofit.feasibility.points import Array, PlanList, expected_of
+from autofit.feasibility.plan_features import Array, PlanList, expected_of
 from autofit.feasibility.surrogate import Belief, Covariances, Kernel, Scales, Surrogate
 from autofit.feasibility.tried_sizes import TriedSizes, was_refused
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autofit.core.knob import Knob
-from autofit.feasibility.points import Array, Points, typed
+from autofit.feasibility.plan_features import Array, Points, typed
 
 MIN_VARIANCE = 1e-12
 """Lower bound on the variance of a plan, where rounding leaves less."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from autofit.core.units import format_bytes, format_names
-from autofit.guard import kinds
+from autofit.guard import walk_rules
 from autofit.guard.bindings import slot_value
 from autofit.guard.library_state import shown_state
 from autofit.guard.object_state import Piece
@@ -169,7 +169,7 @@ def many_samples(found: Collection[Any]) -> list[torch.Tensor]:
         flat.extend(item) if type(item) is tuple else flat.append(item)
     tensors = [value for value in flat if type(value) is torch.Tensor]
     others = {type(value) for value in flat} - {torch.Tensor}
-    simple = all(issubclass(kind, kinds.IMMUTABLE) for kind in others)
+    simple = all(issubclass(kind, walk_rules.IMMUTABLE) for kind in others)
     return tensors if simple and all(map(_is_plain, tensors)) else []
 
 
@@ -178,7 +178,7 @@ def _are_plain(values: Collection[Any]) -> bool:
     types = set(map(type, values))
     if types == {tuple}:
         types = set(map(type, chain.from_iterable(values)))
-    return all(issubclass(kind, kinds.IMMUTABLE) for kind in types)
+    return all(issubclass(kind, walk_rules.IMMUTABLE) for kind in types)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -24,15 +24,15 @@ from autofit.identity.identity import Reached
 from autofit.memory.trace import Trace
 from autofit.prepare import prepare
 from autofit.probing import isolated_trace as isolation
+from autofit.probing.child_request import SURVEY
+from autofit.probing.compilation import shapes_of_a_training
 from autofit.probing.frozen_heap import FrozenHeap
 from autofit.probing.leaks import LeakWatch
-from autofit.probing.meter import shapes_of_a_training
-from autofit.probing.opening import SURVEY
 from autofit.probing.placement import place
 from autofit.probing.probe import Probe
 from autofit.probing.short_run import ShortRun
 from autofit.probing.survey.gradients import State
-from autofit.probing.survey.modes import mode_notes
+from autofit.probing.survey.module_modes import mode_notes
 from autofit.probing.survey.survey import Survey
 from autofit.probing.user_errors import as_users_errors
 from autofit.probing.watchdog import Overdue, Watchdog
@@ -43,8 +43,8 @@ from autofit.workloads.batch_store import BatchStore
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.first_loss import loss_of
 from autofit.workloads.loss import LossRule
+from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.step import Draft, TrainStep
-from autofit.workloads.weights import Weighing
 from autofit.workloads.workload import Workload
 
 

@@ -21,7 +21,7 @@ from autofit.failures.evidence import Evidence, collect, scrub
 from autofit.memory.trace import MOST_PARTS, Kind, Trace
 from autofit.probing.short_run_trace import RecordedMark, Standing, trace_of
 from autofit.probing.static_bytes import static_bytes
-from autofit.probing.window import run_step
+from autofit.probing.timing_window import run_step
 from autofit.tracing.tracing import STEPS, uncollected
 from autofit.workloads.batch_store import fresh
 from autofit.workloads.batches import BatchSource

@@ -28,7 +28,7 @@ from autofit.probing import isolated_trace as isolation
 from autofit.probing.placement import place
 from autofit.probing.short_run import ShortRun
 from autofit.probing.survey import gates
-from autofit.probing.survey.modes import mode_notes
+from autofit.probing.survey.module_modes import mode_notes
 from autofit.probing.survey.survey import Survey
 from autofit.probing.user_errors import as_users_errors_on_host
 from autofit.probing.workload_facts import batch_to_trace, chosen, facts_of
@@ -39,7 +39,7 @@ from autofit.tracing.cuda.chip import Chip
 from autofit.tracing.fake_copy import fake_batch, fake_mode, fake_workload
 from autofit.tracing.static_memory import standing_parts
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.counted import Counted, Cuttable
+from autofit.workloads.counted_batches import Counted, Cuttable
 from autofit.workloads.first_loss import loss_of
 from autofit.workloads.loss import LossRule, resolve_loss
 from autofit.workloads.step import Draft, TrainStep

@@ -7,9 +7,9 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Trial
 from autofit.core.units import format_duration
 from autofit.feasibility import Feasibility
-from autofit.search.endings import poison_ends_search, too_short
-from autofit.search.runner import TrialRunner
+from autofit.search.no_answer import poison_ends_search, too_short
 from autofit.search.screening import reason_to_skip
+from autofit.search.trial_runner import TrialRunner
 from autofit.search.tuning import Tuning
 from autofit.searchers.base import Problem
 

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autofit.core.errors import WorkloadError
-from autofit.workloads.counted import Counted, counted
+from autofit.workloads.counted_batches import Counted, counted
 from autofit.workloads.loss import LossRule, resolve_loss
 from autofit.workloads.tree import Batch, map_tensors
 from autofit.workloads.workload import Workload

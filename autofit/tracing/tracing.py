@@ -27,9 +27,8 @@ from autofit.core.work import StepWork, Work
 from autofit.memory.trace import MOST_PARTS, Kind, Mark, Trace
 from autofit.prepare import prepare
 from autofit.strategies import members
-from autofit.tracing.assembly import assembled
 from autofit.tracing.cuda.chip import Chip
-from autofit.tracing.cuda.disguise import disguised
+from autofit.tracing.cuda.device_spoofing import disguised
 from autofit.tracing.cuda.standin import NAME, attending
 from autofit.tracing.cuda.temporaries import temporary_steps
 from autofit.tracing.data_dependent import Answers
@@ -38,8 +37,9 @@ from autofit.tracing.host_temporaries import HostTemporaries
 from autofit.tracing.operation_count import Tally
 from autofit.tracing.plain_tensors import as_plain, has_padding
 from autofit.tracing.recorder import Recorder
+from autofit.tracing.trace_assembly import assembled
 from autofit.tracing.untraceable import check_traceable, untraceable
-from autofit.workloads.counted import Counted
+from autofit.workloads.counted_batches import Counted
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch, TrainStep, state_tensors
 from autofit.workloads.tree import Batch, map_tensors, tensors

@@ -8,7 +8,7 @@ import pytest
 
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
-from autofit.feasibility.points import Points, points_of
+from autofit.feasibility.plan_features import Points, points_of
 from autofit.feasibility.surrogate import Covariances, Kernel, Scales, Surrogate
 
 PRECISION = Knob(name="precision", values=("fp32", "bf16", "fp16"), default="fp32")

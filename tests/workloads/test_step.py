@@ -17,8 +17,8 @@ from autofit.prepare import prepare
 from autofit.strategies.base import Phase, Strategy
 from autofit.workloads.forward import resolve_forward
 from autofit.workloads.loss import LossRule
+from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.step import Draft, StepBatch, StepLoader, TrainStep
-from autofit.workloads.weights import Weighing
 from tests.probing import targets
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]

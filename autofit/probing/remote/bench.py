@@ -18,7 +18,7 @@ from autofit.core.trial import Purpose
 from autofit.core.units import format_duration
 from autofit.memory.breakdown import Part
 from autofit.memory.trace import Trace
-from autofit.probing.opening import HOST_LIMIT_ENVIRONMENT, SURVEY, Target
+from autofit.probing.child_request import HOST_LIMIT_ENVIRONMENT, SURVEY, Target
 from autofit.probing.remote.child import Child, ChildEnded, Deadlines
 from autofit.probing.remote.output import OutputLog
 from autofit.probing.remote.phases import Phases

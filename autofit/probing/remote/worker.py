@@ -1,4 +1,4 @@
-"""The worker: the process that probes, started by keeper.py.
+"""The worker: the process that probes, started by supervisor.py.
 
 Only this process imports the user's code. Requests and replies are JSON objects, one per line, over two separate
 descriptors, so that output of the user's code cannot disturb them. Nothing is unpickled on either side.

@@ -21,12 +21,12 @@ import torch
 from torch import nn
 
 from autofit.core.plan import Plan
-from autofit.probing.survey.chance import compare
 from autofit.probing.survey.gradients import STATELESS, Build, Gradient, Gradients, State, difference
-from autofit.workloads.counted import Counted, Cuttable
+from autofit.probing.survey.two_sample_statistic import compare
+from autofit.workloads.counted_batches import Counted, Cuttable
+from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.tree import Batch
-from autofit.workloads.weighing import candidates, shares
-from autofit.workloads.weights import Weighing
+from autofit.workloads.useful_targets import candidates, shares
 
 __all__ = ["STATELESS", "Build", "GateResult", "State", "accumulation", "precision"]
 

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from autofit.core.plan import Plan
-from autofit.probing.survey.modes import dropout_off, evaluating
+from autofit.probing.survey.module_modes import dropout_off, evaluating
 from autofit.probing.survey.shared_draws import Ledger, SharedDraws
 from autofit.workloads.batch_store import fresh
-from autofit.workloads.counted import Counted, counted
+from autofit.workloads.counted_batches import Counted, counted
 from autofit.workloads.step import StepBatch, TrainStep
 from autofit.workloads.tree import Batch
 

@@ -16,11 +16,11 @@ from autofit.probing.survey import gates, pins
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.strategies.base import Facts, Strategy
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.counted import Counted, Cuttable
+from autofit.workloads.counted_batches import Counted, Cuttable
 from autofit.workloads.lengths import elements
+from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.step import TrainStep
-from autofit.workloads.weighing import may_differ, unevenness
-from autofit.workloads.weights import Weighing
+from autofit.workloads.useful_targets import may_differ, unevenness
 
 _GATE_SAMPLES = (8, 4, 2)
 _MOST_SAMPLES = 64

@@ -20,7 +20,7 @@ from autofit.core.plan import KnobValue
 from autofit.exporters import by_name
 from autofit.exporters.base import Export
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.counted import counted
+from autofit.workloads.counted_batches import counted
 from tests.conformance.test_exporters import OWN, recommendation
 
 

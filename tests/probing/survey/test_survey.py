@@ -23,8 +23,8 @@ from autofit.strategies import members
 from autofit.strategies.base import Facts, Offer, Phase, Strategy
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.loss import LossRule
+from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.step import Draft, TrainStep
-from autofit.workloads.weights import Weighing
 from tests.probing import targets
 
 BATCHING = next(member for member in members() if member.name == "batching")
