@@ -57,7 +57,7 @@ def estimate_target(target: Target, beat: Callable[[str], None] = lambda phase: 
     clock = Clock()
     try:
         with RemoteBench(target, beat=beat) as bench:
-            return estimate(bench.briefing, bench.trace, target.name, clock, NextBest(bench.record, bench.standing))
+            return estimate(bench.briefing, bench.trace, target.name, clock, NextBest(bench.record, bench.fixed_parts))
     except UserCodeError as error:
         raise with_accelerator_hint(error) from None
 
@@ -68,11 +68,11 @@ class NextBest:
 
     Attributes:
         record: runs a few steps of a plan on the host and returns their allocations.
-        standing: returns the memory that a step keeps at any batch size.
+        fixed_parts: returns the memory that a step keeps at any batch size.
     """
 
     record: Tracer
-    standing: Callable[[], Sequence[Part]]
+    fixed_parts: Callable[[], Sequence[Part]]
 
 
 def estimate(
@@ -140,7 +140,7 @@ def _looked_at(
             own, parts, notes = outlook.estimate_baseline()
             why = f"this workload cannot be traced: {stopped.reason}"
             return outlook, (own, parts, (*notes, f"{why}; the sizes of its allocations come from short real steps"))
-    raise Untraceable(stopped.reason, stopped.where, untraceable_advice(next_best.standing(), target)) from stopped
+    raise Untraceable(stopped.reason, stopped.where, untraceable_advice(next_best.fixed_parts(), target)) from stopped
 
 
 def _fits(row: Row) -> bool:

@@ -71,14 +71,14 @@ def with_rates(
 ) -> dict[str, KnownPlan]:
     """Returns what is known of each plan with the throughputs of a recommendation."""
     r = recommendation
-    own = Candidate(
+    proven = Candidate(
         plan=r.plan,
         outcome=Outcome(status=Status.MEASURED, measurement=r.proof),
         gain=r.gain,
         rate_per_s=r.rate_per_s,
         on_front=True,
     )
-    candidates = {each.plan.key: each for each in (*r.alternatives, r.baseline, own)}
+    candidates = {each.plan.key: each for each in (*r.alternatives, r.baseline, proven)}
     unit_s = _baseline_rate(r, objective)
     raced = any(each.gain is not None and each.gain.pairs for each in candidates.values())
     found = dict(known)
@@ -106,15 +106,15 @@ def with_probed_rates(
 ) -> dict[str, KnownPlan]:
     """Returns what is known of each plan with the throughputs of separate probes: without a recommendation."""
     found = dict(known)
-    own = known.get(baseline.key) if baseline is not None else None
+    reference = known.get(baseline.key) if baseline is not None else None
     points = list[FrontPoint]()
     for key, each in known.items():
         measurement = each.outcome.measurement
         if not each.outcome.measured or measurement is None:
             continue
         rate = objective.score(measurement)
-        gain = None if own is None else _probed(measurement, own.outcome, objective)
-        if own is each:
+        gain = None if reference is None else _probed(measurement, reference.outcome, objective)
+        if reference is each:
             gain = Ratio(value=1.0, low=1.0, high=1.0)
         found[key] = replace(each, rate_per_s=rate, gain=gain)
         points += [FrontPoint(key, rate, each.peak_bytes)] if each.peak_bytes else []

@@ -96,17 +96,15 @@ class Remarks:
             yield f"{done}: all figures are those of separate probes"
 
     def _on_gain(self, winner: Trial) -> Iterator[str]:
-        own = self._baseline
-        if not own.outcome.measured:
-            yield (
-                f"the baseline ({own.plan}) did not run: {own.outcome.status.value}, {own.outcome.reason}; "
-                "so there is no gain to report"
-            )
+        baseline = self._baseline
+        if not baseline.outcome.measured:
+            status, reason = baseline.outcome.status.value, baseline.outcome.reason
+            yield f"the baseline ({baseline.plan}) did not run: {status}, {reason}; so there is no gain to report"
             return
-        gain = self._scale.claim(winner, own)
-        if failed := failed_in_race(self._scale.race, own):
+        gain = self._scale.claim(winner, baseline)
+        if failed := failed_in_race(self._scale.race, baseline):
             yield f"the baseline {failed}; the gain is relative to its blocks or probe before that"
-        elif winner is not own and gain.pairs == 0:
+        elif winner is not baseline and gain.pairs == 0:
             why = (
                 "no plan that raced could be proven" if self._scale.decided_by_race else "there was no time for a race"
             )

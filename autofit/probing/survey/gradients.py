@@ -209,11 +209,11 @@ class _GradientRun:
         return tuple(losses)
 
     def _seed(self, number: int) -> None:
-        own = self.seed if self.others is None else self.others + number
+        seed = self.seed if self.others is None else self.others + number
         torch.manual_seed(self.seed)
-        random.seed(own)
+        random.seed(seed)
         if (numpy := sys.modules.get("numpy")) is not None:
-            numpy.random.seed(own % 2**32)
+            numpy.random.seed(seed % 2**32)
         self.owner.ledger.rewind()
 
 
