@@ -11,7 +11,7 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.core.trial import Trial
 from autofit.core.wording import describe_plan
-from autofit.reports.report import PlanRow, Role
+from autofit.reports.report import BATCH_ONLY, PlanRow, Role
 from autofit.search.choice import quotient
 from autofit.search.common_scale import DISTURBED_NOISE_RATIO
 from autofit.search.pareto import FrontPoint, front
@@ -161,9 +161,9 @@ def label_of(plan: Plan, baseline: Plan | None) -> str:
 
 
 def combination_of(plan: Plan, baseline: Plan | None) -> str:
-    """Returns what a plan changes from the baseline beside the batch; "baseline" for no change."""
+    """Returns what a plan changes from the baseline beside the batch; `BATCH_ONLY` if it changes nothing else."""
     changes = plan.combination.values if baseline is None else plan.combination.changes_from(baseline.combination)
-    return ", ".join(f"{name}={value}" for name, value in changes.items()) or "baseline"
+    return ", ".join(f"{name}={value}" for name, value in changes.items()) or BATCH_ONLY
 
 
 def _order(known: KnownPlan) -> tuple[bool, float, bool, int, str, str]:
