@@ -74,5 +74,7 @@ def test_hostile_texts_are_cut_and_shown_as_text() -> None:
 
 
 def test_a_plan_that_changes_the_batch_alone_is_not_shown_as_the_baseline() -> None:
-    found = {row.getAttribute("id"): words(row.childNodes[2]) for row in table(typical()).getElementsByTagName("tr")}
+    found = {
+        row.getAttribute("id"): words(row.childNodes[2]).strip() for row in table(typical()).getElementsByTagName("tr")
+    }
     assert (found["p12"], found["p10"], found["p13"]) == ("baseline", "batch size only", "batch size only")
