@@ -69,8 +69,8 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
 
     The search decides by short runs on this device. Afterwards everything passed in is bit-identical, and so is
     everything reachable from it: attributes, containers, closures, bound objects, hooks, and the globals that your
-    functions use in your own modules. The caveats name what cannot be put back: open files, iterators in progress, a
-    data set of more than 256 MiB in memory. Ctrl-C also puts everything back; the next call resumes from the trials in
+    functions use in your own modules. The caveats name what cannot be restored: open files, iterators in progress, a
+    data set of more than 256 MiB in memory. Ctrl-C also restores everything; the next call resumes from the trials in
     the study.
 
     Args:
@@ -104,7 +104,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
             scans the data set for its longest samples.
         mode: "train", or "inference" for the forward pass alone.
         max_grad_norm: clip gradients to this L2 norm, as your training does. None does not clip.
-        extras: further objects to put back after the search, if a caveat says that they were not found or not
+        extras: further objects to restore after the search, if a caveat says that they were not found or not
             followed: any object with attributes, a tensor, or an object with `state_dict` and `load_state_dict`.
         device: "cuda", "cuda:1", "cpu". None uses the model's device.
         seed: makes the search repeatable.
@@ -129,7 +129,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
             stopped at that point, except inside a single library call that never returns.
         Busy: another tuner used the device or the study for half of the time budget (10 minutes without a budget).
         DevicePoisoned: the device stopped responding. The study keeps all finished trials.
-        RestoreError: something could not be put back.
+        RestoreError: something could not be restored.
     """
     clock = Clock(limit_s=None if time_budget is None else parse_duration(time_budget))
     workload = Workload(
@@ -292,8 +292,8 @@ def _found(
 
 
 def _with_what_changed(found: Recommendation, changed: Sequence[str]) -> Recommendation:
-    """Adds a caveat that names what could not be put back, if there is any."""
+    """Adds a caveat that names what could not be restored, if there is any."""
     if not changed:
         return found
-    note = f"changed while tuning, and could not be put back: {', '.join(changed)}"
+    note = f"changed while tuning, and could not be restored: {', '.join(changed)}"
     return found.model_copy(update={"caveats": (note, *found.caveats)})

@@ -91,7 +91,7 @@ def estimate(
     """
     clock, account = clock or Clock(), briefing.account
     assert account is not None, "a bench that traces has an account"
-    outlook, (own, parts, notes) = _looked_at(briefing, tracer, target, next_best)
+    outlook, (baseline, parts, notes) = _looked_at(briefing, tracer, target, next_best)
     rows = outlook.rows()
     shortfall = ""
     if not any(_fits(row) for row in rows):
@@ -110,7 +110,7 @@ def estimate(
         budget=briefing.budget,
         account=account,
         ran=outlook.ran,
-        own=own,
+        own=baseline,
         breakdown=parts,
         rows=rows,
         shortfall=shortfall,
@@ -137,9 +137,13 @@ def _looked_at(
         short = ShortRuns(next_best.record, sizes)
         outlook = Outlook(briefing, short, short.reach, sizes)
         with suppress(Untraceable):  # the reason that stopped the trace is more useful
-            own, parts, notes = outlook.estimate_baseline()
+            baseline, parts, notes = outlook.estimate_baseline()
             why = f"this workload cannot be traced: {stopped.reason}"
-            return outlook, (own, parts, (*notes, f"{why}; the sizes of its allocations come from short real steps"))
+            return outlook, (
+                baseline,
+                parts,
+                (*notes, f"{why}; the sizes of its allocations come from short real steps"),
+            )
     raise Untraceable(stopped.reason, stopped.where, untraceable_advice(next_best.fixed_parts(), target)) from stopped
 
 

@@ -55,7 +55,7 @@ OPTIONS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 class StandInBench:
     """A workload on a device that need not be present, ready to be traced.
 
-    One small forward pass on the host inspects the user's objects. Their state is not put back.
+    One small forward pass on the host inspects the user's objects. Their state is not restored.
 
     Args:
         workload: the user's objects.

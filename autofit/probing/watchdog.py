@@ -66,7 +66,7 @@ class Watchdog:
 
     @property
     def doing(self) -> str:
-        """The phase that goes on now."""
+        """The current phase."""
         return self._phase[0]
 
     def beat(self, phase: str) -> None:

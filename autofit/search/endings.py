@@ -158,7 +158,7 @@ def poison_ends_search() -> Iterator[None]:
     """Ends the search where a closer look at a plan leaves the device in an error state.
 
     Raises:
-        DevicePoisoned: it does; the message says how to go on.
+        DevicePoisoned: the device is in an error state; the message says how to continue.
     """
     try:
         yield

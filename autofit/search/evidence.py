@@ -133,7 +133,7 @@ class Seen:
         estimates: estimated peak of each plan before it first ran, by the plan's key.
         omissions: combinations that were never measured.
         race: the race; None if there was none.
-        stopped: why the search phase ended; "" while it goes on.
+        stopped: why the search phase ended; "" while it is running.
     """
 
     trials: Sequence[Trial] = ()
