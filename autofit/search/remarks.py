@@ -92,7 +92,7 @@ class Remarks:
             running = len(race.running)
             yield f"the race ended after {race.rounds} rounds, undecided among {running} plans: they are close"
         else:
-            done = f"there was time for {race.rounds} of the at least {MIN_ROUNDS} rounds that a race needs"
+            done = f"the race needs at least {MIN_ROUNDS} rounds and had time for {race.rounds}"
             yield f"{done}: all figures are those of separate probes"
 
     def _on_gain(self, winner: Trial) -> Iterator[str]:
