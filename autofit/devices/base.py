@@ -81,13 +81,13 @@ class Recording:
 
     Attributes:
         mark: records the present position between two requests.
-        standing: memory that was live at the beginning, address to bytes; None if unknown.
+        initial: memory that was live at the beginning, address to bytes; None if unknown.
         requests: the requests, in order.
         marks: for each call of `mark`, the number of requests before it.
     """
 
     mark: Callable[[], None]
-    standing: Mapping[int, int] | None = None
+    initial: Mapping[int, int] | None = None
     requests: list[AllocatorRequest] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
 

@@ -57,7 +57,7 @@ def estimate_target(target: Target, beat: Callable[[str], None] = lambda phase: 
     clock = Clock()
     try:
         with RemoteBench(target, beat=beat) as bench:
-            return estimate(bench.briefing, bench.trace, target.name, clock, NextBest(bench.record, bench.standing))
+            return estimate(bench.briefing, bench.trace, target.name, clock, NextBest(bench.record, bench.fixed_parts))
     except UserCodeError as error:
         raise with_accelerator_hint(error) from None
 
@@ -68,11 +68,11 @@ class NextBest:
 
     Attributes:
         record: runs a few steps of a plan on the host and returns their allocations.
-        standing: returns the memory that a step keeps at any batch size.
+        fixed_parts: returns the memory that a step keeps at any batch size.
     """
 
     record: Tracer
-    standing: Callable[[], Sequence[Part]]
+    fixed_parts: Callable[[], Sequence[Part]]
 
 
 def estimate(
@@ -91,7 +91,7 @@ def estimate(
     """
     clock, account = clock or Clock(), briefing.account
     assert account is not None, "a bench that traces has an account"
-    largest, (own, parts, notes) = _looked_at(briefing, tracer, target, next_best)
+    largest, (baseline, parts, notes) = _looked_at(briefing, tracer, target, next_best)
     rows = largest.rows()
     shortfall = ""
     if not any(_fits(row) for row in rows):
@@ -110,7 +110,7 @@ def estimate(
         budget=briefing.budget,
         account=account,
         ran=largest.ran,
-        own=own,
+        own=baseline,
         breakdown=parts,
         rows=rows,
         shortfall=shortfall,
@@ -137,10 +137,14 @@ def _looked_at(
         short = ShortRuns(next_best.record, sizes)
         largest = LargestBatches(briefing, short, short.reach, sizes)
         with suppress(Untraceable):  # the reason that stopped the trace is more useful
-            own, parts, notes = largest.estimate_baseline()
+            baseline, parts, notes = largest.estimate_baseline()
             why = f"this workload cannot be traced: {stopped.reason}"
-            return largest, (own, parts, (*notes, f"{why}; the sizes of its allocations come from short real steps"))
-    raise Untraceable(stopped.reason, stopped.where, untraceable_advice(next_best.standing(), target)) from stopped
+            return largest, (
+                baseline,
+                parts,
+                (*notes, f"{why}; the sizes of its allocations come from short real steps"),
+            )
+    raise Untraceable(stopped.reason, stopped.where, untraceable_advice(next_best.fixed_parts(), target)) from stopped
 
 
 def _fits(row: Row) -> bool:

@@ -81,7 +81,7 @@ class LargestBatches:
             use.outside_bytes,
             use.waiting_bytes,
         )
-        self._floor_bytes = parts.standing_bytes + use.outside_bytes
+        self._floor_bytes = parts.fixed_bytes + use.outside_bytes
         return self._seen[self.baseline.key], parts, trace.notes
 
     def rows(self) -> tuple[Row, ...]:

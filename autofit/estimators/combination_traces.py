@@ -187,7 +187,7 @@ class Laws:
         if self._recorder is None or known.recorded:
             return
         known.recorded, record = True, self._recorder
-        find = self.records.own if len(self._known) == 1 else self.records.another
+        find = self.records.first if len(self._known) == 1 else self.records.another
         known.law = find(lambda size: record(_at(plan, size)), self._small)
 
     def _find_laws(self, plan: Plan, along: Sequence[Plan]) -> None:
@@ -209,15 +209,15 @@ class Laws:
 
         If a small batch runs another sequence of operators, half and a quarter of the largest are used instead.
         """
-        own = plan.micro_batch_size
-        first, second = (self._trace(_at(plan, size), known) for size in (own, 2 * own))
+        start = plan.micro_batch_size
+        first, second = (self._trace(_at(plan, size), known) for size in (start, 2 * start))
         if first is None or second is None or len(second.events) > LOOP_RATIO * len(first.events):
             return
-        low, high = self.peak_bytes(plan, own), self.peak_bytes(plan, 2 * own)
+        low, high = self.peak_bytes(plan, start), self.peak_bytes(plan, 2 * start)
         wanted = BEYOND_RATIO * self._limit_bytes
-        reach = largest if high <= low else min(own + own * (wanted - low) // (high - low), largest)
-        reach = max(reach, 4) if reach not in (own, 2 * own) else 3 * own
-        for sizes in ((own, 2 * own, reach), (reach // 4, reach // 2, reach)):
+        reach = largest if high <= low else min(start + start * (wanted - low) // (high - low), largest)
+        reach = max(reach, 4) if reach not in (start, 2 * start) else 3 * start
+        for sizes in ((start, 2 * start, reach), (reach // 4, reach // 2, reach)):
             traces = [self._trace(_at(plan, max(size, 1)), known) for size in dict.fromkeys(sizes)]
             law = scaling([trace for trace in traces if trace is not None])
             if isinstance(law, Scaling):

@@ -106,7 +106,7 @@ class Walk:
                 ValuePiece(f"{name}.state_dict()", lambda: copy.deepcopy(root.state_dict()), write), Whereabouts()
             )
             if load is not None:
-                self.unguarded.vouched_for_by(root)
+                self.unguarded.covered_by(root)
         self._look(name, root, Whereabouts())
 
     def _look_at_loader(self, loader: Any) -> None:

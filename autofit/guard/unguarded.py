@@ -50,14 +50,14 @@ class Unguarded:
         self.pieces: list[WatchPiece] = []
         self._opaque: dict[int, tuple[str, str]] = {}
         self._large: dict[str, str] = {}
-        self._vouched: set[int] = set()
+        self._covered: set[int] = set()
         self._data_bytes = self._objects = 0
 
     @property
     def caveats(self) -> tuple[str, ...]:
         """Caveats for the user before the search. Empty for most workloads."""
         found = []
-        if opaque := [f"{name} ({what})" for key, (name, what) in self._opaque.items() if key not in self._vouched]:
+        if opaque := [f"{name} ({what})" for key, (name, what) in self._opaque.items() if key not in self._covered]:
             found.append(f"cannot be restored if a step changes it: {format_names(opaque, _NAMED)}. {_PASS_EXTRAS}")
         if self._large:
             large = [f"{name} ({what})" for name, what in self._large.items()]
@@ -67,13 +67,13 @@ class Unguarded:
             )
         return tuple(found)
 
-    def vouched_for_by(self, extra: object) -> None:
+    def covered_by(self, extra: object) -> None:
         """Records that `state_dict` of `extra` covers the objects it holds."""
         members = (
             m for kind in type(extra).__mro__ for m in vars(kind).values() if isinstance(m, MemberDescriptorType)
         )
         held = [*getattr(extra, "__dict__", {}).values(), *(slot_value(extra, member) for member in members)]
-        self._vouched |= {id(value) for value in (extra, *held)}
+        self._covered |= {id(value) for value in (extra, *held)}
 
     def cannot_follow(self, name: str, found: object, what: str, of_user: bool) -> None:
         """Records an object that can be neither followed nor copied. Those held by a library are ignored."""

@@ -131,7 +131,7 @@ class LocalBench:
         return self._loss
 
     def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
-        """Runs `plan` and returns the outcome. Everything is put back afterwards.
+        """Runs `plan` and returns the outcome. Everything is restored afterwards.
 
         A poisoned device cannot be written to, so objects on it stay as they are until the bench is left.
         """
@@ -204,7 +204,7 @@ class LocalBench:
             raise Untraceable(str(error), "in the trace") from None
 
     def record(self, plan: Plan) -> Trace:
-        """Runs a few steps of `plan` and returns the allocations that they made. Everything is put back afterwards.
+        """Runs a few steps of `plan` and returns the allocations that they made. Everything is restored afterwards.
 
         Meant for small micro batches of a workload that cannot be traced.
 
@@ -244,7 +244,7 @@ class LocalBench:
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """Names of what changed and could not be put back, after the bench was left. The caveats had named them."""
+        """Names of what changed and could not be restored, after the bench was left. The caveats had named them."""
         return self._guard.changed
 
     @property
@@ -253,7 +253,7 @@ class LocalBench:
         return Backstop(self._leave)
 
     def _reset(self) -> None:
-        if len(self._reached) == 1:  # the first steps have run, and their changes are about to be put back
+        if len(self._reached) == 1:  # the first steps have run, and their changes are about to be restored
             self._reached.append(Reached.of(self.workload))
         self._guard.restore()
         self._make_ready()

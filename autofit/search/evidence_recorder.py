@@ -20,7 +20,7 @@ Note = Callable[[str, dict[str, object]], None]
 
 
 class EvidenceRecorder:
-    """Collects the evidence of one search. A failure here never costs the answer: the listener is told of it.
+    """Collects the evidence of one search. A failure here never costs the answer: the listener receives a message.
 
     Args:
         asked: what the search was asked.

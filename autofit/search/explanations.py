@@ -92,21 +92,19 @@ class Explanations:
             running = len(race.running)
             yield f"the race ended after {race.rounds} rounds, undecided among {running} plans: they are close"
         else:
-            done = f"there was time for {race.rounds} of the at least {MIN_ROUNDS} rounds that a race needs"
+            done = f"the race needs at least {MIN_ROUNDS} rounds and had time for {race.rounds}"
             yield f"{done}: all figures are those of separate probes"
 
     def _on_gain(self, winner: Trial) -> Iterator[str]:
-        own = self._baseline
-        if not own.outcome.measured:
-            yield (
-                f"the baseline ({own.plan}) did not run: {own.outcome.status.value}, {own.outcome.reason}; "
-                "so there is no gain to report"
-            )
+        baseline = self._baseline
+        if not baseline.outcome.measured:
+            status, reason = baseline.outcome.status.value, baseline.outcome.reason
+            yield f"the baseline ({baseline.plan}) did not run: {status}, {reason}; so there is no gain to report"
             return
-        gain = self._scale.claim(winner, own)
-        if failed := failed_in_race(self._scale.race, own):
+        gain = self._scale.claim(winner, baseline)
+        if failed := failed_in_race(self._scale.race, baseline):
             yield f"the baseline {failed}; the gain is relative to its blocks or probe before that"
-        elif winner is not own and gain.pairs == 0:
+        elif winner is not baseline and gain.pairs == 0:
             why = (
                 "no plan that raced could be proven" if self._scale.decided_by_race else "there was no time for a race"
             )

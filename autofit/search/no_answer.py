@@ -22,7 +22,7 @@ from autofit.core.printable import printable
 from autofit.core.trial import Trial
 from autofit.core.units import format_bytes, format_duration
 
-_USERS_OWN = (Status.USER_ERROR, Status.DATA_ERROR)
+_USER_STATUSES = (Status.USER_ERROR, Status.DATA_ERROR)
 _SHOWN, _WORDS = 5, 200
 _ERROR_LINE = re.compile(
     r"(Fatal Python error: |terminate called |what\(\): |[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b)"
@@ -39,14 +39,14 @@ def users_fault(trials: Sequence[Trial], baseline: Plan) -> UserCodeError | None
         trials: trials of this run, in order.
         baseline: the user's own plan.
     """
-    own = [t for t in trials if t.plan == baseline]
-    if own and own[-1].outcome.status is Status.NUMERIC:
+    runs = [t for t in trials if t.plan == baseline]
+    if runs and runs[-1].outcome.status is Status.NUMERIC:
         return NonFiniteLoss(
-            f"the baseline ({baseline}) gives a loss or gradient that is not finite: {own[-1].outcome.reason}. "
+            f"the baseline ({baseline}) gives a loss or gradient that is not finite: {runs[-1].outcome.reason}. "
             "Check the learning rate, the data and the loss, then tune again.",
-            own[-1].outcome.traceback_text,
+            runs[-1].outcome.traceback_text,
         )
-    failed = [t for t in trials if t.outcome.status in _USERS_OWN]
+    failed = [t for t in trials if t.outcome.status in _USER_STATUSES]
     if any(t.plan == baseline for t in failed) and len({t.plan.key for t in failed}) > 1:
         return _user_code(next(t for t in failed if t.plan == baseline), len(failed))
     return None
@@ -76,7 +76,7 @@ def nothing_measured(
             f"the search ended before any plan was measured inside the budget: {stopped}. {_tried(trials)} "
             "Give more time or trials; the study keeps what was measured."
         )
-    failed = [t for t in trials if t.outcome.status in _USERS_OWN]
+    failed = [t for t in trials if t.outcome.status in _USER_STATUSES]
     if failed:
         return _user_code(failed[0], len(failed))
     if any(t.outcome.status.does_not_fit or t.outcome.status is Status.SKIPPED for t in trials):
@@ -88,18 +88,18 @@ def nothing_measured(
     return WorkloadError(f"no plan could be measured, and memory was not the reason. {_tried(trials)}")
 
 
-def too_short(own: Trial, stopped: str, probe_s: float) -> BudgetSpent:
+def too_short(trial: Trial, stopped: str, probe_s: float) -> BudgetSpent:
     """Returns the error for a time budget that ended before the first probe, with the outcome of the baseline.
 
     Args:
-        own: the trial of the baseline, which ran nevertheless.
+        trial: trial of the baseline, which ran nevertheless.
         stopped: reason why the search ended.
         probe_s: its duration, in seconds.
     """
     return BudgetSpent(
         f"the search ended before any plan was tried: {stopped}. The baseline was run nevertheless, in "
-        f"{format_duration(probe_s)}: {own.plan}: {_became(own)}. The study keeps it: tune again with more time, and "
-        "the search continues from there."
+        f"{format_duration(probe_s)}: {trial.plan}: {_became(trial)}. The study keeps it: tune again with more time, "
+        "and the search continues from there."
     )
 
 
@@ -111,7 +111,7 @@ def nothing_proven(failed: Sequence[Trial], measured: int, budget: Budget) -> Au
         measured: number of plans that ran as probes.
         budget: limits on memory, time and trials.
     """
-    users = [t for t in failed if t.outcome.status in _USERS_OWN]
+    users = [t for t in failed if t.outcome.status in _USER_STATUSES]
     if users:
         return _user_code(users[0], len(users))
     plans = "one plan" if measured == 1 else f"{measured} plans"
@@ -158,7 +158,7 @@ def poison_ends_search() -> Iterator[None]:
     """Ends the search where a closer look at a plan leaves the device in an error state.
 
     Raises:
-        DevicePoisoned: it does; the message says how to go on.
+        DevicePoisoned: the device is in an error state; the message says how to continue.
     """
     try:
         yield

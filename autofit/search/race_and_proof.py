@@ -107,8 +107,8 @@ class Final:
             names = tuple(t.plan.key for t in self._finalists.first())
             if len(names) < 2:
                 return
-            own = self._runner.baseline.key
-            race = self._scale.race = Race(names, own if own in names else None, self._objective.tie_ratio)
+            baseline = self._runner.baseline.key
+            race = self._scale.race = Race(names, baseline if baseline in names else None, self._objective.tie_ratio)
             self._tuning.seen.race = race
         elif all(t.plan.key in race.names for t in pool):
             return
@@ -264,5 +264,5 @@ class Final:
         points = [
             FrontPoint(t.plan.key, self._ratio(t, winner).value, measurement_of(t).memory.judged_bytes) for t in sound
         ]
-        own = FrontPoint(winner.plan.key, 1.0, proof.memory.judged_bytes)
-        return {point.key for point in front([own, *points], self._objective.tie_ratio)}
+        proven = FrontPoint(winner.plan.key, 1.0, proof.memory.judged_bytes)
+        return {point.key for point in front([proven, *points], self._objective.tie_ratio)}

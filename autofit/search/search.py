@@ -166,11 +166,11 @@ def _without_traceback(candidate: Candidate) -> Candidate:
 
 def _learning_rate(findings: Findings, briefing: Briefing) -> list[str]:
     """Returns the caveat about a changed global batch."""
-    own, new = briefing.space.baseline.global_batch_size, findings.plan.global_batch_size
-    if own == new or briefing.environment.settings.get("mode") == "inference":
+    old, new = briefing.space.baseline.global_batch_size, findings.plan.global_batch_size
+    if old == new or briefing.environment.settings.get("mode") == "inference":
         return []
     return [
-        f"the global batch was free and changed from {own} to {new}: adjust the learning rate and the number of "
+        f"the global batch was free and changed from {old} to {new}: adjust the learning rate and the number of "
         "steps (common rules scale the rate with the batch, or with its square root). "
         "Give global_batch_size to keep it exactly, or max_global_batch_size to bound it"
     ]

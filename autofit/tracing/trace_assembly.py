@@ -22,7 +22,7 @@ def assembled(recorder: Recorder, marks: Sequence[Mark]) -> tuple[Tensors, tuple
     kept = [event for place, event in enumerate(recorder.events) if place not in dropped]
     numbers: dict[int, int] = {}
     events: list[int] = []
-    for event in (*recorder.standing, *kept):
+    for event in (*recorder.initial, *kept):
         handle = event if event >= 0 else ~event
         number = numbers.setdefault(same.get(handle, handle), len(numbers))
         events.append(number if event >= 0 else ~number)
@@ -35,7 +35,7 @@ def assembled(recorder: Recorder, marks: Sequence[Mark]) -> tuple[Tensors, tuple
         kinds=tuple(kinds),
         origins=tuple(recorder.origins[handle] for handle in numbers),
     )
-    return columns, tuple(events), _moved(marks, sorted(dropped), len(recorder.standing))
+    return columns, tuple(events), _moved(marks, sorted(dropped), len(recorder.initial))
 
 
 def _sums_in_place(recorder: Recorder) -> tuple[set[int], dict[int, int]]:
@@ -70,9 +70,9 @@ def _join_replaced(recorder: Recorder, dropped: set[int], same: dict[int, int]) 
             released[head] = place
 
 
-def _moved(marks: Sequence[Mark], dropped: Sequence[int], standing: int) -> tuple[Mark, ...]:
-    """Returns the marks at their new positions, after events were dropped and standing ones put in front."""
+def _moved(marks: Sequence[Mark], dropped: Sequence[int], initial: int) -> tuple[Mark, ...]:
+    """Returns the marks at their new positions, after events were dropped and initial ones put in front."""
     return tuple(
-        Mark(name=mark.name, event=standing + mark.event - sum(place < mark.event for place in dropped))
+        Mark(name=mark.name, event=initial + mark.event - sum(place < mark.event for place in dropped))
         for mark in marks
     )

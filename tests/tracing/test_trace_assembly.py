@@ -156,7 +156,7 @@ def test_what_a_users_own_backward_scatters_is_left_alone() -> None:
 def test_marks_and_kinds_follow() -> None:
     recorder = Recorder("cpu", run)
     recorder.sizes, recorder.kinds = [8, 8, 4, 8], [Kind.BUFFER, Kind.TEMPORARY, Kind.TEMPORARY, Kind.GRADIENT]
-    recorder.origins, recorder.standing = [-1, 2, 3, 2], [0]
+    recorder.origins, recorder.initial = [-1, 2, 3, 2], [0]
     recorder.events, recorder.added = [1, 2, 3, ~1, ~2, ~3], {3: 1}
     columns, events, marks = assembled(recorder, [Mark(name="a", event=2), Mark(name="end", event=6)])
     assert events == (0, 1, 2, ~2, ~1)

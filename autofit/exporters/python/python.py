@@ -92,7 +92,7 @@ def _weights(parts: frozenset[str], weighing: Weighing | None, environment: Mapp
     if "accumulate" not in parts:
         return set()
     if weighing is not None:
-        return {"weighed"}
+        return {"weighted"}
     return {"by_samples"} if environment.get(SAMPLES) == COLLATED else {"by_samples", "shapes"}
 
 

@@ -128,10 +128,10 @@ class RemoteBench:
         """
         return self._trace(plan, "record", "in the process that probes")
 
-    def standing(self) -> tuple[Part, ...]:
+    def fixed_parts(self) -> tuple[Part, ...]:
         """Returns the memory that a step keeps at any batch size, for a stand-in's workload; () if it is unknown."""
         try:
-            reply = self._reply(self._warm(), {"do": "standing"}, "standing", self._clock.patience_s())
+            reply = self._reply(self._warm(), {"do": "fixed_parts"}, "fixed_parts", self._clock.patience_s())
         except ChildEnded:
             self._retire()
             return ()

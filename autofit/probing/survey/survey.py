@@ -45,7 +45,7 @@ class Survey:
         build: makes a train step, for the gates.
         source: provides the gates' batches.
         seed: random seed of the gates.
-        state: puts back what a step changes besides gradients, for the gates.
+        state: restores what a step changes besides gradients, for the gates.
         watch: stops gates that exceed their share of the time budget.
         pinned: value by knob; only plans with these values are searched.
         refused: what was left out, with the reason. Set by `run`.

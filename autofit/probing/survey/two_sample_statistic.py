@@ -80,9 +80,9 @@ def _pairs(rows: torch.Tensor) -> tuple[float, float]:
     count = len(rows)
     products = rows @ rows.T
     products.fill_diagonal_(0)
-    total, own = float(products.sum()), products.sum(1)
+    total, sums = float(products.sum()), products.sum(1)
     mean = total / (count * (count - 1))
-    without = (total - 2 * own) / ((count - 1) * (count - 2))
+    without = (total - 2 * sums) / ((count - 1) * (count - 2))
     deviation = math.sqrt((count - 1) / count * float((without - without.mean()).square().sum()))
     return mean, deviation
 
