@@ -150,7 +150,7 @@ class Loop:
         budget, left_s = self._tuning.budget, self.runner.time.left_s()
         stopped = ""
         if budget.max_trials is not None and self.runner.probes >= budget.max_trials:
-            stopped = f"{budget.max_trials} trials were allowed and run"
+            stopped = f"the limit of {budget.max_trials} trials was reached"
         elif left_s <= 0:
             stopped = f"the time budget of {format_duration(budget.time_s or 0)} is spent"
         elif left_s <= self.runner.time.reserve_s():
