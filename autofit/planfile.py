@@ -140,9 +140,14 @@ def _comment(recommendation: Recommendation) -> str:
     lines = [
         "An autofit plan, made by `autofit tune`. `autofit show FILE` explains it, `autofit.load(FILE)` applies it.",
         f"{describe_plan(r.plan, r.baseline.plan)}{f': {r.gain}' if r.gain else ''}",
-        f"instead of {describe_plan(r.baseline.plan, r.baseline.plan)}: {describe_outcome(r.baseline.outcome)}",
+        f"instead of {describe_plan(r.baseline.plan, r.baseline.plan)}: {_baseline(r)}",
     ]
     return "".join(f"# {one_line(line)}\n" for line in lines)
+
+
+def _baseline(r: Recommendation) -> str:
+    """Returns the outcome of the baseline on the scale of `Recommendation.rate_per_s`."""
+    return describe_outcome(r.baseline.outcome, r.objective.unit, r.baseline.rate_per_s)
 
 
 def _without_empty(full: Any, changed: Any) -> Any:
