@@ -29,6 +29,7 @@ lengths."""
 _SHOWN_ERRORS = 3
 _SHOWN_LETTERS = 200
 _SCHEMA_LINE = re.compile(rb"^schema: *['\"]?autofit\.plan/", re.MULTILINE)
+_SQLITE_HEAD = b"SQLite format 3\0"
 _AGAIN = "Create the file again with `autofit tune ... -o FILE`, or correct it."
 
 
@@ -140,9 +141,14 @@ def _comment(recommendation: Recommendation) -> str:
     lines = [
         "An autofit plan, made by `autofit tune`. `autofit show FILE` explains it, `autofit.load(FILE)` applies it.",
         f"{describe_plan(r.plan, r.baseline.plan)}{f': {r.gain} the throughput of the baseline' if r.gain else ''}",
-        f"baseline: {describe_plan(r.baseline.plan, r.baseline.plan)}: {describe_outcome(r.baseline.outcome)}",
+        f"baseline: {describe_plan(r.baseline.plan, r.baseline.plan)}: {_baseline(r)}",
     ]
     return "".join(f"# {one_line(line)}\n" for line in lines)
+
+
+def _baseline(r: Recommendation) -> str:
+    """Returns the outcome of the baseline on the scale of `Recommendation.rate_per_s`."""
+    return describe_outcome(r.baseline.outcome, r.objective.unit, r.baseline.rate_per_s)
 
 
 def _without_empty(full: Any, changed: Any) -> Any:
@@ -167,6 +173,11 @@ def _read(path: Path) -> str:
             f"cannot read the plan file {path}: found {error.strerror or error}; expected a file that `autofit tune` "
             "or `fit.save` wrote. Check the path."
         ) from error
+    if data.startswith(_SQLITE_HEAD):
+        raise PlanFileError(
+            f"{path}: found a study (an SQLite file); expected a plan file, which `autofit tune` writes with -o. "
+            f"`autofit report {path}` shows a study."
+        )
     if len(data) > MAX_BYTES:
         raise PlanFileError(
             f"{path}: found more than {MAX_BYTES} bytes; expected a plan file, which is at most that size."

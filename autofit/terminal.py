@@ -63,12 +63,17 @@ def cells(text: str) -> int:
 
 
 def cut(text: str, width: int) -> str:
-    """Returns the beginning of `text` that fits `width` cells of a terminal, with ".." where something is missing."""
+    """Returns the beginning of `text` that fits `width` cells of a terminal, with ".." where something is missing.
+
+    The text is cut at a space if there is one in the second half of the line.
+    """
     if cells(text) <= width:
         return text
     kept = 0
     while kept < len(text) and cells(text[: kept + 1]) <= width - 2:
         kept += 1
+    if (space := text.rfind(" ", 0, kept + 1)) > kept // 2:
+        kept = len(text[:space].rstrip())
     return f"{text[:kept]}.."[: max(width, 0)]
 
 

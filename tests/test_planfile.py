@@ -149,6 +149,15 @@ def test_steps_timed_together_are_told_and_a_file_without_them_is_read_as_before
     assert planfile.load(path) == RECORD
 
 
+def test_the_comment_has_the_baseline_on_the_scale_of_the_race() -> None:
+    measurement = RECORD.proof
+    own = Candidate(
+        plan=RECORD.baseline.plan, outcome=Outcome(status=Status.MEASURED, measurement=measurement), rate_per_s=1234.5
+    )
+    text = planfile.dumps(RECORD.model_copy(update={"baseline": own}))
+    assert ": 1,234 samples/s, peak" in text.splitlines()[2]
+
+
 def test_a_reason_cannot_leave_the_comment() -> None:
     outcome = Outcome(status=Status.CRASHED, reason="gone\nschema: evil\x85plan:\u2028x: 1\r\x1b[31m")
     record = RECORD.model_copy(update={"baseline": Candidate(plan=OWN, outcome=outcome)})

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from autofit.terminal import cells, has_blocks, has_colour, is_terminal, paint, wrapped
+from autofit.terminal import cells, cut, has_blocks, has_colour, is_terminal, paint, wrapped
 
 
 class Stream(io.StringIO):
@@ -44,6 +44,13 @@ def test_words_are_kept_whole_and_lines_begin_as_asked() -> None:
     assert wrapped("one two\n  three", 9, "- ", "  ") == ["- one two", "  three"]
     assert wrapped("a " + "x" * 20 + " b", 9) == ["a", "x" * 20, "b"]
     assert wrapped("", 9, "- ") == ["-"]
+
+
+def test_a_text_is_cut_at_a_space_if_one_is_near() -> None:
+    assert cut("a tie, decided by the number of changes", 28) == "a tie, decided by the.."
+    assert cut("tried 2 GiB", 11) == "tried 2 GiB"
+    assert cut("a checkpointed_blocks=2", 20) == "a checkpointed_blo.."
+    assert cut("word " * 9, 12) == "word word.."
 
 
 @pytest.mark.parametrize("width", [10, 17, 40])

@@ -84,7 +84,12 @@ def report(parser: argparse.ArgumentParser) -> None:
 def export(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `autofit export`."""
     _plan(parser)
-    parser.add_argument("--to", metavar="NAME", default="python", help="export format (default: %(default)s)")
+    parser.add_argument(
+        "--to",
+        metavar="NAME",
+        default="python",
+        help="export format: python, or one that another package adds (default: %(default)s)",
+    )
     parser.add_argument("-o", "--output", metavar="FILE", help="file to write (default: stdout)")
     _force(parser)
 

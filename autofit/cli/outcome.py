@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from autofit.core.errors import AutofitError, UserCodeError
 from autofit.core.printable import ascii_json, printable
+from autofit.terminal import columns, is_terminal, wrapped
 
 INTERRUPTED = 130
 
@@ -37,7 +38,10 @@ def _fail(given: argparse.Namespace, code: int, kind: str, message: str, trace: 
         print(failure(code, kind, message, trace))
     if trace:
         print(printable(trace).rstrip(), file=sys.stderr)
-    print(f"autofit: {printable(message)}", file=sys.stderr)
+    text = f"autofit: {printable(message)}"
+    if is_terminal(sys.stderr) and "\n" not in text:
+        text = "\n".join(wrapped(text, columns(sys.stderr)))
+    print(text, file=sys.stderr)
     return code
 
 

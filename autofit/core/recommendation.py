@@ -61,6 +61,8 @@ class Candidate(BaseModel):
         gain: throughput relative to the baseline; from paired blocks if the two raced.
         rate_per_s: throughput in the objective's unit, on one scale for all plans of this search: from the race if the
             plan raced, otherwise from its probe. None if unknown.
+        over_recommended: throughput relative to the recommended plan; from paired blocks if the two raced. None for the
+            baseline and in records of earlier versions.
         note: why it was not chosen, or "".
         on_front: whether no measured plan is as fast with less memory (`autofit.search.pareto`).
     """
@@ -71,8 +73,14 @@ class Candidate(BaseModel):
     outcome: Outcome
     gain: Ratio | None = None
     rate_per_s: float | None = None
+    over_recommended: Ratio | None = None
     note: str = ""
     on_front: bool = False
+
+    @property
+    def raced(self) -> bool:
+        """Whether it ran in paired blocks with the recommended plan or the baseline."""
+        return any(ratio is not None and ratio.pairs > 0 for ratio in (self.over_recommended, self.gain))
 
 
 class Recommendation(BaseModel):

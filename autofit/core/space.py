@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -14,12 +15,18 @@ LADDER = (1, 2, 4)
 
 
 class Refusal(BaseModel):
-    """A strategy, or one value of a knob, that is left out of the search, with the reason."""
+    """A strategy, or one value of a knob, that is left out of the search, with the reason.
+
+    Attributes:
+        name: the strategy, or the knob with its value; `reason` says why it is left out.
+        origin: "gate" for a check of this model's gradient, "device" for a missing capability, "" for anything else.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     reason: str
+    origin: Literal["", "gate", "device"] = ""
 
 
 class SpaceFacts(BaseModel):
@@ -30,7 +37,8 @@ class SpaceFacts(BaseModel):
         sizes: micro batch sizes that may be run, ascending.
         global_batch_size: samples per optimizer step to keep exactly; None if the batch is free.
         baseline: the user's plan.
-        refused: strategies and knob values that were left out, with the reason.
+        refused: strategies and knob values that were left out, with the reason; those of a gate first, those of the
+            device last.
         forbidden: keys of combinations that conflict, with the reason.
         pinned: values that every plan must have; the baseline may be measured without them, but not recommended.
     """

@@ -13,6 +13,10 @@ once, so that a limit on the data segment is close to the sum of the tensors (re
 They halve the speed of the process: never time a step under them."""
 HIDING_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ONEAPI_DEVICE_SELECTOR": "*:cpu"}
 """Variables that hide all accelerators from a child that stands in for a device, so that it takes no memory on them."""
+OTHER_VERSION = (
+    "the installed autofit was changed while the search ran, so that its processes no longer understand each other. "
+    "The study keeps all finished trials: the same command resumes from them."
+)
 SURVEY = "survey"
 """Name of the phase in which a child determines the search space. A child that is given the space skips it."""
 

@@ -27,8 +27,9 @@ from autofit.core.units import format_duration
 
 PROTECTED = ("autofit.guard", "autofit.study")
 """Packages that are never interrupted."""
-FIRST_REPORT_S, FIRST_REPORT_RATIO = 30.0, 0.25
-"""Silence before the first report: this many seconds or this share of the time budget, whichever is shorter."""
+FIRST_REPORT_S, FIRST_REPORT_RATIO, LEAST_REPORT_S = 30.0, 0.25, 2.0
+"""Silence before the first report: `FIRST_REPORT_S` seconds or this share of the time budget, whichever is shorter, but
+at least `LEAST_REPORT_S` seconds: a shorter silence is usual, and a report of it reads as an alarm."""
 _POLL_S = 0.2
 _RAISE_AGAIN_S = 5.0
 """Time after which `Overdue` is raised again, since the user's code may catch it."""
@@ -136,7 +137,7 @@ class Watchdog:
             limit_s = self.clock.limit_s
             self._reported = phase
             first_s = FIRST_REPORT_S if limit_s is None else min(FIRST_REPORT_S, FIRST_REPORT_RATIO * limit_s)
-            self._report_after_s = first_s
+            self._report_after_s = max(first_s, LEAST_REPORT_S)
         if now - phase[1] >= self._report_after_s:
             self._report_after_s *= 2
             with suppress(Exception):  # an error of the user's listener must not stop the watchdog

@@ -1,4 +1,7 @@
-"""The other plans of a Recommendation, as a short table: the fastest, and those that need clearly less memory."""
+"""The other plans of a Recommendation, as a short table: those that raced, the fastest of the others, and lighter ones.
+
+The raced plans come first, then the others; both are sorted by throughput.
+"""
 
 import re
 from collections.abc import Sequence
@@ -13,10 +16,11 @@ from autofit.search.choice import lighter
 from autofit.terminal import cut, wrapped
 
 _SHOWN, _LIGHTER = 5, 3
-"""Numbers of alternatives shown: the fastest, and those that save more memory than they cost speed."""
+"""Numbers of alternatives shown: the fastest, and those that save more memory than they cost speed. All raced plans are
+shown."""
 _NEAR_RATIO = 1.25
-"""Of two plans that differ only in the micro batch, and by less than this factor, one is shown."""
-_WIDE, _WHY_CELLS = 100, 28
+"""Of two plans that did not race and differ only in the micro batch, by less than this factor, one is shown."""
+_WIDE, _WHY_CELLS = 100, 31
 """From this width on the reason has a column of its own, of at most this many cells."""
 _FIGURES = re.compile(r"(?:[:;,] )?(?:by its probe )?\d[\d.,]*x \(.*$")
 """The figures in a note of `autofit.search.explanations`, which the table has in columns."""
@@ -31,13 +35,11 @@ def others(r: Recommendation, width: int, plan_file: str | None) -> list[str]:
         plan_file: see `autofit.reports.summary.summarize`.
     """
     worth = _distinct([c for c in r.alternatives if c.on_front and _is_worth_it(c, r)], [r.plan])[:_LIGHTER]
-    rest = [c for c in r.alternatives if c not in worth]
-    fastest = _distinct(rest, [r.plan, *(c.plan for c in worth)])[:_SHOWN]
-    shown = [*fastest, *worth]
+    shown = _shown(r, worth)
     if not shown:
         return []
     plans = [describe_plan(c.plan, r.baseline.plan) for c in shown]
-    reasons = [why(c, r) for c in fastest] + ["lighter"] * len(worth)
+    reasons = ["lighter" if c in worth else why(c, r) for c in shown]
     if width < _WIDE:
         plans = [f"{plan}: {reason}" if reason else plan for plan, reason in zip(plans, reasons, strict=True)]
         reasons = [""] * len(shown)
@@ -60,13 +62,20 @@ def others(r: Recommendation, width: int, plan_file: str | None) -> list[str]:
 
 
 def why(candidate: Candidate, r: Recommendation) -> str:
-    """Returns why a plan was not chosen, without the figures that stand beside it."""
+    """Returns why a plan was not chosen, without the figures that stand beside it.
+
+    A plan is "slower" only if the interval of its ratio to the recommended plan is below 1.
+    """
     reason = _FIGURES.sub("", candidate.note)
-    measurement = candidate.outcome.measurement
-    if reason or measurement is None or not candidate.note:
+    if reason or not candidate.note or candidate.outcome.measurement is None:
         return reason
-    chosen = rate_per_s(r, r.proof, r.rate_per_s, r.gain)
-    return "slower" if rate_per_s(r, measurement, candidate.rate_per_s, candidate.gain) < chosen else ""
+    ratio = candidate.over_recommended
+    if ratio is None:  # a record of an earlier version
+        apart = candidate.gain is not None and r.gain is not None and candidate.gain.high < r.gain.low
+        return "slower" if apart else ""
+    if ratio.high < 1:
+        return "slower"
+    return "within the noise" if ratio.low <= 1 else ""
 
 
 def rate_per_s(r: Recommendation, measurement: Measurement, rate: float | None, gain: Ratio | None) -> float:
@@ -84,6 +93,25 @@ def rate_per_s(r: Recommendation, measurement: Measurement, rate: float | None, 
     if gain is not None and baseline is not None:
         return r.objective.score(baseline) * gain.value
     return r.objective.score(measurement)
+
+
+def _shown(r: Recommendation, worth: Sequence[Candidate]) -> list[Candidate]:
+    """Returns the plans to show: all that raced, then the fastest of the others and those of `worth`."""
+
+    def fastest_first(found: Sequence[Candidate]) -> list[Candidate]:
+        return sorted(found, key=lambda c: -_rate(c, r))
+
+    raced = fastest_first([c for c in r.alternatives if c.raced])
+    light = [c for c in worth if not c.raced]
+    rest = fastest_first([c for c in r.alternatives if not c.raced and c not in light])
+    distinct = _distinct(rest, [r.plan, *(c.plan for c in (*raced, *light))])
+    return [*raced, *fastest_first([*distinct[: max(_SHOWN - len(raced), 0)], *light])]
+
+
+def _rate(candidate: Candidate, r: Recommendation) -> float:
+    """Returns the throughput of a plan as it is shown; 0 for one without a measurement."""
+    measurement = candidate.outcome.measurement
+    return 0.0 if measurement is None else rate_per_s(r, measurement, candidate.rate_per_s, candidate.gain)
 
 
 def _pairs(shown: Sequence[Candidate]) -> list[tuple[Candidate, Measurement | None]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autofit import planfile
 from autofit.core.environment import Environment
-from autofit.core.errors import AutofitError, StudyError
+from autofit.core.errors import AutofitError, StudyError, UsageError
 from autofit.core.recommendation import Recommendation
 from autofit.core.trial import Trial
 from autofit.search.evidence import CLOSED, OPENED, SearchEvidence, SearchResult, evidence_in
@@ -53,8 +53,16 @@ def of_name(given: str | Path, name: str | None = None) -> Source:
     Raises:
         PlanFileError: the plan file is missing, damaged, or of another schema.
         StudyError: the study cannot be read, has no such search, or has no finished trial.
+        UsageError: a plan file is given together with a name.
     """
-    if "://" in str(given) or name is not None or _is_database(Path(given)):
+    if "://" in str(given) or _is_database(Path(given)):
+        return of_study(given, name)
+    if name is not None and Path(given).is_file():
+        raise UsageError(
+            f"found a name ({name!r}) with the plan file {given}; expected a study, because --name goes with a study. "
+            "Leave the name out, or name the study instead of the plan file."
+        )
+    if name is not None:
         return of_study(given, name)
     return of_recommendation(planfile.load(given), str(given))
 

@@ -15,6 +15,7 @@ from autofit.core.wording import describe_plan
 from autofit.reports.alternatives import others, rate_per_s
 from autofit.reports.canvas import Canvas
 from autofit.reports.columns import Column, table
+from autofit.search.contradiction import proof_contradicts
 from autofit.terminal import wrapped
 
 _CAVEATS, _REFUSED = 5, 3
@@ -63,9 +64,15 @@ def _headline(r: Recommendation, width: int) -> list[Line]:
     else:
         text = f"Use {plan}: {r.gain} the throughput of the baseline{_batch_change(r)}."
         colour = "good" if r.gain.low > 1 else "title"
-    steps = r.proof.worst_steps
-    proof = f"Proven by {steps} whole step{'s' if steps != 1 else ''} on the worst batch, inside the budget."
-    return [*((line, colour) for line in wrapped(text, width)), *((line, "") for line in wrapped(proof, width))]
+    return [*((line, colour) for line in wrapped(text, width)), *((line, "") for line in wrapped(_proven(r), width))]
+
+
+def _proven(r: Recommendation) -> str:
+    """Returns how the plan was proven; with the throughput of the proof if it contradicts the one that is shown."""
+    steps, proven = r.proof.worst_steps, r.objective.score(r.proof)
+    differs = r.rate_per_s is not None and proof_contradicts(r.proof, proven, r.rate_per_s)
+    speed = f", at {short_number(proven)} {r.objective.unit}/s" if differs else ""
+    return f"Proven by {steps} whole step{'s' if steps != 1 else ''} on the worst batch, inside the budget{speed}."
 
 
 def _batch_change(r: Recommendation) -> str:

@@ -15,8 +15,9 @@ from autofit.core.objective import Objective
 from autofit.core.recommendation import Ratio
 from autofit.core.statistics import DEVIATIONS_95, clipped, expected_gain
 from autofit.core.trial import Trial
+from autofit.core.units import short_number
 from autofit.search.choice import PROBE_NOISE_RATIO, measurement_of, quotient
-from autofit.search.contradiction import SPEED_RATIO
+from autofit.search.contradiction import proof_contradicts
 from autofit.search.race import MIN_ROUNDS, Race
 
 DISTURBED_NOISE_RATIO = 0.15
@@ -81,11 +82,12 @@ class CommonScale:
     def doubt_of_proof(self, trial: Trial, proof: Measurement) -> str:
         """Returns how the proof of a plan contradicts the throughput that is shown for it; "" if it does not."""
         shown, proven, unit = self.rate_per_s(trial), self._objective.score(proof), self._objective.unit
-        if proof.of_worst_batch or max(shown, proven) <= SPEED_RATIO * min(shown, proven):
+        if not proof_contradicts(proof, proven, shown):
             return ""
         return (
-            f"the proof ran at {proven:.4g} {unit}/s, but {shown:.4g} are shown: something else used this machine "
-            "meanwhile, and the gain may be off by as much. Tune again when the machine is idle"
+            f"the proof ran at {short_number(proven)} {unit}/s, but {short_number(shown)} are shown: probably "
+            "something else used this machine meanwhile, and the gain may be off by as much. Tune again when the "
+            "machine is idle"
         )
 
     def promise(self, trial: Trial, leader: Trial) -> float:

@@ -7,7 +7,7 @@ from statistics import median
 from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
-from autofit.core.units import format_bytes
+from autofit.core.units import format_bytes, short_number
 from autofit.search.choice import quotient
 
 SPEED_RATIO = 1.5
@@ -42,7 +42,17 @@ def contradiction(
     value, noise = middle / objective.score(old), ratio.high / ratio.value
     if abs(math.log(value)) <= math.log(noise * SPEED_RATIO):
         return ""
-    return f"{middle:.4g} {objective.unit}/s, was {objective.score(old):.4g}"
+    return f"{short_number(middle)} {objective.unit}/s, was {short_number(objective.score(old))}"
+
+
+def proof_contradicts(proof: Measurement, proven_per_s: float, shown_per_s: float) -> bool:
+    """Returns whether the throughput of a proof contradicts the one that is shown for its plan.
+
+    A proof that ran the worst batch only is not compared.
+    """
+    if proof.of_worst_batch:
+        return False
+    return max(shown_per_s, proven_per_s) > SPEED_RATIO * min(shown_per_s, proven_per_s)
 
 
 def _memory(old: Measurement, new: Measurement) -> str:

@@ -41,6 +41,7 @@ class Placing(_EvidencePart):
     plan: Plan
     gain: Ratio | None = None
     rate_per_s: float | None = None
+    over_recommended: Ratio | None = None
     note: str = ""
     on_front: bool = False
 

@@ -136,4 +136,4 @@ def _decider(trial: Trial, winner: Trial) -> str:
     ours, theirs = (measurement_of(t).memory.judged_bytes for t in (winner, trial))
     if trial.plan.global_batch_size != winner.plan.global_batch_size:
         return "the batch"
-    return "memory" if lighter(ours, theirs) else "the number of changes"
+    return "memory" if lighter(ours, theirs) else "fewer changes"

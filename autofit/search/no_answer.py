@@ -20,7 +20,7 @@ from autofit.core.outcome import Status
 from autofit.core.plan import KnobValue, Plan
 from autofit.core.printable import printable
 from autofit.core.trial import Trial
-from autofit.core.units import format_bytes, format_duration
+from autofit.core.units import format_bytes, format_duration, short_number
 
 _USER_STATUSES = (Status.USER_ERROR, Status.DATA_ERROR)
 _SHOWN, _WORDS = 5, 200
@@ -232,9 +232,8 @@ def _tried(trials: Sequence[Trial]) -> str:
 def _became(trial: Trial) -> str:
     outcome = trial.outcome
     measurement = outcome.measurement
-    speed = (
-        ""
-        if measurement is None
-        else (f", {measurement.samples_per_s:.4g} samples/s, peak {format_bytes(measurement.memory.judged_bytes)}")
-    )
+    speed = ""
+    if measurement is not None:
+        peak = format_bytes(measurement.memory.judged_bytes)
+        speed = f", {short_number(measurement.samples_per_s)} samples/s, peak {peak}"
     return f"{outcome.status.value}{speed}" + (f" ({outcome.reason})" if outcome.reason else "")

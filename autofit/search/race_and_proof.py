@@ -88,7 +88,7 @@ class Final:
             rate_per_s=self._scale.rate_per_s(winner),
             untried=explanations.untried(winner, self._end, self._searched_s),
             alternatives=tuple(
-                self._candidate(t, explanations.why_not(t, winner), keys)
+                self._alternative(t, winner, explanations.why_not(t, winner), keys)
                 for t in self._measured
                 if t.plan not in (winner.plan, self._baseline.plan)
             ),
@@ -256,6 +256,10 @@ class Final:
             note=note,
             on_front=trial.plan.key in keys,
         )
+
+    def _alternative(self, trial: Trial, winner: Trial, note: str, keys: Set[str]) -> Candidate:
+        found = self._candidate(trial, note, keys)
+        return found.model_copy(update={"over_recommended": self._scale.claim(trial, winner)})
 
     def _front(self, winner: Trial, proof: Measurement) -> Set[str]:
         """Returns the keys of the plans on the Pareto front; a plan that failed after its probe is not among them."""

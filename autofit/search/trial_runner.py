@@ -9,7 +9,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Ratio
 from autofit.core.trial import Purpose, Trial
-from autofit.core.units import format_bytes
+from autofit.core.units import format_bytes, short_number
 from autofit.search.ambiguous_failures import settled
 from autofit.search.earlier_runs import Earlier
 from autofit.search.event import Event
@@ -161,5 +161,5 @@ def summary(outcome: Outcome, objective: Objective) -> str:
     measurement = outcome.measurement
     if not outcome.measured or measurement is None:
         return f"{outcome.status.value}, {outcome.reason}"
-    speed = f"{objective.score(measurement):.4g} {objective.unit}/s"
+    speed = f"{short_number(objective.score(measurement))} {objective.unit}/s"
     return f"{speed}, peak {format_bytes(measurement.memory.judged_bytes)}"

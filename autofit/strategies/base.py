@@ -114,9 +114,9 @@ class Strategy(ABC):
         """Returns why the values of this strategy conflict with others in `plan`, or None."""
         return None
 
-    def refuse(self, reason: str) -> Offer:
-        """Returns an offer without knobs, with the reason."""
-        return Offer(refused=(Refusal(name=self.name, reason=reason),))
+    def refuse(self, reason: str, origin: Literal["", "device"] = "") -> Offer:
+        """Returns an offer without knobs, with the reason. See `autofit.core.space.Refusal` for the arguments."""
+        return Offer(refused=(Refusal(name=self.name, reason=reason, origin=origin),))
 
 
 def unknown_value(knob: str, value: object, expected: str) -> SpaceError:

@@ -52,7 +52,10 @@ class OptimizerImplementation(Strategy):
             return self.refuse(reason)
         in_use = _ran(optimizer, _flags_of(optimizer.param_groups[0]))
         missing = {value: why for value in FLAGS if (why := _lack(value, facts, optimizer, in_use)) is not None}
-        refused = tuple(Refusal(name=f"{KNOB}={value}", reason=why) for value, why in missing.items())
+        refused = tuple(
+            Refusal(name=f"{KNOB}={value}", reason=why, origin="device" if _is_lacking(value, facts) else "")
+            for value, why in missing.items()
+        )
         if len(missing) == len(FLAGS):
             return Offer(refused=refused)
         values = ("default", *(value for value in FLAGS if value not in missing))
@@ -101,13 +104,18 @@ def _lack(value: str, facts: Facts, optimizer: Optimizer, in_use: str) -> str | 
     """Returns why `value` is not offered, or None if it is."""
     if value == in_use:
         return "the default already runs this implementation here"
-    if value in SWITCHES and value not in facts.capabilities:
+    if _is_lacking(value, facts):
         return f"this {facts.device_type} device has no {value} kernels"
     unsupported = _unsupported(value, optimizer, facts.model)
     if unsupported is not None:
         return unsupported
     ran = _ran(optimizer, FLAGS[value])
     return None if ran == value else f"a trial step ran as {ran}"
+
+
+def _is_lacking(value: str, facts: Facts) -> bool:
+    """Returns whether the device has no kernels for `value`."""
+    return value in SWITCHES and value not in facts.capabilities
 
 
 def _unsupported(value: str, optimizer: Optimizer, model: nn.Module) -> str | None:

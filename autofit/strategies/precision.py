@@ -44,7 +44,10 @@ class Precision(Strategy):
         if reason is not None:
             return self.refuse(reason)
         missing = {value: why for value in VALUES[1:] if (why := _lack(value, facts)) is not None}
-        refused = tuple(Refusal(name=f"{KNOB}={value}", reason=why) for value, why in missing.items())
+        refused = tuple(
+            Refusal(name=f"{KNOB}={value}", reason=why, origin="" if value in facts.capabilities else "device")
+            for value, why in missing.items()
+        )
         values = tuple(value for value in VALUES if value not in missing)
         if len(values) == 1:
             return Offer(refused=refused)

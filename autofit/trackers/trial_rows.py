@@ -1,4 +1,8 @@
-"""Trial rows: finished trials as rows of a table that fit the width of a terminal."""
+"""Trial rows: finished trials as rows of a table that fit the width of a terminal.
+
+A plan that does not fit beside the figures continues on further lines, so that rows differ if their plans do. Only a
+reason is cut.
+"""
 
 from collections.abc import Sequence
 
@@ -6,7 +10,7 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.printable import one_line
 from autofit.core.trial import Trial
 from autofit.core.units import format_bytes, short_number
-from autofit.terminal import cut, paint
+from autofit.terminal import cells, cut, paint, wrapped
 from autofit.trackers.yardstick import Yardstick
 
 _FIGURES = (("ratio", 6), ("speed", 9), ("peak", 10))
@@ -14,6 +18,9 @@ _FIGURES = (("ratio", 6), ("speed", 9), ("peak", 10))
 _LAYOUTS = ((72, ("ratio", "speed", "peak")), (52, ("ratio", "peak")), (0, ("ratio",)))
 """Columns shown from this width on."""
 _NAME_CELLS = 5
+_LEAST_PLAN, _INDENT = 34, 4
+"""Minimum number of cells for the further lines of a plan to stand below its first one, and their indent if there are
+fewer. The longest knob with its value has 32 letters."""
 
 Part = tuple[str, str]
 """A text and its colour; "" for none."""
@@ -44,21 +51,25 @@ class TrialRows:
         layout = next(columns for least, columns in _LAYOUTS if width >= least)
         head = [] if layout == self._shown else [cut(self._head(layout), width)]
         self._shown = layout
-        return [*head, self._fitted(self._row(trial, name, ratio, is_best, layout), width)]
+        figures, plan, reason = self._row(trial, name, ratio, is_best, layout)
+        return [*head, *self._fitted(figures, plan, reason, width)]
 
     def _head(self, layout: Sequence[str]) -> str:
         titles = {"ratio": "ratio", "speed": f"{self._against.objective.unit}/s", "peak": "peak"}
         figures = "".join(f"  {titles[name]:>{size}}" for name, size in _FIGURES if name in layout)
         return f"{'':{_NAME_CELLS}}{figures}  micro batch x accumulation steps, changes"
 
-    def _row(self, trial: Trial, name: str, ratio: float | None, is_best: bool, layout: Sequence[str]) -> list[Part]:
+    def _row(
+        self, trial: Trial, name: str, ratio: float | None, is_best: bool, layout: Sequence[str]
+    ) -> tuple[list[Part], str, str]:
+        """Returns the figures of a row, its plan, and the reason why it has no figures."""
         outcome, measurement = trial.outcome, trial.outcome.measurement
         plan = short_plan(trial.plan, self._against.baseline)
         begin = (f"{name:>{_NAME_CELLS}}", "")
         if not outcome.measured or measurement is None:
             room = sum(size + 2 for column, size in _FIGURES if column in layout)
             status = f"{f'  {outcome.status.value}':>{room}}"
-            return [begin, (status, "bad"), (f"  {plan}: {one_line(outcome.reason)}", "")]
+            return [begin, (status, "bad")], plan, one_line(outcome.reason)
         speed = short_number(self._against.objective.score(measurement)) if name != "proof" else ""
         if "speed" not in layout and ratio is None:
             shown = {"ratio": speed or "proven"}
@@ -70,15 +81,22 @@ class TrialRows:
             for column, size in _FIGURES
             if column in layout
         ]
-        return [begin, *figures, (f"  {plan}", "")]
+        return [begin, *figures], plan, ""
 
-    def _fitted(self, parts: Sequence[Part], width: int) -> str:
-        """Returns the parts as one line, cut to the width before it is coloured."""
-        line, at, found = cut("".join(text for text, _ in parts), width), 0, ""
-        for text, colour in parts:
-            found += paint(line[at : at + len(text)], colour if self._colour else "")
+    def _fitted(self, figures: Sequence[Part], plan: str, reason: str, width: int) -> list[str]:
+        """Returns a row as lines of the width, which are coloured after they are made."""
+        begin = "".join(text for text, _ in figures)
+        column = cells(begin) + 2
+        rest = " " * (column if width - column >= _LEAST_PLAN else _INDENT)
+        lines = wrapped(plan + ":" * bool(reason), width, f"{begin}  ", rest)
+        if reason:
+            lines[-1] = f"{lines[-1]} {reason}"
+        first, *others = [cut(line, width) for line in lines]
+        found, at = "", 0
+        for text, colour in figures:
+            found += paint(first[at : at + len(text)], colour if self._colour else "")
             at += len(text)
-        return found
+        return [found + first[at:], *others]
 
 
 def short_plan(plan: Plan, baseline: Plan | None) -> str:

@@ -2,6 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
+from autofit import exporters
+from autofit.cli import main
 from tests.cli.conftest import FakeRemote, Run
 
 
@@ -25,3 +29,11 @@ def test_defect_12_an_export_replaces_an_earlier_export_and_nothing_else(remote:
         assert code == 2
         assert "Choose another path" in err
     assert sorted(path.name for path in Path().iterdir()) == ["autofit.yaml", "train.py"]
+
+
+def test_the_help_names_the_formats(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["export", "--help"])
+    named = " ".join(capsys.readouterr().out.split())
+    for exporter in exporters.BUILT_IN:
+        assert f"export format: {exporter.name}" in named

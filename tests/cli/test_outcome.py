@@ -1,5 +1,6 @@
 """Each way in which a command ends has its exit code and one JSON document."""
 
+import argparse
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from autofit import planfile
+from autofit.cli import outcome
 from autofit.core.errors import (
     Busy,
     DevicePoisoned,
@@ -122,3 +124,19 @@ def test_a_reader_that_has_enough_is_no_failure() -> None:
         check=True,
     )  # fmt: skip
     assert (done.stdout.strip(), done.stderr) == ("0", "")
+
+
+def test_a_message_breaks_at_spaces_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(given: argparse.Namespace) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    for terminal, count in ((True, 2), (False, 1)):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda found=terminal: found)
+        assert outcome.run(interrupted, argparse.Namespace(json=False)) == 130
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == count
+        assert " ".join(lines).startswith("autofit: interrupted; the same command resumes from")

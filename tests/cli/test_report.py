@@ -78,6 +78,10 @@ def test_a_search_without_a_feasible_plan_has_a_report(run: Run) -> None:
         (("absent.db",), "absent.db cannot be read: found No such file"),
         (("empty.db",), "found not an SQLite file"),
         (("study.db", "--name", "other"), "has no search 'other'"),
+        (
+            ("autofit.yaml", "--name", "other"),
+            "found a name ('other') with the plan file autofit.yaml; expected a study",
+        ),
         (("autofit.yaml", "-o", "missing/a.md"), "missing/a.md was not written: found No such file"),
         (("autofit.yaml", "-o", "mine.md"), "found a file there that is not a report of autofit"),
         (("autofit.yaml", "-o", "a.pdf"), "found the suffix '.pdf'"),

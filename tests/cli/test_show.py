@@ -54,3 +54,11 @@ def test_defect_15_what_is_unseen_reaches_the_terminal_neither_as_json_nor_in_er
     _, out, err = run("tune", "t.py", "--json", "--study", ":memory:")
     assert "boom" in err
     assert not unseen & set(out + err)
+
+
+def test_a_study_is_not_a_plan_file_and_the_command_that_shows_it_is_named(remote: type[FakeRemote], run: Run) -> None:
+    run("tune", "t.py", "--study", "study.db", "--trials", "3")
+    code, out, err = run("show", "study.db")
+    assert (code, out) == (2, "")
+    assert "study.db: found a study (an SQLite file)" in err
+    assert "`autofit report study.db`" in err

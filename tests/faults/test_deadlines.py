@@ -244,7 +244,8 @@ def _overdue(watch: Watchdog, work: Callable[[], str]) -> str:
     return work()
 
 
-def test_in_another_thread_it_only_speaks() -> None:
+def test_in_another_thread_it_only_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "LEAST_REPORT_S", 0.1)
     said: list[str] = []
 
     def listen(text: str) -> None:

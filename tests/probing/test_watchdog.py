@@ -6,7 +6,7 @@ import time
 import pytest
 
 from autofit.core.budget import Clock
-from autofit.probing.watchdog import Overdue, Watchdog
+from autofit.probing.watchdog import LEAST_REPORT_S, Overdue, Watchdog
 
 
 class Time:
@@ -56,6 +56,14 @@ def test_a_sleep_is_ended_in_the_middle_and_no_thread_is_left() -> None:
             watchdog.allowed(lambda: time.sleep(30.0), most_s=0.3)
     assert time.monotonic() - began < 10.0
     assert threading.active_count() == threads
+
+
+def test_a_short_silence_is_not_reported() -> None:
+    told: list[str] = []
+    with Watchdog(Clock(limit_s=1.0), told.append) as watchdog:
+        watchdog.beat("backward")
+        time.sleep(LEAST_REPORT_S / 2)
+    assert told == []
 
 
 def test_what_gives_no_sign_of_life_is_told_to_whoever_listens() -> None:

@@ -76,6 +76,13 @@ def test_the_first_line_is_the_answer() -> None:
     )
 
 
+def test_a_proof_that_contradicts_the_throughput_shown_names_its_own() -> None:
+    proven = "Proven by 4 whole steps on the worst batch, inside the budget"
+    for proof_per_s, end in ((27_470, ", at 27,470 samples/s."), (47_470, ".")):
+        proof = measurement(samples_per_s=proof_per_s).model_copy(update={"warmup_times_s": (0.1,)})
+        assert summarize(record(proof=proof, rate_per_s=54_530.0)).splitlines()[1] == f"{proven}{end}"
+
+
 def test_the_sections_come_in_the_order_in_which_they_are_needed_and_the_code_is_last() -> None:
     others = (Candidate(plan=BEST.replace(micro_batch_size=1), outcome=measured(), note="slower"),)
     titles = list(sections(summarize(record(caveats=("mind the rate",), alternatives=others), plan_file="a.yaml")))

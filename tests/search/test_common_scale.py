@@ -23,7 +23,7 @@ def test_a_proof_that_contradicts_the_figure_shown_is_reported(proven: float, do
     doubt = CommonScale(Objective(), [trial]).doubt_of_proof(trial, measured(proven))
     assert bool(doubt) is doubted
     if doubted:
-        assert f"{proven:.4g} samples/s, but 2666 are shown" in doubt
+        assert f"{proven:,.0f} samples/s, but 2,666 are shown: probably something else used" in doubt
         assert "Tune again" in doubt
     on_worst_batch = measured(proven, warmup_steps=0)  # metered, and no other steps had time
     assert not CommonScale(Objective(), [trial]).doubt_of_proof(trial, on_worst_batch)

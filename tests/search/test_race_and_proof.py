@@ -103,6 +103,12 @@ def test_alternatives_are_best_first_and_say_why_not() -> None:
     assert [c.plan for c in findings.alternatives] == [plans[2], plans[0]]
     assert all("of the recommended plan's throughput" in c.note for c in findings.alternatives)
     assert all(c.gain is not None and c.gain.value > 1 for c in findings.alternatives)
+    for candidate in findings.alternatives:
+        ratio = candidate.over_recommended
+        assert ratio is not None
+        assert ratio.high < 1
+        assert str(ratio) in candidate.note
+        assert candidate.raced is (f"in {ratio.pairs} paired blocks" in candidate.note)
 
 
 def test_the_front_of_speed_against_memory_is_marked() -> None:

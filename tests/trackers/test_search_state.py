@@ -78,7 +78,7 @@ def test_b18_finished_trials_are_rows_and_skipped_ones_are_not() -> None:
         "        ratio  samples/s        peak  micro batch x accumulation steps, changes",
         "    1   1.00x        100      48 MiB  baseline",
         "    2   1.32x        132      54 MiB  8 x 4, precision=bf16, checkpointed_blocks=2",
-        "    3                  out of memory  32 x 4, precision=bf16, checkpointed_blocks=2: tried to allo..",
+        "    3                  out of memory  32 x 4, precision=bf16, checkpointed_blocks=2: tried to..",
         "    4   0.90x         90      48 MiB  4 x 8, precision=bf16",
     ]
 

@@ -101,6 +101,17 @@ def test_step_fn_must_return_a_scalar_with_gradient(result: Any, text: str) -> N
         rule.compute(model, X)
 
 
+def test_a_model_without_a_forward_needs_a_step_fn() -> None:
+    class Parts(nn.Module):
+        """A model whose training step calls its parts."""
+
+    for loss_fn in (None, F.mse_loss):
+        with pytest.raises(
+            WorkloadError, match=r"a model without a forward method \(Parts\) and no step_fn; .*Pass step"
+        ):
+            resolve_loss(Parts(), torch.zeros(2, 3), loss_fn=loss_fn)
+
+
 def test_step_fn_with_other_parameters_is_an_error_at_once() -> None:
     with pytest.raises(WorkloadError, match=r"found step_fn\(batch\).*step_fn\(model, batch\)"):
         resolve_loss(Plain(), X, step_fn=lambda batch: batch)

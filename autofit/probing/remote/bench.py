@@ -18,7 +18,7 @@ from autofit.core.trial import Purpose
 from autofit.core.units import format_duration
 from autofit.memory.breakdown import Part
 from autofit.memory.trace import Trace
-from autofit.probing.child_request import HOST_LIMIT_ENVIRONMENT, SURVEY, Target
+from autofit.probing.child_request import HOST_LIMIT_ENVIRONMENT, OTHER_VERSION, SURVEY, Target
 from autofit.probing.remote.child import Child, ChildEnded, Deadlines
 from autofit.probing.remote.output import OutputLog
 from autofit.probing.remote.phases import Phases
@@ -226,7 +226,11 @@ class RemoteBench:
             child.kill()
             raise
         self._survey_s = phases.spent_s.get(SURVEY, self._survey_s)
-        return child, Briefing.model_validate(reply["briefing"])
+        try:
+            return child, Briefing.model_validate(reply["briefing"])
+        except ValidationError as error:
+            child.kill()
+            raise errors.AutofitError(OTHER_VERSION) from error
 
     def _opened(self, child: Child, enforce: bool, phases: Phases) -> dict[str, Any]:
         """Claims the device that the child names, and returns the child's reply with its briefing."""

@@ -40,6 +40,7 @@ from autofit.core.redaction import redacted
 from autofit.core.trial import Purpose
 from autofit.failures.evidence import collect, scrub
 from autofit.memory.trace import Trace
+from autofit.probing.child_request import OTHER_VERSION
 from autofit.probing.local_bench import LocalBench
 from autofit.probing.standin_bench import StandInBench
 from autofit.probing.watchdog import Watchdog
@@ -125,7 +126,7 @@ class Worker:
         described = request.get("stand_in")
         if described is None:
             wanted, claims = request["device"] or arguments.get("device"), bool(request.get("claims"))
-            known = None if request.get("known") is None else Briefing.model_validate(request["known"])
+            known = _known(request.get("known"))
             with Watchdog(_clock(request.get("time_budget"))) as watch:
                 briefing = self._open_bench(workload, wanted, options, claims, known, watch)
         else:
@@ -163,6 +164,18 @@ class Worker:
     def _say(self, kind: str, **content: object) -> None:
         self._replies.write(json.dumps({"kind": kind, **content}) + "\n")
         self._replies.flush()
+
+
+def _known(data: Any) -> Briefing | None:
+    """Returns the briefing of an earlier process of this search.
+
+    Raises:
+        AutofitError: it was made by another version of autofit.
+    """
+    try:
+        return None if data is None else Briefing.model_validate(data)
+    except ValidationError as error:
+        raise AutofitError(OTHER_VERSION) from error
 
 
 @contextmanager

@@ -31,6 +31,8 @@ _INSPECTED = 8
 _MOST_ELEMENTS = 2**24
 """Maximum number of elements of a batch whose labels are compared with those of other batches."""
 _MOST_COMBINATIONS = 4096
+_ORDER = ("gate", "", "device")
+"""Origins of refusals in the order in which they are listed: what was found in this model comes first."""
 _NAMED = 3
 """Maximum number of names of a step's own state that are shown."""
 
@@ -94,7 +96,7 @@ class Survey:
             sizes=tuple(sorted({*sizes, facts.micro_batch_size})),
             global_batch_size=facts.global_batch_size,
             baseline=Plan(values={**batch, **defaults}),
-            refused=tuple(self.refused),
+            refused=tuple(sorted(self.refused, key=lambda refusal: _ORDER.index(refusal.origin))),
             forbidden=self._forbidden(playing),
             pinned=dict(self.pinned),
         )
@@ -145,16 +147,20 @@ class Survey:
         verdict = self._asked(lambda found: gates.accumulation(self._build, found, self.seed, self.state))
         self.weighing = verdict.weighing
         self.caveats += _notes(verdict, self.facts.accumulation_steps)
-        return self._decide("accumulation", verdict)
+        size, steps = self.facts.micro_batch_size, self.facts.accumulation_steps
+        kept = f"The baseline's micro batch of {size} and its {steps} accumulation steps are kept" if steps > 1 else ""
+        return self._decide("accumulation", verdict, kept)
 
-    def _decide(self, what: str, verdict: gates.GateResult) -> bool:
+    def _decide(self, what: str, verdict: gates.GateResult, kept: str = "") -> bool:
+        """Records a verdict and returns whether the technique is in the search; if not, `kept` says what stays."""
         self.gate_records.append(GateRecord(name=what, passed=verdict.passed, reason=verdict.reason))
         if verdict.passed:
             return True
         if self.facts.numerics == "any":
             self.caveats.append(f"{what}: {verdict.reason}; kept, as numerics='any' allows")
             return True
-        self.refused.append(Refusal(name=what, reason=verdict.reason))
+        reason = ". ".join(text for text in (verdict.reason, kept) if text)
+        self.refused.append(Refusal(name=what, reason=reason, origin="gate"))
         return False
 
     def _asked(self, gate: Callable[[Cuttable], gates.GateResult], *, loader_batch: bool = False) -> gates.GateResult:

@@ -192,6 +192,18 @@ def test_a_target_that_gives_another_workload_the_next_time_is_refused(
         bench.evaluate(PLAN, Purpose.PROBE)
 
 
+def test_a_child_of_another_version_ends_the_search_with_what_to_do(
+    opened: Open, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = opened(FAILS, probes_per_child=1)
+    bench.evaluate(PLAN, Purpose.PROBE)
+    monkeypatch.setenv("BRIEFING", json.dumps(json.loads(BRIEFING.model_dump_json()) | {"later": 1}))
+    with pytest.raises(AutofitError, match=r"autofit was changed while .* the same command resumes") as caught:
+        bench.evaluate(PLAN, Purpose.PROBE)
+    assert caught.value.exit_code == 1
+    assert session(log.pids[-1]) == []
+
+
 def test_a_proof_on_the_host_has_to_pass_in_a_limited_process_first(opened: Open, log: Log) -> None:
     bench = opened(FAILS, briefing=on_cpu())
     assert bench.evaluate(PLAN, Purpose.PROOF).status is Status.USER_ERROR

@@ -146,6 +146,17 @@ def test_where_accumulation_changes_the_gradient_only_the_users_own_size_is_left
     (refusal,) = space.refused
     assert refusal.name == "accumulation"
     assert "changes the gradient of this model: relative L2" in refusal.reason
+    assert refusal.reason.endswith("The baseline's micro batch of 8 and its 3 accumulation steps are kept")
+    (single,) = global_batch(8, model=batch_norm()).refused
+    assert "baseline" not in single.reason
+
+
+def test_a_refusal_by_a_gate_comes_first_and_those_of_the_device_last() -> None:
+    survey = survey_of(
+        PRECISION, Offering("a", (1, 2)), BATCHING, model=batch_norm(), global_batch_size=24, accumulation_steps=3
+    )
+    found = [(refusal.name, refusal.origin) for refusal in survey.run().refused]
+    assert found == [("accumulation", "gate"), ("a=never", ""), ("precision=tf32", "device")]
 
 
 def test_a_free_batch_needs_no_accumulation_and_no_gate() -> None:
@@ -246,7 +257,7 @@ def test_precisions_that_do_not_keep_the_gradient_are_left_out() -> None:
     survey = survey_of(PRECISION, model=Large())
     space = survey.run()
     assert {knob.name: knob.values for knob in space.knobs} == {"precision": ("fp32", "bf16")}
-    assert Refusal(name="precision=fp16", reason="the gradient is not finite") in space.refused
+    assert Refusal(name="precision=fp16", reason="the gradient is not finite", origin="gate") in space.refused
     assert [(gate.name, gate.passed) for gate in survey.gate_records] == [
         ("precision=bf16", True),
         ("precision=fp16", False),
