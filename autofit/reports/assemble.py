@@ -10,8 +10,8 @@ from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.printable import one_line, printable
 from autofit.core.recommendation import Ratio, Recommendation
-from autofit.core.units import format_bytes
 from autofit.reports.applying import apply_code
+from autofit.reports.headline import cause, contradicting_rate, failed_headline, headline
 from autofit.reports.report import LeftOut, PlanMemory, PlanRow, Racer, Report, Role, SpeedCurve
 from autofit.reports.rows import KnownPlan, known_plans, label_of, rows_of, with_probed_rates, with_rates
 from autofit.reports.sources import Source
@@ -21,8 +21,9 @@ from autofit.search.race import MIN_ROUNDS, pair
 from autofit.terminal import cut
 
 MOST_LETTERS, MOST_CODE_LETTERS = 600, 4000
-"""Maximum length of a text in a report, and of its code: texts come from users' code and may be of any length."""
-_CODE = ("apply_code", "command")
+"""Maximum length of a text in a report, and of its code and the message of a failed search: texts come from users' code
+and may be of any length."""
+_LONG = ("apply_code", "command", "failure")
 
 
 def assembled(source: Source) -> Report:
@@ -66,12 +67,18 @@ def _of_answer(source: Source) -> dict[str, Any]:
         "budget_note": asked.budget.memory_note if asked is not None else "",
         "feasible": r is not None,
         "created": r.created if r is not None else evidence.began if evidence is not None else "",
-        "headline": _headline(r) if r is not None else _failure(evidence),
     }
     if r is None:
-        return own
+        failure = evidence.failure if evidence is not None else ""
+        named = {
+            "headline": failed_headline(evidence, source.trials),
+            "cause": cause(evidence, source.trials),
+            "failure": failure,
+        }
+        return {**own, **named}
     code = apply_code(r, source.plan_file)
-    return {**own, "global_batch_size": r.plan.global_batch_size, "duration_s": r.duration_s, "apply_code": code}
+    found = {"headline": headline(r), "proof_rate_per_s": contradicting_rate(r), "apply_code": code}
+    return {**own, **found, "global_batch_size": r.plan.global_batch_size, "duration_s": r.duration_s}
 
 
 def _of_evidence(evidence: SearchEvidence | None, baseline: Plan | None) -> dict[str, Any]:
@@ -83,23 +90,6 @@ def _of_evidence(evidence: SearchEvidence | None, baseline: Plan | None) -> dict
         for each in evidence.omissions
     )
     return {"gates": evidence.gates, "left_out": tuple(omissions), "stopped": evidence.stopped}
-
-
-def _headline(r: Recommendation) -> str:
-    plan, peak = label_of(r.plan, r.baseline.plan), r.proof.memory.judged_bytes
-    within = f"Its peak is {format_bytes(peak)} of a budget of {format_bytes(r.budget.memory_bytes)}." if peak else ""
-    if r.plan == r.baseline.plan:
-        return f"Keep the baseline: {plan}. {r.untried or 'Nothing that was tried is faster'}. {within}".strip()
-    gain = "The baseline does not run here" if r.gain is None else f"{r.gain} of the baseline's throughput"
-    return f"Use {plan}: {gain}. {within}".strip()
-
-
-def _failure(evidence: SearchEvidence | None) -> str:
-    if evidence is None:
-        return (
-            "No recommendation is known: an earlier version of autofit made this study. Report its plan file instead."
-        )
-    return f"No plan is recommended: {evidence.failure or 'the search did not end.'}"
 
 
 def _unit(objective: Objective, known: Iterable[KnownPlan]) -> str:
@@ -213,7 +203,7 @@ def _printable(report: Report) -> Report:
 
 def _cleaned(value: Any, name: str = "") -> Any:
     if isinstance(value, str):
-        return _code(value) if name in _CODE else cut(one_line(value), MOST_LETTERS)
+        return _code(value) if name in _LONG else cut(one_line(value), MOST_LETTERS)
     if isinstance(value, dict):
         return {_cleaned(key): _cleaned(each, str(key)) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -14,6 +14,8 @@ MOST_ROWS, MOST_ITEMS = 25, 15
 """Maximum number of rows of a table and of items of a list: a comment on GitHub has at most 65,536 characters."""
 MOST_CELL = 160
 """Maximum length of a text in a table or list."""
+MOST_FAILURE = 4000
+"""Maximum length of the message of a failed search."""
 _SPECIAL = re.compile(r"[\\`*\[\]|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _AT_START = re.compile(r"^([#+=>-]|[0-9]+(?=[.)](?:\s|$)))")
 _STEP = re.compile(r"^step [0-9]+ ")
@@ -27,6 +29,7 @@ def to_markdown(report: Report) -> str:
         _memory(report), _gates(report), _left_out(report), _use(report), _environment(report),
     )  # fmt: skip
     head = [MARK, f"# autofit: {text(report.title)}", "", f"**{text(report.headline, 600)}**", ""]
+    head += [text(report.failure, MOST_FAILURE), ""] if report.failure else []
     return "\n".join([*head, *(line for section in sections for line in section)]).rstrip() + "\n"
 
 

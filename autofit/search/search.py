@@ -130,8 +130,8 @@ def tracing_s(time_s: float | None, spent_s: float) -> float:
 def _recommendation(
     findings: Findings, briefing: Briefing, budget: Budget, request: Request, study: Study, clock: Clock
 ) -> Recommendation:
-    # The most important first: doubts about the answer, what to change with it, then how it was found.
-    answer = [*findings.caveats, *_learning_rate(findings, briefing), *_data_bound(findings)]
+    # The most important first: what to change with the answer, doubts about it, then how it was found.
+    answer = [*_learning_rate(findings, briefing), *findings.caveats, *_data_bound(findings)]
     caveats = [*answer, *study.notes, *briefing.caveats]
     fields: dict[str, Any] = {
         "plan": findings.plan,

@@ -151,7 +151,8 @@ def test_a_search_without_a_feasible_plan_has_a_report_that_says_why(tmp_path: P
         recorded_search(tmp_path / "study.db", memory_bytes=2**20)
     found = assembled(sources.of_study(tmp_path / "study.db"))
     assert (found.feasible, found.recommended) == (False, None)
-    assert found.headline.startswith("No plan is recommended: no plan fits into 1 MiB")
+    assert found.headline.startswith("No plan is recommended: no plan fits the budget of 1 MiB.")
+    assert found.failure.startswith("no plan fits into 1 MiB")
     assert found.rows
     assert all(row.reason for row in found.rows)
     assert (found.apply_code, found.curves, found.race) == ("", (), ())
@@ -168,7 +169,9 @@ def without_notes(path: Path, *names: str) -> Report:
 def test_a_search_that_did_not_end_says_so_and_keeps_what_was_asked(tmp_path: Path) -> None:
     result = recorded_search(tmp_path / "study.db")
     found = without_notes(tmp_path / "study.db", CLOSED)
-    assert found.headline == "No plan is recommended: the search did not end."
+    assert found.headline.startswith(
+        "No plan is recommended: the search did not end. The baseline, micro batch 8, was "
+    )
     assert "its process died, or it still runs" in found.missing[0]
     assert (found.command, found.gates) == ("autofit tune train.py:make_resnet", result.evidence.gates)
     assert found.baseline is not None

@@ -96,5 +96,5 @@ def test_a_report_without_an_answer_is_short_and_says_why(found: Report) -> None
         update={"recommendation": None, "standings": (), "failure": "no plan fits", "profile": None, "race": ()}
     )
     document = to_markdown(assembled(sources.of_result(replace(RESULT, recommendation=None, evidence=evidence))))
-    assert "**No plan is recommended: no plan fits**" in document
+    assert "**No plan is recommended: no plan fits the budget of " in document
     assert "Apply the plan" not in document
