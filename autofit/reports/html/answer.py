@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from autofit.core.recommendation import Ratio
 from autofit.core.units import format_bytes, format_duration, short_number
+from autofit.reports.counting import counted, runs
 from autofit.reports.html.parts import CODE, LABEL, scrolled
 from autofit.reports.markup import Child, Markup, element, joined, shortened
 from autofit.reports.report import PlanRow, Report
@@ -25,9 +26,9 @@ def _tiles(report: Report) -> list[Markup]:
     else:
         found.append(_tile("Recommendation", "none", shortened(report.cause, LABEL) or "the cause is unknown", "bad"))
         found.append(_tile("Memory budget", format_bytes(report.budget_bytes), _lightest(report)))
-    plans = len(report.rows)
-    note = f"in {format_duration(report.duration_s)}" if report.duration_s else "tried, skipped or refused"
-    return [*found, _tile("Search", f"{plans:,} {'plan' if plans == 1 else 'plans'}", note)]
+    note = runs(report) or "tried, skipped or refused"
+    note = f"{note}, in {format_duration(report.duration_s)}" if report.duration_s else note
+    return [*found, _tile("Search", counted(len(report.rows), "plan"), shortened(note, LABEL))]
 
 
 def _lightest(report: Report) -> str:

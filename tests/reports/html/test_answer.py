@@ -80,3 +80,8 @@ def test_a_changed_global_batch_is_a_row_of_what_changes() -> None:
 def test_a_proof_that_contradicts_the_throughput_stands_beside_the_gain() -> None:
     assert "the proof ran" not in words(typical())
     assert "interval 2.55 to 2.61; the proof ran at 210.4 samples/s" in words(typical(proof_rate_per_s=210.4))
+
+
+def test_trials_are_counted_beside_the_plans() -> None:
+    counts = "19 trials of 16 plans: 13 measured, 2 out of memory, 4 skipped, in 3 min 32 s"
+    assert f"Search 16 plans {counts}" in words(typical())
