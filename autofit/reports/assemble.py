@@ -10,6 +10,7 @@ from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.printable import one_line, printable
 from autofit.core.recommendation import Ratio, Recommendation
+from autofit.core.wording import BATCH_CHANGED
 from autofit.reports.applying import apply_code
 from autofit.reports.headline import cause, contradicting_rate, failed_headline, headline
 from autofit.reports.report import LeftOut, PlanMemory, PlanRow, Racer, Report, Role, SpeedCurve
@@ -62,7 +63,7 @@ def _of_answer(source: Source) -> dict[str, Any]:
     own = {
         "title": (asked.title if asked is not None else "") or f"workload {source.environment.workload}",
         "command": asked.command if asked is not None else "",
-        "caveats": asked.caveats if asked is not None else (),
+        "caveats": _first_on_batch(asked.caveats) if asked is not None else (),
         "refused": asked.refused if asked is not None else (),
         "budget_note": asked.budget.memory_note if asked is not None else "",
         "feasible": r is not None,
@@ -79,6 +80,11 @@ def _of_answer(source: Source) -> dict[str, Any]:
     code = apply_code(r, source.plan_file)
     found = {"headline": headline(r), "proof_rate_per_s": contradicting_rate(r), "apply_code": code}
     return {**own, **found, "global_batch_size": r.plan.global_batch_size, "duration_s": r.duration_s}
+
+
+def _first_on_batch(caveats: Sequence[str]) -> tuple[str, ...]:
+    """Returns caveats with the one on a changed global batch first, also those of plan files of earlier versions."""
+    return tuple(sorted(caveats, key=lambda text: not text.startswith(BATCH_CHANGED)))
 
 
 def _of_evidence(evidence: SearchEvidence | None, baseline: Plan | None) -> dict[str, Any]:
@@ -106,18 +112,21 @@ def _counts(source: Source) -> dict[str, int]:
 
 
 def _curves(rows: Sequence[PlanRow], memory_bytes: int) -> tuple[SpeedCurve, ...]:
-    """Returns the curve of each combination with two measured plans; rows are in order of throughput."""
+    """Returns the curve of each combination with two measured plans, and of the recommended one; fastest first.
+
+    The recommended combination has a curve however few of its plans were measured, if any other has one.
+    """
     groups = defaultdict[str, list[PlanRow]](list)
     for row in rows:
         groups[row.combination].append(row)
     found = list[SpeedCurve]()
     for combination, members in groups.items():
         measured = sorted((row for row in members if row.rate_per_s is not None), key=_size)
-        if len(measured) > 1:
+        if len(measured) > 1 or (measured and any(row.role == "recommended" for row in members)):
             refused = {row.micro_batch_size for row in members if _is_too_large(row, memory_bytes)}
             ranks = tuple(row.rank for row in measured)
             found.append(SpeedCurve(combination=combination, ranks=ranks, refused_sizes=tuple(sorted(refused))))
-    return tuple(found)
+    return tuple(found) if any(len(curve.ranks) > 1 for curve in found) else ()
 
 
 def _size(row: PlanRow) -> tuple[int, int]:

@@ -5,6 +5,11 @@ from datetime import UTC, datetime
 from autofit.core.briefing import GateRecord
 from autofit.reports.report import Report
 
+RATIOS = (
+    "Ratios in reasons compare only the rounds that both plans ran; a plan that did not race is compared by its probe. "
+    "They may differ from the quotient of two throughputs in this table."
+)
+"""Note below the table of all plans of a search with a race."""
 _UNCHECKED = "could not be checked"
 """Part of the reason of a numerical check that could not be run (`autofit.probing.survey.gates`)."""
 

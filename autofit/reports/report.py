@@ -152,7 +152,8 @@ class Report(_Record):
         budget_bytes: memory budget.
         budget_note: the arithmetic of the budget.
         rows: every plan, best first.
-        curves: one for each combination with at least two measured plans, fastest first.
+        curves: one for each combination with at least two measured plans, and one for the recommended plan's
+            combination, fastest first; () if no combination has two.
         race: the finalists beside the reference, fastest first; () if nothing raced.
         race_reference: the plan that the others are compared with: "baseline", or "recommended" if the baseline did not
             race; "" if nothing raced.

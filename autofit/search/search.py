@@ -17,6 +17,7 @@ from autofit.core.objective import Objective
 from autofit.core.recommendation import Candidate, Recommendation
 from autofit.core.space import SearchSpace
 from autofit.core.units import format_duration
+from autofit.core.wording import BATCH_CHANGED
 from autofit.estimators import Context
 from autofit.search.bench import Bench
 from autofit.search.event import Event
@@ -168,7 +169,7 @@ def _learning_rate(findings: Findings, briefing: Briefing) -> list[str]:
     if own == new or briefing.environment.settings.get("mode") == "inference":
         return []
     return [
-        f"the global batch was free and changed from {own} to {new}: adjust the learning rate and the number of "
+        f"{BATCH_CHANGED} from {own} to {new}: adjust the learning rate and the number of "
         "steps (common rules scale the rate with the batch, or with its square root). "
         "Give global_batch_size to keep it exactly, or max_global_batch_size to bound it"
     ]

@@ -13,6 +13,7 @@ from autofit.core.estimate import Estimate
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Trial
+from autofit.core.wording import BATCH_CHANGED
 from autofit.reports import sources
 from autofit.reports.assemble import MOST_LETTERS, assembled
 from autofit.reports.report import Report
@@ -69,7 +70,7 @@ def test_curves_are_of_one_combination_in_order_of_size(result: SearchResult) ->
     found = report_of(result)
     for curve in found.curves:
         rows = [found.row(rank) for rank in curve.ranks]
-        assert len(rows) > 1
+        assert len(rows) > 1 or any(row.role == "recommended" for row in rows)
         assert {row.combination for row in rows} == {curve.combination}
         sizes = [(row.micro_batch_size, row.accumulation_steps) for row in rows]
         assert sizes == sorted(sizes)
@@ -214,3 +215,21 @@ def test_500_trials_take_well_below_a_second() -> None:
     other = [row for row in found.rows if row.micro_batch_size >= 10_000]
     assert all(row.rate_per_s is None for row in other)  # they are not on the scale of the race
     assert all("not known on the scale of the race" in row.reason for row in other)
+
+
+def test_the_recommended_combination_has_a_curve_however_few_of_its_plans_ran() -> None:
+    found = report_of(recorded_search(name="resnet"))
+    assert found.recommended is not None
+    own = [curve for curve in found.curves if curve.combination == found.recommended.combination]
+    assert [curve.ranks for curve in own] == [(found.recommended.rank,)]
+    assert any(len(curve.ranks) > 1 for curve in found.curves)
+
+
+def test_the_caveat_on_a_changed_global_batch_is_first() -> None:
+    result = recorded_search()
+    assert result.recommendation is not None
+    changed = f"{BATCH_CHANGED} from 64 to 768: adjust the learning rate"
+    r = result.recommendation.model_copy(update={"caveats": ("one", changed, "two")})
+    assert assembled(sources.of_result(SearchResult(r, result.evidence, result.trials))).caveats == (
+        changed, "one", "two",
+    )  # fmt: skip

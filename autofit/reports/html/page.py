@@ -113,6 +113,7 @@ def _chart(report: Report, chart: Chart) -> Markup:
         element("div", wide.svg(), class_="wide"),
         element("div", narrow.svg(), class_="narrow"),
     ]
+    aid = f"{chart.aid} {chart.note(report)}".rstrip()
     figure = element("figure", *drawings, data_kind=chart.kind)
     values = chart.table(report)
     if values is None:
@@ -121,7 +122,7 @@ def _chart(report: Report, chart: Chart) -> Markup:
     else:
         inside = data_table(values, f"{chart.heading}: values")
         more = element("details", element("summary", "Values as a table"), inside, class_="values")
-    return section(chart.kind, chart.heading, element("p", chart.aid, class_="aid"), figure, more)
+    return section(chart.kind, chart.heading, element("p", aid, class_="aid"), figure, more)
 
 
 def _rest(report: Report) -> list[tuple[str, str, Markup]]:

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from autofit.core.units import format_bytes, format_duration, short_number
-from autofit.reports.counting import counted
+from autofit.reports.counting import RATIOS, counted
 from autofit.reports.html.parts import LABEL, REASON, scrolled
 from autofit.reports.markup import Markup, element, joined, shortened
 from autofit.reports.report import PlanRow, Report
@@ -12,10 +12,6 @@ _MANY, _CUT = 150, 140
 """Number of rows from which reasons are cut to fewer characters, so that the page stays below 500 kB."""
 _LONG = 30
 """Number of rows from which the table scrolls inside the page, with its head in view."""
-_RATIOS = (
-    "Ratios in reasons compare only the rounds that both plans ran; a plan that did not race is compared by its probe. "
-    "They may differ from the quotient of two throughputs in this table."
-)
 _STATUS = {"measured": "ok", "skipped": "none", "interrupted": "none"}
 
 
@@ -31,7 +27,7 @@ def plans_table(report: Report) -> Markup:
     caption = element("caption", "All plans, best first", class_="hidden")
     table = element("table", caption, element("thead", heads), element("tbody", body), id="plans-table")
     kind = "scroll plans" if len(report.rows) < _LONG else "scroll plans long"
-    note = element("p", _RATIOS, class_="aid") if report.race else None
+    note = element("p", RATIOS, class_="aid") if report.race else None
     return joined([_controls(report), scrolled(table, "All plans", kind), note])
 
 

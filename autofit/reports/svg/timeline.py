@@ -105,6 +105,18 @@ def _phase_at(phases: tuple[StepPhase, ...], place: int) -> str:
     return next((phase.name for phase in phases if phase.start <= place < phase.end), "step")
 
 
+def traced_steps(report: Report) -> str:
+    """Returns which plans have more accumulation steps than their trace shows; "" if none has."""
+    texts = list[str]()
+    for plan in _drawn(report):
+        row = report.recommended if plan.role == "recommended" else report.baseline
+        shown = sum(phase.name == "forward" for phase in plan.profile.phases)
+        if row is not None and 0 < shown < row.accumulation_steps:
+            name = "the recommended plan" if plan.role == "recommended" else "the baseline"
+            texts.append(f"{shown} of the {row.accumulation_steps:,} accumulation steps of {name}")
+    return f"The timeline shows {' and '.join(texts)}; the others repeat the last one." if texts else ""
+
+
 def table(report: Report) -> DataTable:
     """Returns the highest and the last value of each phase."""
     rows = list[tuple[str, ...]]()
@@ -125,5 +137,6 @@ TIMELINE: Chart = Chart(
     available=lambda report: bool(_drawn(report)),
     draw=draw,
     table=table,
+    note=traced_steps,
 )
 """Live tensors over one optimizer step."""

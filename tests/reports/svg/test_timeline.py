@@ -1,6 +1,6 @@
 """Memory timeline: phases, peaks and the budget."""
 
-from autofit.reports.svg.timeline import table
+from autofit.reports.svg.timeline import table, traced_steps
 from tests.reports.samples import GIB, typical
 from tests.reports.svg.reading import picture
 
@@ -43,3 +43,12 @@ def test_the_table_has_the_highest_value_of_each_phase() -> None:
     assert [row[:2] for row in rows[:5]] == [
         ("Recommended", name) for name in ("forward", "backward", "forward", "backward", "optimizer")
     ]
+
+
+def test_accumulation_steps_that_are_not_shown_are_named() -> None:
+    report = typical()
+    assert report.baseline is not None
+    expected = f"The timeline shows 2 of the {report.baseline.accumulation_steps} accumulation steps of the baseline; "
+    assert traced_steps(report).startswith(expected)
+    shown = tuple(row.model_copy(update={"accumulation_steps": 2}) for row in report.rows)
+    assert traced_steps(report.model_copy(update={"rows": shown})) == ""
