@@ -30,6 +30,16 @@ _BEGINNINGS = (
     (r"the device answers every call", 8),
 )
 """Beginnings of the messages in studies of earlier versions, which did not keep the exit code."""
+_ENDINGS = {
+    Status.MEASURED: "was measured but not proven",
+    Status.OVER_BUDGET: "exceeded the budget",
+    Status.OUT_OF_MEMORY: "ran out of memory",
+    Status.TIMED_OUT: "timed out",
+    Status.CRASHED: "crashed",
+    Status.INTERRUPTED: "was interrupted",
+    Status.USER_ERROR: "failed in the user's code",
+    Status.NUMERIC: "gave a loss or gradient that is not finite",
+}
 _UNKNOWN = "an earlier version of autofit made this study"
 
 
@@ -110,4 +120,5 @@ def _batch(plan: Plan) -> str:
 
 
 def _ended(trial: Trial) -> str:
-    return "was measured" if trial.outcome.measured else f"ended as: {trial.outcome.status.value}"
+    status = trial.outcome.status
+    return _ENDINGS.get(status, f"did not run to its end ({status.value})")

@@ -110,8 +110,7 @@ def test_a_failed_search_has_a_short_headline_in_words_and_its_whole_message_bel
         update={"failure": message, "failure_code": 7, "recommendation": None, "baseline": plan, "standings": ()}
     )
     expected = (
-        "No plan is recommended: the time or trial limit was reached first. "
-        "The baseline, micro batch 4 x 4, ended as: timed out."
+        "No plan is recommended: the time or trial limit was reached first. The baseline, micro batch 4 x 4, timed out."
     )
     assert failed_headline(known, (own,)) == expected
     report = assembled(sources.of_result(replace(RESULT, recommendation=None, evidence=known, trials=(own,))))

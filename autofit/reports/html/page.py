@@ -166,7 +166,8 @@ def _gates(report: Report) -> list[Child]:
 
 def _table(head: tuple[str, ...], rows: list[Markup], name: str) -> Markup:
     heads = element("thead", element("tr", *(element("th", text, scope="col") for text in head)))
-    return scrolled(element("table", element("caption", name, class_="hidden"), heads, element("tbody", *rows)), name)
+    caption = element("caption", name, class_="hidden")
+    return scrolled(element("table", caption, heads, element("tbody", *rows), class_="stacked"), name)
 
 
 def _left_out(report: Report) -> list[Child]:

@@ -34,7 +34,7 @@ def draw(report: Report, form: Format) -> Drawing:
         for end in (racer.ratio.low, racer.ratio.high):
             drawing.line(x(end), middle - 5, x(end), middle + 5, style)
         point(drawing, x(racer.ratio.value), middle, row)
-        _name(drawing, row, racer, x, (top, middle))
+        _name(drawing, report, racer, x, (top, middle))
     drawing.text(form.width, bottom + 38, f"throughput over the {_reference(report)}", "af-note", "end")
     drawing.height = bottom + 46
     return drawing
@@ -82,15 +82,22 @@ def _ground(drawing: Drawing, report: Report, x: AxisScale, top: float, bottom: 
         drawing.text(middle, y + drop + (0 if near else 16), text, "af-note", "middle")
 
 
-def _name(drawing: Drawing, row: PlanRow, racer: Racer, x: AxisScale, at: tuple[float, float]) -> None:
+def _crossed(report: Report, x: AxisScale, width: float) -> bool:
+    """Returns whether the line of the reference or the tie margin crosses a text at the left edge."""
+    fastest = max(1.0, *(racer.ratio.value for racer in report.race))
+    return min(x(1.0), x(fastest / (1 + TIE_RATIO))) < width + 4
+
+
+def _name(drawing: Drawing, report: Report, racer: Racer, x: AxisScale, at: tuple[float, float]) -> None:
     """Writes the plan, and its ratio with the interval."""
-    top, middle = at
+    row, (top, middle) = report.row(racer.rank), at
     name = _name_of(row)
     figures = f"{racer.ratio.value:.2f}x" if racer.ratio.low == racer.ratio.high else str(racer.ratio)
     if drawing.format.narrow:
         for place, line in enumerate(_narrow_lines(drawing, row)):
             drawing.text(0, top + 20 + place * (LINE - 1), line)
-        drawing.text(0, middle - 15, figures, "af-note")
+        right = _crossed(report, x, text_width(figures, SMALL))
+        drawing.text(drawing.format.width if right else 0, middle - 15, figures, "af-note", "end" if right else "")
         return
     lines = wrapped(name, FONT, x.start - 8, 3)
     for place, line in enumerate(lines):

@@ -6,7 +6,7 @@ from autofit.reports.report import PlanMemory, Report
 from autofit.reports.svg.chart import Chart, DataTable
 from autofit.reports.svg.drawing import FONT, SMALL, Drawing, Format
 from autofit.reports.svg.lettering import Box, fitted, text_width
-from autofit.reports.svg.marks import margin, shown_budget
+from autofit.reports.svg.marks import LINE, margin, shown_budget
 from autofit.reports.svg.scales import AxisScale, byte_ticks
 
 _NAMES = {"recommended": "Recommended", "baseline": "Baseline"}
@@ -32,7 +32,8 @@ def draw(report: Report, form: Format) -> Drawing:
         if with_budget:
             at = scale(report.budget_bytes)
             drawing.line(area.left, at, area.right, at, "af-budget")
-            drawing.text(area.right - 6, at - 6, f"budget {format_bytes(report.budget_bytes)}", "af-bad", "end")
+            text, below = f"budget {format_bytes(report.budget_bytes)}", at - area.top < LINE  # phases are named above
+            drawing.text(area.right - 6, at + 14 if below else at - 6, text, "af-bad", "end")
         y = area.bottom + 26
     note = "allocations and releases of the step, in order →"
     drawing.text(form.width - 8, y - 4, note, "af-note", "end")
