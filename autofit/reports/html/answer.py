@@ -5,14 +5,14 @@ from collections.abc import Callable
 from autofit.core.recommendation import Ratio
 from autofit.core.units import format_bytes, format_duration, short_number
 from autofit.reports.counting import counted, runs
-from autofit.reports.html.parts import CODE, LABEL, scrolled
+from autofit.reports.html.parts import CODE, LABEL, breakable, scrolled
 from autofit.reports.markup import Child, Markup, element, joined, shortened
 from autofit.reports.report import PlanRow, Report
 
 
 def answer(report: Report) -> Markup:
     """Returns the headline, the key figures, and the recommended plan beside the baseline."""
-    headline = element("p", shortened(report.headline, 2 * LABEL), class_="headline")
+    headline = element("p", breakable(shortened(report.headline, 2 * LABEL)), class_="headline")
     failure = element("p", shortened(report.failure, CODE), class_="failure") if report.failure else None
     tiles = element("div", joined(_tiles(report)), class_="tiles")
     return element("section", headline, failure, tiles, _comparison(report), id="answer", aria_label="The answer")

@@ -77,7 +77,8 @@ def _keys(report: Report, rows: list[PlanRow], refused: list[tuple[float, PlanRo
 def _budget(drawing: Drawing, report: Report, area: Box, x: AxisScale) -> None:
     text = f"budget {format_bytes(report.budget_bytes)}"
     if report.budget_bytes > x.high:
-        drawing.text(area.right, area.top - 14, f"{text}, beyond this axis →", "af-bad", "end")
+        beyond = f"{text} →" if drawing.format.narrow else f"{text}, beyond this axis →"
+        drawing.text(area.right, area.top - 14, beyond, "af-bad", "end")
         return
     at = x(report.budget_bytes)
     drawing.rect(at, area.top, area.right, area.bottom, "af-over")

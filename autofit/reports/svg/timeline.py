@@ -18,7 +18,7 @@ def draw(report: Report, form: Format) -> Drawing:
     drawing = Drawing(form, _about(report))
     peak = max(max(*plan.profile.live_bytes, plan.profile.peak_bytes) for plan in plans)
     with_budget = shown_budget(report, peak)
-    high = 1.08 * max(peak, report.budget_bytes if with_budget else 0)
+    high = max(1.2 * peak, 1.08 * report.budget_bytes if with_budget else 0.0)  # the peak has its label above it
     ticks = byte_ticks(0, high, 4)
     height, y = (150.0 if form.narrow else 170.0), 0.0
     for plan in plans:
