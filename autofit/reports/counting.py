@@ -40,7 +40,7 @@ def verdict(gate: GateRecord) -> str:
     return "not checked" if _UNCHECKED in gate.reason else "failed"
 
 
-def signed_percent(ratio: float) -> str:
+def difference(ratio: float) -> str:
     """Returns a relative difference with its sign and one decimal: "+3.1%", and "0.0%" without a sign."""
     text = f"{ratio:+.1%}"
     return text if text[1:] != "0.0%" else "0.0%"

@@ -3,7 +3,7 @@
 import pytest
 
 from autofit.core.briefing import GateRecord
-from autofit.reports.counting import counted, moment, runs, signed_percent, verdict
+from autofit.reports.counting import counted, difference, moment, runs, verdict
 from tests.reports.samples import typical
 
 
@@ -32,7 +32,7 @@ def test_a_check_that_could_not_be_run_has_not_failed() -> None:
 
 @pytest.mark.parametrize(("ratio", "text"), [(-0.0001, "0.0%"), (0.0004, "0.0%"), (0.031, "+3.1%"), (-0.2, "-20.0%")])
 def test_zero_has_no_sign(ratio: float, text: str) -> None:
-    assert signed_percent(ratio) == text
+    assert difference(ratio) == text
 
 
 def test_a_time_has_whole_seconds_in_utc() -> None:

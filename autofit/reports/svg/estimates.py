@@ -3,7 +3,7 @@
 from statistics import median
 
 from autofit.core.units import format_bytes
-from autofit.reports.counting import counted, signed_percent
+from autofit.reports.counting import counted, difference
 from autofit.reports.report import PlanRow, Report
 from autofit.reports.svg.chart import Chart
 from autofit.reports.svg.drawing import Drawing, Format
@@ -74,7 +74,7 @@ def accuracy(rows: list[PlanRow]) -> str:
     row = rows[errors.index(worst)]
     size = f"{format_bytes(_estimated(row))} for {format_bytes(row.peak_bytes)}"
     middle = median(abs(error) for error in errors)
-    return f"The median error is {middle:.1%}, the largest {signed_percent(worst)} ({size})."
+    return f"The median error is {middle:.1%}, the largest {difference(worst)} ({size})."
 
 
 ESTIMATES: Chart = Chart(
