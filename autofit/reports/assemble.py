@@ -10,8 +10,9 @@ from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.printable import one_line, printable
 from autofit.core.recommendation import Ratio, Recommendation
-from autofit.core.units import format_bytes
+from autofit.core.wording import BATCH_CHANGED
 from autofit.reports.applying import apply_code
+from autofit.reports.headline import cause, contradicting_rate, failed_headline, headline
 from autofit.reports.report import LeftOut, PlanMemory, PlanRow, Racer, Report, Role, SpeedCurve
 from autofit.reports.rows import KnownPlan, known_plans, label_of, rows_of, with_probed_rates, with_rates
 from autofit.reports.sources import Source
@@ -21,8 +22,9 @@ from autofit.search.race import MIN_ROUNDS, pair
 from autofit.terminal import cut
 
 MOST_LETTERS, MOST_CODE_LETTERS = 600, 4000
-"""Maximum length of a text in a report, and of its code: texts come from users' code and may be of any length."""
-_CODE = ("apply_code", "command")
+"""Maximum length of a text in a report, and of its code and the message of a failed search: texts come from users' code
+and may be of any length."""
+_LONG = ("apply_code", "command", "failure")
 
 
 def assembled(source: Source) -> Report:
@@ -61,17 +63,28 @@ def _of_answer(source: Source) -> dict[str, Any]:
     fields = {
         "title": (asked.title if asked is not None else "") or f"workload {source.environment.workload}",
         "command": asked.command if asked is not None else "",
-        "caveats": asked.caveats if asked is not None else (),
+        "caveats": _first_on_batch(asked.caveats) if asked is not None else (),
         "refused": asked.refused if asked is not None else (),
         "budget_note": asked.budget.memory_note if asked is not None else "",
         "feasible": r is not None,
         "created": r.created if r is not None else evidence.began if evidence is not None else "",
-        "headline": _headline(r) if r is not None else _failure(evidence),
     }
     if r is None:
-        return fields
+        failure = evidence.failure if evidence is not None else ""
+        named = {
+            "headline": failed_headline(evidence, source.trials),
+            "cause": cause(evidence, source.trials),
+            "failure": failure,
+        }
+        return {**fields, **named}
     code = apply_code(r, source.plan_file)
-    return {**fields, "global_batch_size": r.plan.global_batch_size, "duration_s": r.duration_s, "apply_code": code}
+    found = {"headline": headline(r), "proof_rate_per_s": contradicting_rate(r), "apply_code": code}
+    return {**fields, **found, "global_batch_size": r.plan.global_batch_size, "duration_s": r.duration_s}
+
+
+def _first_on_batch(caveats: Sequence[str]) -> tuple[str, ...]:
+    """Returns caveats with the one on a changed global batch first, also those of plan files of earlier versions."""
+    return tuple(sorted(caveats, key=lambda text: not text.startswith(BATCH_CHANGED)))
 
 
 def _of_evidence(evidence: SearchEvidence | None, baseline: Plan | None) -> dict[str, Any]:
@@ -83,23 +96,6 @@ def _of_evidence(evidence: SearchEvidence | None, baseline: Plan | None) -> dict
         for each in evidence.omissions
     )
     return {"gates": evidence.gates, "left_out": tuple(omissions), "stopped": evidence.stopped}
-
-
-def _headline(r: Recommendation) -> str:
-    plan, peak = label_of(r.plan, r.baseline.plan), r.proof.memory.judged_bytes
-    within = f"Its peak is {format_bytes(peak)} of a budget of {format_bytes(r.budget.memory_bytes)}." if peak else ""
-    if r.plan == r.baseline.plan:
-        return f"Keep the baseline: {plan}. {r.untried or 'Nothing that was tried is faster'}. {within}".strip()
-    gain = "The baseline does not run here" if r.gain is None else f"{r.gain} of the baseline's throughput"
-    return f"Use {plan}: {gain}. {within}".strip()
-
-
-def _failure(evidence: SearchEvidence | None) -> str:
-    if evidence is None:
-        return (
-            "No recommendation is known: an earlier version of autofit made this study. Report its plan file instead."
-        )
-    return f"No plan is recommended: {evidence.failure or 'the search did not end.'}"
 
 
 def _unit(objective: Objective, known: Iterable[KnownPlan]) -> str:
@@ -116,18 +112,21 @@ def _counts(source: Source) -> dict[str, int]:
 
 
 def _curves(rows: Sequence[PlanRow], memory_bytes: int) -> tuple[SpeedCurve, ...]:
-    """Returns the curve of each combination with two measured plans; rows are in order of throughput."""
+    """Returns the curve of each combination with two measured plans, and of the recommended one; fastest first.
+
+    The recommended combination has a curve however few of its plans were measured, if any other has one.
+    """
     groups = defaultdict[str, list[PlanRow]](list)
     for row in rows:
         groups[row.combination].append(row)
     found = list[SpeedCurve]()
     for combination, members in groups.items():
         measured = sorted((row for row in members if row.rate_per_s is not None), key=_size)
-        if len(measured) > 1:
+        if len(measured) > 1 or (measured and any(row.role == "recommended" for row in members)):
             refused = {row.micro_batch_size for row in members if _is_too_large(row, memory_bytes)}
             ranks = tuple(row.rank for row in measured)
             found.append(SpeedCurve(combination=combination, ranks=ranks, refused_sizes=tuple(sorted(refused))))
-    return tuple(found)
+    return tuple(found) if any(len(curve.ranks) > 1 for curve in found) else ()
 
 
 def _size(row: PlanRow) -> tuple[int, int]:
@@ -213,7 +212,7 @@ def _printable(report: Report) -> Report:
 
 def _cleaned(value: Any, name: str = "") -> Any:
     if isinstance(value, str):
-        return _code(value) if name in _CODE else cut(one_line(value), MOST_LETTERS)
+        return _code(value) if name in _LONG else cut(one_line(value), MOST_LETTERS)
     if isinstance(value, dict):
         return {_cleaned(key): _cleaned(each, str(key)) for key, each in value.items()}
     if isinstance(value, list | tuple):

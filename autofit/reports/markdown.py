@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
 from autofit.core.units import format_bytes, format_duration, short_number
+from autofit.reports.counting import RATIOS, counted, moment, runs, verdict
 from autofit.reports.report import PlanMemory, PlanRow, Report
 from autofit.reports.text_chart import ChartPoint, scatter
 
@@ -12,8 +13,12 @@ MARK = "<!-- autofit report -->"
 """First line of every Markdown report, by which an earlier one is recognised."""
 MOST_ROWS, MOST_ITEMS = 25, 15
 """Maximum number of rows of a table and of items of a list: a comment on GitHub has at most 65,536 characters."""
+MOST_OMISSIONS = 10
+"""Maximum number of combinations without a measurement: there are many of them, and few are of interest."""
 MOST_CELL = 160
 """Maximum length of a text in a table or list."""
+MOST_FAILURE = 4000
+"""Maximum length of the message of a failed search."""
 _SPECIAL = re.compile(r"[\\`*\[\]|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _AT_START = re.compile(r"^([#+=>-]|[0-9]+(?=[.)](?:\s|$)))")
 _STEP = re.compile(r"^step [0-9]+ ")
@@ -27,6 +32,7 @@ def to_markdown(report: Report) -> str:
         _memory(report), _gates(report), _left_out(report), _use(report), _environment(report),
     )  # fmt: skip
     head = [MARK, f"# autofit: {text(report.title)}", "", f"**{text(report.headline, 600)}**", ""]
+    head += [text(report.failure, MOST_FAILURE), ""] if report.failure else []
     return "\n".join([*head, *(line for section in sections for line in section)]).rstrip() + "\n"
 
 
@@ -66,6 +72,7 @@ def _plans(report: Report) -> Iterator[str]:
             for row in measured
         ]
         yield from _table(head, rows, "plans")
+        yield from (RATIOS, "") if report.race else ()
     if others:
         yield from ("Without a throughput:", "")
         failed = [(text(row.label), row.status, _bytes(row.peak_bytes), text(row.reason)) for row in others]
@@ -73,14 +80,14 @@ def _plans(report: Report) -> Iterator[str]:
 
 
 def _notes(report: Report) -> Iterator[str]:
-    yield from _list("Notes", report.caveats)
+    yield from _list("What to know", report.caveats)
     yield from _list("Not in this report", report.missing)
 
 
 def _curves(report: Report) -> Iterator[str]:
     if not report.curves:
         return
-    yield from ("## Speed over micro batch", "")
+    yield from ("## Speed by micro batch size", "")
     rows = []
     for curve in report.curves:
         members = [report.row(rank) for rank in curve.ranks]
@@ -94,7 +101,7 @@ def _race(report: Report) -> Iterator[str]:
     if not report.race:
         return
     against = "baseline" if report.race_reference == "baseline" else "recommended plan"
-    yield from ("## Race", "", f"Paired blocks, each plan against the {against}, with 95 % intervals.", "")
+    yield from ("## The race", "", f"Paired blocks, each plan against the {against}, with 95 % intervals.", "")
     rows = [
         (text(report.row(each.rank).label), str(each.ratio), str(each.ratio.pairs), text(each.note))
         for each in report.race
@@ -107,9 +114,11 @@ def _estimates(report: Report) -> Iterator[str]:
     if not both:
         return
     errors = [abs(row.estimate.value_bytes / row.peak_bytes - 1) for row in both if row.estimate and row.peak_bytes]
-    yield from ("## Estimated against measured peaks", "")
-    count = f"{len(both)} plan{'s' if len(both) > 1 else ''}"
-    yield from (f"{count}: the median error is {median(errors):.1%}, the largest {max(errors):.1%}.", "")
+    yield from ("## Estimated and measured memory", "")
+    yield from (
+        f"{counted(len(both), 'plan')}: the median error is {median(errors):.1%}, the largest {max(errors):.1%}.",
+        "",
+    )
 
 
 def _memory(report: Report) -> Iterator[str]:
@@ -139,19 +148,17 @@ def _memory_of(plan: PlanMemory) -> Iterator[str]:
 
 def _gates(report: Report) -> Iterator[str]:
     if report.gates:
-        yield from ("## Gates", "")
-        rows = [
-            (text(gate.name), "passed" if gate.passed else "failed", text(gate.reason, 400)) for gate in report.gates
-        ]
-        yield from _table(("technique", "result", "numbers"), rows, "gates")
+        yield from ("## Numerical checks", "")
+        rows = [(text(gate.name), verdict(gate), text(gate.reason, 400)) for gate in report.gates]
+        yield from _table(("technique", "result", "what was found"), rows, "checks")
 
 
 def _left_out(report: Report) -> Iterator[str]:
     if report.left_out:
         yield from ("## Combinations that were not measured", "")
         rows = [(text(each.label), text(each.basis), text(each.reason)) for each in report.left_out]
-        yield from _table(("nearest plan", "basis", "reason"), rows, "combinations")
-    yield from _list("Not searched", [f"{each.name}: {each.reason}" for each in report.refused])
+        yield from _table(("nearest plan", "basis", "reason"), rows, "combinations", MOST_OMISSIONS)
+    yield from _list("Techniques that were not searched", [f"{each.name}: {each.reason}" for each in report.refused])
 
 
 def _use(report: Report) -> Iterator[str]:
@@ -164,7 +171,7 @@ def _use(report: Report) -> Iterator[str]:
 
 def _environment(report: Report) -> Iterator[str]:
     found = report.environment
-    trials = ", ".join(f"{count} {status}" for status, count in report.counts.items()) or "none"
+    trials = runs(report) or "none"
     facts = {
         "budget": report.budget_note or format_bytes(report.budget_bytes),
         "device": f"{found.device_name} ({found.device_type}), {format_bytes(found.capacity_bytes)}",
@@ -173,7 +180,7 @@ def _environment(report: Report) -> Iterator[str]:
         "trials": f"{trials} in {format_duration(report.duration_s)}" if report.duration_s else trials,
         "search ended": report.stopped,
         "study": report.study,
-        "created": report.created,
+        "created": moment(report.created),
     }
     yield from ("## Environment", "")
     yield from _table(("", ""), [(name, text(value, 400)) for name, value in facts.items() if value], "facts")
@@ -188,14 +195,14 @@ def _list(title: str, items: Sequence[str]) -> Iterator[str]:
     yield ""
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], what: str) -> Iterator[str]:
-    """Yields a table of at most `MOST_ROWS` rows; cells are escaped already."""
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], what: str, most: int = MOST_ROWS) -> Iterator[str]:
+    """Yields a table of at most `most` rows and the number of the others; cells are escaped already."""
     yield _line(head)
     yield _line(["---"] * len(head))
-    yield from map(_line, rows[:MOST_ROWS])
+    yield from map(_line, rows[:most])
     yield ""
-    if len(rows) > MOST_ROWS:
-        yield from (f"and {len(rows) - MOST_ROWS} more {what}", "")
+    if len(rows) > most:
+        yield from (f"and {len(rows) - most:,} more {what}", "")
 
 
 def _line(cells: Iterable[str]) -> str:

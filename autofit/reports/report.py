@@ -70,6 +70,11 @@ class PlanRow(_Record):
     duration_s: float = 0.0
     earlier: bool = False
 
+    @property
+    def samples_per_step(self) -> int:
+        """Samples per optimizer step."""
+        return self.micro_batch_size * self.accumulation_steps
+
 
 class SpeedCurve(_Record):
     """Throughput of one combination over the micro batch size.
@@ -139,13 +144,18 @@ class Report(_Record):
         schema_name: the record's schema and version.
         title: what was tuned, such as "examples/gpt.py:make_workload".
         headline: the answer in one or two sentences.
-        feasible: whether there is a recommendation; False for a study in which no plan fits.
+        cause: why there is no recommendation, in a few words; "" if there is one.
+        failure: whole message of the error that ended the search; "" if there is none.
+        feasible: whether there is a recommendation.
         unit: "samples" or "tokens": what `rate_per_s` counts.
         global_batch_size: samples per optimizer step of the recommended plan; None without one.
+        proof_rate_per_s: throughput of the proof, in `unit`, if it contradicts that of the recommended plan; None if it
+            agrees or cannot be compared.
         budget_bytes: memory budget.
         budget_note: the arithmetic of the budget.
         rows: every plan, best first.
-        curves: one for each combination with at least two measured plans, fastest first.
+        curves: one for each combination with at least two measured plans, and one for the recommended plan's
+            combination, fastest first; () if no combination has two.
         race: the finalists beside the reference, fastest first; () if nothing raced.
         race_reference: the plan that the others are compared with: "baseline", or "recommended" if the baseline did not
             race; "" if nothing raced.
@@ -169,9 +179,12 @@ class Report(_Record):
     schema_name: Literal["autofit.report/1"] = Field(default="autofit.report/1", alias="schema")
     title: str
     headline: str
+    cause: str = ""
+    failure: str = ""
     feasible: bool
     unit: str
     global_batch_size: int | None = None
+    proof_rate_per_s: float | None = None
     budget_bytes: int
     budget_note: str = ""
     rows: tuple[PlanRow, ...]

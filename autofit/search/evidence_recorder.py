@@ -46,37 +46,37 @@ class EvidenceRecorder:
 
     def found(self, recommendation: Recommendation) -> None:
         """Keeps the evidence for a recommendation, and tells the listener both."""
-        result = self._result(recommendation, "")
+        result = self._result(recommendation, None)
         self._listen(Event("result", f"recommended: {recommendation.plan}", done=self._done, result=result))
 
     def failed(self, error: AutofitError) -> None:
         """Keeps the evidence of a search that ends with an error, and tells the listener."""
-        result = self._result(None, str(error))
+        result = self._result(None, error)
         try:
             self._listen(Event("result", "no plan is recommended", done=self._done, result=result))
         except Exception as lesser:  # noqa: BLE001  # the caller raises the error that ended the search
             error.add_note(f"a listener failed too: {type(lesser).__name__}: {lesser}")
 
-    def _result(self, recommendation: Recommendation | None, failure: str) -> SearchResult:
-        evidence = self._asked
+    def _result(self, recommendation: Recommendation | None, failed: AutofitError | None) -> SearchResult:
+        ended = {} if failed is None else {"failure": str(failed), "failure_code": failed.exit_code}
+        evidence = self._asked.model_copy(update=ended)
         try:
-            evidence = self._evidence(recommendation, failure)
+            evidence = self._evidence(recommendation, evidence)
         except Exception as error:  # noqa: BLE001  # the answer matters more than what is shown with it
             self._say(f"the evidence for the report is incomplete: {type(error).__name__}: {error}")
             answer = None if recommendation is None else recommendation.model_copy(update={"alternatives": ()})
-            evidence = evidence.model_copy(update={"recommendation": answer, "failure": failure})
+            evidence = evidence.model_copy(update={"recommendation": answer})
         self._keep(evidence, CLOSED)
         return SearchResult(recommendation, evidence, tuple(self.seen.trials))
 
-    def _evidence(self, recommendation: Recommendation | None, failure: str) -> SearchEvidence:
+    def _evidence(self, recommendation: Recommendation | None, asked: SearchEvidence) -> SearchEvidence:
         seen, baseline, r = self.seen, self._asked.baseline, recommendation
         standings = tuple(
             Placing(**each.model_dump(exclude={"outcome"})) for each in (r.alternatives if r is not None else ())
         )
-        return self._asked.model_copy(
+        return asked.model_copy(
             update={
                 "stopped": seen.stopped,
-                "failure": failure,
                 "recommendation": None if r is None else r.model_copy(update={"alternatives": ()}),
                 "standings": standings,
                 "estimates": {key: estimate for key, estimate in seen.estimates.items() if estimate.is_bounded},

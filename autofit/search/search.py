@@ -17,6 +17,7 @@ from autofit.core.objective import Objective
 from autofit.core.recommendation import Candidate, Recommendation
 from autofit.core.space import SearchSpace
 from autofit.core.units import format_duration
+from autofit.core.wording import BATCH_CHANGED
 from autofit.estimators import Context
 from autofit.search.bench import Bench
 from autofit.search.event import Event
@@ -132,8 +133,8 @@ def tracing_s(time_s: float | None, spent_s: float) -> float:
 def _recommendation(
     findings: Findings, briefing: Briefing, budget: Budget, request: Request, study: Study, clock: Clock
 ) -> Recommendation:
-    # The most important first: doubts about the answer, what to change with it, then how it was found.
-    answer = [*findings.caveats, *_learning_rate(findings, briefing), *_data_bound(findings)]
+    # The most important first: what to change with the answer, doubts about it, then how it was found.
+    answer = [*_learning_rate(findings, briefing), *findings.caveats, *_data_bound(findings)]
     caveats = [*answer, *study.notes, *briefing.caveats]
     fields: dict[str, Any] = {
         "plan": findings.plan,
@@ -170,7 +171,7 @@ def _learning_rate(findings: Findings, briefing: Briefing) -> list[str]:
     if old == new or briefing.environment.settings.get("mode") == "inference":
         return []
     return [
-        f"the global batch was free and changed from {old} to {new}: adjust the learning rate and the number of "
+        f"{BATCH_CHANGED} from {old} to {new}: adjust the learning rate and the number of "
         "steps (common rules scale the rate with the batch, or with its square root). "
         "Give global_batch_size to keep it exactly, or max_global_batch_size to bound it"
     ]

@@ -67,7 +67,7 @@ def test_a_search_without_a_feasible_plan_has_a_report(run: Run) -> None:
         recorded_search("study.db", memory_bytes=2**20)
     code, out, _ = run("report", "study.db", "-o", "-")
     assert code == 0
-    assert "**No plan is recommended: no plan fits into 1 MiB" in out
+    assert "**No plan is recommended: no plan fits the budget of 1 MiB" in out
 
 
 @pytest.mark.parametrize(

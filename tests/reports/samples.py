@@ -254,7 +254,8 @@ def infeasible() -> Report:
     """Returns the report of a study in which no plan fits."""
     rows = [row(name, size) for name in (BATCH_ONLY, "precision=bf16") for size in (64, 128, 256)]
     rows = [one for one in rows if one.rate_per_s is None]
-    return report(rows, "", BASELINE, caveats=("The smallest plan that was tried needs 36.4 GiB of 20 GiB.",))
+    caveats = ("The smallest plan that was tried needs 36.4 GiB of 20 GiB.",)
+    return report(rows, "", BASELINE, cause="no plan fits the budget of 20 GiB", caveats=caveats)
 
 
 def kept() -> Report:
@@ -291,6 +292,7 @@ def hostile() -> Report:
         update={
             "title": HOSTILE,
             "headline": HOSTILE,
+            "failure": HOSTILE,
             "budget_note": HOSTILE,
             "rows": rows,
             "memory": memory,

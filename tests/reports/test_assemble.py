@@ -13,6 +13,7 @@ from autofit.core.estimate import Estimate
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Trial
+from autofit.core.wording import BATCH_CHANGED
 from autofit.reports import sources
 from autofit.reports.assemble import MOST_LETTERS, assembled
 from autofit.reports.report import Report
@@ -69,7 +70,7 @@ def test_curves_are_of_one_combination_in_order_of_size(result: SearchResult) ->
     found = report_of(result)
     for curve in found.curves:
         rows = [found.row(rank) for rank in curve.ranks]
-        assert len(rows) > 1
+        assert len(rows) > 1 or any(row.role == "recommended" for row in rows)
         assert {row.combination for row in rows} == {curve.combination}
         sizes = [(row.micro_batch_size, row.accumulation_steps) for row in rows]
         assert sizes == sorted(sizes)
@@ -151,7 +152,8 @@ def test_a_search_without_a_feasible_plan_has_a_report_that_says_why(tmp_path: P
         recorded_search(tmp_path / "study.db", memory_bytes=2**20)
     found = assembled(sources.of_study(tmp_path / "study.db"))
     assert (found.feasible, found.recommended) == (False, None)
-    assert found.headline.startswith("No plan is recommended: no plan fits into 1 MiB")
+    assert found.headline.startswith("No plan is recommended: no plan fits the budget of 1 MiB.")
+    assert found.failure.startswith("no plan fits into 1 MiB")
     assert found.rows
     assert all(row.reason for row in found.rows)
     assert (found.apply_code, found.curves, found.race) == ("", (), ())
@@ -168,7 +170,9 @@ def without_notes(path: Path, *names: str) -> Report:
 def test_a_search_that_did_not_end_says_so_and_keeps_what_was_asked(tmp_path: Path) -> None:
     result = recorded_search(tmp_path / "study.db")
     found = without_notes(tmp_path / "study.db", CLOSED)
-    assert found.headline == "No plan is recommended: the search did not end."
+    assert found.headline.startswith(
+        "No plan is recommended: the search did not end. The baseline, micro batch 8, was "
+    )
     assert "its process died, or it still runs" in found.missing[0]
     assert (found.command, found.gates) == ("autofit tune train.py:make_resnet", result.evidence.gates)
     assert found.baseline is not None
@@ -211,3 +215,21 @@ def test_500_trials_take_well_below_a_second() -> None:
     other = [row for row in found.rows if row.micro_batch_size >= 10_000]
     assert all(row.rate_per_s is None for row in other)  # they are not on the scale of the race
     assert all("not known on the scale of the race" in row.reason for row in other)
+
+
+def test_the_recommended_combination_has_a_curve_however_few_of_its_plans_ran() -> None:
+    found = report_of(recorded_search(name="resnet"))
+    assert found.recommended is not None
+    own = [curve for curve in found.curves if curve.combination == found.recommended.combination]
+    assert [curve.ranks for curve in own] == [(found.recommended.rank,)]
+    assert any(len(curve.ranks) > 1 for curve in found.curves)
+
+
+def test_the_caveat_on_a_changed_global_batch_is_first() -> None:
+    result = recorded_search()
+    assert result.recommendation is not None
+    changed = f"{BATCH_CHANGED} from 64 to 768: adjust the learning rate"
+    r = result.recommendation.model_copy(update={"caveats": ("one", changed, "two")})
+    assert assembled(sources.of_result(SearchResult(r, result.evidence, result.trials))).caveats == (
+        changed, "one", "two",
+    )  # fmt: skip

@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from autofit.core.briefing import GateRecord
 from autofit.core.outcome import Outcome, Status
 from autofit.core.trial import Trial
 from autofit.reports import sources
 from autofit.reports.assemble import assembled
+from autofit.reports.counting import RATIOS
 from autofit.reports.markdown import MARK, text, to_markdown
-from autofit.reports.report import Report
+from autofit.reports.report import LeftOut, Report
 from tests.recorded import recorded_search
 
 RESULT = recorded_search(name="unet")
@@ -25,8 +27,9 @@ def test_it_has_every_part_of_the_report(found: Report) -> None:
     document = to_markdown(found)
     assert document.startswith(f"{MARK}\n# autofit: train.py:make_unet\n\n**Use micro batch ")
     assert re.findall(r"^## (.*)$", document, re.MULTILINE) == [
-        "Throughput against peak memory", "Plans", "Notes", "Speed over micro batch", "Race",
-        "Estimated against measured peaks", "Memory", "Gates", "Combinations that were not measured", "Not searched",
+        "Throughput against peak memory", "Plans", "What to know", "Speed by micro batch size", "The race",
+        "Estimated and measured memory", "Memory", "Numerical checks", "Combinations that were not measured",
+        "Techniques that were not searched",
         "Apply the plan", "Repeat the search", "Environment",
     ]  # fmt: skip
     assert "| **recommended** |" in document
@@ -96,5 +99,27 @@ def test_a_report_without_an_answer_is_short_and_says_why(found: Report) -> None
         update={"recommendation": None, "standings": (), "failure": "no plan fits", "profile": None, "race": ()}
     )
     document = to_markdown(assembled(sources.of_result(replace(RESULT, recommendation=None, evidence=evidence))))
-    assert "**No plan is recommended: no plan fits**" in document
+    assert "**No plan is recommended: no plan fits the budget of " in document
     assert "Apply the plan" not in document
+
+
+def test_a_long_list_of_combinations_is_cut_with_a_count(found: Report) -> None:
+    many = tuple(LeftOut(label=f"combination {n}", basis="assumed", reason="slow") for n in range(50))
+    document = to_markdown(found.model_copy(update={"left_out": many}))
+    assert len(re.findall(r"^\| combination [0-9]", document, re.MULTILINE)) == 10
+    assert "and 40 more combinations" in document
+
+
+def test_what_ratios_compare_is_said_once(found: Report) -> None:
+    assert to_markdown(found).count(RATIOS) == 1
+    assert RATIOS not in to_markdown(found.model_copy(update={"race": ()}))
+
+
+def test_checks_that_could_not_be_run_and_times_are_as_in_html(found: Report) -> None:
+    gate = GateRecord(name="accumulation", passed=False, reason="could not be checked: the gradient is zero")
+    document = to_markdown(
+        found.model_copy(update={"gates": (gate,), "created": "2026-11-24T20:11:08.123456+00:00", "counts": {"a": 1}})
+    )
+    assert "| accumulation | not checked |" in document
+    assert "| created | 2026-11-24 20:11:08 UTC |" in document
+    assert f"| trials | 1 trial of {len(found.rows)} plans: 1 a" in document

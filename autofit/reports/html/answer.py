@@ -4,16 +4,18 @@ from collections.abc import Callable
 
 from autofit.core.recommendation import Ratio
 from autofit.core.units import format_bytes, format_duration, short_number
-from autofit.reports.html.parts import LABEL, scrolled
+from autofit.reports.counting import counted, runs
+from autofit.reports.html.parts import CODE, LABEL, breakable, scrolled
 from autofit.reports.markup import Child, Markup, element, joined, shortened
 from autofit.reports.report import PlanRow, Report
 
 
 def answer(report: Report) -> Markup:
     """Returns the headline, the key figures, and the recommended plan beside the baseline."""
-    headline = element("p", shortened(report.headline, 2 * LABEL), class_="headline")
+    headline = element("p", breakable(shortened(report.headline, 2 * LABEL)), class_="headline")
+    failure = element("p", shortened(report.failure, CODE), class_="failure") if report.failure else None
     tiles = element("div", joined(_tiles(report)), class_="tiles")
-    return element("section", headline, tiles, _comparison(report), id="answer", aria_label="The answer")
+    return element("section", headline, failure, tiles, _comparison(report), id="answer", aria_label="The answer")
 
 
 def _tiles(report: Report) -> list[Markup]:
@@ -22,11 +24,11 @@ def _tiles(report: Report) -> list[Markup]:
     if best is not None:
         found += _answer_tiles(report, best, baseline)
     else:
-        found.append(_tile("Recommendation", "none", "no plan fits the budget", "bad"))
+        found.append(_tile("Recommendation", "none", shortened(report.cause, LABEL) or "the cause is unknown", "bad"))
         found.append(_tile("Memory budget", format_bytes(report.budget_bytes), _lightest(report)))
-    plans = len(report.rows)
-    note = f"in {format_duration(report.duration_s)}" if report.duration_s else "tried, skipped or refused"
-    return [*found, _tile("Search", f"{plans:,} {'plan' if plans == 1 else 'plans'}", note)]
+    note = runs(report) or "tried, skipped or refused"
+    note = f"{note}, in {format_duration(report.duration_s)}" if report.duration_s else note
+    return [*found, _tile("Search", counted(len(report.rows), "plan"), shortened(note, LABEL))]
 
 
 def _lightest(report: Report) -> str:
@@ -45,7 +47,8 @@ def _answer_tiles(report: Report, best: PlanRow, baseline: PlanRow | None) -> li
     elif best.gain is None:
         found.append(_tile("Gain", "–", "the baseline was not measured within the budget"))
     else:
-        found.append(_tile("Gain", f"{best.gain.value:.2f}x", interval(best.gain), "good" if best.gain.low > 1 else ""))
+        note = f"{interval(best.gain)}{_proof(report)}"
+        found.append(_tile("Gain", f"{best.gain.value:.2f}x", note, "good" if best.gain.low > 1 else ""))
     if best.rate_per_s is not None:
         before = _before(baseline, lambda row: short_number(row.rate_per_s) if row.rate_per_s else None)
         found.append(_tile("Throughput", f"{short_number(best.rate_per_s)}", f"{report.unit}/s{before}"))
@@ -58,6 +61,12 @@ def _answer_tiles(report: Report, best: PlanRow, baseline: PlanRow | None) -> li
     batch = f"{best.micro_batch_size:,} × {best.accumulation_steps:,}"
     found.append(_tile("Micro batch × steps", batch, f"global batch {size:,}" if size else "accumulation steps"))
     return found
+
+
+def _proof(report: Report) -> str:
+    """Returns the throughput of the proof where it contradicts the one that is shown."""
+    rate = report.proof_rate_per_s
+    return "" if rate is None else f"; the proof ran at {short_number(rate)} {report.unit}/s"
 
 
 def _before(baseline: PlanRow | None, shown: Callable[[PlanRow], str | None]) -> str:
@@ -90,6 +99,8 @@ def _comparison(report: Report) -> Markup | None:
         _compared(shortened(name, 80).replace("_", " "), _shown(name, baseline), _shown(name, best))
         for name in _knobs(best, baseline)
     ]
+    sizes = [f"{row.samples_per_step:,}" for row in (baseline, best)]
+    rows += [_compared("samples per optimizer step", *sizes)] if sizes[0] != sizes[1] else []
     rows += _readings(report, baseline, best)
     head = element("tr", *(element("th", name, scope="col") for name in ("", "Baseline", "Recommended")))
     caption = element("caption", "What changes, and what it costs")

@@ -64,7 +64,8 @@
       row.hidden = !(wanted && fits);
       shown += !row.hidden;
     });
-    $("#shown").value = shown === rows.length ? `${shown} plans` : `${shown} of ${rows.length} plans`;
+    const all = `${rows.length.toLocaleString("en")} ${rows.length === 1 ? "plan" : "plans"}`;
+    $("#shown").value = shown === rows.length ? all : `${shown.toLocaleString("en")} of ${all}`;
   };
   text.addEventListener("input", filter);
   status.addEventListener("change", filter);
@@ -76,7 +77,9 @@
     const row = document.getElementById(`p${rank}`);
     const cells = [...row.cells].map((cell) => cell.textContent.trim());
     const facts = names.map((name, place) => [name, cells[place]]);
-    const plan = row.cells[2].lastChild.textContent.trim();
+    const plan = $(".plan", row).textContent.trim();
+    const reason = $(".why", row)?.textContent.trim();
+    if (reason) facts.push(["Reason", reason]);
     const role = $(".badge", row)?.textContent ?? plan;
     return { label: `micro batch ${cells[1]}: ${plan}${role === plan ? "" : ` (${role})`}`, facts: facts.slice(3).filter(([, value]) => value && value !== "–") };
   };

@@ -6,6 +6,7 @@ from functools import cache
 from importlib.resources import files
 
 from autofit.core.units import format_bytes, format_duration
+from autofit.reports.counting import moment, runs, verdict
 from autofit.reports.html.answer import answer
 from autofit.reports.html.parts import LABEL, REASON, bullets, code_block, data_table, facts, scrolled, section
 from autofit.reports.html.plans import plans_table
@@ -15,10 +16,16 @@ from autofit.reports.svg import CHARTS
 from autofit.reports.svg.chart import Chart
 from autofit.reports.svg.drawing import NARROW, WIDE, style_sheet
 
+_VERDICTS = {"passed": "ok", "failed": "bad", "not checked": "none"}
+"""Style of each result of a numerical check."""
 _ICON = (
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E"
     "%3Cpath d='M8 1l7 7-7 7-7-7z' fill='%230072b2'/%3E%3C/svg%3E"
 )
+
+
+MOST_OPEN = 10
+"""Number of combinations without a measurement that are shown at once; the others are folded."""
 
 
 def render(report: Report) -> str:
@@ -71,8 +78,7 @@ def _script() -> str:
 
 def _header(report: Report) -> Markup:
     device = f"{shortened(report.environment.device_name, 80)} ({shortened(report.environment.device_type, 20)})"
-    when = shortened(report.created, 40).replace("T", " ").removesuffix("+00:00")
-    about = [device, f"{when} UTC" if when else "", _trials(report)]
+    about = [device, shortened(moment(report.created), 40), _trials(report)]
     toggle = element(
         "button", "Dark", type="button", id="theme", hidden=True, aria_label="Dark theme", aria_pressed="false"
     )
@@ -86,7 +92,7 @@ def _header(report: Report) -> Markup:
 
 
 def _trials(report: Report) -> str:
-    counts = ", ".join(f"{count:,} {shortened(status, 40)}" for status, count in report.counts.items())
+    counts = shortened(runs(report), LABEL)
     return f"{counts} in {format_duration(report.duration_s)}" if counts and report.duration_s else counts
 
 
@@ -107,6 +113,7 @@ def _chart(report: Report, chart: Chart) -> Markup:
         element("div", wide.svg(), class_="wide"),
         element("div", narrow.svg(), class_="narrow"),
     ]
+    aid = f"{chart.aid} {chart.note(report)}".rstrip()
     figure = element("figure", *drawings, data_kind=chart.kind)
     values = chart.table(report)
     if values is None:
@@ -115,7 +122,7 @@ def _chart(report: Report, chart: Chart) -> Markup:
     else:
         inside = data_table(values, f"{chart.heading}: values")
         more = element("details", element("summary", "Values as a table"), inside, class_="values")
-    return section(chart.kind, chart.heading, element("p", chart.aid, class_="aid"), figure, more)
+    return section(chart.kind, chart.heading, element("p", aid, class_="aid"), figure, more)
 
 
 def _rest(report: Report) -> list[tuple[str, str, Markup]]:
@@ -143,7 +150,7 @@ def _gates(report: Report) -> list[Child]:
         element(
             "tr",
             element("th", shortened(gate.name, LABEL), scope="row"),
-            element("td", "passed" if gate.passed else "failed", class_=f"st {'ok' if gate.passed else 'bad'}"),
+            element("td", verdict(gate), class_=f"st {_VERDICTS[verdict(gate)]}"),
             element("td", shortened(gate.reason, 2 * REASON)),
         )
         for gate in report.gates
@@ -159,7 +166,8 @@ def _gates(report: Report) -> list[Child]:
 
 def _table(head: tuple[str, ...], rows: list[Markup], name: str) -> Markup:
     heads = element("thead", element("tr", *(element("th", text, scope="col") for text in head)))
-    return scrolled(element("table", element("caption", name, class_="hidden"), heads, element("tbody", *rows)), name)
+    caption = element("caption", name, class_="hidden")
+    return scrolled(element("table", caption, heads, element("tbody", *rows), class_="stacked"), name)
 
 
 def _left_out(report: Report) -> list[Child]:
@@ -170,8 +178,11 @@ def _left_out(report: Report) -> list[Child]:
                     element("td", shortened(one.basis, 40)), element("td", shortened(one.reason, REASON)))
             for one in report.left_out
         ]  # fmt: skip
-        name = "Combinations that were not measured"
-        found += [element("h3", name), _table(("Closest plan", "Evidence", "Reason"), rows, name)]
+        name, head = "Combinations that were not measured", ("Closest plan", "Evidence", "Reason")
+        found += [element("h3", name), _table(head, rows[:MOST_OPEN], name)]
+        if rest := rows[MOST_OPEN:]:
+            more = f"{len(rest):,} more"
+            found.append(element("details", element("summary", more), _table(head, rest, f"{name}: {more}")))
     if report.refused:
         rows = [
             element("tr", element("th", shortened(one.name, LABEL), scope="row"),

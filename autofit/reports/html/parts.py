@@ -1,5 +1,6 @@
 """Parts of a page that several sections use: sections, tables, lists of facts, and text that is cut."""
 
+import re
 from collections.abc import Sequence
 
 from autofit.core.printable import one_line
@@ -8,6 +9,10 @@ from autofit.reports.svg.chart import DataTable
 
 LABEL, REASON, CODE = 220, 320, 4000
 """Number of characters after which a plan, a reason and a piece of code are cut."""
+
+_LONG_WORD = 20
+"""Number of characters from which a word may be wider than a line of the headline on a telephone."""
+_BREAKS = re.compile(r"(?<=[=_])")
 
 Facts = Sequence[tuple[str, Child]]
 
@@ -29,6 +34,14 @@ def _flat(line: str) -> str:
     """Returns a line of code with its indentation."""
     indent = len(line) - len(line.lstrip(" "))
     return " " * indent + one_line(line)
+
+
+def breakable(text: str) -> Markup:
+    """Returns a text whose long words may break behind "=" or "_" rather than anywhere."""
+    words = (
+        joined(_BREAKS.split(word), element("wbr")) if len(word) > _LONG_WORD else word for word in text.split(" ")
+    )
+    return joined(words, " ")
 
 
 def data_table(table: DataTable, caption: str) -> Markup:

@@ -3,24 +3,32 @@
 from collections.abc import Collection
 
 from autofit.core.units import format_bytes, format_duration, short_number
+from autofit.reports.counting import RATIOS, counted
 from autofit.reports.html.parts import LABEL, REASON, scrolled
 from autofit.reports.markup import Markup, element, joined, shortened
 from autofit.reports.report import PlanRow, Report
 
 _MANY, _CUT = 150, 140
 """Number of rows from which reasons are cut to fewer characters, so that the page stays below 500 kB."""
+_LONG = 30
+"""Number of rows from which the table scrolls inside the page, with its head in view."""
 _STATUS = {"measured": "ok", "skipped": "none", "interrupted": "none"}
 
 
 def plans_table(report: Report) -> Markup:
-    """Returns the controls and the table of all plans, one row each. Columns without any value are left out."""
+    """Returns the controls and the table of all plans, one row each, with the reason below the plan.
+
+    Columns without any value are left out.
+    """
     most = REASON if len(report.rows) < _MANY else _CUT
     columns = _columns(report)
     heads = element("tr", joined(_head(name, kind) for name, kind in columns.items()))
     body = joined(_row(row, columns, most) for row in report.rows)
     caption = element("caption", "All plans, best first", class_="hidden")
     table = element("table", caption, element("thead", heads), element("tbody", body), id="plans-table")
-    return joined([_controls(report), scrolled(table, "All plans", "scroll plans")])
+    kind = "scroll plans" if len(report.rows) < _LONG else "scroll plans long"
+    note = element("p", RATIOS, class_="aid") if report.race else None
+    return joined([_controls(report), scrolled(table, "All plans", kind), note])
 
 
 def _columns(report: Report) -> dict[str, str]:
@@ -30,12 +38,11 @@ def _columns(report: Report) -> dict[str, str]:
         "Gain": all(row.gain is None for row in report.rows),
         "Peak": all(row.peak_bytes is None for row in report.rows),
         "Estimated": all(row.estimate is None for row in report.rows),
-        "Reason": not any(row.reason for row in report.rows),
         "Took": not any(row.duration_s for row in report.rows),
     }
-    names = ("#", "Batch", "Plan", "Rate", "Gain", "Peak", "Estimated", "Status", "Reason", "Took")
+    names = ("#", "Batch", "Plan", "Rate", "Gain", "Peak", "Estimated", "Status", "Took")
     shown = [f"{report.unit.capitalize()}/s" if name == "Rate" else name for name in names if not empty.get(name)]
-    return {name: "text" if name in ("Plan", "Status", "Reason") else "number" for name in shown}
+    return {name: "text" if name in ("Plan", "Status") else "number" for name in shown}
 
 
 def _head(name: str, kind: str) -> Markup:
@@ -50,19 +57,20 @@ def _row(row: PlanRow, columns: Collection[str], most: int) -> Markup:
     label = shortened(row.combination, LABEL if most == REASON else _CUT)
     if row.is_baseline:
         label = "" if role == "baseline" else "baseline"
+    plan = element("span", label, class_="plan")
+    reason = element("div", shortened(row.reason, most), class_="why") if row.reason else None
     estimate = None if row.estimate is None else row.estimate.value_bytes
     rate = element("td", "–" if row.rate_per_s is None else short_number(row.rate_per_s))
     cells = {
         "#": element("td", str(row.rank)),
         "Batch": element("td", _batch(row)),
-        "Plan": element("th", badge, Markup(" ") if badge else None, label, scope="row"),
+        "Plan": element("th", badge, Markup(" ") if badge else None, plan, reason, scope="row"),
         "Samples/s": rate,
         "Tokens/s": rate,
         "Gain": element("td", "–" if row.gain is None else f"{row.gain.value:.2f}x"),
         "Peak": _cell(row.peak_bytes, "–" if row.peak_bytes is None else format_bytes(row.peak_bytes)),
         "Estimated": _cell(estimate, "–" if estimate is None else format_bytes(estimate)),
         "Status": _status(row),
-        "Reason": element("td", shortened(row.reason, most) if row.reason else "", class_="why"),
         "Took": _cell(row.duration_s, format_duration(row.duration_s) if row.duration_s else "–"),
     }
     shown = (cell for name, cell in cells.items() if name in columns)
@@ -91,12 +99,12 @@ def _controls(report: Report) -> Markup:
     counts: dict[str, int] = {}
     for row in report.rows:
         counts[row.status] = counts.get(row.status, 0) + 1
-    options = [element("option", f"all ({len(report.rows)})", value="")]
-    options += [element("option", f"{status} ({count})", value=status) for status, count in counts.items()]
+    options = [element("option", f"all ({len(report.rows):,})", value="")]
+    options += [element("option", f"{status} ({count:,})", value=status) for status, count in counts.items()]
     text = element("input", type="search", id="filter", autocomplete="off", placeholder="bf16, micro batch 32 …")
     fields = [
         element("label", "Filter by text ", text),
         element("label", "Status ", element("select", joined(options), id="status")),
-        element("output", f"{len(report.rows)} plans", id="shown", role="status"),
+        element("output", counted(len(report.rows), "plan"), id="shown", role="status"),
     ]
     return element("div", *fields, class_="controls", hidden=True)

@@ -34,11 +34,12 @@ def draw(report: Report, form: Format) -> Drawing:
     with_budget = shown_budget(report, high)
     high = max(high, report.budget_bytes) if with_budget else high
     x = AxisScale(0.0, high, names, form.width - room)
-    start = y
+    start, behind = y, len(drawing.parts)
     y = _entries(drawing, report, [sized[0]], x, y)
     if with_budget:
         at = x(report.budget_bytes)
         drawing.line(at, start - 2, at, y - 6, "af-budget")
+        drawing.parts.insert(behind, drawing.parts.pop())  # the sizes stay readable where they cross the line
         drawing.text(at, start - 8, f"budget {format_bytes(report.budget_bytes)}", "af-bad", "end")
     y = _entries(drawing, report, kinds, x, _heading(drawing, "By kind", y))
     if modules:

@@ -32,6 +32,7 @@ class Chart:
         available: whether a report has it.
         draw: draws it; only for a report that has it.
         table: its values; None if the table of all plans holds them.
+        note: sentences on this report's chart that follow the aid; "" for none. Only for a report that has the chart.
     """
 
     kind: str
@@ -41,3 +42,4 @@ class Chart:
     available: Callable[[Report], bool]
     draw: Callable[[Report, Format], Drawing]
     table: Callable[[Report], DataTable | None]
+    note: Callable[[Report], str] = lambda report: ""

@@ -5,7 +5,7 @@ from autofit.reports.report import PlanRow, Report, SpeedCurve
 from autofit.reports.svg.chart import Chart, DataTable
 from autofit.reports.svg.drawing import FONT, Drawing, Format
 from autofit.reports.svg.lettering import Box, spread, wrapped
-from autofit.reports.svg.marks import LINE, axes, key, margin, plan_keys, point, thinned
+from autofit.reports.svg.marks import LINE, NOT_FROM_ZERO, axes, key, margin, plan_keys, point, thinned
 from autofit.reports.svg.scales import AxisScale, power_ticks, rate_ticks, span
 
 MOST_CURVES = 7
@@ -19,7 +19,7 @@ def draw(report: Report, form: Format) -> Drawing:
     sizes = [size for curve in curves for size in _sizes(report, curve)]
     slow, fast = span([rate for curve in curves for _, rate in _points(report, curve)])
     rates = rate_ticks(slow, fast, 5)
-    top = key(drawing, plan_keys(report, {rank for curve in curves for rank in curve.ranks}), 2) + 34
+    top = key(drawing, _keys(report, curves), 2) + 34
     misses = any(_miss(report, curve) for curve in curves)
     bottom = top + (240 if form.narrow else 320)
     lane = bottom + (26 if misses else 0)
@@ -64,6 +64,22 @@ def _miss(report: Report, curve: SpeedCurve) -> int | None:
     return min((size for size in curve.refused_sizes if size > largest), default=None)
 
 
+def _raced(report: Report) -> set[int]:
+    """Returns the ranks of the plans that raced; the throughput of the others is that of their probe."""
+    if not report.race:
+        return set()
+    found = {racer.rank for racer in report.race}
+    reference = report.baseline if report.race_reference == "baseline" else report.recommended
+    return found | ({reference.rank} if reference is not None else set())
+
+
+def _keys(report: Report, curves: list[SpeedCurve]) -> list[tuple[str, str]]:
+    drawn, raced = {rank for curve in curves for rank in curve.ranks}, _raced(report)
+    hollow = raced and any(not report.row(rank).role and rank not in raced for rank in drawn)
+    found = plan_keys(report, drawn)
+    return [*found, ("af-pt af-hollow", "did not race: by its probe")] if hollow else found
+
+
 def _sizes(report: Report, curve: SpeedCurve) -> list[int]:
     miss = _miss(report, curve)
     return [size for size, _ in _points(report, curve)] + ([miss] if miss else [])
@@ -84,10 +100,11 @@ def _lines(
 ) -> None:
     """Draws the lines, then their points, and in the lane below the sizes that did not fit."""
     x, y, lane = at
-    placed, styles = list[tuple[PlanRow, float, float]](), dict[int, int]()
+    placed, styles, raced = list[tuple[PlanRow, float, float]](), dict[int, int](), _raced(report)
     for place, (curve, series) in enumerate(curves):
         line = [(x(size), y(rate)) for size, rate in _points(report, curve)]
-        drawing.polyline(line, f"af-line af-s{series}")
+        if len(line) > 1:
+            drawing.polyline(line, f"af-line af-s{series}")
         rows = [report.row(rank) for rank in curve.ranks]
         placed += [(row, *point) for row, point in zip(rows, line, strict=True)]
         styles |= {row.rank: series for row in rows}
@@ -97,7 +114,8 @@ def _lines(
             cross = f"M{left:.1f} {lane - 4:.1f}l8 8m0 -8l-8 8"
             drawing.add("path", class_=f"af-miss af-s{series}", d=cross)
     for row, at_x, at_y in sorted(thinned(placed), key=lambda found: (bool(found[0].role), -found[0].rank)):
-        point(drawing, at_x, at_y, row, f"af-dot af-s{styles[row.rank]}")
+        hollow = " af-hollow" if raced and row.rank not in raced else ""
+        point(drawing, at_x, at_y, row, f"af-dot af-s{styles[row.rank]}{hollow}")
 
 
 def _names(drawing: Drawing, curves: list[SpeedCurve], ends: list[tuple[float, float]], area: Box) -> None:
@@ -141,6 +159,15 @@ def _about(report: Report, curves: list[SpeedCurve]) -> str:
     )
 
 
+def _note(report: Report) -> str:
+    """Returns what the chart does not show by itself: where the axis starts, and which points did not race."""
+    curves = _shown(report)
+    low, _ = span([rate for curve in curves for _, rate in _points(report, curve)])
+    hollow = any(text.startswith("did not race") for _, text in _keys(report, curves))
+    texts = ["Hollow points did not race: their throughput is that of a probe and less certain."] if hollow else []
+    return " ".join([*texts, *([NOT_FROM_ZERO] if low > 0 else [])])
+
+
 def table(report: Report) -> DataTable:
     """Returns each measured point of the curves that are drawn."""
     rows = list[tuple[str, ...]]()
@@ -154,8 +181,10 @@ def table(report: Report) -> DataTable:
 CURVES: Chart = Chart(
     kind="curves",
     heading="Speed by micro batch size",
-    aid="Where a line is flat, a larger micro batch costs memory and brings no speed; the axis is logarithmic.",
+    aid="Where a line is flat, a larger micro batch costs memory and brings no speed. The horizontal axis is "
+    "logarithmic.",
     missing="no combination was measured at two micro batch sizes",
+    note=_note,
     available=lambda report: bool(report.curves),
     draw=draw,
     table=table,

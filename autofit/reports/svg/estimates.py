@@ -3,6 +3,7 @@
 from statistics import median
 
 from autofit.core.units import format_bytes
+from autofit.reports.counting import counted, difference
 from autofit.reports.report import PlanRow, Report
 from autofit.reports.svg.chart import Chart
 from autofit.reports.svg.drawing import Drawing, Format
@@ -63,7 +64,7 @@ def _bounds(drawing: Drawing, row: PlanRow, x: AxisScale, y: AxisScale) -> None:
 
 
 def _about(rows: list[PlanRow]) -> str:
-    return f"Estimated against measured peaks of {len(rows)} plans. {accuracy(rows)}"
+    return f"Estimated against measured peaks of {counted(len(rows), 'plan')}. {accuracy(rows)}"
 
 
 def accuracy(rows: list[PlanRow]) -> str:
@@ -73,7 +74,7 @@ def accuracy(rows: list[PlanRow]) -> str:
     row = rows[errors.index(worst)]
     size = f"{format_bytes(_estimated(row))} for {format_bytes(row.peak_bytes)}"
     middle = median(abs(error) for error in errors)
-    return f"The median error is {middle:.1%}, the largest {worst:+.1%} ({size})."
+    return f"The median error is {middle:.1%}, the largest {difference(worst)} ({size})."
 
 
 ESTIMATES: Chart = Chart(

@@ -2,13 +2,16 @@
 
 from itertools import pairwise
 
+from autofit.core.objective import TIE_RATIO
 from autofit.core.units import format_bytes, short_number
+from autofit.reports.counting import counted
 from autofit.reports.report import PlanRow, Report
 from autofit.reports.svg.chart import Chart
 from autofit.reports.svg.drawing import FONT, SMALL, Drawing, Format
 from autofit.reports.svg.lettering import Box, place, text_width
-from autofit.reports.svg.marks import LINE, axes, key, margin, plan_keys, point, shown_budget, thinned
+from autofit.reports.svg.marks import LINE, NOT_FROM_ZERO, axes, key, margin, plan_keys, point, shown_budget, thinned
 from autofit.reports.svg.scales import AxisScale, byte_ticks, rate_ticks, span
+from autofit.search.choice import SAME_MEMORY_RATIO
 
 _BEYOND = 1.15
 """The axis of memory ends at this many budgets at most; plans that need more are counted at its end."""
@@ -74,7 +77,8 @@ def _keys(report: Report, rows: list[PlanRow], refused: list[tuple[float, PlanRo
 def _budget(drawing: Drawing, report: Report, area: Box, x: AxisScale) -> None:
     text = f"budget {format_bytes(report.budget_bytes)}"
     if report.budget_bytes > x.high:
-        drawing.text(area.right, area.top - 14, f"{text}, beyond this axis →", "af-bad", "end")
+        beyond = f"{text} →" if drawing.format.narrow else f"{text}, beyond this axis →"
+        drawing.text(area.right, area.top - 14, beyond, "af-bad", "end")
         return
     at = x(report.budget_bytes)
     drawing.rect(at, area.top, area.right, area.bottom, "af-over")
@@ -143,7 +147,7 @@ def _labels(
 
 
 def _about(report: Report, rows: list[PlanRow]) -> str:
-    count = f"Throughput against peak memory of {len(rows)} measured plans, with a budget of "
+    count = f"Throughput against peak memory of {counted(len(rows), 'measured plan')}, with a budget of "
     texts = [f"{count}{format_bytes(report.budget_bytes)}."]
     for name, row in (("Recommended plan", report.recommended), ("Baseline", report.baseline)):
         if row is not None and row.rate_per_s is not None:
@@ -152,13 +156,21 @@ def _about(report: Report, rows: list[PlanRow]) -> str:
     return " ".join(texts)
 
 
+def _note(report: Report) -> str:
+    low, _ = span([row.rate_per_s or 0.0 for row in _measured(report)])
+    return NOT_FROM_ZERO if low > 0 else ""
+
+
 FRONT: Chart = Chart(
     kind="front",
     heading="Throughput against peak memory",
-    aid="Higher is faster and further left is lighter; no measured plan beats one on the Pareto front in both.",
+    aid="Higher is faster and further left is lighter. For a plan on the Pareto front, no other measured plan is as "
+    f"fast with less memory. Speeds within {TIE_RATIO:.0%} and peaks within {SAME_MEMORY_RATIO:.0%} count as equal, so "
+    "a plan that is ahead by less than that may be marked as another plan.",
     missing="no plan was measured within the budget",
     available=lambda report: bool(_measured(report)),
     draw=draw,
     table=lambda report: None,
+    note=_note,
 )
 """Throughput against peak memory."""

@@ -12,6 +12,9 @@ from autofit.reports.svg.scales import AxisScale
 LINE = 17.0
 """Distance of two lines of text."""
 
+NOT_FROM_ZERO = "The vertical axis does not start at zero."
+"""Note on a chart whose vertical axis starts elsewhere, so that differences look larger than they are."""
+
 MOST_POINTS, APART = 150, 5.0
 """Number of points up to which each is drawn, and the size of the squares that have one point each otherwise."""
 

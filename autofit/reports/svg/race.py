@@ -5,7 +5,7 @@ from autofit.core.recommendation import Ratio
 from autofit.reports.report import PlanRow, Racer, Report
 from autofit.reports.svg.chart import Chart, DataTable
 from autofit.reports.svg.drawing import FONT, SMALL, Drawing, Format
-from autofit.reports.svg.lettering import Box, fitted, text_width, wrapped
+from autofit.reports.svg.lettering import Box, text_width, wrapped
 from autofit.reports.svg.marks import LINE, point, short_label
 from autofit.reports.svg.scales import AxisScale, nice_ticks
 
@@ -20,12 +20,12 @@ def draw(report: Report, form: Format) -> Drawing:
     area = Box(names + 8, 42, form.width - (8 if form.narrow else _FIGURES + 12), 0)
     low, high = _span(report)
     x = AxisScale(low, high, area.left, area.right)
-    row_height = 62.0 if form.narrow else 58.0
-    bottom = area.top + 8 + row_height * len(report.race)
+    heights = [_row_height(drawing, report.row(racer.rank)) for racer in report.race]
+    bottom = area.top + 8 + sum(heights)
     _ground(drawing, report, x, area.top, bottom)
     for place, racer in enumerate(report.race):
-        row, top = report.row(racer.rank), area.top + 8 + place * row_height
-        middle = top + (46 if form.narrow else row_height / 2)
+        row, top = report.row(racer.rank), area.top + 8 + sum(heights[:place])
+        middle = top + (heights[place] - 14 if form.narrow else heights[place] / 2)
         for ratio in racer.ratios:
             drawing.add("circle", class_="af-round", cx=x(ratio), cy=middle, r=3)
         style = "af-whisker-rec" if row.role == "recommended" else "af-whisker"
@@ -34,10 +34,21 @@ def draw(report: Report, form: Format) -> Drawing:
         for end in (racer.ratio.low, racer.ratio.high):
             drawing.line(x(end), middle - 5, x(end), middle + 5, style)
         point(drawing, x(racer.ratio.value), middle, row)
-        _name(drawing, row, racer, x, (top, middle))
+        _name(drawing, report, racer, x, (top, middle))
     drawing.text(form.width, bottom + 38, f"throughput over the {_reference(report)}", "af-note", "end")
     drawing.height = bottom + 46
     return drawing
+
+
+def _row_height(drawing: Drawing, row: PlanRow) -> float:
+    """Returns the height of a finalist; in a narrow drawing its name and its figures stand above its interval."""
+    if not drawing.format.narrow:
+        return 58.0
+    return 52.0 + len(_narrow_lines(drawing, row)) * (LINE - 1)
+
+
+def _narrow_lines(drawing: Drawing, row: PlanRow) -> list[str]:
+    return wrapped(_name_of(row), FONT, drawing.format.width, 3)
 
 
 def _reference(report: Report) -> str:
@@ -71,16 +82,22 @@ def _ground(drawing: Drawing, report: Report, x: AxisScale, top: float, bottom: 
         drawing.text(middle, y + drop + (0 if near else 16), text, "af-note", "middle")
 
 
-def _name(drawing: Drawing, row: PlanRow, racer: Racer, x: AxisScale, at: tuple[float, float]) -> None:
+def _crossed(report: Report, x: AxisScale, width: float) -> bool:
+    """Returns whether the line of the reference or the tie margin crosses a text at the left edge."""
+    fastest = max(1.0, *(racer.ratio.value for racer in report.race))
+    return min(x(1.0), x(fastest / (1 + TIE_RATIO))) < width + 4
+
+
+def _name(drawing: Drawing, report: Report, racer: Racer, x: AxisScale, at: tuple[float, float]) -> None:
     """Writes the plan, and its ratio with the interval."""
-    top, middle = at
+    row, (top, middle) = report.row(racer.rank), at
     name = _name_of(row)
     figures = f"{racer.ratio.value:.2f}x" if racer.ratio.low == racer.ratio.high else str(racer.ratio)
     if drawing.format.narrow:
-        left = x(racer.ratio.low) > drawing.format.width / 2
-        beside = x(min(racer.ratio.low, *racer.ratios, racer.ratio.low)) - 14 if left else x(racer.ratio.high) + 14
-        drawing.text(beside, middle + 4.5, figures, "af-note", "end" if left else "")
-        drawing.text(0, top + 20, fitted(name, FONT, drawing.format.width))
+        for place, line in enumerate(_narrow_lines(drawing, row)):
+            drawing.text(0, top + 20 + place * (LINE - 1), line)
+        right = _crossed(report, x, text_width(figures, SMALL))
+        drawing.text(drawing.format.width if right else 0, middle - 15, figures, "af-note", "end" if right else "")
         return
     lines = wrapped(name, FONT, x.start - 8, 3)
     for place, line in enumerate(lines):
@@ -120,7 +137,9 @@ def table(report: Report) -> DataTable:
 RACE: Chart = Chart(
     kind="race",
     heading="The race",
-    aid="Finalists ran in turns with the plan at 1.0; an interval that excludes 1.0 is a difference beyond the noise.",
+    aid="Finalists ran in turns with the plan named at 1.0x. Each grey dot is one round of both. An interval that "
+    "excludes 1.0 is a difference beyond the noise. Plans in the shaded tie margin count as equally fast as the "
+    "fastest one; among them, the plan that needs less memory is recommended.",
     missing="no plans raced",
     available=lambda report: bool(report.race),
     draw=draw,

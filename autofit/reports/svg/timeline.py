@@ -6,7 +6,7 @@ from autofit.reports.report import PlanMemory, Report
 from autofit.reports.svg.chart import Chart, DataTable
 from autofit.reports.svg.drawing import FONT, SMALL, Drawing, Format
 from autofit.reports.svg.lettering import Box, fitted, text_width
-from autofit.reports.svg.marks import margin, shown_budget
+from autofit.reports.svg.marks import LINE, margin, shown_budget
 from autofit.reports.svg.scales import AxisScale, byte_ticks
 
 _NAMES = {"recommended": "Recommended", "baseline": "Baseline"}
@@ -18,7 +18,7 @@ def draw(report: Report, form: Format) -> Drawing:
     drawing = Drawing(form, _about(report))
     peak = max(max(*plan.profile.live_bytes, plan.profile.peak_bytes) for plan in plans)
     with_budget = shown_budget(report, peak)
-    high = 1.08 * max(peak, report.budget_bytes if with_budget else 0)
+    high = max(1.2 * peak, 1.08 * report.budget_bytes if with_budget else 0.0)  # the peak has its label above it
     ticks = byte_ticks(0, high, 4)
     height, y = (150.0 if form.narrow else 170.0), 0.0
     for plan in plans:
@@ -32,7 +32,8 @@ def draw(report: Report, form: Format) -> Drawing:
         if with_budget:
             at = scale(report.budget_bytes)
             drawing.line(area.left, at, area.right, at, "af-budget")
-            drawing.text(area.right - 6, at - 6, f"budget {format_bytes(report.budget_bytes)}", "af-bad", "end")
+            text, below = f"budget {format_bytes(report.budget_bytes)}", at - area.top < LINE  # phases are named above
+            drawing.text(area.right - 6, at + 14 if below else at - 6, text, "af-bad", "end")
         y = area.bottom + 26
     note = "allocations and releases of the step, in order →"
     drawing.text(form.width - 8, y - 4, note, "af-note", "end")
@@ -105,6 +106,18 @@ def _phase_at(phases: tuple[StepPhase, ...], place: int) -> str:
     return next((phase.name for phase in phases if phase.start <= place < phase.end), "step")
 
 
+def traced_steps(report: Report) -> str:
+    """Returns which plans have more accumulation steps than their trace shows; "" if none has."""
+    texts = list[str]()
+    for plan in _drawn(report):
+        row = report.recommended if plan.role == "recommended" else report.baseline
+        shown = sum(phase.name == "forward" for phase in plan.profile.phases)
+        if row is not None and 0 < shown < row.accumulation_steps:
+            name = "the recommended plan" if plan.role == "recommended" else "the baseline"
+            texts.append(f"{shown} of the {row.accumulation_steps:,} accumulation steps of {name}")
+    return f"The timeline shows {' and '.join(texts)}; the others repeat the last one." if texts else ""
+
+
 def table(report: Report) -> DataTable:
     """Returns the highest and the last value of each phase."""
     rows = list[tuple[str, ...]]()
@@ -125,5 +138,6 @@ TIMELINE: Chart = Chart(
     available=lambda report: bool(_drawn(report)),
     draw=draw,
     table=table,
+    note=traced_steps,
 )
 """Live tensors over one optimizer step."""

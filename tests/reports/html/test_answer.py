@@ -52,5 +52,36 @@ def test_a_baseline_that_is_the_answer_is_not_compared_with_itself() -> None:
 
 def test_an_answer_without_a_plan_says_so() -> None:
     found = words(infeasible())
-    assert "No plan fits the budget. Recommendation none no plan fits the budget Memory budget 20 GiB" in found
+    assert (
+        "No plan fits the budget. Recommendation none no plan fits the budget of 20 GiB Memory budget 20 GiB" in found
+    )
     assert "lowest estimated peak: 23.5 GiB" in found
+
+
+def test_the_cause_of_a_search_without_a_plan_is_in_its_tile_and_the_whole_message_below_the_headline() -> None:
+    made = infeasible().model_copy(
+        update={"cause": "the user's code failed", "failure": "your code failed in forward. Fix it, then tune again."}
+    )
+    found = words(made)
+    assert "Recommendation none the user&#x27;s code failed" in found or "none the user's code failed" in found
+    assert "no plan fits" not in found
+    assert found.index("Fix it, then tune again.") < found.index("Recommendation none")
+
+
+def test_a_changed_global_batch_is_a_row_of_what_changes() -> None:
+    assert "samples per optimizer step" not in words(typical())
+    report = typical()
+    (best,) = [row for row in report.rows if row.role == "recommended"]
+    grown = best.model_copy(update={"accumulation_steps": 6})
+    rows = tuple(grown if row is best else row for row in report.rows)
+    assert "samples per optimizer step 256 768" in words(report.model_copy(update={"rows": rows}))
+
+
+def test_a_proof_that_contradicts_the_throughput_stands_beside_the_gain() -> None:
+    assert "the proof ran" not in words(typical())
+    assert "interval 2.55 to 2.61; the proof ran at 210.4 samples/s" in words(typical(proof_rate_per_s=210.4))
+
+
+def test_trials_are_counted_beside_the_plans() -> None:
+    counts = "19 trials of 16 plans: 13 measured, 2 out of memory, 4 skipped, in 3 min 32 s"
+    assert f"Search 16 plans {counts}" in words(typical())

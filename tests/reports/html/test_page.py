@@ -11,8 +11,10 @@ from time import perf_counter
 
 import pytest
 
+from autofit.core.briefing import GateRecord
 from autofit.reports.html.page import render
 from autofit.reports.html.parts import CODE
+from autofit.reports.report import LeftOut
 from autofit.reports.svg import CHARTS
 from tests.reports import samples
 
@@ -175,3 +177,29 @@ def test_five_hundred_plans_take_less_than_half_a_second() -> None:
 def test_a_page_is_made_without_torch() -> None:
     code = "import sys, autofit.reports.html.page, autofit.reports.plots; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_long_list_of_combinations_is_folded_after_ten() -> None:
+    many = tuple(LeftOut(label=f"combination {n}", basis="assumed", reason="slow") for n in range(50))
+    found = render(samples.typical(left_out=many))
+    part = found[found.index("Combinations that were not measured</h3>") : found.index("Techniques that were not")]
+    shown, _, folded = part.partition("<details><summary>40 more</summary>")
+    assert [shown.count('scope="row"'), folded.count('scope="row"')] == [10, 40]
+    assert "<details>" not in PAGES["typical"][PAGES["typical"].index("Combinations that were not measured") :]
+
+
+def test_a_check_that_could_not_be_run_has_not_failed() -> None:
+    gate = GateRecord(name="accumulation", passed=False, reason="could not be checked: the gradient is zero")
+    assert '<td class="st none">not checked</td>' in render(samples.typical(gates=(gate,)))
+    assert '<td class="st bad">failed</td>' in PAGES["typical"]
+
+
+def test_an_axis_that_does_not_start_at_zero_is_named_in_the_caption() -> None:
+    sentence = "The vertical axis does not start at zero."
+    assert sentence not in PAGES["typical"]
+    report = samples.typical()
+    rows = tuple(
+        row.model_copy(update={"rate_per_s": 400 + row.rate_per_s / 10}) if row.rate_per_s else row
+        for row in report.rows
+    )
+    assert render(report.model_copy(update={"rows": rows})).count(sentence) == 2

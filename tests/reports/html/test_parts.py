@@ -1,6 +1,6 @@
 """Parts of a page: tables, facts and code."""
 
-from autofit.reports.html.parts import CODE, bullets, code_block, code_text, data_table, facts, section
+from autofit.reports.html.parts import CODE, breakable, bullets, code_block, code_text, data_table, facts, section
 from autofit.reports.svg.chart import DataTable
 
 
@@ -31,3 +31,8 @@ def test_a_copy_button_is_shown_by_the_script_only() -> None:
     found = code_block("Apply", "x = 1 < 2")
     assert 'class="copy" hidden' in found
     assert "<code>x = 1 &lt; 2</code>" in found
+
+
+def test_only_long_words_may_break_and_only_behind_a_sign() -> None:
+    found = breakable("Use micro_batch=4 <b> optimizer_implementation=fused: 2x")
+    assert found == "Use micro_batch=4 &lt;b&gt; optimizer_<wbr>implementation=<wbr>fused: 2x"

@@ -29,24 +29,38 @@ def test_a_row_shows_the_plan_with_its_numbers_or_why_there_are_none() -> None:
     rows = table(typical()).getElementsByTagName("tr")
     assert [words(cell) for cell in rows[1].childNodes] == [
         "1", "128 × 2", "recommended precision=bf16, compile=default, checkpointing=blocks", "512", "2.58x",
-        "15.12 GiB", "14.7 GiB", "measured", "", "6.4 s",
+        "15.12 GiB", "14.7 GiB", "measured", "6.4 s",
     ]  # fmt: skip
-    assert [words(cell) for cell in rows[-3].childNodes][3:9] == [
-        "–", "–", "–", "35.9 GiB", "out of memory", "CUDA out of memory",
-    ]  # fmt: skip
+    failed = [words(cell) for cell in rows[-3].childNodes]
+    assert failed[3:8] == ["–", "–", "–", "35.9 GiB", "out of memory"]
+    assert failed[2].endswith("CUDA out of memory")
+    assert rows[-3].childNodes[2].lastChild.getAttribute("class") == "why"
+
+
+def test_only_a_long_table_scrolls_inside_the_page() -> None:
+    assert 'class="scroll plans"' in plans_table(typical())
+    assert 'class="scroll plans long"' in plans_table(large())
+
+
+def test_what_ratios_compare_is_said_once_below_the_table() -> None:
+    sentence = "a plan that did not race is compared by its probe"
+    found = plans_table(typical())
+    assert found.index("</table>") < found.index(sentence)
+    assert found.count(sentence) == 1
+    assert sentence not in plans_table(typical(race=()))
 
 
 def test_cells_in_units_carry_the_value_that_they_are_sorted_by() -> None:
     report = typical()
     cells = table(report).getElementsByTagName("tr")[1].childNodes
-    assert [cells[5].getAttribute("data-v"), cells[9].getAttribute("data-v")] == [str(report.row(1).peak_bytes), "6.4"]
+    assert [cells[5].getAttribute("data-v"), cells[8].getAttribute("data-v")] == [str(report.row(1).peak_bytes), "6.4"]
 
 
 def test_columns_without_any_value_are_left_out() -> None:
     heads = [
         words(cell) for cell in table(infeasible()).getElementsByTagName("thead")[0].getElementsByTagName("button")
     ]
-    assert heads == ["#", "Batch", "Plan", "Estimated", "Status", "Reason", "Took"]
+    assert heads == ["#", "Batch", "Plan", "Estimated", "Status", "Took"]
     made = table(infeasible()).getElementsByTagName("tr")
     assert {len(row.childNodes) for row in made} == {len(heads)}
     tokens = typical(unit="tokens")

@@ -3,7 +3,7 @@
 import pytest
 
 from autofit.reports.report import BATCH_ONLY, Report, SpeedCurve
-from autofit.reports.svg.curves import MOST_CURVES, table
+from autofit.reports.svg.curves import CURVES, MOST_CURVES, table
 from tests.reports.samples import typical
 from tests.reports.svg.reading import picture
 
@@ -64,3 +64,26 @@ def test_a_size_below_a_measured_one_is_not_the_one_that_did_not_fit() -> None:
     report = typical()
     curve = SpeedCurve(combination=BATCH_ONLY, ranks=report.curves[-1].ranks, refused_sizes=(1,))
     assert not [row for row in table(report.model_copy(update={"curves": (curve,)})).rows if "did not fit" in row]
+
+
+def test_a_single_point_is_a_marker_without_a_line() -> None:
+    report = typical()
+    assert report.recommended is not None
+    single = SpeedCurve(combination=report.recommended.combination, ranks=(report.recommended.rank,))
+    others = [curve for curve in report.curves if curve.combination != single.combination]
+    found = picture("curves", report.model_copy(update={"curves": (single, *others)}))
+    assert report.recommended.rank in found.points()
+    assert len(found.of_class("af-line")) == len(others)
+
+
+def test_points_that_did_not_race_are_hollow_and_explained() -> None:
+    report = typical()
+    found = picture("curves", report)
+    hollow = {int(node.getAttribute("data-r")) for node in found.of_class("af-hollow") if node.hasAttribute("data-r")}
+    raced = {racer.rank for racer in report.race}
+    drawn = {rank for curve in report.curves for rank in curve.ranks}
+    assert hollow == {rank for rank in drawn if rank not in raced and not report.row(rank).is_baseline}
+    assert "did not race: by its probe" in found.words()
+    assert CURVES.note(report).startswith("Hollow points did not race")
+    assert "Hollow" not in CURVES.note(typical(race=()))
+    assert not picture("curves", typical(race=())).of_class("af-hollow")

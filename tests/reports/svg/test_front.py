@@ -2,6 +2,7 @@
 
 import pytest
 
+from autofit.reports.svg.front import FRONT
 from tests.reports.samples import GIB, large, typical
 from tests.reports.svg.reading import Picture, picture
 
@@ -63,3 +64,12 @@ def test_many_plans_are_thinned_but_none_of_the_front_is_lost() -> None:
     shown = picture("front", report).points()
     assert 100 < len(shown) < 400
     assert {row.rank for row in report.rows if row.on_front} <= shown.keys()
+
+
+def test_the_caption_names_the_tolerances_of_the_front() -> None:
+    assert "Speeds within 2% and peaks within 1% count as equal" in FRONT.aid
+
+
+def test_a_far_budget_and_the_name_of_the_axis_do_not_collide_when_narrow() -> None:
+    found = dict(picture("front", typical(budget_bytes=200 * GIB), 344.0).texts())
+    assert found["budget 200 GiB →"].left > found["samples per second"].right

@@ -45,3 +45,19 @@ def test_the_table_says_why_a_finalist_left() -> None:
     rows = table(typical()).rows
     assert rows[0][0].startswith("Recommended, micro batch 128 × 2")
     assert rows[1][-1] == "surely behind after 8 rounds"
+
+
+def test_a_narrow_race_keeps_names_apart_and_figures_inside() -> None:
+    report = typical()
+    start = "precision=bf16, memory_format=channels_last, optimizer_implementation="
+    rows = list(report.rows)
+    for racer, name in zip(report.race[1:], ("fused", "foreach"), strict=True):
+        rows[racer.rank - 1] = rows[racer.rank - 1].model_copy(update={"combination": start + name})
+    first = report.race[0]
+    wide = first.model_copy(update={"ratio": first.ratio.model_copy(update={"low": 0.5, "high": 30.0})})
+    race = (wide, *report.race[1:])
+    found = picture("race", report.model_copy(update={"rows": tuple(rows), "race": race}), 344.0)
+    words = " ".join(found.words())
+    assert "fused" in words
+    assert "foreach" in words
+    assert all(box.left >= 0 and box.right <= 344 for _, box in found.texts())

@@ -1,6 +1,6 @@
 """Memory timeline: phases, peaks and the budget."""
 
-from autofit.reports.svg.timeline import table
+from autofit.reports.svg.timeline import table, traced_steps
 from tests.reports.samples import GIB, typical
 from tests.reports.svg.reading import picture
 
@@ -43,3 +43,22 @@ def test_the_table_has_the_highest_value_of_each_phase() -> None:
     assert [row[:2] for row in rows[:5]] == [
         ("Recommended", name) for name in ("forward", "backward", "forward", "backward", "optimizer")
     ]
+
+
+def test_accumulation_steps_that_are_not_shown_are_named() -> None:
+    report = typical()
+    assert report.baseline is not None
+    expected = f"The timeline shows 2 of the {report.baseline.accumulation_steps} accumulation steps of the baseline; "
+    assert traced_steps(report).startswith(expected)
+    shown = tuple(row.model_copy(update={"accumulation_steps": 2}) for row in report.rows)
+    assert traced_steps(report.model_copy(update={"rows": shown})) == ""
+
+
+def test_the_label_of_a_budget_near_the_top_is_clear_of_the_names_of_phases() -> None:
+    report = typical()
+    peak = max(max(plan.profile.peak_bytes, *plan.profile.live_bytes) for plan in report.memory)
+    found = picture("timeline", report.model_copy(update={"budget_bytes": round(1.3 * peak)}), 344.0)
+    lines = [float(node.getAttribute("d").split("L")[0].split()[1]) for node in found.of_class("af-budget")]
+    labels = [box for text, box in found.texts() if text.startswith("budget")]
+    assert len(labels) == len(lines) == 2
+    assert all(box.top > line for box, line in zip(labels, lines, strict=True))

@@ -1,0 +1,56 @@
+"""Counting: numbers of plans and runs, results of checks, errors and times in words, the same in every format."""
+
+from datetime import UTC, datetime
+
+from autofit.core.briefing import GateRecord
+from autofit.reports.report import Report
+
+RATIOS = (
+    "Ratios in reasons compare only the rounds that both plans ran; a plan that did not race is compared by its probe. "
+    "They may differ from the quotient of two throughputs in this table."
+)
+"""Note below the table of all plans of a search with a race."""
+_UNCHECKED = "could not be checked"
+"""Part of the reason of a numerical check that could not be run (`autofit.probing.survey.gates`)."""
+
+
+def counted(count: int, name: str) -> str:
+    """Returns a number of things: "1 plan", "1,200 plans"."""
+    return f"{count:,} {name}" if count == 1 else f"{count:,} {name}s"
+
+
+def runs(report: Report) -> str:
+    """Returns the number of trials and of plans, and how the trials ended; "" if that is unknown.
+
+    A plan runs again when it is proven, so there may be more trials than plans. Plans of earlier searches are not
+    counted.
+    """
+    total = sum(report.counts.values())
+    if not total:
+        return ""
+    ended = ", ".join(f"{count:,} {status}" for status, count in report.counts.items())
+    of = "" if any(row.earlier for row in report.rows) else f" of {counted(len(report.rows), 'plan')}"
+    return f"{counted(total, 'trial')}{of}: {ended}"
+
+
+def verdict(gate: GateRecord) -> str:
+    """Returns "passed", "failed", or "not checked" for a check that could not be run."""
+    if gate.passed:
+        return "passed"
+    return "not checked" if _UNCHECKED in gate.reason else "failed"
+
+
+def difference(ratio: float) -> str:
+    """Returns a relative difference with its sign and one decimal: "+3.1%", and "0.0%" without a sign."""
+    text = f"{ratio:+.1%}"
+    return text if text[1:] != "0.0%" else "0.0%"
+
+
+def moment(text: str) -> str:
+    """Returns a time in ISO 8601 in UTC with whole seconds, such as "2026-11-24 20:11:08 UTC"; other texts as given."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    found = found.astimezone(UTC) if found.tzinfo is not None else found
+    return f"{found:%Y-%m-%d %H:%M:%S} UTC"

@@ -1,0 +1,124 @@
+"""Headline: the answer in one or two sentences, or why a search has none."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from autofit.core.outcome import Status
+from autofit.core.plan import Plan
+from autofit.core.recommendation import Recommendation
+from autofit.core.trial import Trial
+from autofit.core.units import format_bytes, short_number
+from autofit.core.wording import describe_plan
+from autofit.search.contradiction import SPEED_RATIO
+from autofit.search.evidence import SearchEvidence
+
+_CAUSES = {
+    1: "an internal error ended the search",
+    2: "no plan could be measured or proven, and memory was not the only reason",
+    3: "no plan fits the budget of {budget}",
+    5: "the user's code failed",
+    6: "another tuner uses the device or the study",
+    7: "the time or trial limit was reached first",
+    8: "the device stopped answering",
+}
+"""Causes by the exit code of the error (`autofit.core.errors`)."""
+_BEGINNINGS = (
+    (r"no plan could be measured, and memory was not|.* and memory was not the only reason", 2),
+    (r"no plan fits|.* as a proof inside|no plan with .* none is likely to fit", 3),
+    (r"your code failed|the process that runs your code|the baseline \(.*not finite", 5),
+    (r"the search ended before|.* the time was over before|no plan with .* within the limits", 7),
+    (r"the device answers every call", 8),
+)
+"""Beginnings of the messages in studies of earlier versions, which did not keep the exit code."""
+_ENDINGS = {
+    Status.MEASURED: "was measured but not proven",
+    Status.OVER_BUDGET: "exceeded the budget",
+    Status.OUT_OF_MEMORY: "ran out of memory",
+    Status.TIMED_OUT: "timed out",
+    Status.CRASHED: "crashed",
+    Status.INTERRUPTED: "was interrupted",
+    Status.USER_ERROR: "failed in the user's code",
+    Status.NUMERIC: "gave a loss or gradient that is not finite",
+}
+_UNKNOWN = "an earlier version of autofit made this study"
+
+
+def headline(r: Recommendation) -> str:
+    """Returns the answer: the plan, its gain, the change of the global batch and the peak."""
+    plan, peak = describe_plan(r.plan, r.baseline.plan), r.proof.memory.judged_bytes
+    within = f"Its peak is {format_bytes(peak)} of a budget of {format_bytes(r.budget.memory_bytes)}." if peak else ""
+    if r.plan == r.baseline.plan:
+        return f"Keep the baseline: {plan}. {r.untried or 'Nothing that was tried is faster'}. {within}".strip()
+    if r.gain is not None:
+        gain = f"{r.gain} of the baseline's throughput"
+    else:
+        failed = not r.baseline.outcome.measured
+        gain = "the baseline does not run here" if failed else "its gain over the baseline is unknown"
+    change = batch_change(r.baseline.plan.global_batch_size, r.plan.global_batch_size)
+    return f"Use {plan}: {gain}{change}.{_doubt(r)} {within}".strip()
+
+
+def batch_change(before: int, after: int) -> str:
+    """Returns how the samples of an optimizer step change, as the end of a sentence; "" if they do not."""
+    if before == after:
+        return ""
+    return f"; the global batch {'grows' if after > before else 'shrinks'} from {before:,} to {after:,}"
+
+
+def contradicting_rate(r: Recommendation) -> float | None:
+    """Returns the throughput of the proof if it contradicts the one that is shown; None if it does not.
+
+    The rule is that of the caveat in `autofit.search.common_scale`: a proof on the worst batch known is slower anyway.
+    """
+    if r.rate_per_s is None or r.proof.of_worst_batch:
+        return None
+    proven = r.objective.score(r.proof)
+    return proven if max(r.rate_per_s, proven) > SPEED_RATIO * min(r.rate_per_s, proven) else None
+
+
+def _doubt(r: Recommendation) -> str:
+    """Returns a sentence on a proof that contradicts the throughput that is shown; "" if it does not."""
+    proven = contradicting_rate(r)
+    if proven is None or r.rate_per_s is None:
+        return ""
+    return f" Its proof ran at {short_number(proven)} {r.objective.unit}/s, not {short_number(r.rate_per_s)}."
+
+
+def cause(evidence: SearchEvidence | None, trials: Sequence[Trial] = ()) -> str:
+    """Returns in a few words why there is no recommendation."""
+    if evidence is None:
+        return _UNKNOWN
+    if not evidence.failure:
+        stopped = bool(trials) and trials[-1].outcome.status is Status.INTERRUPTED
+        return "the search was interrupted" if stopped else "the search did not end"
+    code = evidence.failure_code or _code_of(evidence.failure)
+    return _CAUSES.get(code, "the search failed").format(budget=format_bytes(evidence.budget.memory_bytes))
+
+
+def failed_headline(evidence: SearchEvidence | None, trials: Sequence[Trial]) -> str:
+    """Returns that there is no recommendation, the cause, and how the runs of the plans ended."""
+    if evidence is None:
+        return f"No recommendation is known: {_UNKNOWN}. Report its plan file instead."
+    own = _latest(trials, evidence.baseline)
+    ended = "" if own is None else f" The baseline, {_batch(own.plan)}, {_ended(own)}."
+    return f"No plan is recommended: {cause(evidence, trials)}.{ended}"
+
+
+def _code_of(text: str) -> int:
+    return next((code for pattern, code in _BEGINNINGS if re.match(pattern, text, re.DOTALL)), 0)
+
+
+def _latest(trials: Iterable[Trial], plan: Plan) -> Trial | None:
+    """Returns the last trial of a plan that ran."""
+    ran = [each for each in trials if each.plan == plan and each.outcome.status is not Status.SKIPPED]
+    return ran[-1] if ran else None
+
+
+def _batch(plan: Plan) -> str:
+    steps = plan.accumulation_steps
+    return f"micro batch {plan.micro_batch_size:,}" + (f" x {steps:,}" if steps > 1 else "")
+
+
+def _ended(trial: Trial) -> str:
+    status = trial.outcome.status
+    return _ENDINGS.get(status, f"did not run to its end ({status.value})")

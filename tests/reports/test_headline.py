@@ -1,0 +1,120 @@
+"""The headline: what changes is never hidden, and a search without an answer says its own cause."""
+
+from dataclasses import replace
+
+import pytest
+
+from autofit.core.errors import (
+    AutofitError,
+    BudgetSpent,
+    Busy,
+    DevicePoisoned,
+    NothingFits,
+    UserCodeError,
+    WorkloadError,
+)
+from autofit.core.outcome import Outcome, Status
+from autofit.core.recommendation import Recommendation
+from autofit.core.trial import Trial
+from autofit.reports import sources
+from autofit.reports.assemble import assembled
+from autofit.reports.headline import batch_change, cause, contradicting_rate, failed_headline, headline
+from autofit.reports.html.page import render
+from autofit.reports.markdown import to_markdown
+from tests.recorded import recorded_search
+
+RESULT = recorded_search(name="unet")
+EVIDENCE = RESULT.evidence
+
+
+def answer() -> Recommendation:
+    """Returns a recommendation that is not the baseline, without a contradicting proof."""
+    r = RESULT.recommendation
+    assert r is not None
+    assert r.plan != r.baseline.plan
+    return r.model_copy(update={"rate_per_s": r.objective.score(r.proof)})
+
+
+def test_the_headline_says_how_the_global_batch_changes() -> None:
+    r = answer()
+    grown = r.plan.replace(micro_batch_size=r.baseline.plan.global_batch_size * 3, accumulation_steps=1)
+    before = r.baseline.plan.global_batch_size
+    found = headline(r.model_copy(update={"plan": grown}))
+    assert f"of the baseline's throughput; the global batch grows from {before} to {3 * before}. Its peak" in found
+    same = r.plan.replace(micro_batch_size=before, accumulation_steps=1)
+    assert "global batch" not in headline(r.model_copy(update={"plan": same}))
+    assert batch_change(1024, 64) == "; the global batch shrinks from 1,024 to 64"
+
+
+def test_a_gain_that_is_unknown_is_not_a_baseline_that_fails() -> None:
+    r = answer().model_copy(update={"gain": None})
+    assert "its gain over the baseline is unknown" in headline(r)
+    failed = r.baseline.model_copy(update={"outcome": Outcome(status=Status.OUT_OF_MEMORY, reason="no memory")})
+    assert "the baseline does not run here" in headline(r.model_copy(update={"baseline": failed}))
+
+
+def test_a_proof_far_from_the_throughput_that_is_shown_is_in_the_headline() -> None:
+    r = answer()
+    assert contradicting_rate(r) is None
+    assert "proof" not in headline(r)
+    faster = r.model_copy(update={"rate_per_s": 2 * (r.rate_per_s or 0.0)})
+    assert contradicting_rate(faster) == pytest.approx(r.rate_per_s)
+    assert "Its proof ran at " in headline(faster)
+    worst = r.proof.model_copy(update={"warmup_times_s": ()})
+    assert contradicting_rate(faster.model_copy(update={"proof": worst})) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (NothingFits("no plan fits into 1 GiB."), "no plan fits the budget of "),
+        (UserCodeError("your code failed in forward."), "the user's code failed"),
+        (BudgetSpent("the search ended before any plan was measured"), "the time or trial limit was reached first"),
+        (DevicePoisoned("the device answers every call with an error"), "the device stopped answering"),
+        (WorkloadError("no plan could be measured, and memory was not the reason."), "memory was not the only reason"),
+        (Busy("used"), "another tuner uses"),
+    ],
+)
+def test_the_cause_is_that_of_the_error(error: AutofitError, expected: str) -> None:
+    known = EVIDENCE.model_copy(update={"failure": str(error), "failure_code": error.exit_code})
+    assert expected in cause(known)
+    if not isinstance(error, Busy):  # an earlier version kept the message alone
+        assert expected in cause(known.model_copy(update={"failure_code": 0}))
+
+
+def test_other_messages_of_earlier_versions_have_their_cause() -> None:
+    texts = {
+        "2 plans ran as short probes, and the time was over before one was proven. Tried": "time or trial limit",
+        "2 plans ran as short probes, none as a proof inside 1 GiB. Tried": "no plan fits",
+        "2 plans ran as short probes, none as a proof inside 1 GiB, and memory was not the only reason.": "memory was",
+        "the process that runs your code crashed or hung with each of the 2 plans": "the user's code failed",
+        "something new": "the search failed",
+    }
+    for text, expected in texts.items():
+        assert expected in cause(EVIDENCE.model_copy(update={"failure": text}))
+
+
+def test_a_search_that_was_interrupted_or_died_says_so() -> None:
+    open_one = EVIDENCE.model_copy(update={"failure": "", "recommendation": None})
+    assert cause(open_one) == "the search did not end"
+    last = Trial(number=1, plan=EVIDENCE.baseline, outcome=Outcome(status=Status.INTERRUPTED, reason="Ctrl-C"))
+    assert cause(open_one, (last,)) == "the search was interrupted"
+    assert "an earlier version" in cause(None)
+
+
+def test_a_failed_search_has_a_short_headline_in_words_and_its_whole_message_below() -> None:
+    message = "the search ended before any plan was measured inside the budget: spent. " + "x" * 900 + " LAST."
+    plan = EVIDENCE.baseline.replace(micro_batch_size=4, accumulation_steps=4)
+    own = Trial(number=1, plan=plan, outcome=Outcome(status=Status.TIMED_OUT, reason="not finished"))
+    known = EVIDENCE.model_copy(
+        update={"failure": message, "failure_code": 7, "recommendation": None, "baseline": plan, "standings": ()}
+    )
+    expected = (
+        "No plan is recommended: the time or trial limit was reached first. The baseline, micro batch 4 x 4, timed out."
+    )
+    assert failed_headline(known, (own,)) == expected
+    report = assembled(sources.of_result(replace(RESULT, recommendation=None, evidence=known, trials=(own,))))
+    assert (report.headline, report.feasible) == (expected, False)
+    for text in (render(report), to_markdown(report)):
+        assert text.index(expected) < text.index("LAST.")
+    assert "no plan fits the budget" not in render(report)
