@@ -1,7 +1,6 @@
 """The public calls `tune`, `estimate` and `load`: they turn the user's objects into a workload and wire the parts."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -9,32 +8,25 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from autofit import locks, planfile
-from autofit.core.briefing import Options
+from autofit import planfile
 from autofit.core.budget import Clock
-from autofit.core.errors import BudgetSpent, UsageError
+from autofit.core.errors import UsageError
 from autofit.core.objective import Objective
 from autofit.core.plan import KnobValue
-from autofit.core.recommendation import Recommendation
 from autofit.core.units import parse_duration
-from autofit.devices.base import Device
 from autofit.devices.of_model import device_for, device_it_is_on
 from autofit.estimation import estimate as estimating
 from autofit.estimation.estimation import Estimation
 from autofit.fit import Fit, Terms
 from autofit.guard import Guard
-from autofit.probing.local_bench import LocalBench
+from autofit.in_process import search_in_process
 from autofit.probing.options import options_of, record_of
 from autofit.probing.remote.bench import Target
 from autofit.probing.standin_bench import StandInBench
-from autofit.probing.watchdog import Overdue, Watchdog
+from autofit.reports.attached import attached
 from autofit.reports.repeating import tuning_call
-from autofit.search.event import Event
-from autofit.search.evidence import SearchResult
 from autofit.search.request import Listen, Request
-from autofit.search.search import search
-from autofit.trackers.progress import Progress
-from autofit.trackers.yardstick import Yardstick
+from autofit.trackers.following import following
 from autofit.workloads.workload import OptimizerRecipe, Workload
 
 
@@ -64,6 +56,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
     objective: Literal["samples", "tokens"] = "samples",
     planned_steps: int | None = None,
     progress: bool | Listen = True,
+    listeners: Sequence[Listen | str] = (),
 ) -> Fit:
     """Finds the fastest way to train `model` on batches of `loader` within the memory budget.
 
@@ -115,8 +108,11 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
             global batch size. Warm-up cost (compilation, kernel tuning) is amortised over the samples of these steps,
             and the shortest whole training wins. None ignores warm-up and compares steady steps.
         progress: True shows finished trials above a live line on a terminal, and as plain lines elsewhere. False shows
-            nothing. A callable receives each event. If a run makes no progress for long, an event of kind "waiting"
-            comes from another thread.
+            nothing. A callable receives each event, and an exception that it raises ends the search. If a run makes no
+            progress for long, an event of kind "waiting" comes from another thread.
+        listeners: callables that receive each event (`autofit.trackers.listener.Listener`), and experiment trackers to
+            log to: "tensorboard:DIR", "mlflow:URI", "wandb:PROJECT", or a plugin's; ":PLACE" may be left out. A
+            listener or tracker that fails never ends the search: you get one warning.
 
     Returns:
         The proven plan with its proof, and the baseline, the alternatives and the caveats.
@@ -159,7 +155,8 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
     title, command = type(model).__name__, tuning_call(tune, locals())
     asked = Request(time_s=clock.limit_s, study=study, searcher=searcher, planned_steps=planned_steps, seed=seed)
     request = replace(asked, objective=record_of(Objective, unit=objective), title=title, command=command)
-    found, result = _found(workload, chosen, options, request, clock, progress)
+    with following(listeners, attach=attached, time_s=request.time_s) as followers:
+        found, result = search_in_process(workload, chosen, options, request, clock, progress, followers)
     return Fit(found, Terms(loss_fn, step_fn, optimizer), result)
 
 
@@ -248,52 +245,3 @@ def load(path: str | Path) -> Fit:
         PlanFileError: the file is missing, damaged, or of another schema.
     """
     return Fit(planfile.load(path), plan_file=str(path))
-
-
-def _opened(workload: Workload, device: Device, options: Options, watch: Watchdog) -> LocalBench:
-    """Opens a bench within the time budget.
-
-    Raises:
-        BudgetSpent: opening the bench used up the time budget.
-    """
-    try:
-        return watch.allowed(lambda: LocalBench(workload, device, options, watch=watch))
-    except Overdue as error:
-        raise BudgetSpent(f"{error}. Nothing was measured yet: give more time, or find out what hangs.") from None
-
-
-def _found(
-    workload: Workload, chosen: Device, options: Options, request: Request, clock: Clock, progress: bool | Listen
-) -> tuple[Recommendation, SearchResult | None]:
-    """Returns the answer of a search on a device, and its last event's result. The device is locked meanwhile.
-
-    Raises:
-        AutofitError: see `tune`.
-    """
-    results: list[SearchResult | None] = [None]
-    about, wait_s, watch = f"{chosen.name()} ({chosen.type})", locks.patience_s(request.time_s), Watchdog(clock)
-    with ExitStack() as held:
-        with Progress.of(progress, Yardstick.of(None, request, clock, lambda: watch.doing)) as waiting:
-            held.enter_context(locks.held(chosen.lock_key, about, wait_s, lambda text: waiting(Event("stage", text))))
-            held.enter_context(watch)
-            with watch.telling(lambda text: waiting(Event("waiting", text))):
-                bench = _opened(workload, chosen, options, watch)
-        with bench.backstop, bench:
-            against = Yardstick.of(bench.briefing, request, clock, lambda: watch.doing)
-            with Progress.of(progress, against) as listen, watch.telling(lambda text: listen(Event("waiting", text))):
-                listeners = [
-                    listen,
-                    lambda event: watch.beat("choosing the next plan"),
-                    lambda event: results.append(event.result or results[-1]),
-                ]
-                found = search(bench, request, listeners, clock)
-    found, result = _with_what_changed(found, bench.changed), results[-1]
-    return found, None if result is None else replace(result, recommendation=found)
-
-
-def _with_what_changed(found: Recommendation, changed: Sequence[str]) -> Recommendation:
-    """Adds a caveat that names what could not be put back, if there is any."""
-    if not changed:
-        return found
-    note = f"changed while tuning, and could not be put back: {', '.join(changed)}"
-    return found.model_copy(update={"caveats": (note, *found.caveats)})

@@ -16,10 +16,12 @@ from autofit.estimators.base import Estimator
 from autofit.exporters.base import Exporter, Settings
 from autofit.searchers.base import Problem, Searcher
 from autofit.strategies.base import Facts, Offer, Phase, Strategy
+from autofit.trackers.base import Conclusion, Ending, Tracker, Value
 from autofit.workloads.step import Draft
 
 APPLIED: list[str] = []
 TOLD: list[Plan] = []
+TRACKED: list[str] = []
 
 
 class Marking(Strategy):
@@ -85,6 +87,24 @@ class Twin(Cpu):
         return torch.device("cpu")
 
 
+class Notebook(Tracker):
+    """Notes what is logged."""
+
+    name, place = "notebook", "PAGE"
+
+    def open(self, title: str, parameters: Mapping[str, Value]) -> None:
+        TRACKED.append(f"open {self.where}")
+
+    def log(self, step: int, metrics: Mapping[str, float], texts: Mapping[str, str]) -> None:
+        TRACKED.append("log")
+
+    def conclude(self, conclusion: Conclusion) -> None:
+        TRACKED.append(f"conclude {sorted(conclusion.documents)}")
+
+    def close(self, ending: Ending) -> None:
+        TRACKED.append(f"close {ending}")
+
+
 class Unfinished(Searcher):
     """Cannot be made: it proposes nothing."""
 
@@ -98,10 +118,11 @@ class Impostor(FirstTwo):
 
 
 NO_CLASS = FirstTwo.name
-FAMILIES: dict[str, type[Strategy | Searcher | Exporter | Estimator | Device]] = {
+FAMILIES: dict[str, type[Strategy | Searcher | Exporter | Estimator | Device | Tracker]] = {
     "strategies": Marking,
     "searchers": FirstTwo,
     "exporters": Words,
     "estimators": Silent,
     "devices": Twin,
+    "trackers": Notebook,
 }

@@ -53,16 +53,21 @@ model = torch.nn.Linear(8, 2)
 loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(64, 8), torch.randn(64, 2)), 4)
 fit = autofit.tune(
     model, loader, loss_fn=torch.nn.functional.mse_loss, device="cpu", searcher="first-two",
-    strategies=["batching", "marking"], study=":memory:", progress=False,
+    strategies=["batching", "marking"], study=":memory:", progress=False, listeners=["notebook:1"],
 )
 print("applied", *sorted(set(outside_members.APPLIED)))
 print("told", bool(outside_members.TOLD))
 print("device", type(autofit.devices.choose("twin")).__name__, *(m.type for m in autofit.devices.members()))
+print(outside_members.TRACKED[0], *outside_members.TRACKED[-2:], sep="; ")
 print(fit.export("words").text)
 """,
     )
     lines = out.splitlines()
     assert lines[:3] == ["applied off on", "told True", "device Twin cuda xpu mps twin cpu"], (out, err)
+    assert lines[3] == (
+        "open 1; conclude ['autofit-report.html', 'autofit-report.json', 'autofit-report.md', 'autofit.yaml', "
+        "'trials.csv']; close finished"
+    )
     assert "micro_batch_size is 4" in lines
 
 

@@ -17,7 +17,16 @@ def tune(parser: argparse.ArgumentParser) -> None:
     _tune_training(parser.add_argument_group("training"))
     _tune_budget(parser.add_argument_group("budget"))
     _tune_search(parser.add_argument_group("search"))
-    _plan_output(parser.add_argument_group("output"))
+    output = parser.add_argument_group("output")
+    _plan_output(output)
+    output.add_argument(
+        "--track",
+        action="append",
+        default=[],
+        metavar="NAME[:PLACE]",
+        help="experiment tracker to log to: tensorboard[:DIR], mlflow[:URI], wandb[:PROJECT], or one that another "
+        "package adds. May be repeated. A tracker that fails never ends the search",
+    )
 
 
 def estimate(parser: argparse.ArgumentParser) -> None:

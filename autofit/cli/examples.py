@@ -20,6 +20,8 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
          "autofit tune train.py:make_workload --planned-steps 20000"),
         ("Keep the trials in another study. The same command resumes it:",
          "autofit tune train.py:make_workload --study bert.db -o bert.yaml"),
+        ("Log the search to TensorBoard and to MLflow:",
+         "autofit tune train.py:make_workload --track tensorboard --track mlflow"),
     ),
     "estimate": (
         ("Estimate for a device that is not in this machine:",

@@ -20,12 +20,14 @@ from autofit.core.recommendation import Recommendation
 from autofit.core.units import parse_duration
 from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.probing.watchdog import Watchdog
+from autofit.reports.attached import attached
 from autofit.reports.canvas import Canvas
 from autofit.reports.repeating import command_line
 from autofit.reports.summary import summarize
 from autofit.search.event import Event
 from autofit.search.request import DEFAULT_STUDY, Request
 from autofit.search.search import search
+from autofit.trackers.following import following
 from autofit.trackers.progress import Progress
 from autofit.trackers.yardstick import Yardstick
 
@@ -51,7 +53,11 @@ def execute(given: argparse.Namespace) -> int:
 
 def _searched(target: Target, request: Request, clock: Clock, given: argparse.Namespace) -> Recommendation:
     """Opens the target in a child process and searches, with progress on stderr unless it is to be quiet."""
-    with _terminable(), ExitStack() as held:
+    with (
+        _terminable(),
+        following(given.track, warn=_warn, attach=attached, time_s=request.time_s) as followers,
+        ExitStack() as held,
+    ):
         watch = held.enter_context(Watchdog(clock))
         with (
             Progress.of(not given.quiet, Yardstick.of(None, request, clock, lambda: watch.doing)) as listen,
@@ -68,7 +74,7 @@ def _searched(target: Target, request: Request, clock: Clock, given: argparse.Na
             Progress.of(not given.quiet, against) as listen,
             watch.telling(lambda text: listen(Event("waiting", text))),
         ):
-            listeners = [listen, lambda event: watch.beat("choosing the next plan")]
+            listeners = [listen, *followers, lambda event: watch.beat("choosing the next plan")]
             return search(bench, request, listeners, clock)
 
 
@@ -105,6 +111,11 @@ def _request(given: argparse.Namespace) -> Request:
         title=given.target,
         command=command_line(given.words),
     )
+
+
+def _warn(text: str) -> None:
+    """Prints a warning, also with --quiet."""
+    print(f"autofit: warning: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def _log(study: str | Path | None) -> Path | None:

@@ -10,7 +10,7 @@ from autofit.core.redaction import redacted
 
 _NAMED = re.compile(r"-{0,2}[\w.-]+=")
 _HIDDEN = "***"
-_NOT_SHOWN = ("progress", "extras")
+_NOT_SHOWN = ("progress", "listeners", "extras")
 """Arguments that do not change the search."""
 
 

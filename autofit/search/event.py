@@ -6,7 +6,7 @@ from autofit.core.estimate import Estimate
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Ratio
 from autofit.core.trial import Trial
-from autofit.search.evidence import SearchResult
+from autofit.search.evidence import Placing, SearchEvidence, SearchResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +14,9 @@ class Event:
     """Something that happened in a search.
 
     Attributes:
-        kind: "trial", "skipped", "stage", "race" or "proof"; "running" when a probe or a proof begins; "result" for the
-            last event of a search; or "waiting", which comes from another thread if a run makes no progress for long.
+        kind: "start", when a search begins; "stage", "trial", "skipped", "race" or "proof"; "running" when a probe or a
+            proof begins; "result" for the last event of a search; or "waiting", which comes from another thread if a
+            run makes no progress for long.
         text: one line of text.
         trial: the trial, for "trial", "skipped" and "proof".
         done: number of trials run so far.
@@ -24,6 +25,9 @@ class Event:
         plan: the plan that begins to run, for "running"; the leader, for "race" once every plan has run enough rounds.
         estimate: estimated peak of `plan`, for "running"; None if there is none.
         gain: throughput of `plan` over the baseline, for "race".
+        asked: the request and its environment, for "start".
+        standings: the plans of the race, best first, for "race". A gain whose `pairs` is 0 rests on probes alone. The
+            `note` is why a plan left the race.
     """
 
     kind: str
@@ -35,3 +39,5 @@ class Event:
     plan: Plan | None = None
     estimate: Estimate | None = None
     gain: Ratio | None = None
+    asked: SearchEvidence | None = None
+    standings: tuple[Placing, ...] = ()

@@ -13,6 +13,7 @@ from autofit.search.choice import choose, finalists, from_cold, measurement_of, 
 from autofit.search.common_scale import CommonScale
 from autofit.search.endings import nothing_measured, nothing_pinned, nothing_proven
 from autofit.search.entrants import Entrants
+from autofit.search.evidence import Placing
 from autofit.search.loop import SearchEnd
 from autofit.search.pareto import FrontPoint, front
 from autofit.search.race import MIN_ROUNDS, Race, run_race
@@ -123,8 +124,7 @@ class Final:
             nonlocal round_s, began
             now = self._tuning.clock.elapsed_s
             round_s, began = max(round_s, now - began), now
-            if race.rounds:
-                self._say_round(race, plans)
+            self._say_round(race, plans)
             long = race.ripe and now - self._searched_s > max(self._race_ratio(race) * self._searched_s, RACE_S)
             rest_s = max(MIN_ROUNDS - race.rounds, 1) * round_s  # fewer rounds decide nothing
             return long or self._time.left_s() <= rest_s + self._time.proof_s()
@@ -136,14 +136,33 @@ class Final:
             return result
 
         run_race(race, block, enough, lambda: [t.plan.key for t in self._entrants.joining()])
+        if race.over:  # the last round, after which `enough` is not asked
+            self._say_round(race, plans)
         note = {"rounds": race.rounds, "log_throughput": race.logs, "joined": race.joined, "left": race.left}
         self._tuning.log.note("race", note)
 
     def _say_round(self, race: Race, plans: Mapping[str, Plan]) -> None:
+        """Reports how the plans compare after a round."""
+        if not race.rounds:
+            return
         leader = plans[race.leader()] if race.ripe and race.running else None
         trial = self._record[leader.key] if leader is not None else None
         gain = self._gain(trial) if trial is not None else None
-        self._runner.say_round(f"round {race.rounds}: {len(race.running)} plans left", leader, gain)
+        text = f"round {race.rounds}: {len(race.running)} plans left"
+        self._runner.say_round(text, leader, gain, self._standings(race))
+
+    def _standings(self, race: Race) -> tuple[Placing, ...]:
+        """Returns how the plans of the race compare now, best first."""
+        trials = sorted((self._record[name] for name in race.names), key=self._scale.rate_per_s, reverse=True)
+        return tuple(
+            Placing(
+                plan=t.plan,
+                gain=self._gain(t),
+                rate_per_s=self._scale.rate_per_s(t),
+                note=race.left.get(t.plan.key, ""),
+            )
+            for t in trials
+        )
 
     def _race_ratio(self, race: Race) -> float:
         """Returns the maximum duration of an undecided race, as a share of the search."""

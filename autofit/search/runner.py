@@ -13,6 +13,7 @@ from autofit.core.units import format_bytes
 from autofit.search.earlier_runs import Earlier
 from autofit.search.endings import for_good, users_fault
 from autofit.search.event import Event
+from autofit.search.evidence import Placing
 from autofit.search.other_sizes import settled
 from autofit.search.time_plan import TimePlan
 from autofit.search.tuning import Tuning
@@ -109,9 +110,10 @@ class TrialRunner:
         text, done = f"running {plan}", self.probes
         self.tuning.listen(Event("running", text, done=done, phase=self.phase, plan=plan, estimate=estimate))
 
-    def say_round(self, text: str, leader: Plan | None, gain: Ratio | None) -> None:
-        """Reports that a round of the race begins, with the gain of the leader over the baseline."""
-        self.tuning.listen(Event("race", text, done=self.probes, phase=self.phase, plan=leader, gain=gain))
+    def say_round(self, text: str, leader: Plan | None, gain: Ratio | None, standings: tuple[Placing, ...]) -> None:
+        """Reports the end of a round of the race: the leader's gain over the baseline, and how the plans compare."""
+        event = Event("race", text, done=self.probes, phase=self.phase, plan=leader, gain=gain, standings=standings)
+        self.tuning.listen(event)
 
     def _once(self, plan: Plan, purpose: Purpose, settle: Callable[[Outcome], Outcome]) -> Trial:
         """Runs a plan once. Its trial is on disk as running before, and as finished after, even if it raises."""

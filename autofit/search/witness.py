@@ -36,6 +36,8 @@ class Witness:
         self._asked, self._note, self._estimators, self._listen = asked, note, estimators, listen
         self.seen, self._done = Seen(), 0
         self._keep(asked, OPENED)
+        text = f"searching plans for {asked.title or 'the workload'}"
+        self._listen(Event("start", text, asked=asked))
 
     def tell(self, event: Event) -> None:
         """Passes an event of the search on."""

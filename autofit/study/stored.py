@@ -87,7 +87,7 @@ def _verified(attributes: Mapping[str, Any], name: str) -> str:
 
     Raises:
         LookupError: there is no record.
-        ValueError: it has changed since.
+        ValueError: the record was changed.
     """
     text = str(attributes[name])
     if attributes.get(name + CHECKSUM, checksum(text)) != checksum(text):

@@ -15,16 +15,18 @@ from typing import TextIO
 import pytest
 
 import autofit
-from autofit import cli
+from autofit import cli, trackers
 from autofit.core.errors import (
     StudyError,
 )
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
+from autofit.trackers.base import Ending
 from tests.cli.conftest import FakeRemote, Run
 from tests.cli.processes import Running
 from tests.fakes import small_bench, space_of
+from tests.fakes.trackers import KeptTracker
 
 
 def test_quiet_prints_the_result_alone(remote: type[FakeRemote], run: Run) -> None:
@@ -194,3 +196,67 @@ def test_after_kill_9_the_same_command_goes_on(running: Running) -> None:
     assert int(known[0].split()[1]) >= 2
     assert out.startswith(("Use", "Keep"))
     assert autofit.load(running.folder / "autofit.yaml").proof.worst_steps >= 3
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> list[KeptTracker]:
+    """The trackers that are made: "kept", and "full", which fails when it logs."""
+    made: list[KeptTracker] = []
+
+    class Made(KeptTracker):
+        def __init__(self, where: str) -> None:
+            super().__init__(where)
+            made.append(self)
+
+    class Full(KeptTracker):
+        name = "full"
+
+        def __init__(self, where: str) -> None:
+            super().__init__(where, fails=("log",))
+            made.append(self)
+
+    monkeypatch.setattr(trackers, "members", lambda: (Made, Full))
+    return made
+
+
+def test_several_trackers_follow_a_search(remote: type[FakeRemote], run: Run, kept: list[KeptTracker]) -> None:
+    code, _, err = run("tune", "t.py", "--study", ":memory:", "--track", "kept", "--track", "kept:sqlite:///a.db")
+    assert (code, "warning" in err) == (0, False)
+    assert [tracker.where for tracker in kept] == ["", "sqlite:///a.db"]
+    for tracker in kept:
+        assert tracker.ending is Ending.FINISHED
+        assert tracker.conclusion is not None
+        assert {"autofit.yaml", "autofit-report.json", "trials.csv"} <= tracker.conclusion.documents.keys()
+
+
+def test_a_tracker_that_fails_is_one_warning_also_with_quiet(
+    remote: type[FakeRemote], run: Run, kept: list[KeptTracker]
+) -> None:
+    code, out, err = run("tune", "t.py", "--quiet", "--study", ":memory:", "--track", "full")
+    assert code == 0
+    assert out.startswith("Use ")
+    assert err.count("\n") == 1
+    assert "warning: the tracker full failed and gets no further events: OSError: log: no space left" in err
+
+
+@pytest.mark.parametrize("name", ["nowhere", "absent"])
+def test_a_tracker_that_cannot_be_used_is_a_usage_error_before_anything_runs(
+    name: str, remote: type[FakeRemote], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Absent(KeptTracker):
+        name, modules, extra = "absent", ("no_such_package_for_autofit",), "absent"
+
+    monkeypatch.setattr(trackers, "members", lambda: (Absent,))
+    code, _, err = run("tune", "t.py", "--study", ":memory:", "--track", name)
+    assert code == 2
+    assert remote.bench.runs == []
+    wanted = "expected one of absent" if name == "nowhere" else "pip install 'torch-autofit[absent]'"
+    assert wanted in err
+
+
+def test_an_interrupted_search_is_an_interrupted_run(
+    remote: type[FakeRemote], run: Run, kept: list[KeptTracker]
+) -> None:
+    remote.interrupt_after = 2
+    assert run("tune", "t.py", "--study", ":memory:", "--track", "kept")[0] == 130
+    assert kept[0].ending is Ending.INTERRUPTED

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from autofit import api
+from autofit import api, in_process
 from autofit.guard import (
     bindings,
     guard,
@@ -32,9 +32,9 @@ from autofit.guard.digest import fingerprint
 from autofit.probing import frozen_heap, local_bench
 
 PIECES = (bindings, object_state, process_flags, process_state, random_state, tensor_state, value_state)
-MODULES = (api, local_bench, frozen_heap, guard, *PIECES)
+MODULES = (api, in_process, local_bench, frozen_heap, guard, *PIECES)
 IN_BENCH = ("__init__", "__enter__", "__exit__", "_leave", "_put_back")
-IN_API = ("tune",)
+IN_API, IN_PROCESS = ("tune",), ("searched",)
 MOST = 80
 """So many points of the pieces' own code are taken; of the guard, the bench and `tune` all are."""
 Point = tuple[CodeType, int, int]
@@ -76,7 +76,7 @@ class World:
         return SimpleNamespace(caveats=())
 
     def tune(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(api, "search", self.search)
+        monkeypatch.setattr(in_process, "search", self.search)
         api.tune(
             self.model, self.loader, step_fn=self.step, optimizer=self.optimizer, device="cpu", strategies=(),
             memory_budget="64MiB", study=":memory:", progress=False,
@@ -87,7 +87,7 @@ def is_looked_at(code: CodeType) -> bool:
     """Returns whether code belongs to entering or leaving."""
     for module in MODULES:
         if code.co_filename == module.__file__:
-            wanted = {local_bench: IN_BENCH, api: IN_API}.get(module)
+            wanted = {local_bench: IN_BENCH, api: IN_API, in_process: IN_PROCESS}.get(module)
             return wanted is None or code.co_name in wanted
     return False
 
@@ -118,7 +118,8 @@ def points(monkeypatch: pytest.MonkeyPatch) -> list[Point]:
     finally:
         sys.settrace(None)
     found = list(dict.fromkeys((*key, run) for key, count in counts.items() for run in (1, count)))
-    ours = [point for point in found if point[0].co_filename in (api.__file__, local_bench.__file__, guard.__file__)]
+    all_taken = {module.__file__ for module in (api, in_process, local_bench, guard)}
+    ours = [point for point in found if point[0].co_filename in all_taken]
     others = [point for point in found if point not in ours]
     return [*ours, *others[:: max(1, len(others) // MOST)]]
 

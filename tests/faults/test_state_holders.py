@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 import autofit
-from autofit import api
+from autofit import api, in_process
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
@@ -63,7 +63,7 @@ def probe_once(status: list[Status], end: BaseException | None = None) -> Callab
 def run(one: Holder, monkeypatch: pytest.MonkeyPatch, end: BaseException | None = None) -> tuple[str, ...]:
     """Runs `autofit.tune` with one probe, and returns its caveats."""
     status: list[Status] = []
-    monkeypatch.setattr(api, "search", probe_once(status, end))
+    monkeypatch.setattr(in_process, "search", probe_once(status, end))
     try:
         fit = api.tune(**arguments(one), **QUICK)
     finally:

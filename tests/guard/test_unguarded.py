@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from autofit import api
+from autofit import api, in_process
 from autofit.guard import Guard, unguarded
 
 LOGGER = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ def test_what_is_handed_over_is_put_back_and_no_caveat() -> None:
 
 
 def tune(step: Any, monkeypatch: pytest.MonkeyPatch, search: Callable[..., Any], **more: Any) -> Any:
-    monkeypatch.setattr(api, "search", search)
+    monkeypatch.setattr(in_process, "search", search)
     loader = DataLoader(TensorDataset(torch.randn(16, 4)), batch_size=4)
     defaults: dict[str, Any] = {"device": "cpu", "study": ":memory:", "progress": False, "strategies": ("batching",)}
     return api.tune(nn.Linear(4, 2), loader, step_fn=step, **(defaults | more)).recommendation
@@ -158,7 +158,7 @@ def test_f26_a_change_that_stays_is_said_afterwards(monkeypatch: pytest.MonkeyPa
         return Answer(caveats=bench.briefing.caveats)
 
     said = tune(holding(counter), monkeypatch, search).caveats
-    assert said[-1] == "changed while tuning, and could not be put back: step_fn.thing"
+    assert said[0] == "changed while tuning, and could not be put back: step_fn.thing"
 
     def failing(*_: Any) -> Any:
         next(counter)

@@ -24,6 +24,18 @@ def test_a_search_that_is_cut_off_leaves_no_trace(untuned: Tuned, error: type[Ba
     assert untuned.digest() == before
 
 
+def test_a_listener_that_fails_neither_stops_a_search_nor_leaves_a_trace(untuned: Tuned) -> None:
+    before = untuned.digest()
+
+    def fail(event: object) -> None:
+        raise RuntimeError("no such page")
+
+    with pytest.warns(RuntimeWarning, match="fail failed and gets no further events: RuntimeError: no such page"):
+        fit = untuned.tune(listeners=[fail])
+    assert fit.proof.worst_steps >= 3
+    assert untuned.digest() == before
+
+
 def test_the_digest_sees_one_bit(untuned: Tuned) -> None:
     before = untuned.digest()
     weight = next(untuned.model.parameters())

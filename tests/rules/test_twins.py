@@ -29,6 +29,7 @@ WITHOUT_TWIN = {
     "autofit/searchers/base.py": BASE,
     "autofit/strategies/base.py": BASE,
     "autofit/study/repair.py": "needs a damaged study: tests/faults/test_study_damage.py",
+    "autofit/trackers/base.py": BASE,
     "autofit/tracing/cuda/autocast.py": "needs the stand-in's process: tests/tracing/cuda/test_standin.py",
     "autofit/tracing/cuda/disguise.py": "needs the stand-in's process: tests/tracing/cuda/test_standin.py",
     "autofit/tracing/inplace.py": "a rule of the assembly: tests/tracing/test_assembly.py",

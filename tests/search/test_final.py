@@ -59,6 +59,24 @@ def test_the_race_interleaves_the_finalists_with_the_baseline() -> None:
     assert kept | ran == set(bench.space.combinations())
 
 
+def test_each_round_of_the_race_tells_the_standings_with_intervals() -> None:
+    bench, log, events = calm(), MemoryLog(), list[Event]()
+    findings = run(tuning_of(bench, log, listen=events.append))
+    rounds = [event.standings for event in events if event.kind == "race"]
+    raced: Any = log.notes["race"]
+    assert len(rounds) == raced["rounds"]
+    for standings in rounds:
+        rates = [standing.rate_per_s or 0 for standing in standings]
+        assert rates == sorted(rates, reverse=True)
+        gains = [standing.gain for standing in standings if standing.gain is not None]
+        assert len(gains) == len(standings) >= 2
+        assert all(gain.low <= gain.value <= gain.high for gain in gains)
+    early, late = ({s.plan: s.gain for s in standings} for standings in (rounds[0], rounds[-1]))
+    assert (early[findings.plan] or findings.gain).pairs == 0  # type: ignore[union-attr]  # by probes alone
+    assert late[findings.plan] == findings.gain
+    assert {s.plan.key: s.note for s in rounds[-1] if s.note}.items() <= raced["left"].items()
+
+
 def test_a_baseline_that_is_best_is_returned_without_a_race() -> None:
     bench = calm()
     slow = [at(bench, 4), at(bench, 4, precision="tf32")]

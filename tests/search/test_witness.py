@@ -31,6 +31,17 @@ def test_the_last_event_carries_recommendation_evidence_and_trials() -> None:
     )  # fmt: skip
 
 
+def test_the_first_event_carries_what_was_asked() -> None:
+    events: list[Event] = []
+    result = recorded_search(listen=[events.append])
+    first = events[0]
+    assert (first.kind, [event.kind for event in events].count("start")) == ("start", 1)
+    assert first.asked is not None
+    assert first.asked.recommendation is None
+    names = ("began", "title", "command", "baseline", "budget", "objective", "environment", "gates", "refused")
+    assert all(getattr(first.asked, name) == getattr(result.evidence, name) for name in names)
+
+
 def test_the_evidence_has_what_was_asked_and_what_was_seen() -> None:
     result = recorded_search()
     found, r = result.evidence, result.recommendation

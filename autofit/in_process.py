@@ -1,0 +1,86 @@
+"""A whole search in this process, on the user's own objects: the device is locked, and everything is put back."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+
+from autofit import locks
+from autofit.core.briefing import Options
+from autofit.core.budget import Clock
+from autofit.core.errors import BudgetSpent
+from autofit.core.recommendation import Recommendation
+from autofit.devices.base import Device
+from autofit.probing.local_bench import LocalBench
+from autofit.probing.watchdog import Overdue, Watchdog
+from autofit.search.event import Event
+from autofit.search.evidence import SearchResult
+from autofit.search.request import Listen, Request
+from autofit.search.search import search
+from autofit.trackers.progress import Progress
+from autofit.trackers.yardstick import Yardstick
+from autofit.workloads.workload import Workload
+
+
+def search_in_process(
+    workload: Workload,
+    chosen: Device,
+    options: Options,
+    request: Request,
+    clock: Clock,
+    progress: bool | Listen,
+    followers: Sequence[Listen],
+) -> tuple[Recommendation, SearchResult | None]:
+    """Returns the answer of a search on a device, and its last event's result. The device is locked meanwhile.
+
+    Args:
+        workload: what is trained.
+        chosen: the device to search on.
+        options: what the bench is opened with.
+        request: what the caller wants.
+        clock: running since the call began.
+        progress: see `autofit.tune`.
+        followers: further listeners, which must not raise.
+
+    Raises:
+        AutofitError: see `autofit.tune`.
+    """
+    results: list[SearchResult | None] = [None]
+    about, wait_s, watch = f"{chosen.name()} ({chosen.type})", locks.patience_s(request.time_s), Watchdog(clock)
+    with ExitStack() as held:
+        with Progress.of(progress, Yardstick.of(None, request, clock, lambda: watch.doing)) as waiting:
+            held.enter_context(locks.held(chosen.lock_key, about, wait_s, lambda text: waiting(Event("stage", text))))
+            held.enter_context(watch)
+            with watch.telling(lambda text: waiting(Event("waiting", text))):
+                bench = _opened(workload, chosen, options, watch)
+        with bench.backstop, bench:
+            against = Yardstick.of(bench.briefing, request, clock, lambda: watch.doing)
+            with Progress.of(progress, against) as listen, watch.telling(lambda text: listen(Event("waiting", text))):
+                everyone = [
+                    listen,
+                    *followers,
+                    lambda event: watch.beat("choosing the next plan"),
+                    lambda event: results.append(event.result or results[-1]),
+                ]
+                found = search(bench, request, everyone, clock)
+    found, result = _with_what_changed(found, bench.changed), results[-1]
+    return found, None if result is None else replace(result, recommendation=found)
+
+
+def _opened(workload: Workload, device: Device, options: Options, watch: Watchdog) -> LocalBench:
+    """Opens a bench within the time budget.
+
+    Raises:
+        BudgetSpent: opening the bench used up the time budget.
+    """
+    try:
+        return watch.allowed(lambda: LocalBench(workload, device, options, watch=watch))
+    except Overdue as error:
+        raise BudgetSpent(f"{error}. Nothing was measured yet: give more time, or find out what hangs.") from None
+
+
+def _with_what_changed(found: Recommendation, changed: Sequence[str]) -> Recommendation:
+    """Adds a caveat that names what could not be put back, if there is any."""
+    if not changed:
+        return found
+    note = f"changed while tuning, and could not be put back: {', '.join(changed)}"
+    return found.model_copy(update={"caveats": (note, *found.caveats)})

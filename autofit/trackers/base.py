@@ -1,0 +1,127 @@
+"""Tracker: sends a search to an experiment tracker, as one run."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import import_module
+from typing import ClassVar, Self, final
+
+from autofit.core.errors import UsageError
+
+Value = str | int | float
+"""A value that every experiment tracker can store."""
+Row = Mapping[str, Value | None]
+"""One row of a table, by column; None for an empty cell."""
+
+
+class Ending(StrEnum):
+    """How a search ended."""
+
+    FINISHED = "finished"  # with a recommendation
+    FAILED = "failed"  # with an error
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """What is logged when a search ends.
+
+    Attributes:
+        metrics: final figures by name; all are finite.
+        texts: final texts by name.
+        trials: one row for each trial. All rows have the same columns.
+        documents: content of text files by file name.
+    """
+
+    metrics: Mapping[str, float]
+    texts: Mapping[str, str]
+    trials: Sequence[Row]
+    documents: Mapping[str, str]
+
+
+class Tracker(ABC):
+    """Sends a search to an experiment tracker, as one run. One object per search.
+
+    A tracker is made before the search begins. All other methods are called from one thread of its own, in the process
+    that runs the search, in this order: `connect`, `open`, `log` for each step, `conclude`, `close`. `open` is not
+    called if the search fails before its first event, and then nothing else is called. `conclude` is not called if the
+    user interrupts the search. A method may raise any exception: the user gets one warning, `close` is tried, and
+    nothing else is called. A method that blocks delays the search for a bounded time; see
+    `autofit.trackers.background`.
+
+    A tracker uses clients of its own: it must not change what the user has configured for the same tracker in this
+    process, such as the active run. It must not use the network unless the user asked for it.
+
+    Attributes:
+        name: name for `tune(listeners=[name])` and `--track name`. `name:PLACE` gives the place to log to.
+        place: what PLACE is, such as "DIR".
+        modules: modules to import. They are imported when the tracker is made.
+        extra: extra of autofit that installs the modules; "" if there is none.
+    """
+
+    name: ClassVar[str]
+    place: ClassVar[str] = "PLACE"
+    modules: ClassVar[tuple[str, ...]] = ()
+    extra: ClassVar[str] = ""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    @classmethod
+    @final
+    def make(cls, where: str) -> Self:
+        """Imports the modules and returns a tracker that logs to `where`; "" for the default place.
+
+        Raises:
+            UsageError: a module is not installed or cannot be imported.
+        """
+        cls.load()
+        return cls(where)
+
+    @classmethod
+    def load(cls) -> None:
+        """Imports the modules.
+
+        Raises:
+            UsageError: a module is not installed or cannot be imported.
+        """
+        for module in cls.modules:
+            try:
+                import_module(module)
+            except Exception as error:  # noqa: BLE001  # importing a foreign package may raise any exception
+                how = f"pip install 'torch-autofit[{cls.extra}]'" if cls.extra else f"install {module}"
+                raise UsageError(
+                    f"found no usable package {module.partition('.')[0]} ({type(error).__name__}: {error}); expected "
+                    f"it for the tracker {cls.name!r}. Install it: {how}."
+                ) from None
+
+    def connect(self) -> None:  # noqa: B027  # optional
+        """Prepares the place to log to, such as a database, while the workload is being opened."""
+
+    @abstractmethod
+    def open(self, title: str, parameters: Mapping[str, Value]) -> None:
+        """Starts the run.
+
+        Args:
+            title: what is tuned; "" if unknown.
+            parameters: the request and the environment, by name.
+        """
+
+    @abstractmethod
+    def log(self, step: int, metrics: Mapping[str, float], texts: Mapping[str, str]) -> None:
+        """Logs one step.
+
+        Args:
+            step: number of the trial, or of the round for the metrics of the race.
+            metrics: figures by name; all are finite.
+            texts: texts by name.
+        """
+
+    @abstractmethod
+    def conclude(self, conclusion: Conclusion) -> None:
+        """Logs what the search found."""
+
+    @abstractmethod
+    def close(self, ending: Ending) -> None:
+        """Ends the run and sends what is left."""

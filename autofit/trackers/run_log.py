@@ -1,0 +1,225 @@
+"""RunLog: what of a search is logged to an experiment tracker, and under which names.
+
+Parameters, at the start:
+    title, command, objective, memory_budget_bytes, time_budget_s, max_trials, workload (digest), device, device_type,
+    capacity_bytes, threads, `version.NAME`, `setting.NAME`, `baseline.KNOB`.
+
+One step for each trial and proof that ran, numbered from 1:
+    metrics `trial/throughput_per_s`, `trial/gain` (over the baseline's probe), `trial/peak_memory_bytes`,
+    `trial/duration_s`; texts `trial/plan`, `trial/status`, `trial/reason`. A proof has `proof/` instead of `trial/`.
+
+One step for each round of the race, numbered from 1:
+    metrics `race/PLAN/gain`, `race/PLAN/gain_low`, `race/PLAN/gain_high`: gain over the baseline with its 95 %
+    interval, from the round on in which there are enough pairs of blocks. PLAN lists the knobs that differ from the
+    baseline.
+
+At the end:
+    metrics `result/gain`, `result/gain_low`, `result/gain_high`, `result/throughput_per_s`,
+    `result/peak_memory_bytes`, `result/memory_budget_bytes`, `result/duration_s`, `result/trials` and
+    `result/trials_STATUS`; texts `result/plan`, `result/caveats` and, if the search failed, `result/failure`; the table
+    `trials` with a row for each trial; the files `autofit.yaml` (the plan) and `trials.csv`, and the report.
+"""
+
+import csv
+import io
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from hashlib import sha256
+
+from autofit import planfile
+from autofit.core.objective import Objective
+from autofit.core.plan import Plan
+from autofit.core.printable import one_line, printable
+from autofit.core.recommendation import Ratio, Recommendation
+from autofit.core.trial import Trial
+from autofit.core.wording import describe_plan
+from autofit.search.event import Event
+from autofit.search.evidence import SearchEvidence, SearchResult
+from autofit.trackers.base import Conclusion, Ending, Row, Tracker, Value
+
+Attach = Callable[[SearchResult], Mapping[str, str]]
+"""Returns further text files to log with a result, by file name."""
+MAX_TEXT, MAX_LABEL = 2000, 100
+"""Maximum number of characters in a text and in the name of a plan. Texts come from the user's code and may be of any
+length; MLflow accepts 250 characters in the name of a metric."""
+
+
+class RunLog:
+    """Logs the events of one search.
+
+    Args:
+        tracker: receives them.
+        attach: makes further documents.
+    """
+
+    def __init__(self, tracker: Tracker, attach: Attach) -> None:
+        self._tracker, self._attach = tracker, attach
+        self._objective = Objective()
+        self._baseline: Plan | None = None
+        self._baseline_rate: float | None = None
+        self._steps = self._rounds = 0
+        self._opened, self._ending = False, Ending.INTERRUPTED
+
+    def __call__(self, event: Event) -> None:
+        """Logs one event."""
+        if event.asked is not None:
+            self._open(event.asked)
+        elif event.kind in ("trial", "proof") and event.trial is not None:
+            self._log_trial(event.kind, event.trial)
+        elif event.standings:
+            self._log_round(event)
+        elif event.result is not None:
+            self._conclude(event.result)
+
+    def close(self) -> None:
+        """Ends the run, if it was started."""
+        if self._opened:
+            self._opened = False
+            self._tracker.close(self._ending)
+
+    def _open(self, asked: SearchEvidence) -> None:
+        self._objective, self._baseline = asked.objective, asked.baseline
+        self._opened = True
+        self._tracker.open(asked.title, parameters_of(asked))
+
+    def _log_trial(self, kind: str, trial: Trial) -> None:
+        self._steps += 1
+        if kind == "trial" and trial.plan == self._baseline and trial.outcome.measurement is not None:
+            self._baseline_rate = self._objective.score(trial.outcome.measurement)
+        figures = _figures(trial, self._objective, self._baseline_rate)
+        texts = {"plan": self._named(trial.plan), "status": trial.outcome.status.value, "reason": trial.outcome.reason}
+        self._tracker.log(
+            self._steps,
+            _finite({f"{kind}/{name}": figure for name, figure in figures.items()}),
+            _texts({f"{kind}/{name}": text for name, text in texts.items()}),
+        )
+
+    def _log_round(self, event: Event) -> None:
+        self._rounds += 1
+        found: dict[str, float | None] = {}
+        for standing in event.standings:
+            if standing.gain is not None and standing.gain.pairs:
+                found |= _interval(f"race/{self._label(standing.plan)}/", standing.gain)
+        if metrics := _finite(found):
+            self._tracker.log(self._rounds, metrics, {})
+
+    def _conclude(self, result: SearchResult) -> None:
+        r, evidence = result.recommendation, result.evidence
+        self._ending = Ending.FINISHED if r is not None else Ending.FAILED
+        counts = Counter(t.outcome.status.value for t in result.trials)
+        metrics: dict[str, float | None] = {"result/trials": len(result.trials)}
+        metrics |= {f"result/trials_{status.replace(' ', '_')}": count for status, count in counts.items()}
+        metrics["result/memory_budget_bytes"] = evidence.budget.memory_bytes
+        texts = {"result/failure": evidence.failure}
+        if r is not None:
+            metrics |= _of_answer(r)
+            texts |= {"result/plan": self._named(r.plan), "result/caveats": "\n".join(r.caveats)}
+        rows = self._rows(result.trials)
+        documents = {"trials.csv": _csv(rows)} if rows else {}
+        documents |= {} if r is None else {"autofit.yaml": planfile.dumps(r)}
+        documents |= self._attach(result)
+        self._tracker.conclude(Conclusion(_finite(metrics), _texts(texts), rows, documents))
+
+    def _rows(self, trials: Iterable[Trial]) -> list[Row]:
+        """Returns a row for each trial: its number, its figures, its reason and the values of its knobs."""
+        rows: list[dict[str, Value | None]] = []
+        for t in trials:
+            head: dict[str, Value | None] = {"trial": t.number, "purpose": t.purpose.value, "earlier": str(t.earlier)}
+            knobs = {f"knob.{one_line(knob)}": _value(value) for knob, value in t.plan.values.items()}
+            figures = _figures(t, self._objective, self._baseline_rate)
+            texts = {"status": t.outcome.status.value, "reason": _cut(one_line(t.outcome.reason))}
+            rows.append({**head, **texts, **figures, **knobs})
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        return [{column: row.get(column) for column in columns} for row in rows]
+
+    def _named(self, plan: Plan) -> str:
+        return describe_plan(plan, self._baseline or plan)
+
+    def _label(self, plan: Plan) -> str:
+        """Returns a name for a plan that every tracker accepts in the name of a metric."""
+        changes = plan.changes_from(self._baseline or plan)
+        label = " ".join(f"{knob}.{value}" for knob, value in changes.items()) or "baseline"
+        safe = re.sub(r"[^A-Za-z0-9_. -]", "_", label)
+        return (
+            safe if len(safe) <= MAX_LABEL else f"{safe[: MAX_LABEL - 9]} {sha256(plan.key.encode()).hexdigest()[:8]}"
+        )
+
+
+def parameters_of(asked: SearchEvidence) -> dict[str, Value]:
+    """Returns the request and the environment of a search as parameters. A limit that is not set is left out."""
+    budget, environment = asked.budget, asked.environment
+    found: dict[str, object] = {
+        "title": asked.title or None,
+        "command": asked.command or None,
+        "objective": asked.objective.unit,
+        "memory_budget_bytes": budget.memory_bytes,
+        "time_budget_s": budget.time_s,
+        "max_trials": budget.max_trials,
+        "workload": environment.workload,
+        "device": environment.device_name,
+        "device_type": environment.device_type,
+        "capacity_bytes": environment.capacity_bytes,
+        "threads": environment.threads,
+    }
+    found |= {f"version.{name}": version for name, version in environment.versions.items()}
+    found |= {f"setting.{name}": setting for name, setting in environment.settings.items()}
+    found |= {f"baseline.{knob}": value for knob, value in asked.baseline.values.items()}
+    return {one_line(name): _value(value) for name, value in found.items() if value is not None}
+
+
+def _figures(trial: Trial, objective: Objective, baseline_rate: float | None) -> dict[str, Value | None]:
+    """Returns the figures of a trial; None for those that were not measured."""
+    measurement = trial.outcome.measurement
+    rate = objective.score(measurement) if measurement is not None else None
+    return {
+        "throughput_per_s": rate,
+        "gain": rate / baseline_rate if rate is not None and baseline_rate else None,
+        "peak_memory_bytes": measurement.memory.judged_bytes if measurement is not None else None,
+        "duration_s": trial.outcome.duration_s,
+    }
+
+
+def _of_answer(r: Recommendation) -> dict[str, float | None]:
+    return {
+        **_interval("result/", r.gain),
+        "result/throughput_per_s": r.rate_per_s if r.rate_per_s is not None else r.objective.score(r.proof),
+        "result/peak_memory_bytes": r.proof.memory.judged_bytes,
+        "result/duration_s": r.duration_s,
+    }
+
+
+def _interval(prefix: str, gain: Ratio | None) -> dict[str, float | None]:
+    if gain is None:
+        return {}
+    return {f"{prefix}gain": gain.value, f"{prefix}gain_low": gain.low, f"{prefix}gain_high": gain.high}
+
+
+def _finite(metrics: Mapping[str, object]) -> dict[str, float]:
+    """Returns the metrics that are numbers and finite: not every tracker stores the others."""
+    numbers = {name: float(figure) for name, figure in metrics.items() if isinstance(figure, int | float)}
+    return {name: figure for name, figure in numbers.items() if math.isfinite(figure)}
+
+
+def _texts(texts: Mapping[str, str]) -> dict[str, str]:
+    return {name: _cut(printable(text)) for name, text in texts.items() if text}
+
+
+def _value(value: object) -> Value:
+    """Returns a value as a number, or as one line of text."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    return _cut(one_line(str(value)))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 2]}.."
+
+
+def _csv(rows: list[Row]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,133 @@
+"""TensorBoard: writes a search as one run in the format of TensorBoard, without torch and without TensorFlow.
+
+The run is a new folder below DIR (default: "runs"). Scalars and texts have the names of `autofit.trackers.run_log`. The
+parameters are the run's hyperparameters (tab "HParams") and the text `parameters`. The table of trials is the text
+`result/trials`. Files are written into the folder of the run.
+"""
+
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar
+
+from autofit.trackers.base import Conclusion, Ending, Row, Tracker, Value
+
+DEFAULT_FOLDER = "runs"
+"""Folder that `torch.utils.tensorboard.SummaryWriter` writes to by default."""
+FILE_VERSION = "brain.Event:2"
+"""Content of the first event of a file, by which TensorBoard knows the format."""
+
+
+class TensorBoard(Tracker):
+    """Writes a search as one run of TensorBoard."""
+
+    name: ClassVar[str] = "tensorboard"
+    place: ClassVar[str] = "DIR"
+    modules: ClassVar[tuple[str, ...]] = (
+        "tensorboard.compat.proto.event_pb2",
+        "tensorboard.plugins.hparams.summary_v2",
+        "tensorboard.summary.writer.record_writer",
+    )
+    extra: ClassVar[str] = "tensorboard"
+    _writer: Any
+    _folder: Path
+
+    def open(self, title: str, parameters: Mapping[str, Value]) -> None:
+        """Makes the folder of the run."""
+        self._folder = _new_folder(Path(self.where or DEFAULT_FOLDER).expanduser(), title)
+        # TensorBoard finds a file by "tfevents" in its name. Its own EventFileWriter starts a thread, whose errors are
+        # printed as tracebacks.
+        file = (self._folder / f"events.out.tfevents.{int(time.time())}.autofit.{os.getpid()}").open("wb")
+        self._writer = _module("tensorboard.summary.writer.record_writer").RecordWriter(file)
+        self._write(file_version=FILE_VERSION)
+        self._add(_module("tensorboard.plugins.hparams.summary_v2").hparams_pb(dict(parameters)), 0)
+        rows = [{"parameter": name, "value": value} for name, value in parameters.items()]
+        self._add(_summary([_text("parameters", _table(rows))]), 0)
+
+    def log(self, step: int, metrics: Mapping[str, float], texts: Mapping[str, str]) -> None:
+        """Writes scalars and texts."""
+        values = [*_scalars(metrics), *(_text(name, _escaped(text)) for name, text in texts.items())]
+        self._add(_summary(values), step)
+
+    def conclude(self, conclusion: Conclusion) -> None:
+        """Writes the final figures and texts, the table of trials, and the files."""
+        texts = [_text(name, _escaped(text)) for name, text in conclusion.texts.items()]
+        table = [_text("result/trials", _table(conclusion.trials))] if conclusion.trials else []
+        self._add(_summary([*_scalars(conclusion.metrics), *texts, *table]), 0)
+        for name, text in conclusion.documents.items():
+            (self._folder / name).write_text(text, encoding="utf-8")
+
+    def close(self, ending: Ending) -> None:
+        """Writes how the search ended, and closes the file."""
+        self._add(_summary([_text("result/ending", ending.value)]), 0)
+        self._writer.close()
+
+    def _add(self, summary: Any, step: int) -> None:
+        self._write(step=step, summary=summary)
+
+    def _write(self, **fields: Any) -> None:
+        """Writes one event at once, so that a running TensorBoard shows it."""
+        event = _module("tensorboard.compat.proto.event_pb2").Event(wall_time=time.time(), **fields)
+        self._writer.write(event.SerializeToString())
+        self._writer.flush()
+
+
+def _module(name: str) -> Any:
+    """Returns a module of the package tensorboard, which has no type annotations."""
+    return import_module(name)
+
+
+def _new_folder(parent: Path, title: str) -> Path:
+    """Makes and returns a new folder, named after the time and the title."""
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", title)[-60:].strip("-.")
+    stem = "_".join(part for part in (datetime.now().strftime("%Y%m%d-%H%M%S"), name) if part)
+    parent.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        folder = parent / (stem if number == 1 else f"{stem}_{number}")
+        try:
+            folder.mkdir()
+        except FileExistsError:  # another search began in this second
+            number += 1
+        else:
+            return folder
+
+
+def _summary(values: Iterable[Any]) -> Any:
+    return _module("tensorboard.compat.proto.summary_pb2").Summary(value=list(values))
+
+
+def _scalars(metrics: Mapping[str, float]) -> list[Any]:
+    value = _module("tensorboard.compat.proto.summary_pb2").Summary.Value
+    return [value(tag=name, simple_value=figure) for name, figure in metrics.items()]
+
+
+def _text(tag: str, markdown: str) -> Any:
+    """Returns a text as the plugin "text" reads it, which shows Markdown."""
+    proto = _module("tensorboard.compat.proto.summary_pb2")
+    tensor = _module("tensorboard.compat.proto.tensor_pb2").TensorProto
+    plugin = proto.SummaryMetadata.PluginData(plugin_name="text")
+    content = tensor(dtype="DT_STRING", string_val=[markdown.encode("utf-8", "replace")])
+    return proto.Summary.Value(tag=tag, metadata=proto.SummaryMetadata(plugin_data=plugin), tensor=content)
+
+
+def _escaped(text: str) -> str:
+    """Returns a text in which nothing is read as Markdown, with its line breaks."""
+    return re.sub(r"([\\`*_{}\[\]<>()#+|!~-])", r"\\\1", text).replace("\n", "  \n")
+
+
+def _table(rows: Sequence[Row]) -> str:
+    """Returns rows as a table in Markdown."""
+    columns = list(rows[0]) if rows else []
+    lines = [columns, ["---"] * len(columns), *([_cell(row[column]) for column in columns] for row in rows)]
+    return "\n".join(f"|{'|'.join(line)}|" for line in lines)
+
+
+def _cell(value: Value | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else _escaped(str(value))

@@ -1,0 +1,47 @@
+"""A search in this process: who is called, when and in which thread, and what the result carries."""
+
+import threading
+
+import pytest
+
+import autofit
+from autofit import in_process
+from autofit.search.event import Event
+from tests.probing import targets
+from tests.recorded import recorded_search
+
+
+def test_listeners_are_called_in_the_callers_thread_and_the_result_is_the_answer() -> None:
+    events: list[Event] = []
+    threads = set[int]()
+
+    def listen(event: Event) -> None:
+        events.append(event)
+        threads.add(threading.get_ident())
+
+    fit = autofit.tune(
+        targets.mlp(), targets.vectors(), device="cpu", study=":memory:", progress=False, global_batch_size=16,
+        memory_budget="256MiB", strategies=["batching"], listeners=[listen],
+    )  # fmt: skip
+    assert threads == {threading.get_ident()}
+    assert (events[0].kind, events[-1].kind) == ("start", "result")
+    assert "waiting" not in {event.kind for event in events}
+    result = events[-1].result
+    assert result is not None
+    assert result.recommendation == fit.recommendation
+    asked = events[0].asked
+    assert asked is not None
+    assert "listeners" not in asked.command
+    assert asked.command.startswith("autofit.tune(model, loader, ")
+
+
+def test_a_search_without_a_last_event_still_has_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = recorded_search().recommendation
+    assert found is not None
+    monkeypatch.setattr(in_process, "search", lambda *_: found)
+    fit = autofit.tune(
+        targets.mlp(), targets.vectors(), device="cpu", study=":memory:", progress=False, memory_budget="256MiB",
+        strategies=["batching"],
+    )  # fmt: skip
+    assert fit.plan == found.plan
+    assert fit.result is None

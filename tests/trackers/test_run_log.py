@@ -1,0 +1,210 @@
+"""What is logged of a search, and under which names."""
+
+import csv
+import io
+import math
+import re
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from autofit.core.errors import NothingFits
+from autofit.core.outcome import Outcome, Status
+from autofit.core.trial import Trial
+from autofit.search.event import Event
+from autofit.search.evidence import Placing, SearchEvidence, SearchResult
+from autofit.search.race import MIN_ROUNDS
+from autofit.trackers.base import Ending
+from autofit.trackers.following import no_documents
+from autofit.trackers.run_log import MAX_TEXT, RunLog, parameters_of
+from tests.fakes.trackers import KeptTracker
+from tests.recorded import recorded_search
+
+HOSTILE = "</script>\x1b[31m\ud800\u202e" + 10_000 * "x"
+
+
+def logged(memory_bytes: int | None = None) -> tuple[KeptTracker, SearchResult, list[Event]]:
+    tracker, events, found = KeptTracker(), list[Event](), list[SearchResult]()
+    log = RunLog(tracker, lambda result: {"extra.txt": "more"})
+
+    def keep(event: Event) -> None:
+        events.append(event)
+        found.extend([event.result] if event.result is not None else [])
+
+    try:
+        recorded_search(memory_bytes=memory_bytes, listen=[log, keep])
+    except NothingFits:
+        assert memory_bytes is not None
+    log.close()
+    return tracker, found[0], events
+
+
+@pytest.fixture(scope="module")
+def whole() -> tuple[KeptTracker, SearchResult, list[Event]]:
+    return logged()
+
+
+def test_a_run_is_opened_concluded_and_closed_once(whole: tuple[KeptTracker, SearchResult, list[Event]]) -> None:
+    calls = whole[0].calls
+    assert [call for call in calls if call != "log"] == ["open", "conclude", "close"]
+    assert (calls[0], calls[-2:]) == ("open", ["conclude", "close"])
+    assert whole[0].ending is Ending.FINISHED
+
+
+def test_parameters_are_the_request_and_the_environment(whole: tuple[KeptTracker, SearchResult, list[Event]]) -> None:
+    tracker, result, _ = whole
+    found, evidence = tracker.parameters, result.evidence
+    assert (tracker.title, found["title"]) == ("train.py:make_resnet", "train.py:make_resnet")
+    assert found["memory_budget_bytes"] == evidence.budget.memory_bytes
+    assert found["device"] == evidence.environment.device_name
+    assert found["version.torch"] == evidence.environment.versions["torch"]
+    assert found["baseline.micro_batch_size"] == evidence.baseline.micro_batch_size
+    assert "time_budget_s" not in found  # no limit
+
+
+def test_each_trial_is_one_step(whole: tuple[KeptTracker, SearchResult, list[Event]]) -> None:
+    tracker, result, events = whole
+    trials = [event.trial for event in events if event.kind in ("trial", "proof")]
+    steps = [step for step in tracker.steps if step[2]]
+    assert [number for number, _, _ in steps] == list(range(1, len(trials) + 1))
+    scale = result.evidence.objective.score
+    baseline = next(t for t in trials if t is not None and t.plan == result.evidence.baseline)
+    for trial, (_, metrics, texts) in zip(trials, steps, strict=True):
+        assert trial is not None
+        kind = "proof" if f"{trial.purpose}" == "proof" else "trial"
+        assert texts[f"{kind}/status"] == "measured"
+        assert trial.outcome.measurement is not None
+        assert baseline.outcome.measurement is not None
+        assert metrics[f"{kind}/peak_memory_bytes"] == trial.outcome.measurement.memory.judged_bytes
+        assert metrics[f"{kind}/throughput_per_s"] == pytest.approx(scale(trial.outcome.measurement))
+        gain = scale(trial.outcome.measurement) / scale(baseline.outcome.measurement)
+        assert metrics[f"{kind}/gain"] == pytest.approx(gain)
+
+
+def test_each_round_of_the_race_is_one_step_with_intervals(
+    whole: tuple[KeptTracker, SearchResult, list[Event]],
+) -> None:
+    tracker, result, events = whole
+    rounds = [(step, metrics) for step, metrics, texts in tracker.steps if not texts]
+    count = sum(event.kind == "race" for event in events)
+    assert [step for step, _ in rounds] == list(range(1, count + 1))
+    assert list(rounds[0][1]) == [f"race/baseline/{name}" for name in ("gain", "gain_low", "gain_high")]
+    assert count >= MIN_ROUNDS
+    last = rounds[-1][1]
+    assert last["race/baseline/gain"] == 1
+    names = {name.rpartition("/")[0] for name in last}
+    assert len(names) == len(result.evidence.race)
+    assert all(last[f"{name}/gain_low"] <= last[f"{name}/gain"] <= last[f"{name}/gain_high"] for name in names)
+
+
+def test_the_result_has_the_gain_with_its_interval_and_the_files(
+    whole: tuple[KeptTracker, SearchResult, list[Event]],
+) -> None:
+    tracker, result, _ = whole
+    found, r = tracker.conclusion, result.recommendation
+    assert found is not None
+    assert r is not None
+    assert r.gain is not None
+    metrics = found.metrics
+    assert (metrics["result/gain_low"], metrics["result/gain_high"]) == (r.gain.low, r.gain.high)
+    assert metrics["result/peak_memory_bytes"] == r.proof.memory.judged_bytes
+    assert metrics["result/throughput_per_s"] == r.rate_per_s
+    assert metrics["result/trials"] == len(result.trials) == sum(r.counts.values())
+    assert sorted(found.documents) == ["autofit.yaml", "extra.txt", "trials.csv"]
+    assert yaml.safe_load(found.documents["autofit.yaml"])["plan"]["values"] == dict(r.plan.values)
+    rows = list(csv.DictReader(io.StringIO(found.documents["trials.csv"])))
+    assert [int(row["trial"]) for row in rows] == [trial.number for trial in result.trials]
+    assert rows[0]["knob.micro_batch_size"] == str(result.trials[0].plan.micro_batch_size)
+
+
+def test_a_search_without_a_recommendation_is_a_failed_run() -> None:
+    tracker, result, _ = logged(memory_bytes=2**20)
+    assert tracker.ending is Ending.FAILED
+    assert tracker.conclusion is not None
+    assert tracker.conclusion.texts["result/failure"]
+    assert "autofit.yaml" not in tracker.conclusion.documents
+    rows = list(csv.DictReader(io.StringIO(tracker.conclusion.documents["trials.csv"])))
+    assert len(rows) == len(result.trials)
+    assert all(row["reason"] for row in rows if row["status"] != "measured")
+
+
+def asked() -> SearchEvidence:
+    return recorded_search().evidence
+
+
+def test_an_interrupted_search_is_an_interrupted_run() -> None:
+    tracker = KeptTracker()
+    log = RunLog(tracker, no_documents)
+    log(Event("start", "", asked=asked()))
+    log.close()
+    log.close()
+    assert (tracker.calls, tracker.ending) == (["open", "close"], Ending.INTERRUPTED)
+
+
+def test_without_a_search_nothing_is_called() -> None:
+    tracker = KeptTracker()
+    RunLog(tracker, no_documents).close()
+    assert tracker.calls == []
+
+
+def test_hostile_texts_are_printable_and_cut() -> None:
+    evidence = asked().model_copy(update={"title": HOSTILE})
+    tracker = KeptTracker()
+    log = RunLog(tracker, no_documents)
+    plan = evidence.baseline.replace(**{HOSTILE: HOSTILE})
+    trial = Trial(number=0, plan=plan, outcome=Outcome(status=Status.USER_ERROR, reason=HOSTILE))
+    log(Event("start", "", asked=evidence))
+    log(Event("trial", "", trial, 1))
+    log(Event("race", "", standings=(Placing(plan=plan), Placing(plan=evidence.baseline))))
+    log(Event("result", "", result=SearchResult(None, evidence.model_copy(update={"failure": HOSTILE}), (trial,))))
+    assert tracker.conclusion is not None
+    texts = [*tracker.steps[0][2].values(), *tracker.conclusion.texts.values(), str(tracker.parameters["title"])]
+    assert all(len(text) <= MAX_TEXT and text.isprintable() for text in texts)
+    tracker.conclusion.documents["trials.csv"].encode()
+    assert "\x1b" not in tracker.conclusion.documents["trials.csv"]
+
+
+def test_the_name_of_a_plan_in_a_metric_is_short_safe_and_unique() -> None:
+    evidence = asked()
+    tracker = KeptTracker()
+    log = RunLog(tracker, no_documents)
+    log(Event("start", "", asked=evidence))
+    ratio = recorded_search().recommendation
+    assert ratio is not None
+    plans = [evidence.baseline.replace(mark="/=" + 300 * "x" + end) for end in "ab"]
+    assert ratio.gain is not None
+    assert ratio.gain.pairs
+    log(Event("race", "", standings=tuple(Placing(plan=plan, gain=ratio.gain) for plan in plans)))
+    names = list(tracker.steps[0][1])
+    assert len(names) == 6
+    assert all(re.fullmatch(r"race/[A-Za-z0-9_. -]{1,100}/gain(_low|_high)?", name) for name in names)
+
+
+def test_figures_that_are_not_finite_are_left_out() -> None:
+    evidence = asked()
+    tracker = KeptTracker()
+    log = RunLog(tracker, no_documents)
+    ratio = recorded_search().recommendation
+    assert ratio is not None
+    assert ratio.gain is not None
+    gain = ratio.gain.model_copy(update={"high": math.inf})
+    log(Event("start", "", asked=evidence))
+    log(Event("race", "", standings=(Placing(plan=evidence.baseline, gain=gain),)))
+    assert list(tracker.steps[0][1]) == ["race/baseline/gain", "race/baseline/gain_low"]
+
+
+def test_parameters_have_one_line_each() -> None:
+    evidence = asked()
+    environment = evidence.environment.model_copy(update={"versions": {"a\nb": "1\n2"}})
+    found = parameters_of(evidence.model_copy(update={"environment": environment, "title": ""}))
+    assert "title" not in found
+    assert all("\n" not in f"{name}{value}" for name, value in found.items())
+
+
+def test_other_events_are_not_logged() -> None:
+    tracker = KeptTracker()
+    log = RunLog(tracker, no_documents)
+    log(Event("stage", "searching"))
+    log(replace(Event("skipped", "x"), trial=None))
+    assert tracker.calls == []
