@@ -106,8 +106,7 @@ class OptunaStudy:
             ValueError: the study has a different distribution for a parameter.
         """
         values = {k: v for k, v in request.plan.values.items() if holds(self.distributions.get(k), v)}
-        # With a space after each comma: in optuna-dashboard, a text without spaces is one line, wider than the window.
-        text = json.dumps(request.model_dump(mode="json"))
+        text = request.model_dump_json()
         attributes = {REQUEST: text, REQUEST + CHECKSUM: checksum(text), "purpose": request.purpose.value}
         template = create_trial(
             state=TrialState.RUNNING,

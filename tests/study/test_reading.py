@@ -82,7 +82,7 @@ def test_a_trial_whose_process_died_is_shown_as_crashed_and_stays_running(tmp_pa
             "select trial_user_attribute_id, value_json from trial_user_attributes where key = 'autofit.request' "
             "order by trial_id desc limit 1"
         ).fetchone()
-        changed = text.replace(f'\\"pid\\": {os.getpid()}', '\\"pid\\": 4194999')
+        changed = text.replace(f'\\"pid\\":{os.getpid()}', '\\"pid\\":4194999')
         assert changed != text
         connection.execute(
             "update trial_user_attributes set value_json = ? where trial_user_attribute_id = ?", (changed, key)
