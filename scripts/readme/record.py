@@ -39,13 +39,14 @@ def record() -> Records:
         report = [sys.executable, "-m", "autofit", "report", PLAN, "-o", REPORT]
         subprocess.run(report, cwd=folder, env=environment, check=True)
         found = Records.read(folder)
-        _check(found, shown, folder)
+        _check(found, shown)
+        _make_portable(folder)
         keep(folder)
-    return found
+    return Records.read()
 
 
-def _check(found: Records, shown: list[str], folder: Path) -> None:
-    """Refuses records that do not show the run as it was on the terminal, or that show more than the run.
+def _check(found: Records, shown: list[str]) -> None:
+    """Refuses records of a disturbed run, and records that do not show the run as it was on the terminal.
 
     Raises:
         UnusableRunError: as of `record`.
@@ -60,10 +61,20 @@ def _check(found: Records, shown: list[str], folder: Path) -> None:
                 ["the transcript is not what the terminal showed: shown, then made from the records", *differences]
             )
         )
+
+
+def _make_portable(folder: Path) -> None:
+    """Makes paths in the records relative to the folder of the run, which is where a reader runs the command.
+
+    Raises:
+        UnusableRunError: another path of this machine is in the records.
+    """
     for name in (PLAN, REPORT, EVENTS):
-        text = (folder / name).read_text(encoding="utf-8")
-        if private := [path for path in (str(folder), str(ROOT), str(Path.home())) if path in text]:
+        path = folder / name
+        text = path.read_text(encoding="utf-8").replace(f"{folder.resolve()}/", "")
+        if private := [place for place in (str(folder), str(ROOT), str(Path.home())) if place in text]:
             raise UnusableRunError(f"{name} has the path {private[0]}; expected no path of this machine")
+        path.write_text(text, encoding="utf-8")
 
 
 def _is_disturbance(kept: KeptEvent) -> bool:
