@@ -79,8 +79,8 @@ def _opened(workload: Workload, device: Device, options: Options, watch: Watchdo
 
 
 def _with_what_changed(found: Recommendation, changed: Sequence[str]) -> Recommendation:
-    """Adds a caveat that names what could not be put back, if there is any."""
+    """Adds a caveat that names what could not be restored, if there is any."""
     if not changed:
         return found
-    note = f"changed while tuning, and could not be put back: {', '.join(changed)}"
+    note = f"changed while tuning, and could not be restored: {', '.join(changed)}"
     return found.model_copy(update={"caveats": (note, *found.caveats)})

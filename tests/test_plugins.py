@@ -118,5 +118,5 @@ def test_of_two_packages_with_one_name_the_first_is_used(tmp_path: Path) -> None
 
 
 def test_without_such_packages_nothing_changes(tmp_path: Path) -> None:
-    code = "from autofit import strategies; print(len(strategies.members()) == len(strategies.OWN))"
+    code = "from autofit import strategies; print(len(strategies.members()) == len(strategies.BUILT_IN))"
     assert python(tmp_path, "-W", "error", "-c", code) == ("True\n", "")
