@@ -4,6 +4,7 @@ The study has two notes of it. "search" is written when a search begins: what wa
 ends. A search that was killed leaves the first alone.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
@@ -181,7 +182,8 @@ class SearchResult:
 
 def notes_of(evidence: SearchEvidence, name: str) -> dict[str, dict[str, object]]:
     """Returns evidence as the notes of a study, by their names: `name`, and further ones if it is long."""
-    text = ascii_json(evidence.model_dump_json(by_alias=True, exclude_defaults=True))
+    document = json.loads(evidence.model_dump_json(by_alias=True, exclude_defaults=True))
+    text = ascii_json(json.dumps(document))  # with spaces, at which optuna-dashboard can wrap it
     parts = [text[at : at + PART_LETTERS] for at in range(0, len(text), PART_LETTERS)]
     names = [name, *(f"{name}.{number}" for number in range(1, len(parts)))]
     head: dict[str, object] = {"schema": EVIDENCE_SCHEMA, "began": evidence.began, "parts": len(parts)}

@@ -1,6 +1,7 @@
 """OptunaStudy: one Optuna study, with the storage calls that a `Study` needs."""
 
 import json
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -81,9 +82,9 @@ class OptunaStudy:
         for key, value in ((OBJECTIVE, objective.unit), (SCHEMA, STUDY_SCHEMA)):
             if key not in attributes:  # the study is new, or a damaged value was deleted
                 study.set_user_attr(key, value)
-        return replace(
-            loaded, objective=objective.model_copy(update={"unit": attributes.get(OBJECTIVE, objective.unit)})
-        )
+        unit = attributes.get(OBJECTIVE, objective.unit)
+        _name_values(study, f"{unit}/s")
+        return replace(loaded, objective=objective.model_copy(update={"unit": unit}))
 
     def remember(self, context: RunContext) -> None:
         """Stores the environment of this run, to which its trials refer by digest."""
@@ -158,6 +159,15 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         optuna.logging.set_verbosity(level)
+
+
+def _name_values(study: optuna.Study, name: str) -> None:
+    """Names the values of trials, which optuna-dashboard shows, if they have no name yet."""
+    if study.metric_names is None:
+        with warnings.catch_warnings():
+            # In Optuna since 3.2, and still marked as experimental in 5.0.
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            study.set_metric_names([name])
 
 
 def _wait_for_lock(storage: BaseStorage) -> None:

@@ -30,6 +30,12 @@ def test_notes_give_back_equal_evidence(result: SearchResult) -> None:
     assert list(notes(result.evidence)) == [CLOSED]
 
 
+def test_a_note_has_spaces_at_which_a_browser_can_wrap_it(result: SearchResult) -> None:
+    """optuna-dashboard shows notes: a long word makes its page wider than the window. Keys of plans are the longest."""
+    words = [word for note in notes_of(result.evidence, CLOSED).values() for word in str(note["text"]).split()]
+    assert max(map(len, words)) < 200
+
+
 def test_long_evidence_is_split_into_notes_that_every_database_takes(result: SearchResult) -> None:
     found = notes(long(result.evidence))
     assert len(found) > 10

@@ -160,3 +160,13 @@ def test_a_finished_trial_is_not_settled_again(db: Path) -> None:
     settle_as_another_process(db, number)
     with pytest.raises(UpdateFinishedTrialError):
         settle_as_another_process(db, number)
+
+
+def test_values_have_a_name_for_the_dashboard_that_is_written_once(db: Path) -> None:
+    reopen(db)
+    kept = optuna.load_study(study_name="net", storage=f"sqlite:///{db}")
+    assert kept.metric_names == ["samples/s"]
+    with pytest.warns(optuna.exceptions.ExperimentalWarning):
+        kept.set_metric_names(["speed"])
+    reopen(db)
+    assert optuna.load_study(study_name="net", storage=f"sqlite:///{db}").metric_names == ["speed"]
