@@ -76,9 +76,12 @@ class Remarks:
             return f"{which} ran: {ran[-1].outcome.status.value}, {ran[-1].outcome.reason}".rstrip(".")
         if not end.early:
             return "No other plan may fit and be faster"
+        next_one = "" if end.wanted is None else f"; {end.wanted} was next"
+        most = self._runner.tuning.budget.max_trials
+        if most is not None and self._runner.probes >= most:
+            return f"No other plan was tried: {end.stopped}{next_one}. Allow more trials"
         probe_s = self._runner.time.probe_s()
         needed_s = searched_s + (2 + 2 * MIN_ROUNDS) * probe_s + self._runner.time.proof_s()
-        next_one = "" if end.wanted is None else f"; {end.wanted} was next"
         return (
             f"No other plan was tried: {end.stopped}{next_one}. A probe takes {format_duration(probe_s)} here: "
             f"give at least {format_duration(needed_s)}"

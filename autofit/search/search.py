@@ -131,7 +131,12 @@ def _recommendation(
     findings: Findings, briefing: Briefing, budget: Budget, request: Request, study: Study, clock: Clock
 ) -> Recommendation:
     # The most important first: doubts about the answer, what to change with it, then how it was found.
-    answer = [*findings.caveats, *_learning_rate(findings, briefing), *_data_bound(findings)]
+    answer = [
+        *findings.caveats,
+        *_learning_rate(findings, briefing),
+        *_at_limit(findings, briefing),
+        *_data_bound(findings),
+    ]
     caveats = [*answer, *study.notes, *briefing.caveats]
     fields: dict[str, Any] = {
         "plan": findings.plan,
@@ -172,6 +177,14 @@ def _learning_rate(findings: Findings, briefing: Briefing) -> list[str]:
         "steps (common rules scale the rate with the batch, or with its square root). "
         "Give global_batch_size to keep it exactly, or max_global_batch_size to bound it"
     ]
+
+
+def _at_limit(findings: Findings, briefing: Briefing) -> list[str]:
+    """Returns the caveat about a free batch whose limit is at most one size above that of the plan."""
+    space, size = briefing.space, findings.plan.micro_batch_size
+    if not space.batch_limit or size not in space.sizes[-2:]:
+        return []
+    return [f"the search tried at most {space.sizes[-1]:,} samples per step, {space.batch_limit}"]
 
 
 def _data_bound(findings: Findings) -> list[str]:

@@ -19,8 +19,8 @@ _LAYOUTS = ((72, ("ratio", "speed", "peak")), (52, ("ratio", "peak")), (0, ("rat
 """Columns shown from this width on."""
 _NAME_CELLS = 5
 _LEAST_PLAN, _INDENT = 34, 4
-"""Minimum number of cells for the further lines of a plan to stand below its first one, and their indent where there are
-fewer. The longest knob with its value has 32 letters."""
+"""Minimum number of cells for the further lines of a plan to stand below its first one, and their indent where there
+are fewer. The longest knob with its value has 32 letters."""
 
 Part = tuple[str, str]
 """A text and its colour; "" for none."""
