@@ -19,7 +19,7 @@ from autofit.estimation import estimate as estimating
 from autofit.estimation.estimation import Estimation
 from autofit.fit import Fit, Terms
 from autofit.guard import Guard
-from autofit.in_process import searched
+from autofit.in_process import search_in_process
 from autofit.probing.options import options_of, record_of
 from autofit.probing.remote.bench import Target
 from autofit.probing.standin_bench import StandInBench
@@ -62,8 +62,8 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
 
     The search decides by short runs on this device. Afterwards everything passed in is bit-identical, and so is
     everything reachable from it: attributes, containers, closures, bound objects, hooks, and the globals that your
-    functions use in your own modules. The caveats name what cannot be put back: open files, iterators in progress, a
-    data set of more than 256 MiB in memory. Ctrl-C also puts everything back; the next call resumes from the trials in
+    functions use in your own modules. The caveats name what cannot be restored: open files, iterators in progress, a
+    data set of more than 256 MiB in memory. Ctrl-C also restores everything; the next call resumes from the trials in
     the study.
 
     Args:
@@ -97,7 +97,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
             scans the data set for its longest samples.
         mode: "train", or "inference" for the forward pass alone.
         max_grad_norm: clip gradients to this L2 norm, as your training does. None does not clip.
-        extras: further objects to put back after the search, if a caveat says that they were not found or not
+        extras: further objects to restore after the search, if a caveat says that they were not found or not
             followed: any object with attributes, a tensor, or an object with `state_dict` and `load_state_dict`.
         device: "cuda", "cuda:1", "cpu". None uses the model's device.
         seed: makes the search repeatable.
@@ -125,7 +125,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
             stopped at that point, except inside a single library call that never returns.
         Busy: another tuner used the device or the study for half of the time budget (10 minutes without a budget).
         DevicePoisoned: the device stopped responding. The study keeps all finished trials.
-        RestoreError: something could not be put back.
+        RestoreError: something could not be restored.
     """
     clock = Clock(limit_s=None if time_budget is None else parse_duration(time_budget))
     workload = Workload(
@@ -156,7 +156,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
     asked = Request(time_s=clock.limit_s, study=study, searcher=searcher, planned_steps=planned_steps, seed=seed)
     request = replace(asked, objective=record_of(Objective, unit=objective), title=title, command=command)
     with following(listeners, attach=attached, time_s=request.time_s) as followers:
-        found, result = searched(workload, chosen, options, request, clock, progress, followers)
+        found, result = search_in_process(workload, chosen, options, request, clock, progress, followers)
     return Fit(found, Terms(loss_fn, step_fn, optimizer), result)
 
 
@@ -234,7 +234,7 @@ def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of 
     guard = Guard.of(made)
     with guard.backstop, guard:
         bench = StandInBench(made, chosen, options, on=chosen.torch_device)
-        next_best = estimating.NextBest(bench.record, bench.standing)
+        next_best = estimating.NextBest(bench.record, bench.fixed_parts)
         return estimating.estimate(bench.briefing, bench.trace, next_best=next_best)
 
 

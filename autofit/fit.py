@@ -31,8 +31,8 @@ from autofit.strategies import members
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.first_loss import loss_of
 from autofit.workloads.loss import LossRule
+from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.step import Draft, Scheduler, StepLoader, TrainStep
-from autofit.workloads.weights import Weighing
 from autofit.workloads.workload import OptimizerRecipe, Workload
 
 _SCANNED = 64

@@ -1,4 +1,4 @@
-"""A search in the caller's own process: lock the device, open the bench, search, put everything back."""
+"""A whole search in this process, on the user's own objects: the device is locked, and everything is put back."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -21,7 +21,7 @@ from autofit.trackers.yardstick import Yardstick
 from autofit.workloads.workload import Workload
 
 
-def searched(
+def search_in_process(
     workload: Workload,
     chosen: Device,
     options: Options,
@@ -30,20 +30,19 @@ def searched(
     progress: bool | Listen,
     followers: Sequence[Listen],
 ) -> tuple[Recommendation, SearchResult | None]:
-    """Searches in this process, with the device locked, and returns the answer and the result of its last event.
+    """Returns the answer of a search on a device, and its last event's result. The device is locked meanwhile.
 
     Args:
         workload: what is trained.
-        chosen: the device.
-        options: options of the bench.
-        request: options of the search.
-        clock: running since the call began; opening the bench counts.
+        chosen: the device to search on.
+        options: what the bench is opened with.
+        request: what the caller wants.
+        clock: running since the call began.
         progress: see `autofit.tune`.
-        followers: further listeners.
-
+        followers: further listeners, which must not raise.
 
     Raises:
-        AutofitError: see `tune`.
+        AutofitError: see `autofit.tune`.
     """
     results: list[SearchResult | None] = [None]
     about, wait_s, watch = f"{chosen.name()} ({chosen.type})", locks.patience_s(request.time_s), Watchdog(clock)
@@ -56,13 +55,13 @@ def searched(
         with bench.backstop, bench:
             against = Yardstick.of(bench.briefing, request, clock, lambda: watch.doing)
             with Progress.of(progress, against) as listen, watch.telling(lambda text: listen(Event("waiting", text))):
-                listeners = [
+                everyone = [
                     listen,
                     *followers,
                     lambda event: watch.beat("choosing the next plan"),
                     lambda event: results.append(event.result or results[-1]),
                 ]
-                found = search(bench, request, listeners, clock)
+                found = search(bench, request, everyone, clock)
     found, result = _with_what_changed(found, bench.changed), results[-1]
     return found, None if result is None else replace(result, recommendation=found)
 
@@ -80,8 +79,8 @@ def _opened(workload: Workload, device: Device, options: Options, watch: Watchdo
 
 
 def _with_what_changed(found: Recommendation, changed: Sequence[str]) -> Recommendation:
-    """Adds a caveat that names what could not be put back, if there is any."""
+    """Adds a caveat that names what could not be restored, if there is any."""
     if not changed:
         return found
-    note = f"changed while tuning, and could not be put back: {', '.join(changed)}"
+    note = f"changed while tuning, and could not be restored: {', '.join(changed)}"
     return found.model_copy(update={"caveats": (note, *found.caveats)})

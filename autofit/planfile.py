@@ -15,7 +15,7 @@ from autofit.core.errors import PlanFileError
 from autofit.core.files import write_atomically
 from autofit.core.printable import one_line
 from autofit.core.recommendation import PLAN_SCHEMA, Candidate, Recommendation
-from autofit.core.soundness import problems
+from autofit.core.recommendation_checks import problems
 from autofit.core.wording import describe_outcome, describe_plan
 
 SCHEMA_FILE = Path(__file__).parent / "core" / "plan.schema.json"
@@ -140,8 +140,8 @@ def _comment(recommendation: Recommendation) -> str:
     r = recommendation
     lines = [
         "An autofit plan, made by `autofit tune`. `autofit show FILE` explains it, `autofit.load(FILE)` applies it.",
-        f"{describe_plan(r.plan, r.baseline.plan)}{f': {r.gain}' if r.gain else ''}",
-        f"instead of {describe_plan(r.baseline.plan, r.baseline.plan)}: {_baseline(r)}",
+        f"{describe_plan(r.plan, r.baseline.plan)}{f': {r.gain} the throughput of the baseline' if r.gain else ''}",
+        f"baseline: {describe_plan(r.baseline.plan, r.baseline.plan)}: {_baseline(r)}",
     ]
     return "".join(f"# {one_line(line)}\n" for line in lines)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from autofit.devices import base
-from autofit.probing import meter
+from autofit.probing import step_timing, warm_up
 from tests.fakes import FakeTime
 from tests.leaks import State
 
@@ -58,7 +58,8 @@ def step_clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     """
     clock = FakeTime()
     monkeypatch.setattr(base, "perf_counter", clock)
-    monkeypatch.setattr(meter, "perf_counter", clock)
+    monkeypatch.setattr(step_timing, "perf_counter", clock)
+    monkeypatch.setattr(warm_up, "perf_counter", clock)
     return clock
 
 

@@ -123,7 +123,8 @@ def test_the_text_reads_well() -> None:
     comments = [line for line in lines if line.startswith("#")]
     assert lines[: len(comments)] == comments
     assert "autofit tune" in comments[0]
-    assert comments[1] == "# micro batch 32, precision=bf16, fuse=True: 1.50x (1.40 to 1.60)"
+    gain = "1.50x (1.40 to 1.60) the throughput of the baseline"
+    assert comments[1] == f"# micro batch 32, precision=bf16, fuse=True: {gain}"
     assert lines[len(comments) : len(comments) + 4] == [
         "schema: autofit.plan/1", "plan:", "  values:", "    micro_batch_size: 32"
     ]  # fmt: skip
@@ -161,7 +162,7 @@ def test_a_reason_cannot_leave_the_comment() -> None:
     outcome = Outcome(status=Status.CRASHED, reason="gone\nschema: evil\x85plan:\u2028x: 1\r\x1b[31m")
     record = RECORD.model_copy(update={"baseline": Candidate(plan=OWN, outcome=outcome)})
     text = planfile.dumps(record)
-    assert text.splitlines()[2].startswith("# instead of")
+    assert text.splitlines()[2].startswith("# baseline: micro batch")
     assert "gone schema: evil plan: x: 1" in text.split("\n")[2]
     assert "\x1b" not in text
 

@@ -64,9 +64,9 @@ print(fit.export("words").text)
     )
     lines = out.splitlines()
     assert lines[:3] == ["applied off on", "told True", "device Twin cuda xpu mps twin cpu"], (out, err)
-    assert (
-        lines[3]
-        == "open 1; conclude ['autofit-report.json', 'autofit-report.md', 'autofit.yaml', 'trials.csv']; close finished"
+    assert lines[3] == (
+        "open 1; conclude ['autofit-report.html', 'autofit-report.json', 'autofit-report.md', 'autofit.yaml', "
+        "'trials.csv']; close finished"
     )
     assert "micro_batch_size is 4" in lines
 
@@ -118,5 +118,5 @@ def test_of_two_packages_with_one_name_the_first_is_used(tmp_path: Path) -> None
 
 
 def test_without_such_packages_nothing_changes(tmp_path: Path) -> None:
-    code = "from autofit import strategies; print(len(strategies.members()) == len(strategies.OWN))"
+    code = "from autofit import strategies; print(len(strategies.members()) == len(strategies.BUILT_IN))"
     assert python(tmp_path, "-W", "error", "-c", code) == ("True\n", "")

@@ -24,8 +24,8 @@ FLAGS = {
     "tune": [
         "--arg", "--device", "--force", "--global-batch", "--help", "--json", "--max-global-batch", "--max-grad-norm",
         "--memory", "--mode", "--numerics", "--objective", "--only", "--output", "--planned-steps", "--quiet",
-        "--searcher", "--seed", "--set", "--strategies", "--study", "--time", "--track", "--trials", "--without",
-        "-h", "-o", "-q", "TARGET",
+        "--searcher", "--seed", "--set", "--strategies", "--study", "--time", "--track", "--trials", "--without", "-h",
+        "-o", "-q", "TARGET",
     ],
     "estimate": [
         "--arg", "--device", "--global-batch", "--help", "--json", "--max-grad-norm", "--memory", "--mode",

@@ -21,7 +21,7 @@ _COMMANDS = {
     "show": ("explain a plan file", _arguments.show),
     "report": ("write a report of a plan or a study, as HTML, Markdown or JSON", _arguments.report),
     "export": ("write a plan as code or settings for another framework", _arguments.export),
-    "completion": ("print the completion script of a shell", _arguments.completion),
+    "completion": ("print a shell completion script", _arguments.completion),
 }
 _EXIT_CODES = """\
 exit codes:
@@ -36,7 +36,7 @@ exit codes:
   130  interrupted"""
 _ENVIRONMENT = """\
 environment variables:
-  AUTOFIT_RUNTIME_DIR  directory of the locks that keep two tuners apart
+  AUTOFIT_RUNTIME_DIR  directory of the lock files; a lock keeps two tuners off one device
   NO_COLOR             if set, no colours are used"""
 
 

@@ -42,7 +42,7 @@ def estimate(parser: argparse.ArgumentParser) -> None:
     _training(training)
     _keywords(training)
     wanted = parser.add_argument_group("device and plans")
-    wanted.add_argument("--device", metavar="NAME", help='device, which need not be present, such as "H200"; or cpu')
+    wanted.add_argument("--device", metavar="NAME", help='device such as "H200", which need not be present; or cpu')
     _memory(wanted)
     _numerics(wanted, "exact: only the baseline's precision; mixed (default) and any: other precisions too")
     _strategies(wanted, "consider")
@@ -75,7 +75,9 @@ def report(parser: argparse.ArgumentParser) -> None:
         choices=("html", "md", "json"),
         help="format of the report (default: that of FILE's suffix; Markdown on stdout)",
     )
-    parser.add_argument("--name", metavar="NAME", help="which search of a study to show (default: the newest)")
+    parser.add_argument(
+        "--name", metavar="NAME", help="search to show, if the study holds several (default: the newest)"
+    )
     _force(parser)
 
 
@@ -131,8 +133,8 @@ def _tune_search(group: _Group) -> None:
     group.add_argument("--device", metavar="NAME", help="cuda, cuda:1, cpu (default: the best that is available)")
     _numerics(
         group,
-        "exact: keep the arithmetic; mixed (default): also try tf32, bf16 and fp16; any: also try what changes the "
-        "result",
+        "exact: keep the arithmetic; mixed (default): also try tf32, bf16 and fp16; any: also try techniques that "
+        "change the result",
     )
     _strategies(group, "search")
     group.add_argument(
@@ -188,7 +190,7 @@ def _strategies(group: _Group, verb: str) -> None:
         "--strategies",
         dest="strategies",
         metavar="A,B",
-        help=f"techniques to {verb}, of batching, precision, checkpointing, memory_format and optimizer_implementation "
+        help=f"techniques to {verb}: batching, precision, checkpointing, memory_format, optimizer_implementation "
         "(default: all that apply)",
     )
     group.add_argument("--without", metavar="A,B", help=f"techniques not to {verb}")
@@ -198,8 +200,8 @@ def _memory(group: _Group) -> None:
     group.add_argument(
         "--memory",
         metavar="SIZE",
-        help="memory budget: 20GiB, a number of bytes, or a fraction of the device such as 0.5 (default: what is "
-        "available, less a safety margin)",
+        help="memory budget: 20GiB, a number of bytes, or a fraction of the device such as 0.5 (default: "
+        "available memory less a safety margin)",
     )
 
 

@@ -42,7 +42,7 @@ class Command:
 
 
 def execute(given: argparse.Namespace) -> int:
-    """Prints the completion script of a shell."""
+    """Prints a shell completion script."""
     commands = list(_commands())
     print(_SCRIPTS[given.shell](commands))
     return 0

@@ -54,7 +54,7 @@ def _progress(shown: bool) -> Iterator[Callable[[str], None]]:
     def beat(phase: str) -> None:
         nonlocal count
         count += phase == "trace"
-        doing = {"import": "importing your code", "open": "looking at the workload"}.get(phase, f"tracing plan {count}")
+        doing = {"import": "importing your code", "open": "inspecting the workload"}.get(phase, f"tracing plan {count}")
         print(f"{_CLEAR}autofit: {doing} ...", end="", file=sys.stderr, flush=True)
 
     try:

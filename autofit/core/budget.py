@@ -73,8 +73,8 @@ class Clock:
         elapsed = self.now() - self._start
         if not elapsed >= 0:  # also true for NaN
             raise ClockError(
-                f"found a clock at {elapsed} s after the start; expected seconds that only increase. Something "
-                "has replaced time.monotonic, or the machine's clock is faulty. Tune without the replacement."
+                f"the clock is broken: {elapsed:g} s have passed since the start; expected at least 0. "
+                "time.monotonic is faulty or was replaced (by a mock or freezegun): tune without the replacement."
             )
         return elapsed
 

@@ -13,7 +13,7 @@ from autofit.plugins import plugins
 
 _NAME = re.compile(r"([a-z]+)(?::(0|[1-9][0-9]*))?")
 """Pattern of the device names that torch accepts."""
-OWN: tuple[type[Device], ...] = (Cuda, Xpu, Mps, Cpu)
+BUILT_IN: tuple[type[Device], ...] = (Cuda, Xpu, Mps, Cpu)
 """The back ends of autofit itself. The CPU is last, since it is always available."""
 
 
@@ -23,7 +23,7 @@ def members() -> tuple[type[Device], ...]:
 
     Back ends of other packages are loaded on the first call.
     """
-    return (*OWN[:-1], *plugins("devices", Device, OWN, "type"), OWN[-1])
+    return (*BUILT_IN[:-1], *plugins("devices", Device, BUILT_IN, "type"), BUILT_IN[-1])
 
 
 def choose(name: str | None = None) -> Device:

@@ -16,14 +16,9 @@ from autofit.core.errors import Untraceable, UsageError
 from autofit.core.measurement import Memory
 from autofit.core.units import format_bytes, parse_budget
 from autofit.core.work import Ceilings
+from autofit.devices.headroom import default_budget
 
 T = TypeVar("T")
-
-HEADROOM_RATIO = 0.08
-HEADROOM_BYTES = 512 * 2**20
-"""Default headroom: 8 % of the available memory, at least 512 MiB. Peers leave 5 to 10 % (reference/reliability.md)."""
-VARYING_FACTOR = 1.5
-"""Factor on the headroom if shapes vary: fragmentation then grows for hours."""
 
 
 class Capability(StrEnum):
@@ -86,13 +81,13 @@ class Recording:
 
     Attributes:
         mark: records the present position between two requests.
-        standing: memory that was live at the beginning, address to bytes; None if unknown.
+        initial: memory that was live at the beginning, address to bytes; None if unknown.
         requests: the requests, in order.
         marks: for each call of `mark`, the number of requests before it.
     """
 
     mark: Callable[[], None]
-    standing: Mapping[int, int] | None = None
+    initial: Mapping[int, int] | None = None
     requests: list[AllocatorRequest] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
 
@@ -106,7 +101,7 @@ class Device(ABC):
         type: torch's name of the device type.
         meter_slows: whether `meter` slows steps down, so that they must not be timed.
         queues_work: whether the host continues while the device is still working. Short steps are then timed several at
-            a time (`autofit.probing.window`), because training does not wait for each step either.
+            a time (`autofit.probing.timing_window`), because training does not wait for each step either.
         is_host: whether the device is the CPU, whose memory is the machine's main memory.
     """
 
@@ -228,7 +223,7 @@ class Device(ABC):
         """
         capacity = self.capacity_bytes()
         if wanted is None:
-            return self._default_budget(varies)
+            return default_budget(self.available_bytes(), varies)
         if isinstance(wanted, float) and 0 < wanted <= 1:
             size = round(capacity * wanted)
             return Budget(memory_bytes=size, memory_note=f"{wanted:.0%} of the capacity {format_bytes(capacity)}")
@@ -241,19 +236,6 @@ class Device(ABC):
                 "pass at most that, or leave it out."
             )
         return Budget(memory_bytes=size, memory_note=f"{format_bytes(size)} as requested")
-
-    def _default_budget(self, varies: bool) -> Budget:
-        available = self.available_bytes()
-        factor = VARYING_FACTOR if varies else 1.0
-        headroom = round(max(available * HEADROOM_RATIO, HEADROOM_BYTES) * factor)
-        size = max(available - headroom, available // 2)
-        note = (
-            f"{format_bytes(available)} available - {format_bytes(available - size)} headroom "
-            f"({HEADROOM_RATIO:.0%}, at least {format_bytes(HEADROOM_BYTES)}"
-            f"{f', times {VARYING_FACTOR} for varying shapes' if varies else ''}"
-            f"{', at most half' if size > available - headroom else ''}) = {format_bytes(size)}"
-        )
-        return Budget(memory_bytes=size, memory_note=note)
 
 
 @contextmanager

@@ -26,14 +26,14 @@ def recording(index: int) -> Iterator[Recording]:
     """
     if torch._C._cuda_isHistoryEnabled():
         raise Untraceable("the allocator's history is on and would be lost", "while recording a short run")
-    standing = {
+    initial = {
         block["address"]: block["requested_size"]
         for segment in torch.cuda.memory._snapshot()["segments"]
         for block in segment["blocks"]
         if segment["device"] == index and block["state"] != INACTIVE
     }
     counts: list[int] = []
-    found = Recording(lambda: counts.append(_count(index)), standing)
+    found = Recording(lambda: counts.append(_count(index)), initial)
     torch.cuda.memory._record_memory_history("all", context=None, stacks="python")
     try:
         before = _count(index)

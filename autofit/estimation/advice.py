@@ -32,7 +32,7 @@ def untraceable_advice(parts: Sequence[Part], target: str) -> str:
 
 def shortfall(least: EstimatedPlan, parts: Breakdown, outside_bytes: int, limit_bytes: int) -> str:
     """Returns how much memory is missing, and what would help."""
-    floor = parts.standing_bytes + outside_bytes
+    floor = parts.fixed_bytes + outside_bytes
     if floor > limit_bytes:
         listed = ", ".join(f"{plural(part.name)} {format_bytes(part.size_bytes)}" for part in parts.standing)
         context = f", {OUTSIDE} {format_bytes(outside_bytes)}" if outside_bytes else ""

@@ -16,7 +16,7 @@ from autofit.core.units import format_bytes
 from autofit.estimation.advice import shortfall as shortfall_of
 from autofit.estimation.advice import unchecked_precisions, untraceable_advice, with_accelerator_hint
 from autofit.estimation.estimation import Estimation
-from autofit.estimation.outlook import PRECISION, Outlook
+from autofit.estimation.largest_batches import PRECISION, LargestBatches
 from autofit.estimation.records import EstimatedPlan, Row
 from autofit.estimators import ShortRuns, Tracer, small_sizes
 from autofit.memory.breakdown import Breakdown, Part
@@ -57,7 +57,7 @@ def estimate_target(target: Target, beat: Callable[[str], None] = lambda phase: 
     clock = Clock()
     try:
         with RemoteBench(target, beat=beat) as bench:
-            return estimate(bench.briefing, bench.trace, target.name, clock, NextBest(bench.record, bench.standing))
+            return estimate(bench.briefing, bench.trace, target.name, clock, NextBest(bench.record, bench.fixed_parts))
     except UserCodeError as error:
         raise with_accelerator_hint(error) from None
 
@@ -68,11 +68,11 @@ class NextBest:
 
     Attributes:
         record: runs a few steps of a plan on the host and returns their allocations.
-        standing: returns the memory that a step keeps at any batch size.
+        fixed_parts: returns the memory that a step keeps at any batch size.
     """
 
     record: Tracer
-    standing: Callable[[], Sequence[Part]]
+    fixed_parts: Callable[[], Sequence[Part]]
 
 
 def estimate(
@@ -91,11 +91,11 @@ def estimate(
     """
     clock, account = clock or Clock(), briefing.account
     assert account is not None, "a bench that traces has an account"
-    outlook, (own, parts, notes) = _looked_at(briefing, tracer, target, next_best)
-    rows = outlook.rows()
+    largest, (baseline, parts, notes) = _looked_at(briefing, tracer, target, next_best)
+    rows = largest.rows()
     shortfall = ""
     if not any(_fits(row) for row in rows):
-        least = outlook.least()
+        least = largest.least()
         if least.fits:
             notes = (
                 *notes,
@@ -103,14 +103,14 @@ def estimate(
                 f"fits: {_peak(least)}",
             )
         else:
-            shortfall = shortfall_of(least, parts, account.outside_bytes, outlook.limit_bytes)
+            shortfall = shortfall_of(least, parts, account.outside_bytes, largest.limit_bytes)
     return Estimation(
         target=target,
         environment=briefing.environment,
         budget=briefing.budget,
         account=account,
-        ran=outlook.ran,
-        own=own,
+        ran=largest.ran,
+        own=baseline,
         breakdown=parts,
         rows=rows,
         shortfall=shortfall,
@@ -123,11 +123,11 @@ def estimate(
 
 def _looked_at(
     briefing: Briefing, tracer: Tracer, target: str, next_best: NextBest | None
-) -> tuple["Outlook", tuple[EstimatedPlan, Breakdown, tuple[str, ...]]]:
-    """Returns an outlook, and its estimate of the baseline."""
-    outlook = Outlook(briefing, tracer)
+) -> tuple["LargestBatches", tuple[EstimatedPlan, Breakdown, tuple[str, ...]]]:
+    """Returns the search for the largest batches, and its estimate of the baseline."""
+    largest = LargestBatches(briefing, tracer)
     try:
-        return outlook, outlook.estimate_baseline()
+        return largest, largest.estimate_baseline()
     except Untraceable as error:
         if next_best is None:
             raise
@@ -135,12 +135,16 @@ def _looked_at(
     if briefing.account is not None and briefing.account.allocator == "host":
         sizes = small_sizes(briefing.space.sizes, briefing.space.baseline.micro_batch_size)
         short = ShortRuns(next_best.record, sizes)
-        outlook = Outlook(briefing, short, short.reach, sizes)
+        largest = LargestBatches(briefing, short, short.reach, sizes)
         with suppress(Untraceable):  # the reason that stopped the trace is more useful
-            own, parts, notes = outlook.estimate_baseline()
+            baseline, parts, notes = largest.estimate_baseline()
             why = f"this workload cannot be traced: {stopped.reason}"
-            return outlook, (own, parts, (*notes, f"{why}; the sizes of its allocations come from short real steps"))
-    raise Untraceable(stopped.reason, stopped.where, untraceable_advice(next_best.standing(), target)) from stopped
+            return largest, (
+                baseline,
+                parts,
+                (*notes, f"{why}; the sizes of its allocations come from short real steps"),
+            )
+    raise Untraceable(stopped.reason, stopped.where, untraceable_advice(next_best.fixed_parts(), target)) from stopped
 
 
 def _fits(row: Row) -> bool:

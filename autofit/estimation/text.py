@@ -36,7 +36,7 @@ def draw(estimation: EstimationRecord, canvas: Canvas | None = None) -> str:
         _baseline(e, canvas),
         _bars(parts.kinds, sum(part.size_bytes for part in parts.kinds), canvas),
         _modules(parts.modules, canvas),
-        ["", *_standing(e, canvas)],
+        ["", *_fixed(e, canvas)],
         ["", *_table(e, canvas)],
         _notes(e, canvas),
     ]
@@ -114,9 +114,9 @@ def _shortened(name: str, cells: int) -> str:
     return name if len(name) <= cells else f"..{name[len(name) - cells + 2 :]}"
 
 
-def _standing(e: EstimationRecord, canvas: Canvas) -> list[str]:
+def _fixed(e: EstimationRecord, canvas: Canvas) -> list[str]:
     listed = " + ".join(f"{plural(part.name)} {format_bytes(part.size_bytes)}" for part in e.breakdown.standing)
-    return _wrapped(f"At any batch size: {listed} = {format_bytes(e.breakdown.standing_bytes)}", canvas)
+    return _wrapped(f"At any batch size: {listed} = {format_bytes(e.breakdown.fixed_bytes)}", canvas)
 
 
 def _table(e: EstimationRecord, canvas: Canvas) -> Iterator[str]:

@@ -12,7 +12,7 @@ from autofit.memory.roofline import samples_per_s
 from autofit.memory.scaling import Scaling, scaling
 from autofit.plugins import plugins
 
-OWN: tuple[type[Estimator], ...] = (Traced, Measured)
+BUILT_IN: tuple[type[Estimator], ...] = (Traced, Measured)
 """The estimators of autofit itself, the most trusted first."""
 
 
@@ -22,11 +22,11 @@ def members() -> tuple[type[Estimator], ...]:
 
     Those of other packages are loaded at the first call.
     """
-    return (*OWN, *plugins("estimators", Estimator, OWN))
+    return (*BUILT_IN, *plugins("estimators", Estimator, BUILT_IN))
 
 
 __all__ = [
-    "OWN",
+    "BUILT_IN",
     "Context",
     "Estimator",
     "Measured",

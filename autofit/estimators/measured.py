@@ -71,10 +71,10 @@ class Measured(Estimator):
     def estimate(self, plan: Plan) -> Estimate | None:
         """Returns the peak with bounds from the combination's own sizes, or a guess without bounds from a neighbour."""
         accumulating = plan.accumulation_steps > 1
-        own = self._curves.get((plan.combination.key, accumulating))
-        if own is None:
+        curve = self._curves.get((plan.combination.key, accumulating))
+        if curve is None:
             return self._borrowed(plan, accumulating)
-        return self._at(own, plan.micro_batch_size)
+        return self._at(curve, plan.micro_batch_size)
 
     def _at(self, curve: _Curve, size: int) -> Estimate:
         if size not in curve.estimates:
@@ -83,10 +83,10 @@ class Measured(Estimator):
             curve.estimates[size] = Estimate(value_bytes=peak, lower_bytes=lower, upper_bytes=upper, basis=basis)
         return curve.estimates[size]
 
-    def _shape(self, own: _Curve) -> _Curve | None:
+    def _shape(self, curve: _Curve) -> _Curve | None:
         """Returns the nearest curve with more than one size, which shows the growth of memory."""
-        curves = [curve for curve in self._curves.values() if len(curve.peaks) > 1]
-        return min(curves, key=lambda c: c.distance(own.combination, own.accumulating), default=None)
+        others = [other for other in self._curves.values() if len(other.peaks) > 1]
+        return min(others, key=lambda c: c.distance(curve.combination, curve.accumulating), default=None)
 
     def _borrowed(self, plan: Plan, accumulating: bool) -> Estimate | None:
         if not self._curves:

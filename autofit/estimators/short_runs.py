@@ -40,20 +40,20 @@ class Records:
     def __init__(self, allowance_s: float | None = None) -> None:
         self._left_s = float("inf") if allowance_s is None else allowance_s
         self._run_s = 0.0
-        self._own: Scaling | None = None
+        self._first: Scaling | None = None
         self.reason = ""
 
-    def own(self, run: Run, sizes: Sequence[int]) -> Scaling | None:
+    def first(self, run: Run, sizes: Sequence[int]) -> Scaling | None:
         """Returns the law of the baseline's combination, from as many of `sizes` as the time allows."""
         if len(sizes) < MIN_RUNS:
             self.reason = "there are no two small batches to run"
             return None
-        self._own = self._law(run, sizes)
-        return self._own
+        self._first = self._law(run, sizes)
+        return self._first
 
     def another(self, run: Run, sizes: Sequence[int]) -> Scaling | None:
         """Returns the law of another combination, if two runs of it are quick."""
-        if self._own is None or self._run_s > QUICK_S or self._left_s <= 0:
+        if self._first is None or self._run_s > QUICK_S or self._left_s <= 0:
             return None
         return self._law(run, sizes[:MIN_RUNS])
 
@@ -75,7 +75,7 @@ class Records:
             law = Mismatch(str(error))
         if isinstance(law, Scaling):
             return law
-        self.reason = self.reason if self._own else law.reason
+        self.reason = self.reason if self._first else law.reason
         return None
 
     def _scaled(self, traces: Sequence[Trace]) -> Scaling | Mismatch:
@@ -112,7 +112,7 @@ class ShortRuns:
         key = plan.combination.key, plan.accumulation_steps > 1
         if key not in self._laws:
             records = Records()
-            law = records.own(lambda size: self._record(plan.replace(**{MICRO_BATCH_SIZE: size})), self._sizes)
+            law = records.first(lambda size: self._record(plan.replace(**{MICRO_BATCH_SIZE: size})), self._sizes)
             self._laws[key] = law or Mismatch(records.reason)
         known = self._laws[key]
         found = known if isinstance(known, Mismatch) else known.at(plan.micro_batch_size)

@@ -20,7 +20,7 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes
 from autofit.estimators.base import Context, Estimator, Tracer
-from autofit.estimators.laws import Laws, key_of
+from autofit.estimators.combination_traces import Laws, key_of
 from autofit.estimators.short_runs import REACH, listed
 from autofit.memory.peak import MemoryUse
 from autofit.memory.profile import Profile
@@ -67,15 +67,15 @@ class _Miss:
     answers_hold: bool = False
 
     @classmethod
-    def of(cls, missed: int, growth: float, own: bool, use: MemoryUse) -> "_Miss":
+    def of(cls, missed: int, growth: float, same_combination: bool, use: MemoryUse) -> "_Miss":
         """Returns the correction for a plan with `growth` times the micro batch of a plan that missed its estimate.
 
         The difference counts as what libraries allocate once; on a host, as temporary memory of the combination's own
         kernels. It may grow with the batch, and another combination may need none of it: the bounds allow for both.
         """
         grown = round(missed * growth)
-        ends = (missed, grown) if own else (missed, grown, 0)
-        shift = missed if own or use.reserved_bytes is not None else 0
+        ends = (missed, grown) if same_combination else (missed, grown, 0)
+        shift = missed if same_combination or use.reserved_bytes is not None else 0
         hold = (
             abs(missed) <= CORRECTED_ERROR_RATIO * use.judged_bytes
             and use.judged_bytes >= REVEALING_RATIO * use.static_bytes
@@ -126,11 +126,11 @@ class Traced(Estimator):
     @property
     def caveat(self) -> str:
         """Caveat about a workload that cannot be traced; "" for any other."""
-        own = self._laws.first
-        if not self._laws.refused or own is None:
+        first = self._laws.first
+        if not self._laws.refused or first is None:
             return ""
-        if own.law is not None:
-            runs = f"{COUNTS[len(own.law.traced)]} short runs at micro batches {listed(own.law.traced)}"
+        if first.law is not None:
+            runs = f"{COUNTS[len(first.law.traced)]} short runs at micro batches {listed(first.law.traced)}"
             return f"this workload cannot be traced: {self._laws.refused}; {runs} gave the sizes of its allocations"
         why = (
             f"; short runs did not give its law either: {self._laws.records.reason}"
@@ -237,7 +237,7 @@ class Traced(Estimator):
             if (use := self.memory_use(other)) is not None:
                 missed = self._peaks[other] - use.judged_bytes
                 growth = plan.micro_batch_size / other.micro_batch_size
-                return _Miss.of(missed, growth, own=key_of(other) == key_of(plan), use=use)
+                return _Miss.of(missed, growth, same_combination=key_of(other) == key_of(plan), use=use)
         return _Miss(0, 0, 0 if on_host else UNSEEN_BYTES, ERROR_RATIO)
 
     def _basis(self, plan: Plan, use: MemoryUse, shift: int) -> str:

@@ -7,7 +7,7 @@ from autofit.exporters.base import Exporter
 from autofit.exporters.python.python import Python
 from autofit.plugins import plugins
 
-OWN: tuple[type[Exporter], ...] = (Python,)
+BUILT_IN: tuple[type[Exporter], ...] = (Python,)
 """The exporters of autofit itself."""
 
 
@@ -17,7 +17,7 @@ def members() -> tuple[Exporter, ...]:
 
     Exporters of other packages are loaded on the first call.
     """
-    return tuple(member() for member in (*OWN, *plugins("exporters", Exporter, OWN, "name")))
+    return tuple(member() for member in (*BUILT_IN, *plugins("exporters", Exporter, BUILT_IN, "name")))
 
 
 def by_name(name: str) -> Exporter:

@@ -12,7 +12,7 @@ from autofit.core.units import format_bytes
 from autofit.estimators.base import Estimator
 from autofit.feasibility.joint_estimate import JointEstimate
 from autofit.feasibility.peak_model import PeakModel, is_two_sided
-from autofit.feasibility.points import PlanList
+from autofit.feasibility.plan_features import PlanList
 from autofit.feasibility.pretrace import plans_to_estimate
 
 SAFE_RATIO = 0.5

@@ -19,12 +19,12 @@ from autofit.core.knob import Knob
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.statistics import below
-from autofit.feasibility.points import Array, PlanList, expected_of
+from autofit.feasibility.plan_features import Array, PlanList, expected_of
 from autofit.feasibility.surrogate import Belief, Covariances, Kernel, Scales, Surrogate
 from autofit.feasibility.tried_sizes import TriedSizes, was_refused
 
-ESTIMATED = Scales(curve=0.05, knob=0.30, slope=0.03, pair=0.05, own=0.02, kinship=0.2)
-PROPORTIONAL = Scales(curve=0.35, knob=0.30, slope=0.03, pair=0.05, own=0.04, octaves=2.5, kinship=0.2)
+ESTIMATED = Scales(curve=0.05, knob=0.30, slope=0.03, pair=0.05, alone=0.02, kinship=0.2)
+PROPORTIONAL = Scales(curve=0.35, knob=0.30, slope=0.03, pair=0.05, alone=0.04, octaves=2.5, kinship=0.2)
 """Usual magnitudes of the effects on the log of the growing part (see `surrogate`): around an estimate of the
 baseline's combination, and around a power of the size, which a peak does not follow where a fixed phase makes it. The
 kinship is lower than for speed: a foreach optimizer needs memory, a fused one does not."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autofit.core.knob import Knob
-from autofit.feasibility.points import Array, Points, typed
+from autofit.feasibility.plan_features import Array, Points, typed
 
 MIN_VARIANCE = 1e-12
 """Lower bound on the variance of a plan, where rounding leaves less."""
@@ -33,7 +33,7 @@ class Scales:
         knob: effect of a knob's value.
         slope: change of that effect with a doubling of the size.
         pair: joint effect of two knobs.
-        own: effect of one combination alone, also a curve over the size.
+        alone: effect of one combination alone, also a curve over the size.
         size: effect of one size alone, whatever the combination: its tiles are full, or a cache overflows. Reduced
             where other sizes are close; otherwise one of many close sizes would always look promising.
         octaves: length scale of the curves, in doublings of the size.
@@ -45,7 +45,7 @@ class Scales:
     knob: float
     slope: float
     pair: float
-    own: float
+    alone: float
     size: float = 0.0
     octaves: float = 1.5
     kinship: float = 0.5
@@ -80,18 +80,18 @@ class Kernel:
         slopes = s.slope**2 * total * np.outer(first.octaves, second.octaves)
         sizes = s.curve**2 * smooth + s.size**2 * (apart == 0) * np.outer(first.isolation, second.isolation)
         return np.asarray(
-            sizes + s.knob**2 * total + slopes + s.pair**2 * pairs + s.own**2 * same * smooth, dtype=np.float64
+            sizes + s.knob**2 * total + slopes + s.pair**2 * pairs + s.alone**2 * same * smooth, dtype=np.float64
         )
 
     def variances(self, points: Points) -> Array:
         """Returns the covariance of each plan with itself."""
         s = self._scales
-        own = [v[points.values[:, i], points.values[:, i]] for i, v in enumerate(self._values)]
-        total = np.sum(own, axis=0) if own else np.zeros_like(points.octaves)
-        pairs = (total**2 - np.sum([one**2 for one in own], axis=0)) / 2 if own else total
+        by_knob = [v[points.values[:, i], points.values[:, i]] for i, v in enumerate(self._values)]
+        total = np.sum(by_knob, axis=0) if by_knob else np.zeros_like(points.octaves)
+        pairs = (total**2 - np.sum([one**2 for one in by_knob], axis=0)) / 2 if by_knob else total
         slopes = s.slope**2 * total * points.octaves**2
         sizes = s.curve**2 + (s.size * points.isolation) ** 2
-        return np.asarray(sizes + s.knob**2 * total + slopes + s.pair**2 * pairs + s.own**2, dtype=np.float64)
+        return np.asarray(sizes + s.knob**2 * total + slopes + s.pair**2 * pairs + s.alone**2, dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True)

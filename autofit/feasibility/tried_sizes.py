@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.feasibility.points import Points
+from autofit.feasibility.plan_features import Points
 
 EQUAL_RATIO = 0.01
 """Peaks that differ by less than this share count as equal."""

@@ -176,7 +176,7 @@ class Guard:
             self.changed = tuple(name for piece in self._watched for name in piece.differences())
             self._left = True
         if self.changed and error is not None:
-            error.add_note(f"changed while tuning, and could not be put back: {', '.join(self.changed)}")
+            error.add_note(f"changed while tuning, and could not be restored: {', '.join(self.changed)}")
         if left or failures:
             cause = error if error is not None else failures[0][1] if failures else None
             raise _restore_error(left or [name for name, _ in failures]) from cause

@@ -10,8 +10,8 @@ from functools import lru_cache
 from types import FunctionType
 from typing import Any
 
-from autofit.guard.code import code_origin
-from autofit.guard.origin import Origin
+from autofit.guard.code_origin import Origin
+from autofit.guard.used_globals import code_origin
 
 _CELLS = 100_000
 """Maximum number of table cells read, in evenly spaced rows: about 0.1 s."""

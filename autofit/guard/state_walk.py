@@ -1,8 +1,8 @@
 """Finds every piece of mutable state that the user's objects reach, once each, with a readable name.
 
 The walk follows attributes, slots, containers and arrays of the user's and libraries' objects; closures, defaults,
-bound arguments and bound objects of functions; globals that the user's code names (code.py); and attributes of the
-user's classes. It does not follow modules and classes of libraries, or internal state of torch and Python.
+bound arguments and bound objects of functions; globals that the user's code names (used_globals.py); and attributes of
+the user's classes. It does not follow modules and classes of libraries, or internal state of torch and Python.
 
 A data set can be of any size. Tensors and arrays below it are copied up to `DATA_BYTES` in total, and `DATA_OBJECTS` of
 its objects are followed. State beyond these limits, or that cannot be followed, is watched and named in the caveats.
@@ -20,12 +20,12 @@ from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from autofit.guard import kinds
+from autofit.guard import walk_rules
 from autofit.guard.bindings import UNBOUND, NamesPiece, cell, data_attributes, methods, slots
-from autofit.guard.code import namespaces
+from autofit.guard.code_origin import Origin, class_origin
 from autofit.guard.digest import SIMPLE
-from autofit.guard.labels import Labels, Whereabouts
 from autofit.guard.loader_state import loader_pieces, progress_piece
+from autofit.guard.object_paths import Labels, Whereabouts
 from autofit.guard.object_state import (
     ClassPiece,
     MappingPiece,
@@ -35,8 +35,8 @@ from autofit.guard.object_state import (
     TensorPiece,
     ValuePiece,
 )
-from autofit.guard.origin import Origin, class_origin
 from autofit.guard.unguarded import Unguarded, many_samples
+from autofit.guard.used_globals import namespaces
 from autofit.guard.value_state import ArrayPiece, SamplesPiece, array_parts, is_array, value_piece
 
 
@@ -99,14 +99,14 @@ class Walk:
                 self.unguarded.cannot_follow(each, found, what, of_user=True)
 
     def _look_at_extra(self, name: str, root: object) -> None:
-        if hasattr(root, "state_dict") and not isinstance(root, (*kinds.FAMILIES, torch.Generator)):
+        if hasattr(root, "state_dict") and not isinstance(root, (*walk_rules.FAMILIES, torch.Generator)):
             load = getattr(root, "load_state_dict", None)
             write = None if load is None else (lambda kept: load(copy.deepcopy(kept)))
             self._add(
                 ValuePiece(f"{name}.state_dict()", lambda: copy.deepcopy(root.state_dict()), write), Whereabouts()
             )
             if load is not None:
-                self.unguarded.vouched_for_by(root)
+                self.unguarded.covered_by(root)
         self._look(name, root, Whereabouts())
 
     def _look_at_loader(self, loader: Any) -> None:
@@ -118,7 +118,7 @@ class Walk:
     def _visit(self, name: str, found: Any, place: Whereabouts) -> None:
         """Records one object, unless it is immutable or already seen, and queues the objects it holds."""
         # `isinstance` would read `__class__` of the object, which raises for a dead proxy.
-        if issubclass(type(found), kinds.IMMUTABLE) or id(found) in self._seen:
+        if issubclass(type(found), walk_rules.IMMUTABLE) or id(found) in self._seen:
             return
         self._seen[id(found)] = found
         if isinstance(found, torch.Tensor):
@@ -127,7 +127,7 @@ class Walk:
             self._visit_function(name, found, replace(place, held=True))
         elif isinstance(found, type):
             self._visit_class(found, place)
-        elif parts := kinds.unwrapped(found):
+        elif parts := walk_rules.unwrapped(found):
             self.unguarded.watch(name, found)
             self._push_all([(f"{name}{end}", part) for end, part in parts], replace(place, held=True))
         elif is_array(found):
@@ -146,18 +146,18 @@ class Walk:
 
     def _visit_object(self, name: str, found: Any, place: Whereabouts) -> None:
         """Records a container, an object with attributes, or both. Any other object may be named in the caveats."""
-        if isinstance(found, kinds.CONTAINERS):
+        if isinstance(found, walk_rules.CONTAINERS):
             self._visit_container(name, found, place)
-        if nature := kinds.nature(found):
+        if nature := walk_rules.nature(found):
             self.unguarded.cannot_follow(name, found, nature, place.of_user)
             return
         self.unguarded.watch(name, found)
-        if kinds.is_followed(found) and self.unguarded.may_follow(name, place.data or not place.of_user):
+        if walk_rules.is_followed(found) and self.unguarded.may_follow(name, place.data or not place.of_user):
             self._follow(name, found, place)
 
     def _follow(self, name: str, found: Any, place: Whereabouts) -> None:
         """Records the attributes of an object and of its class, and queues their values."""
-        family, origin = isinstance(found, kinds.FAMILIES), class_origin(type(found))
+        family, origin = isinstance(found, walk_rules.FAMILIES), class_origin(type(found))
         if isinstance(found, torch.optim.Optimizer):
             self._labels.number(found)
         if isinstance(found, nn.Module):
@@ -204,16 +204,16 @@ class Walk:
             if value is not None:
                 self._add(progress_piece(label, value), Whereabouts())
             return
-        if isinstance(owner, (DataLoader, Sampler)) and key in kinds.DATA_KEYS:
+        if isinstance(owner, (DataLoader, Sampler)) and key in walk_rules.DATA_KEYS:
             place = replace(place, data=True)
         self._todo.append((label, value, place))
 
     def _visit_function(self, name: str, found: FunctionType, place: Whereabouts) -> None:
         """Records the closure, defaults, attributes and named globals of a function."""
-        place = replace(place, of_user=True) if kinds.is_users(found) else replace(place, of_user=False)
+        place = replace(place, of_user=True) if walk_rules.is_users(found) else replace(place, of_user=False)
         self._add(MappingPiece(name, found.__dict__, self._labels.of), place)
         self._push_all([(f"{name}.{key}", value) for key, value in found.__dict__.items()], place)
-        if kinds.is_torchs(found):
+        if walk_rules.is_torchs(found):
             return
         for variable, kept in zip(found.__code__.co_freevars, found.__closure__ or (), strict=True):
             piece = cell(f"{name}.{variable}", kept)
@@ -256,7 +256,7 @@ class Walk:
             self._add(SequencePiece(name, found), place)
         elif isinstance(found, set):
             self._add(SetPiece(name, found), place)
-        entries = kinds.entries(found)
+        entries = walk_rules.entries(found)
         if place.data and (samples := many_samples(entries)):
             if self.unguarded.may_copy_samples(name, samples):
                 self._add(SamplesPiece(name, samples), place)
@@ -270,7 +270,7 @@ class Walk:
 
     def _visit_tensor(self, name: str, tensor: torch.Tensor, place: Whereabouts) -> None:
         """Records a tensor, its gradient, its hooks and the attributes set on it."""
-        if kinds.has_no_storage(tensor):
+        if walk_rules.has_no_storage(tensor):
             self.unguarded.cannot_follow(name, tensor, "a tensor without storage of its own", place.of_user)
             return
         if not self.unguarded.may_copy_tensor(name, tensor, place.data):

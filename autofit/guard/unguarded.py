@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from autofit.core.units import format_bytes, format_names
-from autofit.guard import kinds
+from autofit.guard import walk_rules
 from autofit.guard.bindings import slot_value
 from autofit.guard.library_state import shown_state
 from autofit.guard.object_state import Piece
@@ -50,14 +50,14 @@ class Unguarded:
         self.pieces: list[WatchPiece] = []
         self._opaque: dict[int, tuple[str, str]] = {}
         self._large: dict[str, str] = {}
-        self._vouched: set[int] = set()
+        self._covered: set[int] = set()
         self._data_bytes = self._objects = 0
 
     @property
     def caveats(self) -> tuple[str, ...]:
         """Caveats for the user before the search. Empty for most workloads."""
         found = []
-        if opaque := [f"{name} ({what})" for key, (name, what) in self._opaque.items() if key not in self._vouched]:
+        if opaque := [f"{name} ({what})" for key, (name, what) in self._opaque.items() if key not in self._covered]:
             found.append(f"cannot be restored if a step changes it: {format_names(opaque, _NAMED)}. {_PASS_EXTRAS}")
         if self._large:
             large = [f"{name} ({what})" for name, what in self._large.items()]
@@ -67,13 +67,13 @@ class Unguarded:
             )
         return tuple(found)
 
-    def vouched_for_by(self, extra: object) -> None:
+    def covered_by(self, extra: object) -> None:
         """Records that `state_dict` of `extra` covers the objects it holds."""
         members = (
             m for kind in type(extra).__mro__ for m in vars(kind).values() if isinstance(m, MemberDescriptorType)
         )
         held = [*getattr(extra, "__dict__", {}).values(), *(slot_value(extra, member) for member in members)]
-        self._vouched |= {id(value) for value in (extra, *held)}
+        self._covered |= {id(value) for value in (extra, *held)}
 
     def cannot_follow(self, name: str, found: object, what: str, of_user: bool) -> None:
         """Records an object that can be neither followed nor copied. Those held by a library are ignored."""
@@ -169,7 +169,7 @@ def many_samples(found: Collection[Any]) -> list[torch.Tensor]:
         flat.extend(item) if type(item) is tuple else flat.append(item)
     tensors = [value for value in flat if type(value) is torch.Tensor]
     others = {type(value) for value in flat} - {torch.Tensor}
-    simple = all(issubclass(kind, kinds.IMMUTABLE) for kind in others)
+    simple = all(issubclass(kind, walk_rules.IMMUTABLE) for kind in others)
     return tensors if simple and all(map(_is_plain, tensors)) else []
 
 
@@ -178,7 +178,7 @@ def _are_plain(values: Collection[Any]) -> bool:
     types = set(map(type, values))
     if types == {tuple}:
         types = set(map(type, chain.from_iterable(values)))
-    return all(issubclass(kind, kinds.IMMUTABLE) for kind in types)
+    return all(issubclass(kind, walk_rules.IMMUTABLE) for kind in types)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

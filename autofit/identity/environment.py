@@ -10,7 +10,7 @@ from autofit.devices.base import Device
 from autofit.identity.identity import Reached, autofit_version, settings, signature
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.loss import LossRule
-from autofit.workloads.weights import WEIGHING, Weighing
+from autofit.workloads.micro_batch_weights import WEIGHING, Weighing
 from autofit.workloads.workload import Workload
 
 

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from autofit.identity.reach import reach
+from autofit.identity.reachable_code import reach
 from autofit.identity.reached_facts import ReachedFacts
 from autofit.identity.stable_text import plain
 from autofit.workloads.batch_algebra import describe
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.weights import COLLATED, SAMPLES
+from autofit.workloads.micro_batch_weights import COLLATED, SAMPLES
 from autofit.workloads.workload import Workload
 
 
@@ -35,7 +35,7 @@ def model_signature(model: nn.Module) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The code and the plain attributes that a workload reaches (see `autofit.identity.reach`).
+    """The code and the plain attributes that a workload reaches (see `autofit.identity.reachable_code`).
 
     Attributes:
         step: facts reached from the model, loss or step function, and optimizer recipe.

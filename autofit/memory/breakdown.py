@@ -13,7 +13,7 @@ BEYOND = "allocator's cache and rounding"
 OUTSIDE = "context and libraries"
 """Part of a peak: memory of the process on the device outside the allocator."""
 
-STANDING = (Kind.PARAMETER, Kind.BUFFER, Kind.GRADIENT, Kind.OPTIMIZER_STATE)
+FIXED = (Kind.PARAMETER, Kind.BUFFER, Kind.GRADIENT, Kind.OPTIMIZER_STATE)
 PASSING = (Kind.ACTIVATION, Kind.TEMPORARY)
 """Kinds of tensors that a module's forward or backward pass allocates. The others persist or belong to the whole
 step."""
@@ -59,7 +59,7 @@ class Breakdown(BaseModel):
     standing: tuple[Part, ...]
 
     @property
-    def standing_bytes(self) -> int:
+    def fixed_bytes(self) -> int:
         """Total size of `standing`."""
         return sum(part.size_bytes for part in self.standing)
 
@@ -95,15 +95,15 @@ def anatomy(  # the values of one peak
         reserved_bytes=reserved_bytes,
         kinds=(*kinds, *(part for part in extra if part.size_bytes > 0)),
         modules=_by_module(trace, alive),
-        standing=standing(trace),
+        standing=fixed_parts(trace),
     )
 
 
-def standing(trace: Trace) -> tuple[Part, ...]:
+def fixed_parts(trace: Trace) -> tuple[Part, ...]:
     """Returns the memory that does not depend on the batch, before the last update, when all gradients exist."""
     updates = [mark.event for mark in trace.marks if mark.name.endswith("optimizer")]
     found = _by_kind(trace, trace.alive(updates[-1] if updates else len(trace.events)))
-    return tuple(part for part in found if part.name in STANDING)
+    return tuple(part for part in found if part.name in FIXED)
 
 
 def _by_kind(trace: Trace, alive: Iterable[int], beside: Mapping[str, int] | None = None) -> tuple[Part, ...]:

@@ -38,7 +38,7 @@ class LeakWatch:
     def found(self) -> str:
         """Describes what the last run left on the device. Returns "" if that is less than `LEAST_BYTES`.
 
-        Call it after everything was put back. Each leak is reported once.
+        Call it after everything was restored. Each leak is reported once.
         """
         if self._left() < LEAST_BYTES:
             return ""

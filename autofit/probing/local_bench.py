@@ -24,15 +24,15 @@ from autofit.identity.identity import Reached
 from autofit.memory.trace import Trace
 from autofit.prepare import prepare
 from autofit.probing import isolated_trace as isolation
+from autofit.probing.child_request import SURVEY
+from autofit.probing.compilation import shapes_of_a_training
 from autofit.probing.frozen_heap import FrozenHeap
 from autofit.probing.leaks import LeakWatch
-from autofit.probing.meter import shapes_of_a_training
-from autofit.probing.opening import SURVEY
 from autofit.probing.placement import place
 from autofit.probing.probe import Probe
 from autofit.probing.short_run import ShortRun
 from autofit.probing.survey.gradients import State
-from autofit.probing.survey.modes import mode_notes
+from autofit.probing.survey.module_modes import mode_notes
 from autofit.probing.survey.survey import Survey
 from autofit.probing.user_errors import as_users_errors
 from autofit.probing.watchdog import Overdue, Watchdog
@@ -43,8 +43,8 @@ from autofit.workloads.batch_store import BatchStore
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.first_loss import loss_of
 from autofit.workloads.loss import LossRule
+from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.step import Draft, TrainStep
-from autofit.workloads.weights import Weighing
 from autofit.workloads.workload import Workload
 
 
@@ -131,7 +131,7 @@ class LocalBench:
         return self._loss
 
     def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
-        """Runs `plan` and returns the outcome. Everything is put back afterwards.
+        """Runs `plan` and returns the outcome. Everything is restored afterwards.
 
         A poisoned device cannot be written to, so objects on it stay as they are until the bench is left.
         """
@@ -204,7 +204,7 @@ class LocalBench:
             raise Untraceable(str(error), "in the trace") from None
 
     def record(self, plan: Plan) -> Trace:
-        """Runs a few steps of `plan` and returns the allocations that they made. Everything is put back afterwards.
+        """Runs a few steps of `plan` and returns the allocations that they made. Everything is restored afterwards.
 
         Meant for small micro batches of a workload that cannot be traced.
 
@@ -244,7 +244,7 @@ class LocalBench:
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """Names of what changed and could not be put back, after the bench was left. The caveats had named them."""
+        """Names of what changed and could not be restored, after the bench was left. The caveats had named them."""
         return self._guard.changed
 
     @property
@@ -253,7 +253,7 @@ class LocalBench:
         return Backstop(self._leave)
 
     def _reset(self) -> None:
-        if len(self._reached) == 1:  # the first steps have run, and their changes are about to be put back
+        if len(self._reached) == 1:  # the first steps have run, and their changes are about to be restored
             self._reached.append(Reached.of(self.workload))
         self._guard.restore()
         self._make_ready()

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 
 from autofit.core.budget import Clock
@@ -15,19 +16,15 @@ from autofit.core.trial import Purpose
 from autofit.devices.base import Counters, Device, Reading
 from autofit.failures.classify import classify
 from autofit.failures.evidence import Evidence, collect, scrub
-from autofit.probing.judgement import LIMITED, NOT_READ, judged, objection
-from autofit.probing.meter import (
-    MOST_SKIPPED,
-    Lap,
-    phase_steps,
-    start_cold,
-    time_phases,
-    time_steps,
-)
-from autofit.probing.pace import PACES, PATIENCE_SHARE
+from autofit.probing.compilation import start_cold
+from autofit.probing.growing_batches import by_size, needs_growing, run_growing
+from autofit.probing.probe_outcome import LIMITED, NOT_READ, judged, objection
 from autofit.probing.static_bytes import static_bytes
-from autofit.probing.window import WindowResult, run_step
-from autofit.probing.worst_steps import WorstSteps
+from autofit.probing.step_counts import PACES, PATIENCE_SHARE
+from autofit.probing.step_timing import Lap, phase_steps, time_phases, time_steps
+from autofit.probing.timing_window import WindowResult, run_step
+from autofit.probing.warm_up import MOST_SKIPPED
+from autofit.probing.worst_batch_result import WorstBatchResult
 from autofit.workloads.batch_store import BatchStore, Typical, unused
 from autofit.workloads.step import StepBatch, TrainStep
 from autofit.workloads.tree import Batch, nbytes
@@ -124,7 +121,7 @@ class Probe:
         if self.purpose is Purpose.BLOCK:
             # No worst batch ran before. With the largest batch first, the others find memory as they do late in a
             # training.
-            typical = typical.by_size(rising=False)
+            typical = by_size(typical, rising=False)
         else:
             worst = self.store.source.worst(size)
         self._enter("prepare")
@@ -136,7 +133,7 @@ class Probe:
                 return outcome
             before = self.device.counters()
             if worst is not None and self._grows:
-                self._run_growing(step, typical, worst)
+                run_growing(partial(self._run_step, step), typical, worst, self.device)
                 before = replace(before, retries=self.device.counters().retries)
             lap = (
                 Lap(steps_s=peak.steps_s, loss=peak.loss, ruined=peak.ruined)
@@ -146,7 +143,7 @@ class Probe:
             events = self._events_since(before, peak)
         return judged(self.plan, lap, peak, typical, events)
 
-    def _events_since(self, before: Counters, peak: WorstSteps | None) -> Counters:
+    def _events_since(self, before: Counters, peak: WorstBatchResult | None) -> Counters:
         """Returns the allocator's counts on the worst batch and since `before`."""
         new, worst = (
             self.device.counters().since(before),
@@ -161,10 +158,10 @@ class Probe:
 
     @property
     def _grows(self) -> bool:
-        """Whether batches of other lengths may leave a caching allocator with less usable memory than the worst one."""
-        return self.purpose is Purpose.PROOF and self.store.source.varies and not self.device.is_host
+        """Whether growing batches run before the timed steps."""
+        return needs_growing(self.purpose, self.store.source.varies, self.device)
 
-    def _peak(self, step: TrainStep, worst: Batch, typical: Typical) -> WorstSteps:
+    def _peak(self, step: TrainStep, worst: Batch, typical: Typical) -> WorstBatchResult:
         """Runs the first steps on the worst batch, without clearing the cache between them, and returns their peak."""
         count, proof = self.plan.accumulation_steps, self.purpose is Purpose.PROOF
         # After the second micro batch of the second step no new kind of tensor is live, so a probe stops there.
@@ -174,7 +171,7 @@ class Probe:
         # If all batches have one shape, they all take equally long, so the typical number of tokens is used.
         alike = typical.tokens if not self.store.source.varies else None
         tokens = alike[0] if alike else self.store.source.tokens(worst)
-        peak = WorstSteps(
+        peak = WorstBatchResult(
             samples=parts * self.plan.micro_batch_size, wanted=steps, tokens=None if tokens is None else parts * tokens
         )
         with self._metered(step) as reading, _observed(step, reading.drain):
@@ -193,20 +190,6 @@ class Probe:
         if peak.steps_s and parts == count:  # part of a step with a whole update would not measure its speed
             self.worst_s = min(peak.steps_s) / peak.samples  # the minimum, so that one disturbed step does not decide
         return peak
-
-    def _run_growing(self, step: TrainStep, typical: Typical, worst: Batch) -> None:
-        """Runs steps on growing batches, up to the worst, from an empty cache. Raises if memory runs out.
-
-        Training meets lengths in any order. Growing lengths are the worst order for the allocator: its cache fills with
-        blocks of shorter batches that are too small for the longer ones. The allocator may flush its cache during these
-        steps, because flushes end once all lengths have occurred. The timed steps follow, on a cache as in training,
-        and must not cause a flush. These steps are not metered; a limit applies to them if the allocator has one.
-        """
-        self.device.release()
-        growing = typical.by_size(rising=True)
-        for number in range(growing.cycle):
-            self._run_step(step, growing.of_step(number))
-        self._run_step(step, [worst] * self.plan.accumulation_steps)
 
     def _metered(self, step: TrainStep) -> AbstractContextManager[Reading]:
         """Meters the steps inside, unless the host's memory is really limited: the meter's record needs memory too."""
@@ -264,7 +247,7 @@ class Probe:
         with self.device.limit(self.budget_bytes, lambda: static_bytes(step)):
             yield
 
-    def _objection(self, peak: WorstSteps) -> Outcome | None:
+    def _objection(self, peak: WorstBatchResult) -> Outcome | None:
         """Returns the outcome of a plan that is not timed; None if it is to be timed.
 
         A plan is not timed if its peak is over the budget, it never updates, it is hopelessly slow, or no time is left.

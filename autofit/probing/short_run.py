@@ -19,9 +19,9 @@ from autofit.devices.base import Counters, Device, Recording
 from autofit.failures.classify import classify
 from autofit.failures.evidence import Evidence, collect, scrub
 from autofit.memory.trace import MOST_PARTS, Kind, Trace
-from autofit.probing.short_run_trace import RecordedMark, Standing, trace_of
+from autofit.probing.short_run_trace import InitialStorage, RecordedMark, trace_of
 from autofit.probing.static_bytes import static_bytes
-from autofit.probing.window import run_step
+from autofit.probing.timing_window import run_step
 from autofit.tracing.tracing import STEPS, uncollected
 from autofit.workloads.batch_store import fresh
 from autofit.workloads.batches import BatchSource
@@ -114,7 +114,7 @@ class ShortRun:
         return found
 
     def _steps(self, step: TrainStep, worst: Batch) -> Trace:
-        existing = standing(step)
+        existing = initial_storages(step)
         with self.device.recording() as recording:
             watch = _PhaseMarks(step, recording)
             try:
@@ -194,7 +194,7 @@ class _PhaseMarks:
                 self._kinds[tensor.untyped_storage().data_ptr()] = kind
 
 
-def standing(step: TrainStep) -> dict[int, Standing]:
+def initial_storages(step: TrainStep) -> dict[int, InitialStorage]:
     """Returns the storages that a step has on the device before it runs, by address."""
     model, device_type = step.model, step.draft.device.type
     gradients = (p.grad for p in model.parameters() if p.grad is not None)
@@ -204,13 +204,13 @@ def standing(step: TrainStep) -> dict[int, Standing]:
         (gradients, Kind.GRADIENT),
         (_state(step), Kind.OPTIMIZER_STATE),
     )
-    found: dict[int, Standing] = {}
+    found: dict[int, InitialStorage] = {}
     for group, kind in groups:
         for tensor in group:
             if tensor.device.type == device_type and tensor.layout is torch.strided:
                 storage = tensor.untyped_storage()
                 if storage.nbytes():
-                    found.setdefault(storage.data_ptr(), Standing(storage.nbytes(), kind))
+                    found.setdefault(storage.data_ptr(), InitialStorage(storage.nbytes(), kind))
     return found
 
 

@@ -23,7 +23,7 @@ class RecordedMark:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class InitialStorage:
     """A storage that is allocated before the first step."""
 
     size_bytes: int
@@ -31,18 +31,18 @@ class Standing:
 
 
 def trace_of(
-    recording: Recording, points: Sequence[RecordedMark], standing: Mapping[int, Standing], micro_batch_size: int
+    recording: Recording, points: Sequence[RecordedMark], static: Mapping[int, InitialStorage], micro_batch_size: int
 ) -> Trace:
     """Returns a recording as a trace. The trace knows no modules.
 
     Args:
         recording: a complete recording.
         points: one for each mark of the recording.
-        standing: the step's storages that were allocated before the recording, by address.
+        static: the step's storages that were allocated before the recording, by address.
         micro_batch_size: samples per micro batch.
     """
     made = _TraceBuilder()
-    made.add_standing(recording.standing, standing)
+    made.add_initial(recording.initial, static)
     marks, begun = [], 0
     for point, place in zip(points, recording.marks, strict=True):
         for request in recording.requests[begun:place]:
@@ -70,7 +70,7 @@ class _TraceBuilder:
     _live: dict[int, int] = field(default_factory=dict)
     _begun: int = 0
 
-    def add_standing(self, found: Mapping[int, int] | None, known: Mapping[int, Standing]) -> None:
+    def add_initial(self, found: Mapping[int, int] | None, known: Mapping[int, InitialStorage]) -> None:
         """Adds the storages that existed before: the step's in their order, all others sorted by size."""
         for address, storage in known.items():
             if found is None or address in found:

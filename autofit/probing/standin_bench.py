@@ -28,7 +28,7 @@ from autofit.probing import isolated_trace as isolation
 from autofit.probing.placement import place
 from autofit.probing.short_run import ShortRun
 from autofit.probing.survey import gates
-from autofit.probing.survey.modes import mode_notes
+from autofit.probing.survey.module_modes import mode_notes
 from autofit.probing.survey.survey import Survey
 from autofit.probing.user_errors import as_users_errors_on_host
 from autofit.probing.workload_facts import batch_to_trace, chosen, facts_of
@@ -37,9 +37,9 @@ from autofit.tracing import tracing
 from autofit.tracing.cuda import standin
 from autofit.tracing.cuda.chip import Chip
 from autofit.tracing.fake_copy import fake_batch, fake_mode, fake_workload
-from autofit.tracing.static_memory import standing_parts
+from autofit.tracing.static_memory import find_fixed_parts
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.counted import Counted, Cuttable
+from autofit.workloads.counted_batches import Counted, Cuttable
 from autofit.workloads.first_loss import loss_of
 from autofit.workloads.loss import LossRule, resolve_loss
 from autofit.workloads.step import Draft, TrainStep
@@ -55,7 +55,7 @@ OPTIONS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 class StandInBench:
     """A workload on a device that need not be present, ready to be traced.
 
-    One small forward pass on the host inspects the user's objects. Their state is not put back.
+    One small forward pass on the host inspects the user's objects. Their state is not restored.
 
     Args:
         workload: the user's objects.
@@ -155,12 +155,12 @@ class StandInBench:
         run = ShortRun(plan, self._build, self._source, self._device, budget, enforce=False, beat=self._beat)
         return run.run()
 
-    def standing(self) -> tuple[Part, ...]:
+    def fixed_parts(self) -> tuple[Part, ...]:
         """Returns the memory that a step keeps at any batch size, found without running a step.
 
         Parts that cannot be found without running a step are left out.
         """
-        return standing_parts(self.workload)
+        return find_fixed_parts(self.workload)
 
     def _build(self, plan: Plan) -> TrainStep:
         return prepare(plan, Draft.of(self.workload, self._loss, self._device.torch_device), members())

@@ -67,7 +67,7 @@ class Watchdog:
 
     @property
     def doing(self) -> str:
-        """The phase that goes on now."""
+        """The current phase."""
         return self._phase[0]
 
     def beat(self, phase: str) -> None:
@@ -113,7 +113,7 @@ class Watchdog:
             self._say = before
 
     def __enter__(self) -> Self:
-        self._phase = ("looking at the workload", self.clock.elapsed_s)
+        self._phase = ("inspecting the workload", self.clock.elapsed_s)
         self._worker = threading.get_ident()
         main = threading.current_thread() is threading.main_thread()
         self._interrupts = main and _SIGNAL is not None and self.clock.limit_s is not None

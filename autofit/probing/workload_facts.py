@@ -10,7 +10,7 @@ from autofit.devices.base import Device
 from autofit.strategies import members
 from autofit.strategies.base import Facts, Strategy
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.counted import Counted
+from autofit.workloads.counted_batches import Counted
 from autofit.workloads.workload import Workload
 
 

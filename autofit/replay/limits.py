@@ -16,9 +16,9 @@ def limited(table: Table, memory_bytes: int) -> Table:
     Raises:
         UsageError: the budget is above the table's own, under which some plans did not fit.
     """
-    own = table.budget.memory_bytes
-    if memory_bytes > own:
-        found, most = format_bytes(memory_bytes), format_bytes(own)
+    recorded_bytes = table.budget.memory_bytes
+    if memory_bytes > recorded_bytes:
+        found, most = format_bytes(memory_bytes), format_bytes(recorded_bytes)
         raise UsageError(f"the table {table.name!r} was recorded under {most}; {found} is more. Record it again.")
     enforced = not table.environment.is_host
     entries = tuple(_judged(entry, memory_bytes, enforced) for entry in table.entries)

@@ -23,7 +23,7 @@ _NEAR_RATIO = 1.25
 _WIDE, _WHY_CELLS = 100, 31
 """From this width on the reason has a column of its own, of at most this many cells."""
 _FIGURES = re.compile(r"(?:[:;,] )?(?:by its probe )?\d[\d.,]*x \(.*$")
-"""The figures in a note of `autofit.search.remarks`, which the table has in columns."""
+"""The figures in a note of `autofit.search.explanations`, which the table has in columns."""
 
 
 def others(r: Recommendation, width: int, plan_file: str | None) -> list[str]:

@@ -15,7 +15,7 @@ def apply_code(recommendation: Recommendation, plan_file: str = "") -> str:
     """
     inference = recommendation.environment.settings.get("mode") == "inference"
     step = "outputs = step(batch)" if inference else "loss = step(batch)"
-    own = "model, loader" if inference else "model, loader, optimizer"
+    arguments = "model, loader" if inference else "model, loader, optimizer"
     first = (
         ""
         if plan_file
@@ -25,7 +25,7 @@ def apply_code(recommendation: Recommendation, plan_file: str = "") -> str:
         f"{first}import autofit\n"
         "\n"
         f"fit = autofit.load({plan_file or DEFAULT_FILE!r})\n"
-        f"step = fit.prepare({own})  # with the loss_fn or step_fn that you gave to tune\n"
+        f"step = fit.prepare({arguments})  # with the loss_fn or step_fn that you gave to tune\n"
         "for batch in step.loader:\n"
         f"    {step}\n"
     )

@@ -58,7 +58,7 @@ def _of_answer(source: Source) -> dict[str, Any]:
     """Returns the fields that say what was found and what was asked."""
     r, evidence = source.recommendation, source.evidence
     asked = r or evidence
-    own = {
+    fields = {
         "title": (asked.title if asked is not None else "") or f"workload {source.environment.workload}",
         "command": asked.command if asked is not None else "",
         "caveats": asked.caveats if asked is not None else (),
@@ -69,9 +69,9 @@ def _of_answer(source: Source) -> dict[str, Any]:
         "headline": _headline(r) if r is not None else _failure(evidence),
     }
     if r is None:
-        return own
+        return fields
     code = apply_code(r, source.plan_file)
-    return {**own, "global_batch_size": r.plan.global_batch_size, "duration_s": r.duration_s, "apply_code": code}
+    return {**fields, "global_batch_size": r.plan.global_batch_size, "duration_s": r.duration_s, "apply_code": code}
 
 
 def _of_evidence(evidence: SearchEvidence | None, baseline: Plan | None) -> dict[str, Any]:
@@ -146,8 +146,8 @@ def _race(
 ) -> tuple[Role, tuple[Racer, ...]]:
     """Returns the plan that the others are compared with, and the others."""
     logs = {log.plan.key: log for log in evidence.race} if evidence is not None and r is not None else {}
-    own: Role = "baseline" if r is not None and r.baseline.plan.key in logs else "recommended"
-    plan = None if r is None else r.baseline.plan if own == "baseline" else r.plan
+    role: Role = "baseline" if r is not None and r.baseline.plan.key in logs else "recommended"
+    plan = None if r is None else r.baseline.plan if role == "baseline" else r.plan
     if plan is None or plan.key not in logs:
         return _raced_by_gain(rows)
     found = list[Racer]()
@@ -156,11 +156,11 @@ def _race(
         if log is None or log.plan == plan:
             continue
         ours, theirs = _common(log, logs[plan.key])
-        ratio = row.gain if own == "baseline" else _claimed(ours, theirs)
+        ratio = row.gain if role == "baseline" else _claimed(ours, theirs)
         if ratio is not None and ratio.pairs:
             ratios = tuple(math.exp(a - b) for a, b in zip(ours, theirs, strict=True))
             found.append(Racer(rank=row.rank, ratio=ratio, ratios=ratios, note=log.note))
-    return (own, tuple(found)) if found else ("", ())
+    return (role, tuple(found)) if found else ("", ())
 
 
 def _raced_by_gain(rows: Sequence[PlanRow]) -> tuple[Role, tuple[Racer, ...]]:

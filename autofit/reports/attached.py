@@ -2,14 +2,11 @@
 
 from autofit.reports.assemble import assembled
 from autofit.reports.sources import of_result
-from autofit.reports.writing import rendered
+from autofit.reports.writing import FORMATS, rendered
 from autofit.search.evidence import SearchResult
-
-KINDS = ("md", "json")
-"""Formats of the report that are logged."""
 
 
 def attached(found: SearchResult) -> dict[str, str]:
     """Returns the report of a search as text files, by file name."""
     report = assembled(of_result(found))
-    return {f"autofit-report.{kind}": rendered(report, kind) for kind in KINDS}
+    return {f"autofit-report.{kind}": rendered(report, kind) for kind in FORMATS}

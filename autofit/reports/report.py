@@ -14,6 +14,8 @@ from autofit.core.space import Refusal
 from autofit.memory.profile import Profile
 
 Role = Literal["recommended", "baseline", ""]
+BATCH_ONLY = "batch size only"
+"""`PlanRow.combination` of the baseline, and of plans that differ from it in the batch alone."""
 
 REPORT_SCHEMA = "autofit.report/1"
 SCHEMA_FILE = Path(__file__).parent / "report.schema.json"
@@ -32,7 +34,7 @@ class PlanRow(_Record):
     Attributes:
         rank: position in the table of all plans, from 1; the fastest plan that fits comes first.
         label: the plan in words: its batch and what it changes from the baseline.
-        combination: what it changes from the baseline beside the batch; "baseline" for no change.
+        combination: what it changes from the baseline beside the batch; "batch size only" if nothing else.
         values: the value of each knob.
         micro_batch_size: samples per forward pass.
         accumulation_steps: forward and backward passes per optimizer step.

@@ -11,7 +11,7 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.core.trial import Trial
 from autofit.core.wording import describe_plan
-from autofit.reports.report import PlanRow, Role
+from autofit.reports.report import BATCH_ONLY, PlanRow, Role
 from autofit.search.choice import quotient
 from autofit.search.common_scale import DISTURBED_NOISE_RATIO
 from autofit.search.pareto import FrontPoint, front
@@ -71,14 +71,14 @@ def with_rates(
 ) -> dict[str, KnownPlan]:
     """Returns what is known of each plan with the throughputs of a recommendation."""
     r = recommendation
-    own = Candidate(
+    proven = Candidate(
         plan=r.plan,
         outcome=Outcome(status=Status.MEASURED, measurement=r.proof),
         gain=r.gain,
         rate_per_s=r.rate_per_s,
         on_front=True,
     )
-    candidates = {each.plan.key: each for each in (*r.alternatives, r.baseline, own)}
+    candidates = {each.plan.key: each for each in (*r.alternatives, r.baseline, proven)}
     unit_s = _baseline_rate(r, objective)
     raced = any(each.gain is not None and each.gain.pairs for each in candidates.values())
     found = dict(known)
@@ -106,15 +106,15 @@ def with_probed_rates(
 ) -> dict[str, KnownPlan]:
     """Returns what is known of each plan with the throughputs of separate probes: without a recommendation."""
     found = dict(known)
-    own = known.get(baseline.key) if baseline is not None else None
+    reference = known.get(baseline.key) if baseline is not None else None
     points = list[FrontPoint]()
     for key, each in known.items():
         measurement = each.outcome.measurement
         if not each.outcome.measured or measurement is None:
             continue
         rate = objective.score(measurement)
-        gain = None if own is None else _probed(measurement, own.outcome, objective)
-        if own is each:
+        gain = None if reference is None else _probed(measurement, reference.outcome, objective)
+        if reference is each:
             gain = Ratio(value=1.0, low=1.0, high=1.0)
         found[key] = replace(each, rate_per_s=rate, gain=gain)
         points += [FrontPoint(key, rate, each.peak_bytes)] if each.peak_bytes else []
@@ -161,9 +161,9 @@ def label_of(plan: Plan, baseline: Plan | None) -> str:
 
 
 def combination_of(plan: Plan, baseline: Plan | None) -> str:
-    """Returns what a plan changes from the baseline beside the batch; "baseline" for no change."""
+    """Returns what a plan changes from the baseline beside the batch; `BATCH_ONLY` if it changes nothing else."""
     changes = plan.combination.values if baseline is None else plan.combination.changes_from(baseline.combination)
-    return ", ".join(f"{name}={value}" for name, value in changes.items()) or "baseline"
+    return ", ".join(f"{name}={value}" for name, value in changes.items()) or BATCH_ONLY
 
 
 def _order(known: KnownPlan) -> tuple[bool, float, bool, int, str, str]:

@@ -167,7 +167,8 @@ def _labelled(r: Recommendation, plan_file: str | None) -> Iterator[tuple[str, s
     environment, peak = r.environment, r.proof.memory.judged_bytes
     if r.estimate is not None and r.estimate.is_bounded and peak:
         value = r.estimate.value_bytes
-        yield "estimate", f"{format_bytes(value)} before it ran, {value / peak - 1:+.1%} from the measured peak"
+        error = round(value / peak - 1, 3) + 0.0  # never "-0.0%"
+        yield "estimate", f"{format_bytes(value)} before it ran, {error:+.1%} from the measured peak"
     if r.objective.planned_samples is not None:
         samples, size = r.objective.planned_samples, r.plan.global_batch_size
         yield "planned", f"{samples:,} samples, {samples / size:,.0f} steps of {size}; warm-up is part of samples/s"

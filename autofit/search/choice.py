@@ -42,8 +42,8 @@ def finalists(trials: Iterable[Trial], baseline: Plan, objective: Objective, mos
     small = min(tied, key=lambda t: t.plan.global_batch_size, default=None)
     if small is not None and small not in close:
         close[-1] = small
-    own = [t for t in measured if t.plan == baseline and t not in close]
-    return close + own
+    left = [t for t in measured if t.plan == baseline and t not in close]
+    return close + left
 
 
 def ranked(trials: Iterable[Trial], objective: Objective) -> list[Trial]:
@@ -116,8 +116,8 @@ def choose(
             batch; None for `ratio`.
     """
     claim = claim or ratio
-    own = next((c for c in candidates if c.plan == baseline), None)
-    yardstick = own or candidates[0]
+    reference = next((c for c in candidates if c.plan == baseline), None)
+    yardstick = reference or candidates[0]
 
     def fastest(among: Sequence[Trial]) -> Trial:
         return max(among, key=lambda c: ratio(c, yardstick).value if c is not yardstick else 1.0)
@@ -127,10 +127,10 @@ def choose(
         candidates = [c for c in candidates if c in same or claim(c, first).low > 1]
     leader = fastest(candidates)
     tied = [c for c in candidates if c is leader or _as_good(leader, c, baseline, objective, ratio)]
-    if own is not None:
-        if leader is not own and ratio(leader, own).value < 1 + objective.tie_ratio:
-            tied.append(own)
-        tied = [c for c in tied if c is own or ratio(c, own).high >= 1]
+    if reference is not None:
+        if leader is not reference and ratio(leader, reference).value < 1 + objective.tie_ratio:
+            tied.append(reference)
+        tied = [c for c in tied if c is reference or ratio(c, reference).high >= 1]
     return lightest(tied or [leader], baseline)
 
 

@@ -38,8 +38,8 @@ class Earlier:
         Args:
             run: screens, runs and records the baseline.
         """
-        own = [t for t in self.known if t.plan == self._baseline]
-        if own and own[-1].outcome.reason == DIED:
+        known = [t for t in self.known if t.plan == self._baseline]
+        if known and known[-1].outcome.reason == DIED:
             return
         trial = run()
         if self._contradiction(trial.plan, Purpose.PROBE, trial.outcome):

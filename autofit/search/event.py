@@ -14,9 +14,9 @@ class Event:
     """Something that happened in a search.
 
     Attributes:
-        kind: "start" when a search begins; "running" when a probe or a proof begins; "stage", "trial", "skipped",
-            "race" or "proof"; "result" for the last event of a search; or "waiting", which comes from another thread if
-            a run makes no progress for long.
+        kind: "start", when a search begins; "stage", "trial", "skipped", "race" or "proof"; "running" when a probe or a
+            proof begins; "result" for the last event of a search; or "waiting", which comes from another thread if a
+            run makes no progress for long.
         text: one line of text.
         trial: the trial, for "trial", "skipped" and "proof".
         done: number of trials run so far.

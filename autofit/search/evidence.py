@@ -111,8 +111,8 @@ class SearchEvidence(_EvidencePart):
 
     def supports(self, recommendation: Recommendation) -> bool:
         """Returns whether this is the evidence for `recommendation`, and not for that of another search."""
-        own = self.recommendation
-        return own is not None and (own.created, own.plan) == (recommendation.created, recommendation.plan)
+        found = self.recommendation
+        return found is not None and (found.created, found.plan) == (recommendation.created, recommendation.plan)
 
     def answer(self, trials: Sequence[Trial]) -> Recommendation | None:
         """Returns the recommendation with its alternatives, whose outcomes are in `trials`; None without one."""
@@ -134,7 +134,7 @@ class Seen:
         estimates: estimated peak of each plan before it first ran, by the plan's key.
         omissions: combinations that were never measured.
         race: the race; None if there was none.
-        stopped: why the search phase ended; "" while it goes on.
+        stopped: why the search phase ended; "" while it is running.
     """
 
     trials: Sequence[Trial] = ()

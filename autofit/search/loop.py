@@ -7,9 +7,9 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Trial
 from autofit.core.units import format_duration
 from autofit.feasibility import Feasibility
-from autofit.search.endings import poison_ends_search, too_short
-from autofit.search.runner import TrialRunner
+from autofit.search.no_answer import poison_ends_search, too_short
 from autofit.search.screening import reason_to_skip
+from autofit.search.trial_runner import TrialRunner
 from autofit.search.tuning import Tuning
 from autofit.searchers.base import Problem
 
@@ -150,8 +150,8 @@ class Loop:
         budget, left_s = self._tuning.budget, self.runner.time.left_s()
         stopped = ""
         if budget.max_trials is not None and self.runner.probes >= budget.max_trials:
-            trials = "1 trial was" if budget.max_trials == 1 else f"{budget.max_trials} trials were"
-            stopped = f"{trials} allowed and run" if budget.max_trials else "no trial was allowed"
+            trials = f"{budget.max_trials} trial{'s' if budget.max_trials != 1 else ''}"
+            stopped = f"the limit of {trials} was reached"
         elif left_s <= 0:
             stopped = f"the time budget of {format_duration(budget.time_s or 0)} is spent"
         elif left_s <= self.runner.time.reserve_s():

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from autofit.search.final import Final
 from autofit.search.loop import Loop
+from autofit.search.race_and_proof import Final
 from autofit.search.tuning import Evaluate, Findings, TrialLog, Tuning
 
 __all__ = ["Evaluate", "Findings", "TrialLog", "Tuning", "run"]

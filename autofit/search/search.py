@@ -20,10 +20,10 @@ from autofit.core.units import format_duration
 from autofit.estimators import Context
 from autofit.search.bench import Bench
 from autofit.search.event import Event
+from autofit.search.evidence_recorder import EvidenceRecorder, asked
 from autofit.search.phases import run
 from autofit.search.request import DEFAULT_STUDY, Listen, Request, searcher_of
 from autofit.search.tuning import Findings, Tuning
-from autofit.search.witness import Witness, asked
 from autofit.study import Study, optuna_imports, writing
 
 PREPARING_RATIO, TRACING_RATIO, TRACING_S = 0.25, 0.2, 120.0
@@ -80,7 +80,9 @@ def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: 
     )
     made = [estimator for member in estimators.members() if (estimator := member.of(context)) is not None]
     left_s = math.inf if request.time_s is None else max(request.time_s - clock.elapsed_s, 0.0)
-    witness = Witness(asked(briefing, budget, request.objective, request, study.notes), study.note, made, listen)
+    recorder = EvidenceRecorder(
+        asked(briefing, budget, request.objective, request, study.notes), study.note, made, listen
+    )
     tuning = Tuning(
         space=SearchSpace(briefing.space),
         evaluate=bench.evaluate,
@@ -90,22 +92,22 @@ def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: 
         searcher=searcher_of(request.searcher),
         estimators=made,
         clock=clock,
-        listen=witness.tell,
+        listen=recorder.tell,
         seed=request.seed,
         isolated=request.isolated,
         closing_s=min(bench.proof_start_s, CLOSING_RATIO * left_s),
         cautious=not briefing.enforced and briefing.environment.is_host,
-        seen=witness.seen,
+        seen=recorder.seen,
     )
     try:
         findings = run(tuning)
     except AutofitError as error:
-        witness.failed(error)
+        recorder.failed(error)
         raise
     found = _recommendation(findings, briefing, budget, request, study, clock)
     if caveats := tuple(estimator.caveat for estimator in made if estimator.caveat):
         found = found.model_copy(update={"caveats": (*found.caveats, *caveats)})
-    witness.found(found)
+    recorder.found(found)
     return found
 
 
@@ -169,11 +171,11 @@ def _without_traceback(candidate: Candidate) -> Candidate:
 
 def _learning_rate(findings: Findings, briefing: Briefing) -> list[str]:
     """Returns the caveat about a changed global batch."""
-    own, new = briefing.space.baseline.global_batch_size, findings.plan.global_batch_size
-    if own == new or briefing.environment.settings.get("mode") == "inference":
+    old, new = briefing.space.baseline.global_batch_size, findings.plan.global_batch_size
+    if old == new or briefing.environment.settings.get("mode") == "inference":
         return []
     return [
-        f"the global batch was free and changed from {own} to {new}: adjust the learning rate and the number of "
+        f"the global batch was free and changed from {old} to {new}: adjust the learning rate and the number of "
         "steps (common rules scale the rate with the batch, or with its square root). "
         "Give global_batch_size to keep it exactly, or max_global_batch_size to bound it"
     ]

@@ -8,7 +8,7 @@ from autofit.searchers.grid import Grid
 from autofit.searchers.guided.guided import Guided
 from autofit.searchers.sampled import Gp, Random, Tpe
 
-OWN: tuple[type[Searcher], ...] = (Guided, Tpe, Gp, Random, Grid)
+BUILT_IN: tuple[type[Searcher], ...] = (Guided, Tpe, Gp, Random, Grid)
 """The searchers of autofit itself, the default first."""
 
 
@@ -18,4 +18,4 @@ def members() -> tuple[type[Searcher], ...]:
 
     Those of other packages are loaded at the first call.
     """
-    return (*OWN, *plugins("searchers", Searcher, OWN, "name"))
+    return (*BUILT_IN, *plugins("searchers", Searcher, BUILT_IN, "name"))

@@ -1,8 +1,8 @@
 """Sampled: Optuna's samplers as searchers, for users who ask for them and as a reference for `guided`.
 
 A sampler works in its own Optuna study, in memory, over one flat space. It receives every trial of the durable study in
-the same form (`study/optuna_names.py`), except that every trial is complete: samplers ignore failed trials, and would
-suggest their plans again.
+the same form (`study/optuna_outcomes.py`), except that every trial is complete: samplers ignore failed trials, and
+would suggest their plans again.
 """
 
 import warnings
@@ -19,7 +19,7 @@ from autofit.core.errors import UsageError
 from autofit.core.plan import MICRO_BATCH_SIZE, KnobValue, Plan, same_value
 from autofit.core.trial import Purpose, Trial
 from autofit.searchers.base import Problem, Searcher
-from autofit.study.optuna_names import OptunaResult, optuna_result
+from autofit.study.optuna_outcomes import OptunaResult, optuna_result
 
 PATIENCE = 15
 """Number of trials in a row without a gain beyond the tie margin after which a sampler counts as converged."""

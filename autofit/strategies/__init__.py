@@ -10,7 +10,7 @@ from autofit.strategies.memory_format import MemoryFormat
 from autofit.strategies.optimizer_implementation import OptimizerImplementation
 from autofit.strategies.precision import Precision
 
-OWN: tuple[type[Strategy], ...] = (MemoryFormat, Precision, OptimizerImplementation, Checkpointing, Batching)
+BUILT_IN: tuple[type[Strategy], ...] = (MemoryFormat, Precision, OptimizerImplementation, Checkpointing, Batching)
 """The strategies of autofit itself."""
 
 
@@ -20,4 +20,4 @@ def members() -> tuple[Strategy, ...]:
 
     Strategies without a time cost come first. Strategies of other packages are loaded on the first call.
     """
-    return tuple(member() for member in (*OWN, *plugins("strategies", Strategy, OWN, "name")))
+    return tuple(member() for member in (*BUILT_IN, *plugins("strategies", Strategy, BUILT_IN, "name")))

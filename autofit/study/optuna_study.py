@@ -17,7 +17,8 @@ from autofit.core.environment import Environment
 from autofit.core.errors import StudyError
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
-from autofit.study.optuna_names import columns, holds, optuna_result
+from autofit.study.optuna_distributions import holds
+from autofit.study.optuna_outcomes import columns, optuna_result
 from autofit.study.stored import (
     CHECKSUM,
     DROPPED,

@@ -117,8 +117,8 @@ def _read(select: Select, number: int, name: str) -> ReadStudy:
     """Returns one study. Columns go by their place, since `key` is a reserved word in MySQL."""
     by = {"study": number}
     notes = _values(select("select * from study_user_attributes where study_id = :study", by))[number]
-    own = "join trials t on a.trial_id = t.trial_id where t.study_id = :study"
-    attributes = _values(select(f"select a.* from trial_user_attributes a {own}", by))
+    of_study = "join trials t on a.trial_id = t.trial_id where t.study_id = :study"
+    attributes = _values(select(f"select a.* from trial_user_attributes a {of_study}", by))
     rows = select("select trial_id, number, state from trials where study_id = :study order by number", by)
     return ReadStudy.of(name, notes, [(place, str(state), attributes[key]) for key, place, state in rows])
 

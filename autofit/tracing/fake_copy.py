@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autofit.core.errors import WorkloadError
-from autofit.workloads.counted import Counted, counted
+from autofit.workloads.counted_batches import Counted, counted
 from autofit.workloads.loss import LossRule, resolve_loss
 from autofit.workloads.tree import Batch, map_tensors
 from autofit.workloads.workload import Workload
@@ -35,7 +35,7 @@ class FakeWorkload:
     workload: Workload
     loss: LossRule
 
-    def standing(self) -> Iterator[tuple[torch.Tensor, bool]]:
+    def initial_tensors(self) -> Iterator[tuple[torch.Tensor, bool]]:
         """Yields each tensor that is on the device before the first step, and whether it is a parameter.
 
         The order is that in which `Module.to` moves them to a device.
@@ -63,7 +63,7 @@ def fake_workload(workload: Workload, loss: LossRule, batch: Batch, device: torc
     memo: dict[int, Any] = {}
     for module in modules:
         for tensor, _ in _in_order(module) if module is not None else ():
-            memo[id(tensor)] = copier.standing(tensor)
+            memo[id(tensor)] = copier.fake_state(tensor)
     with copier:
         model, loss_fn, optimizer = _copied((*modules, optimizer), memo)
     changed = replace(
@@ -139,7 +139,7 @@ class _Copier(TorchFunctionMode):
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
-    def standing(self, tensor: torch.Tensor) -> torch.Tensor:
+    def fake_state(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a fake parameter or buffer, with the attributes that the user gave the real one."""
         copied = self.fake(tensor, self._target)
         if isinstance(tensor, nn.Parameter):

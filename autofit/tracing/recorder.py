@@ -62,7 +62,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         kinds: kind of each allocation, as far as known.
         origins: index of the module in whose pass each allocation was made, or -1.
         events: `handle` for an allocation, `~handle` for its release.
-        standing: handles of allocations that existed before the recorder. They are not in `events`.
+        initial: handles of allocations that existed before the recorder. They are not in `events`.
         in_place: whether a sum would now be made in place if its operands were plain tensors.
         operators: name of the operator that made each allocation.
         modules: finds the module whose pass is running.
@@ -86,7 +86,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self.kinds: list[Kind] = []
         self.origins: list[int] = []
         self.events: list[int] = []
-        self.standing: list[int] = []
+        self.initial: list[int] = []
         self.added: dict[int, int] = {}
         self.replaced: dict[int, int] = {}
         self.in_place = False
@@ -133,7 +133,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
             return out, () if size is None else (None, size, ~0)
         return out, ()
 
-    def record(self, tensor: torch.Tensor, kind: Kind = Kind.TEMPORARY, *, standing: bool = False) -> None:
+    def record(self, tensor: torch.Tensor, kind: Kind = Kind.TEMPORARY, *, initial: bool = False) -> None:
         """Records the storage of a tensor if it is on the device and new. A storage that has grown counts as new.
 
         Raises:
@@ -151,7 +151,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         if known is not None and self.sizes[known[0]] == size:
             return
         handle = self._add(size, kind)
-        (self.standing if standing else self.events).append(handle)
+        (self.initial if initial else self.events).append(handle)
         if known is not None:
             self.events.append(~known[0])
         watch = _StorageEnd(storage, self._release)
@@ -249,7 +249,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
                 "the step uses tensors of the original model instead of the model that is passed to it", self._operator
             )
         if tensor.device.type == self._device_type and tensor.untyped_storage()._cdata not in self._live:
-            self.record(tensor, Kind.BUFFER, standing=True)
+            self.record(tensor, Kind.BUFFER, initial=True)
 
     def _take_workspaces(self, func: Any, args: Any) -> None:
         # Each thread keeps one handle and one workspace of each kind: the main thread, and the autograd engine's.

@@ -28,7 +28,7 @@ TRUSTED = ("torch", "autofit", "transformers")
 
 
 def check_self_contained(workload: Workload) -> list[Any]:
-    """Checks that the workload's functions hold nothing that a trace could change and that cannot be put back.
+    """Checks that the workload's functions hold nothing that a trace could change and that cannot be restored.
 
     Returns:
         The lists, dicts and sets of plain values, such as tables of names, that the functions use as globals.

@@ -14,7 +14,7 @@ from autofit.workloads.step import state_tensors
 from autofit.workloads.workload import Workload
 
 
-def standing_parts(workload: Workload) -> tuple[Part, ...]:
+def find_fixed_parts(workload: Workload) -> tuple[Part, ...]:
     """Returns parameters, buffers, gradients and optimizer state with their bytes.
 
     The optimizer state is that after one update of a fake copy. It is left out if the copy cannot be updated.

@@ -27,9 +27,8 @@ from autofit.core.work import StepWork, Work
 from autofit.memory.trace import MOST_PARTS, Kind, Mark, Trace
 from autofit.prepare import prepare
 from autofit.strategies import members
-from autofit.tracing.assembly import assembled
 from autofit.tracing.cuda.chip import Chip
-from autofit.tracing.cuda.disguise import disguised
+from autofit.tracing.cuda.device_spoofing import disguised
 from autofit.tracing.cuda.standin import NAME, attending
 from autofit.tracing.cuda.temporaries import temporary_steps
 from autofit.tracing.data_dependent import Answers
@@ -38,8 +37,9 @@ from autofit.tracing.host_temporaries import HostTemporaries
 from autofit.tracing.operation_count import Tally
 from autofit.tracing.plain_tensors import as_plain, has_padding
 from autofit.tracing.recorder import Recorder
+from autofit.tracing.trace_assembly import assembled
 from autofit.tracing.untraceable import check_traceable, untraceable
-from autofit.workloads.counted import Counted
+from autofit.workloads.counted_batches import Counted
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch, TrainStep, state_tensors
 from autofit.workloads.tree import Batch, map_tensors, tensors
@@ -132,12 +132,12 @@ class _Tracing:
         self.doing = "copying the model"
         copied = fake_workload(workload, loss, part, self.device)
         copied.workload.set_mode()
-        self._record_standing(copied)
+        self._record_initial(copied)
         self.doing = "preparing the plan"
         draft = Draft.of(copied.workload, copied.loss, self.device)
         if draft.optimizer is not None:
             for tensor in state_tensors(draft.optimizer):
-                recorder.record(tensor, Kind.OPTIMIZER_STATE, standing=True)
+                recorder.record(tensor, Kind.OPTIMIZER_STATE, initial=True)
         shorter = Plan(values={**self.plan.values, ACCUMULATION_STEPS: count}) if count > 1 else self.plan
         with recorder.modules.following(draft.model) as names, recorder, prepare(shorter, draft, members()) as step:
             step.observe = self._observe(step)
@@ -152,9 +152,9 @@ class _Tracing:
             _strip(draft)
         return found
 
-    def _record_standing(self, copied: FakeWorkload) -> None:
-        for tensor, is_parameter in copied.standing():
-            self.recorder.record(tensor, Kind.PARAMETER if is_parameter else Kind.BUFFER, standing=True)
+    def _record_initial(self, copied: FakeWorkload) -> None:
+        for tensor, is_parameter in copied.initial_tensors():
+            self.recorder.record(tensor, Kind.PARAMETER if is_parameter else Kind.BUFFER, initial=True)
 
     def _repeat(self) -> bool:
         """Repeats the events of the last step if that step left nothing allocated. Returns whether it did."""

@@ -12,7 +12,7 @@ from autofit.trackers.mlflow import Mlflow
 from autofit.trackers.tensorboard import TensorBoard
 from autofit.trackers.wandb import Wandb
 
-OWN: tuple[type[Tracker], ...] = (TensorBoard, Mlflow, Wandb)
+BUILT_IN: tuple[type[Tracker], ...] = (TensorBoard, Mlflow, Wandb)
 """The trackers of autofit itself."""
 
 
@@ -22,7 +22,7 @@ def members() -> tuple[type[Tracker], ...]:
 
     Trackers of other packages are loaded on the first call.
     """
-    return (*OWN, *plugins("trackers", Tracker, OWN, "name"))
+    return (*BUILT_IN, *plugins("trackers", Tracker, BUILT_IN, "name"))
 
 
 def make(given: str) -> Tracker:

@@ -77,7 +77,7 @@ class FailSoft:
 
 
 def warn_user(text: str) -> None:
-    """Issues a RuntimeWarning. Where warnings are errors, writes it to stderr, because a search must go on."""
+    """Issues a RuntimeWarning. Where warnings are errors, writes it to stderr, because a search must not stop."""
     try:
         warnings.warn(text, RuntimeWarning, stacklevel=2)
     except RuntimeWarning:

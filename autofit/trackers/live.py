@@ -34,7 +34,7 @@ class _Line(tqdm):  # type: ignore[type-arg]  # at run time it takes none
 
 
 class LiveLine:
-    """Draws the line in its own thread, so that the time goes on while a probe runs; one object per search.
+    """Draws the line in its own thread, so that the time advances while a probe runs; one object per search.
 
     Args:
         stream: the terminal.

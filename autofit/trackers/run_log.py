@@ -99,9 +99,9 @@ class RunLog:
     def _log_round(self, event: Event) -> None:
         self._rounds += 1
         found: dict[str, float | None] = {}
-        for standing in event.standings:
-            if standing.gain is not None and standing.gain.pairs:
-                found |= _interval(f"race/{self._label(standing.plan)}/", standing.gain)
+        for placing in event.standings:
+            if placing.gain is not None and placing.gain.pairs:
+                found |= _interval(f"race/{self._label(placing.plan)}/", placing.gain)
         if metrics := _finite(found):
             self._tracker.log(self._rounds, metrics, {})
 

@@ -157,11 +157,10 @@ class SearchState:
         return f"{minutes(elapsed_s)} elapsed", minutes(elapsed_s)
 
     def _search_left_s(self) -> float | None:
-        """Returns how long the search phase goes on at most; None where nothing says so.
+        """Returns the longest time that the search phase may still take; None if it is unknown.
 
         The basis is the number of trials allowed and the mean duration of those that finished. The search may end
-        earlier. Without a limit on trials nothing tells when a searcher has nothing left to ask, nor how long a race
-        takes.
+        earlier. Without a limit on trials, the number of trials left is unknown, and so is the duration of a race.
         """
         most, first_s = self._against.max_trials, self._first_s
         if most is None or first_s is None or not self._trials or self._phase != "search":

@@ -1,6 +1,6 @@
 """Trial rows: finished trials as rows of a table that fit the width of a terminal.
 
-A plan that does not fit beside the figures goes on in further lines, so that rows differ if their plans do. Only a
+A plan that does not fit beside the figures continues in further lines, so that rows differ if their plans do. Only a
 reason is cut.
 """
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autofit.core.errors import WorkloadError
-from autofit.workloads.counted import Counted, Cuttable
+from autofit.workloads.counted_batches import Counted, Cuttable
 from autofit.workloads.tree import Batch
 
 

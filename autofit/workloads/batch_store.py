@@ -2,14 +2,13 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 from time import perf_counter
 
 import torch
 
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.lengths import elements
 from autofit.workloads.tree import Batch, map_tensors, nbytes, tensors
 
 MOST_BYTES = 2**30
@@ -41,23 +40,17 @@ class Typical:
 
     def of_step(self, number: int) -> list[Batch]:
         """Returns the micro batches of a step. Steps count from 0."""
-        return [self.batches[at] for at in self._places(number)]
+        return [self.batches[at] for at in self.places(number)]
 
     def tokens_per_step(self, steps: int) -> float | None:
         """Returns the mean number of useful tokens of the first `steps` steps. None for data that is not sequences."""
         if self.tokens is None:
             return None
-        return fmean(sum(self.tokens[at] for at in self._places(number)) for number in range(min(steps, self.cycle)))
+        return fmean(sum(self.tokens[at] for at in self.places(number)) for number in range(min(steps, self.cycle)))
 
-    def by_size(self, *, rising: bool) -> "Typical":
-        """Returns the micro batches of all steps, sorted by number of elements. The total work is the same."""
-        places = [at for step in range(_steps_kept(self.parts)) for at in self._places(step)]
-        places.sort(key=lambda at: elements(self.batches[at]), reverse=not rising)
-        tokens = None if self.tokens is None else [self.tokens[at] for at in places]
-        return replace(self, batches=[self.batches[at] for at in places], tokens=tokens)
-
-    def _places(self, step: int) -> list[int]:
-        first = step % _steps_kept(self.parts) * self.parts
+    def places(self, step: int) -> list[int]:
+        """Returns the positions of a step's micro batches in `batches`. Steps count from 0."""
+        first = step % steps_kept(self.parts) * self.parts
         return [at % len(self.batches) for at in range(first, first + self.parts)]
 
 
@@ -79,7 +72,7 @@ class BatchStore:
         return found
 
     def _made(self, size: int, parts: int) -> Typical:
-        steps = _steps_kept(parts)
+        steps = steps_kept(parts)
         count = min(steps * parts, MOST_BATCHES)
         self.source.choose(size, count)
         began = perf_counter()
@@ -110,7 +103,7 @@ def fresh(batch: Batch) -> Batch:
     return map_tensors(batch, torch.clone)
 
 
-def _steps_kept(parts: int) -> int:
+def steps_kept(parts: int) -> int:
     """Returns the number of different steps, given the number of micro batches per step."""
     return max(min(STEPS_KEPT, MOST_BATCHES // parts), 1)
 

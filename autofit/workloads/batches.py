@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from autofit.core.errors import WorkloadError
 from autofit.workloads.batch_algebra import batch_size, describe
 from autofit.workloads.batch_maker import BatchMaker, BatchOptions
-from autofit.workloads.counted import Counted, Cuttable
+from autofit.workloads.counted_batches import Counted, Cuttable
 from autofit.workloads.dataloaders import dataloader_maker
 from autofit.workloads.lengths import useful_tokens
 from autofit.workloads.ready_batches import ReadyBatches

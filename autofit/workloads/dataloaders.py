@@ -12,9 +12,9 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from autofit.workloads.batch_algebra import concat
 from autofit.workloads.batch_maker import BatchMaker, BatchOptions
-from autofit.workloads.counted import Collating, CollatingCounted, KeyLists
+from autofit.workloads.counted_batches import Collating, CollatingCounted, KeyLists
 from autofit.workloads.ready_batches import ReadyBatches
-from autofit.workloads.resized import Pass, Rechunked, one_pass, resized
+from autofit.workloads.resized_sampler import Pass, Rechunked, one_pass, resized
 from autofit.workloads.sample_batches import Recipe, SampleBatches
 from autofit.workloads.samplers import batch_sampler_keys, draws_at_random, sampler_keys
 from autofit.workloads.streams import STREAM_BATCHES, known_length, read

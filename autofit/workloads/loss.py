@@ -28,7 +28,7 @@ from autofit.core.errors import WorkloadError
 from autofit.workloads.batch_algebra import batch_size, describe, non_batch_tensors, split
 from autofit.workloads.model_call import ADVICE, TARGETS, Call, binds, call_for, check_keys, whole_call
 from autofit.workloads.tree import Batch, map_tensors, tensors
-from autofit.workloads.weighing import ignore_index_of
+from autofit.workloads.useful_targets import ignore_index_of
 
 Compute = Callable[[nn.Module, Batch], torch.Tensor]
 

@@ -12,7 +12,7 @@ import torch
 from autofit.core.errors import WorkloadError
 from autofit.workloads.batch_algebra import batch_size, concat, describe, leaves, non_batch_tensors, regroup, split
 from autofit.workloads.batch_maker import BatchMaker, BatchOptions, no_batches
-from autofit.workloads.counted import Counted, Cuttable, EquallyCounted
+from autofit.workloads.counted_batches import Counted, Cuttable, EquallyCounted
 from autofit.workloads.lengths import elements, evenly_spaced
 from autofit.workloads.streams import STREAM_BATCHES
 from autofit.workloads.tree import Batch, map_tensors, same

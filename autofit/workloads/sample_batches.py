@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader
 from autofit.core.errors import WorkloadError
 from autofit.workloads.batch_algebra import batch_size, describe, leaves
 from autofit.workloads.batch_maker import BatchMaker, BatchOptions, no_batches
-from autofit.workloads.counted import Counted, Cuttable, EquallyCounted, has_rows
-from autofit.workloads.groups import Groups
+from autofit.workloads.counted_batches import Counted, Cuttable, EquallyCounted, has_rows
+from autofit.workloads.grouped_batches import Groups
 from autofit.workloads.lengths import Lengths, elements, scan
-from autofit.workloads.representative import representative
+from autofit.workloads.representative_batches import representative
 from autofit.workloads.streams import undisturbed
 from autofit.workloads.tree import Batch, map_tensors, tensors
 

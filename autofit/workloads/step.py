@@ -17,11 +17,11 @@ from torch import nn
 
 from autofit.core.errors import WorkloadError
 from autofit.core.plan import Plan
-from autofit.workloads.counted import Counted, counted
+from autofit.workloads.counted_batches import Counted, counted
 from autofit.workloads.loss import LossRule
+from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.tree import Batch, map_tensors, tensors
-from autofit.workloads.weighing import shares
-from autofit.workloads.weights import Weighing
+from autofit.workloads.useful_targets import shares
 from autofit.workloads.workload import Workload
 
 

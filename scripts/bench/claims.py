@@ -73,12 +73,12 @@ def replayed(case: Case, bench: TableBench, seed: int, time_ratio: float | None,
     found = rehearse(case, bench, "guided", "traced", seed, budget=budget, bursts=bursts).findings
     if found is None:
         return Claim(case.name, time_ratio, claimed=False)
-    score, own = case.scores[found.plan.key], case.table.space.baseline
+    score, baseline = case.scores[found.plan.key], case.table.space.baseline
     regret = 1 - score / case.best
-    if found.plan == own or found.gain is None:
+    if found.plan == baseline or found.gain is None:
         return Claim(case.name, time_ratio, claimed=False, regret=regret)
     gain = found.gain
-    true = score / case.scores[own.key]
+    true = score / case.scores[baseline.key]
     return Claim(case.name, time_ratio, True, gain.value, gain.low, gain.high, true, gain.pairs, regret)
 
 

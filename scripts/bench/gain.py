@@ -67,7 +67,7 @@ def measure(name: str, seconds: float, pairs: int) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "example": name,
         "plan": dict(found.plan.values),
-        "own": dict(baseline.values),
+        "baseline": dict(baseline.values),
         "ratio": ratio.model_dump(),
         "claimed": None if found.gain is None else found.gain.model_dump(),
         "peak_bytes": peak,

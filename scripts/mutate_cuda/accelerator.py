@@ -19,8 +19,8 @@ MUTATIONS = (
     ),
     in_accelerator(
         "shared memory: the driver's 'free' is believed",
-        "told = host_memory.available() if self.is_integrated else None",
-        "told = None",
+        "available = host_memory.available() if self.is_integrated else None",
+        "available = None",
         "capabilities",
         "tests/devices/test_cuda.py",
     ),

@@ -32,8 +32,8 @@ MUTATIONS = (
     ),
     in_cuda(
         "NVML is not asked",
-        "told = self._nvml.used_bytes() if self._nvml is not None else None",
-        "told = None",
+        "reported = self._nvml.used_bytes() if self._nvml is not None else None",
+        "reported = None",
         "footprint",
         "processes",
         "tests/devices/test_cuda.py",
@@ -61,8 +61,8 @@ MUTATIONS = (
     ),
     in_cuda(
         "the last reading of NVML is forgotten when NVML fails",
-        "        if self._told_outside is not None:\n            return self._told_outside\n",
-        "        if told is not None and self._told_outside is not None:\n            return self._told_outside\n",
+        "        if self._nvml_outside is not None:\n            return self._nvml_outside\n",
+        "        if reported is not None and self._nvml_outside is not None:\n            return self._nvml_outside\n",
         "processes",
         "tests/devices/test_cuda.py",
     ),

@@ -43,7 +43,7 @@ def test_without_a_limit_nothing_is_stopped(source: Source) -> None:
 def test_a_clock_that_goes_backwards_or_gives_no_number_is_refused(source: Source, reading: float) -> None:
     clock = Clock(now=source)
     source.seconds = reading
-    with pytest.raises(ClockError, match="expected seconds that only increase"):
+    with pytest.raises(ClockError, match="expected at least 0"):
         _ = clock.elapsed_s
 
 

@@ -35,7 +35,7 @@ if __name__ == "__main__":
 
 import autofit  # noqa: E402  # found through the line above when this is run as a script
 from autofit.core.errors import AutofitError  # noqa: E402
-from autofit.probing import probe, window  # noqa: E402
+from autofit.probing import probe, timing_window  # noqa: E402
 from autofit.probing.survey import gates  # noqa: E402
 from tests.cuda.faults import FAULTS, at_forward  # noqa: E402
 from tests.cuda.scaled import MAKERS  # noqa: E402
@@ -273,7 +273,7 @@ def suit_phantom() -> None:
     passed = gates.GateResult(True, "not asked of a phantom GPU")
     vars(gates).update(accumulation=lambda *_: passed, precision=lambda *_: passed)
     vars(probe)["PACES"] = QUICK
-    window.WINDOW_S = 0.0  # each step by itself
+    timing_window.WINDOW_S = 0.0  # each step by itself
 
 
 def parent(given: argparse.Namespace) -> int:

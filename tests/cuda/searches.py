@@ -16,8 +16,8 @@ from autofit.core.errors import DevicePoisoned
 from autofit.core.recommendation import Recommendation
 from autofit.core.trial import Purpose
 from autofit.guard import digest_of
-from autofit.probing import probe, window
-from autofit.probing.pace import Pace
+from autofit.probing import probe, timing_window
+from autofit.probing.step_counts import Pace
 from autofit.tracing import self_contained
 from autofit.workloads.batches import BatchSource
 from tests.phantom.phantom import Phantom, present
@@ -61,7 +61,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     if present():
         monkeypatch.setattr(probe, "PACES", QUICK)
-        monkeypatch.setattr(window, "WINDOW_S", 0.0)  # each step by itself
+        monkeypatch.setattr(timing_window, "WINDOW_S", 0.0)  # each step by itself
     # The hooks of these tests hold things, but leave fake tensors alone.
     monkeypatch.setattr(self_contained, "TRUSTED", (*self_contained.TRUSTED, "tests"))
     gc.freeze()

@@ -7,7 +7,8 @@ import pytest
 
 from autofit.core.errors import UsageError
 from autofit.devices import base
-from autofit.devices.base import HEADROOM_BYTES, Counters, Device, Reading
+from autofit.devices.base import Counters, Device, Reading
+from autofit.devices.headroom import default_budget
 
 GIB = 2**30
 
@@ -60,27 +61,9 @@ def test_a_budget_is_bytes_a_text_or_a_fraction(wanted: float | str, expected: i
     assert (budget.memory_bytes, budget.memory_note) == (expected, note)
 
 
-def test_the_default_leaves_a_headroom_and_shows_the_arithmetic() -> None:
-    budget = DEVICE.budget(None, varies=False)
-    assert budget.memory_bytes == 50 * GIB - round(50 * GIB * 0.08)
-    assert budget.memory_note == "50 GiB available - 4 GiB headroom (8%, at least 512 MiB) = 46 GiB"
-
-
-def test_varying_shapes_get_more_headroom() -> None:
-    budget = DEVICE.budget(None, varies=True)
-    assert budget.memory_bytes == 50 * GIB - round(50 * GIB * 0.08 * 1.5)
-    assert "6 GiB headroom (8%, at least 512 MiB, times 1.5 for varying shapes) = 44 GiB" in budget.memory_note
-
-
-def test_a_small_device_leaves_the_least_headroom() -> None:
-    budget = Sized(4 * GIB, 4 * GIB).budget(None, varies=False)
-    assert budget.memory_bytes == 4 * GIB - HEADROOM_BYTES
-
-
-def test_the_headroom_is_at_most_half_and_says_so() -> None:
-    budget = Sized(GIB // 2, GIB // 2).budget(None, varies=False)
-    assert budget.memory_bytes == GIB // 4
-    assert budget.memory_note.endswith("at most half) = 256 MiB")
+def test_the_default_budget_is_the_available_memory_less_the_headroom() -> None:
+    assert DEVICE.budget(None, varies=False) == default_budget(50 * GIB, varies=False)
+    assert DEVICE.budget(None, varies=True) == default_budget(50 * GIB, varies=True)
 
 
 @pytest.mark.parametrize(

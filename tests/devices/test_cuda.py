@@ -14,7 +14,7 @@ from autofit.devices import host_memory
 from autofit.devices.accelerator import CONTEXT_BYTES
 from autofit.devices.base import Counters, Device
 from autofit.devices.cuda import Cuda
-from autofit.probing.window import run_window
+from autofit.probing.timing_window import run_window
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch, TrainStep
 from tests.devices import fake_nvml

@@ -29,7 +29,7 @@ def test_requests_and_marks_come_in_order_with_their_bytes() -> None:
         AllocatorRequest(addresses[1], -50 * KIB),
     ]
     assert recording.marks == [1, 3]
-    assert recording.standing is None
+    assert recording.initial is None
 
 
 def test_what_an_operator_takes_for_the_moment_is_recorded_too() -> None:

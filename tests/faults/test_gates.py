@@ -1,4 +1,4 @@
-"""Rows D3 and D10 of the trials by users: chance and state in a step are no change, token means are weighed by tokens.
+"""Rows D3 and D10 of the trials by users: chance and state in a step are no change, token means are weighted by tokens.
 
 Real architectures at toy size, with random weights; each was refused before, or would be let through by a gate that
 only looks away.
@@ -423,7 +423,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("make", "weighing"), CASES.items(), ids=[make.__name__ for make in CASES])
-def test_d10_token_means_are_weighed_by_what_they_are_a_mean_over(make: Callable[[], Any], weighing: str) -> None:
+def test_d10_token_means_are_weighted_by_what_they_are_a_mean_over(make: Callable[[], Any], weighing: str) -> None:
     torch.manual_seed(0)
     model, collate, more = make()
     loader: DataLoader[Any] = DataLoader(rows(), batch_size=8, collate_fn=collate)  # type: ignore[arg-type]  # a list is a data set

@@ -6,7 +6,7 @@ from autofit.core.budget import Budget
 from autofit.core.errors import AutofitError, BudgetSpent, NothingFits, UserCodeError
 from autofit.core.outcome import Outcome, Status
 from autofit.core.trial import Trial
-from autofit.search.endings import nothing_measured
+from autofit.search.no_answer import nothing_measured
 from autofit.search.phases import run
 from tests.fakes import FakeBench, small_bench, tuning_of
 from tests.study.samples import PLAN, failed

@@ -7,7 +7,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.feasibility.peak_model import PeakModel
-from autofit.feasibility.points import PlanList
+from autofit.feasibility.plan_features import PlanList
 from tests.fakes import FakeBench, small_bench
 
 FULL = Outcome(status=Status.OUT_OF_MEMORY, reason="full")

@@ -201,7 +201,7 @@ def test_blocks_and_interrupted_trials_say_nothing() -> None:
 
 
 def test_plans_beyond_those_that_are_modelled_are_judged_by_their_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autofit.feasibility.points.MAX_PLANS", 2)
+    monkeypatch.setattr("autofit.feasibility.plan_features.MAX_PLANS", 2)
     bench = linear(budget_bytes=1500 * MIB)
     small, large = at(bench, 8, optimizer="fused"), at(bench, 64, optimizer="fused")
     assert feasibility(bench).probability(small) == UNKNOWN

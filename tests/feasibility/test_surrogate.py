@@ -8,14 +8,14 @@ import pytest
 
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
-from autofit.feasibility.points import Points, points_of
+from autofit.feasibility.plan_features import Points, points_of
 from autofit.feasibility.surrogate import Covariances, Kernel, Scales, Surrogate
 
 PRECISION = Knob(name="precision", values=("fp32", "bf16", "fp16"), default="fp32")
 BLOCKS = Knob(name="blocks", values=(0, 2, 4), default=0)
 FORMAT = Knob(name="format", values=("default", "channels_last"), default="default")
 KNOBS = (PRECISION, BLOCKS, FORMAT)
-SCALES = Scales(curve=0.1, knob=0.3, slope=0.05, pair=0.05, own=0.02)
+SCALES = Scales(curve=0.1, knob=0.3, slope=0.05, pair=0.05, alone=0.02)
 KERNEL = Kernel(KNOBS, SCALES)
 
 
@@ -77,7 +77,7 @@ def test_what_one_size_has_of_its_own_is_taken_to_other_combinations_and_not_to_
 
 def test_sizes_that_are_close_to_others_have_less_of_their_own() -> None:
     points = points_of(KNOBS, [plan(size) for size in (8, 16, 64, 65)], 8)
-    kernel = Kernel(KNOBS, Scales(curve=0, knob=0, slope=0, pair=0, own=0, size=0.1))
+    kernel = Kernel(KNOBS, Scales(curve=0, knob=0, slope=0, pair=0, alone=0, size=0.1))
     assert kernel.variances(points)[:2] == pytest.approx(0.01)
     assert kernel.variances(points)[2:] == pytest.approx(0.01 * (math.log2(65 / 64) / 0.25) ** 2)
 
@@ -85,7 +85,7 @@ def test_sizes_that_are_close_to_others_have_less_of_their_own() -> None:
 def test_where_nothing_was_seen_the_usual_sizes_hold() -> None:
     mean, deviation = believed({plan(): 0.0}, plan(form="channels_last"))
     assert mean == pytest.approx(0.0, abs=0.02)
-    usual = math.hypot(SCALES.knob, SCALES.own, SCALES.own)
+    usual = math.hypot(SCALES.knob, SCALES.alone, SCALES.alone)
     assert deviation == pytest.approx(usual, rel=0.1)
 
 
@@ -144,7 +144,7 @@ def test_several_models_believe_as_each_alone_however_many_plans_at_a_time(
 
 def test_an_amplitude_is_as_if_all_parts_were_so_many_times_as_large() -> None:
     points = points_of(KNOBS, [plan(), plan(precision="bf16"), plan(16), plan(32, "fp16", 4)], 8)
-    double = Scales(curve=0.2, knob=0.6, slope=0.1, pair=0.1, own=0.04)
+    double = Scales(curve=0.2, knob=0.6, slope=0.1, pair=0.1, alone=0.04)
     values = np.array([[0.0, 0.2, 0.05]]).T
     ours, theirs = surrogate(points, [0, 1, 2], amplitude=2.0), surrogate(points, [0, 1, 2], Kernel(KNOBS, double))
     assert ours.believe(values).mean == pytest.approx(theirs.believe(values).mean)

@@ -158,7 +158,7 @@ def test_f26_a_change_that_stays_is_said_afterwards(monkeypatch: pytest.MonkeyPa
         return Answer(caveats=bench.briefing.caveats)
 
     said = tune(holding(counter), monkeypatch, search).caveats
-    assert said[0] == "changed while tuning, and could not be put back: step_fn.thing"
+    assert said[0] == "changed while tuning, and could not be restored: step_fn.thing"
 
     def failing(*_: Any) -> Any:
         next(counter)
@@ -166,7 +166,7 @@ def test_f26_a_change_that_stays_is_said_afterwards(monkeypatch: pytest.MonkeyPa
 
     with pytest.raises(KeyError) as error:
         tune(holding(counter), monkeypatch, failing)
-    assert error.value.__notes__ == ["changed while tuning, and could not be put back: step_fn.thing"]
+    assert error.value.__notes__ == ["changed while tuning, and could not be restored: step_fn.thing"]
 
 
 def test_extras_of_tune_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:

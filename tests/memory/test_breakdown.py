@@ -1,6 +1,6 @@
 """What makes up a peak: kinds that sum to it, repeated modules as one, and what stands whatever the batch."""
 
-from autofit.memory.breakdown import BEYOND, OUTSIDE, anatomy, standing
+from autofit.memory.breakdown import BEYOND, OUTSIDE, anatomy, fixed_parts
 from autofit.memory.trace import Kind, Mark, Tensors, Trace
 
 MODULES = ("", "blocks.0.mlp", "blocks.1.mlp", "0.1", "blocks.0")
@@ -56,11 +56,11 @@ def test_repeated_modules_are_one_part_and_bare_numbers_stay() -> None:
 
 
 def test_what_stands_has_the_gradients() -> None:
-    assert {part.name: part.size_bytes for part in standing(TRACE)} == {
+    assert {part.name: part.size_bytes for part in fixed_parts(TRACE)} == {
         "parameter": 100, "optimizer state": 200, "gradient": 100
     }  # fmt: skip
 
 
 def test_without_updates_parameters_stand_alone() -> None:
     still = TRACE.model_copy(update={"marks": (Mark(name="step 1 forward", event=2), Mark(name="end", event=15))})
-    assert {part.name for part in standing(still)} == {"parameter", "optimizer state"}
+    assert {part.name for part in fixed_parts(still)} == {"parameter", "optimizer state"}

@@ -12,6 +12,8 @@ from autofit.core.trial import Purpose
 from autofit.devices.base import Counters, Device
 from autofit.probing.local_bench import LocalBench
 from autofit.workloads.workload import Workload
+from tests.fakes import FakeTime, notes
+from tests.probing import targets
 
 CPU: Any = type(devices.choose("cpu"))
 PLENTY = Options(memory_budget="1GiB", strategies=("batching",))
@@ -61,3 +63,15 @@ class Caching(CPU):  # type: ignore[misc]  # a class that is looked up
 
 def hidden(device: Caching) -> None:
     device.seen = Counters(ooms=1)
+
+
+class Seen:
+    """A step function that writes down the batches it gets, each of which takes 0.1 s."""
+
+    def __init__(self, clock: FakeTime) -> None:
+        self.clock, self.batches = clock, notes()
+
+    def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        self.clock.advance(0.1)
+        self.batches.append(tuple(batch["input_ids"].shape))
+        return targets.token_mean(model, batch)

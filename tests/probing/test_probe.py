@@ -20,7 +20,7 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
 from autofit.guard import digest_of
 from autofit.probing.local_bench import LocalBench
-from autofit.workloads.representative import expected_largest
+from autofit.workloads.representative_batches import expected_largest
 from autofit.workloads.workload import Workload
 from tests.fakes import FakeTime, notes, unguarded
 from tests.probing import targets

@@ -2,19 +2,19 @@
 
 from autofit.devices.base import AllocatorRequest, Recording
 from autofit.memory.trace import Kind, Trace
-from autofit.probing.short_run_trace import RecordedMark, Standing, trace_of
+from autofit.probing.short_run_trace import InitialStorage, RecordedMark, trace_of
 
 
 def recorded(
     requests: list[tuple[int, int]],
     points: list[tuple[int, RecordedMark]],
-    standing: dict[int, Standing] | None = None,
+    static: dict[int, InitialStorage] | None = None,
     found: dict[int, int] | None = None,
 ) -> Trace:
     recording = Recording(
         lambda: None, found, [AllocatorRequest(*each) for each in requests], [place for place, _ in points]
     )
-    return trace_of(recording, [point for _, point in points], standing or {}, 4)
+    return trace_of(recording, [point for _, point in points], static or {}, 4)
 
 
 END = RecordedMark("end")
@@ -29,16 +29,16 @@ def test_requests_become_events_and_a_release_is_of_what_is_at_its_address() -> 
 
 
 def test_what_was_there_before_comes_first_in_the_order_of_the_step() -> None:
-    standing = {9: Standing(30, Kind.PARAMETER), 5: Standing(20, Kind.BUFFER)}
-    trace = recorded([(1, 100)], [(0, RecordedMark("step 1 forward")), (1, END)], standing)
+    static = {9: InitialStorage(30, Kind.PARAMETER), 5: InitialStorage(20, Kind.BUFFER)}
+    trace = recorded([(1, 100)], [(0, RecordedMark("step 1 forward")), (1, END)], static)
     assert trace.tensors.sizes == (30, 20, 100)
     assert trace.tensors.kinds == (Kind.PARAMETER, Kind.BUFFER, Kind.TEMPORARY)
     assert [mark.event for mark in trace.marks] == [2, 3]
 
 
 def test_where_the_device_tells_what_there_is_its_sizes_count_and_the_rest_follows_by_size() -> None:
-    standing = {9: Standing(30, Kind.PARAMETER), 8: Standing(10, Kind.BUFFER)}
-    trace = recorded([(2, -700)], [(1, END)], standing, found={2: 700, 3: 600, 9: 32})
+    static = {9: InitialStorage(30, Kind.PARAMETER), 8: InitialStorage(10, Kind.BUFFER)}
+    trace = recorded([(2, -700)], [(1, END)], static, found={2: 700, 3: 600, 9: 32})
     assert trace.tensors.sizes == (32, 600, 700)  # nothing is allocated at 8: it lies elsewhere
     assert trace.events == (0, 1, 2, ~2)
 

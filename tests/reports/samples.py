@@ -11,7 +11,7 @@ from autofit.core.recommendation import Ratio
 from autofit.core.space import Refusal
 from autofit.memory.breakdown import Breakdown, Part
 from autofit.memory.profile import Profile, StepPhase
-from autofit.reports.report import LeftOut, PlanMemory, PlanRow, Racer, Report, Role, SpeedCurve
+from autofit.reports.report import BATCH_ONLY, LeftOut, PlanMemory, PlanRow, Racer, Report, Role, SpeedCurve
 
 MIB, GIB = 2**20, 2**30
 BUDGET = 20 * GIB
@@ -25,7 +25,7 @@ ENVIRONMENT = Environment(
     settings={"mode": "train", "optimizer": "AdamW", "max_grad_norm": "1.0"},
 )
 SPEEDS = {  # samples per second on a long batch, bytes per sample, fixed bytes
-    "baseline": (310.0, 0.52, 3.1),
+    BATCH_ONLY: (310.0, 0.52, 3.1),
     "precision=bf16": (520.0, 0.31, 3.3),
     "precision=bf16, compile=default": (640.0, 0.27, 3.6),
     "precision=bf16, checkpointing=blocks": (455.0, 0.11, 3.2),
@@ -44,7 +44,7 @@ def values_of(combination: str, size: int, steps: int) -> dict[str, bool | int |
 
 def label_of(combination: str, size: int, steps: int) -> str:
     batch = f"micro batch {size}" + (f" x {steps} accumulation steps = {size * steps}" if steps > 1 else "")
-    return batch if combination == "baseline" else f"{batch}, {combination}"
+    return batch if combination == BATCH_ONLY else f"{batch}, {combination}"
 
 
 def speed(combination: str, size: int) -> float:
@@ -222,10 +222,10 @@ def report(rows: Iterable[PlanRow], chosen: str, baseline: str, **changes: objec
     return made.model_copy(update=changes)
 
 
-_SIZES = {"baseline": (8, 16, 32, 64), "precision=bf16": (16, 32, 64), "precision=bf16, compile=default": (16, 32, 64),
+_SIZES = {BATCH_ONLY: (8, 16, 32, 64), "precision=bf16": (16, 32, 64), "precision=bf16, compile=default": (16, 32, 64),
           "precision=bf16, checkpointing=blocks": (32, 64, 128), "checkpointing=blocks": (64,),
           "precision=bf16, compile=default, checkpointing=blocks": (64, 128)}  # fmt: skip
-BASELINE = label_of("baseline", 16, 16)
+BASELINE = label_of(BATCH_ONLY, 16, 16)
 CHOSEN = label_of("precision=bf16, compile=default", 32, 8)
 
 
@@ -246,21 +246,21 @@ def large(count: int = 500) -> Report:
         knob = f", threads={number % 4}"
         rows.append(one.model_copy(update={"rate_per_s": rate, "label": one.label + knob}))
     best = max((one for one in rows if one.rate_per_s), key=lambda one: one.rate_per_s or 0.0)
-    own = next(one for one in rows if one.combination == "baseline" and one.micro_batch_size == 16)
+    own = next(one for one in rows if one.combination == BATCH_ONLY and one.micro_batch_size == 16)
     return report(rows, best.label, own.label)
 
 
 def infeasible() -> Report:
     """Returns the report of a study in which no plan fits."""
-    rows = [row(name, size) for name in ("baseline", "precision=bf16") for size in (64, 128, 256)]
+    rows = [row(name, size) for name in (BATCH_ONLY, "precision=bf16") for size in (64, 128, 256)]
     rows = [one for one in rows if one.rate_per_s is None]
     return report(rows, "", BASELINE, caveats=("The smallest plan that was tried needs 36.4 GiB of 20 GiB.",))
 
 
 def kept() -> Report:
     """Returns the report of a search whose answer is the baseline."""
-    rows = [row("baseline", size) for size in (8, 16, 32)]
-    best = label_of("baseline", 32, 8)
+    rows = [row(BATCH_ONLY, size) for size in (8, 16, 32)]
+    best = label_of(BATCH_ONLY, 32, 8)
     return report(rows, best, best, headline=f"Keep the baseline: {best}. Nothing that was tried is faster.")
 
 

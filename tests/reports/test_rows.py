@@ -51,7 +51,7 @@ def test_without_a_baseline_a_label_has_all_values() -> None:
     assert label_of(plan, None) == "micro_batch_size=4 precision=bf16"
     assert combination_of(plan, None) == "precision=bf16"
     own = plan.replace(precision="fp32", micro_batch_size=8)
-    assert (combination_of(plan, own), combination_of(own, own)) == ("precision=bf16", "baseline")
+    assert (combination_of(plan, own), combination_of(own, own)) == ("precision=bf16", "batch size only")
 
 
 def test_plans_without_a_throughput_come_last_those_near_the_budget_first() -> None:

@@ -86,7 +86,7 @@ def test_an_estimator_is_asked_about_the_plans_that_did_not_run(tmp_path: Path) 
     estimator = Says(1, 0.5)
     score = estimates.score(estimator, trials, table)
     assert estimator.told == 2
-    assert (score["told"], score["rest"]) == (1, len(table.entries) - 1)
+    assert (score["known"], score["rest"]) == (1, len(table.entries) - 1)
     assert score["no_opinion"] == 0
     assert score["fits_but_refused"] == 0
     assert score["above_upper_bound"] > 0  # one byte a sample is far too little

@@ -227,8 +227,7 @@ def test_a_limit_on_trials_advises_more_trials_and_not_more_time(most: int) -> N
     result = found(small_bench(), Request(study=":memory:", max_trials=most))
     assert result.untried.startswith("No other plan was tried: ")
     assert result.untried.endswith(". Allow more trials")
-    assert ("no trial was allowed" in result.untried) == (most == 0)
-    assert ("1 trial was allowed and run" in result.untried) == (most == 1)
+    assert f"the limit of {most} trial{'s' if most != 1 else ''} was reached" in result.untried
 
 
 def test_an_inference_has_no_learning_rate() -> None:

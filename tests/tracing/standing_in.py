@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from autofit.core.plan import Plan
 from autofit.memory.trace import Kind
-from autofit.tracing.cuda import disguise, standin
+from autofit.tracing.cuda import device_spoofing, standin
 from autofit.tracing.cuda.chip import Chip
 from autofit.tracing.cuda.temporaries import temporary_steps as steps_of
 from autofit.tracing.recorder import Recorder
@@ -138,7 +138,7 @@ def disguised_as_cuda() -> dict[str, object]:
         FakeTensorMode(),
         Recorder("standin", run, partial(steps_of, Chip())),
         standin.attending(Chip()),
-        disguise.disguised(stand_in, Chip()),
+        device_spoofing.disguised(stand_in, Chip()),
     ):
         x = torch.empty(2, 4, 32, 64, device=stand_in, requires_grad=True)
         told: dict[str, object] = user["told"](x)

@@ -74,9 +74,9 @@ def test_what_the_users_code_holds_was_there_before() -> None:
     with fake_mode(), found:
         y = torch.empty(5) * held
         y = y * held
-    assert [found.sizes[handle] for handle in found.standing] == [20]
-    assert found.kinds[found.standing[0]] is Kind.BUFFER
-    assert found.standing[0] not in found.events
+    assert [found.sizes[handle] for handle in found.initial] == [20]
+    assert found.kinds[found.initial[0]] is Kind.BUFFER
+    assert found.initial[0] not in found.events
     assert torch.equal(held, torch.ones(5))
 
 

@@ -5,14 +5,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from autofit.tracing.static_memory import standing_parts
+from autofit.tracing.static_memory import find_fixed_parts
 from autofit.workloads.workload import Workload
 
 
 def parts(optimizer: Any, **more: Any) -> dict[str, int]:
     model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(4, 8)), 2)
-    found = standing_parts(Workload(model, loader, optimizer=optimizer, **more))
+    found = find_fixed_parts(Workload(model, loader, optimizer=optimizer, **more))
     return {part.name: part.size_bytes for part in found}
 
 

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 from autofit.workloads import batch_store, sample_batches
 from autofit.workloads.batch_store import BatchStore, fresh
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.representative import representative
+from autofit.workloads.representative_batches import representative
 from autofit.workloads.tree import tensors
 from tests.fakes import FakeTime
 from tests.probing import targets
@@ -72,20 +72,6 @@ def test_steps_go_through_whole_batches_in_turn(parts: int, kept: int) -> None:
     assert all(len(step) == parts for step in steps)
     assert steps[kept] == steps[0]
     assert len({at for step in steps for at in step}) == len(typical.batches)
-
-
-@pytest.mark.parametrize("rising", [True, False])
-@pytest.mark.parametrize("parts", [1, 3, 20, 100])
-def test_in_the_order_of_their_size_the_steps_are_the_same_work(parts: int, rising: bool) -> None:
-    store, _ = store_of(targets.sentences((*range(3, 20), 40), batch_size=2, samples=90))
-    typical = store.typical(2, parts)
-    ordered, steps = typical.by_size(rising=rising), typical.cycle
-    lengths = [batch["input_ids"].shape[1] for step in range(steps) for batch in ordered.of_step(step)]
-    assert lengths == sorted(lengths, reverse=not rising)
-    assert sorted(lengths) == sorted(
-        batch["input_ids"].shape[1] for step in range(steps) for batch in typical.of_step(step)
-    )
-    assert ordered.tokens_per_step(steps) == pytest.approx(typical.tokens_per_step(steps))
 
 
 def test_the_oldest_are_dropped_when_there_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:

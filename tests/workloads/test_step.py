@@ -17,8 +17,8 @@ from autofit.prepare import prepare
 from autofit.strategies.base import Phase, Strategy
 from autofit.workloads.forward import resolve_forward
 from autofit.workloads.loss import LossRule
+from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.step import Draft, StepBatch, StepLoader, TrainStep
-from autofit.workloads.weights import Weighing
 from tests.probing import targets
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
@@ -360,7 +360,7 @@ def token_mean(model: nn.Module, batch: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("counts", [(1, 5, 2, 4), (3, 0, 6), (0, 0, 1)])
-def test_a_step_weighed_by_labels_is_that_of_the_whole_batch(counts: tuple[int, ...]) -> None:
+def test_a_step_weighted_by_labels_is_that_of_the_whole_batch(counts: tuple[int, ...]) -> None:
     """D10; a micro batch without any label, whose mean is 0 / 0, is left out."""
     parts = labelled(counts)
     whole = tuple(torch.cat(column) for column in zip(*parts, strict=True))

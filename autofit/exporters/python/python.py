@@ -8,7 +8,7 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, P
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Exporter, Settings
 from autofit.exporters.python.templates import CONSTANTS, COUNTED, HELPERS, IMPORTS, PREDICT, TO_DEVICE, TRAIN, select
-from autofit.workloads.weights import COLLATED, SAMPLES, Weighing
+from autofit.workloads.micro_batch_weights import COLLATED, SAMPLES, Weighing
 
 _PRECISIONS: dict[KnobValue, Settings] = {
     "fp32": {},
@@ -92,7 +92,7 @@ def _weights(parts: frozenset[str], weighing: Weighing | None, environment: Mapp
     if "accumulate" not in parts:
         return set()
     if weighing is not None:
-        return {"weighed"}
+        return {"weighted"}
     return {"by_samples"} if environment.get(SAMPLES) == COLLATED else {"by_samples", "shapes"}
 
 

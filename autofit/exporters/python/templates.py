@@ -27,8 +27,8 @@ def train(model, loader, optimizer, compute_loss, epochs=1, blocks=None):  #? bl
 
     loader = torch.utils.data.DataLoader(dataset, batch_size=MICRO_BATCH_SIZE, shuffle=True)  #? micro
     optimizer = AdamW(model.parameters())
-    compute_loss(model, batch) returns the mean loss over the samples of a batch.  #? !weighed
-    compute_loss(model, batch) returns the mean loss over the entries that `size` counts.  #? weighed
+    compute_loss(model, batch) returns the mean loss over the samples of a batch.  #? !weighted
+    compute_loss(model, batch) returns the mean loss over the entries that `size` counts.  #? weighted
     blocks: the repeated layers, first to last, such as model.layers. A transformers model finds its own.  #? blocks
     A BatchNorm inside a block is updated twice per batch.  #? blocks
     """
@@ -53,11 +53,11 @@ def train(model, loader, optimizer, compute_loss, epochs=1, blocks=None):  #? bl
             loss.backward()  #? !accumulate !scaler
         for batches in steps(loader):  #? accumulate
             total = sum(samples for samples, _ in batches)  #? accumulate
-            if not total:  #? weighed
-                continue  #? weighed
+            if not total:  #? weighted
+                continue  #? weighted
             for samples, batch in batches:  #? accumulate
-                if not samples:  #? weighed
-                    continue  #? weighed
+                if not samples:  #? weighted
+                    continue  #? weighted
                 with torch.autocast(device.type, dtype=AUTOCAST_DTYPE):  #? accumulate autocast
                     loss = compute_loss(model, to_device(batch, device))  #? accumulate autocast
                 loss = compute_loss(model, to_device(batch, device))  #? accumulate !autocast
@@ -125,13 +125,13 @@ def checkpoint_first(model, blocks):
 _STEPS = '''
 
 def steps(loader):
-    """Yields the micro batches of each optimizer step, each with its number of samples."""  #? !weighed
-    """Yields the micro batches of each optimizer step, each with its number of useful entries."""  #? weighed
+    """Yields the micro batches of each optimizer step, each with its number of samples."""  #? !weighted
+    """Yields the micro batches of each optimizer step, each with its number of useful entries."""  #? weighted
     batches = []
-    for samples, batch in counted(loader):  #? !weighed
-        batches.append((samples, batch))  #? !weighed
-    for batch in loader:  #? weighed
-        batches.append((size(batch), batch))  #? weighed
+    for samples, batch in counted(loader):  #? !weighted
+        batches.append((samples, batch))  #? !weighted
+    for batch in loader:  #? weighted
+        batches.append((size(batch), batch))  #? weighted
         if len(batches) == ACCUMULATION_STEPS:
             yield batches
             batches = []
@@ -191,7 +191,7 @@ def tensors(batch):
     return [tensor for part in parts for tensor in tensors(part)]
 '''
 
-_WEIGHED = '''
+_WEIGHTED = '''
 
 def size(batch):
     """Returns the number of entries over which the loss of a batch is a mean."""
@@ -233,7 +233,7 @@ HELPERS = {
     "accumulate": _STEPS,
     "by_samples": _BY_SAMPLES,
     "shapes": _SHAPES,
-    "weighed": _WEIGHED,
+    "weighted": _WEIGHTED,
 }
 """Helper functions that each part needs."""
 

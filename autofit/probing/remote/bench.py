@@ -18,7 +18,7 @@ from autofit.core.trial import Purpose
 from autofit.core.units import format_duration
 from autofit.memory.breakdown import Part
 from autofit.memory.trace import Trace
-from autofit.probing.opening import HOST_LIMIT_ENVIRONMENT, OTHER_VERSION, SURVEY, Target
+from autofit.probing.child_request import HOST_LIMIT_ENVIRONMENT, OTHER_VERSION, SURVEY, Target
 from autofit.probing.remote.child import Child, ChildEnded, Deadlines
 from autofit.probing.remote.output import OutputLog
 from autofit.probing.remote.phases import Phases
@@ -128,10 +128,10 @@ class RemoteBench:
         """
         return self._trace(plan, "record", "in the process that probes")
 
-    def standing(self) -> tuple[Part, ...]:
+    def fixed_parts(self) -> tuple[Part, ...]:
         """Returns the memory that a step keeps at any batch size, for a stand-in's workload; () if it is unknown."""
         try:
-            reply = self._reply(self._warm(), {"do": "standing"}, "standing", self._clock.patience_s())
+            reply = self._reply(self._warm(), {"do": "fixed_parts"}, "fixed_parts", self._clock.patience_s())
         except ChildEnded:
             self._retire()
             return ()

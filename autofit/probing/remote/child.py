@@ -21,7 +21,7 @@ from autofit.failures.classify import classify
 from autofit.failures.evidence import Evidence
 from autofit.probing.remote.output import KEPT_BYTES, OutputLog, last_exception
 
-_KEEPER = Path(__file__).parents[1] / "keeper.py"
+_SUPERVISOR = Path(__file__).parents[1] / "supervisor.py"
 _LINE_BYTES = 16 * 2**20
 _POLL_S = 0.1
 """Interval of checks that the process is alive: its own helpers may hold its pipe open after its death."""
@@ -56,9 +56,9 @@ class ChildEnded(Exception):
 
 
 class Child:
-    """One worker process under a keeper (keeper.py), in its own session, with two pipes and a log of its output.
+    """One worker process under a supervisor (supervisor.py), in its own session, with two pipes and an output log.
 
-    Not thread-safe. `kill` leaves no process behind: the keeper ends all processes that the worker started, even if
+    Not thread-safe. `kill` leaves no process behind: the supervisor ends all processes that the worker started, even if
     this process dies first.
 
     Args:
@@ -76,7 +76,7 @@ class Child:
         (life_read, self._life), (requests_read, self._out), (self._in, replies_write) = (os.pipe() for _ in range(3))
         theirs = {"--life": life_read, "--read": requests_read, "--write": replies_write}
         # -P: a file in the working directory must not shadow a module of the standard library.
-        command = [sys.executable, "-P", str(_KEEPER), *(str(part) for pair in theirs.items() for part in pair)]
+        command = [sys.executable, "-P", str(_SUPERVISOR), *(str(part) for pair in theirs.items() for part in pair)]
         try:
             self.process = subprocess.Popen(
                 command,
@@ -167,11 +167,11 @@ class Child:
             self._finish()
 
     def _finish(self) -> None:
-        """Has the keeper kill the remaining processes, waits for it, and releases the pipes."""
+        """Has the supervisor kill the remaining processes, waits for it, and releases the pipes."""
         if self._ended:  # its process id may belong to another process by now
             return
         self._ended = True
-        os.close(self._life)  # from here on the keeper acts, even if this process dies
+        os.close(self._life)  # from here on the supervisor acts, even if this process dies
         try:
             with suppress(subprocess.TimeoutExpired):  # in uninterruptible sleep; the kernel reaps it later
                 self.process.wait(self.deadlines.exit_s)

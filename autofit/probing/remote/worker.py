@@ -1,12 +1,12 @@
-"""The worker: the process that probes, started by keeper.py.
+"""The worker: the process that probes, started by supervisor.py.
 
 Only this process imports the user's code. Requests and replies are JSON objects, one per line, over two separate
 descriptors, so that output of the user's code cannot disturb them. Nothing is unpickled on either side.
 
 Requests: `{"do": "open", ...}`, `{"do": "evaluate", "plan": ..., "purpose": ...}`, `{"do": "trace", "plan": ...}`,
-`{"do": "record", "plan": ...}`, `{"do": "standing"}`, `{"do": "close"}`.
+`{"do": "record", "plan": ...}`, `{"do": "fixed_parts"}`, `{"do": "close"}`.
 
-Replies, in the same order: `briefing`, `outcome`, `trace`, `trace`, `standing`, `closed`; or `error`. At every phase
+Replies, in the same order: `briefing`, `outcome`, `trace`, `trace`, `fixed_parts`, `closed`; or `error`. At every phase
 the worker sends `beat`, as a sign of life.
 
 * If `open` has `"claims": true`, the worker first replies `device`. It sends `briefing` after the next request,
@@ -40,8 +40,8 @@ from autofit.core.redaction import redacted
 from autofit.core.trial import Purpose
 from autofit.failures.evidence import collect, scrub
 from autofit.memory.trace import Trace
+from autofit.probing.child_request import OTHER_VERSION
 from autofit.probing.local_bench import LocalBench
-from autofit.probing.opening import OTHER_VERSION
 from autofit.probing.standin_bench import StandInBench
 from autofit.probing.watchdog import Watchdog
 from autofit.workloads import factory
@@ -86,9 +86,9 @@ class Worker:
         elif request["do"] == "record":
             assert self._bench is not None, "open comes first"
             self._trace(self._bench.record, Plan.model_validate(request["plan"]))
-        elif request["do"] == "standing":
+        elif request["do"] == "fixed_parts":
             assert isinstance(self._bench, StandInBench), "open comes first, with a stand-in"
-            self._say("standing", parts=[part.model_dump(mode="json") for part in self._bench.standing()])
+            self._say("fixed_parts", parts=[part.model_dump(mode="json") for part in self._bench.fixed_parts()])
         else:
             if isinstance(self._bench, LocalBench):
                 self._bench.__exit__(None, None, None)
@@ -218,9 +218,9 @@ def options_of(arguments: dict[str, Any], asked: dict[str, Any]) -> Options:
     Raises:
         WorkloadError: the factory gave an invalid value.
     """
-    own = {k: v for k, v in arguments.items() if k in Options.model_fields and k not in asked}
+    given = {k: v for k, v in arguments.items() if k in Options.model_fields and k not in asked}
     try:
-        return Options.model_validate(asked | own)
+        return Options.model_validate(asked | given)
     except ValidationError as error:
         first = error.errors()[0]
         raise WorkloadError(

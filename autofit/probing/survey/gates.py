@@ -21,12 +21,12 @@ import torch
 from torch import nn
 
 from autofit.core.plan import Plan
-from autofit.probing.survey.chance import compare
 from autofit.probing.survey.gradients import STATELESS, Build, Gradient, Gradients, State, difference
-from autofit.workloads.counted import Counted, Cuttable
+from autofit.probing.survey.two_sample_statistic import compare
+from autofit.workloads.counted_batches import Counted, Cuttable
+from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.tree import Batch
-from autofit.workloads.weighing import candidates, shares
-from autofit.workloads.weights import Weighing
+from autofit.workloads.useful_targets import candidates, shares
 
 __all__ = ["STATELESS", "Build", "GateResult", "State", "accumulation", "precision"]
 
@@ -76,7 +76,7 @@ def accumulation(build: Build, batch: Batch | Cuttable, seed: int, state: State 
         build: makes a train step; its model's gradients are left as None.
         batch: at least 2 samples. A plain batch is cut along its first dimension.
         seed: for the random numbers that remain when the dropout of torch's own layers is off.
-        state: puts back what a step changes besides gradients.
+        state: restores what a step changes besides gradients.
     """
     found = Cuttable.of(batch)
     size, whole = found.samples, Counted(found.batch, found.samples)
@@ -174,14 +174,14 @@ class _Accumulation:
         passed, numbers = _judge(whole, parts)
         if passed:
             return GateResult(True, f"accumulation gives the same gradient: {numbers}", moves=gradients.moves), whole
-        weighed = self._weighed(gradients, whole, parts, numbers)
+        weighted = self._weighted(gradients, whole, parts, numbers)
         moved = (
             f". The step changes {gradients.moves[0]} by itself, once for each micro batch" if gradients.moves else ""
         )
         failed = GateResult(False, f"accumulation changes the gradient of this model: {numbers}{moved}. {_ADVICE}")
-        return weighed or failed, whole
+        return weighted or failed, whole
 
-    def _weighed(self, gradients: Gradients, whole: Gradient, parts: Gradient, before: str) -> GateResult | None:
+    def _weighted(self, gradients: Gradients, whole: Gradient, parts: Gradient, before: str) -> GateResult | None:
         """Returns a passing verdict with micro batches weighted by another quantity than samples, if there is one."""
         for weighing, weights in self._weights():
             sums = sum(loss * weight for loss, weight in zip(parts.losses, weights, strict=True) if weight)

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from autofit.core.plan import Plan
-from autofit.probing.survey.modes import dropout_off, evaluating
+from autofit.probing.survey.module_modes import dropout_off, evaluating
 from autofit.probing.survey.shared_draws import Ledger, SharedDraws
 from autofit.workloads.batch_store import fresh
-from autofit.workloads.counted import Counted, counted
+from autofit.workloads.counted_batches import Counted, counted
 from autofit.workloads.step import StepBatch, TrainStep
 from autofit.workloads.tree import Batch
 
@@ -71,7 +71,7 @@ class Gradients:
 
     Attributes:
         build: makes a train step; its model's gradients are left as None.
-        state: puts back what a step changes besides gradients.
+        state: restores what a step changes besides gradients.
         training: whether modules keep their mode; otherwise only batch normalisation does.
         moves: names of the state that the step was seen to change. Set by `rehearse`.
         first: batch that runs before each gradient if the step changes state. State that only the first batch of a
@@ -108,7 +108,7 @@ class Gradients:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Puts back what the steps changed."""
+        """Restores what the steps changed."""
         if self.moves or error is not None:
             self.state.restore()
 
@@ -130,9 +130,9 @@ class Gradients:
             weights: weights of the micro batches. None weights them by their samples.
             plan: the plan to apply; None applies nothing.
             others: seed of Python's and NumPy's random numbers, which then differ between micro batches. State is then
-                not put back, because it includes generators of the user's own. None uses the same numbers and state for
+                not restored, because it includes generators of the user's own. None uses the same numbers and state for
                 all micro batches.
-            afresh: whether state is put back even if `others` is given.
+            afresh: whether state is restored even if `others` is given.
         """
         whole = StepBatch.of(parts)
         if weights is not None:
@@ -209,11 +209,11 @@ class _GradientRun:
         return tuple(losses)
 
     def _seed(self, number: int) -> None:
-        own = self.seed if self.others is None else self.others + number
+        seed = self.seed if self.others is None else self.others + number
         torch.manual_seed(self.seed)
-        random.seed(own)
+        random.seed(seed)
         if (numpy := sys.modules.get("numpy")) is not None:
-            numpy.random.seed(own % 2**32)
+            numpy.random.seed(seed % 2**32)
         self.owner.ledger.rewind()
 
 

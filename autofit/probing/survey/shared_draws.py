@@ -152,10 +152,10 @@ class SharedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
 
     def _generator(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Generator | None:
         """Returns the generator of a draw: the user's own, or that of the device; None if it is unknown."""
-        own = kwargs.get("generator")
-        if own is not None:
-            self._ledger.generators.setdefault(id(own), (own, own.get_state()))
-            return own  # type: ignore[no-any-return]  # of the operator's arguments
+        given = kwargs.get("generator")
+        if given is not None:
+            self._ledger.generators.setdefault(id(given), (given, given.get_state()))
+            return given  # type: ignore[no-any-return]  # of the operator's arguments
         tensor = next((arg for arg in args if isinstance(arg, torch.Tensor)), None)
         device = torch.device(kwargs.get("device") or "cpu") if tensor is None else tensor.device
         if device.type == "cpu":

@@ -16,11 +16,11 @@ from autofit.probing.survey import gates, pins
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.strategies.base import Facts, Strategy
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.counted import Counted, Cuttable
+from autofit.workloads.counted_batches import Counted, Cuttable
 from autofit.workloads.lengths import elements
+from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.step import TrainStep
-from autofit.workloads.weighing import may_differ, unevenness
-from autofit.workloads.weights import Weighing
+from autofit.workloads.useful_targets import may_differ, unevenness
 
 _GATE_SAMPLES = (8, 4, 2)
 _MOST_SAMPLES = 64
@@ -47,7 +47,7 @@ class Survey:
         build: makes a train step, for the gates.
         source: provides the gates' batches.
         seed: random seed of the gates.
-        state: puts back what a step changes besides gradients, for the gates.
+        state: restores what a step changes besides gradients, for the gates.
         watch: stops gates that exceed their share of the time budget.
         pinned: value by knob; only plans with these values are searched.
         refused: what was left out, with the reason. Set by `run`.

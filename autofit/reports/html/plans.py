@@ -45,9 +45,11 @@ def _head(name: str, kind: str) -> Markup:
 
 
 def _row(row: PlanRow, columns: Collection[str], most: int) -> Markup:
-    role = {"recommended": "recommended", "baseline": "baseline"}.get(row.role, "baseline" if row.is_baseline else "")
+    role = row.role or ("baseline" if row.is_baseline else "")
     badge = element("span", role, class_=f"badge {role}") if role else None
     label = shortened(row.combination, LABEL if most == REASON else _CUT)
+    if row.is_baseline:
+        label = "" if role == "baseline" else "baseline"
     estimate = None if row.estimate is None else row.estimate.value_bytes
     rate = element("td", "–" if row.rate_per_s is None else short_number(row.rate_per_s))
     cells = {

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 
 from autofit.core.units import format_bytes, short_number
 from autofit.reports.markup import element, number, shortened
-from autofit.reports.report import PlanRow, Report
+from autofit.reports.report import BATCH_ONLY, PlanRow, Report
 from autofit.reports.svg.drawing import FONT, SMALL, Drawing
 from autofit.reports.svg.lettering import Box, text_width
 from autofit.reports.svg.scales import AxisScale
@@ -50,7 +50,7 @@ def short_label(row: PlanRow) -> str:
     """Returns a plan in fewer words than its label: the batch as a product, and what it changes."""
     batch = f"micro batch {row.micro_batch_size:,}"
     batch += f" × {row.accumulation_steps:,}" if row.accumulation_steps > 1 else ""
-    return batch if row.combination == "baseline" else f"{batch}: {shortened(row.combination, _LABEL)}"
+    return batch if row.combination == BATCH_ONLY else f"{batch}: {shortened(row.combination, _LABEL)}"
 
 
 def thinned(placed: Sequence[tuple[PlanRow, float, float]]) -> list[tuple[PlanRow, float, float]]:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from autofit.core.knob import Knob
 from autofit.core.outcome import Outcome
-from autofit.feasibility.points import Points
+from autofit.feasibility.plan_features import Points
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ Where memory can be estimated before a plan runs, a plan that may fit is looked 
 it unlikely. Elsewhere, if only a larger size would gain and may not fit, a smaller size of its combination runs first.
 
 The expected gain is the mean improvement over the best known plan beyond half the tie margin, where a loss counts as
-zero (Jones, Schonlau and Welch, 1998). When no plan is expected to gain more than `MIN_GAIN`, each value of a knob that
-was tried at small sizes only is tried once near the size of the best plan (`SMALL_RATIO`), and the search ends.
+zero (Jones, Schonlau and Welch, 1998). When no plan is worth a probe any more, the search ends (`stopping.py`).
 
 The next plan is computed from the trials alone, so a resumed search continues where it was.
 """
@@ -25,19 +24,15 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import MICRO_BATCH_SIZE, Plan
 from autofit.core.statistics import expected_gain
 from autofit.core.trial import Purpose, Trial
-from autofit.feasibility.points import Array
+from autofit.feasibility.plan_features import Array
 from autofit.feasibility.surrogate import Belief
 from autofit.searchers.base import Problem, Searcher
 from autofit.searchers.guided.exclusions import Exclusion, exclusions
+from autofit.searchers.guided.first_feasible import first_feasible
 from autofit.searchers.guided.omissions import FinalBeliefs, omissions
-from autofit.searchers.guided.rescue import rescue
+from autofit.searchers.guided.stopping import TriedPlans, is_worth_a_probe, unsettled
 from autofit.searchers.guided.throughput import Throughput
 
-MIN_GAIN = 0.002
-"""Expected gain that is worth a probe, as a log ratio."""
-SMALL_RATIO, MAX_SLOWDOWN = 8, 2.0
-"""A value that was tried only at sizes this many times smaller than the best plan's is not settled: fixed costs of a
-step, such as casts, hide its benefit there. It is settled if the plan is estimated to be slower by `MAX_SLOWDOWN`."""
 HOPELESS = 3.0
 """A plan that must beat its estimate by this many deviations has an expected gain below 0.0004 deviations."""
 WORTH_A_LOOK = 0.1
@@ -50,9 +45,9 @@ MAX_STEPS, STEP_GAIN, STEP_PROBABILITY = 8, 0.02, 0.15
 size that justifies one, and the lower bound on the probability that the larger size fits, as used for its worth."""
 MAX_REACH = 8
 """Maximum size as a multiple of the largest that ran: the models extrapolate poorly beyond."""
-EQUAL_RATIO, DIGITS = 1e-9, 9
-"""Rates that differ by at most this share are equal, and so are logarithms that agree to this many digits. Processors
-round differently, and the search must not depend on it."""
+EQUAL_RATIO = 1e-9
+"""Rates that differ by at most this share are equal. Processors round differently, and the search must not depend on
+it."""
 STEPS = 8
 """Number of steps in a probe that cost time, warm-up included."""
 
@@ -135,7 +130,7 @@ class Guided(Searcher):
         """Returns the plan to run next by what is known, or None."""
         if not self._has_measured:
             known = {self._plans[place]: outcome for place, outcome in self._outcomes.items()}
-            plan = rescue(self.problem, known)
+            plan = first_feasible(self.problem, known)
             return None if plan is None else self._place(plan)
         belief = self._believe()
         seconds = self._seconds(belief)
@@ -205,12 +200,12 @@ class Guided(Searcher):
         for place in (int(place) for place in np.argsort(-rates)):
             if rates[place] <= 0 or rates[place] < (1 - EQUAL_RATIO) * sure.rate:
                 break
-            if gains[place] < MIN_GAIN:
+            if not is_worth_a_probe(gains[place]):
                 continue
             fits = self._fits(place)
             look = estimated and place not in self._looked and not self._feasibility.is_estimated(self._plans[place])
             if fits >= (WORTH_A_LOOK if look else required):
-                if fits * gains[place] >= MIN_GAIN:
+                if is_worth_a_probe(gains[place], fits):
                     sure = sure.or_better(fits * rates[place], place)
             elif gains[place] >= STEP_GAIN and self._steps < MAX_STEPS and not estimated:
                 step = self._step(step, place, gains[place], seconds)
@@ -236,24 +231,11 @@ class Guided(Searcher):
             belief: posterior of the log throughput of all plans.
             too_long: which plans would take longer than the time left.
         """
-        points, sizes, tried = self._points, self._sizes, list(self._outcomes)
-        ran = (place for place in self._scores if self._outcomes[place].measured)
-        best, excluded = max(ran, key=lambda place: float(belief.mean[place])), self._excluded() | too_long
+        ran = [place for place in self._scores if self._outcomes[place].measured]
+        excluded, tried = self._excluded() | too_long, list(self._outcomes)
         excluded[tried] = True
-        excluded |= belief.mean < belief.mean[best] - math.log(MAX_SLOWDOWN)
-        apart, means = np.abs(points.octaves - points.octaves[best]).round(DIGITS), belief.mean.round(DIGITS)
-        found: list[int] = []
-        for knob, current in enumerate(points.values[best]):
-            for value in set(points.values[tried, knob].tolist()) - {current}:
-                largest = max(sizes[place] for place in tried if points.values[place, knob] == value)
-                if SMALL_RATIO * largest > sizes[best]:
-                    continue
-                changed = points.values[best].copy()
-                changed[knob] = value
-                same = np.flatnonzero((points.values == changed).all(axis=1) & (sizes > largest) & ~excluded)
-                fitting = [int(place) for place in same if self._feasibility.is_likely(self._plans[int(place)])]
-                found += sorted(fitting, key=lambda place: apart[place])[:1]
-        return max(found, key=lambda place: (means[place], -place), default=None)
+        plans = TriedPlans(self._points, self._sizes, belief.mean, tried, ran, excluded)
+        return unsettled(plans, lambda place: self._feasibility.is_likely(self._plans[place]))
 
     def _step(self, best: "Proposal", target: int, gain: float, seconds: Array) -> "Proposal":
         """Returns the largest size below a plan that is likely to fit, to show how its memory grows; or `best`."""

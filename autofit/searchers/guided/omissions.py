@@ -12,7 +12,7 @@ from autofit.core.plan import Plan
 from autofit.core.statistics import DEVIATIONS_95
 from autofit.core.units import format_bytes
 from autofit.feasibility import Feasibility
-from autofit.feasibility.points import Points
+from autofit.feasibility.plan_features import Points
 from autofit.feasibility.surrogate import Belief
 from autofit.searchers.guided.exclusions import Exclusion
 

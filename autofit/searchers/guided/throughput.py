@@ -14,10 +14,10 @@ import numpy as np
 
 from autofit.core.knob import Knob
 from autofit.core.measurement import Measurement
-from autofit.feasibility.points import Points, expected_of
+from autofit.feasibility.plan_features import Points, expected_of
 from autofit.feasibility.surrogate import MIN_VARIANCE, Belief, Covariances, Kernel, Scales, Surrogate
 
-SPEED = Scales(curve=0.10, knob=0.25, slope=0.06, pair=0.08, own=0.03, size=0.06, kinship=0.5)
+SPEED = Scales(curve=0.10, knob=0.25, slope=0.06, pair=0.08, alone=0.03, size=0.06, kinship=0.5)
 """Usual magnitudes of the effects on log throughput; chosen by hand, scored by scripts/bench/search. A kinship of
 0.7 gives slightly better searches on its tables and clearly worse ones on random problems."""
 LEVEL = 2.0

@@ -68,7 +68,7 @@ class _Autocast:
     def __init__(self, device_type: str) -> None:
         self._device_type = device_type
         keys: Any = torch._C.DispatchKey  # its members are not in the stubs
-        self._own = torch._C.DispatchKeySet(keys.AutocastPrivateUse1)
+        self._autocast_key = torch._C.DispatchKeySet(keys.AutocastPrivateUse1)
         self._weights: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
         self._forget = torch.clear_autocast_cache
 
@@ -104,7 +104,7 @@ class _Autocast:
         """Returns a kernel that runs `operator` on arguments converted to the type that `dtype_of` returns."""
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
-            with torch._C._ExcludeDispatchKeyGuard(self._own):
+            with torch._C._ExcludeDispatchKeyGuard(self._autocast_key):
                 dtype = dtype_of(*args)
                 named = {name: self.cast(value, dtype) for name, value in kwargs.items()}
                 # In reverse order, in which torch's compiler evaluates the arguments of a call.
@@ -117,7 +117,7 @@ class _Autocast:
         """Returns the kernel of a softmax. It reads float16 and writes float32; other types are converted before."""
 
         def kernel(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
-            with torch._C._ExcludeDispatchKeyGuard(self._own):
+            with torch._C._ExcludeDispatchKeyGuard(self._autocast_key):
                 direct = x.dtype is torch.float16 and dtype in (None, torch.float32)
                 return operator(x if direct else x.to(dtype or torch.float32), dim, direct)
 
@@ -125,7 +125,7 @@ class _Autocast:
 
     def norm(self, x: torch.Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False) -> Any:
         """Runs a norm whose result is float32, without converting its argument."""
-        with torch._C._ExcludeDispatchKeyGuard(self._own):
+        with torch._C._ExcludeDispatchKeyGuard(self._autocast_key):
             if dim is None:
                 return aten.norm.ScalarOpt_dtype(x, p, dtype=torch.float32)
             return aten.norm.ScalarOpt_dim_dtype(x, p, dim, keepdim, dtype=torch.float32)
@@ -134,7 +134,7 @@ class _Autocast:
         """Returns the kernel of a sum. Its result is float32 unless another type is requested."""
 
         def kernel(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
-            with torch._C._ExcludeDispatchKeyGuard(self._own):
+            with torch._C._ExcludeDispatchKeyGuard(self._autocast_key):
                 wide = torch.float32 if dtype is None and args[0].is_floating_point() else dtype
                 return operator(*args, dtype=wide, **kwargs)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from autofit.tracing.cuda.chip import AllocatorSteps, Chip, Rule, after_results, nbytes
-from autofit.tracing.cuda.reductions import Axes, staging_bytes
+from autofit.tracing.cuda.reduce_config import Axes, staging_bytes
 from autofit.tracing.cuda.results import UNREDUCED, broadcast
 
 aten = torch.ops.aten

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from autofit.tracing.cuda import losses, ordering, pairs, reduced
+from autofit.tracing.cuda import losses, ordering, pairwise, reductions
 from autofit.tracing.cuda.chip import (
     KIB,
     AllocatorSteps,
@@ -21,7 +21,7 @@ from autofit.tracing.cuda.chip import (
     power_of_two,
     round_up,
 )
-from autofit.tracing.cuda.reductions import Axes, staging_bytes
+from autofit.tracing.cuda.reduce_config import Axes, staging_bytes
 from autofit.tracing.cuda.results import (
     channels_innermost,
     convolved_in,
@@ -231,8 +231,8 @@ RULES: dict[Any, Rule] = {
     aten.convolution.default: _convolution,
     aten.native_batch_norm.default: _batch_norm,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
-    **reduced.RULES,
+    **reductions.RULES,
     **losses.RULES,
     **ordering.RULES,
-    **pairs.RULES,
+    **pairwise.RULES,
 }

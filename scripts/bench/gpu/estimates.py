@@ -42,7 +42,7 @@ def score(estimator: Estimator, trials: Sequence[Trial], table: Table) -> dict[s
     limit = table.budget.memory_bytes
     return {
         "estimator": type(estimator).__name__,
-        "told": len(known_plans),
+        "known": len(known_plans),
         "rest": len(rest),
         "no_opinion": len(rest) - len(asked),
         "median_error_ratio": median(errors) if errors else None,

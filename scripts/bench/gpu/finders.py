@@ -88,7 +88,7 @@ def run_peer(name: str, given: argparse.Namespace) -> dict[str, Any]:
     model, device = MODELS[given.model], devices.choose(given.device)
     limit = parse_bytes(model.memory[given.scale])
     rig = Rig(lambda: model.make(scale=given.scale, free=True), device, limit)
-    own = rig.make().loader.batch_size
+    baseline_size = rig.make().loader.batch_size
     # Context and libraries are loaded first, because they count towards the limit that the device sets.
     torch.ones(64, 64, device=device.torch_device).mm(torch.ones(64, 64, device=device.torch_device))
     began = perf_counter()
@@ -96,7 +96,7 @@ def run_peer(name: str, given: argparse.Namespace) -> dict[str, Any]:
         size = FINDERS[name].find(rig)
     return {
         "returned": size, "returned_ran": size in rig.ran, "plan": {"micro_batch_size": size, "accumulation_steps": 1},
-        "own_size": own, "steps": rig.steps, "ooms": rig.ooms, "seconds": perf_counter() - began,
+        "baseline_size": baseline_size, "steps": rig.steps, "ooms": rig.ooms, "seconds": perf_counter() - began,
     }  # fmt: skip
 
 

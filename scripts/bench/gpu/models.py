@@ -130,9 +130,9 @@ def gpt(scale: str = "full", free: bool = False, vary: bool = True) -> autofit.W
     """A GPT of 34 million parameters on up to 512 tokens."""
     torch.manual_seed(0)
     full = scale == "full"
-    vocabulary, longest, own, total = (8192, 512, 8, 64) if full else (64, 32, 2, 16)
+    vocabulary, longest, micro, total = (8192, 512, 8, 64) if full else (64, 32, 2, 16)
     model = GPT(vocabulary, longest, *((512, 8, 8) if full else (32, 2, 2)))
-    loader = DataLoader(Texts(vocabulary, longest, vary), batch_size=own, shuffle=True, collate_fn=collate)
+    loader = DataLoader(Texts(vocabulary, longest, vary), batch_size=micro, shuffle=True, collate_fn=collate)
     return autofit.Workload(model, loader, global_batch_size=None if free else total, max_grad_norm=1.0)
 
 
@@ -140,7 +140,7 @@ def convnet(scale: str = "full", free: bool = False) -> autofit.Workload:
     """A residual network of 16 convolution pairs on images of 64 x 64."""
     torch.manual_seed(0)
     full = scale == "full"
-    width, depth, side, own, total = (64, 4, 64, 32, 256) if full else (8, 1, 8, 4, 16)
+    width, depth, side, micro, total = (64, 4, 64, 32, 256) if full else (8, 1, 8, 4, 16)
     widths = [width, width, 2 * width, 4 * width, 8 * width]
     stages = [
         nn.Sequential(*(Residual(a if i == 0 else b, b, 2 if i == 0 and a != b else 1) for i in range(depth)))
@@ -148,7 +148,7 @@ def convnet(scale: str = "full", free: bool = False) -> autofit.Workload:
     ]
     head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, 10))
     model = nn.Sequential(nn.Conv2d(3, width, 3, padding=1, bias=False), *stages, *head)
-    loader = DataLoader(_images(side), batch_size=own, shuffle=True)
+    loader = DataLoader(_images(side), batch_size=micro, shuffle=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     return autofit.Workload(
         model, loader, loss_fn=F.cross_entropy, optimizer=optimizer, global_batch_size=None if free else total
@@ -159,10 +159,10 @@ def mlp(scale: str = "full", free: bool = False) -> autofit.Workload:
     """An MLP of 8 layers of 2048 on rows of 256 numbers."""
     torch.manual_seed(0)
     full = scale == "full"
-    width, depth, own, total = (2048, 8, 256, 4096) if full else (32, 3, 8, 32)
+    width, depth, micro, total = (2048, 8, 256, 4096) if full else (32, 3, 8, 32)
     inner = [layer for _ in range(depth - 1) for layer in (nn.Linear(width, width), nn.GELU())]
     model = nn.Sequential(nn.Linear(256, width), nn.GELU(), *inner, nn.Linear(width, 1))
-    loader = DataLoader(_rows(), batch_size=own, shuffle=True)
+    loader = DataLoader(_rows(), batch_size=micro, shuffle=True)
     return autofit.Workload(model, loader, loss_fn=F.mse_loss, global_batch_size=None if free else total)
 
 

@@ -57,10 +57,10 @@ def find(name: str, given: argparse.Namespace) -> dict[str, Any]:
 def compare(given: argparse.Namespace, found: dict[str, dict[str, Any]], clock: Clock) -> None:
     """Proves each result, runs all proven plans in interleaved blocks, and adds the results to `found`."""
     with RemoteBench(stage.target(MODELS[given.model], given, free=True)) as bench:
-        own = bench.briefing.space.baseline
-        plans = {name: Plan(values={**own.values, **one["plan"]}) for name, one in found.items() if "plan" in one}
+        baseline = bench.briefing.space.baseline
+        plans = {name: Plan(values={**baseline.values, **one["plan"]}) for name, one in found.items() if "plan" in one}
         proven: dict[str, Plan] = {}
-        for plan in dict.fromkeys([own, *plans.values()]):
+        for plan in dict.fromkeys([baseline, *plans.values()]):
             outcome = bench.evaluate(plan, Purpose.PROOF)
             for name, one in found.items():
                 if plans.get(name) == plan:

@@ -68,7 +68,7 @@ def figures(estimator: SizeEstimator, found: list[int]) -> dict[str, Any]:
         "peaks": peaks,
         "traced": list(estimator.traced),
         "refused": estimator.refused,
-        "traced_by_itself": sorted(estimator.own),
+        "traced_by_itself": sorted(estimator.retraced),
         "drawn": [[size, *estimator.drawn[size]] for size in found if size in estimator.drawn],
         "trace_s": estimator.trace_s,
         "replay_s": estimator.replay_s,
@@ -109,7 +109,7 @@ def decisions(subject: Subject, estimator: SizeEstimator, known: dict[int, Peaks
         }
 
 
-def standing_in(architecture: Architecture, known: dict[str, Any]) -> dict[str, Any]:
+def on_stand_in(architecture: Architecture, known: dict[str, Any]) -> dict[str, Any]:
     """Returns `known` with the estimates of the stand-in device for its sizes.
 
     Raises:
@@ -134,7 +134,7 @@ def main() -> None:
     if role == "here":
         found = here(architecture, quick="--quick" in sys.argv)
     else:
-        found = standing_in(architecture, json.loads(path.read_text(encoding="utf-8")))
+        found = on_stand_in(architecture, json.loads(path.read_text(encoding="utf-8")))
     files.write(path, json.dumps(found))
 
 

@@ -162,7 +162,7 @@ class SizeEstimator:
         refused: why traces cannot be scaled; each size is then traced itself.
         trace_s: CPU seconds of each trace.
         replay_s: CPU seconds of each replay, including scaling to its size.
-        own: sizes that were traced themselves, because scaling would have interpolated them.
+        retraced: sizes that were traced themselves, because scaling would have interpolated them.
         drawn: by size, the peaks that interpolation would have given for them.
     """
 
@@ -171,7 +171,7 @@ class SizeEstimator:
     trace_s: list[float] = field(default_factory=list)
     replay_s: list[float] = field(default_factory=list)
     refused: str = ""
-    own: set[int] = field(default_factory=set)
+    retraced: set[int] = field(default_factory=set)
     drawn: dict[int, Peaks] = field(default_factory=dict)
     _law: Scaling | Mismatch = field(init=False)
     _known: dict[int, Peaks] = field(default_factory=dict)
@@ -195,7 +195,7 @@ class SizeEstimator:
             self.drawn[size] = peak.allocated_bytes, peak.reserved_bytes
         if isinstance(found, Mismatch) or size in self.drawn:
             self.refused = self.refused or (found.reason if isinstance(found, Mismatch) else "")
-            self.own.add(size)
+            self.retraced.add(size)
             found = self._trace(size)
             begun = time.process_time()
         peak = replay(found).peak

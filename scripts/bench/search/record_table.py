@@ -172,10 +172,10 @@ def _close(table: Table) -> list[Entry]:
     Limits below the peak of the baseline are left out: no search runs under them.
     """
     scores, peaks = TableBench(table).throughputs(table.objective), peaks_of(table)
-    own_bytes = peaks.get(table.space.baseline.key, 0)
+    baseline_bytes = peaks.get(table.space.baseline.key, 0)
 
     def least(key: str) -> float:
-        limit_bytes = max(peaks[key], own_bytes)
+        limit_bytes = max(peaks[key], baseline_bytes)
         return (1 - CLOSE_RATIO) * max(score for other, score in scores.items() if peaks[other] <= limit_bytes)
 
     return [entry for entry in table.entries if (key := entry.plan.key) in scores and scores[key] >= least(key)]

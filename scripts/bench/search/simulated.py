@@ -150,8 +150,8 @@ class FakeBench:
             plan, "compute"
         )
         total = micro * plan.accumulation_steps + self.update_s * self._product(plan, "update")
-        own = random.Random(plan.combination.key + str(self.seed)).gauss(0, self.interaction)
-        return total * math.exp(own) * self.slower(plan)
+        interaction = random.Random(plan.combination.key + str(self.seed)).gauss(0, self.interaction)
+        return total * math.exp(interaction) * self.slower(plan)
 
     def samples_per_s(self, plan: Plan) -> float:
         """The true throughput."""
@@ -228,12 +228,12 @@ def during(purpose: Purpose, status: Status, reason: str = "injected") -> Callab
 
 
 def space_of(
-    knobs: Sequence[Knob], sizes: Sequence[int], own_size: int, global_batch_size: int | None = None
+    knobs: Sequence[Knob], sizes: Sequence[int], baseline_size: int, global_batch_size: int | None = None
 ) -> SearchSpace:
-    """Returns a space whose baseline is the defaults at `own_size`."""
+    """Returns a space whose baseline is the defaults at `baseline_size`."""
     combination = Plan(values={knob.name: knob.default for knob in knobs})
     facts = SpaceFacts(
         knobs=tuple(knobs), sizes=tuple(sizes), global_batch_size=global_batch_size, baseline=combination
     )
-    baseline = SearchSpace(facts).at(combination, own_size)
+    baseline = SearchSpace(facts).at(combination, baseline_size)
     return SearchSpace(facts.model_copy(update={"baseline": baseline}))

@@ -36,7 +36,7 @@ def _device(
     chance: random.Random,
     knobs: Sequence[Knob] = TRANSFORMER,
     sizes: Sequence[int] = SIZES,
-    own: int = 8,
+    baseline_size: int = 8,
     total: int | None = None,
     room: int = 32,
     **changes: Any,
@@ -55,7 +55,7 @@ def _device(
         "drift": 0.008,
         "interaction": 0.004,
     }
-    space = space_of(knobs, sizes, own, total)
+    space = space_of(knobs, sizes, baseline_size, total)
     bench = FakeBench(space=space, budget_bytes=0, effects=effects, seed=chance.randrange(1000), **(fields | changes))
     combination = space.baseline.combination
     steps = 1 if total is None else 2
@@ -149,7 +149,7 @@ def _only_together(chance: random.Random) -> FakeBench:
 
 def _needs_checkpointing(chance: random.Random) -> FakeBench:
     """The best batch fits only with checkpointing: a micro step is mostly launches, and 4 samples fit without it."""
-    return _device(chance, launch_s=0.12, room=4, own=2)
+    return _device(chance, launch_s=0.12, room=4, baseline_size=2)
 
 
 def _heavy_noise(chance: random.Random) -> FakeBench:
@@ -181,12 +181,12 @@ def _huge_win(chance: random.Random) -> FakeBench:
 
 def _few_divisors(chance: random.Random) -> FakeBench:
     """A global batch of 186 with few divisors: 1, 2, 3, 6, 31, 62, 93, 186; in float32 31 does not fit."""
-    return _device(chance, sizes=(1, 2, 3, 6, 31, 62, 93, 186), own=6, total=186, room=27)
+    return _device(chance, sizes=(1, 2, 3, 6, 31, 62, 93, 186), baseline_size=6, total=186, room=27)
 
 
 def _accumulation(chance: random.Random) -> FakeBench:
     """A global batch of 256 is kept: a larger micro batch saves launches and nothing else."""
-    return _device(chance, sizes=(1, 2, 4, 8, 16, 32, 64, 128, 256), own=8, total=256, room=40)
+    return _device(chance, sizes=(1, 2, 4, 8, 16, 32, 64, 128, 256), baseline_size=8, total=256, room=40)
 
 
 def _own_is_best(chance: random.Random) -> FakeBench:
@@ -198,12 +198,14 @@ def _own_is_best(chance: random.Random) -> FakeBench:
         ("optimizer_implementation", "foreach"): Effect(update=1.1),
         ("optimizer_implementation", "fused"): Effect(update=1.2),
     }
-    return _device(chance, effects=effects, own=32, room=48, decline=0.15, knee=8, launch_s=0.02, interaction=0.001)
+    return _device(
+        chance, effects=effects, baseline_size=32, room=48, decline=0.15, knee=8, launch_s=0.02, interaction=0.001
+    )
 
 
 def _own_is_too_large(chance: random.Random) -> FakeBench:
     """The 64 samples of the baseline do not fit in float32; 20 would."""
-    return _device(chance, own=64, room=20)
+    return _device(chance, baseline_size=64, room=20)
 
 
 def _faulty(chance: random.Random) -> FakeBench:
@@ -226,12 +228,12 @@ def _late_win(chance: random.Random) -> FakeBench:
         ("precision", "bf16"): Effect(compute=0.4, launch=2.2, activations=0.62),
         ("precision", "fp16"): Effect(compute=0.42, launch=2.4, update=1.2, activations=0.62),
     }
-    return _device(chance, effects=effects, own=2, launch_s=0.03)
+    return _device(chance, effects=effects, baseline_size=2, launch_s=0.03)
 
 
 def _early_win(chance: random.Random) -> FakeBench:
     """A gain that large batches lose: the optimizer takes most of a step at 2 samples, and a quarter at 32."""
-    return _device(chance, own=2, update_s=0.05)
+    return _device(chance, baseline_size=2, update_s=0.05)
 
 
 TRAPS: dict[str, Callable[[random.Random], FakeBench]] = {

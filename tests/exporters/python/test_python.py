@@ -20,7 +20,7 @@ from autofit.core.plan import KnobValue
 from autofit.exporters import by_name
 from autofit.exporters.base import Export
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.counted import counted
+from autofit.workloads.counted_batches import counted
 from tests.conformance.test_exporters import OWN, recommendation
 
 
@@ -395,7 +395,7 @@ def test_values_without_words_are_unmapped() -> None:
     module_of(exported.text)
 
 
-def test_micro_batches_are_weighed_by_what_the_loss_is_a_mean_over() -> None:
+def test_micro_batches_are_weighted_by_what_the_loss_is_a_mean_over() -> None:
     """D10: as `TrainStep` does; a micro batch in which nothing counts is left out."""
     images, targets = next(iter(loader(16)))
     targets[[0, 1, 2, 5, 8, 9, 10]] = -100

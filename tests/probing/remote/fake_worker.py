@@ -1,4 +1,4 @@
-"""A worker without torch, under the real keeper: it starts in no time and does what a test tells it to."""
+"""A worker without torch, under the real supervisor: it starts in no time and does what a test tells it to."""
 
 import os
 import stat
@@ -12,10 +12,10 @@ PYTHON = sys.executable
 _SCRIPT = """\
 #!{python}
 import json, os, signal, subprocess, sys, time
-from autofit.probing import keeper
+from autofit.probing import supervisor
 environment = dict(os.environ)
 life, read, write = (int(sys.argv[sys.argv.index(name) + 1]) for name in ("--life", "--read", "--write"))
-keeper.keep(life, read, write)
+supervisor.keep(life, read, write)
 requests = os.fdopen(read)
 
 def say(kind, **content):

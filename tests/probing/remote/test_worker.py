@@ -17,7 +17,7 @@ from autofit.core.briefing import Briefing, Options
 from autofit.core.errors import WorkloadError
 from autofit.core.outcome import Outcome
 from autofit.memory.trace import Trace
-from autofit.probing.opening import SURVEY, Target
+from autofit.probing.child_request import SURVEY, Target
 from autofit.probing.remote.worker import Worker, _guarded, options_of, workload_of
 from autofit.probing.watchdog import Watchdog
 from tests.probing import targets

@@ -14,8 +14,8 @@ from autofit.prepare import prepare
 from autofit.probing.survey import gates
 from autofit.strategies import members
 from autofit.workloads.loss import LossRule
+from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.step import Draft, TrainStep
-from autofit.workloads.weights import Weighing
 from tests.probing import targets
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]

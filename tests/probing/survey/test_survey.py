@@ -23,8 +23,8 @@ from autofit.strategies import members
 from autofit.strategies.base import Facts, Offer, Phase, Strategy
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.loss import LossRule
+from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.step import Draft, TrainStep
-from autofit.workloads.weights import Weighing
 from tests.probing import targets
 
 BATCHING = next(member for member in members() if member.name == "batching")
@@ -182,7 +182,7 @@ def token_loader(lengths: tuple[int, ...]) -> DataLoader[Any]:
 
 
 @pytest.mark.parametrize("lengths", [(3, 24), (24,) * 11 + (3,)])
-def test_a_token_mean_is_weighed_by_tokens_also_when_few_samples_are_shorter(lengths: tuple[int, ...]) -> None:
+def test_a_token_mean_is_weighted_by_tokens_also_when_few_samples_are_shorter(lengths: tuple[int, ...]) -> None:
     """D10: a padded language model is searched over its batch."""
     survey = survey_of(
         BATCHING,

@@ -32,7 +32,7 @@ def test_a_row_shows_the_plan_with_its_numbers_or_why_there_are_none() -> None:
         "15.12 GiB", "14.7 GiB", "measured", "", "6.4 s",
     ]  # fmt: skip
     assert [words(cell) for cell in rows[-3].childNodes][3:9] == [
-        "–", "–", "–", "36.66 GiB", "out of memory", "CUDA out of memory",
+        "–", "–", "–", "35.9 GiB", "out of memory", "CUDA out of memory",
     ]  # fmt: skip
 
 
@@ -71,3 +71,10 @@ def test_hostile_texts_are_cut_and_shown_as_text() -> None:
     found = table(hostile())
     assert not found.getElementsByTagName("script")
     assert max(len(words(cell)) for cell in found.getElementsByTagName("td")) < len(HOSTILE) / 10
+
+
+def test_a_plan_that_changes_the_batch_alone_is_not_shown_as_the_baseline() -> None:
+    found = {
+        row.getAttribute("id"): words(row.childNodes[2]).strip() for row in table(typical()).getElementsByTagName("tr")
+    }
+    assert (found["p12"], found["p10"], found["p13"]) == ("baseline", "batch size only", "batch size only")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autofit.reports.report import Report, SpeedCurve
+from autofit.reports.report import BATCH_ONLY, Report, SpeedCurve
 from autofit.reports.svg.curves import MOST_CURVES, table
 from tests.reports.samples import typical
 from tests.reports.svg.reading import picture
@@ -12,8 +12,8 @@ def many() -> Report:
     """A report with ten curves, of which the baseline's is the slowest."""
     report = typical()
     extra = [curve.model_copy(update={"combination": f"knob={number}"}) for number, curve in enumerate(report.curves)]
-    own = [curve for curve in report.curves if curve.combination == "baseline"]
-    others = [curve for curve in report.curves if curve.combination != "baseline"]
+    own = [curve for curve in report.curves if curve.combination == BATCH_ONLY]
+    others = [curve for curve in report.curves if curve.combination != BATCH_ONLY]
     return report.model_copy(update={"curves": tuple([*others, *extra, *own])})
 
 
@@ -31,14 +31,14 @@ def test_the_recommended_plan_and_the_baseline_have_their_own_colours() -> None:
     names = [curve.combination for curve in report.curves]
     assert report.recommended is not None
     assert order[names.index(report.recommended.combination)] == "af-line af-s1"
-    assert order[names.index("baseline")] == "af-line af-s2"
+    assert order[names.index(BATCH_ONLY)] == "af-line af-s2"
 
 
 def test_of_many_curves_the_fastest_are_drawn_and_always_the_baseline() -> None:
     assert len(many().curves) > MOST_CURVES
     found = picture("curves", many())
     assert len(found.of_class("af-line")) == MOST_CURVES
-    assert "baseline" in found.words()
+    assert BATCH_ONLY in found.words()
 
 
 @pytest.mark.parametrize("width", [860.0, 344.0])
@@ -56,11 +56,11 @@ def test_a_narrow_chart_has_letters_and_what_they_stand_for() -> None:
 
 def test_the_table_has_every_point_and_the_first_size_that_did_not_fit() -> None:
     rows = table(typical()).rows
-    assert ("baseline", "16", "198.4") in rows
-    assert ("baseline", "64", "did not fit") in rows
+    assert (BATCH_ONLY, "16", "198.4") in rows
+    assert (BATCH_ONLY, "64", "did not fit") in rows
 
 
 def test_a_size_below_a_measured_one_is_not_the_one_that_did_not_fit() -> None:
     report = typical()
-    curve = SpeedCurve(combination="baseline", ranks=report.curves[-1].ranks, refused_sizes=(1,))
+    curve = SpeedCurve(combination=BATCH_ONLY, ranks=report.curves[-1].ranks, refused_sizes=(1,))
     assert not [row for row in table(report.model_copy(update={"curves": (curve,)})).rows if "did not fit" in row]

@@ -6,7 +6,7 @@ import pytest
 from autofit.core.knob import Knob
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.feasibility.points import points_of
+from autofit.feasibility.plan_features import points_of
 from autofit.searchers.guided.exclusions import exclusions
 
 PRECISION = Knob(name="precision", values=("fp32", "bf16"), default="fp32")

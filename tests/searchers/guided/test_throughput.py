@@ -9,7 +9,7 @@ import pytest
 from autofit.core.knob import Knob
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.plan import Plan
-from autofit.feasibility.points import points_of
+from autofit.feasibility.plan_features import points_of
 from autofit.searchers.guided import throughput
 from autofit.searchers.guided.throughput import Throughput
 

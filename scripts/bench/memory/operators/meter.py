@@ -63,10 +63,10 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no
         new = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in results}
         taken = self._requested("peak") - before - sum(size for key, size in new.items() if key not in given)
         wanted = most(temporary_steps(self._chip, func, args, out)) if results else 0
-        own = str([tuple(x.stride()) for x in results])
-        if taken != wanted or strides not in ("", own):
+        real = str([tuple(x.stride()) for x in results])
+        if taken != wanted or strides not in ("", real):
             shapes = [(tuple(x.shape), x.dtype) for x in tree_leaves(args) if isinstance(x, torch.Tensor)]
-            self.found[func.name()].append((taken, wanted, str(shapes[:3]), "" if strides == own else strides + own))
+            self.found[func.name()].append((taken, wanted, str(shapes[:3]), "" if strides == real else strides + real))
         return out
 
     def _fake_strides(self, func: Any, args: Any, kwargs: Any) -> str:

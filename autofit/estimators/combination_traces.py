@@ -1,0 +1,235 @@
+"""The traces of each combination, and the law by which they give its peak at any micro batch.
+
+A trace takes seconds, so as few as possible are made, within a given time. A workload that cannot be traced runs a few
+short steps instead.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from autofit.core.account import Account
+from autofit.core.errors import AutofitError, DevicePoisoned, RestoreError, Untraceable
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
+from autofit.estimators.base import Tracer
+from autofit.estimators.short_runs import Records, small_sizes
+from autofit.memory.alignment import Mismatch
+from autofit.memory.allocator.settings import Settings
+from autofit.memory.peak import MemoryUse, memory_use
+from autofit.memory.profile import Profile, profile
+from autofit.memory.scaling import Scaling, scaling
+from autofit.memory.trace import Trace
+
+BEYOND_RATIO = 2
+"""Largest peak that the law covers, as a multiple of the budget, if the space has such sizes."""
+LOOP_RATIO = 1.2
+"""A step whose number of events grows by more than this factor with twice the batch loops over samples. It is not
+traced further, because traces of larger batches would take too long."""
+
+
+@dataclass(slots=True)
+class CombinationTraces:
+    """The traces of one combination, with or without accumulation. Gradients outlive a micro batch only with it.
+
+    Attributes:
+        traces: traces by micro batch.
+        law: gives a trace for every micro batch.
+        uses: memory use by traces and law, by micro batch and accumulation steps.
+        reasons: reason why a micro batch has no trace, by micro batch.
+        dead: whether the combination is not traced any more.
+        recorded: whether the law was sought with short runs rather than traces.
+        floors: lower bound of a law from short runs in bytes, by micro batch and the largest one that ran.
+    """
+
+    traces: dict[int, Trace] = field(default_factory=dict)
+    law: Scaling | None = None
+    uses: dict[tuple[int, int], MemoryUse] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
+    dead: bool = False
+    recorded: bool = False
+    floors: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def trace_at(self, size: int) -> Trace | None:
+        """Returns the trace at a micro batch, or what the law says of it; None if there is neither."""
+        if size in self.traces or self.law is None:
+            return self.traces.get(size)
+        scaled = self.law.at(size)
+        return None if isinstance(scaled, Mismatch) else scaled
+
+
+class Laws:
+    """Traces plans and finds the law of each combination.
+
+    Args:
+        tracer: traces a plan.
+        account: how the device accounts for memory.
+        limit_bytes: the memory budget.
+        allowance_s: seconds that all traces together may take, and all short runs together; None for no limit.
+        recorder: runs a few steps of a plan, for a workload that cannot be traced; None if plans cannot be recorded.
+
+    Attributes:
+        refused: reason why the workload cannot be traced at all, or "".
+        records: the short runs.
+
+    Raises:
+        UsageError: the allocator has options that cannot be simulated.
+    """
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        account: Account,
+        limit_bytes: int,
+        allowance_s: float | None = None,
+        recorder: Tracer | None = None,
+    ) -> None:
+        Settings.parse(account.settings)  # raises now rather than in the middle of a search
+        self._tracer, self._account, self._limit_bytes = tracer, account, limit_bytes
+        self._allowance_s, self._spent_s = allowance_s, 0.0
+        self._known: dict[tuple[str, bool], CombinationTraces] = {}
+        self.refused = ""
+        self._recorder, self.records = recorder, Records(allowance_s)
+        self._small: tuple[int, ...] = ()
+
+    def of(self, plan: Plan) -> CombinationTraces | None:
+        """Returns the traces of a plan's combination, or None."""
+        return self._known.get(key_of(plan))
+
+    @property
+    def first(self) -> CombinationTraces | None:
+        """Traces of the combination that was asked for first, which is the baseline's."""
+        return next(iter(self._known.values()), None)
+
+    def spent(self, ratio: float) -> bool:
+        """Returns whether this share of the time for traces is used up."""
+        return self._allowance_s is not None and self._spent_s > ratio * self._allowance_s
+
+    def refine(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
+        """Traces `plan`; with `along`, also the sizes that the law of its combination needs."""
+        known = self._known.setdefault(key_of(plan), CombinationTraces())
+        size = plan.micro_batch_size
+        if len(along) > 1:
+            self._small = small_sizes([each.micro_batch_size for each in along], size)
+        if self.refused:
+            self._record(plan, known)
+            return
+        if known.dead or (known.law is not None and known.law.exact_at(size)):
+            return
+        self._trace(plan, known)
+        known.dead = size in known.reasons
+        if known.dead and len(self._known) == 1:
+            self.refused = known.reasons[size]
+            self._record(plan, known)
+        elif len(along) > 1 and known.law is None:
+            self._find_laws(plan, along)
+
+    def memory_use(self, plan: Plan) -> MemoryUse | None:
+        """Returns the uncorrected memory use of a plan by its trace, with its phases; None if it was not traced."""
+        known, size = self._known.get(key_of(plan)), plan.micro_batch_size
+        if known is None:
+            return None
+        steps = plan.accumulation_steps
+        place = size, steps
+        if place not in known.uses:
+            trace = known.trace_at(size)
+            if trace is None:
+                return None
+            exact = size in known.traces or (known.law is not None and known.law.exact_at(size))
+            known.uses[place] = memory_use(trace, self._account, self._limit_bytes, exact, steps)
+        return known.uses[place]
+
+    def profile(self, plan: Plan) -> Profile | None:
+        """Returns the profile of a plan from its trace or law; None if it was not traced."""
+        known, use = self.of(plan), self.memory_use(plan)
+        trace = None if known is None else known.trace_at(plan.micro_batch_size)
+        return None if trace is None or use is None else profile(trace, use, self._account)
+
+    def floor_bytes(self, plan: Plan, law: Scaling, grown_to: int) -> int:
+        """Returns the peak by a law in bytes if temporary allocations stop growing at the size `grown_to`."""
+        floors, place = self._known[key_of(plan)].floors, (plan.micro_batch_size, grown_to)
+        if place not in floors:
+            floors[place] = 0
+            if not isinstance(trace := law.at(*place), Mismatch):
+                steps = plan.accumulation_steps
+                floors[place] = memory_use(
+                    trace, self._account, self._limit_bytes, accumulation_steps=steps
+                ).judged_bytes
+        return floors[place]
+
+    def peak_bytes(self, plan: Plan, size: int) -> int:
+        """Returns the peak of a plan at another micro batch in bytes; 0 if that was not traced."""
+        use = self.memory_use(_at(plan, size))
+        return 0 if use is None else use.judged_bytes
+
+    def _trace(self, plan: Plan, known: CombinationTraces) -> Trace | None:
+        """Traces a plan unless that was done. A failure is kept as the reason why its combination has no estimate."""
+        size = plan.micro_batch_size
+        if size in known.traces or size in known.reasons:
+            return known.traces.get(size)
+        if self.spent(1.0):
+            return None
+        began = perf_counter()
+        try:
+            known.traces[size] = self._tracer(plan)
+            # Its own trace takes precedence over the law.
+            known.uses = {place: each for place, each in known.uses.items() if place[0] != size}
+        except Untraceable as error:
+            known.reasons[size] = f"{error.reason} ({error.where})"
+        except (DevicePoisoned, RestoreError):
+            raise
+        except AutofitError as error:  # a probe will show the error in the user's code
+            known.reasons[size] = str(error)
+        self._spent_s += perf_counter() - began
+        return known.traces.get(size)
+
+    def _record(self, plan: Plan, known: CombinationTraces) -> None:
+        """Tries once to find the law of a combination with short runs."""
+        if self._recorder is None or known.recorded:
+            return
+        known.recorded, record = True, self._recorder
+        find = self.records.first if len(self._known) == 1 else self.records.another
+        known.law = find(lambda size: record(_at(plan, size)), self._small)
+
+    def _find_laws(self, plan: Plan, along: Sequence[Plan]) -> None:
+        """Finds the law of a combination, with and without accumulation; traces the plan where there is only one."""
+        for accumulating in (True, False):
+            alike = [each for each in along if (each.accumulation_steps > 1) is accumulating]
+            if (plan.accumulation_steps > 1) is accumulating:
+                near = plan
+            else:
+                near = min(alike, key=lambda each: abs(each.micro_batch_size - plan.micro_batch_size), default=plan)
+            known = self._known.setdefault(key_of(near), CombinationTraces())
+            if len(alike) > 1:
+                self._find_law(near, known, alike[-1].micro_batch_size)
+            elif alike:
+                self._trace(near, known)
+
+    def _find_law(self, plan: Plan, known: CombinationTraces, largest: int) -> None:
+        """Finds the law of a combination from the plan's size, twice that size, and the largest that may fit.
+
+        If a small batch runs another sequence of operators, half and a quarter of the largest are used instead.
+        """
+        start = plan.micro_batch_size
+        first, second = (self._trace(_at(plan, size), known) for size in (start, 2 * start))
+        if first is None or second is None or len(second.events) > LOOP_RATIO * len(first.events):
+            return
+        low, high = self.peak_bytes(plan, start), self.peak_bytes(plan, 2 * start)
+        wanted = BEYOND_RATIO * self._limit_bytes
+        reach = largest if high <= low else min(start + start * (wanted - low) // (high - low), largest)
+        reach = max(reach, 4) if reach not in (start, 2 * start) else 3 * start
+        for sizes in ((start, 2 * start, reach), (reach // 4, reach // 2, reach)):
+            traces = [self._trace(_at(plan, max(size, 1)), known) for size in dict.fromkeys(sizes)]
+            law = scaling([trace for trace in traces if trace is not None])
+            if isinstance(law, Scaling):
+                known.law = law
+                return
+
+
+def key_of(plan: Plan) -> tuple[str, bool]:
+    """Returns the key of a law: a combination, with or without accumulation."""
+    return plan.combination.key, plan.accumulation_steps > 1
+
+
+def _at(plan: Plan, size: int) -> Plan:
+    """Returns the plan at another micro batch. It is only traced, so it need not divide the global batch."""
+    return Plan(values={**plan.values, MICRO_BATCH_SIZE: size, ACCUMULATION_STEPS: plan.accumulation_steps})

@@ -1,0 +1,161 @@
+"""How the walk treats an object by its class: it is followed, ignored, or named because it cannot be followed."""
+
+import io
+import sys
+import threading
+import types
+import weakref
+from argparse import Namespace
+from collections import ChainMap, UserDict, UserList, deque
+from collections.abc import Collection, Iterator
+from functools import lru_cache, partial, partialmethod
+from types import MethodType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributions import Distribution
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from autofit.guard.code_origin import Origin, class_origin
+from autofit.guard.digest import SIMPLE
+from autofit.guard.used_globals import code_origin
+
+FAMILIES = (
+    *(nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler),
+    *(DataLoader, Sampler, Dataset, Distribution),
+)
+"""Classes of torch whose objects hold user state."""
+IMMUTABLE = (
+    *SIMPLE,
+    *(types.ModuleType, types.CodeType, types.FrameType, types.TracebackType),
+    *(types.GenericAlias, types.UnionType, types.EllipsisType, types.NotImplementedType),
+    *(weakref.ref, weakref.ProxyType, weakref.CallableProxyType, property, staticmethod, classmethod, super),
+)
+"""Classes whose objects cannot change, or hold no state of their own."""
+CONTAINERS = (dict, list, deque, set, tuple, frozenset)
+"""Classes whose objects are followed as containers."""
+_HOLDERS = (
+    *(SimpleNamespace, Namespace, ChainMap, UserDict, UserList, partialmethod, threading.local),
+    *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet, BaseException),
+)
+"""Classes of the standard library whose objects are followed like the user's."""
+_QUIET_STANDARD = frozenset({
+    *("abc", "ast", "builtins", "collections", "contextlib", "dataclasses", "datetime", "decimal", "enum"),
+    *("fractions", "functools", "importlib", "inspect", "ipaddress", "logging", "numbers", "operator", "pathlib", "re"),
+    *("string", "time", "types", "typing", "uuid", "warnings", "zoneinfo"),
+})  # fmt: skip
+"""Standard library modules whose other objects are values, or hold no user state (loggers)."""
+_QUIET_LIBRARIES = frozenset({
+    "numpy", "pandas", "PIL", "polars", "pyarrow", "sentencepiece", "tokenizers", "triton",
+})  # fmt: skip
+"""Libraries whose compiled objects are data or vocabularies, which a training step does not change."""
+_LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event, threading.Semaphore)
+_LOADING: Any = torch.utils.data.dataloader._BaseDataLoaderIter
+_FILE, _LOCK, _GENERATOR, _ITERATOR = "an open file", "a lock", "a generator in progress", "an iterator in progress"
+_NAMED = (_FILE, _LOCK, _GENERATOR, _ITERATOR)
+_MEMO = type(lru_cache(len))
+_RUNNING = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+DATA_KEYS = ("dataset", "data_source")
+"""Attributes in which loaders and samplers hold their data."""
+
+
+def is_followed(found: object) -> bool:
+    """Returns whether the attributes of an object are followed."""
+    if _is_followed(type(found)):  # type: ignore[arg-type]  # a class can be hashed
+        return (
+            class_origin(type(found)) in (Origin.TORCH, Origin.STANDARD)
+            or hasattr(found, "__dict__")
+            or _slotted(found)
+        )
+    return False
+
+
+@lru_cache(maxsize=4096)
+def _is_followed(kind: type) -> bool:
+    if issubclass(kind, FAMILIES):
+        return True
+    origin = class_origin(kind)
+    if origin is Origin.STANDARD:
+        return issubclass(kind, _HOLDERS)
+    return origin not in (Origin.TORCH, Origin.AUTOFIT)
+
+
+def is_users(function: types.FunctionType) -> bool:
+    """Returns whether a function is the user's own code."""
+    return code_origin(function) is Origin.USER
+
+
+def is_torchs(function: types.FunctionType) -> bool:
+    """Returns whether a function belongs to torch, Python or autofit, so that its closure holds no user state."""
+    return code_origin(function) in (Origin.TORCH, Origin.STANDARD, Origin.AUTOFIT)
+
+
+def _slotted(found: object) -> bool:
+    return any("__slots__" in vars(kind) for kind in type(found).__mro__)
+
+
+def nature(found: Any) -> str:
+    """Describes an object that cannot be followed. Returns "" if it need not be."""
+    what = _nature(type(found))  # type: ignore[arg-type]  # a class can be hashed
+    if (what == _FILE and _is_terminal(found)) or (what and is_followed(found) and what not in _NAMED):
+        return ""
+    return what
+
+
+@lru_cache(maxsize=4096)
+def _nature(kind: type) -> str:
+    for classes, word in ((io.IOBase, _FILE), (_LOCKS, _LOCK), (_RUNNING, _GENERATOR), (_LOADING, _ITERATOR)):
+        if issubclass(kind, classes):
+            return word
+    origin, package = class_origin(kind), str(kind.__module__).partition(".")[0]
+    if origin is Origin.STANDARD and issubclass(kind, Iterator):
+        return _ITERATOR
+    if origin in (Origin.TORCH, Origin.AUTOFIT):
+        return ""
+    if package in (_QUIET_STANDARD if origin is Origin.STANDARD else _QUIET_LIBRARIES):
+        return ""
+    return f"an object of type {kind.__module__}.{kind.__qualname__}"
+
+
+def has_no_storage(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor is nested or inside a function transform, so that its bytes cannot be accessed."""
+    nested = tensor.is_nested and not is_traceable_wrapper_subclass(tensor)
+    return nested or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def entries(found: Any) -> Collection[Any]:
+    """Returns the values or items of a container. Methods that a subclass overrides are bypassed."""
+    kind: Any = next(kind for kind in CONTAINERS if isinstance(found, kind))
+    if kind is dict:
+        return dict.values(found)
+    return found if type(found) is kind else list(kind.__iter__(found))
+
+
+def unwrapped(found: object) -> list[tuple[str, object]]:
+    """Returns the parts of a bound method, a `partial`, a cached function or a view, with suffixes for their names."""
+    if isinstance(found, MethodType):
+        return [("", found.__self__), ("", found.__func__)]
+    if isinstance(found, partial):
+        fixed = [(f" (argument {index})", value) for index, value in enumerate(found.args)]
+        return [("", found.func), *fixed, ("", found.keywords), ("", vars(found))]
+    if isinstance(found, _MEMO):
+        return [("", vars(found))]
+    if isinstance(found, types.MappingProxyType):
+        return [(f".{key}", value) for key, value in found.items()]
+    if isinstance(found, memoryview):
+        return [] if found.readonly else [("", found.obj)]
+    if isinstance(found, types.BuiltinMethodType):  # `items.append`, held as a callable
+        return [("", found.__self__)]
+    return []
+
+
+def _is_terminal(found: Any) -> bool:
+    if found in (sys.stdout, sys.stderr, sys.stdin):
+        return True
+    try:
+        return found.fileno() in (0, 1, 2)
+    except (OSError, ValueError, AttributeError):
+        return False

@@ -1,0 +1,77 @@
+"""Target: what a child process opens, and the environment variables that it needs. Never loads torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from autofit.chips import StandIn
+from autofit.core.briefing import Briefing, Options
+
+HOST_LIMIT_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+"""Variables for a process with a real memory limit, set before it starts. Freed tensors then return to the system at
+once, so that a limit on the data segment is close to the sum of the tensors (reference/memory_prediction.md section 6).
+They halve the speed of the process: never time a step under them."""
+HIDING_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ONEAPI_DEVICE_SELECTOR": "*:cpu"}
+"""Variables that hide all accelerators from a child that stands in for a device, so that it takes no memory on them."""
+OTHER_VERSION = (
+    "the installed autofit was changed while the search ran, so that its processes no longer understand each other. "
+    "The study keeps all finished trials: the same command resumes from them."
+)
+SURVEY = "survey"
+"""Name of the phase in which a child determines the search space. A child that is given the space skips it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the child opens.
+
+    Attributes:
+        name: `file.py:function` or `module:function`.
+        arguments: keyword arguments for the function.
+        overrides: fields of the workload that override what the function returned.
+        device: the device to use; None lets the child choose.
+        options: options of the search.
+        stand_in: the device to stand in for: the child only traces, and sees no accelerator. None: the child probes.
+    """
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    device: str | None = None
+    options: Options = field(default_factory=Options)
+    stand_in: StandIn | None = None
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Environment variables for the child."""
+        return {} if self.stand_in is None else HIDING_ENVIRONMENT
+
+    def request(self, enforce: bool, memory_bytes: int | None, known: Briefing | None = None) -> dict[str, Any]:
+        """Returns the request that opens this target.
+
+        Args:
+            enforce: as in `Options`.
+            memory_bytes: overrides the memory budget of the options; None keeps it.
+            known: what an earlier child found, so that this child skips the survey. None runs the survey.
+        """
+        budget = self.options.memory_budget if memory_bytes is None else memory_bytes
+        changes: dict[str, Any] = {"enforce": enforce, "may_move": True}
+        if budget is not None:
+            changes["memory_budget"] = budget
+        options = self.options.model_copy(update=changes)
+        return {
+            "do": "open",
+            "target": self.name,
+            "arguments": dict(self.arguments),
+            "overrides": dict(self.overrides),
+            "device": self.device,
+            "options": options.model_dump(mode="json", exclude_unset=True),  # the function may set the rest
+            "stand_in": None if self.stand_in is None else self.stand_in.model_dump(mode="json"),
+            "known": None if known is None else _brief(known).model_dump(mode="json"),
+        }
+
+
+def _brief(known: Briefing) -> Briefing:
+    """Returns a briefing without the parts that only the search needs, which may be long."""
+    space = known.space.model_copy(update={"forbidden": {}, "refused": ()})
+    return known.model_copy(update={"space": space, "caveats": (), "gates": ()})

@@ -1,0 +1,111 @@
+"""The outcome of a plan whose steps all ran, from their times, losses and the allocator's counters."""
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+from autofit.core.errors import ClockError
+from autofit.core.measurement import Measurement, Memory
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
+from autofit.core.units import format_bytes
+from autofit.devices.base import Counters
+from autofit.probing.step_timing import Lap
+from autofit.probing.worst_batch_result import WorstBatchResult
+from autofit.workloads.batch_store import Typical
+
+LIMITED = Memory(allocated_bytes=0, judged_bytes=0, judged_by="the limit on this process, which held")
+NOT_READ = Memory(allocated_bytes=0, judged_bytes=0, judged_by="not read in a race")
+
+
+def judged(plan: Plan, lap: Lap, worst: WorstBatchResult | None, typical: Typical, events: Counters) -> Outcome:
+    """Returns the outcome of a plan whose steps all ran.
+
+    Args:
+        plan: the plan that ran.
+        lap: the timed steps.
+        worst: the steps on the worst batch before them; None in a race, which has none.
+        typical: the batches of the timed steps.
+        events: the allocator's counts during the run.
+
+    Raises:
+        ClockError: the clock stood still or returned a value that is not finite.
+    """
+    if not lap.steps_s:
+        return overflows(lap.skipped)
+    check_times(lap.steps_s)
+    if lap.loss is not None and not math.isfinite(lap.loss):
+        return Outcome(status=Status.NUMERIC, reason=_ruined(lap, worst))
+    measurement = _measurement(plan, lap, worst, typical)
+    if events.retries or events.ooms:
+        return Outcome(
+            status=Status.OVER_BUDGET,
+            reason=f"it ran, with {events.retries} allocator retries and {events.ooms} "
+            "out-of-memory events hidden by the model: memory is too tight for full speed",
+            measurement=measurement,
+        )
+    return Outcome(status=Status.MEASURED, measurement=measurement)
+
+
+def _measurement(plan: Plan, lap: Lap, worst: WorstBatchResult | None, typical: Typical) -> Measurement:
+    count = plan.accumulation_steps
+    warnings = [] if lap.settled else ["step times had not settled after the warm-up"]
+    if lap.skipped:
+        warnings.append(f"the gradient scaler skipped {lap.skipped} steps")
+    return Measurement(
+        step_times_s=tuple(lap.steps_s),
+        samples_per_step=plan.global_batch_size,
+        steps_per_window=lap.steps_per_window,
+        tokens_per_step=typical.tokens_per_step(lap.timed_steps),
+        cycle=lap.cycle,
+        memory=NOT_READ if worst is None or worst.memory is None else worst.memory,
+        warmup_times_s=tuple(lap.warmup_s),
+        startup_s=None if worst is None else worst.startup_s + lap.startup_s,
+        worst_steps=0 if worst is None else len(worst.steps_s),
+        loss=lap.loss,
+        skipped_steps=lap.skipped,
+        phases_s=lap.phases_s,
+        fetch_s=count * typical.fetch_s,
+        warnings=tuple(warnings),
+    )
+
+
+def objection(worst: WorstBatchResult, budget_bytes: int) -> Outcome | None:
+    """Returns why a plan is not timed after its steps on the worst batch (no update, peak over the budget), or None."""
+    if len(worst.steps_s) < worst.wanted:
+        return overflows(worst.skipped)
+    memory = worst.memory
+    assert memory is not None, "the meter has filled its reading"
+    if memory.judged_bytes <= budget_bytes:
+        return None
+    found, budget = format_bytes(memory.judged_bytes), format_bytes(budget_bytes)
+    reason = f"its peak {found} is above the budget {budget}"
+    return Outcome(status=Status.OVER_BUDGET, reason=reason, measurement=worst.measurement(memory))
+
+
+def _ruined(lap: Lap, worst: WorstBatchResult | None) -> str:
+    """Returns the reason for a loss that is not finite, with the number of the first such step."""
+    if worst is not None and worst.ruined is not None:
+        return f"the loss is {lap.loss}, from step {worst.ruined} on, on the worst batch"
+    return f"the loss is {lap.loss}, from step {(0 if worst is None else worst.wanted) + (lap.ruined or 1)} on"
+
+
+def overflows(skipped: int) -> Outcome:
+    """Returns the outcome of a plan whose gradient scaler found no scale with finite gradients."""
+    return Outcome(
+        status=Status.NUMERIC,
+        reason=f"the gradient scaler skipped {skipped} steps and found no usable scale: gradients overflow in fp16",
+    )
+
+
+def check_times(steps_s: Sequence[float]) -> None:
+    """Checks that step times are finite and positive.
+
+    Raises:
+        ClockError: the clock stood still or returned a value that is not finite.
+    """
+    if not all(map(math.isfinite, steps_s)) or median(steps_s) <= 0:
+        raise ClockError(
+            f"the clock is broken: steps took {', '.join(f'{s:g}' for s in steps_s[:3])} s; expected more than 0. "
+            "time.perf_counter is faulty or was replaced (by a mock or freezegun): tune without the replacement."
+        )

@@ -1,0 +1,202 @@
+"""Step timing: times whole optimizer steps, after a warm-up (`autofit.probing.warm_up`)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from time import perf_counter
+
+from autofit.core.measurement import steady
+from autofit.devices.base import Device, nothing
+from autofit.probing.step_counts import Pace
+from autofit.probing.timing_window import LEAST_WINDOWS, WindowResult, run_window, steps_per_window, watch_allocator
+from autofit.probing.warm_up import MOST_SKIPPED, warm_up
+from autofit.workloads.step import StepBatch, TrainStep
+
+_PHASE_STEPS = 3
+
+
+@dataclass(slots=True)
+class Lap:
+    """Results of timing.
+
+    Attributes:
+        warmup_s: durations of the warm-up steps.
+        steps_s: durations of the measured steps. If windows have several steps, the mean of each window.
+        steps_per_window: number of steps that were timed together.
+        cycle: number of values in `steps_s` after which the batches repeat; 1 if all batches are alike, or if each
+            window has all of them.
+        settled: whether the last warm-up steps were close to each other; if batches differ, whether each ran once.
+        skipped: number of steps whose update the scaler skipped. Neither list of times has their windows.
+        skipped_s: duration of the skipped steps.
+        loss: loss of the last step.
+        ruined: number of the first step whose loss was found not to be finite, counted from 1; None if there was none.
+            Only the last loss of a window is checked.
+        phases_s: seconds by phase, measured in separate steps.
+    """
+
+    warmup_s: list[float] = field(default_factory=list)
+    steps_s: list[float] = field(default_factory=list)
+    steps_per_window: int = 1
+    cycle: int = 1
+    settled: bool = True
+    skipped: int = 0
+    skipped_s: float = 0.0
+    loss: float | None = None
+    ruined: int | None = None
+    phases_s: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def timed_steps(self) -> int:
+        """Number of measured steps."""
+        return len(self.steps_s) * self.steps_per_window
+
+    @property
+    def startup_s(self) -> float:
+        """Seconds that the warm-up took beyond the same number of measured steps, plus the skipped steps."""
+        return beyond(self.warmup_s, steady(self.steps_s, self.cycle)) + self.skipped_s
+
+
+def time_steps(
+    step: TrainStep,
+    batch_of: Callable[[int], StepBatch],
+    device: Device,
+    pace: Pace,
+    cycle: int = 1,
+    beat: Callable[[], None] = nothing,
+) -> Lap:
+    """Runs steps and times them. Gives up once the scaler has skipped `MOST_SKIPPED` of them.
+
+    Warm-up steps are timed one by one. Measured steps are timed window by window (timing_window.py); a window has
+    several steps only if the device queues its work and the steps are short.
+
+    Args:
+        step: the step to run.
+        batch_of: returns the micro batches of a step by its number, counted from 0 in the warm-up and again in the
+            measurement. A skipped step is run again on its own batches, with its window. For the first step of a
+            window, the call is not timed.
+        device: synchronised at the edges of each window.
+        pace: number and duration of the steps. Whole cycles are measured, so the last one may exceed the limit.
+        cycle: number of steps after which the batches repeat, if they differ in shape; 1 if all are alike.
+        beat: called before each window, as a sign of life.
+    """
+    timing = _Timing(step, batch_of, device, pace, cycle, beat, Lap(cycle=cycle))
+    lap = timing.lap
+    lap.settled = warm_up(lap.warmup_s, lambda number: timing.run(number, 1), pace, cycle)
+    timing.measure()
+    return lap
+
+
+@dataclass(slots=True)
+class _Timing:
+    """State of the timing in `time_steps`; `ran` is the number of steps so far."""
+
+    step: TrainStep
+    batch_of: Callable[[int], StepBatch]
+    device: Device
+    pace: Pace
+    cycle: int
+    beat: Callable[[], None]
+    lap: Lap
+    ran: int = 0
+
+    def measure(self) -> None:
+        """Runs windows until there are enough. The first window is one step, which determines how wide windows can be.
+
+        Windows at the beginning that turn out too short, including that step, count as warm-up.
+        """
+        lap, began = self.lap, perf_counter()
+        while lap.skipped < MOST_SKIPPED and not self._enough(perf_counter() - began):
+            repeatable = None if lap.steps_s else watch_allocator(self.device)
+            ran = self.run(lap.timed_steps, lap.steps_per_window)
+            step_s = ran.seconds / ran.steps
+            if not ran.updated:
+                continue
+            if repeatable is not None and repeatable() and self._widen(min([step_s, *lap.warmup_s[-1:]])):
+                lap.warmup_s += [step_s] * ran.steps
+            else:
+                lap.steps_s.append(step_s)
+
+    def run(self, first: int, steps: int) -> WindowResult:
+        """Runs a window that begins with step number `first`, and records its result."""
+        self.beat()
+        # The first batch is made before the clock starts; the others are made while the device works.
+        batches = chain([self.batch_of(first)], map(self.batch_of, range(first + 1, first + steps)))
+        ran, lap = run_window(self.step, batches, self.device), self.lap
+        lap.loss = ran.loss
+        self.ran += ran.steps
+        if ran.ruined and lap.ruined is None:
+            lap.ruined = self.ran
+        lap.skipped += ran.skipped
+        lap.skipped_s += ran.seconds * ran.skipped / ran.steps
+        return ran
+
+    def _widen(self, step_s: float) -> bool:
+        """Widens the windows if they are less than half as wide as steps of `step_s` need. Returns whether it did."""
+        lap, wanted = self.lap, steps_per_window(self.device, step_s, self.cycle)
+        if wanted < 2 * lap.steps_per_window:
+            return False
+        lap.steps_per_window, lap.cycle = wanted, 1
+        return True
+
+    def _enough(self, elapsed_s: float) -> bool:
+        lap, pace = self.lap, self.pace
+        if not lap.steps_s or len(lap.steps_s) % lap.cycle:
+            return False
+        if elapsed_s > pace.patience_s:
+            return True
+        if lap.steps_per_window > 1 and len(lap.steps_s) < LEAST_WINDOWS:
+            return False
+        timed = lap.timed_steps >= pace.steps_least and elapsed_s >= pace.seconds
+        return timed or lap.timed_steps >= pace.steps_most
+
+
+def beyond(times_s: Sequence[float], steady_s: float) -> float:
+    """Returns the seconds that steps took beyond `steady_s` each, at least 0."""
+    return max(0.0, sum(times_s) - len(times_s) * steady_s)
+
+
+def phase_steps(cycle: int) -> int:
+    """Returns the number of separate steps that time the phases: one cycle, or a few steps."""
+    return cycle if cycle > 1 else _PHASE_STEPS
+
+
+def time_phases(
+    step: TrainStep,
+    batch_of: Callable[[int], StepBatch],
+    device: Device,
+    cycle: int = 1,
+    beat: Callable[[], None] = nothing,
+) -> dict[str, float]:
+    """Returns the seconds of each phase over a few separate steps, see `autofit.core.measurement.steady`.
+
+    These steps are not part of the timing, because synchronising between phases slows the whole step down.
+    """
+    samples: dict[str, list[float]] = {}
+    try:
+        for number in range(phase_steps(cycle)):
+            beat()
+            for phase, seconds in _phases_of_step(step, batch_of(number), device).items():
+                samples.setdefault(phase, []).append(seconds)
+    finally:
+        step.observe = None
+    return {phase: steady(times, cycle) for phase, times in samples.items()}
+
+
+def _phases_of_step(step: TrainStep, batch: StepBatch, device: Device) -> dict[str, float]:
+    spent: dict[str, float] = {}
+    device.synchronize()
+    last = perf_counter()
+    current = "prepare"
+
+    def observe(phase: str) -> None:
+        nonlocal last, current
+        device.synchronize()
+        now = perf_counter()
+        spent[current] = spent.get(current, 0.0) + now - last
+        last, current = now, phase
+
+    step.observe = observe
+    step(batch)
+    observe("done")
+    spent.pop("prepare", None)
+    return spent

@@ -1,0 +1,67 @@
+"""WorstBatchResult: results of the first steps of a probe, on the worst batch known."""
+
+import math
+from dataclasses import dataclass, field
+
+from autofit.core.measurement import Measurement, Memory
+from autofit.probing.step_timing import beyond
+
+
+@dataclass(slots=True)
+class WorstBatchResult:
+    """Results of the steps on the worst batch.
+
+    Attributes:
+        samples: samples per step.
+        wanted: number of steps to run.
+        tokens: useful tokens per step.
+        steps_s: durations of the steps that updated the weights.
+        skipped: number of steps whose update the scaler skipped.
+        skipped_s: duration of the skipped steps.
+        loss: loss of the last step.
+        ruined: number of the first step whose loss was not finite, counted from 1; None if there was none.
+        memory: peak over all steps.
+    """
+
+    samples: int
+    wanted: int
+    tokens: float | None = None
+    steps_s: list[float] = field(default_factory=list)
+    skipped: int = 0
+    skipped_s: float = 0.0
+    loss: float | None = None
+    ruined: int | None = None
+    memory: Memory | None = None
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether a full probe would find no fault: memory is not tight, and the loss is finite."""
+        memory = self.memory
+        tight = memory is not None and (memory.allocator_retries or memory.swallowed_ooms)
+        return not tight and (self.loss is None or math.isfinite(self.loss))
+
+    @property
+    def startup_s(self) -> float:
+        """Seconds beyond the same number of steps at the speed of the fastest after the first, plus skipped steps."""
+        return beyond(self.steps_s, min(self.steps_s[1:] or self.steps_s)) + self.skipped_s
+
+    def metered(self, memory: Memory, held_bytes: int) -> None:
+        """Stores the metered peak, plus `held_bytes` that are live in addition."""
+        more = {
+            "allocated_bytes": memory.allocated_bytes + held_bytes,
+            "judged_bytes": memory.judged_bytes + held_bytes,
+        }
+        self.memory = memory.model_copy(update=more)
+
+    def measurement(self, memory: Memory, *warnings: str) -> Measurement:
+        """Returns these steps as a measurement. It is of the worst batch, and on a host the meter slows it down."""
+        return Measurement(
+            step_times_s=tuple(self.steps_s),
+            samples_per_step=self.samples,
+            tokens_per_step=self.tokens,
+            memory=memory,
+            startup_s=self.startup_s,
+            worst_steps=self.wanted,
+            skipped_steps=self.skipped,
+            warnings=warnings,
+        )

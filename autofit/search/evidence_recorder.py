@@ -1,0 +1,128 @@
+"""EvidenceRecorder: collects the evidence of one search, keeps it in the study, and hands it to the listeners."""
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+from autofit.core.briefing import Briefing
+from autofit.core.budget import Budget
+from autofit.core.errors import AutofitError
+from autofit.core.objective import Objective
+from autofit.core.plan import Plan
+from autofit.core.recommendation import Recommendation
+from autofit.estimators.base import Estimator
+from autofit.memory.profile import Profile
+from autofit.search.event import Event
+from autofit.search.evidence import CLOSED, OPENED, Placing, SearchEvidence, SearchResult, Seen, notes_of
+from autofit.search.request import Listen, Request
+
+Note = Callable[[str, dict[str, object]], None]
+"""Keeps a value beside the trials, under a name."""
+
+
+class EvidenceRecorder:
+    """Collects the evidence of one search. A failure here never costs the answer: the listener receives a message.
+
+    Args:
+        asked: what the search was asked.
+        note: keeps a value beside the trials.
+        estimators: give the profiles of plans.
+        listen: receives every event, the result last.
+
+    Attributes:
+        seen: filled by the search while it runs.
+    """
+
+    def __init__(self, asked: SearchEvidence, note: Note, estimators: Sequence[Estimator], listen: Listen) -> None:
+        self._asked, self._note, self._estimators, self._listen = asked, note, estimators, listen
+        self.seen, self._done = Seen(), 0
+        self._keep(asked, OPENED)
+        text = f"searching plans for {asked.title or 'the workload'}"
+        self._listen(Event("start", text, asked=asked))
+
+    def tell(self, event: Event) -> None:
+        """Passes an event of the search on."""
+        self._done = event.done
+        self._listen(event)
+
+    def found(self, recommendation: Recommendation) -> None:
+        """Keeps the evidence for a recommendation, and tells the listener both."""
+        result = self._result(recommendation, "")
+        self._listen(Event("result", f"recommended: {recommendation.plan}", done=self._done, result=result))
+
+    def failed(self, error: AutofitError) -> None:
+        """Keeps the evidence of a search that ends with an error, and tells the listener."""
+        result = self._result(None, str(error))
+        try:
+            self._listen(Event("result", "no plan is recommended", done=self._done, result=result))
+        except Exception as lesser:  # noqa: BLE001  # the caller raises the error that ended the search
+            error.add_note(f"a listener failed too: {type(lesser).__name__}: {lesser}")
+
+    def _result(self, recommendation: Recommendation | None, failure: str) -> SearchResult:
+        evidence = self._asked
+        try:
+            evidence = self._evidence(recommendation, failure)
+        except Exception as error:  # noqa: BLE001  # the answer matters more than what is shown with it
+            self._say(f"the evidence for the report is incomplete: {type(error).__name__}: {error}")
+            answer = None if recommendation is None else recommendation.model_copy(update={"alternatives": ()})
+            evidence = evidence.model_copy(update={"recommendation": answer, "failure": failure})
+        self._keep(evidence, CLOSED)
+        return SearchResult(recommendation, evidence, tuple(self.seen.trials))
+
+    def _evidence(self, recommendation: Recommendation | None, failure: str) -> SearchEvidence:
+        seen, baseline, r = self.seen, self._asked.baseline, recommendation
+        standings = tuple(
+            Placing(**each.model_dump(exclude={"outcome"})) for each in (r.alternatives if r is not None else ())
+        )
+        return self._asked.model_copy(
+            update={
+                "stopped": seen.stopped,
+                "failure": failure,
+                "recommendation": None if r is None else r.model_copy(update={"alternatives": ()}),
+                "standings": standings,
+                "estimates": {key: estimate for key, estimate in seen.estimates.items() if estimate.is_bounded},
+                "race": tuple(seen.race_logs()),
+                "omissions": tuple(seen.omissions),
+                "profile": self._profile(baseline if r is None else r.plan),
+                "baseline_profile": None if r is None or r.plan == baseline else self._profile(baseline),
+            }
+        )
+
+    def _profile(self, plan: Plan) -> Profile | None:
+        found = (estimator.profile(plan) for estimator in self._estimators)
+        return next((profile for profile in found if profile is not None), None)
+
+    def _keep(self, evidence: SearchEvidence, name: str) -> None:
+        try:
+            for part, value in notes_of(evidence, name).items():
+                self._note(part, value)
+        except Exception as error:  # noqa: BLE001  # as above
+            self._say(f"the evidence for the report was not kept: {type(error).__name__}: {error}")
+
+    def _say(self, text: str) -> None:
+        self._listen(Event("stage", text, done=self._done))
+
+
+def asked(
+    briefing: Briefing, budget: Budget, objective: Objective, request: Request, notes: Sequence[str]
+) -> SearchEvidence:
+    """Returns what a search is asked, as the evidence that there is when it begins.
+
+    Args:
+        briefing: what is known before the first probe.
+        budget: the limits of the search.
+        objective: what is maximised.
+        request: names what is tuned, and the command.
+        notes: what the study says on opening.
+    """
+    return SearchEvidence(
+        began=datetime.now(UTC).isoformat(),
+        title=request.title,
+        command=request.command,
+        baseline=briefing.space.baseline,
+        budget=budget,
+        objective=objective,
+        environment=briefing.environment,
+        gates=briefing.gates,
+        refused=briefing.space.refused,
+        caveats=(*briefing.caveats, *notes),
+    )

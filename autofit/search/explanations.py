@@ -1,0 +1,142 @@
+"""Explanations: why each plan was not chosen, and the caveats of the result."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from autofit.core.outcome import Status
+from autofit.core.trial import Trial
+from autofit.core.units import format_duration
+from autofit.search.choice import keeps_batch, lighter, measurement_of, ties
+from autofit.search.common_scale import CommonScale
+from autofit.search.loop import SearchEnd
+from autofit.search.race import MIN_ROUNDS, Race
+from autofit.search.trial_runner import TrialRunner
+
+NOT_RUN = (Status.SKIPPED, Status.INTERRUPTED)
+
+
+class Explanations:
+    """Caveats about the race and the gain, and the reasons why plans were not chosen.
+
+    Args:
+        runner: holds every trial.
+        measured: the latest trial of each plan that was measured, fastest first.
+        baseline: the latest trial of the baseline.
+        scale: the throughput of all plans on one scale.
+        unproven: reason why the proof of a plan failed, by the plan's key.
+    """
+
+    def __init__(
+        self,
+        runner: TrialRunner,
+        measured: Sequence[Trial],
+        baseline: Trial,
+        scale: CommonScale,
+        unproven: Mapping[str, str],
+    ) -> None:
+        self._runner, self._measured, self._baseline = runner, measured, baseline
+        self._scale, self._unproven = scale, unproven
+        self._objective = runner.tuning.objective
+
+    def caveats(self, winner: Trial, end: SearchEnd) -> list[str]:
+        """Returns the caveats, except those of the proof."""
+        found = [*self._on_race(), *self._on_gain(winner), *self._on_runs()]
+        return [*found, f"the search was cut short: {end.stopped}"] if end.early else found
+
+    def why_not(self, trial: Trial, winner: Trial) -> str:
+        """Returns why a measured plan was not chosen."""
+        failed = failed_in_race(self._scale.race, trial)
+        if failed or trial.plan.key in self._unproven:
+            return failed or f"its proof failed ({self._unproven[trial.plan.key]})"
+        ratio, scale = self._scale.claim(trial, winner), self._scale
+        speed = f"{ratio} of the recommended plan's throughput"
+        if ratio.pairs:
+            speed = f"{speed}, in {ratio.pairs} paired blocks"
+        elif scale.decided_by_race:
+            return f"not raced; by its probe {speed}"
+        else:
+            speed = f"{speed}, by separate probes"
+        if keeps_batch(winner.plan, self._baseline.plan) and not keeps_batch(trial.plan, self._baseline.plan):
+            return f"not faster beyond the noise, and changes the batch: {speed}" if ratio.value > 1 else speed
+        tied = ties(scale.ratio(winner, trial), self._objective.tie_ratio)
+        return f"a tie, decided by {_decider(trial, winner)}: {speed}" if tied else speed
+
+    def untried(self, winner: Trial, end: SearchEnd, searched_s: float) -> str:
+        """Returns why only the baseline was measured, and what a longer search needs; "" if another plan was measured.
+
+        Args:
+            winner: the chosen plan.
+            end: how the search phase ended.
+            searched_s: its duration, in seconds.
+        """
+        if winner is not self._baseline or len(self._measured) > 1:
+            return ""
+        ran = [t for t in self._runner.trials if t.plan != winner.plan and t.outcome.status not in NOT_RUN]
+        if ran:
+            which = "No other plan" if len(ran) > 1 else f"{ran[0].plan} was tried and"
+            return f"{which} ran: {ran[-1].outcome.status.value}, {ran[-1].outcome.reason}".rstrip(".")
+        if not end.early:
+            return "No other plan may fit and be faster"
+        next_one = "" if end.wanted is None else f"; {end.wanted} was next"
+        most = self._runner.tuning.budget.max_trials
+        if most is not None and self._runner.probes >= most:
+            return f"No other plan was tried: {end.stopped}{next_one}. Allow more trials"
+        probe_s = self._runner.time.probe_s()
+        needed_s = searched_s + (2 + 2 * MIN_ROUNDS) * probe_s + self._runner.time.proof_s()
+        return (
+            f"No other plan was tried: {end.stopped}{next_one}. A probe takes {format_duration(probe_s)} here: "
+            f"give at least {format_duration(needed_s)}"
+        )
+
+    def _on_race(self) -> Iterator[str]:
+        race = self._scale.race
+        if race is None or race.decided or not race.rounds:
+            return
+        if self._scale.decided_by_race:
+            running = len(race.running)
+            yield f"the race ended after {race.rounds} rounds, undecided among {running} plans: they are close"
+        else:
+            done = f"the race needs at least {MIN_ROUNDS} rounds and had time for {race.rounds}"
+            yield f"{done}: all figures are those of separate probes"
+
+    def _on_gain(self, winner: Trial) -> Iterator[str]:
+        baseline = self._baseline
+        if not baseline.outcome.measured:
+            status, reason = baseline.outcome.status.value, baseline.outcome.reason
+            yield f"the baseline ({baseline.plan}) did not run: {status}, {reason}; so there is no gain to report"
+            return
+        gain = self._scale.claim(winner, baseline)
+        if failed := failed_in_race(self._scale.race, baseline):
+            yield f"the baseline {failed}; the gain is relative to its blocks or probe before that"
+        elif winner is not baseline and gain.pairs == 0:
+            why = (
+                "no plan that raced could be proven" if self._scale.decided_by_race else "there was no time for a race"
+            )
+            within = " and is within their noise" if gain.low <= 1 else ""
+            yield f"{why}: the gain rests on two separate probes{within}"
+        elif gain.low <= 1 < gain.value:
+            yield f"the gain over the baseline, {gain}, is within the noise"
+
+    def _on_runs(self) -> Iterator[str]:
+        leaks = [t.outcome.leaked for t in self._runner.trials if t.outcome.leaked and not t.earlier]
+        if len(leaks) > 1:  # a single one is a table that is made once and kept
+            yield f"{len(leaks)} runs left memory behind, and so would a training: {leaks[-1]}"
+        unknown = sum(measurement_of(t).startup_s is None for t in self._measured)
+        if self._objective.planned_samples is not None and unknown:
+            yield (
+                f"the warm-up cost of {unknown} of {len(self._measured)} plans is unknown and counts as zero, because "
+                "an earlier version measured them. A new study measures them again"
+            )
+
+
+def failed_in_race(race: Race | None, trial: Trial) -> str:
+    """Returns why a plan failed in the race; "" if it did not."""
+    reason = race.left.get(trial.plan.key, "") if race is not None else ""
+    return reason if reason.startswith("failed") else ""
+
+
+def _decider(trial: Trial, winner: Trial) -> str:
+    """Returns the criterion that decided between two tied plans, see `autofit.search.choice.lightest`."""
+    ours, theirs = (measurement_of(t).memory.judged_bytes for t in (winner, trial))
+    if trial.plan.global_batch_size != winner.plan.global_batch_size:
+        return "the batch"
+    return "memory" if lighter(ours, theirs) else "fewer changes"

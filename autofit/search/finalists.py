@@ -1,0 +1,92 @@
+"""Finalists: which plans race. The most promising come first, as many as can run enough rounds in the time left."""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from autofit.core.objective import Objective
+from autofit.core.trial import Trial
+from autofit.search.choice import measurement_of, quotient
+from autofit.search.common_scale import CommonScale
+from autofit.search.race import MAX_ROUNDS, MIN_ROUNDS, Race
+from autofit.search.trial_runner import TrialRunner
+
+LATE_WORTH = 0.02
+"""Expected gain over the leader, as a log ratio, from which a plan joins a running race: where the leader's probe was
+too fast, faster plans were left out. Scored by scripts/bench/claims.py."""
+MOST_LATE = 3
+"""Maximum number of plans that join for this reason."""
+
+
+class Finalists:
+    """Selects the plans that begin a race and those that join it.
+
+    Args:
+        runner: holds the baseline and the time plan.
+        measured: trials of all plans that were measured.
+        scale: their throughput on one scale.
+    """
+
+    def __init__(self, runner: TrialRunner, measured: Sequence[Trial], scale: CommonScale) -> None:
+        self._runner, self._measured, self._scale = runner, measured, scale
+        self._baseline: list[Trial] = []
+        self._rivals: list[Trial] = []
+        self._blocks_s: list[float] = []
+        self._late = 0
+
+    def admit(self, finalists: Sequence[Trial]) -> None:
+        """Sets the plans that may be the fastest by their probes, best first, and the baseline."""
+        self._baseline = [t for t in finalists if t.plan == self._runner.baseline]
+        rivals = [t for t in finalists if t.plan != self._runner.baseline]
+        self._rivals = by_promise(rivals, self._runner.tuning.objective)
+
+    def first(self) -> list[Trial]:
+        """Returns the plans that begin: the baseline and the best rival, and others as far as the time left goes."""
+        block_s, room_s = self._runner.time.probe_s(), self._room_s()
+        most = len(self._rivals)
+        if block_s > 0 and room_s < float("inf"):
+            most = int(room_s / (MIN_ROUNDS * block_s)) - len(self._baseline)
+        return self._rivals[: max(most, 2 - len(self._baseline))] + self._baseline
+
+    def ran(self, block_s: float) -> None:
+        """Records the duration of a block, in seconds."""
+        self._blocks_s.append(block_s)
+
+    def joining(self) -> list[Trial]:
+        """Returns the plans that join now: finalists for which there was no time before, then others that may win."""
+        race = self._scale.race
+        if race is None or not race.rounds or not self._room_for_one_more(race):
+            return []
+        if waiting := [t for t in self._rivals if t.plan.key not in race.names]:
+            return waiting[:1]
+        if not race.running or not race.ripe or self._late >= MOST_LATE:
+            return []
+        found = self._promising(race)
+        self._late += len(found)
+        return found
+
+    def _promising(self, race: Race) -> list[Trial]:
+        leading = race.leader()
+        leader = next(t for t in self._measured if t.plan.key == leading)
+        left = [t for t in self._measured if t.plan.key not in race.names]
+        promises = [(self._scale.promise(t, leader), -place, t) for place, t in enumerate(left)]
+        worth, _, trial = max(promises, default=(0.0, 0, leader))
+        return [trial] if worth > LATE_WORTH else []
+
+    def _room_for_one_more(self, race: Race) -> bool:
+        needed_s = MIN_ROUNDS * (len(race.running) + 1) * fmean(self._blocks_s)
+        return race.rounds + MIN_ROUNDS <= MAX_ROUNDS and needed_s <= self._room_s()
+
+    def _room_s(self) -> float:
+        return self._runner.time.left_s() - self._runner.time.proof_s()
+
+
+def by_promise(rivals: Sequence[Trial], objective: Objective) -> list[Trial]:
+    """Returns the plans by their expected gain over the one with the fastest probe, which comes first."""
+    if not rivals:
+        return []
+    best, *others = rivals
+
+    def worth(trial: Trial) -> float:
+        return quotient(measurement_of(trial), measurement_of(best), objective).expected_gain
+
+    return [best, *sorted(others, key=worth, reverse=True)]

@@ -1,0 +1,239 @@
+"""The error that ends a search without a recommendation."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+
+from autofit.core.budget import Budget
+from autofit.core.errors import (
+    AutofitError,
+    BudgetSpent,
+    DevicePoisoned,
+    NonFiniteLoss,
+    NothingFits,
+    UserCodeError,
+    WorkloadError,
+)
+from autofit.core.estimate import Estimate
+from autofit.core.outcome import Status
+from autofit.core.plan import KnobValue, Plan
+from autofit.core.printable import printable
+from autofit.core.trial import Trial
+from autofit.core.units import format_bytes, format_duration, short_number
+
+_USER_STATUSES = (Status.USER_ERROR, Status.DATA_ERROR)
+_SHOWN, _WORDS = 5, 200
+_ERROR_LINE = re.compile(
+    r"(Fatal Python error: |terminate called |what\(\): |[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b)"
+)
+
+
+def users_fault(trials: Sequence[Trial], baseline: Plan) -> UserCodeError | None:
+    """Returns the error that makes further probes pointless, or None.
+
+    That is so if the baseline gives a loss that is not finite, or if the user's code fails with the baseline and with
+    another plan. A failure of one combination alone only drops that combination.
+
+    Args:
+        trials: trials of this run, in order.
+        baseline: the user's own plan.
+    """
+    runs = [t for t in trials if t.plan == baseline]
+    if runs and runs[-1].outcome.status is Status.NUMERIC:
+        return NonFiniteLoss(
+            f"the baseline ({baseline}) gives a loss or gradient that is not finite: {runs[-1].outcome.reason}. "
+            "Check the learning rate, the data and the loss, then tune again.",
+            runs[-1].outcome.traceback_text,
+        )
+    failed = [t for t in trials if t.outcome.status in _USER_STATUSES]
+    if any(t.plan == baseline for t in failed) and len({t.plan.key for t in failed}) > 1:
+        return _user_code(next(t for t in failed if t.plan == baseline), len(failed))
+    return None
+
+
+def nothing_measured(
+    trials: Sequence[Trial],
+    budget: Budget,
+    stopped: str,
+    early: bool,
+    estimated: Mapping[str, Estimate] = MappingProxyType({}),
+) -> AutofitError:
+    """Returns the error for a search that has no measured plan.
+
+    Args:
+        trials: all trials, skipped ones included.
+        budget: limits on memory, time and trials.
+        stopped: reason why the search ended.
+        early: whether a limit on time or trials ended it.
+        estimated: the estimated peak of each plan, by its key.
+    """
+    crashed = _crashed_throughout(trials)
+    if crashed and (not early or all(t.outcome.status is Status.CRASHED for t in crashed)):
+        return _crash(crashed)
+    if early:
+        return BudgetSpent(
+            f"the search ended before any plan was measured inside the budget: {stopped}. {_tried(trials)} "
+            "Give more time or trials; the study keeps what was measured."
+        )
+    failed = [t for t in trials if t.outcome.status in _USER_STATUSES]
+    if failed:
+        return _user_code(failed[0], len(failed))
+    if any(t.outcome.status.does_not_fit or t.outcome.status is Status.SKIPPED for t in trials):
+        return NothingFits(
+            f"no plan fits into {format_bytes(budget.memory_bytes)}{_note(budget)}. "
+            f"{_smallest(trials, budget, estimated)} {_tried(trials)} "
+            "Give more memory, allow more strategies, or use a smaller model or shorter samples."
+        )
+    return WorkloadError(f"no plan could be measured, and memory was not the reason. {_tried(trials)}")
+
+
+def too_short(trial: Trial, stopped: str, probe_s: float) -> BudgetSpent:
+    """Returns the error for a time budget that ended before the first probe, with the outcome of the baseline.
+
+    Args:
+        trial: trial of the baseline, which ran nevertheless.
+        stopped: reason why the search ended.
+        probe_s: its duration, in seconds.
+    """
+    return BudgetSpent(
+        f"the search ended before any plan was tried: {stopped}. The baseline was run nevertheless, in "
+        f"{format_duration(probe_s)}: {trial.plan}: {_became(trial)}. The study keeps it: tune again with more time, "
+        "and the search continues from there."
+    )
+
+
+def nothing_proven(failed: Sequence[Trial], measured: int, budget: Budget) -> AutofitError:
+    """Returns the error for a search whose plans ran as probes, but none of which could be proven.
+
+    Args:
+        failed: the blocks and proofs that failed, at least one.
+        measured: number of plans that ran as probes.
+        budget: limits on memory, time and trials.
+    """
+    users = [t for t in failed if t.outcome.status in _USER_STATUSES]
+    if users:
+        return _user_code(users[0], len(users))
+    plans = "one plan" if measured == 1 else f"{measured} plans"
+    if all(t.outcome.status in (Status.TIMED_OUT, Status.SKIPPED) for t in failed):
+        return BudgetSpent(
+            f"{plans} ran as short probes, and the time was over before one was proven. {_tried(failed)} "
+            "Give more time: the study keeps what was measured, and the search continues from there."
+        )
+    what = f"{plans} ran as short probes, none as a proof inside {format_bytes(budget.memory_bytes)}"
+    if all(t.outcome.status.does_not_fit for t in failed):
+        return NothingFits(f"{what}. {_tried(failed)} Give more memory or headroom.")
+    return WorkloadError(f"{what}, and memory was not the only reason. {_tried(failed)}")
+
+
+def nothing_pinned(trials: Sequence[Trial], pinned: Mapping[str, KnobValue], early: bool) -> AutofitError:
+    """Returns the error for a search in which no plan with the pinned values was measured.
+
+    Args:
+        trials: those of plans with the pinned values.
+        pinned: value by knob.
+        early: whether a limit ended the search.
+    """
+    what = f"no plan with {', '.join(f'{name}={value}' for name, value in pinned.items())} could be measured"
+    ran = [t for t in trials if t.outcome.status is not Status.SKIPPED]
+    if not trials and not early:
+        return NothingFits(f"{what}: none is likely to fit. Give more memory, or pin other values.")
+    if any(t.outcome.status.does_not_fit for t in trials) or not (ran or early):
+        return NothingFits(f"{what}. {_tried(ran or trials)} Give more memory, or pin other values.")
+    if early and not ran:
+        return BudgetSpent(f"{what} within the limits on time and trials. Give more, or pin fewer knobs.")
+    return WorkloadError(f"{what}. {_tried(ran or trials)} Pin other values.")
+
+
+def for_good(reason: str) -> DevicePoisoned:
+    """Returns the error for a device that stays in an error state, even in a fresh process."""
+    return DevicePoisoned(
+        f"the device answers every call with an error: {reason}. The study keeps all finished trials: start a new "
+        "process and resume it."
+    )
+
+
+@contextmanager
+def poison_ends_search() -> Iterator[None]:
+    """Ends the search where a closer look at a plan leaves the device in an error state.
+
+    Raises:
+        DevicePoisoned: the device is in an error state; the message says how to continue.
+    """
+    try:
+        yield
+    except DevicePoisoned as error:
+        raise for_good(str(error)) from error
+
+
+def _user_code(trial: Trial, times: int) -> UserCodeError:
+    where = f" in {trial.outcome.phase}" if trial.outcome.phase else ""
+    return UserCodeError(
+        f"your code failed{where} in {times} of the plans tried, first with {trial.plan}: {trial.outcome.reason}. "
+        "Run one training step of your own to see it, fix it, then tune again.",
+        trial.outcome.traceback_text,
+    )
+
+
+def _crashed_throughout(trials: Sequence[Trial]) -> list[Trial]:
+    """Returns the trials that crashed or hung if every trial that ran did, else none."""
+    ran = [t for t in trials if t.outcome.status is not Status.SKIPPED]
+    return ran if all(t.outcome.status.inconclusive for t in ran) else []
+
+
+def _crash(trials: Sequence[Trial]) -> UserCodeError:
+    """Returns the error for a workload whose process crashed or hung with every plan."""
+    first, plans = trials[0], len({t.plan.key for t in trials})
+    last = next((line for t in trials if (line := _last_error(t.outcome.traceback_text))), "")
+    output = f" Its last error output was: {last}." if last else ""
+    return UserCodeError(
+        f"the process that runs your code crashed or hung with each of the {plans} plans tried ({len(trials)} runs), "
+        f"first with {first.plan}: {first.outcome.reason}.{output} Expected at least one plan to run: run a few "
+        "training steps of your own with `python -X faulthandler` to see where it ends, fix it, then tune again."
+    )
+
+
+def _last_error(text: str) -> str:
+    """Returns the last line that names an error, and no other line: output of user code may hold secrets."""
+    lines = [line.strip() for line in printable(text).splitlines()]
+    return next((line[:_WORDS] for line in reversed(lines) if _ERROR_LINE.match(line)), "")
+
+
+def _note(budget: Budget) -> str:
+    return f" ({budget.memory_note})" if budget.memory_note else ""
+
+
+def _smallest(trials: Sequence[Trial], budget: Budget, estimated: Mapping[str, Estimate]) -> str:
+    """Returns the smallest measured or else estimated peak in words, with the part that no smaller batch saves."""
+    measured = [(t.outcome.measurement.memory, t.plan) for t in trials if t.outcome.measurement is not None]
+    if measured:
+        memory, plan = min(measured, key=lambda pair: pair[0].judged_bytes)
+        return f"The smallest measured peak is {_peak(memory.judged_bytes, memory.static_bytes, budget)}, with {plan}."
+    thought = [(estimated[t.plan.key], t.plan) for t in trials if t.plan.key in estimated]
+    if not thought:
+        return "No step ran to its end, so no peak is known."
+    estimate, plan = min(thought, key=lambda pair: pair[0].value_bytes)
+    peak = _peak(estimate.value_bytes, estimate.static_bytes, budget)
+    return f"No step ran to its end; the smallest estimated peak is {peak}, with {plan}."
+
+
+def _peak(peak_bytes: int, static_bytes: int | None, budget: Budget) -> str:
+    static = "" if static_bytes is None else f", of which {format_bytes(static_bytes)} stay between steps"
+    missing = peak_bytes - budget.memory_bytes
+    return format_bytes(peak_bytes) + static + (f", {format_bytes(missing)} above the budget" if missing > 0 else "")
+
+
+def _tried(trials: Sequence[Trial]) -> str:
+    lines = [f"{t.plan}: {_became(t)}" for t in trials]
+    more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+    return f"Tried: {'; '.join(lines[-_SHOWN:])}{more}." if lines else "Nothing was tried."
+
+
+def _became(trial: Trial) -> str:
+    outcome = trial.outcome
+    measurement = outcome.measurement
+    speed = ""
+    if measurement is not None:
+        peak = format_bytes(measurement.memory.judged_bytes)
+        speed = f", {short_number(measurement.samples_per_s)} samples/s, peak {peak}"
+    return f"{outcome.status.value}{speed}" + (f" ({outcome.reason})" if outcome.reason else "")

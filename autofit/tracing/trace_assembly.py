@@ -1,0 +1,78 @@
+"""Trace assembly: converts the events of a recorder into a `Trace`.
+
+The autograd engine adds two gradients in place if it holds the only reference to the first, but never if they are
+tensor subclasses. For fake tensors, such a sum makes a new tensor, and the first operand is released before anything
+else is allocated. This pair of events is removed. Without the removal, the peak of a residual network is 7 % too high
+(reference/memory_prediction.md section 3).
+
+If torch's own code writes into an operand that it has made itself (inplace.py), the result and the operand share one
+piece of memory, which is released with the last of the two.
+"""
+
+from collections.abc import Sequence
+
+from autofit.memory.trace import Kind, Mark, Tensors
+from autofit.tracing.recorder import Recorder
+
+
+def assembled(recorder: Recorder, marks: Sequence[Mark]) -> tuple[Tensors, tuple[int, ...], tuple[Mark, ...]]:
+    """Returns the allocations, events and marks of a trace. Handles are numbered in the order of their events."""
+    dropped, same = _sums_in_place(recorder)
+    _join_replaced(recorder, dropped, same)
+    kept = [event for place, event in enumerate(recorder.events) if place not in dropped]
+    numbers: dict[int, int] = {}
+    events: list[int] = []
+    for event in (*recorder.initial, *kept):
+        handle = event if event >= 0 else ~event
+        number = numbers.setdefault(same.get(handle, handle), len(numbers))
+        events.append(number if event >= 0 else ~number)
+    kinds = [recorder.kinds[handle] for handle in numbers]
+    for later, first in same.items():
+        if recorder.kinds[later] is not Kind.TEMPORARY:
+            kinds[numbers[first]] = recorder.kinds[later]
+    columns = Tensors(
+        sizes=tuple(recorder.sizes[handle] for handle in numbers),
+        kinds=tuple(kinds),
+        origins=tuple(recorder.origins[handle] for handle in numbers),
+    )
+    return columns, tuple(events), _moved(marks, sorted(dropped), len(recorder.initial))
+
+
+def _sums_in_place(recorder: Recorder) -> tuple[set[int], dict[int, int]]:
+    """Returns the positions of events that do not happen for plain tensors, and the real handle of each merged one."""
+    events, dropped, same = recorder.events, set[int](), dict[int, int]()
+    for place, event in enumerate(events):
+        if event not in recorder.added:
+            continue
+        first = recorder.added[event]
+        death = place + 1
+        while death < len(events) and events[death] < 0 and events[death] != ~first:
+            death += 1
+        if death < len(events) and events[death] == ~first:
+            dropped |= {place, death}
+            same[event] = same.get(first, first)
+    return dropped, same
+
+
+def _join_replaced(recorder: Recorder, dropped: set[int], same: dict[int, int]) -> None:
+    """Merges results with the first operand that they are written into; only the last release is kept."""
+    same |= recorder.replaced
+    for later in sorted(same):  # in this order, the operand's own replacement is already resolved
+        same[later] = same.get(same[later], same[later])
+    heads = {same[later] for later in recorder.replaced}
+    released: dict[int, int] = {}
+    for place, event in enumerate(recorder.events):
+        if event in recorder.replaced:
+            dropped.add(place)
+        elif event < 0 and place not in dropped and (head := same.get(~event, ~event)) in heads:
+            if head in released:
+                dropped.add(released[head])
+            released[head] = place
+
+
+def _moved(marks: Sequence[Mark], dropped: Sequence[int], initial: int) -> tuple[Mark, ...]:
+    """Returns the marks at their new positions, after events were dropped and initial ones put in front."""
+    return tuple(
+        Mark(name=mark.name, event=initial + mark.event - sum(place < mark.event for place in dropped))
+        for mark in marks
+    )

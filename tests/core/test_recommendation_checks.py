@@ -1,0 +1,39 @@
+"""A record from a file can be shown and computed with, or is refused with words."""
+
+from typing import Any
+
+import pytest
+
+from autofit.core.measurement import Measurement
+from autofit.core.recommendation import Ratio
+from autofit.core.recommendation_checks import problems
+from tests.test_planfile import OWN, PROOF, RECORD
+
+
+def test_what_a_search_found_is_sound() -> None:
+    assert list(problems(RECORD)) == []
+    assert list(problems(RECORD.model_copy(update={"gain": None}))) == []
+
+
+def proof(**changes: Any) -> dict[str, Measurement]:
+    return {"proof": PROOF.model_copy(update=changes)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        (proof(step_times_s=(0.0,)), "proof: found step times of [0.0] s; expected"),
+        (proof(step_times_s=(0.1, -0.1)), "proof: found step times"),
+        (proof(step_times_s=(float("nan"),)), "proof: found step times"),
+        (proof(startup_s=float("inf")), "proof.startup_s: found inf"),
+        ({"gain": Ratio(value=0.0, low=0.0, high=1.0)}, "gain: found 0.00x"),
+        ({"gain": Ratio(value=1.0, low=0.5, high=float("inf"))}, "gain: found 1.00x"),
+        ({"duration_s": float("nan")}, "duration_s: found nan"),
+        ({"plan": OWN.replace(accumulation_steps=2**40)}, "plan.values: found accumulation_steps: 1099511627776"),
+        ({"plan": OWN.replace(micro_batch_size=True)}, "plan.values: found micro_batch_size: True"),
+    ],
+)
+def test_what_none_can_have_found_is_named(changes: dict[str, Any], place: str) -> None:
+    (problem,) = problems(RECORD.model_copy(update=changes))
+    assert problem.startswith(place)
+    assert "expected" in problem

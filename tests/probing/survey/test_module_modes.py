@@ -1,0 +1,52 @@
+"""Gradients are compared without dropout, and every module has its mode back."""
+
+from contextlib import suppress
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from autofit.probing.survey.module_modes import dropout_off, evaluating, mode_notes
+
+
+def model() -> nn.Sequential:
+    built = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.LSTM(4, 4, 2, dropout=0.5))
+    built[0].eval()  # the user's own choice
+    return built
+
+
+def modes(net: nn.Module) -> list[bool]:
+    return [module.training for module in net.modules()]
+
+
+def test_evaluating_leaves_batch_normalisation_training_and_puts_all_back() -> None:
+    net = model()
+    before = modes(net)
+    with suppress(KeyError), evaluating(net):
+        assert modes(net) == [False, False, True, False, False]
+        raise KeyError
+    assert modes(net) == before
+
+
+def test_without_dropout_layers_and_functions_drop_nothing() -> None:
+    net, ones = model(), torch.ones(1000)
+    before = modes(net)
+    with dropout_off(net):
+        assert bool((F.dropout(ones, 0.5, training=True) == 1).all())
+        assert bool((net[2](ones) == 1).all())
+        assert net[3].dropout == 0.0
+        query = torch.ones(1, 1, 50, 8)
+        mixed = F.scaled_dot_product_attention(query, query, query, None, 0.9)
+        assert torch.allclose(mixed, query)
+        mixed = F.scaled_dot_product_attention(query, query, query, dropout_p=0.9)
+        assert torch.allclose(mixed, query)
+    assert modes(net) == before
+    assert net[3].dropout == 0.5
+    assert not bool((F.dropout(ones, 0.5, training=True) == 1).all())
+
+
+def test_modules_in_another_mode_than_their_model_are_named() -> None:
+    assert list(mode_notes(())) == []
+    (note,) = mode_notes(("backbone.norm1", "backbone.norm2", "head", "neck"))
+    assert "found backbone.norm1, backbone.norm2, head and 1 more in evaluation mode" in note
+    assert "override train()" in note

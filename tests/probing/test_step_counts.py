@@ -1,0 +1,29 @@
+"""How many steps a probe, a block and a proof take: the promises that other rules rest on."""
+
+from itertools import pairwise
+
+from autofit.core.trial import Purpose
+from autofit.probing.step_counts import PACES, PATIENCE_SHARE
+
+
+def test_every_purpose_has_a_pace_that_can_be_kept() -> None:
+    assert set(PACES) == set(Purpose)
+    for pace in PACES.values():
+        assert 1 <= pace.warmup_least <= pace.warmup_most
+        assert 1 <= pace.steps_least <= pace.steps_most
+        assert 0 <= pace.seconds <= pace.patience_s
+
+
+def test_all_blocks_of_a_race_measure_the_same_number_of_steps() -> None:
+    block = PACES[Purpose.BLOCK]
+    assert (block.warmup_least, block.steps_least) == (block.warmup_most, block.steps_most)
+
+
+def test_a_proof_measures_more_than_a_probe_and_a_probe_no_less_than_the_least_for_a_median() -> None:
+    steps = [PACES[purpose].steps_least for purpose in (Purpose.PROBE, Purpose.PROOF)]
+    assert all(few < many for few, many in pairwise(steps))
+    assert steps[0] >= 3
+
+
+def test_warming_up_and_timing_leave_half_of_what_is_left() -> None:
+    assert 2 * PATIENCE_SHARE <= 0.5

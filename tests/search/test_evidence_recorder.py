@@ -1,0 +1,129 @@
+"""The evidence recorder of a search: its evidence is in the study and in the last event, and never costs the answer."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autofit.core.budget import Clock
+from autofit.core.errors import NothingFits
+from autofit.core.plan import Plan
+from autofit.memory.profile import Profile
+from autofit.search.event import Event
+from autofit.search.evidence import CLOSED, OPENED, SearchEvidence, SearchResult
+from autofit.search.evidence_recorder import EvidenceRecorder, asked
+from autofit.search.request import Request
+from autofit.search.search import search
+from autofit.study import Study
+from tests.fakes import briefing_of, opened, small_bench
+from tests.recorded import GATES, REFUSED, RecordedBench, recorded_search, table
+
+
+def test_the_last_event_carries_recommendation_evidence_and_trials() -> None:
+    events: list[Event] = []
+    result = recorded_search(listen=[events.append])
+    assert [event.kind for event in events].count("result") == 1
+    assert events[-1].result == result
+    assert result.recommendation is not None
+    assert {t.plan for t in result.trials} >= {c.plan for c in result.recommendation.alternatives}
+    assert (result.recommendation.title, result.recommendation.command) == (
+        "train.py:make_resnet", "autofit tune train.py:make_resnet"
+    )  # fmt: skip
+
+
+def test_the_first_event_carries_what_was_asked() -> None:
+    events: list[Event] = []
+    result = recorded_search(listen=[events.append])
+    first = events[0]
+    assert (first.kind, [event.kind for event in events].count("start")) == ("start", 1)
+    assert first.asked is not None
+    assert first.asked.recommendation is None
+    names = ("began", "title", "command", "baseline", "budget", "objective", "environment", "gates", "refused")
+    assert all(getattr(first.asked, name) == getattr(result.evidence, name) for name in names)
+
+
+def test_the_evidence_has_what_was_asked_and_what_was_seen() -> None:
+    result = recorded_search()
+    found, r = result.evidence, result.recommendation
+    assert r is not None
+    assert (found.gates, found.refused, found.baseline) == (GATES, REFUSED, table("resnet").space.baseline)
+    assert found.stopped == "nothing left that was worth a probe"
+    assert {log.plan for log in found.race} >= {r.plan, r.baseline.plan}
+    assert all(len(log.log_rates) >= 4 for log in found.race)
+    assert found.estimates
+    assert all(estimate.is_bounded for estimate in found.estimates.values())
+    assert [each.plan for each in found.standings] == [each.plan for each in r.alternatives]
+    assert found.omissions
+    assert found.profile is not None
+    assert found.baseline_profile is not None
+    assert found.profile.peak_bytes > found.baseline_profile.peak_bytes
+
+
+def test_without_traces_there_is_no_profile() -> None:
+    found = recorded_search(traces=False).evidence
+    assert (found.profile, found.baseline_profile) == (None, None)
+
+
+def test_a_search_in_which_nothing_fits_leaves_its_evidence() -> None:
+    events: list[Event] = []
+    with pytest.raises(NothingFits) as error:
+        recorded_search(memory_bytes=2**20, listen=[events.append])
+    result = events[-1].result
+    assert result is not None
+    assert result.recommendation is None
+    assert result.evidence.failure == str(error.value)
+    assert result.trials
+    assert result.evidence.answer(result.trials) is None
+    assert result.evidence.baseline_profile is None
+
+
+def fake_search(**changes: Any) -> list[Event]:
+    bench, events = small_bench(), list[Event]()
+    search(opened(briefing_of(bench), bench.evaluate), Request(study=":memory:"), [events.append], Clock(bench.time))
+    return events
+
+
+def test_a_failure_in_collecting_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: EvidenceRecorder, plan: Plan) -> Profile | None:
+        raise RuntimeError("no profile today")
+
+    monkeypatch.setattr(EvidenceRecorder, "_profile", broken)
+    events = fake_search()
+    assert events[-1].result is not None
+    assert events[-1].result.recommendation is not None
+    assert events[-1].result.evidence.supports(events[-1].result.recommendation)
+    assert "the evidence for the report is incomplete: RuntimeError: no profile today" in [e.text for e in events]
+
+
+def test_a_study_that_cannot_be_written_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Study, name: str, value: dict[str, object]) -> None:
+        if name in (OPENED, CLOSED):
+            raise OSError("disk full")
+
+    monkeypatch.setattr(Study, "note", full)
+    events = fake_search()
+    assert events[-1].result is not None
+    assert [e.text for e in events].count("the evidence for the report was not kept: OSError: disk full") == 2
+
+
+def test_a_listener_that_fails_does_not_hide_why_the_search_failed() -> None:
+    def listen(event: Event) -> None:
+        if event.kind == "result":
+            raise RuntimeError("tracker away")
+
+    with pytest.raises(NothingFits) as error:
+        recorded_search(memory_bytes=2**20, listen=[listen])
+    assert error.value.__notes__ == ["a listener failed too: RuntimeError: tracker away"]
+
+
+def test_the_study_has_both_notes_and_a_killed_search_leaves_the_first(tmp_path: Path) -> None:
+    kept: dict[str, object] = {}
+    bench = RecordedBench(table("resnet"))
+    request = Request(title="what", command="how")
+    evidence = asked(bench.briefing, bench.briefing.budget, request.objective, request, ["a note of the study"])
+    EvidenceRecorder(evidence, kept.__setitem__, [], lambda event: None)
+    assert list(kept) == [OPENED]
+    assert (evidence.title, evidence.command, evidence.stopped, evidence.recommendation) == ("what", "how", "", None)
+    assert evidence.caveats == ("the loss was inferred: cross-entropy", "a note of the study")
+    assert isinstance(evidence, SearchEvidence)
+    assert isinstance(recorded_search(tmp_path / "study.db"), SearchResult)

@@ -1,0 +1,123 @@
+"""Runs are on disk as trials, failures are settled, and a device that is poisoned for good ends the search."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from autofit.core.errors import DevicePoisoned
+from autofit.core.objective import Objective
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
+from autofit.core.trial import Purpose
+from autofit.search.event import Event
+from autofit.search.trial_runner import TrialRunner, summary
+from tests.fakes import MemoryLog, small_bench, tuning_of
+
+BENCH = small_bench()
+PLAN = BENCH.space.baseline
+OBJECTIVE = Objective()
+
+
+class Script:
+    """Answers runs with outcomes in turn."""
+
+    def __init__(self, *outcomes: Outcome | BaseException) -> None:
+        self._outcomes: Iterator[Outcome | BaseException] = iter(outcomes)
+        self.asked: list[Purpose] = []
+
+    def __call__(self, plan: Plan, purpose: Purpose) -> Outcome:
+        """Returns the next outcome, or raises it."""
+        self.asked.append(purpose)
+        outcome = next(self._outcomes)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+
+def runner_of(script: Script, **changes: object) -> tuple[TrialRunner, MemoryLog, list[Event]]:
+    log, events = MemoryLog(), list[Event]()
+    bench = small_bench()
+    return TrialRunner(tuning_of(bench, log, evaluate=script, listen=events.append, **changes)), log, events
+
+
+def failed(status: Status, reason: str = "why") -> Outcome:
+    return Outcome(status=status, reason=reason)
+
+
+def measured() -> Outcome:
+    return small_bench().evaluate(PLAN, Purpose.PROBE)
+
+
+def test_a_probe_is_recorded_told_and_counted() -> None:
+    runner, log, events = runner_of(Script(measured()))
+    trial = runner.probe(PLAN)
+    assert log.finished == [trial] == runner.trials
+    assert (runner.probes, events[-1].kind, events[-1].done) == (1, "trial", 1)
+
+
+def test_an_ambiguous_failure_is_run_once_more() -> None:
+    script = Script(failed(Status.AMBIGUOUS), measured())
+    runner, log, _ = runner_of(script)
+    assert runner.attempt(PLAN, Purpose.PROBE).outcome.measured
+    assert [trial.outcome.status for trial in log.finished] == [Status.AMBIGUOUS, Status.MEASURED]
+
+
+def test_an_out_of_memory_is_not_repeated() -> None:
+    script = Script(failed(Status.OUT_OF_MEMORY))
+    runner, _, _ = runner_of(script)
+    assert runner.attempt(PLAN, Purpose.PROBE).outcome.status is Status.OUT_OF_MEMORY
+    assert script.asked == [Purpose.PROBE]
+
+
+def test_of_the_blocks_only_failures_are_recorded() -> None:
+    runner, log, _ = runner_of(Script(measured(), failed(Status.OUT_OF_MEMORY)))
+    assert runner.block(PLAN)[1] is None
+    assert log.finished == []
+    outcome, trial = runner.block(PLAN)
+    assert trial is not None
+    assert log.finished == [trial]
+    assert (trial.purpose, outcome.status) == (Purpose.BLOCK, Status.OUT_OF_MEMORY)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (KeyboardInterrupt(), Status.INTERRUPTED), (DevicePoisoned("gone"), Status.POISONED),
+        (ZeroDivisionError("no"), Status.CRASHED),
+    ],
+)  # fmt: skip
+def test_what_ends_a_run_is_on_disk_before_it_is_raised(error: BaseException, status: Status) -> None:
+    runner, log, _ = runner_of(Script(error))
+    with pytest.raises(type(error)):
+        runner.attempt(PLAN, Purpose.PROBE)
+    assert [trial.outcome.status for trial in log.finished] == [status]
+    assert log.running == {}
+
+
+def test_a_poisoned_device_ends_the_search_in_this_process_at_once() -> None:
+    runner, _, _ = runner_of(Script(failed(Status.POISONED)))
+    with pytest.raises(DevicePoisoned):
+        runner.attempt(PLAN, Purpose.PROBE)
+
+
+def test_where_processes_are_replaced_it_does_at_the_second_in_a_row() -> None:
+    script = Script(failed(Status.POISONED), measured(), failed(Status.POISONED), failed(Status.POISONED))
+    runner, log, _ = runner_of(script, isolated=True)
+    for _ in range(3):
+        runner.attempt(PLAN, Purpose.PROBE)
+    with pytest.raises(DevicePoisoned):
+        runner.attempt(PLAN, Purpose.PROBE)
+    assert len(log.finished) == 4
+
+
+def test_a_plan_that_is_not_run_keeps_its_reason() -> None:
+    runner, log, events = runner_of(Script())
+    trial = runner.skip(PLAN, "too large")
+    assert (trial.outcome.status, trial.outcome.reason) == (Status.SKIPPED, "too large")
+    assert "skipped, too large" in events[-1].text
+    assert log.finished == [trial]
+
+
+def test_an_outcome_in_a_few_words() -> None:
+    assert summary(failed(Status.OUT_OF_MEMORY, "2 GiB more"), OBJECTIVE).endswith("2 GiB more")
+    assert "samples/s, peak" in summary(measured(), OBJECTIVE)

@@ -1,0 +1,62 @@
+"""What is run while nothing has fitted: smaller, then leaner, then no more."""
+
+from autofit.core.estimate import Estimate
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
+from autofit.searchers.base import Problem
+from autofit.searchers.guided.first_feasible import MAX_TRIED, first_feasible
+from tests.fakes import problem_of, small_bench
+
+FULL = Outcome(status=Status.OUT_OF_MEMORY, reason="full")
+
+
+def sequence(given: Problem, outcome: Outcome, most: int = 60) -> list[Plan]:
+    known: dict[Plan, Outcome] = {}
+    while (plan := first_feasible(given, known)) is not None and len(known) < most:
+        assert plan not in known
+        known[plan] = outcome
+    return list(known)
+
+
+def test_the_users_own_plan_is_halved_then_each_change_alone_then_many() -> None:
+    bench = small_bench()
+    plans = sequence(problem_of(bench), FULL)
+    own = bench.space.baseline
+    smallest = bench.space.sizes[0]
+    halved = [plan.micro_batch_size for plan in plans if plan.combination == own.combination]
+    assert plans[0] == own
+    assert halved == sorted(halved, reverse=True)
+    assert halved[-1] == smallest
+    others = plans[len(halved) :]
+    assert {plan.micro_batch_size for plan in others} == {smallest}
+    changes = [len(plan.combination.changes_from(own.combination)) for plan in others]
+    singles = sum(len(knob.values) - 1 for knob in bench.space.facts.knobs)
+    assert changes[:singles] == [1] * singles
+    assert len(changes) == singles + MAX_TRIED
+    assert changes[singles] == len(bench.space.facts.knobs)
+
+
+def test_a_combination_that_fails_by_itself_is_not_halved() -> None:
+    bench = small_bench()
+    plans = sequence(problem_of(bench), Outcome(status=Status.NUMERIC, reason="not finite"), most=2)
+    assert plans[0] == bench.space.baseline
+    assert plans[1].combination != bench.space.baseline.combination
+
+
+def test_a_crash_is_no_reason_to_give_up_the_combination() -> None:
+    bench = small_bench()
+    plans = sequence(problem_of(bench), Outcome(status=Status.CRASHED, reason="gone"), most=2)
+    assert plans[1].combination == bench.space.baseline.combination
+    assert plans[1].micro_batch_size < plans[0].micro_batch_size
+
+
+def test_with_estimates_the_largest_that_fits_surely_comes_first() -> None:
+    bench = small_bench()
+
+    def estimate(plan: Plan) -> Estimate:
+        value = bench.budget_bytes * plan.micro_batch_size // 5
+        return Estimate(value_bytes=value, lower_bytes=value, upper_bytes=value)
+
+    plan = first_feasible(problem_of(bench, estimate), {})
+    assert plan is not None
+    assert plan.micro_batch_size == max(size for size in bench.space.sizes if size <= 5)
