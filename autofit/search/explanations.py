@@ -81,7 +81,12 @@ class Explanations:
         if most is not None and self._runner.probes >= most:
             return f"No other plan was tried: {end.stopped}{next_one}. Allow more trials"
         probe_s = self._runner.time.probe_s()
-        needed_s = searched_s + (2 + 2 * MIN_ROUNDS) * probe_s + self._runner.time.proof_s()
+        needed_s = (
+            searched_s
+            - self._runner.tuning.clock.waited_s
+            + (2 + 2 * MIN_ROUNDS) * probe_s
+            + self._runner.time.proof_s()
+        )
         return (
             f"No other plan was tried: {end.stopped}{next_one}. A probe takes {format_duration(probe_s)} here: "
             f"give at least {format_duration(needed_s)}"

@@ -29,6 +29,8 @@ from autofit.study import Study, optuna_imports, writing
 PREPARING_RATIO, TRACING_RATIO, TRACING_S = 0.25, 0.2, 120.0
 """Limits on the time before the first probe: the share of the time budget for all preparation, gates included; the
 share for estimating memory; and the maximum number of seconds for estimating memory."""
+LEAST_WAIT_S = 1.0
+"""Shortest wait for the device that is reported."""
 CLOSING_RATIO = 0.6
 """Maximum share of the time left that is kept for the start of a proof, which takes as long as opening the bench."""
 
@@ -139,7 +141,7 @@ def _recommendation(
         *_at_limit(findings, briefing),
         *_data_bound(findings),
     ]
-    caveats = [*answer, *study.notes, *briefing.caveats]
+    caveats = [*answer, *_waited(clock), *study.notes, *briefing.caveats]
     fields: dict[str, Any] = {
         "plan": findings.plan,
         "proof": findings.proof,
@@ -187,6 +189,14 @@ def _at_limit(findings: Findings, briefing: Briefing) -> list[str]:
     if not space.batch_limit or size not in space.sizes[-2:]:
         return []
     return [f"the search tried at most {space.sizes[-1]:,} samples per step, {space.batch_limit}"]
+
+
+def _waited(clock: Clock) -> list[str]:
+    """Returns the caveat about a search that waited for its device."""
+    if clock.waited_s < LEAST_WAIT_S:
+        return []
+    waited, whole = format_duration(clock.waited_s), format_duration(clock.elapsed_s)
+    return [f"{waited} of the {whole} of this search were spent waiting for the device, which another process used"]
 
 
 def _data_bound(findings: Findings) -> list[str]:

@@ -230,6 +230,16 @@ def test_a_limit_on_trials_advises_more_trials_and_not_more_time(most: int) -> N
     assert f"the limit of {most} trial{'s' if most != 1 else ''} was reached" in result.untried
 
 
+@pytest.mark.parametrize(("waited_s", "reported"), [(0.5, False), (40.0, True)])
+def test_a_wait_for_the_device_is_reported(waited_s: float, reported: bool) -> None:
+    bench = small_bench()
+    clock = Clock(bench.time)
+    bench.time.advance(waited_s)
+    clock.waited_s = waited_s
+    result = search(opened(briefing_of(bench), bench.evaluate), MEMORY, (), clock)
+    assert any(c.startswith("40 s of the ") and "waiting for the device" in c for c in result.caveats) == reported
+
+
 def test_an_inference_has_no_learning_rate() -> None:
     bench = small_bench()
     briefing = briefing_of(bench)
