@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 import autofit
-from autofit import in_process
+from autofit import in_process, locks
 from autofit.core.budget import Clock
 from autofit.core.recommendation import Recommendation
 from autofit.search.event import Event
@@ -65,7 +65,7 @@ def test_the_wait_for_the_device_is_measured(monkeypatch: pytest.MonkeyPatch) ->
         waits.append(clock.waited_s)
         return found
 
-    monkeypatch.setattr(in_process.locks, "held", held)
+    monkeypatch.setattr(locks, "held", held)
     monkeypatch.setattr(in_process, "search", search)
     autofit.tune(
         targets.mlp(), targets.vectors(), device="cpu", study=":memory:", progress=False, memory_budget="256MiB",
