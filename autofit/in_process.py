@@ -48,7 +48,9 @@ def search_in_process(
     about, wait_s, watch = f"{chosen.name()} ({chosen.type})", locks.patience_s(request.time_s), Watchdog(clock)
     with ExitStack() as held:
         with Progress.of(progress, Yardstick.of(None, request, clock, lambda: watch.doing)) as waiting:
+            asked_s = clock.elapsed_s
             held.enter_context(locks.held(chosen.lock_key, about, wait_s, lambda text: waiting(Event("stage", text))))
+            clock.waited_s += clock.elapsed_s - asked_s
             held.enter_context(watch)
             with watch.telling(lambda text: waiting(Event("waiting", text))):
                 bench = _opened(workload, chosen, options, watch)

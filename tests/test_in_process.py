@@ -1,11 +1,16 @@
 """A search in this process: who is called, when and in which thread, and what the result carries."""
 
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
 import autofit
-from autofit import in_process
+from autofit import in_process, locks
+from autofit.core.budget import Clock
+from autofit.core.recommendation import Recommendation
 from autofit.search.event import Event
 from tests.probing import targets
 from tests.recorded import recorded_search
@@ -45,3 +50,26 @@ def test_a_search_without_a_last_event_still_has_its_answer(monkeypatch: pytest.
     )  # fmt: skip
     assert fit.plan == found.plan
     assert fit.result is None
+
+
+def test_the_wait_for_the_device_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, waits = recorded_search().recommendation, list[float]()
+    assert found is not None
+
+    @contextmanager
+    def held(*_: object) -> Iterator[None]:
+        time.sleep(0.3)
+        yield
+
+    def search(bench: object, request: object, listeners: object, clock: Clock) -> Recommendation:
+        waits.append(clock.waited_s)
+        return found
+
+    monkeypatch.setattr(locks, "held", held)
+    monkeypatch.setattr(in_process, "search", search)
+    autofit.tune(
+        targets.mlp(), targets.vectors(), device="cpu", study=":memory:", progress=False, memory_budget="256MiB",
+        strategies=["batching"],
+    )  # fmt: skip
+    assert len(waits) == 1
+    assert 0.3 <= waits[0] < 3

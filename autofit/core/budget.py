@@ -53,11 +53,13 @@ class Clock:
         now: returns the time of a monotonic clock, in seconds.
         limit_s: the time budget; None for no limit.
         start: the time at which the call began; None uses the present time.
+        waited_s: seconds of it that were spent waiting for the device.
     """
 
     now: Callable[[], float] = time.monotonic
     limit_s: float | None = None
     start: float | None = None
+    waited_s: float = 0.0
     _start: float = field(init=False)
 
     def __post_init__(self) -> None:

@@ -77,11 +77,6 @@ class Candidate(BaseModel):
     note: str = ""
     on_front: bool = False
 
-    @property
-    def raced(self) -> bool:
-        """Whether it ran in paired blocks with the recommended plan or the baseline."""
-        return any(ratio is not None and ratio.pairs > 0 for ratio in (self.over_recommended, self.gain))
-
 
 class Recommendation(BaseModel):
     """The chosen plan with its proof. Written to the plan file, read back by `autofit.load`.

@@ -41,6 +41,7 @@ class SpaceFacts(BaseModel):
             device last.
         forbidden: keys of combinations that conflict, with the reason.
         pinned: values that every plan must have; the baseline may be measured without them, but not recommended.
+        batch_limit: what limits the size of a free batch and how to raise it, in words; "" without such a limit.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -52,6 +53,7 @@ class SpaceFacts(BaseModel):
     refused: tuple[Refusal, ...] = ()
     forbidden: dict[str, str] = {}
     pinned: dict[str, KnobValue] = {}
+    batch_limit: str = ""
 
 
 @dataclass(frozen=True, slots=True)

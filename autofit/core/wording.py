@@ -5,9 +5,6 @@ from autofit.core.outcome import Outcome
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.units import format_bytes, short_number
 
-BATCH_CHANGED = "the global batch was free and changed"
-"""Beginning of the caveat on a changed global batch, which reports show first."""
-
 
 def describe_plan(plan: Plan, baseline: Plan) -> str:
     """Describes the batch of `plan` and the knobs that differ from `baseline`."""

@@ -101,11 +101,16 @@ def _shown(r: Recommendation, worth: Sequence[Candidate]) -> list[Candidate]:
     def fastest_first(found: Sequence[Candidate]) -> list[Candidate]:
         return sorted(found, key=lambda c: -_rate(c, r))
 
-    raced = fastest_first([c for c in r.alternatives if c.raced])
-    light = [c for c in worth if not c.raced]
-    rest = fastest_first([c for c in r.alternatives if not c.raced and c not in light])
+    raced = fastest_first([c for c in r.alternatives if _raced(c)])
+    light = [c for c in worth if not _raced(c)]
+    rest = fastest_first([c for c in r.alternatives if not _raced(c) and c not in light])
     distinct = _distinct(rest, [r.plan, *(c.plan for c in (*raced, *light))])
     return [*raced, *fastest_first([*distinct[: max(_SHOWN - len(raced), 0)], *light])]
+
+
+def _raced(candidate: Candidate) -> bool:
+    """Returns whether a plan ran in paired blocks with the recommended plan or the baseline."""
+    return any(ratio is not None and ratio.pairs > 0 for ratio in (candidate.over_recommended, candidate.gain))
 
 
 def _rate(candidate: Candidate, r: Recommendation) -> float:

@@ -10,7 +10,6 @@ from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.printable import one_line, printable
 from autofit.core.recommendation import Ratio, Recommendation
-from autofit.core.wording import BATCH_CHANGED
 from autofit.reports.applying import apply_code
 from autofit.reports.headline import cause, contradicting_rate, failed_headline, headline
 from autofit.reports.report import LeftOut, PlanMemory, PlanRow, Racer, Report, Role, SpeedCurve
@@ -18,6 +17,7 @@ from autofit.reports.rows import KnownPlan, known_plans, label_of, rows_of, with
 from autofit.reports.sources import Source
 from autofit.search.common_scale import CLAIM_RATIO
 from autofit.search.evidence import RaceLog, SearchEvidence
+from autofit.search.explanations import BATCH_CHANGED
 from autofit.search.race import MIN_ROUNDS, pair
 from autofit.terminal import cut
 

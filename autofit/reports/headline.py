@@ -99,8 +99,8 @@ def failed_headline(evidence: SearchEvidence | None, trials: Sequence[Trial]) ->
     """Returns that there is no recommendation, the cause, and how the runs of the plans ended."""
     if evidence is None:
         return f"No recommendation is known: {_UNKNOWN}. Report its plan file instead."
-    own = _latest(trials, evidence.baseline)
-    ended = "" if own is None else f" The baseline, {_batch(own.plan)}, {_ended(own)}."
+    baseline = _latest(trials, evidence.baseline)
+    ended = "" if baseline is None else f" The baseline, {_batch(baseline.plan)}, {_ended(baseline)}."
     return f"No plan is recommended: {cause(evidence, trials)}.{ended}"
 
 

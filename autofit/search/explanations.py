@@ -11,6 +11,9 @@ from autofit.search.loop import SearchEnd
 from autofit.search.race import MIN_ROUNDS, Race
 from autofit.search.trial_runner import TrialRunner
 
+BATCH_CHANGED = "the global batch was free and changed"
+"""Beginning of the caveat on a changed global batch, which reports show first."""
+
 NOT_RUN = (Status.SKIPPED, Status.INTERRUPTED)
 
 
@@ -76,9 +79,17 @@ class Explanations:
             return f"{which} ran: {ran[-1].outcome.status.value}, {ran[-1].outcome.reason}".rstrip(".")
         if not end.early:
             return "No other plan may fit and be faster"
-        probe_s = self._runner.time.probe_s()
-        needed_s = searched_s + (2 + 2 * MIN_ROUNDS) * probe_s + self._runner.time.proof_s()
         next_one = "" if end.wanted is None else f"; {end.wanted} was next"
+        most = self._runner.tuning.budget.max_trials
+        if most is not None and self._runner.probes >= most:
+            return f"No other plan was tried: {end.stopped}{next_one}. Allow more trials"
+        probe_s = self._runner.time.probe_s()
+        needed_s = (
+            searched_s
+            - self._runner.tuning.clock.waited_s
+            + (2 + 2 * MIN_ROUNDS) * probe_s
+            + self._runner.time.proof_s()
+        )
         return (
             f"No other plan was tried: {end.stopped}{next_one}. A probe takes {format_duration(probe_s)} here: "
             f"give at least {format_duration(needed_s)}"

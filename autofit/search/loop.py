@@ -150,7 +150,8 @@ class Loop:
         budget, left_s = self._tuning.budget, self.runner.time.left_s()
         stopped = ""
         if budget.max_trials is not None and self.runner.probes >= budget.max_trials:
-            stopped = f"the limit of {budget.max_trials} trials was reached"
+            trials = f"{budget.max_trials} trial{'s' if budget.max_trials != 1 else ''}"
+            stopped = f"the limit of {trials} was reached"
         elif left_s <= 0:
             stopped = f"the time budget of {format_duration(budget.time_s or 0)} is spent"
         elif left_s <= self.runner.time.reserve_s():

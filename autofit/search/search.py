@@ -17,11 +17,11 @@ from autofit.core.objective import Objective
 from autofit.core.recommendation import Candidate, Recommendation
 from autofit.core.space import SearchSpace
 from autofit.core.units import format_duration
-from autofit.core.wording import BATCH_CHANGED
 from autofit.estimators import Context
 from autofit.search.bench import Bench
 from autofit.search.event import Event
 from autofit.search.evidence_recorder import EvidenceRecorder, asked
+from autofit.search.explanations import BATCH_CHANGED
 from autofit.search.phases import run
 from autofit.search.request import DEFAULT_STUDY, Listen, Request, searcher_of
 from autofit.search.tuning import Findings, Tuning
@@ -30,6 +30,8 @@ from autofit.study import Study, optuna_imports, writing
 PREPARING_RATIO, TRACING_RATIO, TRACING_S = 0.25, 0.2, 120.0
 """Limits on the time before the first probe: the share of the time budget for all preparation, gates included; the
 share for estimating memory; and the maximum number of seconds for estimating memory."""
+LEAST_WAIT_S = 1.0
+"""Shortest wait for the device that is reported."""
 CLOSING_RATIO = 0.6
 """Maximum share of the time left that is kept for the start of a proof, which takes as long as opening the bench."""
 
@@ -134,8 +136,13 @@ def _recommendation(
     findings: Findings, briefing: Briefing, budget: Budget, request: Request, study: Study, clock: Clock
 ) -> Recommendation:
     # The most important first: what to change with the answer, doubts about it, then how it was found.
-    answer = [*_learning_rate(findings, briefing), *findings.caveats, *_data_bound(findings)]
-    caveats = [*answer, *study.notes, *briefing.caveats]
+    answer = [
+        *_learning_rate(findings, briefing),
+        *findings.caveats,
+        *_at_limit(findings, briefing),
+        *_data_bound(findings),
+    ]
+    caveats = [*answer, *_waited(clock), *study.notes, *briefing.caveats]
     fields: dict[str, Any] = {
         "plan": findings.plan,
         "proof": findings.proof,
@@ -175,6 +182,22 @@ def _learning_rate(findings: Findings, briefing: Briefing) -> list[str]:
         "steps (common rules scale the rate with the batch, or with its square root). "
         "Give global_batch_size to keep it exactly, or max_global_batch_size to bound it"
     ]
+
+
+def _at_limit(findings: Findings, briefing: Briefing) -> list[str]:
+    """Returns the caveat about a free batch whose limit is at most one size above that of the plan."""
+    space, size = briefing.space, findings.plan.micro_batch_size
+    if not space.batch_limit or size not in space.sizes[-2:]:
+        return []
+    return [f"the search tried at most {space.sizes[-1]:,} samples per step, {space.batch_limit}"]
+
+
+def _waited(clock: Clock) -> list[str]:
+    """Returns the caveat about a search that waited for its device."""
+    if clock.waited_s < LEAST_WAIT_S:
+        return []
+    waited, whole = format_duration(clock.waited_s), format_duration(clock.elapsed_s)
+    return [f"{waited} of the {whole} of this search were spent waiting for the device, which another process used"]
 
 
 def _data_bound(findings: Findings) -> list[str]:

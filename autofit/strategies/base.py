@@ -71,10 +71,17 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The knobs that a strategy adds to a search, and the values it leaves out, with reasons."""
+    """The knobs that a strategy adds to a search, and the values it leaves out, with reasons.
+
+    Attributes:
+        knobs: the knobs that it adds.
+        refused: the values that it leaves out.
+        batch_limit: see `autofit.core.space.SpaceFacts`.
+    """
 
     knobs: tuple[Knob, ...] = ()
     refused: tuple[Refusal, ...] = ()
+    batch_limit: str = ""
 
 
 class Strategy(ABC):

@@ -51,7 +51,8 @@ class Batching(Strategy):
             Knob(name=MICRO_BATCH_SIZE, values=sizes, default=baseline[0], about=ABOUT[MICRO_BATCH_SIZE]),
             Knob(name=ACCUMULATION_STEPS, values=steps, default=baseline[1], about=ABOUT[ACCUMULATION_STEPS]),
         )
-        return Offer(knobs, refused=() if facts.resizable else (_fixed(facts),))
+        refused = () if facts.resizable else (_fixed(facts),)
+        return Offer(knobs, refused, _limit(facts) if facts.training and facts.global_batch_size is None else "")
 
     @contextmanager
     def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
@@ -118,6 +119,24 @@ def _most_per_step(facts: Facts) -> int:
     if facts.dataset_size is None:
         return MOST_TIMES_LARGER * baseline_batch
     return max(int(facts.dataset_size * FREE_SHARE), baseline_batch)
+
+
+def _limit(facts: Facts) -> str:
+    """Returns what limits the size of a free batch and how to raise it; "" without such a limit."""
+    most = _most_per_step(facts)
+    largest = MOST_TIMES_LARGER * facts.micro_batch_size * facts.accumulation_steps
+    if facts.dataset_size is not None:
+        largest = min(largest, facts.dataset_size)
+    if not facts.resizable or most > largest:
+        return ""
+    if facts.max_global_batch_size is not None:
+        return "limited by the given max_global_batch_size; a larger one allows more"
+    if facts.dataset_size is None:
+        return ""
+    share = f"1/{round(1 / FREE_SHARE)} of your data set"
+    if most > facts.dataset_size * FREE_SHARE:
+        share = f"the baseline's batch, which is more than {share}"
+    return f"limited by {share}; max_global_batch_size raises it"
 
 
 def _fixed(facts: Facts) -> Refusal:

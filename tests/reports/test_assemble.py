@@ -13,11 +13,11 @@ from autofit.core.estimate import Estimate
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Trial
-from autofit.core.wording import BATCH_CHANGED
 from autofit.reports import sources
 from autofit.reports.assemble import MOST_LETTERS, assembled
 from autofit.reports.report import Report
 from autofit.search.evidence import CLOSED, OPENED, RaceLog, SearchResult
+from autofit.search.explanations import BATCH_CHANGED
 from tests.recorded import recorded_search
 
 HOSTILE = "</script><script>alert(1)</script>\x1b[31m\u202e" + 10_000 * "x"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from autofit.core.briefing import Briefing
 from autofit.core.budget import Clock
 from autofit.core.errors import BudgetSpent, DevicePoisoned, StudyError
 from autofit.core.measurement import Measurement, Memory
@@ -25,6 +26,10 @@ MEMORY = Request(study=":memory:")
 
 def found(bench: FakeBench, request: Request = MEMORY, listen: Sequence[Listen] = ()) -> Recommendation:
     return search(opened(briefing_of(bench), bench.evaluate), request, listen, Clock(bench.time))
+
+
+def found_in(briefing: Briefing, bench: FakeBench) -> Recommendation:
+    return search(opened(briefing, bench.evaluate), MEMORY, (), Clock(bench.time))
 
 
 def test_the_recommended_plan_was_proven_and_is_the_fastest() -> None:
@@ -200,6 +205,39 @@ def test_a_free_global_batch_that_changed_is_named() -> None:
     result = found(small_bench())
     assert result.plan.global_batch_size != 8
     assert any("learning rate" in caveat and "from 8 to" in caveat for caveat in result.caveats)
+
+
+@pytest.mark.parametrize("above", [0, 1, 2])
+def test_a_plan_at_the_limit_of_a_free_batch_is_named(above: int) -> None:
+    bench = small_bench()
+    best = found(small_bench()).plan.micro_batch_size
+    sizes = (*(size for size in bench.space.sizes if size <= best), *(best + 1000 * (n + 1) for n in range(above)))
+    facts = bench.space.facts.model_copy(update={"sizes": sizes, "batch_limit": "limited by 1/50 of your data set"})
+    result = found_in(briefing_of(bench, space=facts), bench)
+    limits = [caveat for caveat in result.caveats if "1/50" in caveat]
+    assert result.plan.micro_batch_size == best
+    assert (
+        limits
+        == [f"the search tried at most {sizes[-1]:,} samples per step, limited by 1/50 of your data set"][: above < 2]
+    )
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_a_limit_on_trials_advises_more_trials_and_not_more_time(most: int) -> None:
+    result = found(small_bench(), Request(study=":memory:", max_trials=most))
+    assert result.untried.startswith("No other plan was tried: ")
+    assert result.untried.endswith(". Allow more trials")
+    assert f"the limit of {most} trial{'s' if most != 1 else ''} was reached" in result.untried
+
+
+@pytest.mark.parametrize(("waited_s", "reported"), [(0.5, False), (40.0, True)])
+def test_a_wait_for_the_device_is_reported(waited_s: float, reported: bool) -> None:
+    bench = small_bench()
+    clock = Clock(bench.time)
+    bench.time.advance(waited_s)
+    clock.waited_s = waited_s
+    result = search(opened(briefing_of(bench), bench.evaluate), MEMORY, (), clock)
+    assert any(c.startswith("40 s of the ") and "waiting for the device" in c for c in result.caveats) == reported
 
 
 def test_an_inference_has_no_learning_rate() -> None:

@@ -73,6 +73,28 @@ def test_free_batch_ends_at_the_data_set() -> None:
     assert sizes(replace(FREE, dataset_size=20, training=False)) == (1, 2, 4, 8, 16)
 
 
+def test_the_limit_of_a_free_batch_is_named_with_what_raises_it() -> None:
+    def limit(**facts: object) -> str:
+        return Batching().offer(replace(FREE, **facts)).batch_limit  # type: ignore[arg-type]  # any field
+
+    share = "1/50 of your data set"
+    assert limit(dataset_size=10_000) == f"limited by {share}; max_global_batch_size raises it"
+    baseline = f"limited by the baseline's batch, which is more than {share}; max_global_batch_size raises it"
+    assert limit(dataset_size=100) == baseline
+    assert limit(dataset_size=10_000, max_global_batch_size=100).startswith(
+        "limited by the given max_global_batch_size"
+    )
+    for unlimited in (
+        {"dataset_size": 10**6},
+        {"dataset_size": None},
+        {"dataset_size": 20, "max_global_batch_size": 100},
+        {"dataset_size": 10_000, "resizable": False},
+        {"dataset_size": 10_000, "training": False},
+        {"dataset_size": 10_000, "global_batch_size": 4},
+    ):
+        assert limit(**unlimited) == ""
+
+
 def test_free_batch_keeps_the_own_accumulation() -> None:
     knob = offered(replace(FREE, accumulation_steps=5))[ACCUMULATION_STEPS]
     assert (knob.values, knob.default) == ((5,), 5)

@@ -243,6 +243,7 @@ class RemoteBench:
             asked_s = self._clock.elapsed_s
             self._claim(str(reply.get("key")), str(reply.get("name")))
             self._waited_s = self._clock.elapsed_s - asked_s
+            self._clock.waited_s += self._waited_s
             reply = self._reply(child, {"do": "go"}, "briefing", self._clock.patience_s(), phases.enter)
         return reply
 

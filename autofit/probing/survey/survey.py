@@ -69,6 +69,7 @@ class Survey:
     gate_records: list[GateRecord] = field(default_factory=list)
     weighing: Weighing | None = None
     _gates_end_s: float = math.inf
+    _batch_limit: str = ""
 
     def run(self) -> SpaceFacts:
         """Returns the search space.
@@ -99,6 +100,7 @@ class Survey:
             refused=tuple(sorted(self.refused, key=lambda refusal: _ORDER.index(refusal.origin))),
             forbidden=self._forbidden(playing),
             pinned=dict(self.pinned),
+            batch_limit=self._batch_limit,
         )
         pins.check_conflict(space)
         return space.model_copy(update={"refused": (*space.refused, *pins.notes(space))})
@@ -117,6 +119,7 @@ class Survey:
         knobs: dict[str, Knob] = {}
         offered = [(strategy, strategy.offer(self.facts)) for strategy in self.strategies]
         self.refused += [refusal for _, offer in offered for refusal in offer.refused]
+        self._batch_limit = next((offer.batch_limit for _, offer in offered if offer.batch_limit), "")
         every = {knob.name: knob for _, offer in offered for knob in offer.knobs}
         pins.check_names(self.pinned, every, self.refused)
         for strategy, offer in offered:
