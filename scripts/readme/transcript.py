@@ -17,7 +17,7 @@ MOST_LINES = 7
 """Maximum number of successive trials, and of lines of a section, that are shown; an entry is not cut in two."""
 _PROMPT, _LEFT_OUT = "$ scripts/demo", "..."
 _TRIAL = re.compile(r" *\d+  ")
-_CONTINUED = "    "
+_CONTINUED, _BELOW_PLAN = " " * 4, " " * 30
 
 
 def whole(records: Records) -> list[str]:
@@ -36,8 +36,13 @@ def shortened(lines: Sequence[str]) -> Iterator[str]:
         if is_blank:
             yield from section
             continue
-        for is_trial, group in groupby(section, lambda line: bool(_TRIAL.match(line))):
+        for is_trial, group in groupby(section, _is_of_trial):
             yield from _beginning(list(group), "    " if is_trial else "  ")
+
+
+def _is_of_trial(line: str) -> bool:
+    """Returns whether a line is a row of a trial, or continues one below its plan."""
+    return bool(_TRIAL.match(line)) or line.startswith(_BELOW_PLAN)
 
 
 def _beginning(lines: Sequence[str], indent: str) -> Iterator[str]:
