@@ -36,7 +36,7 @@ exit codes:
   130  interrupted"""
 _ENVIRONMENT = """\
 environment variables:
-  AUTOFIT_RUNTIME_DIR  directory of the lock files; a lock keeps two tuners off one device
+  AUTOFIT_RUNTIME_DIR  directory of the locks that keep two tuners off a device
   NO_COLOR             if set, no colours are used"""
 
 

@@ -171,5 +171,5 @@ def test_it_runs_as_a_script(name: str, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "proven by 3 whole steps on the worst batch" in " ".join(done.stdout.split())
+    assert "Proven by 3 whole steps on the worst batch" in " ".join(done.stdout.split())
     assert (tmp_path / ".autofit" / "study.db").is_file()
