@@ -16,8 +16,7 @@ from autofit.reports.report import LeftOut, PlanMemory, PlanRow, Racer, Report, 
 from autofit.reports.rows import KnownPlan, known_plans, label_of, rows_of, with_probed_rates, with_rates
 from autofit.reports.sources import Source
 from autofit.search.common_scale import CLAIM_RATIO
-from autofit.search.evidence import RaceLog, SearchEvidence
-from autofit.search.explanations import BATCH_CHANGED
+from autofit.search.evidence import BATCH_CHANGED, RaceLog, SearchEvidence
 from autofit.search.race import MIN_ROUNDS, pair
 from autofit.terminal import cut
 

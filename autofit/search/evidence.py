@@ -25,6 +25,9 @@ from autofit.core.trial import Purpose, Trial
 from autofit.memory.profile import Profile
 from autofit.search.race import Race
 
+BATCH_CHANGED = "the global batch was free and changed"
+"""Beginning of the caveat on a changed global batch, which reports show first."""
+
 EVIDENCE_SCHEMA = "autofit.evidence/1"
 OPENED, CLOSED = "search", "evidence"
 """Names of the notes of a study."""

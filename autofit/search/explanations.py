@@ -11,9 +11,6 @@ from autofit.search.loop import SearchEnd
 from autofit.search.race import MIN_ROUNDS, Race
 from autofit.search.trial_runner import TrialRunner
 
-BATCH_CHANGED = "the global batch was free and changed"
-"""Beginning of the caveat on a changed global batch, which reports show first."""
-
 NOT_RUN = (Status.SKIPPED, Status.INTERRUPTED)
 
 

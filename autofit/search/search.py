@@ -20,8 +20,8 @@ from autofit.core.units import format_duration
 from autofit.estimators import Context
 from autofit.search.bench import Bench
 from autofit.search.event import Event
+from autofit.search.evidence import BATCH_CHANGED
 from autofit.search.evidence_recorder import EvidenceRecorder, asked
-from autofit.search.explanations import BATCH_CHANGED
 from autofit.search.phases import run
 from autofit.search.request import DEFAULT_STUDY, Listen, Request, searcher_of
 from autofit.search.tuning import Findings, Tuning

@@ -16,8 +16,7 @@ from autofit.core.trial import Trial
 from autofit.reports import sources
 from autofit.reports.assemble import MOST_LETTERS, assembled
 from autofit.reports.report import Report
-from autofit.search.evidence import CLOSED, OPENED, RaceLog, SearchResult
-from autofit.search.explanations import BATCH_CHANGED
+from autofit.search.evidence import BATCH_CHANGED, CLOSED, OPENED, RaceLog, SearchResult
 from tests.recorded import recorded_search
 
 HOSTILE = "</script><script>alert(1)</script>\x1b[31m\u202e" + 10_000 * "x"
