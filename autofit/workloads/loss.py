@@ -77,7 +77,7 @@ def resolve_loss(
         raise WorkloadError("found both loss_fn and step_fn; expected one of them; step_fn computes the loss by itself")
     if step_fn is not None:
         return _from_step_fn(step_fn)
-    if type(model).forward is nn.Module.forward:
+    if getattr(model.forward, "__func__", None) is nn.Module.forward:  # a compiled model has its own on the instance
         raise WorkloadError(
             f"found a model without a forward method ({type(model).__name__}) and no step_fn; expected one of them. "
             "Pass step_fn(model, batch) -> loss"

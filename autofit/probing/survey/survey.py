@@ -10,6 +10,7 @@ from autofit.core.budget import GATES_SHARE
 from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
+from autofit.core.redaction import redacted
 from autofit.core.space import Refusal, SpaceFacts
 from autofit.core.units import format_names
 from autofit.probing.survey import gates, pins
@@ -187,7 +188,7 @@ class Survey:
             except Overdue as overdue:
                 reason = f"{overdue}; give more time for this check"
             except Exception as error:  # noqa: BLE001  # raised by the user's code; a probe will report it
-                reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+                reason = redacted(f"{type(error).__name__}: {error}".strip().splitlines()[0])
         return gates.GateResult(False, f"could not be checked: {reason}")
 
     def _in_time(self, gate: Callable[[Cuttable], gates.GateResult], size: int) -> gates.GateResult:
