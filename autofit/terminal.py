@@ -67,11 +67,15 @@ def cut(text: str, width: int) -> str:
 
     The text is cut at a space if there is one in the second half of the line.
     """
-    if cells(text) <= width:
+    used = kept = 0
+    for number, letter in enumerate(text, 1):
+        used += _cell(letter)
+        if used <= width - 2:
+            kept = number
+        if used > width:
+            break
+    else:
         return text
-    kept = 0
-    while kept < len(text) and cells(text[: kept + 1]) <= width - 2:
-        kept += 1
     if (space := text.rfind(" ", 0, kept + 1)) > kept // 2:
         kept = len(text[:space].rstrip())
     return f"{text[:kept]}.."[: max(width, 0)]
