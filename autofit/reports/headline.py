@@ -9,7 +9,7 @@ from autofit.core.recommendation import Recommendation
 from autofit.core.trial import Trial
 from autofit.core.units import format_bytes, short_number
 from autofit.core.wording import describe_plan
-from autofit.search.contradiction import SPEED_RATIO
+from autofit.search.contradiction import proof_contradicts
 from autofit.search.evidence import SearchEvidence
 
 _CAUSES = {
@@ -66,14 +66,11 @@ def batch_change(before: int, after: int) -> str:
 
 
 def contradicting_rate(r: Recommendation) -> float | None:
-    """Returns the throughput of the proof if it contradicts the one that is shown; None if it does not.
-
-    The rule is that of the caveat in `autofit.search.common_scale`: a proof on the worst batch known is slower anyway.
-    """
-    if r.rate_per_s is None or r.proof.of_worst_batch:
+    """Returns the throughput of the proof if it contradicts the one that is shown; None if it does not."""
+    if r.rate_per_s is None:
         return None
     proven = r.objective.score(r.proof)
-    return proven if max(r.rate_per_s, proven) > SPEED_RATIO * min(r.rate_per_s, proven) else None
+    return proven if proof_contradicts(r.proof, proven, r.rate_per_s) else None
 
 
 def _doubt(r: Recommendation) -> str:

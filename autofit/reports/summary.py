@@ -15,7 +15,7 @@ from autofit.core.wording import describe_plan
 from autofit.reports.alternatives import others, rate_per_s
 from autofit.reports.canvas import Canvas
 from autofit.reports.columns import Column, table
-from autofit.search.contradiction import proof_contradicts
+from autofit.reports.headline import contradicting_rate
 from autofit.terminal import wrapped
 
 _CAVEATS, _REFUSED = 5, 3
@@ -69,9 +69,8 @@ def _headline(r: Recommendation, width: int) -> list[Line]:
 
 def _proven(r: Recommendation) -> str:
     """Returns how the plan was proven; with the throughput of the proof if it contradicts the one that is shown."""
-    steps, proven = r.proof.worst_steps, r.objective.score(r.proof)
-    differs = r.rate_per_s is not None and proof_contradicts(r.proof, proven, r.rate_per_s)
-    speed = f", at {short_number(proven)} {r.objective.unit}/s" if differs else ""
+    steps, proven = r.proof.worst_steps, contradicting_rate(r)
+    speed = "" if proven is None else f", at {short_number(proven)} {r.objective.unit}/s"
     return f"Proven by {steps} whole step{'s' if steps != 1 else ''} on the worst batch, inside the budget{speed}."
 
 
