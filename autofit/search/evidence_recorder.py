@@ -9,7 +9,6 @@ from autofit.core.errors import AutofitError
 from autofit.core.objective import Objective
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Recommendation
-from autofit.core.redaction import redacted
 from autofit.estimators.base import Estimator
 from autofit.memory.profile import Profile
 from autofit.search.event import Event
@@ -59,7 +58,7 @@ class EvidenceRecorder:
             error.add_note(f"a listener failed too: {type(lesser).__name__}: {lesser}")
 
     def _result(self, recommendation: Recommendation | None, failed: AutofitError | None) -> SearchResult:
-        ended = {} if failed is None else {"failure": redacted(str(failed)), "failure_code": failed.exit_code}
+        ended = {} if failed is None else {"failure": str(failed), "failure_code": failed.exit_code}
         evidence = self._asked.model_copy(update=ended)
         try:
             evidence = self._evidence(recommendation, evidence)
