@@ -6,7 +6,16 @@ from typing import Any
 import pytest
 
 from autofit.core.recommendation import Candidate
-from autofit.search.evidence import CLOSED, PART_LETTERS, SearchEvidence, SearchResult, Seen, evidence_in, notes_of
+from autofit.search.evidence import (
+    CLOSED,
+    PART_LETTERS,
+    Placing,
+    SearchEvidence,
+    SearchResult,
+    Seen,
+    evidence_in,
+    notes_of,
+)
 from autofit.search.race import Race
 from tests.recorded import recorded_search
 
@@ -94,3 +103,8 @@ def test_the_logs_of_a_race_say_who_joined_and_who_left(result: SearchResult) ->
         (first, 0, 2, ""), (second, 1, 1, "failed in the race")
     ]  # fmt: skip
     assert list(Seen().race_logs()) == []
+
+
+def test_a_placing_has_every_field_of_a_candidate_but_its_outcome() -> None:
+    assert set(Candidate.model_fields) - set(Placing.model_fields) == {"outcome"}
+    assert set(Placing.model_fields) <= set(Candidate.model_fields)

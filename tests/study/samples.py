@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import optuna
+from optuna.trial import FrozenTrial
+
 from autofit.core.environment import Environment
 from autofit.core.knob import Knob
 from autofit.core.measurement import Measurement, Memory
@@ -9,6 +12,7 @@ from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.space import SpaceFacts
+from autofit.core.trial import Purpose
 from autofit.study import Study
 
 MIB = 2**20
@@ -64,3 +68,15 @@ def measured(peak_bytes: int = 600 * MIB) -> Outcome:
 
 def failed(status: Status, **fields: object) -> Outcome:
     return Outcome.model_validate({"status": status, "reason": f"{status.value}, says the test", **fields})
+
+
+def in_optuna(path: Path, name: str = "net") -> list[FrozenTrial]:
+    """Returns the trials of a study as Optuna itself reads them."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna.load_study(study_name=name, storage=f"sqlite:///{path}").trials
+
+
+def run(path: Path, outcome: Outcome, **options: object) -> None:
+    """Records one trial with this outcome."""
+    study = reopen(path, **options)  # type: ignore[arg-type]  # the caller's keywords are those of reopen
+    study.finish(study.begin(PLAN, Purpose.PROBE), outcome)

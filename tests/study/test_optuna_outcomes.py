@@ -4,21 +4,11 @@ from pathlib import Path
 
 import optuna
 import pytest
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from autofit.core.outcome import Outcome, Status
 from autofit.core.trial import Purpose
-from tests.study.samples import MIB, PLAN, failed, measured, measurement, reopen
-
-
-def in_optuna(path: Path, name: str = "net") -> list[FrozenTrial]:
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna.load_study(study_name=name, storage=f"sqlite:///{path}").trials
-
-
-def run(path: Path, outcome: Outcome, **options: object) -> None:
-    study = reopen(path, **options)  # type: ignore[arg-type]  # the caller's keywords are those of reopen
-    study.finish(study.begin(PLAN, Purpose.PROBE), outcome)
+from tests.study.samples import MIB, PLAN, failed, in_optuna, measured, measurement, reopen, run
 
 
 @pytest.mark.parametrize(

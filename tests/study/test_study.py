@@ -7,7 +7,7 @@ from pathlib import Path
 
 import optuna
 import pytest
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import OperationalError
@@ -16,17 +16,7 @@ from autofit.core.errors import StudyError
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.trial import Purpose
-from tests.study.samples import BUDGET, HERE, MIB, PLAN, failed, measured, measurement, reopen, space
-
-
-def in_optuna(path: Path, name: str = "net") -> list[FrozenTrial]:
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna.load_study(study_name=name, storage=f"sqlite:///{path}").trials
-
-
-def run(path: Path, outcome: Outcome, **options: object) -> None:
-    study = reopen(path, **options)  # type: ignore[arg-type]  # the caller's keywords are those of reopen
-    study.finish(study.begin(PLAN, Purpose.PROBE), outcome)
+from tests.study.samples import BUDGET, HERE, MIB, PLAN, failed, in_optuna, measured, measurement, reopen, run, space
 
 
 def test_a_trial_is_running_on_disk_from_begin_on_and_complete_after_finish(db: Path) -> None:
