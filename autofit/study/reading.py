@@ -157,10 +157,10 @@ def _opened(location: str | Path) -> Iterator[tuple[Select, str]]:
 @contextmanager
 def _database(url: str) -> Iterator[tuple[Select, str]]:
     """Opens a database by its URL."""
-    from sqlalchemy import create_engine, text  # noqa: PLC0415  # takes longer than to read an SQLite file
+    from sqlalchemy import NullPool, create_engine, text  # noqa: PLC0415  # takes longer than to read an SQLite file
 
     from autofit.study.location import Place  # noqa: PLC0415  # loads Optuna
 
     place = Place.of(url)
-    with place.guarded("opened"), create_engine(url).connect() as connection:
+    with place.guarded("opened"), create_engine(url, poolclass=NullPool).connect() as connection:
         yield lambda query, values: connection.execute(text(query), dict(values)).fetchall(), place.shown
