@@ -1,4 +1,4 @@
-"""A browser for all tests of this folder, started once; without one they are skipped, each by name with the reason."""
+"""A browser for the tests of each file here; without one they are skipped, each by name with the reason."""
 
 import os
 from collections.abc import Iterator
@@ -14,8 +14,9 @@ SCREENSHOTS = "AUTOFIT_SCREENSHOTS"
 """Environment variable that names the folder for screenshots; a temporary folder of pytest's if it is not set."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """A browser for one file. It ends with its tests, since those of other files watch the children of their process."""
     reason = missing_browser()
     if reason:
         pytest.skip(reason)
