@@ -16,7 +16,7 @@ SCREENSHOTS = "AUTOFIT_SCREENSHOTS"
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """A browser for one file. It ends with its tests, since those of other files watch the children of their process."""
+    """A browser for one file. It ends with its tests: other files watch the children of their process."""
     reason = missing_browser()
     if reason:
         pytest.skip(reason)
