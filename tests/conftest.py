@@ -7,6 +7,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -34,12 +35,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in slow)
 
 
-BRIEF = ((search, "TRACING_S", 0.0), (race_and_proof, "RACE_S", 0.5))
+BRIEF: tuple[tuple[ModuleType, str, float], ...] = ((search, "TRACING_S", 0.0), (race_and_proof, "RACE_S", 0.5))
 """What makes a search in a test's process brief: only the baseline is traced, and an undecided race ends early."""
 
 
 @pytest.fixture(scope="session", autouse=True)
-def searches_are_brief() -> Iterator[list[tuple[object, str, float]]]:
+def searches_are_brief() -> Iterator[list[tuple[ModuleType, str, float]]]:
     """Makes all searches in this process brief; gives what makes them whole again."""
     whole = [(module, name, getattr(module, name)) for module, name, _ in BRIEF]
     with pytest.MonkeyPatch.context() as patch:
@@ -49,7 +50,7 @@ def searches_are_brief() -> Iterator[list[tuple[object, str, float]]]:
 
 
 @pytest.fixture
-def whole_search(searches_are_brief: list[tuple[object, str, float]], monkeypatch: pytest.MonkeyPatch) -> None:
+def whole_search(searches_are_brief: list[tuple[ModuleType, str, float]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives the test searches that trace and race as long as a user's do, for what it asserts of them."""
     for module, name, value in searches_are_brief:
         monkeypatch.setattr(module, name, value)

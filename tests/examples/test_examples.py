@@ -24,10 +24,18 @@ from autofit.core.trial import Purpose
 from autofit.core.units import parse_bytes
 from autofit.guard import digest_of
 from autofit.guard.digest import fingerprint
+from autofit.probing import probe
 from autofit.probing.local_bench import LocalBench
+from autofit.probing.step_counts import Pace
 from tests.examples.loading import load
 from tests.fakes import FakeTime
 
+FEW_STEPS = {
+    Purpose.PROBE: Pace(warmup_least=1, warmup_most=2, steps_least=2, steps_most=2, seconds=0.0, patience_s=10.0),
+    Purpose.BLOCK: Pace(warmup_least=1, warmup_most=1, steps_least=1, steps_most=1, seconds=0.0, patience_s=10.0),
+    Purpose.PROOF: Pace(warmup_least=1, warmup_most=2, steps_least=3, steps_most=3, seconds=0.0),
+}
+"""Enough for what is asserted here: nothing is said of how fast a plan is."""
 NAMES = ("gpt", "convnet", "tabular", "huggingface")
 
 pytestmark = pytest.mark.slow
@@ -44,7 +52,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def a_second_per_run() -> Iterator[None]:
-    """Makes a time budget one of runs, so that every machine has the time for the same ones."""
+    """Makes a time budget one of runs, so that every machine has the time for the same ones, and runs few steps."""
     time, evaluate = FakeTime(), LocalBench.evaluate
 
     def timed(bench: LocalBench, plan: Plan, purpose: Purpose) -> Outcome:
@@ -53,6 +61,7 @@ def a_second_per_run() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalBench, "evaluate", timed)
+        patch.setattr(probe, "PACES", FEW_STEPS)
         patch.setattr(api, "Clock", lambda limit_s: Clock(time, limit_s))
         yield
 
