@@ -22,6 +22,7 @@ from autofit.search.bench import Bench
 from autofit.search.event import Event
 from autofit.search.evidence import BATCH_CHANGED
 from autofit.search.evidence_recorder import EvidenceRecorder, asked
+from autofit.search.known_answer import ANSWER, KnownAnswer, answer_note, question_of
 from autofit.search.phases import run
 from autofit.search.request import DEFAULT_STUDY, Listen, Request, searcher_of
 from autofit.search.tuning import Findings, Tuning
@@ -102,7 +103,10 @@ def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: 
         cautious=not briefing.enforced and briefing.environment.is_host,
         seen=recorder.seen,
     )
+    question = question_of(briefing, request.objective, request.searcher)
     try:
+        if (answer := _answered(tuning, question, briefing, request, study, recorder)) is not None:
+            return answer
         findings = run(tuning)
     except AutofitError as error:
         recorder.failed(error)
@@ -111,6 +115,25 @@ def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: 
     if caveats := tuple(estimator.caveat for estimator in made if estimator.caveat):
         found = found.model_copy(update={"caveats": (*found.caveats, *caveats)})
     recorder.found(found)
+    if findings.complete:
+        study.note(ANSWER, answer_note(question, recorder.began))
+    return found
+
+
+def _answered(
+    tuning: Tuning, question: str, briefing: Briefing, request: Request, study: Study, recorder: EvidenceRecorder
+) -> Recommendation | None:
+    """Returns the answer of an earlier search of the same question, proven again; None if there is none that holds."""
+    known = None
+    if not request.anew:
+        known = KnownAnswer.of(study.kept_notes(), question, briefing.environment, study.earlier())
+    proof = known.proven_again(tuning) if known is not None else None
+    if known is None or proof is None:
+        return None
+    found = known.renewed(proof, tuning.clock.elapsed_s, [*_waited(tuning.clock), *study.notes, *briefing.caveats])
+    found = found.model_copy(update={"title": request.title, "command": request.command, "budget": tuning.budget})
+    recorder.proven_again(found, known.evidence)
+    study.note(ANSWER, answer_note(question, recorder.began))
     return found
 
 
