@@ -75,15 +75,7 @@ def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock:
 def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: Listen) -> Recommendation:
     briefing = bench.briefing
     budget = briefing.budget.model_copy(update={"time_s": request.time_s, "max_trials": request.max_trials})
-    context = Context(
-        limit_bytes=budget.memory_bytes,
-        account=briefing.account,
-        allowance_s=tracing_s(budget.time_s, clock.elapsed_s),
-        trace=bench.trace,
-        record=bench.record,
-    )
-    made = [estimator for member in estimators.members() if (estimator := member.of(context)) is not None]
-    left_s = math.inf if request.time_s is None else max(request.time_s - clock.elapsed_s, 0.0)
+    made = _estimators(bench, budget, clock)
     recorder = EvidenceRecorder(
         asked(briefing, budget, request.objective, request, study.notes), study.note, made, listen
     )
@@ -99,12 +91,12 @@ def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: 
         listen=recorder.tell,
         seed=request.seed,
         isolated=request.isolated,
-        closing_s=min(bench.proof_start_s, CLOSING_RATIO * left_s),
+        closing_s=min(bench.proof_start_s, CLOSING_RATIO * _left_s(request, clock)),
         cautious=not briefing.enforced and briefing.environment.is_host,
         seen=recorder.seen,
     )
-    question = question_of(briefing, request.objective, request.searcher)
     try:
+        question = question_of(briefing, request.objective, request.searcher)
         if (answer := _answered(tuning, question, briefing, request, study, recorder)) is not None:
             return answer
         findings = run(tuning)
@@ -118,6 +110,23 @@ def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: 
     if findings.complete:
         study.note(ANSWER, answer_note(question, recorder.began))
     return found
+
+
+def _left_s(request: Request, clock: Clock) -> float:
+    """Returns the seconds left of the time budget; infinity without one."""
+    return math.inf if request.time_s is None else max(request.time_s - clock.elapsed_s, 0.0)
+
+
+def _estimators(bench: Bench, budget: Budget, clock: Clock) -> list[estimators.Estimator]:
+    """Makes the estimators that this workload has what they need for."""
+    context = Context(
+        limit_bytes=budget.memory_bytes,
+        account=bench.briefing.account,
+        allowance_s=tracing_s(budget.time_s, clock.elapsed_s),
+        trace=bench.trace,
+        record=bench.record,
+    )
+    return [estimator for member in estimators.members() if (estimator := member.of(context)) is not None]
 
 
 def _answered(
