@@ -1,4 +1,4 @@
-"""NightResult: what one night found, for the outputs and the exit code."""
+"""NightResult: what one night found, for its outputs and its exit code."""
 
 from pydantic import BaseModel, ConfigDict
 
@@ -6,14 +6,16 @@ from autofit.nightly.records import NightRecord
 
 
 class NightResult(BaseModel):
-    """One run over all jobs.
+    """What one night found.
 
     Attributes:
         night: identifier of the night: the UTC time at which it began, in ISO 8601.
-        records: the jobs that were checked, in the order in which they were checked.
-        problems: errors of the jobs file, each as "file, line N: found ..; expected ..".
-        unchecked: jobs that were not checked, each with the reason.
-        exit_code: exit code of the night: the worst of all jobs.
+        records: one record for each job that was checked, in the order in which they were checked. A continued night
+            has those of its earlier processes first.
+        problems: errors of the jobs file, each with file, line, what was found and what was expected.
+        unchecked: for each job that was not checked, the reason.
+        notes: what people should know of the night besides: a hook that failed, a database that is away.
+        exit_code: exit code of the command line.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -22,4 +24,5 @@ class NightResult(BaseModel):
     records: tuple[NightRecord, ...] = ()
     problems: tuple[str, ...] = ()
     unchecked: dict[str, str] = {}
+    notes: tuple[str, ...] = ()
     exit_code: int = 0
