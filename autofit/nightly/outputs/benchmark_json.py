@@ -1,9 +1,9 @@
 """A night for github-action-benchmark: a list of values, of which the action keeps a history and draws it.
 
 The format is that of its tools `customBiggerIsBetter` (`rendered`) and `customSmallerIsBetter` (`rendered_memory`): a
-list of objects with `name`, `unit`, `value`, and optionally `range` and `extra` (src/extract.ts of that action, as of
-version 1.22). The action reads a range as "± number" and fails on an empty list, so a night without any value has no
-file for it.
+list of objects with `name`, `unit`, `value`, and optionally `range` and `extra` (src/extract.ts of
+benchmark-action/github-action-benchmark). The action reads a range as "± number", and fails on an empty list: a night
+without any value has nothing for it.
 """
 
 import json

@@ -26,7 +26,7 @@ def draw(trend: Trend, form: Format) -> Drawing:
     drawing, entries = Drawing(form, about(trend)), trend.entries
     (rates, rate_ticks), (peaks, peak_ticks) = throughput_panel.axis(entries), memory_panel.axis(trend)
     lane = throughput_panel.LANE if any(entry.rate_per_s is None for entry in entries) else 0.0
-    top = 20 + STRIP
+    top = 20 + (STRIP if any(entry.changes for entry in entries) else 4)
     upper = Box(max(margin(rate_ticks), margin(peak_ticks)), top, form.width - 10, top + _RATES)
     below = upper.bottom + lane + _BETWEEN
     lower = Box(upper.left, below, upper.right, below + _MEMORY)

@@ -87,7 +87,7 @@ def _row(trend: Trend) -> Markup:
 def _why(trend: Trend) -> Markup | None:
     """Returns what a reader should know beside the verdict: its reason, or why the job was not checked."""
     texts = [f"not checked: {trend.unchecked}"] if trend.unchecked else []
-    texts += [trend.last.verdict.reason] if trend.kind in ATTENTION else []
+    texts += [] if trend.kind in _GOOD else [trend.last.verdict.reason]
     return element("div", shortened("; ".join(texts), REASON), class_="why") if texts else None
 
 
