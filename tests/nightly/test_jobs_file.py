@@ -161,7 +161,7 @@ def test_the_name_of_a_bad_job_is_taken_too(tmp_path: Path) -> None:
         ("- a\n", "found a list; expected a mapping"),
         ("jobs: []\n", "line 1: found no `schema`; expected `schema: autofit.jobs/1`"),
         ("# x\nschema: autofit.plan/1\njobs: []\n", "line 2: found the schema 'autofit.plan/1'; expected `schema"),
-        ("schema: autofit.jobs/2\n", "line 1: found the schema autofit.jobs/2 of a newer autofit; expected autofit.jobs"),
+        ("schema: autofit.jobs/2\n", "line 1: found the schema autofit.jobs/2 of a newer autofit; expected autofit"),
         ("autofit.jobs/1\n", "found no jobs; expected `jobs`, a list of at least one job"),
         ("autofit.jobs/1\njobs: []\n", "line 2: found no jobs"),
         ("autofit.jobs/1\njobs: {gpt: {}}\n", "line 2: found a mapping as `jobs`; expected `jobs`, a list"),
