@@ -26,8 +26,8 @@ from autofit.devices.host_meter import HostMeter
 
 BOOKKEEPING_BYTES = 32 * 2**20
 """Allowance under a limit for what is not tensors: the interpreter, the nodes of the graph, and the primitives and code
-that oneDNN keeps for each shape. With 2 MiB, a graph network with ragged batches and routed experts failed or crashed in
-proofs far below its budget; with 32 MiB it ran. Tensors are judged by the allocation record, which is exact."""
+that oneDNN keeps for each shape. With 2 MiB, a graph network with ragged batches and routed experts failed in proofs
+far below its budget; with 32 MiB it ran. Tensors are judged by the allocation record, which is exact."""
 
 
 class Cpu(Device):

@@ -74,6 +74,13 @@ class Estimator(ABC):
         """
         return
 
+    def show(self, plan: Plan) -> None:
+        """Prepares the profile of the recommended plan, also if the time for estimates is used up.
+
+        The search calls it once, after the proof, if no estimator has a profile of the plan.
+        """
+        return
+
     def profile(self, plan: Plan) -> Profile | None:
         """Returns what makes up the peak of a plan and its timeline, from what is known already; None if nothing is.
 

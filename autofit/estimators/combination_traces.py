@@ -123,6 +123,11 @@ class Laws:
         elif len(along) > 1 and known.law is None:
             self._find_laws(plan, along)
 
+    def show(self, plan: Plan) -> None:
+        """Traces a plan whose profile is to be shown, also if the time for traces is used up."""
+        if not self.refused:
+            self._trace(plan, self._known.setdefault(key_of(plan), CombinationTraces()), beyond=True)
+
     def memory_use(self, plan: Plan) -> MemoryUse | None:
         """Returns the uncorrected memory use of a plan by its trace, with its phases; None if it was not traced."""
         known, size = self._known.get(key_of(plan)), plan.micro_batch_size
@@ -161,12 +166,15 @@ class Laws:
         use = self.memory_use(_at(plan, size))
         return 0 if use is None else use.judged_bytes
 
-    def _trace(self, plan: Plan, known: CombinationTraces) -> Trace | None:
-        """Traces a plan unless that was done. A failure is kept as the reason why its combination has no estimate."""
+    def _trace(self, plan: Plan, known: CombinationTraces, *, beyond: bool = False) -> Trace | None:
+        """Traces a plan unless that was done. A failure is kept as the reason why its combination has no estimate.
+
+        With `beyond`, also if the time for traces is used up.
+        """
         size = plan.micro_batch_size
         if size in known.traces or size in known.reasons:
             return known.traces.get(size)
-        if self.spent(1.0):
+        if self.spent(1.0) and not beyond:
             return None
         began = perf_counter()
         try:

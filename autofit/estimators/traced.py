@@ -154,6 +154,10 @@ class Traced(Estimator):
         """Returns the uncorrected memory use of a plan by its trace, with its phases; None if it was not traced."""
         return self._laws.memory_use(plan)
 
+    def show(self, plan: Plan) -> None:
+        """Traces the plan, unless the workload cannot be traced."""
+        self._laws.show(plan)
+
     def profile(self, plan: Plan) -> Profile | None:
         """Returns the profile of a plan from its trace or law, without a new trace; None if it has neither."""
         return self._laws.profile(plan)

@@ -95,12 +95,17 @@ class EvidenceRecorder:
                 "estimates": {key: estimate for key, estimate in seen.estimates.items() if estimate.is_bounded},
                 "race": tuple(seen.race_logs()),
                 "omissions": tuple(seen.omissions),
-                "profile": self._profile(baseline if r is None else r.plan),
+                "profile": self._profile(baseline if r is None else r.plan, may_trace=r is not None),
                 "baseline_profile": None if r is None or r.plan == baseline else self._profile(baseline),
             }
         )
 
-    def _profile(self, plan: Plan) -> Profile | None:
+    def _profile(self, plan: Plan, *, may_trace: bool = False) -> Profile | None:
+        """Returns the profile of a plan from its trace, which may be made now if the search did not make it."""
+        if may_trace and all(estimator.profile(plan) is None for estimator in self._estimators):
+            self._say(f"tracing {plan} for the report")
+            for estimator in self._estimators:
+                estimator.show(plan)
         found = (estimator.profile(plan) for estimator in self._estimators)
         return next((profile for profile in found if profile is not None), None)
 

@@ -84,8 +84,21 @@ def fake_search(**changes: Any) -> list[Event]:
     return events
 
 
+def test_a_recommended_plan_that_the_search_did_not_trace_is_traced_after_its_proof() -> None:
+    events: list[Event] = []
+    result = recorded_search(listen=[events.append])  # a brief one, which traces the baseline alone
+    r = result.recommendation
+    assert r is not None
+    assert r.plan != r.baseline.plan
+    assert [event.text for event in events if event.text.endswith(" for the report")] == [
+        f"tracing {r.plan} for the report"
+    ]
+    assert result.evidence.profile is not None
+    assert result.evidence.baseline_profile is not None
+
+
 def test_a_failure_in_collecting_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: EvidenceRecorder, plan: Plan) -> Profile | None:
+    def broken(self: EvidenceRecorder, plan: Plan, *, may_trace: bool = False) -> Profile | None:
         raise RuntimeError("no profile today")
 
     monkeypatch.setattr(EvidenceRecorder, "_profile", broken)
