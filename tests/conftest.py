@@ -1,6 +1,7 @@
 """What every test shares."""
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -54,6 +55,21 @@ def whole_search(searches_are_brief: list[tuple[ModuleType, str, float]], monkey
     """Gives the test searches that trace and race as long as a user's do, for what it asserts of them."""
     for module, name, value in searches_are_brief:
         monkeypatch.setattr(module, name, value)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def heap_is_frozen() -> None:
+    """Excludes what the tests' modules hold from garbage collection: 10 ms each time instead of 500."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def heap_not_frozen() -> Iterator[None]:
+    """Gives the test the heap that a user's process has, for what it asserts of collections and of freezing."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -48,17 +48,8 @@ def why_not(item: pytest.Item) -> str:
     return ""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def heap_frozen() -> Iterator[None]:
-    """Takes what is on Python's heap out of the many garbage collections that follow: 1 ms each instead of 300."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture(autouse=True)
-def nothing_left(heap_frozen: None) -> Iterator[None]:
+def nothing_left(heap_is_frozen: None) -> Iterator[None]:
     """Checks that a test leaves no memory allocated, and the allocator's limit where it was."""
     before, limit = torch.cuda.memory_allocated(), fraction()
     yield

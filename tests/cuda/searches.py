@@ -57,7 +57,7 @@ def tune(workload: autofit.Workload, **asked: Any) -> autofit.Fit:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the searches of a test quick: on a phantom by `QUICK`, and everywhere by few objects to collect.
 
-    What earlier tests have imported joins the frozen heap, which the fixture `heap_frozen` takes back.
+    What earlier tests have imported joins the frozen heap.
     """
     if present():
         monkeypatch.setattr(probe, "PACES", QUICK)

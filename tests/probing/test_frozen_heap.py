@@ -2,8 +2,12 @@
 
 import gc
 
+import pytest
+
 from tests.probing import targets
 from tests.probing.benches import bench_of
+
+pytestmark = pytest.mark.usefixtures("heap_not_frozen")
 
 
 def test_the_heap_is_frozen_while_open_and_not_afterwards() -> None:
