@@ -139,6 +139,8 @@ class NightRecord(_NightPart):
         verdict: the verdict.
         tuned: why the job was tuned in this night; "" if it was not.
         proposed: the plan that the night proposes instead of the accepted one; None if there is none.
+        proposed_gain: throughput of the proposal over the accepted plan, from interleaved blocks; None if the accepted
+            plan does not run.
         replaced: whether the proposal replaced the accepted plan in this night.
         notes: further notes for people.
     """
@@ -161,5 +163,6 @@ class NightRecord(_NightPart):
     verdict: Verdict
     tuned: str = ""
     proposed: Plan | None = None
+    proposed_gain: Ratio | None = None
     replaced: bool = False
     notes: tuple[str, ...] = ()
