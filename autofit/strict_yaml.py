@@ -2,14 +2,17 @@
 
 import re
 import reprlib
-from collections.abc import Callable, Hashable
-from typing import Any, ClassVar
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, ClassVar, TypeAlias
 
 import yaml
 
 MAX_NODES = 100_000
 """Maximum number of values in a text, containers included. Each takes about 30 us to read."""
 _MOST_DIGITS = 19
+
+Place: TypeAlias = tuple[str | int, ...]
+"""The keys and positions that lead to a value: `("jobs", 0, "name")`. `()` is the whole text."""
 
 
 def dump(data: Any) -> str:
@@ -27,6 +30,35 @@ def load(text: str) -> Any:
         RecursionError: the text is nested too deeply.
     """
     return yaml.load(text, Loader=_Loader)
+
+
+def load_with_lines(text: str) -> tuple[Any, dict[Place, int]]:
+    """Returns the data of a YAML text, and the line of each value, counted from 1.
+
+    The line of a value in a mapping is that of its key.
+
+    Raises:
+        yaml.YAMLError, ValueError, RecursionError: as in `load`.
+    """
+    loader = _Loader(text)
+    try:
+        root = loader.get_single_node()
+        if root is None:  # an empty text
+            return None, {(): 1}
+        return loader.construct_document(root), dict(_lines(root, (), root))
+    finally:
+        loader.dispose()
+
+
+def _lines(node: yaml.Node, place: Place, marked: yaml.Node) -> Iterator[tuple[Place, int]]:
+    """Yields the line of a value, which is where `marked` begins, and of the values in it."""
+    yield place, marked.start_mark.line + 1
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield from _lines(value, (*place, key.value), key)
+    elif isinstance(node, yaml.SequenceNode):
+        for at, item in enumerate(node.value):
+            yield from _lines(item, (*place, at), item)
 
 
 class _Dumper(yaml.SafeDumper):

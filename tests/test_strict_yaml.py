@@ -52,3 +52,25 @@ def test_what_only_yaml_takes_for_a_value_is_a_text(text: str) -> None:
 def test_what_can_be_large_or_say_two_things_is_refused(text: str, words: str) -> None:
     with pytest.raises(yaml.YAMLError, match=words):
         strict_yaml.load(text)
+
+
+def test_each_value_has_the_line_of_its_key_or_its_item() -> None:
+    text = "# a comment\na: 1\nlist:\n  - x\n  - b: 2\n    c:\n      long\nflow: {d: [1,\n  2]}\n"
+    found, lines = strict_yaml.load_with_lines(text)
+    assert found == strict_yaml.load(text)
+    assert lines == {
+        (): 2, ("a",): 2, ("list",): 3, ("list", 0): 4, ("list", 1): 5, ("list", 1, "b"): 5, ("list", 1, "c"): 6,
+        ("flow",): 8, ("flow", "d"): 8, ("flow", "d", 0): 8, ("flow", "d", 1): 9,
+    }  # fmt: skip
+    assert strict_yaml.load_with_lines("# nothing\n") == (None, {(): 1})
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_data_with_lines_are_the_same_data(value: Any) -> None:
+    assert repr(strict_yaml.load_with_lines(strict_yaml.dump(value))[0]) == repr(value)
+
+
+@pytest.mark.parametrize("text", ["a: &x [1]\nb: *x", "a: 1\na: 2", "a: 1\n---\nb: 2", "a: [", "[" * 20000])
+def test_data_with_lines_are_refused_as_without(text: str) -> None:
+    with pytest.raises((yaml.YAMLError, RecursionError)):
+        strict_yaml.load_with_lines(text)

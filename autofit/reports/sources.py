@@ -12,7 +12,8 @@ from autofit.core.errors import AutofitError, StudyError, UsageError
 from autofit.core.recommendation import Recommendation
 from autofit.core.trial import Trial
 from autofit.search.evidence import CLOSED, OPENED, SearchEvidence, SearchResult, evidence_in
-from autofit.study.reading import SQLITE_HEAD, ReadStudy, ReadTrial, read_studies
+from autofit.study.reading import ReadStudy, ReadTrial, read_studies
+from autofit.study.tables import SQLITE_HEAD
 
 _MEMORY = "memory"
 """How a recommendation names a study that was kept in memory."""

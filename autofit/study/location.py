@@ -1,4 +1,7 @@
-"""Where a study is stored (memory, an SQLite file or a database), and how that place is shown without secrets."""
+"""Where a study is stored (memory, an SQLite file or a database), and how that place is shown without secrets.
+
+Loads neither Optuna nor SQLAlchemy, which would take longer than reading a study.
+"""
 
 import os
 import sqlite3
@@ -9,12 +12,6 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import unquote
 
-import optuna
-from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
-from sqlalchemy.engine import URL
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.pool import NullPool
-
 from autofit import locks
 from autofit.core.errors import StudyError, UsageError
 from autofit.core.units import format_duration
@@ -22,26 +19,6 @@ from autofit.study import permissions
 
 LOCK_WAIT_S = 30.0
 """Maximum time to wait for another process that holds the study's file or directory."""
-
-_STORAGE_FAILURES = (
-    optuna.exceptions.OptunaError,
-    SQLAlchemyError,
-    OSError,
-    ImportError,  # the driver of a database URL is not installed
-    sqlite3.Error,  # a file that another process has locked
-    RuntimeError,  # a database of another Optuna version
-    ValueError,  # a malformed URL; a trial that another process has finished
-    LookupError,  # a study or trial that another process has deleted
-    TypeError,  # a damaged distribution
-    AttributeError,
-)
-
-
-DAMAGED = (
-    SQLAlchemyError, optuna.exceptions.StorageInternalError, ValueError, LookupError, TypeError, AttributeError,
-)  # fmt: skip
-"""Exceptions from reading a study in which a byte has changed: a value is not valid UTF-8, not valid JSON, or not what
-Optuna expects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +70,7 @@ class Place:
         """Raises failures of the storage as `StudyError`."""
         try:
             yield
-        except _STORAGE_FAILURES as error:
+        except _storage_failures() as error:
             # The cause is left out: tracebacks of database drivers can show the password.
             raise StudyError(self._message(error, doing)) from None
 
@@ -180,18 +157,20 @@ def _secrets(url: str) -> tuple[str, ...]:
     return tuple(sorted({form for part in parts for form in (part, unquote(part)) if form}, key=len, reverse=True))
 
 
-def connect(place: Place) -> BaseStorage:
-    """Opens the storage.
+def _storage_failures() -> tuple[type[Exception], ...]:
+    """Returns the exceptions that a storage raises. Called once one was raised."""
+    from optuna.exceptions import OptunaError  # noqa: PLC0415  # see the module's docstring
+    from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415
 
-    Raises:
-        StudyError: the path is not a study.
-    """
-    if place.url is not None:
-        return RDBStorage(place.url, engine_kwargs={"pool_pre_ping": True})
-    if place.path is None:
-        return InMemoryStorage()
-    permissions.make_file(place.path, LOCK_WAIT_S)
-    url = URL.create("sqlite", database=str(place.path)).render_as_string(hide_password=False)
-    # Without a pool, no connection outlives a call, so that none is inherited by a forked loader worker or left open.
-    kwargs = {"poolclass": NullPool, "connect_args": {"timeout": LOCK_WAIT_S}}
-    return RDBStorage(url.replace("{", "{{").replace("}", "}}"), engine_kwargs=kwargs)  # Optuna formats the URL
+    return (
+        OptunaError,
+        SQLAlchemyError,
+        OSError,
+        ImportError,  # the driver of a database URL is not installed
+        sqlite3.Error,  # a file that another process has locked
+        RuntimeError,  # a database of another Optuna version
+        ValueError,  # a malformed URL; a trial that another process has finished
+        LookupError,  # a study or trial that another process has deleted
+        TypeError,  # a damaged distribution
+        AttributeError,
+    )

@@ -1,33 +1,27 @@
 """Reading a study without changing it, for people who look at it: nothing is settled, healed, upgraded or created.
 
-An SQLite file is opened read-only. Optuna is not loaded, which would take longer than everything else.
+Optuna is not loaded, which would take longer than everything else.
 """
 
-import json
 import re
 import sqlite3
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Self, TypeAlias
-from urllib.parse import quote
+from typing import Any, Self
 
 from autofit.core.environment import Environment
 from autofit.core.errors import StudyError
 from autofit.core.outcome import DIED, Outcome, Status
 from autofit.core.trial import Trial
+from autofit.study.location import Place
 from autofit.study.stored import DROPPED, SCHEMA, STUDY_SCHEMA, Drop, decoded, rejudged
+from autofit.study.tables import opened
 
-SQLITE_HEAD = b"SQLite format 3\0"
-"""First bytes of every SQLite file (https://www.sqlite.org/fileformat.html)."""
 _FINISHED = ("COMPLETE", "PRUNED", "FAIL")
-_UNREADABLE = (sqlite3.Error, UnicodeDecodeError, ValueError, OSError)
-
-Select: TypeAlias = Callable[[str, Mapping[str, int]], Sequence[Sequence[Any]]]
-"""Runs a query and returns its rows."""
+_UNREADABLE = (sqlite3.Error, ValueError, OSError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,68 +93,37 @@ def read_studies(location: str | Path) -> list[ReadStudy]:
     Raises:
         StudyError: it cannot be read, or holds no study of autofit.
     """
-    with _opened(location) as (select, shown):
-        studies = [
-            _read(select, number, name) for number, name in select("select * from studies order by study_id", {})
+    place = Place.of(location)
+    with _readable(place), opened(place) as tables:
+        names = tables.select("select * from studies order by study_id")
+        notes = {number: tables.attributes_of_study(number) for number, _ in names}
+        found = [
+            ReadStudy.of(name, notes[number], tables.trials(number))
+            for number, name in names
+            if notes[number].get(SCHEMA) == STUDY_SCHEMA
         ]
-    found = [study for study in studies if study.notes.get(SCHEMA) == STUDY_SCHEMA]
     if not found:
-        newer = next((str(study.notes[SCHEMA]) for study in studies if SCHEMA in study.notes), "")
-        what = f"studies of the schema {newer}" if newer else f"{len(studies)} studies, none made by autofit"
+        newer = next((str(each[SCHEMA]) for each in notes.values() if SCHEMA in each), "")
+        what = f"studies of the schema {newer}" if newer else f"{len(names)} studies, none made by autofit"
         raise StudyError(
-            f"{shown} cannot be shown: found {what}; expected {STUDY_SCHEMA}. Name the study of `autofit tune --study`."
+            f"{place.shown} cannot be shown: found {what}; expected {STUDY_SCHEMA}. Name the study of "
+            "`autofit tune --study`."
         )
     return found
 
 
-def _read(select: Select, number: int, name: str) -> ReadStudy:
-    """Returns one study. Columns go by their place, since `key` is a reserved word in MySQL."""
-    by = {"study": number}
-    notes = _values(select("select * from study_user_attributes where study_id = :study", by))[number]
-    of_study = "join trials t on a.trial_id = t.trial_id where t.study_id = :study"
-    attributes = _values(select(f"select a.* from trial_user_attributes a {of_study}", by))
-    rows = select("select trial_id, number, state from trials where study_id = :study order by number", by)
-    return ReadStudy.of(name, notes, [(place, str(state), attributes[key]) for key, place, state in rows])
-
-
-def _values(rows: Sequence[Sequence[Any]]) -> defaultdict[int, dict[str, Any]]:
-    """Returns the attributes of each owner from rows of number, owner, key and value."""
-    found = defaultdict[int, dict[str, Any]](dict)
-    for _, owner, key, value in rows:
-        found[owner][key] = json.loads(value)
-    return found
-
-
 @contextmanager
-def _opened(location: str | Path) -> Iterator[tuple[Select, str]]:
-    """Opens a storage for reading; gives what runs queries, and the location as people may see it."""
-    text = str(location)
-    if "://" in text and not text.startswith("sqlite://"):
-        with _database(text) as found:
-            yield found
+def _readable(place: Place) -> Iterator[None]:
+    """Raises failures of reading as `StudyError`."""
+    if place.url is not None:
+        with place.guarded("opened"):
+            yield
         return
-    path = Path(text.removeprefix("sqlite://").removeprefix("/") if "://" in text else text).expanduser().absolute()
     try:
-        with path.open("rb") as file:
-            if file.read(len(SQLITE_HEAD)) != SQLITE_HEAD:
-                raise ValueError("not an SQLite file")
-        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=10)) as connection:
-            yield lambda query, values: connection.execute(query, values).fetchall(), str(path)
+        yield
     except _UNREADABLE as error:
         what = error.strerror if isinstance(error, OSError) else None
         raise StudyError(
-            f"the study {path} cannot be read: found {what or error}; expected a file that `autofit tune` has written. "
-            "Check the path, and that no search is writing to it now."
+            f"the study {place.shown} cannot be read: found {what or error}; expected a file that `autofit tune` has "
+            "written. Check the path, and that no search is writing to it now."
         ) from None
-
-
-@contextmanager
-def _database(url: str) -> Iterator[tuple[Select, str]]:
-    """Opens a database by its URL."""
-    from sqlalchemy import NullPool, create_engine, text  # noqa: PLC0415  # takes longer than to read an SQLite file
-
-    from autofit.study.location import Place  # noqa: PLC0415  # loads Optuna
-
-    place = Place.of(url)
-    with place.guarded("opened"), create_engine(url, poolclass=NullPool).connect() as connection:
-        yield lambda query, values: connection.execute(text(query), dict(values)).fetchall(), place.shown

@@ -21,8 +21,9 @@ from autofit.core.space import SpaceFacts
 from autofit.core.trial import Purpose, Trial
 from autofit.study.current_space import in_terms_of
 from autofit.study.earlier_trials import EarlierTrials
-from autofit.study.location import DAMAGED, LOCK_WAIT_S, Place, connect
+from autofit.study.location import LOCK_WAIT_S, Place
 from autofit.study.optuna_distributions import distributions_of, domain
+from autofit.study.optuna_storage import DAMAGED, connect
 from autofit.study.optuna_study import OptunaStudy
 from autofit.study.repair import heal
 from autofit.study.trial_start import RunContext, TrialStart

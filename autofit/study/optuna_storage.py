@@ -1,0 +1,31 @@
+"""Opens the Optuna storage at a place, and lists the exceptions of a damaged one."""
+
+from optuna.exceptions import StorageInternalError
+from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from autofit.study import location, permissions
+from autofit.study.location import Place
+
+DAMAGED = (SQLAlchemyError, StorageInternalError, ValueError, LookupError, TypeError, AttributeError)
+"""Exceptions from reading a study in which a byte has changed: a value is not valid UTF-8, not valid JSON, or not what
+Optuna expects."""
+
+
+def connect(place: Place) -> BaseStorage:
+    """Opens the storage.
+
+    Raises:
+        StudyError: the path is not a study.
+    """
+    if place.url is not None:
+        return RDBStorage(place.url, engine_kwargs={"pool_pre_ping": True})
+    if place.path is None:
+        return InMemoryStorage()
+    permissions.make_file(place.path, location.LOCK_WAIT_S)
+    url = URL.create("sqlite", database=str(place.path)).render_as_string(hide_password=False)
+    # Without a pool, no connection outlives a call, so that none is inherited by a forked loader worker or left open.
+    kwargs = {"poolclass": NullPool, "connect_args": {"timeout": location.LOCK_WAIT_S}}
+    return RDBStorage(url.replace("{", "{{").replace("}", "}}"), engine_kwargs=kwargs)  # Optuna formats the URL
