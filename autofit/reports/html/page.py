@@ -1,94 +1,50 @@
 """The report as one HTML page: charts as SVG, its own style and script, and nothing from a network."""
 
-import base64
-import hashlib
 from functools import cache
 from importlib.resources import files
 
 from autofit.core.units import format_bytes, format_duration
 from autofit.reports.counting import moment, runs, verdict
 from autofit.reports.html.answer import answer
+from autofit.reports.html.frame import Frame, Section, page, script, style
 from autofit.reports.html.parts import LABEL, REASON, bullets, code_block, data_table, facts, scrolled, section
 from autofit.reports.html.plans import plans_table
 from autofit.reports.markup import Child, Markup, element, shortened
 from autofit.reports.report import Report
 from autofit.reports.svg import CHARTS
 from autofit.reports.svg.chart import Chart
-from autofit.reports.svg.drawing import NARROW, WIDE, style_sheet
+from autofit.reports.svg.drawing import NARROW, WIDE
 
 _VERDICTS = {"passed": "ok", "failed": "bad", "not checked": "none"}
 """Style of each result of a numerical check."""
-_ICON = (
-    "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E"
-    "%3Cpath d='M8 1l7 7-7 7-7-7z' fill='%230072b2'/%3E%3C/svg%3E"
-)
-
-
 MOST_OPEN = 10
 """Number of combinations without a measurement that are shown at once; the others are folded."""
 
 
 def render(report: Report) -> str:
-    """Returns the page, complete and the same for the same report.
-
-    Every text of the report is escaped. The content security policy admits only the page's own style and script, by
-    their digests.
-    """
+    """Returns the page, complete and the same for the same report. Every text of the report is escaped."""
     sections = [*_charts(report), *_rest(report)]
-    main = element("main", answer(report), *(body for _, _, body in sections), id="main")
-    body = element("div", _contents(sections), main, class_="columns")
-    skip = element("a", "Skip to the answer", href="#main", class_="skip")
-    tip = element("div", id="tip", role="tooltip", hidden=True)
-    script = element("script", Markup(_script()))
-    page = element("body", skip, _header(report), body, _footer(report), tip, script)
-    return f"<!DOCTYPE html>\n{element('html', _head(report), page, lang='en')}\n"
+    return page(_frame(report), ("answer", "The answer", answer(report)), sections)
 
 
-def _head(report: Report) -> Markup:
-    policy = (
-        f"default-src 'none'; style-src '{_digest(_style())}'; script-src '{_digest(_script())}'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-    return element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=policy),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", f"{shortened(report.title, 80)} – autofit report"),
-        element("link", rel="icon", href=_ICON),
-        element("style", Markup(_style())),
-    )
-
-
-def _digest(text: str) -> str:
-    """Returns the source expression of an inline style or script (Content Security Policy Level 3, 2.3.1)."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
-
-
-@cache
-def _style() -> str:
-    return files("autofit.reports.html").joinpath("page.css").read_text(encoding="utf-8") + style_sheet()
-
-
-@cache
-def _script() -> str:
-    return files("autofit.reports.html").joinpath("page.js").read_text(encoding="utf-8")
-
-
-def _header(report: Report) -> Markup:
+def _frame(report: Report) -> Frame:
     device = f"{shortened(report.environment.device_name, 80)} ({shortened(report.environment.device_type, 20)})"
-    about = [device, shortened(moment(report.created), 40), _trials(report)]
-    toggle = element(
-        "button", "Dark", type="button", id="theme", hidden=True, aria_label="Dark theme", aria_pressed="false"
+    version = shortened(report.environment.versions.get("autofit", ""), 40)
+    made = f"Made by autofit {version}".rstrip()
+    return Frame(
+        window=f"{shortened(report.title, 80)} – autofit report",
+        kind="autofit report",
+        title=shortened(report.title, 160) or "untitled",
+        about=[device, shortened(moment(report.created), 40), _trials(report)],
+        footer=f"{made}. All throughputs are on one scale. This file holds everything it shows and needs no network.",
+        style=style(),
+        script=script(_plans_script()),
     )
-    return element(
-        "header",
-        element("p", "autofit report", class_="eyebrow"),
-        element("h1", shortened(report.title, 160) or "untitled"),
-        element("p", " · ".join(text for text in about if text), class_="meta"),
-        toggle,
-    )
+
+
+@cache
+def _plans_script() -> str:
+    return files("autofit.reports.html").joinpath("plans.js").read_text(encoding="utf-8")
 
 
 def _trials(report: Report) -> str:
@@ -96,13 +52,7 @@ def _trials(report: Report) -> str:
     return f"{counts} in {format_duration(report.duration_s)}" if counts and report.duration_s else counts
 
 
-def _contents(sections: list[tuple[str, str, Markup]]) -> Markup:
-    links = [("answer", "The answer"), *((anchor, heading) for anchor, heading, _ in sections)]
-    items = [element("a", heading, href=f"#{anchor}") for anchor, heading in links]
-    return element("nav", element("p", "Contents", class_="eyebrow"), bullets(items), aria_label="Contents")
-
-
-def _charts(report: Report) -> list[tuple[str, str, Markup]]:
+def _charts(report: Report) -> list[Section]:
     return [(chart.kind, chart.heading, _chart(report, chart)) for chart in CHARTS if chart.available(report)]
 
 
@@ -125,7 +75,7 @@ def _chart(report: Report, chart: Chart) -> Markup:
     return section(chart.kind, chart.heading, element("p", aid, class_="aid"), figure, more)
 
 
-def _rest(report: Report) -> list[tuple[str, str, Markup]]:
+def _rest(report: Report) -> list[Section]:
     """Returns the sections after the charts."""
     found: list[tuple[str, str, list[Child]]] = [("plans", "All plans", [plans_table(report)])]
     found.append(("caveats", "What to know", _caveats(report)))
@@ -214,10 +164,3 @@ def _environment(report: Report) -> Markup:
 def _code(report: Report) -> list[Child]:
     blocks = [("Apply the plan", report.apply_code), ("Repeat the search", report.command)]
     return [code_block(name, code) for name, code in blocks if code]
-
-
-def _footer(report: Report) -> Markup:
-    version = shortened(report.environment.versions.get("autofit", ""), 40)
-    text = f"Made by autofit {version}".rstrip()
-    note = "All throughputs are on one scale. This file holds everything it shows and needs no network."
-    return element("footer", element("p", f"{text}. {note}"))
