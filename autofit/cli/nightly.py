@@ -27,11 +27,11 @@ def execute(given: argparse.Namespace) -> int:
     options = _options(given)
     files = NightlyFiles.of(given)
     jobs = read_jobs(given.jobs)
-    with History.open(jobs.history, jobs.aside) as history:
-        if given.list or given.dry_run:
-            return _listed(given, jobs, history, options)
-        with terminable("the same command continues the night"):
-            return _night(given, jobs, history, options, files)
+    history = History.open(jobs.history, jobs.aside)
+    if given.list or given.dry_run:
+        return _listed(given, jobs, history, options)
+    with terminable("the same command continues the night"):
+        return _night(given, jobs, history, options, files)
 
 
 def _night(

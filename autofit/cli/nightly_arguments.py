@@ -7,6 +7,7 @@ _FILES = {
     "junit": "JUnit XML: a regression is a failed test",
     "markdown": "Markdown, for a pull request or a job summary",
     "benchmark-json": "throughputs as github-action-benchmark reads them (customBiggerIsBetter)",
+    "benchmark-memory-json": "peaks as github-action-benchmark reads them (customSmallerIsBetter)",
     "html": "the history of all jobs as one HTML page that needs no network",
 }
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from autofit.core.errors import UsageError
 from autofit.core.files import write_atomically
-from autofit.nightly.outputs import benchmark_json, junit, markdown, trend
+from autofit.nightly.outputs import benchmark_json, junit, markdown
 from autofit.nightly.outputs.facts import History
+from autofit.nightly.outputs.trend import page
 from autofit.nightly.result import NightResult
 
 _HEAD_BYTES = 512
@@ -16,7 +17,8 @@ _KINDS: Mapping[str, tuple[Callable[[NightResult, History], str], bytes]] = {
     "junit": (junit.rendered, junit.MARK.encode()),
     "markdown": (markdown.rendered, markdown.MARK.encode()),
     "benchmark_json": (benchmark_json.rendered, b'"unit": "'),
-    "html": (trend.rendered, trend.MARK.encode()),
+    "benchmark_memory_json": (benchmark_json.rendered_memory, b'"unit": "'),
+    "html": (page.rendered, page.MARK.encode()),
 }
 """For each kind of file: what renders it, and what an earlier one has in its first bytes."""
 

@@ -3,8 +3,7 @@
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from datetime import UTC, datetime
 
 from autofit import locks
 from autofit.core.budget import Clock
@@ -20,10 +19,7 @@ from autofit.nightly.opening import OpenBench, Say, opened
 from autofit.nightly.outputs import markdown
 from autofit.nightly.records import NightRecord, VerdictKind
 from autofit.nightly.result import NightResult
-from autofit.nightly.schedule import Scheduled, moment, scheduled, selected
-
-CONTINUED_S = 12 * 3600.0
-"""Age up to which an unfinished night is continued. An older one is left as it is: its jobs are due again."""
+from autofit.nightly.schedule import Scheduled, scheduled, selected
 
 
 def utc_now() -> datetime:
@@ -60,7 +56,7 @@ def plan_of_night(jobs: JobsFile, history: History, options: NightOptions) -> li
     Raises:
         UsageError: a job was named that does not exist.
     """
-    return _scheduled(jobs, history, options, None if options.only else _unfinished(history, options.today()))
+    return _scheduled(jobs, history, options, None if options.only else history.unfinished_night())
 
 
 def run_night(
@@ -93,7 +89,7 @@ class _Night:
     def __init__(self, jobs: JobsFile, history: History, options: NightOptions, open_bench: OpenBench) -> None:
         self._jobs, self._history, self._options = jobs, history, options
         now = options.today()
-        unfinished = None if options.only else _unfinished(history, now)
+        unfinished = None if options.only else history.unfinished_night()
         self._whole = not options.only
         self._id = unfinished or now.isoformat(timespec="seconds")
         self._order = _scheduled(jobs, history, options, unfinished)
@@ -119,8 +115,9 @@ class _Night:
         except KeyboardInterrupt as interrupt:
             self._options.say(str(interrupt) or "interrupted")
             self._codes.append(INTERRUPTED)
-            missing = {each.job.name for each in left} - {record.job for record in self._records}
-            self._unchecked |= {name: "the night was interrupted" for name in missing if name not in self._unchecked}
+            known = {*self._unchecked, *(record.job for record in self._records)}
+            missing = [each.job.name for each in left if each.job.name not in known]
+            self._unchecked |= dict.fromkeys(missing, "the night was interrupted")
         return self._result()
 
     def _result(self) -> NightResult:
@@ -180,8 +177,7 @@ class _Night:
         self._records.append(record)
         self._options.say(f"{record.job}: {record.verdict.kind.value}: {record.verdict.reason}")
         if code_of(record, "regression") and each.job.on_regression:
-            alone = NightResult(night=self._id, records=(record,), exit_code=code_of(record, "regression"))
-            text = markdown.rendered(alone, {record.job: (*each.past, record)})
+            text = markdown.of_job(record, {record.job: (*each.past, record)})
             problem = notify(each.job.on_regression, text, self._jobs.folder)
             if problem:
                 self._notes.append(f"{record.job}: on_regression: {problem}")
@@ -198,10 +194,3 @@ def _scheduled(jobs: JobsFile, history: History, options: NightOptions, night: s
     past = {job.name: history.of_job(job.name) for job in chosen}
     return scheduled(chosen, past, options.today(), night)
 
-
-def _unfinished(history: History, now: datetime) -> str | None:
-    """Returns the night to continue; None if the last one ended, or is so old that its jobs are due again."""
-    found = history.unfinished_night()
-    if found is None or now - moment(found) > timedelta(seconds=CONTINUED_S):
-        return None
-    return found
