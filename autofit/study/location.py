@@ -101,15 +101,20 @@ class Place:
             "earlier records are kept."
         )
 
-    def _message(self, error: BaseException, doing: str) -> str:
+    def cause(self, error: BaseException) -> str:
+        """Returns the failure that is behind an error of the storage, as one line without secrets."""
         while (inner := getattr(error, "orig", None) or error.__cause__) is not None:
             error = inner
         text = (str(error).strip().splitlines() or [""])[0]
         for secret in self.secrets:
             text = text.replace(secret, "***")
-        if self.path is not None and "database is locked" in text:
+        return f"{type(error).__name__}: {text}"
+
+    def _message(self, error: BaseException, doing: str) -> str:
+        cause = self.cause(error)
+        if self.path is not None and "database is locked" in cause:
             return self._locked(self.path)
-        found = f"the study at {self.shown} could not be {doing}: found {type(error).__name__}: {text}"
+        found = f"the study at {self.shown} could not be {doing}: found {cause}"
         if doing == "opened":
             return (
                 f"{found}; expected the path of a new file or of an earlier study, or a database URL such as "

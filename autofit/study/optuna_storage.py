@@ -1,5 +1,9 @@
 """Opens the Optuna storage at a place, and lists the exceptions of a damaged one."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import optuna
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
 from sqlalchemy.engine import URL
@@ -29,3 +33,30 @@ def connect(place: Place) -> BaseStorage:
     # Without a pool, no connection outlives a call, so that none is inherited by a forked loader worker or left open.
     kwargs = {"poolclass": NullPool, "connect_args": {"timeout": location.LOCK_WAIT_S}}
     return RDBStorage(url.replace("{", "{{").replace("}", "}}"), engine_kwargs=kwargs)  # Optuna formats the URL
+
+
+@contextmanager
+def connected(place: Place) -> Iterator[BaseStorage]:
+    """Opens the storage. No connection stays open afterwards.
+
+    Raises:
+        StudyError: the path is not a study.
+    """
+    storage = connect(place)
+    try:
+        yield storage
+    finally:
+        if isinstance(storage, RDBStorage):
+            storage.remove_session()
+            storage.engine.dispose()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppresses Optuna's log message for a new study. Takes milliseconds, since it resets every logger's cache."""
+    level = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(max(level, optuna.logging.WARNING))
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(level)

@@ -20,6 +20,7 @@ from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome
 from autofit.study.optuna_distributions import holds
 from autofit.study.optuna_outcomes import columns, optuna_result
+from autofit.study.optuna_storage import quiet
 from autofit.study.stored import (
     CHECKSUM,
     DROPPED,
@@ -65,7 +66,7 @@ class OptunaStudy:
         Raises:
             StudyError: the study is of another program or of a newer schema.
         """
-        with _quiet():
+        with quiet():
             study = optuna.create_study(
                 storage=storage,
                 study_name=name,
@@ -148,17 +149,6 @@ class OptunaStudy:
         for found in self.study.get_trials(deepcopy=False, states=states):
             record = decoded(found.user_attrs, attributes, finished=found.state.is_finished())
             yield None if record is None else StoredTrial(self, found.number, *record)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppresses Optuna's log message for a new study. Takes milliseconds, since it resets every logger's cache."""
-    level = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(max(level, optuna.logging.WARNING))
-    try:
-        yield
-    finally:
-        optuna.logging.set_verbosity(level)
 
 
 def _name_values(study: optuna.Study, name: str) -> None:

@@ -8,18 +8,23 @@ import json
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
 from autofit.study.location import Place
 
+if TYPE_CHECKING:
+    import sqlalchemy
+
 SQLITE_HEAD = b"SQLite format 3\0"
 """First bytes of every SQLite file (https://www.sqlite.org/fileformat.html)."""
 _WAIT_S = 10.0
-"""Maximum time to wait for a process that is writing to an SQLite file."""
+"""Maximum time to wait for a process that is writing to an SQLite file, or for a database that does not answer."""
+_WITH_TIMEOUT = ("psycopg", "psycopg2", "pymysql", "mysqldb", "mysqlconnector")
+"""Drivers of databases whose limit on the time for connecting is `connect_timeout`, in seconds."""
 
 Run: TypeAlias = Callable[[str, Mapping[str, Any]], Sequence[Sequence[Any]]]
 """Runs a query with its values, and returns the rows."""
@@ -33,30 +38,23 @@ class Tables:
 
     Attributes:
         run: runs a query with its values.
+        names: names of all tables.
     """
 
     run: Run
+    names: frozenset[str]
 
     def select(self, query: str, **values: Any) -> Sequence[Sequence[Any]]:
         """Returns the rows of a query, in which `:name` stands for a value."""
         return self.run(query, values)
 
     def attributes_of_study(self, number: int) -> dict[str, Any]:
-        """Returns the attributes of the study with this number.
-
-        Raises:
-            ValueError: one is damaged.
-        """
-        return _decoded(self.select("select * from study_user_attributes where study_id = :study", study=number))[
-            number
-        ]
+        """Returns the attributes of the study with this number, without damaged ones."""
+        rows = self.select("select * from study_user_attributes where study_id = :study", study=number)
+        return _decoded(rows)[number]
 
     def trials(self, number: int) -> list[TrialRow]:
-        """Returns the trials of the study with this number.
-
-        Raises:
-            ValueError: an attribute of one is damaged.
-        """
+        """Returns the trials of the study with this number, without damaged attributes."""
         of_study = "join trials t on a.trial_id = t.trial_id where t.study_id = :study"
         attributes = _decoded(self.select(f"select a.* from trial_user_attributes a {of_study}", study=number))
         rows = self.select(
@@ -66,10 +64,11 @@ class Tables:
 
 
 def _decoded(rows: Sequence[Sequence[Any]]) -> defaultdict[int, dict[str, Any]]:
-    """Returns the attributes of each owner from rows of number, owner, key and value."""
+    """Returns the attributes of each owner from rows of number, owner, key and value. Damaged ones are left out."""
     found = defaultdict[int, dict[str, Any]](dict)
     for _, owner, key, value in rows:
-        found[owner][key] = json.loads(value)
+        with suppress(ValueError):
+            found[owner][key] = json.loads(value)
     return found
 
 
@@ -91,7 +90,10 @@ def opened(place: Place) -> Iterator[Tables]:
         if file.read(len(SQLITE_HEAD)) != SQLITE_HEAD:
             raise ValueError("not an SQLite file")
     with closing(_read_only(place.path)) as connection:
-        yield Tables(lambda query, values: connection.execute(query, values).fetchall())
+        names = connection.execute("select name from sqlite_master where type = 'table'").fetchall()
+        yield Tables(
+            lambda query, values: connection.execute(query, values).fetchall(), frozenset(name for (name,) in names)
+        )
 
 
 def _read_only(path: Path) -> sqlite3.Connection:
@@ -110,13 +112,23 @@ def _read_only(path: Path) -> sqlite3.Connection:
 
 
 def _connection(path: Path, mode: str) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{quote(str(path))}?mode={mode}", uri=True, timeout=_WAIT_S)
+    connection = sqlite3.connect(f"file:{quote(str(path))}?mode={mode}", uri=True, timeout=_WAIT_S)
+    connection.text_factory = lambda text: text.decode(errors="replace")  # a damaged text costs itself, not the query
+    return connection
 
 
 @contextmanager
 def _database(url: str) -> Iterator[Tables]:
     """Opens a database by its URL. No connection stays open afterwards."""
-    from sqlalchemy import NullPool, create_engine, text  # noqa: PLC0415  # takes longer than to read an SQLite file
+    import sqlalchemy as sql  # noqa: PLC0415  # takes longer than to read an SQLite file
 
-    with create_engine(url, poolclass=NullPool).connect() as connection:
-        yield Tables(lambda query, values: connection.execute(text(query), dict(values)).fetchall())
+    engine = sql.create_engine(url, poolclass=sql.NullPool, connect_args=_connect_args(sql.make_url(url)))
+    with engine.connect() as connection:
+        names = frozenset(sql.inspect(connection).get_table_names())
+        yield Tables(lambda query, values: connection.execute(sql.text(query), dict(values)).fetchall(), names)
+
+
+def _connect_args(url: "sqlalchemy.URL") -> dict[str, Any]:
+    """Returns the driver's time limit for connecting, unless the URL has one: a silent host would take minutes."""
+    known = url.get_driver_name() in _WITH_TIMEOUT and "connect_timeout" not in url.query
+    return {"connect_timeout": round(_WAIT_S)} if known else {}

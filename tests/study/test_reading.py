@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -144,3 +145,16 @@ def test_a_database_that_is_away_is_an_error_without_its_password() -> None:
 
 def test_a_continued_study_belongs_to_its_family() -> None:
     assert [ReadStudy(name, {}, ()).family for name in ("a-samples", "a-samples#12")] == ["a-samples"] * 2
+
+
+@pytest.mark.parametrize("value", ["'{'", "cast(x'ff' as text)", "replace(value_json, '0.1', '0.2')"])
+def test_a_damaged_record_is_counted_and_the_others_are_read(
+    kept: tuple[Path, SearchResult], tmp_path: Path, value: str
+) -> None:
+    path = Path(shutil.copy(kept[0], tmp_path / "s.db"))
+    with sqlite3.connect(path) as connection:
+        connection.execute(
+            f"update trial_user_attributes set value_json = {value} where key = 'autofit.outcome' and trial_id = 2"
+        )
+    found = only(path)
+    assert (found.unreadable, len(found.trials)) == (1, len(kept[1].trials) - 1)

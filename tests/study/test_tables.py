@@ -8,8 +8,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy import make_url
 
 from autofit.core.trial import Purpose
+from autofit.study import tables as tables_module
 from autofit.study.location import Place
 from autofit.study.tables import opened
 from tests.study.samples import PLAN, measured, reopen
@@ -70,6 +72,32 @@ def test_what_cannot_be_read_is_the_error_of_its_kind(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not an SQLite file"), opened(Place.of(tmp_path / "text.db")):
         pass
     assert not (tmp_path / "absent.db").exists()
+
+
+@pytest.mark.parametrize("value", ["'{'", "cast(x'ff' as text)", "''"])
+def test_a_damaged_value_costs_itself(db: Path, value: str) -> None:
+    filled(db)
+    with sqlite3.connect(db) as connection:
+        connection.execute(f"update trial_user_attributes set value_json = {value} where key = 'status'")
+    with opened(Place.of(db)) as tables:
+        ((_, _, values),) = tables.trials(1)
+    assert "status" not in values
+    assert values["purpose"] == "probe"
+
+
+@pytest.mark.parametrize(
+    ("url", "arguments"),
+    [
+        ("postgresql+psycopg://h/n", {"connect_timeout": 10}),
+        ("postgresql://h/n", {"connect_timeout": 10}),
+        ("mysql+pymysql://h/n", {"connect_timeout": 10}),
+        ("postgresql+psycopg://h/n?connect_timeout=3", {}),
+        ("postgresql+asyncpg://h/n", {}),
+        ("sqlite+pysqlite:///x", {}),
+    ],
+)
+def test_a_host_that_does_not_answer_costs_seconds(url: str, arguments: dict[str, int]) -> None:
+    assert tables_module._connect_args(make_url(url)) == arguments
 
 
 def test_a_file_is_read_without_optuna_and_sqlalchemy(db: Path) -> None:

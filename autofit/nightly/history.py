@@ -1,0 +1,191 @@
+"""History: the append-only records of all nights, in the storage of the studies.
+
+While the storage is not available, records are kept in a local file, and are merged once when it returns. An unfinished
+night is a local fact too: it is resumed where its jobs file is.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Self
+
+from autofit.core.errors import StudyError, UsageError
+from autofit.core.files import write_atomically
+from autofit.nightly import stored_nights
+from autofit.nightly.record_text import from_text
+from autofit.nightly.records import NightRecord
+from autofit.nightly.set_aside import SetAside
+from autofit.nightly.stored_nights import StoredNights
+from autofit.study import permissions
+from autofit.study.location import Place
+
+LONGEST_NIGHT = timedelta(hours=20)
+"""Age after which an unfinished night is not resumed: the next night is due."""
+
+
+class History:
+    """The records of all nights. An object is used by one thread. Several processes may share a storage.
+
+    Attributes:
+        location: where the records are stored, without secrets.
+    """
+
+    def __init__(self, place: Place, aside: SetAside, stored: StoredNights) -> None:
+        self.location = place.shown
+        self._place, self._aside, self._stored = place, aside, stored
+        self._notes = dict[str, None]()  # a set that keeps the order
+        self._kept = list[NightRecord]()  # records that are not in `_stored`
+        self._known = dict[str, tuple[NightRecord, ...]]()
+
+    @classmethod
+    def open(cls, location: str | Path, aside: Path) -> Self:
+        """Opens the history at `location` for reading. The first record creates it if there is none.
+
+        If the storage cannot be reached, the history has only the records that were set aside, and `notes` says so.
+
+        Args:
+            location: path of an SQLite file, or a database URL.
+            aside: file that keeps records while the storage is not available.
+
+        Raises:
+            UsageError: the location is in memory.
+            StudyError: the history has records of a newer version, which are not touched, or is not one of autofit.
+        """
+        place = Place.of(location)
+        if place.path is None and place.url is None:
+            raise UsageError(
+                f"found {str(location)!r} as the history; expected a path or a database URL, since a history in memory "
+                "ends with its process."
+            )
+        history = cls(place, SetAside(aside), stored_nights.read(place))
+        history._review()
+        return history
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes for people: on records that were lost or set aside, and on a storage that is not available."""
+        return tuple(self._notes)
+
+    def jobs(self) -> tuple[str, ...]:
+        """Returns the names of the jobs that have records, sorted."""
+        stored = (job for job, texts in self._stored.texts.items() if any(texts))
+        return tuple(sorted({*stored, *(record.job for record in self._kept)}))
+
+    def of_job(self, name: str) -> tuple[NightRecord, ...]:
+        """Returns the records of a job, oldest first."""
+        if name not in self._known:
+            texts = [text for text in self._stored.texts.get(name, ()) if text is not None]
+            records = [record for text in texts if (record := from_text(text)) is not None]
+            self._note_damaged(name, len(texts) - len(records))
+            self._known[name] = tuple(records)
+        found = {record.id: record for record in (*self._kept, *self._known[name]) if record.job == name}
+        return tuple(sorted(found.values(), key=lambda record: _moment(record.at)))
+
+    def append(self, record: NightRecord) -> None:
+        """Appends a record. When it returns, the record is on disk: in the storage, or in the file beside it.
+
+        Records that were set aside are merged first.
+
+        Raises:
+            StudyError: neither can be written.
+        """
+        try:
+            self._merge([record])
+        except StudyError as error:
+            self._aside.append(record)
+            self._note_away(str(error))
+        self._kept.append(record)
+
+    def begin_night(self, night: str) -> None:
+        """Records that a night begins or is resumed, and merges the records that were set aside.
+
+        Args:
+            night: identifier of the night: the UTC time at which it began, in ISO 8601.
+        """
+        self._write_mark(night)
+        try:
+            self._merge([])
+        except StudyError as error:
+            self._note_away(str(error))
+
+    def end_night(self, night: str) -> None:
+        """Records that a night ended. Another unfinished night is kept."""
+        if self._marked() == night:
+            with suppress(OSError):  # the mark becomes too old
+                self._mark.unlink()
+
+    def unfinished_night(self) -> str | None:
+        """Returns the night that began and did not end, since its process was killed; None if there is none.
+
+        A night that began more than `LONGEST_NIGHT` ago is not returned. The mark of a night is a file beside that of
+        the records that were set aside: a night is resumed on the machine, or the shared directory, of its jobs file.
+        The caller ensures that no other process runs this night.
+        """
+        night = self._marked()
+        recent = night is not None and abs(datetime.now(UTC) - _moment(night)) <= LONGEST_NIGHT
+        return night if recent else None
+
+    def _merge(self, more: Sequence[NightRecord]) -> None:
+        """Writes the records that were set aside, and `more`, to the storage."""
+        with self._aside.taken() as (records, lost):
+            if records or more:
+                stored_nights.write(self._place, [*records, *more])
+        if lost:
+            self._note(f"{_count(lost, 'line')} of {self._aside.path} could not be read: deleted")
+        if records:
+            self._note(f"{_count(len(records), 'record')} of {self._aside.path} merged into the history")
+        if self._stored.away:
+            self._stored, self._known = stored_nights.read(self._place), {}
+
+    def _review(self) -> None:
+        """Takes over the records that were set aside, and notes what is missing."""
+        records, lost = self._aside.read()
+        self._kept += records
+        if lost:
+            self._note(f"{_count(lost, 'line')} of {self._aside.path} cannot be read")
+        if self._stored.away:
+            self._note_away(stored_nights.not_available(self._place, self._stored.away))
+        for job, texts in self._stored.texts.items():
+            self._note_damaged(job, sum(text is None for text in texts))
+
+    def _note(self, text: str) -> None:
+        self._notes[text] = None
+
+    def _note_away(self, reason: str) -> None:
+        self._note(f"{reason} Records are kept in {self._aside.path} until they can be merged.")
+
+    def _note_damaged(self, job: str, count: int) -> None:
+        if count:
+            self._note(f"{_count(count, 'record')} of the job {job} cannot be read and left out")
+
+    @property
+    def _mark(self) -> Path:
+        """File that contains the identifier of the night that runs."""
+        return self._aside.path.with_name(f"{self._aside.path.name.removesuffix('.aside.jsonl')}.night")
+
+    def _marked(self) -> str | None:
+        try:
+            return self._mark.read_text(encoding="utf-8")
+        except (OSError, ValueError):  # ValueError: not UTF-8
+            return None
+
+    def _write_mark(self, night: str) -> None:
+        try:
+            permissions.make_directory(self._mark.parent)
+            write_atomically(self._mark, night.encode())
+        except (OSError, StudyError) as error:
+            self._note(f"if this night is killed, it cannot be resumed: {self._mark} could not be written ({error})")
+
+
+def _moment(text: str) -> datetime:
+    """Returns a time in ISO 8601; the beginning of all times if it is not one."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return datetime.min.replace(tzinfo=UTC)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,308 @@
+"""The history of all jobs: what it returns, what happens while its storage is away, and which night is unfinished."""
+
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autofit.core.errors import StudyError, UsageError
+from autofit.nightly import stored_nights
+from autofit.nightly.history import LONGEST_NIGHT, History
+from autofit.nightly.records import NightRecord
+from autofit.study.location import Place
+from tests.nightly.history_samples import record
+
+
+class Disk:
+    """A folder with a jobs file's records, and a database that can go away and return."""
+
+    def __init__(self, folder: Path) -> None:
+        self.aside = folder / ".autofit" / "jobs.yaml.aside.jsonl"
+        self._server, self._gone = folder / "server", folder / "gone"
+        self._server.mkdir()
+        self.url = f"sqlite+pysqlite:///{self._server / 's.db'}"
+
+    def open(self) -> History:
+        return History.open(self.url, self.aside)
+
+    def go_away(self) -> None:
+        self._server.rename(self._gone)
+
+    def come_back(self) -> None:
+        self._gone.rename(self._server)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Disk:
+    return Disk(tmp_path)
+
+
+def ids(records: Sequence[NightRecord]) -> list[str]:
+    return [each.id for each in records]
+
+
+def test_a_new_history_is_empty_and_reading_it_creates_nothing(tmp_path: Path) -> None:
+    history = History.open(tmp_path / "new" / "s.db", tmp_path / ".autofit" / "aside")
+    assert (history.jobs(), history.of_job("gpt"), history.notes) == ((), (), ())
+    assert history.unfinished_night() is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_records_are_returned_at_once_and_by_a_later_call_oldest_first(tmp_path: Path) -> None:
+    path, aside = tmp_path / "s.db", tmp_path / "aside.jsonl"
+    history = History.open(path, aside)
+    for each in (record(3), record(1), record(2, "resnet")):
+        history.append(each)
+    for found in (history, History.open(path, aside)):
+        assert found.jobs() == ("gpt", "resnet")
+        assert found.of_job("gpt") == (record(1), record(3))
+        assert found.of_job("resnet") == (record(2, "resnet"),)
+        assert (found.of_job("none"), found.notes, found.location) == ((), (), str(path))
+    assert not aside.exists()
+
+
+def test_times_in_any_zone_are_in_order(tmp_path: Path) -> None:
+    history = History.open(tmp_path / "s.db", tmp_path / "aside")
+    for number, at in enumerate(("2026-11-02T00:30:00+02:00", "2026-11-01T23:00:00Z", "2026-11-01T22:00:00", "soon")):
+        history.append(record(number, at=at))
+    assert ids(history.of_job("gpt")) == ["gpt-3", "gpt-2", "gpt-0", "gpt-1"]
+
+
+def test_a_damaged_record_is_lost_alone_and_said(db: Path, tmp_path: Path) -> None:
+    history = History.open(db, tmp_path / "aside")
+    for number in range(3):
+        history.append(record(number))
+    with sqlite3.connect(db) as connection:
+        connection.execute(
+            "update trial_user_attributes set value_json = replace(value_json, '101.5', '101.6') where trial_id = 2"
+        )
+    found = History.open(db, tmp_path / "aside")
+    assert found.of_job("gpt") == (record(0), record(2))
+    assert found.notes == ("1 record of the job gpt cannot be read and left out",)
+
+
+def test_a_history_of_a_newer_version_is_refused_wherever_its_records_are(disk: Disk) -> None:
+    disk.open().append(record(1))
+    disk.go_away()
+    disk.open().append(record(2))
+    disk.aside.write_bytes(disk.aside.read_bytes().replace(b"autofit.night/1", b"autofit.night/2"))
+    with pytest.raises(StudyError, match=r"autofit\.night/2"):
+        disk.open()
+    disk.aside.unlink()
+    disk.come_back()
+    with sqlite3.connect(disk.url.removeprefix("sqlite+pysqlite:///")) as connection:
+        connection.execute("update study_user_attributes set value_json = '\"autofit.night/2\"'")
+    with pytest.raises(StudyError, match=r"autofit\.night/2"):
+        disk.open()
+
+
+@pytest.mark.parametrize("location", [":memory:", "sqlite://", ""])
+def test_a_history_in_memory_is_refused(location: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"found '.*' as the history; expected a path or a database URL|is empty"):
+        History.open(location, tmp_path / "aside")
+
+
+def test_a_database_that_goes_away_in_the_night_costs_nothing(disk: Disk) -> None:
+    history = disk.open()
+    history.append(record(1))
+    disk.go_away()
+    history.append(record(2))
+    history.append(record(3))
+    assert ids(history.of_job("gpt")) == ["gpt-1", "gpt-2", "gpt-3"]  # what was read before it went away is still there
+    (note,) = history.notes
+    assert "is not available: found OperationalError: unable to open database file; expected a storage that" in note
+    assert note.endswith(f"Records are kept in {disk.aside} until they can be merged.")
+    assert stat.S_IMODE(disk.aside.stat().st_mode) == 0o600
+    disk.come_back()
+    history.append(record(4))
+    assert history.notes[1:] == (f"2 records of {disk.aside} merged into the history",)
+    assert disk.aside.read_bytes() == b""
+    later = disk.open()
+    assert ids(later.of_job("gpt")) == ["gpt-1", "gpt-2", "gpt-3", "gpt-4"]
+    assert later.notes == ()
+
+
+def test_a_history_opens_while_its_database_is_away_and_has_the_stored_records_when_it_returns(disk: Disk) -> None:
+    disk.open().append(record(1))
+    disk.go_away()
+    history = disk.open()
+    assert "is not available" in history.notes[0]
+    assert history.of_job("gpt") == ()
+    history.append(record(2))
+    again = disk.open()
+    assert ids(again.of_job("gpt")) == ["gpt-2"]
+    assert again.jobs() == ("gpt",)
+    disk.come_back()
+    again.begin_night("2026-11-03T01:00:00+00:00")
+    assert ids(again.of_job("gpt")) == ["gpt-1", "gpt-2"]
+    assert ids(disk.open().of_job("gpt")) == ["gpt-1", "gpt-2"]
+
+
+def test_reading_merges_nothing(disk: Disk) -> None:
+    disk.go_away()
+    disk.open().append(record(1))
+    disk.come_back()
+    before = disk.aside.read_bytes()
+    assert ids(disk.open().of_job("gpt")) == ["gpt-1"]
+    assert disk.aside.read_bytes() == before
+    assert stored_nights.read(Place.of(disk.url)).texts == {}
+
+
+def test_a_record_that_was_merged_before_its_process_was_killed_is_merged_once(disk: Disk) -> None:
+    disk.go_away()
+    history = disk.open()
+    history.append(record(1))
+    history.append(record(2))
+    disk.come_back()
+    stored_nights.write(Place.of(disk.url), [record(1)])  # and killed before the file was emptied
+    disk.open().begin_night("2026-11-03T01:00:00+00:00")
+    assert ids(disk.open().of_job("gpt")) == ["gpt-1", "gpt-2"]
+    assert len(stored_nights.read(Place.of(disk.url)).texts["gpt"]) == 2
+
+
+def test_a_locked_file_is_away_for_a_while(db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("location.LOCK_WAIT_S", "tables._WAIT_S"):
+        monkeypatch.setattr(f"autofit.study.{module}", 0.05)
+    history = History.open(db, tmp_path / "aside.jsonl")
+    other = sqlite3.connect(db, isolation_level=None)
+    other.execute("begin exclusive")
+    history.append(record(1))
+    assert "locked" in history.notes[0]
+    other.execute("rollback")
+    other.close()
+    history.append(record(2))
+    assert ids(History.open(db, tmp_path / "aside.jsonl").of_job("gpt")) == ["gpt-1", "gpt-2"]
+
+
+def test_a_damaged_line_that_was_set_aside_is_said(disk: Disk) -> None:
+    disk.go_away()
+    for number in (1, 2):
+        disk.open().append(record(number))
+    disk.aside.write_bytes(disk.aside.read_bytes().replace(b"101.5", b"101.6", 1))
+    disk.come_back()
+    history = disk.open()
+    assert history.notes == (f"1 line of {disk.aside} cannot be read",)
+    assert ids(history.of_job("gpt")) == ["gpt-2"]
+    history.begin_night("2026-11-03T01:00:00+00:00")
+    assert f"1 line of {disk.aside} could not be read: deleted" in history.notes
+
+
+def test_a_record_that_can_be_kept_nowhere_is_an_error(disk: Disk) -> None:
+    history = disk.open()
+    disk.go_away()
+    disk.aside.parent.write_text("not a directory")
+    with pytest.raises(StudyError, match=r"cannot be kept|can be stored"):
+        history.append(record(1))
+    assert history.of_job("gpt") == ()
+
+
+def test_no_note_shows_a_secret(tmp_path: Path) -> None:
+    url = f"sqlite+pysqlite:///file:{tmp_path}/absent/s.db?password=hunter2&uri=true"
+    history = History.open(url, tmp_path / "aside.jsonl")
+    history.append(record(1))
+    assert history.notes
+    assert "password=***" in history.location
+    assert "hunter2" not in f"{history.location} {history.notes}"
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.lists(st.sampled_from(["append", "away", "back", "open", "night"]), max_size=9))
+def test_whatever_happens_to_the_database_each_record_is_there_once(
+    tmp_path_factory: pytest.TempPathFactory, events: list[str]
+) -> None:
+    disk = Disk(tmp_path_factory.mktemp("disk"))
+    history, written, away = disk.open(), list[str](), False
+    for number, each in enumerate([*events, "back", "night", "open"]):
+        if each == "append":
+            history.append(record(number))
+            written.append(f"gpt-{number}")
+        elif each == "away" and not away:
+            disk.go_away()
+            away = True
+        elif each == "back" and away:
+            disk.come_back()
+            away = False
+        elif each == "night":
+            history.begin_night("2026-11-03T01:00:00+00:00")
+        elif each == "open":
+            history = disk.open()
+    assert ids(history.of_job("gpt")) == written
+    assert not disk.aside.exists() or disk.aside.read_bytes() == b""
+
+
+def ago(**age: float) -> str:
+    return (datetime.now(UTC) - timedelta(**age)).isoformat(timespec="seconds")
+
+
+def test_a_night_is_unfinished_until_it_ends(disk: Disk) -> None:
+    night = ago(hours=1)
+    disk.open().begin_night(night)  # and killed
+    history = disk.open()
+    assert history.unfinished_night() == night
+    history.begin_night(night)
+    history.end_night(night)
+    assert disk.open().unfinished_night() is None
+    assert list(disk.aside.parent.iterdir()) == []
+
+
+def test_a_night_is_unfinished_although_its_database_is_away(disk: Disk) -> None:
+    disk.go_away()
+    night = ago(minutes=3)
+    disk.open().begin_night(night)
+    assert disk.open().unfinished_night() == night
+
+
+@pytest.mark.parametrize(
+    ("night", "resumed"),
+    [
+        (ago(hours=19.9), True), (ago(hours=20.1), False), (ago(hours=-1), True), (ago(days=-2), False),
+        ("tonight", False), ("", False),
+    ],
+)  # fmt: skip
+def test_an_old_night_is_not_resumed(disk: Disk, night: str, resumed: bool) -> None:
+    assert timedelta(hours=20) == LONGEST_NIGHT
+    disk.open().begin_night(night)
+    assert disk.open().unfinished_night() == (night if resumed else None)
+
+
+def test_the_end_of_another_night_changes_nothing(disk: Disk) -> None:
+    night = ago(hours=2)
+    disk.open().begin_night(night)
+    disk.open().end_night(ago(hours=1))
+    assert disk.open().unfinished_night() == night
+
+
+def test_a_damaged_mark_is_no_night(disk: Disk) -> None:
+    disk.open().begin_night(ago(hours=1))
+    (mark,) = disk.aside.parent.iterdir()
+    assert mark.name == "jobs.yaml.night"
+    mark.write_bytes(b"\xff")
+    assert disk.open().unfinished_night() is None
+
+
+def test_a_night_that_cannot_be_marked_runs_and_says_so(disk: Disk) -> None:
+    disk.aside.parent.write_text("not a directory")
+    history = History.open(disk.url, disk.aside.parent.parent / "x" / "aside")
+    (disk.aside.parent.parent / "x").write_text("not a directory")
+    history.begin_night(ago(hours=1))
+    assert "if this night is killed, it cannot be resumed" in history.notes[0]
+    assert history.unfinished_night() is None
+
+
+def test_opening_and_reading_load_neither_optuna_nor_torch(db: Path, tmp_path: Path) -> None:
+    History.open(db, tmp_path / "aside").append(record(1))
+    code = (
+        "import sys; from pathlib import Path; from autofit.nightly.history import History;"
+        "history = History.open(sys.argv[1], Path(sys.argv[1] + '.aside'));"
+        "print(len(history.of_job('gpt')), history.unfinished_night());"
+        "print([m for m in ('torch', 'optuna', 'sqlalchemy', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(db)], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["1 None", "[]"]
