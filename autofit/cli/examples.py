@@ -54,7 +54,7 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
     ),
     "nightly init": (
         ("Write jobs.yaml with one job:",
-         "autofit nightly init train.py:make_workload --device cuda --memory 20GiB --time 10min"),
+         "autofit nightly init train.py:make_workload --device cuda --time 10min"),
         ("Print it instead:", "autofit nightly init train.py:make_workload -o -"),
     ),
     "nightly accept": (

@@ -70,6 +70,4 @@ def revert(parser: argparse.ArgumentParser) -> None:
 
 def _job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", metavar="JOB", help="name of the job")
-    parser.add_argument(
-        "--jobs", metavar="FILE", default=JOBS_FILE, help="jobs file (default: %(default)s)"
-    )
+    parser.add_argument("--jobs", metavar="FILE", default=JOBS_FILE, help="jobs file (default: %(default)s)")

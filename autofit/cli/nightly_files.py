@@ -65,7 +65,9 @@ class NightlyFiles:
             except UsageError as error:
                 problems.append(str(error).removesuffix("."))
         if problems:
-            raise UsageError(f"{'; '.join(problems)}. The records of the night are in the history: only files are missing.")
+            raise UsageError(
+                f"{'; '.join(problems)}. The records of the night are in the history: only files are missing."
+            )
 
     def _target(self, kind: str, path: Path) -> Path:
         """Returns where a file is written: links are followed, so that they are kept."""

@@ -43,9 +43,11 @@ def code_of(record: NightRecord, fail_on: FailOn) -> int:
     """Returns the exit code of a job that was checked.
 
     A plan that does not run counts as a regression, unless another plan replaced it in this night: a mere proposal
-    does not help the trainings that use the accepted plan.
+    does not help the trainings that use the accepted plan. The error of a job that could not be opened does not count
+    here: it has an exit code of its own.
     """
     kind = record.verdict.kind
-    lost = kind is VerdictKind.REGRESSION or (kind is VerdictKind.DOES_NOT_FIT and not record.replaced)
+    fails = kind in (VerdictKind.DOES_NOT_FIT, VerdictKind.ERROR) and record.segment is not None
+    lost = kind is VerdictKind.REGRESSION or (fails and not record.replaced)
     changed = lost or kind is VerdictKind.FASTER or bool(record.verdict.changed) or record.proposed is not None
     return REGRESSION if (fail_on == "regression" and lost) or (fail_on == "change" and changed) else 0

@@ -93,7 +93,7 @@ class JobCheck:
 
     def _check(self, accepted: Recommendation) -> None:
         verdict, runs = self._measure(accepted.plan)
-        due = retune.decision(self._past, accepted, self._runner.bench.briefing.environment, verdict)
+        due = retune.due_for(self._past, accepted, self._runner.bench.briefing.environment, verdict, runs=runs)
         if due.note:
             self._note(due.note)
         if due.reason:

@@ -14,12 +14,16 @@ from autofit.nightly.exit_codes import INTERRUPTED, FailOn, code_of, worst
 from autofit.nightly.history import History
 from autofit.nightly.job import JobsFile
 from autofit.nightly.job_check import JobCheck, NightContext
-from autofit.nightly.notifying import notify
+from autofit.nightly.notifying import PATIENCE_S, notify
 from autofit.nightly.opening import OpenBench, Say, opened
 from autofit.nightly.outputs import markdown
-from autofit.nightly.records import NightRecord, VerdictKind
+from autofit.nightly.records import NightRecord
 from autofit.nightly.result import NightResult
-from autofit.nightly.schedule import Scheduled, scheduled, selected
+from autofit.nightly.schedule import Scheduled, scheduled
+from autofit.nightly.uninterrupted import uninterrupted
+
+HASTE_S = 10.0
+"""Maximum duration of a command after an interrupt. Schedulers kill a process soon after they asked it to end."""
 
 
 def utc_now() -> datetime:
@@ -50,18 +54,7 @@ class NightOptions:
     show_trace: Say = field(default=lambda text: None)
 
 
-def plan_of_night(jobs: JobsFile, history: History, options: NightOptions) -> list[Scheduled]:
-    """Returns the jobs that a night would check now, in order, without running anything.
-
-    Raises:
-        UsageError: a job was named that does not exist.
-    """
-    return _scheduled(jobs, history, options, None if options.only else history.unfinished_night())
-
-
-def run_night(
-    jobs: JobsFile, history: History, options: NightOptions, open_bench: OpenBench = opened
-) -> NightResult:
+def run_night(jobs: JobsFile, history: History, options: NightOptions, open_bench: OpenBench = opened) -> NightResult:
     """Checks the jobs, one after the other, and returns what was found.
 
     The record of a job is in the history before the next job begins. An interrupt ends the running job, keeps what has
@@ -92,13 +85,13 @@ class _Night:
         unfinished = None if options.only else history.unfinished_night()
         self._whole = not options.only
         self._id = unfinished or now.isoformat(timespec="seconds")
-        self._order = _scheduled(jobs, history, options, unfinished)
+        self._order = scheduled(jobs, history, now, unfinished, options.only)
         self._clock = options.clock
         self._clock.limit_s = options.time_s or jobs.time_s
         self._context = NightContext(
             self._id, self._clock, jobs.folder, jobs.history, open_bench, options.today, options.say
         )
-        self._records = [each.past[-1] for each in self._order if each.done]
+        self._records = [each.record_of(self._id) for each in self._order if each.done]
         self._unchecked: dict[str, str] = {}
         self._notes: list[str] = []
         self._codes = [UsageError.exit_code] if jobs.problems else []
@@ -106,6 +99,8 @@ class _Night:
     def run(self) -> NightResult:
         if self._whole:
             self._history.begin_night(self._id)
+        if self._records:
+            self._options.say(f"continuing the night of {self._id}")
         left = [each for each in self._order if not each.done]
         try:
             for number, each in enumerate(left):
@@ -147,7 +142,7 @@ class _Night:
         except KeyboardInterrupt:
             if check.draft.verdict is not None:
                 check.draft.note("interrupted: what was to be done after the verdict is not finished")
-                self._keep(check.draft.record(), each)
+                self._keep(check.draft.record(), each, HASTE_S)
             raise
         except Exception as error:  # noqa: BLE001  # whatever happens to a job, the others are still checked
             self._failed(error, check, name)
@@ -172,13 +167,15 @@ class _Night:
         self._codes.append(error.exit_code if isinstance(error, AutofitError) else AutofitError.exit_code)
         check.draft.failed(error)
 
-    def _keep(self, record: NightRecord, each: Scheduled) -> None:
-        self._history.append(record)
-        self._records.append(record)
+    def _keep(self, record: NightRecord, each: Scheduled, patience_s: float = PATIENCE_S) -> None:
+        """Keeps a record, then runs the command of the job if it has lost speed, memory or its plan."""
+        with uninterrupted():
+            self._history.append(record)
+            self._records.append(record)
         self._options.say(f"{record.job}: {record.verdict.kind.value}: {record.verdict.reason}")
         if code_of(record, "regression") and each.job.on_regression:
             text = markdown.of_job(record, {record.job: (*each.past, record)})
-            problem = notify(each.job.on_regression, text, self._jobs.folder)
+            problem = notify(each.job.on_regression, text, self._jobs.folder, patience_s)
             if problem:
                 self._notes.append(f"{record.job}: on_regression: {problem}")
                 self._options.say(self._notes[-1])
@@ -187,10 +184,3 @@ class _Night:
         """Returns the context of a job, whose lines begin with its name."""
         say = self._options.say
         return replace(self._context, say=lambda text: say(f"{name}: {text}"))
-
-
-def _scheduled(jobs: JobsFile, history: History, options: NightOptions, night: str | None) -> list[Scheduled]:
-    chosen = selected(jobs.jobs, options.only)
-    past = {job.name: history.of_job(job.name) for job in chosen}
-    return scheduled(chosen, past, options.today(), night)
-

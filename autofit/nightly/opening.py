@@ -14,7 +14,7 @@ from autofit.search.bench import Bench
 Say = Callable[[str], None]
 """Receives one line for people."""
 OpenBench = Callable[[Job, Clock, Say, Path], AbstractContextManager[Bench]]
-"""Opens a bench for a job: the job, the clock of its budget, what is told to people, and the folder of the jobs file."""
+"""Opens a bench: the job, the clock of its time, what receives lines for people, and the folder of the jobs file."""
 
 
 @contextmanager
@@ -41,7 +41,9 @@ def opened(job: Job, clock: Clock, say: Say, folder: Path) -> Iterator[Bench]:
             left_s = None if clock.limit_s is None else max(clock.left_s, 0.0)
             held.enter_context(locks.held(key, name, locks.patience_s(left_s), say))
 
-        yield held.enter_context(RemoteBench(job.target, beat=watch.beat, claim=claim, clock=clock, log=_log(job, folder)))
+        yield held.enter_context(
+            RemoteBench(job.target, beat=watch.beat, claim=claim, clock=clock, log=_log(job, folder))
+        )
 
 
 def _log(job: Job, folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""PlanRunner: runs plans for a night, repeats inconclusive runs, counts them, and interleaves blocks of several plans."""
+"""PlanRunner: runs plans for a night, repeats inconclusive runs, and interleaves blocks of several plans."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -116,7 +116,9 @@ class PlanRunner:
             raise for_good(outcome.reason)
         return outcome
 
-    def rounds(self, plans: Sequence[Plan], count: int, enough: Callable[[Rounds], bool] = lambda so_far: False) -> Rounds:
+    def rounds(
+        self, plans: Sequence[Plan], count: int, enough: Callable[[Rounds], bool] = lambda so_far: False
+    ) -> Rounds:
         """Runs rounds of one block of each plan, forward and backward in turn, so that drift cancels.
 
         A plan whose block fails does not run again. If the time budget ends a round, the rounds before it count.

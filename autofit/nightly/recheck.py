@@ -114,9 +114,7 @@ def _check_workload(proof: Outcome, probe: Outcome, baseline: Plan) -> None:
 
 def _figures(plan: Plan, rounds: Rounds, proof: Outcome) -> Figures:
     memory = measurement_of(proof).memory
-    return Figures(
-        plan=plan, rates_per_s=rounds.of(plan), peak_bytes=memory.judged_bytes, judged_by=memory.judged_by
-    )
+    return Figures(plan=plan, rates_per_s=rounds.of(plan), peak_bytes=memory.judged_bytes, judged_by=memory.judged_by)
 
 
 def _gain(rounds: Rounds, raced: list[Plan]) -> Ratio | None:

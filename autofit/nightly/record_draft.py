@@ -27,7 +27,7 @@ class RecordDraft:
 
     def __init__(self, job: str, night: str, today: Callable[[], datetime], clock: Clock) -> None:
         self.verdict: Verdict | None = None
-        self._names = {"job": job, "night": night}
+        self._job, self._night = job, night
         self._today, self._clock = today, clock
         self._bench: CountedBench | None = None
         self._fields: dict[str, Any] = {}
@@ -67,11 +67,12 @@ class RecordDraft:
         assert self.verdict is not None, "a record has a verdict"
         return NightRecord(
             id=uuid4().hex,
+            job=self._job,
+            night=self._night,
             at=self._today().isoformat(timespec="seconds"),
             duration_s=round(self._clock.elapsed_s, 2),
             probes=0 if self._bench is None else self._bench.runs,
             verdict=self.verdict,
             notes=tuple(self._notes),
-            **self._names,
             **self._fields,
         )

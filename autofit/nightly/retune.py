@@ -18,8 +18,8 @@ from autofit.study.current_space import completed
 
 NO_PLAN = "the job has no plan yet"
 _SHOWN_CHANGES = 3
+_FAILS = "the accepted plan does not run"
 _MOVED = {
-    VerdictKind.DOES_NOT_FIT: "the accepted plan does not run",
     VerdictKind.REGRESSION: "the accepted plan is slower or needs more memory than in earlier nights",
     VerdictKind.FASTER: "the accepted plan is faster than in earlier nights",
 }
@@ -27,7 +27,7 @@ _MOVED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class Due:
     """Whether a job is tuned again.
 
     Attributes:
@@ -56,9 +56,14 @@ class Retune:
     note: str
 
 
-def decision(
-    past: Sequence[NightRecord], accepted: Recommendation, environment: Environment, verdict: Verdict
-) -> Decision:
+def due_for(
+    past: Sequence[NightRecord],
+    accepted: Recommendation,
+    environment: Environment,
+    verdict: Verdict,
+    *,
+    runs: bool = True,
+) -> Due:
     """Returns whether a job with an accepted plan is tuned again.
 
     It is tuned once for each change: not again while the accepted plan, the environment and the verdict stay the same.
@@ -68,19 +73,23 @@ def decision(
         accepted: the accepted plan.
         environment: the present environment.
         verdict: the verdict of this night.
+        runs: whether the accepted plan runs.
     """
     changed = environment.differences(accepted.environment)
     reasons = []
-    if verdict.kind in _MOVED:
-        reasons.append((_MOVED[verdict.kind], _tuned_for(past, accepted.plan, environment, verdict.kind)))
+    moved = _MOVED.get(verdict.kind, "") if runs else _FAILS
+    if moved:
+        reasons.append((moved, _tuned_for(past, accepted.plan, environment, verdict.kind)))
     if changed:
         more = len(changed) - _SHOWN_CHANGES
         what = "; ".join(changed[:_SHOWN_CHANGES]) + (f"; and {more} more" if more > 0 else "")
-        reasons.append((f"the environment changed since the plan was tuned: {what}", _tuned_in(past, accepted.plan, environment)))
+        reasons.append(
+            (f"the environment changed since the plan was tuned: {what}", _tuned_in(past, accepted.plan, environment))
+        )
     due = [reason for reason, tuned_at in reasons if not tuned_at]
     if due:
-        return Decision(reason="; ".join(due))
-    return Decision(note=f"not tuned again: {reasons[0][0]}, for which it was tuned at {reasons[0][1]}" if reasons else "")
+        return Due(reason="; ".join(due))
+    return Due(note=f"not tuned again: {reasons[0][0]}, for which it was tuned at {reasons[0][1]}" if reasons else "")
 
 
 def retune(
@@ -140,7 +149,9 @@ def _concluded(found: Recommendation, accepted: Plan, rounds: Rounds, margin: fl
             return Retune(found, None, better, f"a block of {name} failed: {outcome.status.value}, {outcome.reason}")
     pairing = rounds.pairing(found.plan, accepted)
     if pairing is None:
-        return Retune(found, None, better=False, note="too little time was left to compare the answer with the accepted plan")
+        return Retune(
+            found, None, better=False, note="too little time was left to compare the answer with the accepted plan"
+        )
     gain = pairing.ratio()
     better = gain.low > math.exp(margin)
     kept = "" if better else f", which is not above the tie margin of {math.expm1(margin):.0%}: the accepted plan stays"
@@ -171,6 +182,6 @@ def _tuned_for(past: Sequence[NightRecord], plan: Plan, environment: Environment
 def _of(records: Iterator[NightRecord], plan: Plan, environment: Environment) -> Iterator[NightRecord]:
     """Yields the records of a plan in a comparable environment. Nights that could not check the job do not count."""
     for record in records:
-        known = record.environment is not None and record.segment is not None
-        if known and record.segment.plan == plan.key and record.environment.comparable(environment):
+        there, segment = record.environment, record.segment
+        if there is not None and segment is not None and segment.plan == plan.key and there.comparable(environment):
             yield record

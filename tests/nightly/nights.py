@@ -128,3 +128,15 @@ class MachineRoom:
     def runs(self, name: str) -> int:
         """Returns the number of runs of a job so far."""
         return len(self.benches[name].runs)
+
+
+def stop_at(count: int, error: BaseException) -> Callable[[str, Plan, Purpose], None]:
+    """Returns what raises in the run with this number."""
+    left = [count]
+
+    def run(job: str, plan: Plan, purpose: Purpose) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise error
+
+    return run

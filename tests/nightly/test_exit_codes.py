@@ -5,7 +5,9 @@ import pytest
 from autofit.core import errors
 from autofit.core.plan import Plan
 from autofit.nightly.exit_codes import WORST_FIRST, FailOn, code_of, worst
-from autofit.nightly.records import NightRecord, Verdict, VerdictKind
+from autofit.nightly.records import HistorySegment, NightRecord, Verdict, VerdictKind
+
+SEGMENT = HistorySegment(workload="w", device="d", driver="", torch="2", protocol=1, plan="{}")
 
 
 def record(kind: VerdictKind, changed: tuple[str, ...] = (), **fields: object) -> NightRecord:
@@ -34,10 +36,11 @@ def test_the_worst_code_wins(codes: tuple[int, ...], expected: int) -> None:
         (record(VerdictKind.CANNOT_COMPARE), 0, 0),
         (record(VerdictKind.CANNOT_COMPARE, changed=("torch: 2.14, was 2.13",)), 0, 4),
         (record(VerdictKind.STEADY, proposed=Plan()), 0, 4),
-        (record(VerdictKind.DOES_NOT_FIT), 4, 4),
-        (record(VerdictKind.DOES_NOT_FIT, proposed=Plan()), 4, 4),
-        (record(VerdictKind.DOES_NOT_FIT, proposed=Plan(), replaced=True), 0, 4),
-        (record(VerdictKind.ERROR), 0, 0),  # its error has a code of its own
+        (record(VerdictKind.DOES_NOT_FIT, segment=SEGMENT), 4, 4),
+        (record(VerdictKind.DOES_NOT_FIT, segment=SEGMENT, proposed=Plan()), 4, 4),
+        (record(VerdictKind.DOES_NOT_FIT, segment=SEGMENT, proposed=Plan(), replaced=True), 0, 4),
+        (record(VerdictKind.ERROR, segment=SEGMENT), 4, 4),  # the plan fails for another reason than memory
+        (record(VerdictKind.ERROR), 0, 0),  # the job was not opened; its error has a code of its own
     ],
 )
 def test_what_counts_as_a_regression_and_as_a_change(found: NightRecord, regression: int, change: int) -> None:

@@ -1,4 +1,4 @@
-"""Runs of a night: inconclusive ones are repeated once, time that is over is no verdict on a plan, blocks interleave."""
+"""Runs of a night: inconclusive ones are repeated once, spent time is no verdict on a plan, blocks interleave."""
 
 import math
 
@@ -118,5 +118,7 @@ def test_rounds_before_the_end_of_the_time_count() -> None:
 
 def test_enough_ends_the_rounds() -> None:
     bench = calm()
-    rounds = runner_of(bench).rounds([bench.space.baseline], 9, lambda so_far: len(so_far.of(bench.space.baseline)) == 2)
+    rounds = runner_of(bench).rounds(
+        [bench.space.baseline], 9, lambda so_far: len(so_far.of(bench.space.baseline)) == 2
+    )
     assert len(rounds.of(bench.space.baseline)) == 2

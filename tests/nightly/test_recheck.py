@@ -70,15 +70,13 @@ def test_a_block_of_the_baseline_that_fails_leaves_the_accepted_plan_measured() 
     assert found.notes == ("a block of the baseline failed: out of memory, no room",)
 
 
-@pytest.mark.parametrize(
-    ("status", "error"), [(Status.USER_ERROR, UserCodeError), (Status.NUMERIC, NonFiniteLoss)]
-)
+@pytest.mark.parametrize(("status", "error"), [(Status.USER_ERROR, UserCodeError), (Status.NUMERIC, NonFiniteLoss)])
 def test_a_workload_that_fails_with_every_plan_is_the_workloads_fault(
     status: Status, error: type[UserCodeError]
 ) -> None:
     bench = calm()
     bench.faults |= {plan.key: always(status, "boom") for plan in (faster(bench), bench.space.baseline)}
-    with pytest.raises(error, match="fails with the accepted plan .*boom.* and with the baseline"):
+    with pytest.raises(error, match=r"fails with the accepted plan .*boom.* and with the baseline"):
         recheck(runner_of(bench), faster(bench))
 
 

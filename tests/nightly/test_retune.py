@@ -10,7 +10,7 @@ from autofit.core.plan import Plan
 from autofit.core.recommendation import Recommendation
 from autofit.core.trial import Purpose
 from autofit.nightly.records import HistorySegment, NightRecord, Verdict, VerdictKind
-from autofit.nightly.retune import compared, decision, retune
+from autofit.nightly.retune import compared, due_for, retune
 from autofit.search.request import Request
 from tests.fakes import FakeBench, always, briefing_of, during
 from tests.nightly.benches import calm, faster, recommended, runner_of
@@ -36,47 +36,50 @@ def night(
 
 
 @pytest.mark.parametrize(
-    ("kind", "environment", "reason"),
+    ("kind", "environment", "runs", "reason"),
     [
-        (VerdictKind.STEADY, SAME, ""),
-        (VerdictKind.CANNOT_COMPARE, SAME, ""),
-        (VerdictKind.REGRESSION, SAME, "the accepted plan is slower or needs more memory than in earlier nights"),
-        (VerdictKind.FASTER, SAME, "the accepted plan is faster than in earlier nights"),
-        (VerdictKind.DOES_NOT_FIT, SAME, "the accepted plan does not run"),
-        (VerdictKind.STEADY, OTHER, "the environment changed since the plan was tuned: fake: 2, was 1"),
+        (VerdictKind.STEADY, SAME, True, ""),
+        (VerdictKind.CANNOT_COMPARE, SAME, True, ""),
+        (VerdictKind.REGRESSION, SAME, True, "the accepted plan is slower or needs more memory than in earlier nights"),
+        (VerdictKind.FASTER, SAME, True, "the accepted plan is faster than in earlier nights"),
+        (VerdictKind.DOES_NOT_FIT, SAME, False, "the accepted plan does not run"),
+        (VerdictKind.ERROR, SAME, False, "the accepted plan does not run"),
+        (VerdictKind.STEADY, OTHER, True, "the environment changed since the plan was tuned: fake: 2, was 1"),
         (
-            VerdictKind.DOES_NOT_FIT, OTHER,
+            VerdictKind.DOES_NOT_FIT, OTHER, False,
             "the accepted plan does not run; the environment changed since the plan was tuned: fake: 2, was 1",
         ),
     ],
 )  # fmt: skip
-def test_a_job_is_tuned_again_for_a_reason(kind: VerdictKind, environment: Environment, reason: str) -> None:
-    assert decision([], ACCEPTED, environment, verdict(kind)).reason == reason
+def test_a_job_is_tuned_again_for_a_reason(
+    kind: VerdictKind, environment: Environment, runs: bool, reason: str
+) -> None:
+    assert due_for([], ACCEPTED, environment, verdict(kind), runs=runs).reason == reason
 
 
 def test_an_environment_in_which_the_job_was_tuned_already_is_no_reason() -> None:
     past = [night(VerdictKind.CANNOT_COMPARE, "changed", OTHER), night(VerdictKind.STEADY, "", OTHER)]
-    found = decision(past, ACCEPTED, OTHER, verdict(VerdictKind.STEADY))
+    found = due_for(past, ACCEPTED, OTHER, verdict(VerdictKind.STEADY))
     assert found.reason == ""
     assert "fake: 2, was 1, for which it was tuned at 2026-11-25" in found.note
     of_another_plan = [night(VerdictKind.STEADY, "changed", OTHER, plan=BENCH.space.baseline)]
-    assert decision(of_another_plan, ACCEPTED, OTHER, verdict(VerdictKind.STEADY)).reason
+    assert due_for(of_another_plan, ACCEPTED, OTHER, verdict(VerdictKind.STEADY)).reason
     failed_search = [night(VerdictKind.STEADY, "", OTHER)]
-    assert decision(failed_search, ACCEPTED, OTHER, verdict(VerdictKind.STEADY)).reason
+    assert due_for(failed_search, ACCEPTED, OTHER, verdict(VerdictKind.STEADY)).reason
 
 
 def test_a_regression_that_lasts_is_tuned_for_once_and_a_new_one_again() -> None:
     lasts = [night(VerdictKind.REGRESSION, "slower"), night(VerdictKind.REGRESSION)]
-    assert decision(lasts, ACCEPTED, SAME, verdict(VerdictKind.REGRESSION)).reason == ""
+    assert due_for(lasts, ACCEPTED, SAME, verdict(VerdictKind.REGRESSION)).reason == ""
     returned = [*lasts, night(VerdictKind.STEADY)]
-    assert decision(returned, ACCEPTED, SAME, verdict(VerdictKind.REGRESSION)).reason
+    assert due_for(returned, ACCEPTED, SAME, verdict(VerdictKind.REGRESSION)).reason
     error = NightRecord(id="e", job="j", night="n", at="t", verdict=verdict(VerdictKind.ERROR))
-    assert decision([*lasts, error], ACCEPTED, SAME, verdict(VerdictKind.REGRESSION)).reason == ""
+    assert due_for([*lasts, error], ACCEPTED, SAME, verdict(VerdictKind.REGRESSION)).reason == ""
 
 
 def test_many_changes_are_counted() -> None:
     many = SAME.model_copy(update={"versions": {name: "2" for name in "abcdef"}})
-    assert decision([], ACCEPTED, many, verdict(VerdictKind.STEADY)).reason.endswith("and 4 more")
+    assert due_for([], ACCEPTED, many, verdict(VerdictKind.STEADY)).reason.endswith("and 4 more")
 
 
 def begin(bench: FakeBench) -> Clock:

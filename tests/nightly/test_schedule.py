@@ -1,14 +1,18 @@
-"""The order of a night: what was not checked for longest comes first, and what a killed night has done is not repeated."""
+"""The order of a night: the longest unchecked job comes first; a continued night repeats nothing."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from autofit.core.errors import UsageError
-from autofit.nightly.job import FOLDER, Job
+from autofit.nightly.history import History
+from autofit.nightly.job import FOLDER, Job, JobsFile
 from autofit.nightly.records import NightRecord, Verdict, VerdictKind
-from autofit.nightly.schedule import age, moment, scheduled, selected
+from autofit.nightly.schedule import Scheduled, age, moment, plan_of_night, selected
 
 NOW = datetime(2026, 11, 25, 1, tzinfo=UTC)
 
@@ -23,10 +27,34 @@ def night(name: str, hours_ago: float, kind: VerdictKind = VerdictKind.STEADY, n
     return NightRecord(id="i", job=name, night=night, at=at, verdict=Verdict(kind=kind, reason="why"))
 
 
+@dataclass
+class Past:
+    """Records of jobs, as a history has them."""
+
+    records: dict[str, tuple[NightRecord, ...]]
+    unfinished: str | None = None
+
+    def of_job(self, name: str) -> tuple[NightRecord, ...]:
+        return self.records.get(name, ())
+
+    def unfinished_night(self) -> str | None:
+        return self.unfinished
+
+
+def order_of(
+    jobs: list[Job],
+    records: dict[str, tuple[NightRecord, ...]],
+    unfinished: str | None = None,
+    only: Sequence[str] = (),
+) -> list[Scheduled]:
+    file = JobsFile(path=Path("/nowhere/jobs.yaml"), history=":memory:", jobs=tuple(jobs))
+    return plan_of_night(file, cast(History, Past(records, unfinished)), only, NOW)
+
+
 def test_never_checked_comes_first_then_the_longest_unchecked() -> None:
     jobs = [job("a"), job("b"), job("c"), job("d")]
     past = {"a": (night("a", 80), night("a", 2)), "b": (night("b", 70),), "d": ()}
-    order = scheduled(jobs, past, NOW)
+    order = order_of(jobs, past)
     assert [each.job.name for each in order] == ["c", "d", "b", "a"]
     assert [each.why for each in order] == [
         "never checked: first tuning, since it has no plan",
@@ -38,7 +66,7 @@ def test_never_checked_comes_first_then_the_longest_unchecked() -> None:
 
 def test_a_job_with_a_plan_is_re_checked(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").touch()
-    (found,) = scheduled([job("a", tmp_path)], {}, NOW)
+    (found,) = order_of([job("a", tmp_path)], {})
     assert found.why == "never checked: re-check of the accepted plan"
 
 
@@ -52,17 +80,19 @@ def test_a_job_with_a_plan_is_re_checked(tmp_path: Path) -> None:
     ],
 )
 def test_a_continued_night_leaves_out_what_it_has_checked(record: NightRecord, done: bool) -> None:
-    (found,) = scheduled([job("a")], {"a": (record,)}, NOW, "tonight")
+    (found,) = order_of([job("a")], {"a": (record,)}, "tonight")
     assert found.done is done
-    (fresh,) = scheduled([job("a")], {"a": (record,)}, NOW)
+    (fresh,) = order_of([job("a")], {"a": (record,)})
     assert not fresh.done
+    (alone,) = order_of([job("a"), job("b")], {"a": (record,)}, "tonight", ["a"])
+    assert not alone.done
 
 
 def test_jobs_are_chosen_by_name_in_the_order_of_the_file() -> None:
     jobs = [job("gpt"), job("bert"), job("mlp")]
     assert [each.name for each in selected(jobs, [])] == ["gpt", "bert", "mlp"]
     assert [each.name for each in selected(jobs, ["mlp", "gpt"])] == ["gpt", "mlp"]
-    with pytest.raises(UsageError, match="found no job 'brt' in the jobs file. Did you mean 'bert'?"):
+    with pytest.raises(UsageError, match=r"found no job 'brt' in the jobs file\. Did you mean 'bert'\?"):
         selected(jobs, ["brt"])
     with pytest.raises(UsageError, match="Expected one of gpt, bert, mlp"):
         selected(jobs, ["x"])
