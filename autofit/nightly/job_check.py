@@ -85,6 +85,8 @@ class JobCheck:
         with context.open_bench(job, self._clock, context.say, context.folder) as bench:
             counted = CountedBench(bench)
             self.draft.opened(counted)
+            environment = counted.briefing.environment
+            context.say(f"on {environment.device_name} ({environment.device_type})")
             self._runner = PlanRunner(counted, self._objective, self._clock, context.say)
             if accepted is None:
                 self._tune_first()

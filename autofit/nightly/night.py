@@ -72,7 +72,7 @@ def run_night(jobs: JobsFile, history: History, options: NightOptions, open_benc
         StudyError: the history cannot be used.
     """
     key, what = f"night-{jobs.path.resolve()}", f"the jobs file {jobs.path}"
-    with locks.held(key, what, 0.0, options.say):
+    with locks.held(key, what, 0.0):  # a night that waits for another one would repeat it
         return _Night(jobs, history, options, open_bench).run()
 
 
@@ -152,9 +152,9 @@ class _Night:
     def _failed(self, error: Exception, check: JobCheck, name: str) -> None:
         """Records that a job was skipped, or that its check ended with an error."""
         text = one_line(str(error)) or type(error).__name__
-        self._options.say(f"{name}: {text}")
         unmeasured = check.draft.verdict is None
         if isinstance(error, Busy | DeviceMissing | BudgetSpent) and unmeasured:
+            self._options.say(f"{name}: not checked: {text}")
             self._unchecked[name] = text
             night_over = isinstance(error, BudgetSpent) and self._clock.left_s <= 0
             skipped = Busy if isinstance(error, DeviceMissing) else type(error)
