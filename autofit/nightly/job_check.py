@@ -144,9 +144,10 @@ class JobCheck:
     def _tune_again(self, accepted: Recommendation, reason: str, *, runs: bool) -> None:
         """Tunes again; proposes what is better, or makes it the accepted plan."""
         self._context.say(f"tuning again: {reason}")
-        plan = accepted.plan if runs else None
         try:
-            result = retune.retune(self._runner, self._request(), plan, [self._show], self._begin_tuning)
+            result = retune.retune(
+                self._runner, self._request(), accepted.plan, [self._show], self._begin_tuning, runs=runs
+            )
         except AutofitError as error:
             self._note(f"tuning again ({reason}) found no answer: {one_line(str(error))}")
             return

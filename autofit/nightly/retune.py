@@ -93,16 +93,23 @@ def due_for(
 
 
 def retune(
-    runner: PlanRunner, request: Request, accepted: Plan | None, listen: Sequence[Listen], begin: Callable[[], Clock]
+    runner: PlanRunner,
+    request: Request,
+    accepted: Plan | None,
+    listen: Sequence[Listen],
+    begin: Callable[[], Clock],
+    *,
+    runs: bool = True,
 ) -> Retune:
     """Searches on the bench of the night, warm-started from the study, and compares the answer with the accepted plan.
 
     Args:
         runner: runs plans.
         request: the options of the search; its time is that of the clock that `begin` returns.
-        accepted: the accepted plan; None if there is none, or if it does not run. The answer is then better.
+        accepted: the accepted plan; None if there is none. Any answer is then better.
         listen: called with each event of the search.
         begin: gives the bench the time for the next part of the work, and returns a clock with that limit.
+        runs: whether the accepted plan runs. If it does not, any other answer is better.
 
     Raises:
         AutofitError: as in `autofit.search.search.search`.
@@ -110,6 +117,12 @@ def retune(
     clock = begin()
     found = search(runner.bench, replace(request, time_s=clock.limit_s), listen, clock)
     if accepted is None:
+        return Retune(found, None, better=True, note="")
+    if found.plan == completed(accepted, runner.bench.briefing.space):
+        return Retune(
+            found, None, better=False, note=f"the search {'found' if runs else 'proved'} the accepted plan again"
+        )
+    if not runs:
         return Retune(found, None, better=True, note="")
     begin()
     return compared(runner, found, accepted)
@@ -121,13 +134,11 @@ def compared(runner: PlanRunner, found: Recommendation, accepted: Plan) -> Retun
     Args:
         runner: runs plans.
         found: the answer of the search.
-        accepted: the accepted plan, which runs.
+        accepted: the accepted plan, which runs; another one.
 
     Raises:
         DevicePoisoned, KeyboardInterrupt: as in `PlanRunner.run`.
     """
-    if found.plan == completed(accepted, runner.bench.briefing.space):
-        return Retune(found, None, better=False, note="the search found the accepted plan again")
     margin = math.log1p(runner.objective.tie_ratio)
 
     def enough(rounds: Rounds) -> bool:

@@ -135,12 +135,23 @@ def test_only_what_is_faster_beyond_the_tie_margin_is_better(ratio: float, bette
     assert ("the accepted plan stays" in found.note) is not better
 
 
-def test_the_same_plan_is_not_compared_also_if_the_accepted_one_lacks_a_knob() -> None:
+@pytest.mark.parametrize(("runs", "verb"), [(True, "found"), (False, "proved")])
+def test_the_accepted_plan_is_not_proposed_also_if_it_lacks_a_knob(runs: bool, verb: str) -> None:
+    first, bench = calm(), calm()
+    answer = retune(runner_of(first), Request(study=":memory:"), None, [], lambda: begin(first)).recommendation.plan
+    assert answer.values["memory_format"] == "contiguous"  # its default
+    plan = Plan(values={k: v for k, v in answer.values.items() if k != "memory_format"})
+    found = retune(runner_of(bench), Request(study=":memory:"), plan, [], lambda: begin(bench), runs=runs)
+    assert found.recommendation.plan == answer
+    assert (found.better, found.note) == (False, f"the search {verb} the accepted plan again")
+
+
+def test_any_other_answer_is_better_than_a_plan_that_does_not_run() -> None:
     bench = calm()
-    plan = Plan(values={k: v for k, v in faster(bench).values.items() if k != "memory_format"})
-    found = compared(runner_of(bench), recommended(bench, faster(bench)), plan)
-    assert (found.better, found.note) == (False, "the search found the accepted plan again")
-    assert bench.runs == []
+    found = retune(
+        runner_of(bench), Request(study=":memory:"), bench.space.baseline, [], lambda: begin(bench), runs=False
+    )
+    assert (found.better, found.gain) == (True, None)
 
 
 def test_a_plan_that_fails_while_it_is_compared_loses() -> None:
