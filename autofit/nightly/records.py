@@ -101,8 +101,13 @@ class Verdict(_NightPart):
         expected_bytes: peak that it was compared with; None if it was not compared.
         high_bytes: upper limit of the noise band of the peak; None if it was not compared.
         compared_nights: number of nights that it was compared with.
+        moved: what is outside its band, confirmed by a second measurement or open since an earlier night.
+        since: first night of the change in `moved`; "" if it began tonight or nothing moved.
+        evidence_nights: number of nights, this one included, that are together the evidence for a new change of
+            throughput.
         changed: what differs from the last steady night, as "name: value, was earlier value".
-        bisect: how to find the cause, as commands or sentences; () unless the verdict is a regression.
+        bisect: how to find the cause, as commands or sentences; () unless the verdict is a regression or "does not
+            fit".
     """
 
     kind: VerdictKind
@@ -113,6 +118,9 @@ class Verdict(_NightPart):
     expected_bytes: int | None = None
     high_bytes: int | None = None
     compared_nights: int = 0
+    moved: tuple[Literal["slower", "faster", "more memory"], ...] = ()
+    since: str = ""
+    evidence_nights: int = 1
     changed: tuple[str, ...] = ()
     bisect: tuple[str, ...] = ()
 
@@ -142,6 +150,8 @@ class NightRecord(_NightPart):
         proposed_gain: throughput of the proposal over the accepted plan, from interleaved blocks; None if the accepted
             plan does not run.
         replaced: whether the proposal replaced the accepted plan in this night.
+        level_accepted: whether a person accepted the level of an open regression. Such a record has no figures
+            (`autofit.nightly.judging.level_accepted`).
         notes: further notes for people.
     """
 
@@ -165,4 +175,5 @@ class NightRecord(_NightPart):
     proposed: Plan | None = None
     proposed_gain: Ratio | None = None
     replaced: bool = False
+    level_accepted: bool = False
     notes: tuple[str, ...] = ()
