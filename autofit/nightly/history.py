@@ -132,9 +132,9 @@ class History:
             if records or more:
                 stored_nights.write(self._place, [*records, *more])
         if lost:
-            self._note(f"{_count(lost, 'line')} of {self._aside.path} could not be read: deleted")
+            self._note(f"deleted, since it could not be read: {_count(lost, 'line')} of {self._aside.path}")
         if records:
-            self._note(f"{_count(len(records), 'record')} of {self._aside.path} merged into the history")
+            self._note(f"merged into the history: {_count(len(records), 'record')} of {self._aside.path}")
         if self._stored.away:
             self._stored, self._known = stored_nights.read(self._place), {}
 
@@ -143,7 +143,7 @@ class History:
         records, lost = self._aside.read()
         self._kept += records
         if lost:
-            self._note(f"{_count(lost, 'line')} of {self._aside.path} cannot be read")
+            self._note(f"left out, since it cannot be read: {_count(lost, 'line')} of {self._aside.path}")
         if self._stored.away:
             self._note_away(stored_nights.not_available(self._place, self._stored.away))
         for job, texts in self._stored.texts.items():
@@ -157,7 +157,7 @@ class History:
 
     def _note_damaged(self, job: str, count: int) -> None:
         if count:
-            self._note(f"{_count(count, 'record')} of the job {job} cannot be read and left out")
+            self._note(f"left out, since it cannot be read: {_count(count, 'record')} of the job {job}")
 
     @property
     def _mark(self) -> Path:

@@ -85,7 +85,7 @@ def test_a_damaged_record_is_lost_alone_and_said(db: Path, tmp_path: Path) -> No
         )
     found = History.open(db, tmp_path / "aside")
     assert found.of_job("gpt") == (record(0), record(2))
-    assert found.notes == ("1 record of the job gpt cannot be read and left out",)
+    assert found.notes == ("left out, since it cannot be read: 1 record of the job gpt",)
 
 
 def test_a_history_of_a_newer_version_is_refused_wherever_its_records_are(disk: Disk) -> None:
@@ -122,7 +122,7 @@ def test_a_database_that_goes_away_in_the_night_costs_nothing(disk: Disk) -> Non
     assert stat.S_IMODE(disk.aside.stat().st_mode) == 0o600
     disk.come_back()
     history.append(record(4))
-    assert history.notes[1:] == (f"2 records of {disk.aside} merged into the history",)
+    assert history.notes[1:] == (f"merged into the history: 2 records of {disk.aside}",)
     assert disk.aside.read_bytes() == b""
     later = disk.open()
     assert ids(later.of_job("gpt")) == ["gpt-1", "gpt-2", "gpt-3", "gpt-4"]
@@ -188,10 +188,10 @@ def test_a_damaged_line_that_was_set_aside_is_said(disk: Disk) -> None:
     disk.aside.write_bytes(disk.aside.read_bytes().replace(b"101.5", b"101.6", 1))
     disk.come_back()
     history = disk.open()
-    assert history.notes == (f"1 line of {disk.aside} cannot be read",)
+    assert history.notes == (f"left out, since it cannot be read: 1 line of {disk.aside}",)
     assert ids(history.of_job("gpt")) == ["gpt-2"]
     history.begin_night("2026-11-03T01:00:00+00:00")
-    assert f"1 line of {disk.aside} could not be read: deleted" in history.notes
+    assert f"deleted, since it could not be read: 1 line of {disk.aside}" in history.notes
 
 
 def test_a_record_that_can_be_kept_nowhere_is_an_error(disk: Disk) -> None:
