@@ -52,7 +52,7 @@ def _chart(report: Report) -> Iterator[str]:
         if row.peak_bytes and row.rate_per_s is not None
     ]
     if drawn := scatter(points, report.budget_bytes, report.unit):
-        yield from ("## Throughput against peak memory", "", *_block(drawn, "text"))
+        yield from ("## Throughput against peak memory", "", *block(drawn, "text"))
 
 
 def _mark(row: PlanRow) -> str:
@@ -71,12 +71,12 @@ def _plans(report: Report) -> Iterator[str]:
             (_role(row), text(row.label), _rate(row), _gain(row), _bytes(row.peak_bytes), text(row.reason))
             for row in measured
         ]
-        yield from _table(head, rows, "plans")
+        yield from table(head, rows, "plans")
         yield from (RATIOS, "") if report.race else ()
     if others:
         yield from ("Without a throughput:", "")
         failed = [(text(row.label), row.status, _bytes(row.peak_bytes), text(row.reason)) for row in others]
-        yield from _table(("plan", "outcome", "peak", "reason"), failed, "plans")
+        yield from table(("plan", "outcome", "peak", "reason"), failed, "plans")
 
 
 def _notes(report: Report) -> Iterator[str]:
@@ -94,7 +94,7 @@ def _curves(report: Report) -> Iterator[str]:
         points = ", ".join(f"{row.micro_batch_size}: {_rate(row)}" for row in members)
         refused = ", ".join(map(str, curve.refused_sizes))
         rows.append((text(curve.combination), points, refused))
-    yield from _table(("combination", f"micro batch: {report.unit}/s", "does not fit"), rows, "combinations")
+    yield from table(("combination", f"micro batch: {report.unit}/s", "does not fit"), rows, "combinations")
 
 
 def _race(report: Report) -> Iterator[str]:
@@ -106,7 +106,7 @@ def _race(report: Report) -> Iterator[str]:
         (text(report.row(each.rank).label), str(each.ratio), str(each.ratio.pairs), text(each.note))
         for each in report.race
     ]
-    yield from _table(("plan", "ratio", "pairs", ""), rows, "plans")
+    yield from table(("plan", "ratio", "pairs", ""), rows, "plans")
 
 
 def _estimates(report: Report) -> Iterator[str]:
@@ -134,39 +134,39 @@ def _memory_of(plan: PlanMemory) -> Iterator[str]:
     peak = f"{format_bytes(plan.profile.peak_bytes)} by its trace, {_STEP.sub('in the ', parts.moment)}"
     yield from (f"{_named(plan.role)}, {text(plan.label)}: {text(peak)}.", "")
     shares = [(text(part.name), format_bytes(part.size_bytes)) for part in parts.kinds]
-    yield from _table(("kind", "at the peak"), shares, "kinds")
+    yield from table(("kind", "at the peak"), shares, "kinds")
     modules = [
         (text(part.name) + (f" ({part.count} modules)" if part.count > 1 else ""), format_bytes(part.size_bytes))
         for part in parts.modules[:MOST_ITEMS]
     ]
     if modules:
-        yield from _table(("module", "activations and temporaries"), modules, "modules")
+        yield from table(("module", "activations and temporaries"), modules, "modules")
     live = plan.profile.live_bytes
     phases = [(text(phase.name), format_bytes(max(live[phase.start : phase.end]))) for phase in plan.profile.phases]
-    yield from _table(("phase", "largest live tensors"), phases, "phases")
+    yield from table(("phase", "largest live tensors"), phases, "phases")
 
 
 def _gates(report: Report) -> Iterator[str]:
     if report.gates:
         yield from ("## Numerical checks", "")
         rows = [(text(gate.name), verdict(gate), text(gate.reason, 400)) for gate in report.gates]
-        yield from _table(("technique", "result", "what was found"), rows, "checks")
+        yield from table(("technique", "result", "what was found"), rows, "checks")
 
 
 def _left_out(report: Report) -> Iterator[str]:
     if report.left_out:
         yield from ("## Combinations that were not measured", "")
         rows = [(text(each.label), text(each.basis), text(each.reason)) for each in report.left_out]
-        yield from _table(("nearest plan", "basis", "reason"), rows, "combinations", MOST_OMISSIONS)
+        yield from table(("nearest plan", "basis", "reason"), rows, "combinations", MOST_OMISSIONS)
     yield from _list("Techniques that were not searched", [f"{each.name}: {each.reason}" for each in report.refused])
 
 
 def _use(report: Report) -> Iterator[str]:
     if report.apply_code:
-        yield from ("## Apply the plan", "", *_block(report.apply_code.rstrip(), "python"))
+        yield from ("## Apply the plan", "", *block(report.apply_code.rstrip(), "python"))
     if report.command:
         language = "python" if report.command.startswith("autofit.") else "sh"
-        yield from ("## Repeat the search", "", *_block(report.command, language))
+        yield from ("## Repeat the search", "", *block(report.command, language))
 
 
 def _environment(report: Report) -> Iterator[str]:
@@ -183,7 +183,7 @@ def _environment(report: Report) -> Iterator[str]:
         "created": moment(report.created),
     }
     yield from ("## Environment", "")
-    yield from _table(("", ""), [(name, text(value, 400)) for name, value in facts.items() if value], "facts")
+    yield from table(("", ""), [(name, text(value, 400)) for name, value in facts.items() if value], "facts")
 
 
 def _list(title: str, items: Sequence[str]) -> Iterator[str]:
@@ -195,7 +195,7 @@ def _list(title: str, items: Sequence[str]) -> Iterator[str]:
     yield ""
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], what: str, most: int = MOST_ROWS) -> Iterator[str]:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], what: str, most: int = MOST_ROWS) -> Iterator[str]:
     """Yields a table of at most `most` rows and the number of the others; cells are escaped already."""
     yield _line(head)
     yield _line(["---"] * len(head))
@@ -209,7 +209,7 @@ def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _block(code: str, language: str) -> list[str]:
+def block(code: str, language: str) -> list[str]:
     """Returns a code block whose fence is longer than any run of backticks in it."""
     longest = max((len(run) for run in re.findall("`+", code)), default=0)
     fence = "`" * max(3, longest + 1)

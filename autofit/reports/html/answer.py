@@ -5,7 +5,7 @@ from collections.abc import Callable
 from autofit.core.recommendation import Ratio
 from autofit.core.units import format_bytes, format_duration, short_number
 from autofit.reports.counting import counted, runs
-from autofit.reports.html.parts import CODE, LABEL, breakable, scrolled
+from autofit.reports.html.parts import CODE, LABEL, breakable, scrolled, tile
 from autofit.reports.markup import Child, Markup, element, joined, shortened
 from autofit.reports.report import PlanRow, Report
 
@@ -24,11 +24,11 @@ def _tiles(report: Report) -> list[Markup]:
     if best is not None:
         found += _answer_tiles(report, best, baseline)
     else:
-        found.append(_tile("Recommendation", "none", shortened(report.cause, LABEL) or "the cause is unknown", "bad"))
-        found.append(_tile("Memory budget", format_bytes(report.budget_bytes), _lightest(report)))
+        found.append(tile("Recommendation", "none", shortened(report.cause, LABEL) or "the cause is unknown", "bad"))
+        found.append(tile("Memory budget", format_bytes(report.budget_bytes), _lightest(report)))
     note = runs(report) or "tried, skipped or refused"
     note = f"{note}, in {format_duration(report.duration_s)}" if report.duration_s else note
-    return [*found, _tile("Search", counted(len(report.rows), "plan"), shortened(note, LABEL))]
+    return [*found, tile("Search", counted(len(report.rows), "plan"), shortened(note, LABEL))]
 
 
 def _lightest(report: Report) -> str:
@@ -43,23 +43,23 @@ def _lightest(report: Report) -> str:
 def _answer_tiles(report: Report, best: PlanRow, baseline: PlanRow | None) -> list[Markup]:
     found = list[Markup]()
     if best.is_baseline:
-        found.append(_tile("Change", "none", "the baseline is the answer"))
+        found.append(tile("Change", "none", "the baseline is the answer"))
     elif best.gain is None:
-        found.append(_tile("Gain", "–", "the baseline was not measured within the budget"))
+        found.append(tile("Gain", "–", "the baseline was not measured within the budget"))
     else:
         note = f"{interval(best.gain)}{_proof(report)}"
-        found.append(_tile("Gain", f"{best.gain.value:.2f}x", note, "good" if best.gain.low > 1 else ""))
+        found.append(tile("Gain", f"{best.gain.value:.2f}x", note, "good" if best.gain.low > 1 else ""))
     if best.rate_per_s is not None:
         before = _before(baseline, lambda row: short_number(row.rate_per_s) if row.rate_per_s else None)
-        found.append(_tile("Throughput", f"{short_number(best.rate_per_s)}", f"{report.unit}/s{before}"))
+        found.append(tile("Throughput", f"{short_number(best.rate_per_s)}", f"{report.unit}/s{before}"))
     if best.peak_bytes is not None:
         before = _before(baseline, lambda row: format_bytes(row.peak_bytes) if row.peak_bytes else None)
         share = best.peak_bytes / report.budget_bytes if report.budget_bytes else 0.0
         note = f"{share:.0%} of {format_bytes(report.budget_bytes)}{before}"
-        found.append(_tile("Peak memory", format_bytes(best.peak_bytes), note))
+        found.append(tile("Peak memory", format_bytes(best.peak_bytes), note))
     size = report.global_batch_size
     batch = f"{best.micro_batch_size:,} × {best.accumulation_steps:,}"
-    found.append(_tile("Micro batch × steps", batch, f"global batch {size:,}" if size else "accumulation steps"))
+    found.append(tile("Micro batch × steps", batch, f"global batch {size:,}" if size else "accumulation steps"))
     return found
 
 
@@ -79,15 +79,6 @@ def interval(gain: Ratio) -> str:
     if not gain.pairs:
         return "over the baseline, from separate runs"
     return f"over the baseline; 95\u00a0% interval {gain.low:.2f} to {gain.high:.2f}"
-
-
-def _tile(name: str, value: str, note: str, kind: str = "") -> Markup:
-    inside = [
-        element("div", name, class_="tile-name"),
-        element("div", value, class_="tile-value"),
-        element("div", note, class_="tile-note"),
-    ]
-    return element("div", *inside, class_=f"tile {kind}".rstrip())
 
 
 def _comparison(report: Report) -> Markup | None:

@@ -62,6 +62,16 @@ def _row(row: tuple[str, ...]) -> Markup:
     return element("tr", first, *(element("td", shortened(text, REASON)) for text in row[1:]))
 
 
+def tile(name: str, value: str, note: str, kind: str = "") -> Markup:
+    """Returns a key figure; its kind is "good", "bad" or ""."""
+    inside = [
+        element("div", name, class_="tile-name"),
+        element("div", value, class_="tile-value"),
+        element("div", note, class_="tile-note"),
+    ]
+    return element("div", *inside, class_=f"tile {kind}".rstrip())
+
+
 def facts(entries: Facts) -> Markup:
     """Returns names with their values."""
     pairs = (element("div", element("dt", name), element("dd", value)) for name, value in entries)

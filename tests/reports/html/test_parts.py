@@ -1,6 +1,6 @@
 """Parts of a page: tables, facts and code."""
 
-from autofit.reports.html.parts import CODE, breakable, bullets, code_block, code_text, data_table, facts, section
+from autofit.reports.html.parts import CODE, breakable, bullets, code_block, code_text, data_table, facts, section, tile
 from autofit.reports.svg.chart import DataTable
 
 
@@ -20,6 +20,12 @@ def test_a_table_has_a_caption_headers_and_can_be_scrolled_by_keyboard() -> None
 def test_facts_and_lists_hold_their_entries() -> None:
     assert facts([("torch", "2.13")]) == '<dl class="facts"><div><dt>torch</dt><dd>2.13</dd></div></dl>'
     assert bullets(["a", "&"]) == "<ul><li>a</li><li>&amp;</li></ul>"
+
+
+def test_a_key_figure_has_its_kind_and_its_note() -> None:
+    assert tile("Gain", "2.0x", "<all>").startswith('<div class="tile"><div class="tile-name">Gain</div>')
+    assert '<div class="tile-note">&lt;all&gt;</div>' in tile("Gain", "2.0x", "<all>", "good")
+    assert tile("Gain", "2.0x", "", "good").startswith('<div class="tile good">')
 
 
 def test_code_keeps_its_lines_and_indentation_and_loses_control_characters() -> None:

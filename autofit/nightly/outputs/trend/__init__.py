@@ -1,0 +1,1 @@
+"""The history of all jobs as one HTML page that needs no network."""
