@@ -60,6 +60,7 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
     "nightly accept": (
         ("Make plan.new.yaml the plan of a job; plan.previous.yaml keeps the old one:", "autofit nightly accept gpt"),
         ("Of another jobs file:", "autofit nightly accept gpt --jobs team/jobs.yaml"),
+        ("Live with a regression whose cause is known:", "autofit nightly accept gpt --level"),
     ),
     "nightly revert": (
         ("Exchange the plan of a job and its predecessor:", "autofit nightly revert gpt"),

@@ -61,6 +61,12 @@ def init(parser: argparse.ArgumentParser) -> None:
 def accept(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `autofit nightly accept`."""
     _job(parser)
+    parser.add_argument(
+        "--level",
+        action="store_true",
+        help="accept the present speed and memory of the job instead, so that nights no longer report its open "
+        "regression. The plan stays",
+    )
 
 
 def revert(parser: argparse.ArgumentParser) -> None:

@@ -104,7 +104,7 @@ class JobCheck:
             self._note(f"{waiting.name} of an earlier night waits. To use it: {self._accepting}")
 
     def _measure(self, plan: Plan) -> tuple[Verdict, bool]:
-        """Re-checks a plan and judges it. Returns the verdict, and whether the plan runs.
+        """Re-checks a plan and judges it. Returns the verdict, and whether the plan runs within its budget.
 
         A regression is measured a second time before it is called one.
         """
@@ -118,7 +118,9 @@ class JobCheck:
             draft.verdict = failed(self._past, segment, environment, reason, fits=fits)
             return draft.verdict, False
         budget_bytes = self._runner.bench.briefing.budget.memory_bytes
-        tonight = Tonight(self._job.name, segment, environment, found.accepted, budget_bytes)
+        tonight = Tonight(
+            self._job.name, segment, environment, found.accepted, budget_bytes, found.unit, found.baseline
+        )
         self._begin(self._time_s())
         judged = judge(self._past, tonight, lambda: confirm(self._runner, plan))
         draft.update(accepted=found.accepted, baseline=found.baseline, gain=found.gain, unit=found.unit)
@@ -126,7 +128,7 @@ class JobCheck:
         draft.verdict = judged.verdict
         for note in found.notes:
             self._note(note)
-        return judged.verdict, True
+        return judged.verdict, judged.verdict.kind is not VerdictKind.DOES_NOT_FIT
 
     def _tune_first(self) -> None:
         """Tunes a job without a plan, and measures the new plan as later nights will."""
