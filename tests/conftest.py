@@ -7,12 +7,14 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
 from autofit.devices import base
 from autofit.probing import step_timing, warm_up
+from autofit.search import race_and_proof, search
 from tests.fakes import FakeTime
 from tests.leaks import State
 
@@ -31,6 +33,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Runs files with slow tests first: side by side, the last file then keeps no process waiting for long."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+BRIEF: tuple[tuple[ModuleType, str, float], ...] = ((search, "TRACING_S", 0.0), (race_and_proof, "RACE_S", 0.5))
+"""What makes a search in a test's process brief: only the baseline is traced, and an undecided race ends early."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def searches_are_brief() -> Iterator[list[tuple[ModuleType, str, float]]]:
+    """Makes all searches in this process brief; gives what makes them whole again."""
+    whole = [(module, name, getattr(module, name)) for module, name, _ in BRIEF]
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name, value in BRIEF:
+            patch.setattr(module, name, value)
+        yield whole
+
+
+@pytest.fixture
+def whole_search(searches_are_brief: list[tuple[ModuleType, str, float]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives the test searches that trace and race as long as a user's do, for what it asserts of them."""
+    for module, name, value in searches_are_brief:
+        monkeypatch.setattr(module, name, value)
 
 
 @pytest.fixture(scope="session")

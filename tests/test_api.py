@@ -416,6 +416,7 @@ class Peeking(nn.Module):
         return output
 
 
+@pytest.mark.usefixtures("whole_search")
 def test_a_step_that_cannot_be_traced_is_estimated_from_short_runs() -> None:
     model = Peeking()
     before = digest_of(model)

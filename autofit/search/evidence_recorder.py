@@ -39,6 +39,11 @@ class EvidenceRecorder:
         text = f"searching plans for {asked.title or 'the workload'}"
         self._listen(Event("start", text, asked=asked))
 
+    @property
+    def began(self) -> str:
+        """UTC time in ISO 8601 at which the search began."""
+        return self._asked.began
+
     def tell(self, event: Event) -> None:
         """Passes an event of the search on."""
         self._done = event.done
@@ -47,6 +52,14 @@ class EvidenceRecorder:
     def found(self, recommendation: Recommendation) -> None:
         """Keeps the evidence for a recommendation, and tells the listener both."""
         result = self._result(recommendation, None)
+        self._listen(Event("result", f"recommended: {recommendation.plan}", done=self._done, result=result))
+
+    def proven_again(self, recommendation: Recommendation, evidence: SearchEvidence) -> None:
+        """Keeps the evidence of the earlier search for a recommendation that was proven again; tells the listener."""
+        kept = recommendation.model_copy(update={"alternatives": ()})
+        evidence = evidence.model_copy(update={"recommendation": kept, "began": self._asked.began})
+        self._keep(evidence, CLOSED)
+        result = SearchResult(recommendation, evidence, tuple(self.seen.trials))
         self._listen(Event("result", f"recommended: {recommendation.plan}", done=self._done, result=result))
 
     def failed(self, error: AutofitError) -> None:

@@ -97,6 +97,7 @@ class Final:
             counts=dict(Counter(t.outcome.status.value for t in trials)),
             stopped=self._end.stopped,
             estimate=self._estimates.get(winner.plan.key),
+            complete=not self._end.early,
         )
 
     def _race(self, left: list[Trial]) -> None:

@@ -22,6 +22,7 @@ from autofit.search.bench import Bench
 from autofit.search.event import Event
 from autofit.search.evidence import BATCH_CHANGED
 from autofit.search.evidence_recorder import EvidenceRecorder, asked
+from autofit.search.known_answer import ANSWER, KnownAnswer, answer_note, question_of
 from autofit.search.phases import run
 from autofit.search.request import DEFAULT_STUDY, Listen, Request, searcher_of
 from autofit.search.tuning import Findings, Tuning
@@ -74,15 +75,7 @@ def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock:
 def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: Listen) -> Recommendation:
     briefing = bench.briefing
     budget = briefing.budget.model_copy(update={"time_s": request.time_s, "max_trials": request.max_trials})
-    context = Context(
-        limit_bytes=budget.memory_bytes,
-        account=briefing.account,
-        allowance_s=tracing_s(budget.time_s, clock.elapsed_s),
-        trace=bench.trace,
-        record=bench.record,
-    )
-    made = [estimator for member in estimators.members() if (estimator := member.of(context)) is not None]
-    left_s = math.inf if request.time_s is None else max(request.time_s - clock.elapsed_s, 0.0)
+    made = _estimators(bench, budget, clock)
     recorder = EvidenceRecorder(
         asked(briefing, budget, request.objective, request, study.notes), study.note, made, listen
     )
@@ -98,11 +91,14 @@ def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: 
         listen=recorder.tell,
         seed=request.seed,
         isolated=request.isolated,
-        closing_s=min(bench.proof_start_s, CLOSING_RATIO * left_s),
+        closing_s=min(bench.proof_start_s, CLOSING_RATIO * _left_s(request, clock)),
         cautious=not briefing.enforced and briefing.environment.is_host,
         seen=recorder.seen,
     )
     try:
+        question = question_of(briefing, request.objective, request.searcher)
+        if (answer := _answered(tuning, question, briefing, request, study, recorder)) is not None:
+            return answer
         findings = run(tuning)
     except AutofitError as error:
         recorder.failed(error)
@@ -111,6 +107,42 @@ def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: 
     if caveats := tuple(estimator.caveat for estimator in made if estimator.caveat):
         found = found.model_copy(update={"caveats": (*found.caveats, *caveats)})
     recorder.found(found)
+    if findings.complete:
+        study.note(ANSWER, answer_note(question, recorder.began))
+    return found
+
+
+def _left_s(request: Request, clock: Clock) -> float:
+    """Returns the seconds left of the time budget; infinity without one."""
+    return math.inf if request.time_s is None else max(request.time_s - clock.elapsed_s, 0.0)
+
+
+def _estimators(bench: Bench, budget: Budget, clock: Clock) -> list[estimators.Estimator]:
+    """Makes the estimators that this workload has what they need for."""
+    context = Context(
+        limit_bytes=budget.memory_bytes,
+        account=bench.briefing.account,
+        allowance_s=tracing_s(budget.time_s, clock.elapsed_s),
+        trace=bench.trace,
+        record=bench.record,
+    )
+    return [estimator for member in estimators.members() if (estimator := member.of(context)) is not None]
+
+
+def _answered(
+    tuning: Tuning, question: str, briefing: Briefing, request: Request, study: Study, recorder: EvidenceRecorder
+) -> Recommendation | None:
+    """Returns the answer of an earlier search of the same question, proven again; None if there is none that holds."""
+    known = None
+    if not request.anew:
+        known = KnownAnswer.of(study.kept_notes(), question, briefing.environment, study.earlier())
+    proof = known.proven_again(tuning) if known is not None else None
+    if known is None or proof is None:
+        return None
+    found = known.renewed(proof, tuning.clock.elapsed_s, [*_waited(tuning.clock), *study.notes, *briefing.caveats])
+    found = found.model_copy(update={"title": request.title, "command": request.command, "budget": tuning.budget})
+    recorder.proven_again(found, known.evidence)
+    study.note(ANSWER, answer_note(question, recorder.began))
     return found
 
 

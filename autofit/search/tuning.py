@@ -102,6 +102,7 @@ class Findings:
         estimate: estimate of the plan's peak before it first ran; None if it is known from earlier runs.
         rate_per_s: throughput of the plan on the scale of the race, in the objective's unit.
         untried: reason why only the baseline was measured; "" if another plan was.
+        complete: whether the search phase ended because nothing was left that was worth a probe.
     """
 
     plan: Plan
@@ -116,3 +117,4 @@ class Findings:
     estimate: Estimate | None = None
     rate_per_s: float | None = None
     untried: str = ""
+    complete: bool = False

@@ -4,7 +4,7 @@ A trial is stored as RUNNING when `begin` returns, and with its complete outcome
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -150,6 +150,15 @@ class Study:
             for stored in {id(entry.study): entry.study for entry in self._past.comparable}.values():
                 stored.drop([entry.number for entry in self._past.comparable if entry.study is stored], reason)
         self._earlier = ()
+
+    def kept_notes(self) -> Mapping[str, object]:
+        """Returns the notes on the whole study, by name (`note`).
+
+        Raises:
+            StudyError: they cannot be read.
+        """
+        with self._place.guarded("read"):
+            return self._stored.study.user_attrs
 
     def note(self, name: str, value: dict[str, object]) -> None:
         """Stores a named note on the whole study, as JSON.

@@ -80,6 +80,7 @@ def test_the_budget_decides_and_not_the_card(card: Card) -> None:
 
 
 @pytest.mark.phantom
+@pytest.mark.usefixtures("whole_search")
 def test_a_larger_budget_is_never_slower() -> None:
     # Beside a context of 500 MiB and 45 of weights and optimizer state.
     budgets = ("570MiB", "640MiB", "1GiB")
@@ -90,6 +91,7 @@ def test_a_larger_budget_is_never_slower() -> None:
 
 
 @pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.usefixtures("whole_search")
 def test_too_small_a_budget_says_that_nothing_fits(name: str) -> None:
     workload = written(MAKERS[name](80))
     with no_trace(workload), pytest.raises(NothingFits) as raised:
@@ -102,6 +104,7 @@ def test_too_small_a_budget_says_that_nothing_fits(name: str) -> None:
 
 
 @pytest.mark.phantom
+@pytest.mark.usefixtures("whole_search")
 def test_a_card_too_small_for_two_samples_says_so(card: Card) -> None:
     card(2 * GIB)
     workload = written(gpt(80))

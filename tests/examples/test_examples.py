@@ -1,14 +1,14 @@
 """Each example keeps what its docstring promises, tuned in process and run as a script."""
 
+import io
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -24,10 +24,18 @@ from autofit.core.trial import Purpose
 from autofit.core.units import parse_bytes
 from autofit.guard import digest_of
 from autofit.guard.digest import fingerprint
+from autofit.probing import probe
 from autofit.probing.local_bench import LocalBench
-from tests.examples.loading import EXAMPLES, load
+from autofit.probing.step_counts import Pace
+from tests.examples.loading import load
 from tests.fakes import FakeTime
 
+FEW_STEPS = {
+    Purpose.PROBE: Pace(warmup_least=1, warmup_most=2, steps_least=2, steps_most=2, seconds=0.0, patience_s=10.0),
+    Purpose.BLOCK: Pace(warmup_least=1, warmup_most=1, steps_least=1, steps_most=1, seconds=0.0, patience_s=10.0),
+    Purpose.PROOF: Pace(warmup_least=1, warmup_most=2, steps_least=3, steps_most=3, seconds=0.0),
+}
+"""Enough for what is asserted here: nothing is said of how fast a plan is."""
 NAMES = ("gpt", "convnet", "tabular", "huggingface")
 
 pytestmark = pytest.mark.slow
@@ -44,7 +52,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def a_second_per_run() -> Iterator[None]:
-    """Makes a time budget one of runs, so that every machine has the time for the same ones."""
+    """Makes a time budget one of runs, so that every machine has the time for the same ones, and runs few steps."""
     time, evaluate = FakeTime(), LocalBench.evaluate
 
     def timed(bench: LocalBench, plan: Plan, purpose: Purpose) -> Outcome:
@@ -53,39 +61,47 @@ def a_second_per_run() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalBench, "evaluate", timed)
+        patch.setattr(probe, "PACES", FEW_STEPS)
         patch.setattr(api, "Clock", lambda limit_s: Clock(time, limit_s))
         yield
 
 
 @dataclass
 class Tuned:
+    """What one run of an example as a script did: its workload, the fit, digests around the search, what it printed."""
+
     example: ModuleType
     workload: autofit.Workload
     fit: autofit.Fit
     before: str
     after: str
+    printed: str
+    folder: Path
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def tuned(request: pytest.FixtureRequest, one_thread: None, a_second_per_run: None) -> Tuned:
-    example = load(request.param)
-    w = example.make_workload()
-    optimizer = w.optimizer if isinstance(w.optimizer, torch.optim.Optimizer) else None
-    before = digest_of(w.model, optimizer, w.loader)
-    fit = autofit.tune(
-        w.model,
-        w.loader,
-        loss_fn=w.loss_fn,
-        optimizer=w.optimizer,
-        global_batch_size=w.global_batch_size,
-        max_grad_norm=w.max_grad_norm,
-        memory_budget=example.MEMORY,
-        time_budget=10,
-        device="cpu",
-        study=":memory:",
-        progress=False,
-    )
-    return Tuned(example, w, fit, before, digest_of(w.model, optimizer, w.loader))
+def tuned(
+    request: pytest.FixtureRequest, one_thread: None, a_second_per_run: None, tmp_path_factory: pytest.TempPathFactory
+) -> Tuned:
+    """Runs the `main` of an example as its file says, but for the length of its search."""
+    example, folder, printed = load(request.param), tmp_path_factory.mktemp("run"), io.StringIO()
+    workload, tune = example.make_workload(), autofit.tune
+    optimizer = workload.optimizer if isinstance(workload.optimizer, torch.optim.Optimizer) else None
+    found: list[autofit.Fit] = []
+    digests: list[str] = []
+
+    def watched(*objects: Any, **choices: Any) -> autofit.Fit:
+        digests.append(digest_of(workload.model, optimizer, workload.loader))
+        found.append(tune(*objects, **{**choices, "time_budget": 10, "progress": False}))
+        digests.append(digest_of(workload.model, optimizer, workload.loader))
+        return found[0]
+
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
+        patch.chdir(folder)  # where the study is kept
+        patch.setattr(example, "make_workload", lambda: workload)
+        patch.setattr(autofit, "tune", watched)
+        example.main()
+    return Tuned(example, workload, found[0], digests[0], digests[1], printed.getvalue(), folder)
 
 
 def test_tuning_leaves_no_trace(tuned: Tuned) -> None:
@@ -146,30 +162,13 @@ def test_the_memory_budget_forbids_the_largest_batch(name: str) -> None:
     assert largest.status is Status.OVER_BUDGET
 
 
-AS_A_SCRIPT = """
-import runpy, sys
-import autofit
-tune = autofit.tune
-autofit.tune = lambda *objects, **choices: tune(*objects, **{**choices, "time_budget": "16s"})
-runpy.run_path(sys.argv[1], run_name="__main__")
-"""
-"""Runs an example as its file says, but for the time of its search."""
+def test_it_prints_the_answer_trains_and_keeps_its_study(tuned: Tuned) -> None:
+    assert "Proven by 3 whole steps on the worst batch" in " ".join(tuned.printed.split())
+    assert "step 1: loss " in tuned.printed
+    assert (tuned.folder / ".autofit" / "study.db").is_file()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_it_runs_as_a_script(name: str, tmp_path: Path) -> None:
-    if name == "huggingface":
-        pytest.importorskip("transformers")
-    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", AS_A_SCRIPT, str(EXAMPLES / f"{name}.py")],
-        cwd=tmp_path,  # where the study is kept
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Proven by 3 whole steps on the worst batch" in " ".join(done.stdout.split())
-    assert (tmp_path / ".autofit" / "study.db").is_file()
+def test_it_runs_as_a_script(tuned: Tuned) -> None:
+    """What runs as a script is `main`, which `tuned` has run."""
+    text = Path(str(tuned.example.__file__)).read_text()
+    assert text.endswith('\n\n\nif __name__ == "__main__":\n    main()\n')

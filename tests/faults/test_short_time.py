@@ -71,6 +71,7 @@ def test_d6_a_space_of_one_plan_says_that_there_is_nothing_else() -> None:
     assert findings.untried == "No other plan may fit and be faster"
 
 
+@pytest.mark.usefixtures("whole_search")
 @pytest.mark.parametrize(
     ("time_s", "spent_s", "left_s"),
     [(60.0, 0.0, 12.0), (60.0, 10.0, 5.0), (60.0, 20.0, 0.0), (6000.0, 10.0, TRACING_S), (None, 500.0, TRACING_S)],

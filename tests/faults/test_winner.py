@@ -27,10 +27,10 @@ def test_d1_what_is_claimed_holds_on_a_machine_that_others_use_in_bursts() -> No
     for name in runs.names():
         for case in runs.cases(name):
             bench = TableBench(case.table, block_ratio=claims.BLOCK_RATIO)
-            found += [claims.replayed(case, bench, seed, ratio) for ratio in HURRIED for seed in range(2)]
+            found += [claims.replayed(case, bench, 0, ratio) for ratio in HURRIED]
     whole = claims.summarised(found)
-    assert whole["replays"] >= 200
-    assert whole["claims"] >= 150
+    assert whole["replays"] >= 100
+    assert whole["claims"] >= 75
     assert whole["held"] >= claims.LEAST_HELD
     assert whole["raced_held"] >= claims.LEAST_HELD
     assert whole["regret"] <= 0.065  # 5.2 % (0.7 % standard error) before

@@ -42,6 +42,7 @@ def test_a_real_search_with_memory_to_spare_runs_nothing_that_is_too_large(tuned
     assert not any(counts.get(status.value) for status in TOO_LARGE)
 
 
+@pytest.mark.usefixtures("whole_search")
 def test_a_real_search_with_little_memory_estimates_first_and_runs_nothing_that_is_too_large(untuned: Tuned) -> None:
     own = untuned.tune(study=":memory:", time_budget="3s").recommendation.baseline.outcome.measurement
     assert own is not None

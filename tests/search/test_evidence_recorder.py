@@ -42,6 +42,7 @@ def test_the_first_event_carries_what_was_asked() -> None:
     assert all(getattr(first.asked, name) == getattr(result.evidence, name) for name in names)
 
 
+@pytest.mark.usefixtures("whole_search")
 def test_the_evidence_has_what_was_asked_and_what_was_seen() -> None:
     result = recorded_search()
     found, r = result.evidence, result.recommendation

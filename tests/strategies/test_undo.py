@@ -1,6 +1,8 @@
 """Undo: a step that is closed gives all back; one that is dropped, or open when a script ends, changes nothing."""
 
 import gc
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,15 +26,31 @@ EVERYTHING = {
     "optimizer_implementation": "fused",
     "checkpointed_blocks": 2,
 }
+PLANS = {"channels_last": {"memory_format": "channels_last"}, "everything": EVERYTHING}
+ENDINGS = ("", "raise SystemExit(0)", "del step", "step.close()", "keep = [step]; keep.append(keep)")
 SCRIPT = """
+import gc, json, os, sys
 import torch
-from tests.strategies.test_undo import EVERYTHING, images, prepared
-step = prepared({plan!r})
+from tests.strategies.test_undo import PLANS, images, prepared
+gc.freeze()  # what was imported is not collected again at the end of each process
+found = []
+for case in json.loads(sys.stdin.readline()):
+    sys.stdout.flush()
+    if (child := os.fork()) == 0:
+        for number, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{case['at']}.{name}", os.O_WRONLY | os.O_CREAT), number)
+        break
+    found.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+else:
+    print(json.dumps(found), flush=True)
+    os._exit(0)
+step = prepared(PLANS[case["plan"]])
 for part in images():
     loss = step(part)
 print("loss", float(loss))
-{ending}
+exec(case["ending"])
 """
+"""Runs one script for each case, each in a process of its own that ends as any script does; torch is imported once."""
 
 
 class Net(nn.Module):
@@ -77,18 +95,28 @@ def test_a_step_that_is_dropped_leaves_the_model_as_the_plan_has_it(values: dict
     assert outline(model, optimizer) == before
 
 
-@pytest.mark.parametrize(
-    "ending", ["", "raise SystemExit(0)", "del step", "step.close()", "keep = [step]; keep.append(keep)"]
-)
-@pytest.mark.parametrize("plan", [{"memory_format": "channels_last"}, EVERYTHING], ids=["channels_last", "everything"])
-def test_a_script_that_ends_with_a_step_ends_well(plan: dict[str, str | int], ending: str) -> None:
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks one process for each script")
+def test_a_script_that_ends_with_a_step_ends_well(tmp_path: Path) -> None:
     """With channels_last the process ended with SIGABRT: what was to be undone ran while the interpreter shut down."""
-    code = SCRIPT.format(plan=plan, ending=ending)
+    cases = [
+        {"plan": plan, "ending": ending, "at": str(tmp_path / f"{plan}-{number}")}
+        for plan in PLANS
+        for number, ending in enumerate(ENDINGS)
+    ]
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False
+        [sys.executable, "-c", SCRIPT],
+        input=json.dumps(cases) + "\n",
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("loss ")
+    codes = json.loads(done.stdout)
+    assert len(codes) == len(PLANS) * len(ENDINGS)
+    for case, code in zip(cases, codes, strict=True):
+        assert (code, Path(f"{case['at']}.err").read_text()) == (0, ""), case
+        assert Path(f"{case['at']}.out").read_text().startswith("loss "), case
 
 
 def test_what_is_left_is_undone_in_reverse_also_after_an_error_and_what_is_dropped_is_not() -> None:
