@@ -39,6 +39,7 @@ class MachineRoom:
         before_run: called before each run with the job, the plan and the purpose; it may raise.
         opened: names of the jobs that were opened, in order.
         said: what was said to people.
+        start: UTC time of the first night.
         problems: errors of the jobs file.
         time_s: seconds for a whole night.
         days: days since the first night; each night is a day after the last.
@@ -54,11 +55,9 @@ class MachineRoom:
     opened: list[str] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     days: float = -1.0
+    start: datetime = field(default_factory=lambda: datetime.now(UTC))
     problems: tuple[str, ...] = ()
     time_s: float | None = None
-
-    def __post_init__(self) -> None:
-        self._start = datetime.now(UTC)
 
     def add(self, name: str, accepted: Callable[[FakeBench], Plan] | None = faster, **fields: Any) -> Job:
         """Adds a job; `accepted` chooses its accepted plan, None for a job without one."""
@@ -94,7 +93,7 @@ class MachineRoom:
 
     def today(self) -> datetime:
         """Returns the present time of the simulation."""
-        return self._start + timedelta(days=self.days, seconds=self.time.seconds)
+        return self.start + timedelta(days=self.days, seconds=self.time.seconds)
 
     def night(self, **options: Any) -> NightResult:
         """Runs one night, a day after the last."""
