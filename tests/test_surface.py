@@ -14,9 +14,10 @@ from autofit.core import errors
 ROOT = Path(__file__).parents[1]
 
 NAMES = [
-    "AutofitError", "BudgetSpent", "Busy", "ClockError", "DevicePoisoned", "Estimation", "Fit", "NonFiniteLoss",
-    "NothingFits", "Plan", "PlanFileError", "Recommendation", "RestoreError", "SpaceError", "StudyError", "TrainStep",
-    "Untraceable", "UsageError", "UserCodeError", "Workload", "WorkloadError", "estimate", "load", "tune",
+    "AutofitError", "BudgetSpent", "Busy", "ClockError", "DeviceMissing", "DevicePoisoned", "Estimation", "Fit",
+    "NonFiniteLoss", "NothingFits", "Plan", "PlanFileError", "Recommendation", "RestoreError", "SpaceError",
+    "StudyError", "TrainStep", "Untraceable", "UsageError", "UserCodeError", "Workload", "WorkloadError", "estimate",
+    "load", "tune",
 ]  # fmt: skip
 
 FLAGS = {
@@ -35,6 +36,16 @@ FLAGS = {
     "report": [
         "--force", "--format", "--help", "--json", "--name", "--output", "--quiet", "-h", "-o", "-q", "PLAN | STUDY",
     ],
+    "nightly": [
+        "--benchmark-json", "--benchmark-memory-json", "--dry-run", "--fail-on", "--force", "--help", "--html", "--job",
+        "--json", "--junit", "--list", "--markdown", "--quiet", "--time", "-h", "-q", "FILE",
+    ],
+    "nightly init": [
+        "--device", "--force", "--global-batch", "--help", "--json", "--memory", "--name", "--output", "--quiet",
+        "--time", "-h", "-o", "-q", "TARGET",
+    ],
+    "nightly accept": ["--help", "--jobs", "--json", "--level", "--quiet", "-h", "-q", "JOB"],
+    "nightly revert": ["--help", "--jobs", "--json", "--quiet", "-h", "-q", "JOB"],
     "completion": ["--help", "-h", "None"],
     "export": ["--force", "--help", "--json", "--output", "--quiet", "--to", "-h", "-o", "-q", "PLAN"],
 }  # fmt: skip

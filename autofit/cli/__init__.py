@@ -12,6 +12,7 @@ from time import monotonic
 from typing import NoReturn
 
 from autofit.cli import arguments as _arguments
+from autofit.cli import nightly_arguments as _nightly
 from autofit.cli.examples import EXAMPLES, TOUR, shown
 from autofit.core.printable import printable
 
@@ -21,6 +22,10 @@ _COMMANDS = {
     "show": ("explain a plan file", _arguments.show),
     "report": ("write a report of a plan or a study, as HTML, Markdown or JSON", _arguments.report),
     "export": ("write a plan as code or settings for another framework", _arguments.export),
+    "nightly": ("check the plans in use, and tune again where it pays", _nightly.nightly),
+    "nightly init": ("write a first jobs file", _nightly.init),
+    "nightly accept": ("make the proposal of a night the accepted plan of a job", _nightly.accept),
+    "nightly revert": ("go back to the plan of a job before the last change", _nightly.revert),
     "completion": ("print a shell completion script", _arguments.completion),
 }
 _EXIT_CODES = """\
@@ -29,6 +34,7 @@ exit codes:
   1    internal error
   2    usage error, or the plan or the report could not be saved
   3    no plan fits into the memory budget
+  4    nightly: an accepted plan is slower, needs more memory or does not run
   5    your code failed
   6    the device or the study is in use by another tuner
   7    the time budget ended before a plan was proven
@@ -55,8 +61,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reader.error("--verbose goes with --version alone: autofit --version --verbose")
     outcome = import_module("autofit.cli.outcome")
     # The command is loaded inside `run`, so that a Ctrl-C during loading is handled like any other.
-    code: int = outcome.run(lambda given: import_module(f"autofit.cli.{given.command}").execute(given), given)
+    code: int = outcome.run(lambda given: import_module(_home(given.command)).execute(given), given)
     return code
+
+
+def _home(command: str) -> str:
+    """Returns the name of the module that runs a command."""
+    return f"autofit.cli.{command.replace(' ', '_')}"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -95,9 +106,16 @@ class _Formatter(argparse.HelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports a usage error on stdout too if the command line asks for JSON."""
+    """Reports a usage error on stdout too if the command line asks for JSON. Knows commands of two words."""
 
     as_json = False
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]  # overloaded in typeshed
+        """Parses the words; those of a command of two words are one, so that `nightly FILE` is another command."""
+        words = list(sys.argv[1:] if args is None else args)
+        if (command := " ".join(words[:2])) in _COMMANDS and len(words) > 1:
+            words[:2] = [command]
+        return super().parse_known_args(words, namespace)
 
     def error(self, message: str) -> NoReturn:
         message = printable(message)

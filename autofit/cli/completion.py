@@ -33,12 +33,21 @@ class CommandFlag:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command: its name, what it does, its flags, and the choices of its positional argument."""
+    """A command.
+
+    Attributes:
+        name: one word or two.
+        about: what it does.
+        flags: its optional arguments.
+        choices: choices of its positional argument; () if it takes a file.
+        actions: second words of the commands of two words that begin with its name.
+    """
 
     name: str
     about: str
     flags: Sequence[CommandFlag]
     choices: Sequence[str]
+    actions: Sequence[str] = ()
 
 
 def execute(given: argparse.Namespace) -> int:
@@ -53,11 +62,12 @@ def _commands() -> Iterator[Command]:
     top = parser()
     (subs,) = (action for action in top._actions if isinstance(action, argparse._SubParsersAction))
     about = {action.dest: action.help or "" for action in subs._choices_actions}
-    yield Command("", "", list(_flags(top)), list(subs.choices))
+    yield Command("", "", list(_flags(top)), [name for name in subs.choices if " " not in name])
     for name, sub in subs.choices.items():
+        actions = [other.removeprefix(f"{name} ") for other in subs.choices if other.startswith(f"{name} ")]
         positional = [a for a in sub._actions if not a.option_strings]
         choices = [str(choice) for action in positional for choice in action.choices or ()]
-        yield Command(name, about[name], list(_flags(sub)), choices)
+        yield Command(name, about[name], list(_flags(sub)), choices, actions)
 
 
 def _flags(of: argparse.ArgumentParser) -> Iterator[CommandFlag]:
@@ -77,7 +87,13 @@ def _bash(commands: Sequence[Command]) -> str:
             "# bash completion for autofit",
             "_autofit() {",
             '    local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" words="" files=""',
-            '    case "${COMP_WORDS[1]}" in',
+            '    local command="${COMP_WORDS[1]}"',
+            "    if [ $COMP_CWORD -gt 2 ]; then",
+            '        case "$command ${COMP_WORDS[2]}" in',
+            f'            {_pairs(others)}) command="$command ${{COMP_WORDS[2]}}" ;;',
+            "        esac",
+            "    fi",
+            '    case "$command" in',
             *cases,
             "    esac",
             "    if [ $COMP_CWORD -eq 1 ]; then",
@@ -99,9 +115,10 @@ def _bash_case(command: Command) -> list[str]:
     for flag in takers:
         found = f'words="{" ".join(flag.choices)}" files="{"yes" if flag.takes_file else ""}"'
         branches.append(f"                {'|'.join(flag.names)}) {found} ;;")
-    after = f'words="{" ".join([*command.choices, *_names(command)])}" files="{"" if command.choices else "yes"}"'
+    words = " ".join([*command.choices, *command.actions, *_names(command)])
+    after = f'words="{words}" files="{"" if command.choices else "yes"}"'
     return [
-        f"        {command.name})",
+        f"        {_quoted(command.name)})",
         '            case "$before" in',
         *branches,
         f"                *) {after} ;;",
@@ -112,17 +129,27 @@ def _bash_case(command: Command) -> list[str]:
 def _zsh(commands: Sequence[Command]) -> str:
     top, *others = commands
     lines = ["#compdef autofit", "_autofit() {", "    local -a commands", "    commands=("]
-    lines += [f"        {_quoted(f'{_escaped(c.name)}:{c.about}')}" for c in others]
+    lines += [f"        {_quoted(f'{_escaped(c.name)}:{c.about}')}" for c in others if c.name in top.choices]
     lines += ["    )", "    if (( CURRENT == 2 )); then"]
     lines += ["        _describe command commands", f"        _arguments {' '.join(map(_zsh_flag, top.flags))}"]
     lines += ["        return", "    fi", "    local command=${words[2]}", "    shift words; (( CURRENT-- ))"]
+    lines += ['    case "$command ${words[2]}" in', f"        {_pairs(others)}) if (( CURRENT > 2 )); then"]
+    lines += ['            command="$command ${words[2]}"; shift words; (( CURRENT-- ))', "        fi ;;", "    esac"]
     lines += ['    case "$command" in']
     for command in others:
-        position = f"'1:value:({' '.join(command.choices)})'" if command.choices else "'*:file:_files'"
         specs = [spec for flag in command.flags for spec in _zsh_flags(flag)]
-        lines += [f"        {command.name}) _arguments {' '.join([*specs, position])} ;;"]
+        lines += [f"        {_quoted(command.name)}) _arguments {' '.join([*specs, _zsh_position(command)])} ;;"]
     return "\n".join([*lines, "    esac", "}", 'if [ "$funcstack[1]" = "_autofit" ]; then', '    _autofit "$@"',
                       "else", "    compdef _autofit autofit", "fi"])  # fmt: skip
+
+
+def _zsh_position(command: Command) -> str:
+    if command.choices:
+        return f"'1:value:({' '.join(command.choices)})'"
+    if not command.actions:
+        return "'*:file:_files'"
+    actions = f"actions\\:action\\:({' '.join(command.actions)})"
+    return f'\'1:file:{{_alternative "{actions}" "files\\:file\\:_files"}}\''
 
 
 def _zsh_flags(flag: CommandFlag) -> list[str]:
@@ -140,10 +167,14 @@ def _zsh_flag(flag: CommandFlag) -> str:
 def _fish(commands: Sequence[Command]) -> str:
     top, *others = commands
     lines = ["# fish completion for autofit", "complete -c autofit -f"]
-    lines += [f"complete -c autofit -n __fish_use_subcommand -a {c.name} -d {_quoted(c.about)}" for c in others]
+    one = [c for c in others if c.name in top.choices]
+    lines += [f"complete -c autofit -n __fish_use_subcommand -a {c.name} -d {_quoted(c.about)}" for c in one]
     lines += [_fish_flag("__fish_use_subcommand", flag) for flag in top.flags]
     for command in others:
-        within = f"__fish_seen_subcommand_from {command.name}"
+        within = "; and ".join(f"__fish_seen_subcommand_from {word}" for word in command.name.split())
+        if command.actions:
+            within += f"; and not __fish_seen_subcommand_from {' '.join(command.actions)}"
+            lines.append(f"complete -c autofit -n {_quoted(within)} -a {_quoted(' '.join(command.actions))}")
         if command.choices:
             lines.append(f"complete -c autofit -n {_quoted(within)} -a {_quoted(' '.join(command.choices))}")
         else:
@@ -158,6 +189,11 @@ def _fish_flag(within: str, flag: CommandFlag) -> str:
     if flag.takes and not flag.choices:
         values = " -r -F" if flag.takes_file else " -x"
     return f"complete -c autofit -n {_quoted(within)} {names}{values} -d {_quoted(flag.about)}"
+
+
+def _pairs(commands: Sequence[Command]) -> str:
+    """Returns the commands of two words as a pattern of `case`."""
+    return "|".join(_quoted(command.name) for command in commands if " " in command.name)
 
 
 def _names(command: Command) -> list[str]:

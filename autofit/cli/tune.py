@@ -2,14 +2,14 @@
 
 import argparse
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from autofit import locks, planfile
 from autofit.cli import values
+from autofit.cli.interrupting import terminable
 from autofit.cli.saving import save_plan
 from autofit.core.budget import Clock
 from autofit.core.environment import Environment
@@ -54,7 +54,7 @@ def execute(given: argparse.Namespace) -> int:
 def _searched(target: Target, request: Request, clock: Clock, given: argparse.Namespace) -> Recommendation:
     """Opens the target in a child process and searches, with progress on stderr unless it is to be quiet."""
     with (
-        _terminable(),
+        terminable("the same command resumes from the trials in the study"),
         following(given.track, warn=_warn, attach=attached, time_s=request.time_s) as followers,
         ExitStack() as held,
     ):
@@ -150,17 +150,3 @@ def _device(environment: Environment, asked: str | None) -> str:
         found = "" if asked else "; no accelerator was found"
         return f"tuning for the CPU ({environment.device_name}){found}"
     return f"tuning on {environment.device_name} ({environment.device_type})"
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Turns SIGTERM into a KeyboardInterrupt, so that the child is ended and the trial recorded."""
-    before = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt("terminated; the same command resumes from the trials in the study")

@@ -33,16 +33,14 @@ OVERTIME_RATIO, OVERTIME_S = 0.05, 2.0
 """Overtime of a run that is still going when the time budget ends: this share of the budget plus this many seconds.
 Including stopping the run and restoring all state, a search exceeds its budget by at most 10 % and 5 s."""
 SHARES = {Purpose.PROBE: 0.5, Purpose.BLOCK: 0.5, Purpose.PROOF: 1.0}
-"""Maximum share of the remaining time that one run may take. If a probe took more than half, no time would be left to
-prove its plan."""
+"""Maximum share of the remaining time that one run may take. A longer probe would leave no time to prove its plan."""
 TRACE_SHARE = 0.25
 """Maximum share of the remaining time that one trace may take."""
 GATES_SHARE = 0.15
 """Maximum share of the remaining time that all gates together may take, so that most of the time is left for probes."""
 LEAST_PATIENCE_S, MOST_SHARE, FLOOR_S = 5.0, 0.8, 2.0
-"""Lower limits on the time of a run that may take a share of the remaining time. It gets at least
-`LEAST_PATIENCE_S`, or `MOST_SHARE` of the remaining time if that is less, but no less than `FLOOR_S`, unless the
-overtime ends first."""
+"""Lower limits on the time of a run that may take a share of the remaining time: `LEAST_PATIENCE_S`, or `MOST_SHARE` of
+the remaining time if that is less, but no less than `FLOOR_S`, unless the overtime ends first."""
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 AutofitError                 1   something inside autofit is broken
 ├── UsageError               2   an argument, a file or a workload that cannot be used as given
+│   ├── DeviceMissing        2   a device that is not on this machine
 │   ├── WorkloadError        2   the model, loader, loss or optimizer cannot be tuned as given
 │   ├── SpaceError           2   no plan satisfies the request (unknown strategy, no divisor)
 │   ├── PlanFileError        2   a plan file that is damaged, of another schema, or of another model
@@ -16,9 +17,8 @@ AutofitError                 1   something inside autofit is broken
 ├── DevicePoisoned           8   every call to the device fails; only a new process helps
 └── RestoreError             1   an object the user passed in could not be restored bit-identically
 
-The number is the exit code of the command line. Expected events of a probe (an out-of-memory, a
-time-out, a crash) are not errors: they are an `Outcome`. A message says what was found, what was
-expected, and what to do next.
+The number is the exit code of the command line. Expected events of a probe (an out-of-memory, a time-out, a crash) are
+not errors: they are an `Outcome`. A message says what was found, what was expected, and what to do next.
 """
 
 from typing import ClassVar
@@ -38,6 +38,10 @@ class UsageError(AutofitError):
     """An argument, a file or a workload cannot be used as given."""
 
     exit_code = 2
+
+
+class DeviceMissing(UsageError):
+    """A device that is not on this machine. A night skips its jobs."""
 
 
 class WorkloadError(UsageError):

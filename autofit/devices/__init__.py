@@ -3,7 +3,7 @@
 import re
 from functools import cache
 
-from autofit.core.errors import UsageError
+from autofit.core.errors import DeviceMissing
 from autofit.devices.base import Device
 from autofit.devices.cpu import Cpu
 from autofit.devices.cuda import Cuda
@@ -30,7 +30,7 @@ def choose(name: str | None = None) -> Device:
     """Returns the device called `name` ("cuda", "cuda:1", "mps", "cpu"), or the best that is available.
 
     Raises:
-        UsageError: the device is not available on this machine.
+        DeviceMissing: the device is not available on this machine.
     """
     if name is None:
         return next(member() for member in members() if member.is_available())
@@ -43,5 +43,5 @@ def choose(name: str | None = None) -> Device:
             kind if member.count() == 1 else f"{kind}:0 to {kind}:{member.count() - 1}"
             for kind, member in available.items()
         )
-        raise UsageError(f"no device {str(name)!r} here; available: {shown}. Leave it out to let autofit choose.")
+        raise DeviceMissing(f"no device {str(name)!r} here; available: {shown}. Leave it out to let autofit choose.")
     return member(int(index) if index is not None and not member.is_host else None)

@@ -138,7 +138,7 @@ class NightRecord(_NightPart):
         probes: number of runs of plans: probes, blocks and proofs.
         unit: "samples" or "tokens": the unit of throughput.
         environment: where it was measured; None if the workload could not be opened.
-        segment: what the figures may be compared with; None if the workload could not be opened.
+        segment: what the figures may be compared with; None if no accepted plan was tried.
         budget_bytes: memory budget of the job; None if unknown.
         accepted: what was measured of the accepted plan; None if it did not run.
         confirmation: the second measurement of the accepted plan in the same night; None if none was needed.

@@ -13,7 +13,7 @@ def in_terms_of(facts: SpaceFacts, trials: Sequence[Trial]) -> tuple[list[Trial]
     A knob that was not in an earlier search had its default value, which leaves the user's setting unchanged.
     """
     space = SearchSpace(facts)
-    found = [trial.model_copy(update={"plan": _completed(trial.plan, facts)}) for trial in trials]
+    found = [trial.model_copy(update={"plan": completed(trial.plan, facts)}) for trial in trials]
     foreign = [reason for trial in found if (reason := space.violation(trial.plan)) is not None]
     if not foreign:
         return found, []
@@ -22,6 +22,7 @@ def in_terms_of(facts: SpaceFacts, trials: Sequence[Trial]) -> tuple[list[Trial]
     return found, [f"{count} not used, since this run does not search these plans: {foreign[0]}{more}"]
 
 
-def _completed(plan: Plan, facts: SpaceFacts) -> Plan:
+def completed(plan: Plan, facts: SpaceFacts) -> Plan:
+    """Returns a plan with the default of each present knob for which it has no value."""
     missing = {knob.name: knob.default for knob in facts.knobs if knob.name not in plan.values}
     return plan.replace(**missing) if missing else plan

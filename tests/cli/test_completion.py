@@ -89,10 +89,35 @@ def _read(terminal: int, until: str) -> str:
     return text
 
 
+def one_word() -> set[str]:
+    return {name for name in _COMMANDS if " " not in name}
+
+
+@has("bash")
+def test_bash_completes_commands_of_two_words(script: Script) -> None:
+    assert bash(script, "autofit", "nightly", "in") == ["init"]
+    assert bash(script, "autofit", "nightly", "init") == ["init"]
+    assert bash(script, "autofit", "nightly", "my") == ["my plan.yaml"]
+    assert bash(script, "autofit", "nightly", "--dry") == ["--dry-run"]
+    assert bash(script, "autofit", "nightly", "init", "--dry") == []
+    assert bash(script, "autofit", "nightly", "init", "--glob") == ["--global-batch"]
+    assert bash(script, "autofit", "nightly", "accept", "--jobs", "my") == ["my plan.yaml"]
+    assert bash(script, "autofit", "init") == []
+
+
+@has("fish")
+def test_fish_completes_commands_of_two_words(script: Script) -> None:
+    assert {"init", "accept", "revert", "my plan.yaml"} <= set(fish(script, "autofit nightly "))
+    assert "--dry-run" in fish(script, "autofit nightly --dry")
+    assert fish(script, "autofit nightly init --dry") == []
+    assert "--global-batch" in fish(script, "autofit nightly init --glob")
+    assert fish(script, "autofit init") == []
+
+
 @has("bash")
 def test_bash_completes_commands_flags_choices_and_files(script: Script) -> None:
     assert bash(script, "autofit", "es") == ["estimate"]
-    assert set(_COMMANDS) <= set(bash(script, "autofit", ""))
+    assert one_word() <= set(bash(script, "autofit", ""))
     assert bash(script, "autofit", "--vers") == ["--version"]
     assert bash(script, "autofit", "tune", "--num") == ["--numerics"]
     assert bash(script, "autofit", "tune", "--numerics", "") == ["exact", "mixed", "any"]
@@ -106,7 +131,7 @@ def test_bash_completes_commands_flags_choices_and_files(script: Script) -> None
 @has("fish")
 def test_fish_completes_commands_flags_choices_and_files(script: Script) -> None:
     assert fish(script, "autofit es") == ["estimate"]
-    assert set(_COMMANDS) <= set(fish(script, "autofit "))
+    assert one_word() <= set(fish(script, "autofit "))
     assert "--numerics" in fish(script, "autofit tune --num")
     assert sorted(fish(script, "autofit tune --numerics ")) == ["any", "exact", "mixed"]
     assert fish(script, "autofit show my") == ["my plan.yaml"]
@@ -123,6 +148,9 @@ def test_fish_completes_commands_flags_choices_and_files(script: Script) -> None
         ("autofit tune --numerics mi", "'tune' '--numerics' 'mixed'"),
         ("autofit show my", "'show' 'my plan.yaml'"),
         ("autofit completion fi", "'completion' 'fish'"),
+        ("autofit nightly in", "'nightly' 'init'"),
+        ("autofit nightly my", "'nightly' 'my plan.yaml'"),
+        ("autofit nightly init --glob", "'nightly' 'init' '--global-batch'"),
     ],
 )
 def test_zsh_completes_commands_flags_choices_and_files(line: str, ran: str, script: Script) -> None:

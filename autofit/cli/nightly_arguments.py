@@ -1,0 +1,79 @@
+"""The arguments of `autofit nightly` and of its actions. Loads nothing but argparse."""
+
+import argparse
+
+JOBS_FILE = "jobs.yaml"
+_FILES = {
+    "junit": "JUnit XML: a regression is a failed test",
+    "markdown": "Markdown, for a pull request or a job summary",
+    "benchmark-json": "throughputs as github-action-benchmark reads them (customBiggerIsBetter)",
+    "benchmark-memory-json": "peaks as github-action-benchmark reads them (customSmallerIsBetter)",
+    "html": "the history of all jobs as one HTML page that needs no network",
+}
+
+
+def nightly(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `autofit nightly`."""
+    parser.add_argument(
+        "jobs", metavar="FILE", nargs="?", default=JOBS_FILE,
+        help="jobs file, which `autofit nightly init` writes (default: %(default)s)",
+    )  # fmt: skip
+    what = parser.add_argument_group("what to check")
+    what.add_argument(
+        "--job", action="append", default=[], dest="only", metavar="NAME",
+        help="check this job alone. May be repeated (default: all, the longest unchecked first)",
+    )  # fmt: skip
+    what.add_argument(
+        "--time", metavar="TIME",
+        help="time for the whole night: 4h, 90min (default: that of the jobs file). Jobs that were not reached come "
+        "first in the next night",
+    )  # fmt: skip
+    what.add_argument("--dry-run", action="store_true", help="say what would be checked, in which order and why")
+    what.add_argument("--list", action="store_true", help="list the jobs with their last verdict, its age and the plan")
+    output = parser.add_argument_group("output")
+    for name, about in _FILES.items():
+        output.add_argument(f"--{name}", metavar="FILE", help=f"also write {about}")
+    output.add_argument("--force", action="store_true", help="replace these files even if autofit did not write them")
+    output.add_argument(
+        "--fail-on", choices=("regression", "change", "never"), default="regression",
+        help="which verdicts give exit code 4: regression (default; also a plan that does not run), change (also a "
+        "faster plan, another environment or a proposal), or never. Errors have their exit codes in any case; of "
+        "several jobs, the worst one counts",
+    )  # fmt: skip
+
+
+def init(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `autofit nightly init`."""
+    parser.add_argument(
+        "target", metavar="TARGET", help="train.py:make_workload or package.module:make_workload, as for tune"
+    )
+    parser.add_argument("--name", metavar="NAME", help="name of the job (default: that of the file or module)")
+    parser.add_argument("--device", metavar="NAME", help="cuda, cuda:1, cpu (default: the best that is available)")
+    parser.add_argument("--global-batch", type=int, metavar="N", help="samples per optimizer step, kept exactly")
+    parser.add_argument("--memory", metavar="SIZE", help="memory budget: 20GiB, or a fraction such as 0.5")
+    parser.add_argument("--time", metavar="TIME", help="time for tuning the job again: 10min, 1h")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", default=JOBS_FILE, help="file to write, - for stdout (default: %(default)s)"
+    )
+    parser.add_argument("--force", action="store_true", help="replace FILE")
+
+
+def accept(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `autofit nightly accept`."""
+    _job(parser)
+    parser.add_argument(
+        "--level",
+        action="store_true",
+        help="accept the present speed and memory of the job instead, so that nights no longer report its open "
+        "regression. The plan stays",
+    )
+
+
+def revert(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `autofit nightly revert`."""
+    _job(parser)
+
+
+def _job(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", metavar="JOB", help="name of the job")
+    parser.add_argument("--jobs", metavar="FILE", default=JOBS_FILE, help="jobs file (default: %(default)s)")

@@ -1,0 +1,186 @@
+"""Night: one run over all jobs of a jobs file. The failure of one job never stops the others."""
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from autofit import locks
+from autofit.core.budget import Clock
+from autofit.core.errors import AutofitError, BudgetSpent, Busy, DeviceMissing, UsageError, UserCodeError
+from autofit.core.printable import one_line
+from autofit.core.redaction import redacted
+from autofit.nightly.exit_codes import INTERRUPTED, FailOn, code_of, worst
+from autofit.nightly.history import History
+from autofit.nightly.job import JobsFile
+from autofit.nightly.job_check import JobCheck, NightContext
+from autofit.nightly.notifying import PATIENCE_S, notify
+from autofit.nightly.opening import OpenBench, Say, opened
+from autofit.nightly.outputs import markdown
+from autofit.nightly.records import NightRecord
+from autofit.nightly.result import NightResult
+from autofit.nightly.schedule import Scheduled, scheduled
+from autofit.nightly.uninterrupted import uninterrupted
+
+HASTE_S = 10.0
+"""Maximum duration of a command after an interrupt. Schedulers kill a process soon after they asked it to end."""
+
+
+def utc_now() -> datetime:
+    """Returns the present time in UTC."""
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class NightOptions:
+    """The options of a night that the jobs file does not have.
+
+    Attributes:
+        only: names of the jobs to check; () for all. Such a night neither continues another one nor is continued.
+        time_s: seconds for the whole night, instead of those of the jobs file; None for those.
+        fail_on: which verdicts set the exit code.
+        clock: seconds since the command began; its limit is set by the night.
+        today: returns the present time, in UTC.
+        say: receives one line for people.
+        show_trace: receives the traceback of the user's code, or of an internal error.
+    """
+
+    only: Sequence[str] = ()
+    time_s: float | None = None
+    fail_on: FailOn = "regression"
+    clock: Clock = field(default_factory=Clock)
+    today: Callable[[], datetime] = utc_now
+    say: Say = field(default=lambda text: None)
+    show_trace: Say = field(default=lambda text: None)
+
+
+def run_night(jobs: JobsFile, history: History, options: NightOptions, open_bench: OpenBench = opened) -> NightResult:
+    """Checks the jobs, one after the other, and returns what was found.
+
+    The record of a job is in the history before the next job begins. An interrupt ends the running job, keeps what has
+    a verdict, and leaves the night unfinished, so that the next call continues it.
+
+    Args:
+        jobs: the jobs.
+        history: keeps the records.
+        options: further options.
+        open_bench: opens the workload of a job.
+
+    Raises:
+        Busy: another night over these jobs runs.
+        UsageError: a job was named that does not exist.
+        StudyError: the history cannot be used.
+    """
+    key, what = f"night-{jobs.path.resolve()}", f"the jobs file {jobs.path}"
+    with locks.held(key, what, 0.0):  # a night that waits for another one would repeat it
+        return _Night(jobs, history, options, open_bench).run()
+
+
+class _Night:
+    """One night, while it runs."""
+
+    def __init__(self, jobs: JobsFile, history: History, options: NightOptions, open_bench: OpenBench) -> None:
+        self._jobs, self._history, self._options = jobs, history, options
+        now = options.today()
+        unfinished = None if options.only else history.unfinished_night()
+        self._whole = not options.only
+        self._id = unfinished or now.isoformat(timespec="seconds")
+        self._order = scheduled(jobs, history, now, unfinished, options.only)
+        self._clock = options.clock
+        self._clock.limit_s = options.time_s or jobs.time_s
+        self._context = NightContext(
+            self._id, self._clock, jobs.folder, jobs.history, open_bench, options.today, options.say
+        )
+        self._records = [each.record_of(self._id) for each in self._order if each.done]
+        self._unchecked: dict[str, str] = {}
+        self._notes: list[str] = []
+        self._codes = [UsageError.exit_code] if jobs.problems else []
+
+    def run(self) -> NightResult:
+        if self._whole:
+            self._history.begin_night(self._id)
+        if self._records:
+            self._options.say(f"continuing the night of {self._id}")
+        left = [each for each in self._order if not each.done]
+        try:
+            for number, each in enumerate(left):
+                self._check(each, len(left) - number)
+            if self._whole:
+                self._history.end_night(self._id)
+        except KeyboardInterrupt as interrupt:
+            self._options.say(str(interrupt) or "interrupted")
+            self._codes.append(INTERRUPTED)
+            known = {*self._unchecked, *(record.job for record in self._records)}
+            missing = [each.job.name for each in left if each.job.name not in known]
+            self._unchecked |= dict.fromkeys(missing, "the night was interrupted")
+        return self._result()
+
+    def _result(self) -> NightResult:
+        codes = [*self._codes, *(code_of(record, self._options.fail_on) for record in self._records)]
+        if not self._records and self._unchecked and not worst(codes):
+            codes.append(BudgetSpent.exit_code)  # the time of the night did not even suffice for one job
+        return NightResult(
+            night=self._id,
+            records=tuple(self._records),
+            problems=self._jobs.problems,
+            unchecked=self._unchecked,
+            notes=(*self._notes, *self._history.notes),
+            exit_code=worst(codes),
+        )
+
+    def _check(self, each: Scheduled, jobs_left: int) -> None:
+        """Checks one job, and keeps its record before the next one."""
+        name = each.job.name
+        if self._clock.left_s <= 0:
+            self._unchecked[name] = "the time of the night was over"
+            return
+        say = self._options.say
+        say(f"{name}: {each.why}")
+        check = JobCheck(each, self._saying(name), jobs_left)
+        try:
+            check.run()
+        except KeyboardInterrupt:
+            if check.draft.verdict is not None:
+                check.draft.note("interrupted: what was to be done after the verdict is not finished")
+                self._keep(check.draft.record(), each, HASTE_S)
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever happens to a job, the others are still checked
+            self._failed(error, check, name)
+        if check.draft.verdict is not None:
+            self._keep(check.draft.record(), each)
+
+    def _failed(self, error: Exception, check: JobCheck, name: str) -> None:
+        """Records that a job was skipped, or that its check ended with an error."""
+        text = one_line(str(error)) or type(error).__name__
+        unmeasured = check.draft.verdict is None
+        if isinstance(error, Busy | DeviceMissing | BudgetSpent) and unmeasured:
+            self._options.say(f"{name}: not checked: {text}")
+            self._unchecked[name] = text
+            night_over = isinstance(error, BudgetSpent) and self._clock.left_s <= 0
+            skipped = Busy if isinstance(error, DeviceMissing) else type(error)
+            self._codes.append(0 if night_over else skipped.exit_code)
+            return
+        known = isinstance(error, AutofitError)
+        trace = error.traceback_text if isinstance(error, UserCodeError) else "" if known else traceback.format_exc()
+        if trace:
+            self._options.show_trace(redacted(trace))
+        self._codes.append(error.exit_code if isinstance(error, AutofitError) else AutofitError.exit_code)
+        check.draft.failed(error)
+
+    def _keep(self, record: NightRecord, each: Scheduled, patience_s: float = PATIENCE_S) -> None:
+        """Keeps a record, then runs the command of the job if it has lost speed, memory or its plan."""
+        with uninterrupted():
+            self._history.append(record)
+            self._records.append(record)
+        self._options.say(f"{record.job}: {record.verdict.kind.value}: {record.verdict.reason}")
+        if code_of(record, "regression") and each.job.on_regression:
+            text = markdown.of_job(record, {record.job: (*each.past, record)})
+            problem = notify(each.job.on_regression, text, self._jobs.folder, patience_s)
+            if problem:
+                self._notes.append(f"{record.job}: on_regression: {problem}")
+                self._options.say(self._notes[-1])
+
+    def _saying(self, name: str) -> NightContext:
+        """Returns the context of a job, whose lines begin with its name."""
+        say = self._options.say
+        return replace(self._context, say=lambda text: say(f"{name}: {text}"))

@@ -1,0 +1,114 @@
+"""Schedule: in which order a night checks its jobs, and why. The job that was not checked for longest comes first."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from difflib import get_close_matches
+
+from autofit.core.errors import UsageError
+from autofit.core.printable import one_line
+from autofit.core.units import format_duration
+from autofit.nightly.history import History
+from autofit.nightly.job import Job, JobsFile
+from autofit.nightly.records import NightRecord, VerdictKind
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A job in the order of a night.
+
+    Attributes:
+        job: the job.
+        past: its records, oldest first.
+        done: whether the night that is continued has checked it already.
+        why: why it has its place, and what will be done, in words.
+    """
+
+    job: Job
+    past: tuple[NightRecord, ...]
+    done: bool
+    why: str
+
+    def record_of(self, night: str) -> NightRecord:
+        """Returns the record of a night that has checked the job."""
+        return next(record for record in reversed(self.past) if _checked(record, night))
+
+
+def plan_of_night(jobs: JobsFile, history: History, only: Sequence[str], now: datetime) -> list[Scheduled]:
+    """Returns the jobs that a night would check now, in order. Nothing is run.
+
+    Args:
+        jobs: the jobs file.
+        history: its records.
+        only: names of the jobs to check; () for all. Such a night does not continue another one.
+        now: the present time.
+
+    Raises:
+        UsageError: a job was named that does not exist.
+    """
+    return scheduled(jobs, history, now, None if only else history.unfinished_night(), only)
+
+
+def scheduled(
+    jobs: JobsFile, history: History, now: datetime, night: str | None, only: Sequence[str] = ()
+) -> list[Scheduled]:
+    """Returns the jobs in the order in which they are checked: never checked, then the longest unchecked first.
+
+    The order of the jobs file decides between equals.
+
+    Args:
+        jobs: the jobs file.
+        history: its records.
+        now: the present time.
+        night: the night that is continued; None for a new one.
+        only: names of the jobs to check; () for all.
+
+    Raises:
+        UsageError: a job was named that does not exist.
+    """
+    known = [(job, history.of_job(job.name)) for job in selected(jobs.jobs, only)]
+    ordered = sorted(known, key=lambda pair: pair[1][-1].at if pair[1] else "")
+    return [_placed(job, records, now, night) for job, records in ordered]
+
+
+def selected(jobs: Sequence[Job], names: Sequence[str]) -> list[Job]:
+    """Returns the jobs with these names, in their order; all for no names.
+
+    Raises:
+        UsageError: a name is not that of a job.
+    """
+    known = [job.name for job in jobs]
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Expected one of {', '.join(known) or 'none'}."
+            raise UsageError(f"found no job {name!r} in the jobs file. {one_line(hint)}")
+    return [job for job in jobs if not names or job.name in names]
+
+
+def age(at: str, now: datetime) -> str:
+    """Returns how long ago a time was, in words: "20 min 0 s ago", or "3 days ago" from two days on."""
+    seconds = max((now - moment(at)).total_seconds(), 0.0)
+    if seconds >= 2 * 86400:
+        return f"{seconds / 86400:.0f} days ago"
+    return f"{format_duration(seconds)} ago"
+
+
+def moment(at: str) -> datetime:
+    """Returns a time in ISO 8601; without a time zone it is UTC."""
+    found = datetime.fromisoformat(at)
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
+def _placed(job: Job, past: tuple[NightRecord, ...], now: datetime, night: str | None) -> Scheduled:
+    done = any(_checked(record, night) for record in past)
+    checked = f"last checked {age(past[-1].at, now)} ({past[-1].verdict.kind.value})" if past else "never checked"
+    if done:
+        return Scheduled(job, past, done, f"{checked}: already checked in the night that is continued")
+    todo = "re-check of the accepted plan" if job.plan.exists() else "first tuning, since it has no plan"
+    return Scheduled(job, past, done, f"{checked}: {todo}")
+
+
+def _checked(record: NightRecord, night: str | None) -> bool:
+    """Returns whether a record is of this night. A job that ended with an error is tried again."""
+    return record.night == night and record.verdict.kind is not VerdictKind.ERROR

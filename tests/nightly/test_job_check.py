@@ -1,0 +1,148 @@
+"""One job in one night: what is measured, judged, tuned again, proposed and replaced, and in which time."""
+
+from pathlib import Path
+
+import pytest
+
+from autofit import planfile
+from autofit.core.errors import (
+    StudyError,
+)
+from autofit.core.outcome import Status
+from autofit.nightly import proposals
+from autofit.nightly.records import VerdictKind
+from tests.fakes import always
+from tests.nightly.benches import faster
+from tests.nightly.nights import MachineRoom, stop_at
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> MachineRoom:
+    return MachineRoom(tmp_path)
+
+
+def test_a_plan_file_that_cannot_be_read_is_an_error_and_is_not_touched(room: MachineRoom) -> None:
+    job = room.add("a")
+    job.plan.write_text("schema: autofit.plan/1\nplan: 3\n")
+    result = room.night()
+    assert result.exit_code == 2
+    assert "is not valid autofit.plan/1" in result.records[0].verdict.reason
+    assert job.plan.read_text().endswith("plan: 3\n")
+    assert room.opened == []
+
+
+def test_a_job_without_a_plan_is_tuned_and_then_measured_as_every_night(room: MachineRoom) -> None:
+    job = room.add("a", accepted=None, plan="plans/a.yaml")
+    result = room.night()
+    (record,) = result.records
+    assert result.exit_code == 0
+    assert (record.tuned, record.replaced) == ("the job has no plan yet", True)
+    assert record.proposed == planfile.load(job.plan).plan
+    assert record.accepted is not None
+    assert record.accepted.plan == record.proposed
+    assert len(record.accepted.rates_per_s) == 3
+    assert room.benches["a"].regret(record.accepted.plan) < 0.05
+    before = room.runs("a")
+    room.night()
+    assert room.runs("a") - before <= 8
+    assert room.records("a")[-1].tuned == ""
+
+
+def test_a_job_that_cannot_be_tuned_has_no_plan_and_the_reason(room: MachineRoom) -> None:
+    room.add("a", accepted=None)
+    room.benches["a"].budget_bytes = 2**20
+    result = room.night()
+    assert result.exit_code == 3
+    assert result.records[0].verdict.kind is VerdictKind.ERROR
+    assert not (room.folder / "a.yaml").exists()
+
+
+def regressed(room: MachineRoom, ratio: float = 1.2) -> None:
+    """Slows the accepted plan of job a down after six calm nights."""
+    for _ in range(6):
+        assert room.night().exit_code == 0
+    bench = room.benches["a"]
+    bench.slower = lambda plan: ratio if plan == faster(bench) else 1.0
+
+
+def test_a_regression_is_confirmed_tuned_for_and_proposed_once(room: MachineRoom) -> None:
+    job = room.add("a")
+    regressed(room, 2.0)
+    result = room.night()
+    (record,) = result.records
+    assert result.exit_code == 4
+    assert record.verdict.kind is VerdictKind.REGRESSION
+    assert record.confirmation is not None
+    assert record.tuned.startswith("the accepted plan is slower or needs more memory")
+    assert record.proposed == planfile.load(proposals.new_path(job.plan)).plan
+    assert record.proposed_gain is not None
+    assert record.proposed_gain.low > 1.02
+    assert planfile.load(job.plan).plan == faster(room.benches["a"])
+    assert any("To use it: autofit nightly accept a" in note for note in record.notes)
+    result = room.night()
+    assert result.exit_code == 4
+    (again,) = result.records
+    assert (again.tuned, again.proposed) == ("", None)
+    assert any(note.startswith("not tuned again: the accepted plan is slower") for note in again.notes)
+    assert any(note.startswith("a.new.yaml of an earlier night waits") for note in again.notes)
+
+
+def test_auto_replaces_the_plan_and_the_next_night_begins_a_segment(room: MachineRoom) -> None:
+    job = room.add("a", accept="auto")
+    regressed(room, 2.0)
+    (record,) = room.night().records
+    assert record.replaced
+    assert planfile.load(job.plan).plan == record.proposed
+    assert planfile.load(proposals.previous_path(job.plan)).plan == faster(room.benches["a"])
+    result = room.night()
+    assert result.exit_code == 0
+    assert result.records[0].verdict.kind is VerdictKind.CANNOT_COMPARE
+
+
+@pytest.mark.parametrize(("accept", "code"), [("propose", 4), ("auto", 0)])
+def test_a_plan_that_does_not_fit_is_a_regression_until_another_plan_replaces_it(
+    accept: str, code: int, room: MachineRoom
+) -> None:
+    job = room.add("a", accept=accept)
+    bench = room.benches["a"]
+    bench.faults[faster(bench).key] = always(Status.OUT_OF_MEMORY, "tried to allocate 2 GiB")
+    result = room.night()
+    (record,) = result.records
+    assert record.verdict.kind is VerdictKind.DOES_NOT_FIT
+    assert record.accepted is None
+    assert record.segment is not None
+    assert record.proposed is not None
+    assert record.proposed_gain is None
+    assert result.exit_code == code
+    assert proposals.new_path(job.plan).exists() is (accept == "propose")
+
+
+def test_another_environment_tunes_again_once(room: MachineRoom) -> None:
+    room.add("a")
+    room.night()
+    room.versions["torch"] = "2.14.0"
+    (record,) = room.night().records
+    assert record.tuned == "the environment changed since the plan was tuned: torch: 2.14.0, was 2.13.0"
+    assert room.night().records[0].tuned == ""
+    assert room.night(fail_on="change").exit_code in (0, 4)
+
+
+def test_a_search_that_fails_leaves_the_verdict_and_is_tried_again(room: MachineRoom) -> None:
+    room.add("a")
+    room.versions["torch"] = "2.14.0"
+    room.before_run = stop_at(9, StudyError("the study is gone."))
+    (record,) = room.night().records
+    assert record.verdict.kind is VerdictKind.CANNOT_COMPARE
+    assert record.tuned == ""
+    assert any("found no answer: the study is gone" in note for note in record.notes)
+    assert room.night().records[0].tuned
+
+
+def test_one_job_gets_its_share_of_the_time_to_tune(room: MachineRoom) -> None:
+    for name in "abcd":
+        room.add(name, accepted=None)
+    result = room.night(time_s=200.0)
+    assert len(result.records) == 4
+    budgets = [planfile.load(job.plan).budget.time_s for job in room.jobs]
+    assert budgets[0] is not None
+    assert budgets[0] <= 50

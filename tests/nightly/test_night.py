@@ -1,0 +1,235 @@
+"""A night over simulated jobs: order, budgets, failures that stop no other job, kills, and what is written."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from autofit import locks
+from autofit.core.errors import (
+    AutofitError,
+    Busy,
+    DeviceMissing,
+    DevicePoisoned,
+    UsageError,
+    UserCodeError,
+)
+from autofit.core.outcome import Status
+from autofit.nightly.records import VerdictKind
+from autofit.nightly.schedule import plan_of_night
+from tests.fakes import always
+from tests.nightly.benches import faster
+from tests.nightly.nights import MachineRoom, stop_at
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> MachineRoom:
+    return MachineRoom(tmp_path)
+
+
+def test_unchanged_jobs_take_eight_runs_each_and_their_records_are_kept(room: MachineRoom) -> None:
+    room.add("gpt")
+    room.add("bert")
+    result = room.night()
+    assert result.exit_code == 0
+    assert [record.job for record in result.records] == ["gpt", "bert"]
+    assert [record.probes for record in result.records] == [8, 8]
+    assert room.runs("gpt") == room.runs("bert") == 8
+    for record in result.records:
+        assert room.records(record.job) == (record,)
+        assert record.night == result.night
+        assert record.verdict.kind is VerdictKind.CANNOT_COMPARE
+        assert (record.tuned, record.proposed) == ("", None)
+        assert record.gain is not None
+        assert record.gain.low > 1
+        assert record.duration_s > 0
+
+
+def test_the_job_that_was_not_checked_for_longest_comes_first(room: MachineRoom) -> None:
+    room.add("gpt")
+    room.add("bert")
+    room.night(only=("gpt",))
+    room.add("mlp")
+    room.night()
+    assert room.opened == ["bert", "mlp", "gpt"]
+
+
+def test_the_time_of_a_night_is_shared_fairly_over_nights(room: MachineRoom) -> None:
+    for name in "abc":
+        room.add(name)
+    room.time_s = 8.0
+    result = room.night()
+    assert [record.job for record in result.records] == ["a", "b"]
+    assert result.unchecked == {"c": "the time of the night was over"}
+    assert result.exit_code == 0  # it comes first in the next night
+    assert room.history.unfinished_night() is None
+    result = room.night()
+    assert room.opened[:2] == ["c", "a"]
+    assert room.night(time_s=600.0).unchecked == {}  # the command line has the last word
+
+
+def test_a_night_without_time_for_a_single_job_is_no_success(room: MachineRoom) -> None:
+    room.add("a")
+    result = room.night(time_s=0.1)
+    assert (result.exit_code, result.records) == (7, ())
+    assert "the time budget" in result.unchecked["a"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UserCodeError("your code failed: boom", "Traceback: boom"), 5),
+        (DevicePoisoned("the device answers every call with an error."), 8),
+        (UsageError("train.py has no function 'make'."), 2),
+        (AutofitError("internal"), 1),
+        (RuntimeError("unforeseen"), 1),
+    ],
+)
+def test_the_error_of_a_job_is_its_verdict_and_stops_no_other(error: Exception, code: int, room: MachineRoom) -> None:
+    room.add("a")
+    room.add("b")
+    room.errors["a"] = error
+    result = room.night()
+    assert result.exit_code == code
+    assert [(record.job, record.verdict.kind) for record in result.records] == [
+        ("a", VerdictKind.ERROR), ("b", VerdictKind.CANNOT_COMPARE),
+    ]  # fmt: skip
+    assert room.records("a")[0].verdict.reason == str(error).removesuffix(".")
+    assert any("Traceback" in line for line in room.said) is (code in (5, 1) and type(error) is not AutofitError)
+
+
+@pytest.mark.parametrize(
+    "error", [Busy("the GPU is in use: found process 7."), DeviceMissing("no device 'cuda:7' here; available: cpu.")]
+)
+def test_a_busy_or_missing_device_skips_its_jobs_alone(error: Exception, room: MachineRoom) -> None:
+    room.add("a")
+    room.add("b")
+    room.errors["a"] = error
+    result = room.night()
+    assert result.exit_code == 6
+    assert [record.job for record in result.records] == ["b"]
+    assert result.unchecked == {"a": str(error)}
+    assert room.records("a") == ()
+    room.errors.clear()
+    room.night()
+    assert room.opened == ["a", "b"]  # it is the longest unchecked
+
+
+def test_problems_of_the_jobs_file_are_reported_and_the_other_jobs_run(room: MachineRoom) -> None:
+    room.add("a")
+    room.problems = ("jobs.yaml, line 9: job b: found no plan; expected plan",)
+    result = room.night()
+    assert result.exit_code == 2
+    assert result.problems == room.problems
+    assert [record.job for record in result.records] == ["a"]
+
+
+def test_a_killed_night_continues_where_it_was(room: MachineRoom) -> None:
+    for name in "abc":
+        room.add(name)
+
+    class Killed(BaseException):
+        pass
+
+    room.before_run = stop_at(12, Killed())
+    with pytest.raises(Killed):
+        room.night()
+    assert [len(room.records(name)) for name in "abc"] == [1, 0, 0]
+    room.before_run, room.days = lambda *_: None, -0.9
+    result = room.night()
+    assert room.opened == ["b", "c"]
+    assert [record.job for record in result.records] == ["a", "b", "c"]
+    assert {record.night for record in result.records} == {result.night}
+    assert room.history.unfinished_night() is None
+    room.night()
+    assert room.opened == ["a", "b", "c"]
+
+
+def test_an_interrupt_keeps_what_has_a_verdict_and_says_what_is_unchecked(room: MachineRoom) -> None:
+    for name in "abc":
+        room.add(name)
+    room.before_run = stop_at(12, KeyboardInterrupt("terminated; the same command continues the night"))
+    result = room.night()
+    assert result.exit_code == 130
+    assert [record.job for record in result.records] == ["a"]
+    assert result.unchecked == {"b": "the night was interrupted", "c": "the night was interrupted"}
+    assert room.history.unfinished_night() == result.night
+    assert "terminated; the same command continues the night" in room.said
+
+
+def test_an_interrupt_while_tuning_keeps_the_verdict(room: MachineRoom) -> None:
+    room.add("a")
+    room.versions["torch"] = "2.14.0"
+    room.before_run = stop_at(11, KeyboardInterrupt())
+    result = room.night()
+    assert result.exit_code == 130
+    (record,) = room.records("a")
+    assert record.accepted is not None
+    assert (record.tuned, result.unchecked) == ("", {})
+    assert record.notes[-1].startswith("interrupted")
+
+
+def test_two_nights_at_once_are_refused_with_the_holder(room: MachineRoom) -> None:
+    room.add("a")
+    pid = os.fork()  # a lock is held by another process
+    if pid == 0:
+        with locks.held(f"night-{room.file.path.resolve()}", "the jobs file", 0.0):
+            (room.folder / "held").touch()
+            signal.pause()
+    try:
+        while not (room.folder / "held").exists():
+            pass
+        with pytest.raises(Busy, match=rf"the jobs file .*jobs\.yaml is in use: found process {pid} "):
+            room.night()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert room.night().exit_code == 0
+
+
+def test_named_jobs_alone_are_checked_and_leave_an_unfinished_night(room: MachineRoom) -> None:
+    room.add("a")
+    room.add("b")
+    room.before_run = stop_at(12, KeyboardInterrupt())
+    interrupted = room.night().night
+    room.before_run, room.days = lambda *_: None, -0.5
+    assert [record.job for record in room.night(only=("a",)).records] == ["a"]
+    assert room.opened == ["a"]
+    assert room.history.unfinished_night() == interrupted
+    with pytest.raises(UsageError, match="no job 'x'"):
+        room.night(only=("x",))
+
+
+def test_a_dry_run_says_the_order_and_runs_nothing(room: MachineRoom) -> None:
+    room.add("a")
+    room.night()
+    room.add("b", accepted=None)
+    order = plan_of_night(room.file, room.history, (), room.today())
+    assert [each.job.name for each in order] == ["b", "a"]
+    assert order[0].why == "never checked: first tuning, since it has no plan"
+    assert order[1].why.endswith("ago (cannot compare): re-check of the accepted plan")
+
+
+def test_the_command_of_a_job_gets_the_summary_of_its_regression_alone(room: MachineRoom) -> None:
+    hook = [sys.executable, "-c", "import sys; open('told', 'a').write(sys.stdin.read())"]
+    room.add("a", on_regression=hook)
+    room.add("b", on_regression=hook)
+    bench = room.benches["a"]
+    bench.faults[faster(bench).key] = always(Status.OUT_OF_MEMORY)
+    result = room.night()
+    assert result.notes == ()
+    text = (room.folder / "told").read_text()
+    assert "# a: does not fit" in text
+    assert "b:" not in text
+
+
+def test_a_command_that_fails_is_a_note_and_the_record_is_kept(room: MachineRoom) -> None:
+    room.add("a", on_regression=["./missing"])
+    bench = room.benches["a"]
+    bench.faults[faster(bench).key] = always(Status.OUT_OF_MEMORY)
+    result = room.night()
+    assert result.exit_code == 4
+    assert result.notes == ("a: on_regression: the command ./missing could not be started: No such file or directory",)
+    assert len(room.records("a")) == 1

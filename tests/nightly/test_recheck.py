@@ -1,0 +1,133 @@
+"""A re-check: at most 8 runs, the gain with its interval, and the reason why a plan does not run any more."""
+
+import pytest
+
+from autofit.core.errors import BudgetSpent, NonFiniteLoss, UserCodeError
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
+from autofit.core.trial import Purpose
+from autofit.nightly.recheck import confirm, recheck
+from tests.fakes import CHECKPOINT, FORMAT, OPTIMIZER, PRECISION, always, briefing_of, during, space_of
+from tests.nightly.benches import calm, faster, runner_of
+
+
+def test_an_unchanged_job_takes_eight_runs_and_gives_the_gain_with_its_interval() -> None:
+    bench = calm()
+    plan, baseline = faster(bench), bench.space.baseline
+    runner = runner_of(bench)
+    found = recheck(runner, plan)
+    assert runner.bench.runs == 8
+    assert bench.runs[:2] == [(plan, Purpose.PROOF), (baseline, Purpose.PROBE)]
+    assert found.failure is None
+    assert found.accepted is not None
+    assert found.baseline is not None
+    assert found.accepted.plan == plan
+    assert found.accepted.rate_per_s == pytest.approx(bench.samples_per_s(plan), rel=0.02)
+    assert found.accepted.peak_bytes == bench.peak_bytes(plan)
+    assert (found.accepted.judged_by, found.unit) == ("simulated", "samples")
+    assert found.gain is not None
+    assert found.gain.pairs == 3
+    true = bench.samples_per_s(plan) / bench.samples_per_s(baseline)
+    assert found.gain.low < true < found.gain.high
+    assert found.notes == ()
+
+
+def test_a_baseline_that_was_accepted_is_measured_alone() -> None:
+    bench = calm()
+    runner = runner_of(bench)
+    found = recheck(runner, bench.space.baseline)
+    assert runner.bench.runs == 4
+    assert (found.baseline, found.gain) == (None, None)
+    assert found.accepted is not None
+    assert len(found.accepted.rates_per_s) == 3
+
+
+def test_a_baseline_that_does_not_fit_is_a_note() -> None:
+    bench = calm()
+    bench.faults[bench.space.baseline.key] = always(Status.OUT_OF_MEMORY, "tried to allocate 2 GiB")
+    found = recheck(runner_of(bench), faster(bench))
+    assert (found.baseline, found.gain) == (None, None)
+    assert found.accepted is not None
+    assert found.notes == ("the baseline does not run: out of memory, tried to allocate 2 GiB",)
+
+
+@pytest.mark.parametrize("purpose", [Purpose.PROOF, Purpose.BLOCK])
+def test_a_plan_that_does_not_fit_any_more_says_why(purpose: Purpose) -> None:
+    bench = calm()
+    bench.faults[faster(bench).key] = during(purpose, Status.OVER_BUDGET, "peak 3 above the budget 2")
+    found = recheck(runner_of(bench), faster(bench))
+    assert found.accepted is None
+    assert found.failure is not None
+    assert (found.failure.status, found.failure.reason) == (Status.OVER_BUDGET, "peak 3 above the budget 2")
+
+
+def test_a_block_of_the_baseline_that_fails_leaves_the_accepted_plan_measured() -> None:
+    bench = calm()
+    bench.faults[bench.space.baseline.key] = during(Purpose.BLOCK, Status.OUT_OF_MEMORY, "no room")
+    found = recheck(runner_of(bench), faster(bench))
+    assert found.accepted is not None
+    assert (found.baseline, found.gain) == (None, None)
+    assert found.notes == ("a block of the baseline failed: out of memory, no room",)
+
+
+@pytest.mark.parametrize(("status", "error"), [(Status.USER_ERROR, UserCodeError), (Status.NUMERIC, NonFiniteLoss)])
+def test_a_workload_that_fails_with_every_plan_is_the_workloads_fault(
+    status: Status, error: type[UserCodeError]
+) -> None:
+    bench = calm()
+    bench.faults |= {plan.key: always(status, "boom") for plan in (faster(bench), bench.space.baseline)}
+    with pytest.raises(error, match=r"fails with the accepted plan .*boom.* and with the baseline"):
+        recheck(runner_of(bench), faster(bench))
+
+
+def test_a_plan_that_the_job_does_not_admit_is_not_run() -> None:
+    bench = calm()
+    other = space_of((PRECISION, CHECKPOINT, OPTIMIZER, FORMAT), (4, 8, 16), 8, 16)
+    briefing = briefing_of(bench, space=other.facts)
+    found = recheck(runner_of(bench, space=briefing.space), faster(bench))
+    assert found.failure is not None
+    assert found.failure.status is Status.REJECTED
+    assert "does not admit the plan: 1 accumulation steps of 8 are not the global batch 16" in found.failure.reason
+    assert [plan for plan, _ in bench.runs] == [other.baseline]
+
+
+def test_a_plan_of_an_earlier_version_is_run_as_it_is_although_it_lacks_a_knob() -> None:
+    bench = calm()
+    plan = Plan(values={k: v for k, v in faster(bench).values.items() if k != "memory_format"})
+    found = recheck(runner_of(bench), plan)
+    assert found.accepted is not None
+    assert found.accepted.plan == plan
+
+
+def test_time_that_ends_early_is_a_note_and_before_the_first_round_an_error() -> None:
+    bench, left = calm(), [5]
+
+    def until(plan: Plan, purpose: Purpose) -> Outcome:
+        left[0] -= 1
+        return bench.evaluate(plan, purpose) if left[0] >= 0 else Outcome(status=Status.SKIPPED, reason="over")
+
+    found = recheck(runner_of(bench, evaluate=until), faster(bench))
+    assert found.accepted is not None
+    assert found.notes == ("the time budget ended the measurement after 1 of 3 rounds",)
+    assert found.gain is None
+    left[0] = 3
+    with pytest.raises(BudgetSpent):
+        recheck(runner_of(bench, evaluate=until), faster(bench))
+
+
+def test_a_confirmation_measures_speed_and_memory_again() -> None:
+    bench = calm()
+    runner = runner_of(bench)
+    again = confirm(runner, faster(bench))
+    assert again is not None
+    assert runner.bench.runs == 7
+    assert again.peak_bytes == bench.peak_bytes(faster(bench))
+    assert len(again.rates_per_s) == 3
+
+
+def test_a_confirmation_that_fails_or_has_no_time_is_none() -> None:
+    bench = calm()
+    bench.faults[faster(bench).key] = always(Status.OUT_OF_MEMORY)
+    assert confirm(runner_of(bench), faster(bench)) is None
+    bench.faults[faster(bench).key] = during(Purpose.BLOCK, Status.SKIPPED)
+    assert confirm(runner_of(bench), faster(bench)) is None
