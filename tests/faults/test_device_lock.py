@@ -86,7 +86,7 @@ def test_defect_03_the_command_ends_with_exit_code_6_and_names_the_holder(tmp_pa
 @pytest.mark.slow
 def test_defect_03_two_commands_run_one_after_the_other(tmp_path: Path) -> None:
     """Neither dead-locks with its own children, of which one proves the plan beside the warm one."""
-    options = ("--memory", "256MiB", "--strategies", "batching", "--trials", "2")
+    options = ("--memory", "256MiB", "--strategies", "batching", "--trials", "1")
     both = [
         command(*options, "-o", str(tmp_path / f"{n}.yaml"), "--study", str(tmp_path / f"{n}.db")) for n in range(2)
     ]
