@@ -11,6 +11,7 @@ from autofit.core.units import format_bytes, short_number
 from autofit.core.wording import describe_plan
 from autofit.search.contradiction import proof_contradicts
 from autofit.search.evidence import SearchEvidence
+from autofit.search.explanations import PROOF_FAILED
 
 _CAUSES = {
     1: "an internal error ended the search",
@@ -48,7 +49,7 @@ def headline(r: Recommendation) -> str:
     plan, peak = describe_plan(r.plan, r.baseline.plan), r.proof.memory.judged_bytes
     within = f"Its peak is {format_bytes(peak)} of a budget of {format_bytes(r.budget.memory_bytes)}." if peak else ""
     if r.plan == r.baseline.plan:
-        return f"Keep the baseline: {plan}. {r.untried or 'Nothing that was tried is faster'}. {within}".strip()
+        return f"Keep the baseline: {plan}. {kept_because(r)}. {within}".strip()
     if r.gain is not None:
         gain = f"{r.gain} of the baseline's throughput"
     else:
@@ -56,6 +57,13 @@ def headline(r: Recommendation) -> str:
         gain = "the baseline does not run here" if failed else "its gain over the baseline is unknown"
     change = batch_change(r.baseline.plan.global_batch_size, r.plan.global_batch_size)
     return f"Use {plan}: {gain}{change}.{_doubt(r)} {within}".strip()
+
+
+def kept_because(r: Recommendation) -> str:
+    """Returns why the baseline is kept, as a sentence without a full stop."""
+    if any(candidate.note.startswith(PROOF_FAILED) for candidate in r.alternatives):
+        return "No faster plan could be proven"
+    return r.untried or "Nothing that was tried is faster"
 
 
 def batch_change(before: int, after: int) -> str:

@@ -15,7 +15,7 @@ from autofit.core.wording import describe_plan
 from autofit.reports.alternatives import others, rate_per_s
 from autofit.reports.canvas import Canvas
 from autofit.reports.columns import Column, table
-from autofit.reports.headline import contradicting_rate
+from autofit.reports.headline import contradicting_rate, kept_because
 from autofit.terminal import wrapped
 
 _CAVEATS, _REFUSED = 5, 3
@@ -57,7 +57,7 @@ def _titled(lines: Sequence[str]) -> list[Line]:
 def _headline(r: Recommendation, width: int) -> list[Line]:
     plan = describe_plan(r.plan, r.baseline.plan)
     if r.plan == r.baseline.plan:
-        text, colour = f"Keep the baseline: {plan}. {r.untried or 'Nothing that was tried is faster'}.", "title"
+        text, colour = f"Keep the baseline: {plan}. {kept_because(r)}.", "title"
     elif r.gain is None:
         fails = "" if r.baseline.outcome.measured else " The baseline does not run here."
         text, colour = f"Use {plan}{_batch_change(r)}.{fails}", "title"

@@ -11,6 +11,8 @@ from autofit.search.loop import SearchEnd
 from autofit.search.race import MIN_ROUNDS, Race
 from autofit.search.trial_runner import TrialRunner
 
+PROOF_FAILED = "its proof failed"
+"""Beginning of the note on a plan that was the choice until its proof failed."""
 NOT_RUN = (Status.SKIPPED, Status.INTERRUPTED)
 
 
@@ -46,7 +48,7 @@ class Explanations:
         """Returns why a measured plan was not chosen."""
         failed = failed_in_race(self._scale.race, trial)
         if failed or trial.plan.key in self._unproven:
-            return failed or f"its proof failed ({self._unproven[trial.plan.key]})"
+            return failed or f"{PROOF_FAILED} ({self._unproven[trial.plan.key]})"
         ratio, scale = self._scale.claim(trial, winner), self._scale
         speed = f"{ratio} of the recommended plan's throughput"
         if ratio.pairs:
