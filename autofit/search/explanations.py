@@ -108,8 +108,9 @@ class Explanations:
     def _on_gain(self, winner: Trial) -> Iterator[str]:
         baseline = self._baseline
         if not baseline.outcome.measured:
-            status, reason = baseline.outcome.status.value, baseline.outcome.reason
-            yield f"the baseline ({baseline.plan}) did not run: {status}, {reason}; so there is no gain to report"
+            status, reason = baseline.outcome.status, baseline.outcome.reason
+            end = f"was not run: {reason}" if status is Status.SKIPPED else f"did not run: {status.value}, {reason}"
+            yield f"the baseline ({baseline.plan}) {end}; so there is no gain to report"
             return
         gain = self._scale.claim(winner, baseline)
         if failed := failed_in_race(self._scale.race, baseline):
