@@ -99,8 +99,8 @@ class Explanations:
         if race is None or race.decided or not race.rounds:
             return
         if self._scale.decided_by_race:
-            running = len(race.running)
-            yield f"the race ended after {race.rounds} rounds, undecided among {running} plans: they are close"
+            close = len(race.contenders)
+            yield f"the race ended after {race.rounds} rounds, undecided among {close} plans: they are close"
         else:
             done = f"the race needs at least {MIN_ROUNDS} rounds and had time for {race.rounds}"
             yield f"{done}: all figures are those of separate probes"
