@@ -11,7 +11,7 @@ from autofit.core.errors import BudgetSpent
 from autofit.core.recommendation import Recommendation
 from autofit.devices.base import Device
 from autofit.probing.local_bench import LocalBench
-from autofit.probing.watchdog import Overdue, Watchdog
+from autofit.probing.watchdog import WAITING, Overdue, Watchdog
 from autofit.search.event import Event
 from autofit.search.evidence import SearchResult
 from autofit.search.request import Listen, Request
@@ -48,8 +48,13 @@ def search_in_process(
     about, wait_s, watch = f"{chosen.name()} ({chosen.type})", locks.patience_s(request.time_s), Watchdog(clock)
     with ExitStack() as held:
         with Progress.of(progress, Yardstick.of(None, request, clock, lambda: watch.doing)) as waiting:
+
+            def busy(text: str) -> None:
+                watch.beat(WAITING)
+                waiting(Event("busy", text))
+
             asked_s = clock.elapsed_s
-            held.enter_context(locks.held(chosen.lock_key, about, wait_s, lambda text: waiting(Event("stage", text))))
+            held.enter_context(locks.held(chosen.lock_key, about, wait_s, busy))
             clock.waited_s += clock.elapsed_s - asked_s
             held.enter_context(watch)
             with watch.telling(lambda text: waiting(Event("waiting", text))):
@@ -60,7 +65,7 @@ def search_in_process(
                 everyone = [
                     listen,
                     *followers,
-                    lambda event: watch.beat("choosing the next plan"),
+                    lambda event: watch.beat(WAITING if event.kind == "busy" else "choosing the next plan"),
                     lambda event: results.append(event.result or results[-1]),
                 ]
                 found = search(bench, request, everyone, clock)

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -11,6 +11,7 @@ import autofit
 from autofit import in_process, locks
 from autofit.core.budget import Clock
 from autofit.core.recommendation import Recommendation
+from autofit.probing.watchdog import WAITING, Watchdog
 from autofit.search.event import Event
 from tests.probing import targets
 from tests.recorded import recorded_search
@@ -73,3 +74,28 @@ def test_the_wait_for_the_device_is_measured(monkeypatch: pytest.MonkeyPatch) ->
     )  # fmt: skip
     assert len(waits) == 1
     assert 0.3 <= waits[0] < 3
+
+
+def test_a_wait_for_another_tuner_is_reported_and_is_not_a_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, phases, events = recorded_search().recommendation, list[str](), list[Event]()
+    assert found is not None
+
+    class Watched(Watchdog):
+        def beat(self, phase: str) -> None:
+            phases.append(phase)
+            super().beat(phase)
+
+    @contextmanager
+    def held(key: str, what: str, wait_s: float, say: Callable[[str], None]) -> Iterator[None]:
+        say(f"waiting for {what}")
+        yield
+
+    monkeypatch.setattr(in_process, "Watchdog", Watched)
+    monkeypatch.setattr(locks, "held", held)
+    monkeypatch.setattr(in_process, "search", lambda *_: found)
+    autofit.tune(
+        targets.mlp(), targets.vectors(), device="cpu", study=":memory:", progress=events.append,
+        memory_budget="256MiB", strategies=["batching"],
+    )  # fmt: skip
+    assert phases[0] == WAITING
+    assert [event.text[:12] for event in events if event.kind == "busy"] == ["waiting for "]

@@ -19,7 +19,7 @@ from autofit.core.printable import ascii_json, printable
 from autofit.core.recommendation import Recommendation
 from autofit.core.units import parse_duration
 from autofit.probing.remote.bench import RemoteBench, Target
-from autofit.probing.watchdog import Watchdog
+from autofit.probing.watchdog import WAITING, Watchdog
 from autofit.reports.attached import attached
 from autofit.reports.canvas import Canvas
 from autofit.reports.repeating import command_line
@@ -63,8 +63,13 @@ def _searched(target: Target, request: Request, clock: Clock, given: argparse.Na
             Progress.of(not given.quiet, Yardstick.of(None, request, clock, lambda: watch.doing)) as listen,
             watch.telling(lambda text: listen(Event("waiting", text))),
         ):
+
+            def busy(text: str) -> None:
+                watch.beat(WAITING)
+                listen(Event("busy", text))
+
             listen(Event("stage", f"looking at {given.target}"))
-            claim = _claiming(held, request, lambda text: listen(Event("stage", text)))
+            claim = _claiming(held, request, busy)
             bench = held.enter_context(
                 RemoteBench(target, beat=watch.beat, claim=claim, clock=clock, log=_log(request.study))
             )
@@ -74,8 +79,11 @@ def _searched(target: Target, request: Request, clock: Clock, given: argparse.Na
             Progress.of(not given.quiet, against) as listen,
             watch.telling(lambda text: listen(Event("waiting", text))),
         ):
-            listeners = [listen, *followers, lambda event: watch.beat("choosing the next plan")]
-            return search(bench, request, listeners, clock)
+
+            def beat(event: Event) -> None:
+                watch.beat(WAITING if event.kind == "busy" else "choosing the next plan")
+
+            return search(bench, request, [listen, *followers, beat], clock)
 
 
 def _claiming(held: ExitStack, request: Request, say: Callable[[str], None]) -> Callable[[str, str], None]:

@@ -39,7 +39,7 @@ class _Curve:
 
 @dataclass(frozen=True, slots=True)
 class _Lender:
-    """The nearest curve for a combination that never ran, and the differences to it."""
+    """The nearest curve for a combination that never ran, and the values in which the curve differs from it."""
 
     curve: _Curve
     changes: str
@@ -96,14 +96,16 @@ class Measured(Estimator):
             self._lenders[key] = self._lender(plan.combination, accumulating)
         lender = self._lenders[key]
         value = self._at(lender.curve, plan.micro_batch_size).value_bytes
-        return Estimate(value_bytes=value, basis=f"guess from a plan that differs in {lender.changes}")
+        return Estimate(value_bytes=value, basis=f"from the measured peak of the same plan with {lender.changes}")
 
     def _lender(self, combination: Plan, accumulating: bool) -> _Lender:
         """Returns the curve with the fewest changes, and of those the one with the most sizes."""
         curves = self._curves.values()
         nearest = min(curves, key=lambda c: (c.distance(combination, accumulating), -len(c.peaks)))
-        changes = ", ".join(f"{k}={v}" for k, v in combination.changes_from(nearest.combination).items())
-        return _Lender(nearest, changes or "accumulation")
+        changes = [f"{k}={v}" for k, v in nearest.combination.changes_from(combination).items()]
+        if nearest.accumulating != accumulating:
+            changes.append("accumulation" if nearest.accumulating else "no accumulation")
+        return _Lender(nearest, ", ".join(changes))
 
 
 def _bounds(curve: _Curve, size: int, shape: _Curve | None = None) -> tuple[int, int, int | None]:

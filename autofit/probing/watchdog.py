@@ -27,6 +27,8 @@ from autofit.core.units import format_duration
 
 PROTECTED = ("autofit.guard", "autofit.study")
 """Packages that are never interrupted."""
+WAITING = "wait"
+"""Name of the phase in which another tuner's lock is waited for. A silence in it is expected and not reported."""
 FIRST_REPORT_S, FIRST_REPORT_RATIO, LEAST_REPORT_S = 30.0, 0.25, 2.0
 """Silence before the first report: `FIRST_REPORT_S` seconds or this share of the time budget, whichever is shorter, but
 at least `LEAST_REPORT_S` seconds: a shorter silence is usual, and a report of it reads as an alarm."""
@@ -138,7 +140,7 @@ class Watchdog:
             self._reported = phase
             first_s = FIRST_REPORT_S if limit_s is None else min(FIRST_REPORT_S, FIRST_REPORT_RATIO * limit_s)
             self._report_after_s = max(first_s, LEAST_REPORT_S)
-        if now - phase[1] >= self._report_after_s:
+        if phase[0] != WAITING and now - phase[1] >= self._report_after_s:
             self._report_after_s *= 2
             with suppress(Exception):  # an error of the user's listener must not stop the watchdog
                 self._say(f"no sign of life for {format_duration(now - phase[1])}: {phase[0]!r} is still running")

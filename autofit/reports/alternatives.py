@@ -34,12 +34,12 @@ def others(r: Recommendation, width: int, plan_file: str | None) -> list[str]:
         width: cells of a line.
         plan_file: see `autofit.reports.summary.summarize`.
     """
-    worth = _distinct([c for c in r.alternatives if c.on_front and _is_worth_it(c, r)], [r.plan])[:_LIGHTER]
-    shown = _shown(r, worth)
+    shown = _shown(r, _worth(r))
     if not shown:
         return []
     plans = [describe_plan(c.plan, r.baseline.plan) for c in shown]
-    reasons = ["lighter" if c in worth else why(c, r) for c in shown]
+    known = reasons_of(r)
+    reasons = [known[c.plan.key] for c in shown]
     if width < _WIDE:
         plans = [f"{plan}: {reason}" if reason else plan for plan, reason in zip(plans, reasons, strict=True)]
         reasons = [""] * len(shown)
@@ -59,6 +59,14 @@ def others(r: Recommendation, width: int, plan_file: str | None) -> list[str]:
     more = len(r.alternatives) - len(shown)
     where = "fit.alternatives" if plan_file is None else plan_file
     return [*lines, *wrapped(f"and {more} more in {where}", width, "  ", "  ")] if more > 0 else lines
+
+
+def reasons_of(r: Recommendation) -> dict[str, str]:
+    """Returns why each alternative was not chosen, and which are worth a look because they are lighter, by plan key."""
+    found = {c.plan.key: why(c, r) for c in r.alternatives}
+    for key in (c.plan.key for c in _worth(r)):
+        found[key] = f"{found[key]}, but lighter" if found[key] else "lighter"
+    return found
 
 
 def why(candidate: Candidate, r: Recommendation) -> str:
@@ -93,6 +101,11 @@ def rate_per_s(r: Recommendation, measurement: Measurement, rate: float | None, 
     if gain is not None and baseline is not None:
         return r.objective.score(baseline) * gain.value
     return r.objective.score(measurement)
+
+
+def _worth(r: Recommendation) -> list[Candidate]:
+    """Returns the plans to show because they save more memory than they cost speed."""
+    return _distinct([c for c in r.alternatives if c.on_front and _is_worth_it(c, r)], [r.plan])[:_LIGHTER]
 
 
 def _shown(r: Recommendation, worth: Sequence[Candidate]) -> list[Candidate]:

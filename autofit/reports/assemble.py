@@ -10,6 +10,7 @@ from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.printable import one_line, printable
 from autofit.core.recommendation import Ratio, Recommendation
+from autofit.reports.alternatives import reasons_of
 from autofit.reports.applying import apply_code
 from autofit.reports.headline import cause, contradicting_rate, failed_headline, headline
 from autofit.reports.report import LeftOut, PlanMemory, PlanRow, Racer, Report, Role, SpeedCurve
@@ -148,7 +149,7 @@ def _race(
     plan = None if r is None else r.baseline.plan if role == "baseline" else r.plan
     if plan is None or plan.key not in logs:
         return _raced_by_gain(rows)
-    found = list[Racer]()
+    found, reasons = list[Racer](), {} if r is None else {r.plan.key: "", **reasons_of(r)}
     for row in rows:
         log = logs.get(Plan(values=row.values).key)
         if log is None or log.plan == plan:
@@ -157,7 +158,7 @@ def _race(
         ratio = row.gain if role == "baseline" else _claimed(ours, theirs)
         if ratio is not None and ratio.pairs:
             ratios = tuple(math.exp(a - b) for a, b in zip(ours, theirs, strict=True))
-            found.append(Racer(rank=row.rank, ratio=ratio, ratios=ratios, note=log.note))
+            found.append(Racer(rank=row.rank, ratio=ratio, ratios=ratios, note=reasons.get(log.plan.key, log.note)))
     return (role, tuple(found)) if found else ("", ())
 
 

@@ -11,6 +11,7 @@ from autofit.core.units import format_bytes, short_number
 from autofit.core.wording import describe_plan
 from autofit.search.contradiction import proof_contradicts
 from autofit.search.evidence import SearchEvidence
+from autofit.search.explanations import PROOF_FAILED
 
 _CAUSES = {
     1: "an internal error ended the search",
@@ -40,6 +41,8 @@ _ENDINGS = {
     Status.USER_ERROR: "failed in the user's code",
     Status.NUMERIC: "gave a loss or gradient that is not finite",
 }
+_BASIS = re.compile(r" \([^()]*\)$")
+"""The basis of an estimate at the end of the reason why a plan was skipped."""
 _UNKNOWN = "an earlier version of autofit made this study"
 
 
@@ -48,14 +51,31 @@ def headline(r: Recommendation) -> str:
     plan, peak = describe_plan(r.plan, r.baseline.plan), r.proof.memory.judged_bytes
     within = f"Its peak is {format_bytes(peak)} of a budget of {format_bytes(r.budget.memory_bytes)}." if peak else ""
     if r.plan == r.baseline.plan:
-        return f"Keep the baseline: {plan}. {r.untried or 'Nothing that was tried is faster'}. {within}".strip()
+        return f"Keep the baseline: {plan}. {kept_because(r)}. {within}".strip()
     if r.gain is not None:
         gain = f"{r.gain} of the baseline's throughput"
     else:
-        failed = not r.baseline.outcome.measured
-        gain = "the baseline does not run here" if failed else "its gain over the baseline is unknown"
+        gain = absent_baseline(r) or "its gain over the baseline is unknown"
     change = batch_change(r.baseline.plan.global_batch_size, r.plan.global_batch_size)
     return f"Use {plan}: {gain}{change}.{_doubt(r)} {within}".strip()
+
+
+def kept_because(r: Recommendation) -> str:
+    """Returns why the baseline is kept, as a sentence without a full stop."""
+    if any(candidate.note.startswith(PROOF_FAILED) for candidate in r.alternatives):
+        return "No faster plan could be proven"
+    return r.untried or "Nothing that was tried is faster"
+
+
+def absent_baseline(r: Recommendation) -> str:
+    """Returns that the baseline does not run or was not run, as the end of a sentence; "" if it was measured."""
+    outcome = r.baseline.outcome
+    if outcome.measured:
+        return ""
+    if outcome.status is not Status.SKIPPED:
+        return "the baseline does not run here"
+    reason = _BASIS.sub("", outcome.reason)
+    return f"the baseline was not run: {reason}" if reason else "the baseline was not run"
 
 
 def batch_change(before: int, after: int) -> str:

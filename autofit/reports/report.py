@@ -97,7 +97,7 @@ class Racer(_Record):
         rank: its row (`PlanRow.rank`).
         ratio: throughput over that of the plan in `Report.race_reference`, with its 95 % interval.
         ratios: the paired ratio of each round that both ran, in order; () if they were not kept.
-        note: why it left the race, or "".
+        note: why it was not chosen; "" for the recommended plan.
     """
 
     rank: int

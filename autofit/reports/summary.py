@@ -6,7 +6,7 @@ one summary are on one scale, a gain has its interval, and an estimate without b
 
 from collections.abc import Iterator, Sequence
 
-from autofit.core.outcome import Outcome
+from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
 from autofit.core.printable import printable
 from autofit.core.recommendation import Recommendation
@@ -15,7 +15,7 @@ from autofit.core.wording import describe_plan
 from autofit.reports.alternatives import others, rate_per_s
 from autofit.reports.canvas import Canvas
 from autofit.reports.columns import Column, table
-from autofit.reports.headline import contradicting_rate
+from autofit.reports.headline import absent_baseline, contradicting_rate, kept_because
 from autofit.terminal import wrapped
 
 _CAVEATS, _REFUSED = 5, 3
@@ -57,9 +57,10 @@ def _titled(lines: Sequence[str]) -> list[Line]:
 def _headline(r: Recommendation, width: int) -> list[Line]:
     plan = describe_plan(r.plan, r.baseline.plan)
     if r.plan == r.baseline.plan:
-        text, colour = f"Keep the baseline: {plan}. {r.untried or 'Nothing that was tried is faster'}.", "title"
+        text, colour = f"Keep the baseline: {plan}. {kept_because(r)}.", "title"
     elif r.gain is None:
-        fails = "" if r.baseline.outcome.measured else " The baseline does not run here."
+        absent = absent_baseline(r)
+        fails = f" {absent[0].upper()}{absent[1:]}." if absent else ""
         text, colour = f"Use {plan}{_batch_change(r)}.{fails}", "title"
     else:
         text = f"Use {plan}: {r.gain} the throughput of the baseline{_batch_change(r)}."
@@ -116,7 +117,7 @@ def _before(r: Recommendation) -> list[str]:
 
 
 def _ended(outcome: Outcome) -> str:
-    return outcome.status.value
+    return "not run" if outcome.status is Status.SKIPPED else outcome.status.value
 
 
 def _peak(peak_bytes: int) -> str:

@@ -15,8 +15,9 @@ class Event:
 
     Attributes:
         kind: "start", when a search begins; "stage", "trial", "skipped", "race" or "proof"; "running" when a probe or a
-            proof begins; "result" for the last event of a search; or "waiting", which comes from another thread if a
-            run makes no progress for long.
+            proof begins; "busy" if the device or the study is in use by another tuner, for which the search waits;
+            "result" for the last event of a search; or "waiting", which comes from another thread if a run makes no
+            progress for long.
         text: one line of text.
         trial: the trial, for "trial", "skipped" and "proof".
         done: number of trials run so far.

@@ -11,6 +11,8 @@ from autofit.search.loop import SearchEnd
 from autofit.search.race import MIN_ROUNDS, Race
 from autofit.search.trial_runner import TrialRunner
 
+PROOF_FAILED = "its proof failed"
+"""Beginning of the note on a plan that was the choice until its proof failed."""
 NOT_RUN = (Status.SKIPPED, Status.INTERRUPTED)
 
 
@@ -46,7 +48,7 @@ class Explanations:
         """Returns why a measured plan was not chosen."""
         failed = failed_in_race(self._scale.race, trial)
         if failed or trial.plan.key in self._unproven:
-            return failed or f"its proof failed ({self._unproven[trial.plan.key]})"
+            return failed or f"{PROOF_FAILED} ({self._unproven[trial.plan.key]})"
         ratio, scale = self._scale.claim(trial, winner), self._scale
         speed = f"{ratio} of the recommended plan's throughput"
         if ratio.pairs:
@@ -97,8 +99,8 @@ class Explanations:
         if race is None or race.decided or not race.rounds:
             return
         if self._scale.decided_by_race:
-            running = len(race.running)
-            yield f"the race ended after {race.rounds} rounds, undecided among {running} plans: they are close"
+            close = len(race.contenders)
+            yield f"the race ended after {race.rounds} rounds, undecided among {close} plans: they are close"
         else:
             done = f"the race needs at least {MIN_ROUNDS} rounds and had time for {race.rounds}"
             yield f"{done}: all figures are those of separate probes"
@@ -106,8 +108,9 @@ class Explanations:
     def _on_gain(self, winner: Trial) -> Iterator[str]:
         baseline = self._baseline
         if not baseline.outcome.measured:
-            status, reason = baseline.outcome.status.value, baseline.outcome.reason
-            yield f"the baseline ({baseline.plan}) did not run: {status}, {reason}; so there is no gain to report"
+            status, reason = baseline.outcome.status, baseline.outcome.reason
+            end = f"was not run: {reason}" if status is Status.SKIPPED else f"did not run: {status.value}, {reason}"
+            yield f"the baseline ({baseline.plan}) {end}; so there is no gain to report"
             return
         gain = self._scale.claim(winner, baseline)
         if failed := failed_in_race(self._scale.race, baseline):

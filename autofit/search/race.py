@@ -118,6 +118,16 @@ class Race:
         return [name for name in self.names if name not in self.left]
 
     @property
+    def contenders(self) -> list[str]:
+        """The names that still run, without a pinned plan that is known to be slower than the leader."""
+        if self.pinned is None or self.pinned not in self.running or not self._ripe(self.pinned):
+            return self.running
+        leader = self.leader()
+        if leader == self.pinned or not pair(*self._common(leader, self.pinned)).surely_above:
+            return self.running
+        return [name for name in self.running if name != self.pinned]
+
+    @property
     def ripe(self) -> bool:
         """Whether every plan that still runs has run the rounds that a decision needs."""
         return all(self._ripe(name) for name in self.running)

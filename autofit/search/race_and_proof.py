@@ -114,7 +114,8 @@ class Final:
         elif all(t.plan.key in race.names for t in pool):
             return
         self._runner.phase = "race"
-        self._runner.say("stage", f"racing {len(pool)} plans in interleaved blocks")
+        first = "continuing the race" if race.rounds else f"racing {len(race.names)} plans"
+        self._runner.say("stage", f"{first} in interleaved blocks")
         self._run_race(race)
 
     def _run_race(self, race: Race) -> None:
@@ -136,7 +137,13 @@ class Final:
             self._finalists.ran(self._tuning.clock.elapsed_s - before_s)
             return result
 
-        run_race(race, block, enough, lambda: [t.plan.key for t in self._finalists.joining()])
+        def joining() -> list[str]:
+            found = self._finalists.joining()
+            for trial in found:
+                self._runner.say("stage", f"another plan joins the race: {trial.plan}")
+            return [trial.plan.key for trial in found]
+
+        run_race(race, block, enough, joining)
         if race.over:  # the last round, after which `enough` is not asked
             self._say_round(race, plans)
         note = {"rounds": race.rounds, "log_throughput": race.logs, "joined": race.joined, "left": race.left}
@@ -149,7 +156,8 @@ class Final:
         leader = plans[race.leader()] if race.ripe and race.running else None
         trial = self._record[leader.key] if leader is not None else None
         gain = self._gain(trial) if trial is not None else None
-        text = f"round {race.rounds}: {len(race.running)} plans left"
+        left = len(race.contenders)
+        text = f"round {race.rounds}: {left} plan{'s' if left != 1 else ''} left"
         self._runner.say_round(text, leader, gain, self._standings(race))
 
     def _standings(self, race: Race) -> tuple[Placing, ...]:

@@ -60,7 +60,7 @@ def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock:
         for listener in listen:
             listener(event)
 
-    with writing(location, name, locks.patience_s(left_s), lambda text: tell_all(Event("stage", text))):
+    with writing(location, name, locks.patience_s(left_s), lambda text: tell_all(Event("busy", text))):
         study = Study.open(
             location,
             name=name,

@@ -51,7 +51,7 @@ class Progress:
     def _plain(self, event: Event) -> str:
         """Returns the line of an event, or "" for one that is not shown."""
         if event.trial is None:
-            return event.text if event.kind in ("stage", "waiting") else ""
+            return event.text if event.kind in ("stage", "waiting", "busy") else ""
         if event.trial.outcome.status is Status.SKIPPED:
             return ""
         name = "proof of " if event.kind == "proof" else f"trial {event.done}: "

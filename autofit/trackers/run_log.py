@@ -6,7 +6,8 @@ Parameters, at the start:
 
 One step for each trial and proof that ran, numbered from 1:
     metrics `trial/throughput_per_s`, `trial/gain` (over the baseline's probe), `trial/peak_memory_bytes`,
-    `trial/duration_s`; texts `trial/plan`, `trial/status`, `trial/reason`. A proof has `proof/` instead of `trial/`.
+    `trial/duration_s`; texts `trial/plan`, `trial/status`, `trial/reason`. A proof has `proof/` instead of `trial/`,
+    and no gain: a proof and a probe are different runs.
 
 One step for each round of the race, numbered from 1:
     metrics `race/PLAN/gain`, `race/PLAN/gain_low`, `race/PLAN/gain_high`: gain over the baseline with its 95 %
@@ -33,7 +34,7 @@ from autofit.core.objective import Objective
 from autofit.core.plan import Plan
 from autofit.core.printable import one_line, printable
 from autofit.core.recommendation import Ratio, Recommendation
-from autofit.core.trial import Trial
+from autofit.core.trial import Purpose, Trial
 from autofit.core.wording import describe_plan
 from autofit.search.event import Event
 from autofit.search.evidence import SearchEvidence, SearchResult
@@ -173,9 +174,10 @@ def _figures(trial: Trial, objective: Objective, baseline_rate: float | None) ->
     """Returns the figures of a trial; None for those that were not measured."""
     measurement = trial.outcome.measurement
     rate = objective.score(measurement) if measurement is not None else None
+    is_probe = trial.purpose is Purpose.PROBE  # other runs are not compared with the baseline's probe
     return {
         "throughput_per_s": rate,
-        "gain": rate / baseline_rate if rate is not None and baseline_rate else None,
+        "gain": rate / baseline_rate if rate is not None and baseline_rate and is_probe else None,
         "peak_memory_bytes": measurement.memory.judged_bytes if measurement is not None else None,
         "duration_s": trial.outcome.duration_s,
     }

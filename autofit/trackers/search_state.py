@@ -10,6 +10,7 @@ from autofit.core.printable import one_line
 from autofit.core.recommendation import Ratio
 from autofit.core.trial import Trial
 from autofit.core.units import short_number
+from autofit.probing.watchdog import WAITING
 from autofit.search.event import Event
 from autofit.terminal import cut, wrapped
 from autofit.trackers.live_text import Forms, bar, fitted, minutes, of_budget
@@ -57,7 +58,7 @@ class SearchState:
         elif event.kind == "race":
             self._detail, self._running = one_line(event.text), None
             self._gain = event.gain or self._gain
-        elif event.kind in ("stage", "waiting"):
+        elif event.kind in ("stage", "waiting", "busy"):
             return self._announcement(event)
         elif event.trial is not None and event.trial.outcome.status is not Status.SKIPPED:
             return self._finished(event.trial, is_proof=event.kind == "proof")
@@ -112,6 +113,8 @@ class SearchState:
         return score(measurement) / score(self._baseline)
 
     def _phase_forms(self) -> Forms:
+        if self._against.doing() == WAITING:
+            return "waiting for another tuner", "waiting"
         detail = self._detail
         if not detail and self._running is None:
             detail = _DOING.get(self._against.doing(), "")

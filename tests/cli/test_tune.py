@@ -7,7 +7,7 @@ import signal
 import sqlite3
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
@@ -15,13 +15,16 @@ from typing import TextIO
 import pytest
 
 import autofit
-from autofit import cli, trackers
+from autofit import cli, locks, trackers
+from autofit.cli import tune
 from autofit.core.errors import (
     StudyError,
 )
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
+from autofit.probing.child_request import Target
+from autofit.probing.watchdog import WAITING, Watchdog
 from autofit.trackers.base import Ending
 from tests.cli.conftest import FakeRemote, Run
 from tests.cli.processes import Running
@@ -260,3 +263,34 @@ def test_an_interrupted_search_is_an_interrupted_run(
     remote.interrupt_after = 2
     assert run("tune", "t.py", "--study", ":memory:", "--track", "kept")[0] == 130
     assert kept[0].ending is Ending.INTERRUPTED
+
+
+def test_a_wait_for_another_tuner_is_a_phase_of_its_own(
+    remote: type[FakeRemote], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phases: list[str] = []
+
+    class Watched(Watchdog):
+        def beat(self, phase: str) -> None:
+            phases.append(phase)
+            super().beat(phase)
+
+    class Claiming(remote):  # type: ignore[misc, valid-type]  # a fixture
+        def __init__(self, target: Target, claim: Callable[[str, str], None], **given: object) -> None:
+            claim("cpu", "the CPU")
+            assert phases == [WAITING]
+            super().__init__(target, claim, **given)
+
+    @contextmanager
+    def held(key: str, what: str, wait_s: float, say: Callable[[str], None]) -> Iterator[None]:
+        say(f"waiting for {what}")
+        yield
+
+    monkeypatch.setattr(tune, "Watchdog", Watched)
+    monkeypatch.setattr(tune, "RemoteBench", Claiming)
+    monkeypatch.setattr(locks, "held", held)
+    code, _, err = run("tune", "train.py", "--study", "s.db")
+    assert code == 0
+    assert err.index("autofit: waiting for the CPU") < err.index("autofit: waiting for the study ")
+    assert phases.count(WAITING) == 2
+    assert phases[1:].index(WAITING) < phases.index("choosing the next plan")

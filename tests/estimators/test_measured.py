@@ -127,7 +127,13 @@ def test_another_combination_is_a_guess_without_bounds() -> None:
     assert estimate.value_bytes == 900
     assert estimate.lower_bytes is None
     assert estimate.upper_bytes is None
-    assert "precision=bf16" in estimate.basis
+    assert estimate.basis == "from the measured peak of the same plan with precision=float32"
+
+
+@pytest.mark.parametrize(("steps", "ran"), [(2, "accumulation"), (1, "no accumulation")])
+def test_a_guess_across_accumulation_names_what_ran(steps: int, ran: str) -> None:
+    estimate = known(told(trial(plan(8, steps=steps), 900)), plan(16, steps=3 - steps))
+    assert estimate.basis == f"from the measured peak of the same plan with {ran}"
 
 
 def test_the_nearest_combination_is_borrowed() -> None:

@@ -11,5 +11,5 @@ def test_an_estimate_with_bounds_is_shown_beside_the_measured_peak_and_a_guess_i
     assert "estimate  3 MiB before it ran, +0.0% from the measured peak" in summarize(record(estimate=bounded))
     below = bounded.model_copy(update={"value_bytes": bounded.value_bytes - 1})
     assert ", +0.0% from the measured peak" in summarize(record(estimate=below))
-    guess = Estimate(value_bytes=6 * 2**20, basis="guess from a plan that differs in precision=bf16")
+    guess = Estimate(value_bytes=6 * 2**20, basis="from the measured peak of the same plan with precision=fp32")
     assert "estimate" not in summarize(record(estimate=guess))

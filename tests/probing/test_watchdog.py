@@ -6,7 +6,7 @@ import time
 import pytest
 
 from autofit.core.budget import Clock
-from autofit.probing.watchdog import LEAST_REPORT_S, Overdue, Watchdog
+from autofit.probing.watchdog import LEAST_REPORT_S, WAITING, Overdue, Watchdog
 
 
 class Time:
@@ -73,3 +73,11 @@ def test_what_gives_no_sign_of_life_is_told_to_whoever_listens() -> None:
         while not told and watchdog.clock.elapsed_s < 20.0:
             time.sleep(0.05)
     assert any(text.startswith("no sign of life for") and "'backward' is still running" in text for text in told)
+
+
+def test_a_wait_for_another_tuner_is_not_a_silence() -> None:
+    told: list[str] = []
+    with Watchdog(Clock(limit_s=1.0), told.append) as watchdog:
+        watchdog.beat(WAITING)
+        time.sleep(1.5 * LEAST_REPORT_S)
+    assert told == []

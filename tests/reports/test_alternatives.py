@@ -4,7 +4,7 @@ from typing import Any
 
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Candidate, Ratio, Recommendation
-from autofit.reports.alternatives import others, rate_per_s, why
+from autofit.reports.alternatives import others, rate_per_s, reasons_of, why
 from tests.reports.test_summary import BEST, OWN, measured, measurement, record
 
 PROOF = measurement(samples_per_s=100, peak_bytes=10 * 2**20)
@@ -70,6 +70,15 @@ def test_plans_that_save_more_memory_than_they_cost_speed_are_lighter() -> None:
     assert sizes(found, "lighter") == [1]
     assert 4 in sizes(found)
     assert found[-1] == "  and 3 more in a.yaml"
+
+
+def test_a_lighter_plan_keeps_the_reason_why_it_lost() -> None:
+    slower = Ratio(value=0.9, low=0.88, high=0.92, pairs=12)
+    note = f"{slower} of the recommended plan's throughput, in 12 paired blocks"
+    light = on_front(1, 90, 8).model_copy(update={"note": note, "over_recommended": slower})
+    r = record(proof=PROOF, gain=None, alternatives=(light,))
+    assert reasons_of(r) == {light.plan.key: "slower, but lighter"}
+    assert others(r, 100, None)[1].endswith("slower, but lighter")
 
 
 def test_what_a_lighter_plan_costs_is_by_the_race_where_there_was_one() -> None:

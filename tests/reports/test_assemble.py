@@ -14,6 +14,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Trial
 from autofit.reports import sources
+from autofit.reports.alternatives import others
 from autofit.reports.assemble import MOST_LETTERS, assembled
 from autofit.reports.report import Report
 from autofit.search.evidence import BATCH_CHANGED, CLOSED, OPENED, RaceLog, SearchResult
@@ -63,6 +64,19 @@ def test_rounds_of_the_race_average_to_the_ratio_that_is_shown(result: SearchRes
         mean = math.exp(sum(map(math.log, racer.ratios)) / len(racer.ratios))
         assert mean == pytest.approx(racer.ratio.value, rel=1e-6)
         assert found.row(racer.rank).gain == racer.ratio
+
+
+def test_the_race_says_why_a_plan_lost_in_the_words_of_the_summary(result: SearchResult) -> None:
+    r = result.recommendation
+    assert r is not None
+    summary = " ".join(others(r, 400, None))
+    found = report_of(result)
+    notes = {racer.rank: racer.note for racer in found.race}
+    alternatives = [rank for rank in notes if not found.row(rank).role]
+    assert alternatives
+    assert all(notes[rank] in summary for rank in alternatives)
+    assert not [note for note in notes.values() if note in ("slower in the race", "tied in the race")]
+    assert [note for rank, note in notes.items() if found.row(rank).role == "recommended"] in ([""], [])
 
 
 def test_curves_are_of_one_combination_in_order_of_size(result: SearchResult) -> None:

@@ -14,13 +14,15 @@ from autofit.core.errors import (
     WorkloadError,
 )
 from autofit.core.outcome import Outcome, Status
-from autofit.core.recommendation import Recommendation
+from autofit.core.recommendation import Candidate, Recommendation
 from autofit.core.trial import Trial
 from autofit.reports import sources
 from autofit.reports.assemble import assembled
 from autofit.reports.headline import batch_change, cause, contradicting_rate, failed_headline, headline
 from autofit.reports.html.page import render
 from autofit.reports.markdown import to_markdown
+from autofit.reports.summary import summarize
+from autofit.search.explanations import PROOF_FAILED
 from tests.recorded import recorded_search
 
 RESULT = recorded_search(name="unet")
@@ -118,3 +120,13 @@ def test_a_failed_search_has_a_short_headline_in_words_and_its_whole_message_bel
     for text in (render(report), to_markdown(report)):
         assert text.index(expected) < text.index("LAST.")
     assert "no plan fits the budget" not in render(report)
+
+
+def test_a_faster_plan_whose_proof_failed_is_not_a_plan_that_is_not_faster() -> None:
+    r = answer()
+    faster = Candidate(plan=r.plan, outcome=r.baseline.outcome, note=f"{PROOF_FAILED} (over budget: needs more)")
+    kept = r.model_copy(update={"plan": r.baseline.plan, "alternatives": ()})
+    failed = kept.model_copy(update={"alternatives": (faster,)})
+    for one, expected in ((kept, "Nothing that was tried is faster."), (failed, "No faster plan could be proven.")):
+        assert expected in headline(one)
+        assert expected in " ".join(summarize(one).split())

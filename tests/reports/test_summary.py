@@ -15,6 +15,7 @@ from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.core.space import Refusal
 from autofit.core.wording import describe_outcome, describe_plan
 from autofit.reports.canvas import Canvas
+from autofit.reports.headline import headline
 from autofit.reports.summary import summarize
 from autofit.terminal import cells
 
@@ -135,6 +136,19 @@ def test_a_baseline_that_does_not_run_is_shown_with_its_outcome_and_without_a_ga
     assert text.startswith("Use micro batch 32, precision=bf16. The baseline does not run here.\n")
     assert "samples/s out of memory 52,380" in " ".join(text.split())
     assert not re.search(r"\d\.\d\dx", text)
+
+
+def test_a_baseline_that_was_never_run_is_not_called_one_that_does_not_run() -> None:
+    reason = "needs at least 3.75 GiB, above the budget of 1 GiB (measured 2 GiB at micro batch 4)"
+    baseline = Candidate(plan=OWN, outcome=Outcome(status=Status.SKIPPED, reason=reason))
+    r = record(gain=None, baseline=baseline)
+    text = " ".join(summarize(r).split())
+    why = "he baseline was not run: needs at least 3.75 GiB, above the budget of 1 GiB."
+    assert f"Use micro batch 32, precision=bf16. T{why}" in text
+    assert "samples/s not run 52,380" in text
+    assert f": t{why}" in headline(r)
+    for absent in ("does not run", "skipped"):
+        assert absent not in text
 
 
 def test_every_gain_has_its_interval() -> None:

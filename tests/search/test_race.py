@@ -158,3 +158,26 @@ def test_a_race_goes_on_where_all_that_began_it_have_failed() -> None:
     race.fail("b", "failed")
     race.add({"c": 1.0, "d": 2.0})
     assert race.running == ["c", "d"]
+
+
+def test_a_pinned_plan_that_is_slower_runs_on_but_is_no_contender() -> None:
+    race = Race(("a", "b", "own"), pinned="own")
+    assert race.contenders == ["a", "b", "own"]
+    for shift in (0.0, 0.01, 0.0, 0.01, 0.0):
+        race.add({"a": 100 + shift, "b": 100.01 - shift, "own": 80})
+    assert race.running == ["a", "b", "own"]
+    assert race.contenders == ["a", "b"]
+
+
+@pytest.mark.parametrize("own", [100.0, 120.0])
+def test_a_pinned_plan_that_leads_or_may_tie_is_a_contender(own: float) -> None:
+    race = Race(("a", "own"), pinned="own")
+    for shift in (0.0, 5.0, 0.0, 5.0, 0.0):
+        race.add({"a": 100 + shift, "own": own + 5 - shift})
+    assert "own" in race.contenders
+
+
+def test_a_pinned_plan_that_failed_is_no_contender() -> None:
+    race = Race(("a", "b", "own"), pinned="own")
+    race.fail("own", "failed in the race: out of memory")
+    assert race.contenders == ["a", "b"]

@@ -244,3 +244,22 @@ def test_when_no_plan_can_be_proven_a_smaller_one_is_tried() -> None:
     assert 2 * findings.plan.micro_batch_size <= only_one.micro_batch_size
     assert (findings.plan, Purpose.PROOF) in bench.runs
     assert any("its proof failed (2 allocator retries)" in caveat for caveat in findings.caveats)
+
+
+def test_a_plan_that_joins_a_race_is_announced_and_the_baseline_that_is_slower_is_not_counted() -> None:
+    bench, log, events = calm(), MemoryLog(), list[Event]()
+    best, second = at(bench, 32, precision="bf16"), at(bench, 16, precision="bf16")
+    tuning = only(bench, bench.space.baseline, best, second, log=log, listen=events.append)
+    normal = bench.evaluate(second, Purpose.PROBE).measurement
+    assert normal is not None
+    times = tuple(step_s / 4 for step_s in normal.step_times_s)
+    quick = Outcome(status=Status.MEASURED, measurement=normal.model_copy(update={"step_times_s": times}))
+    bench.faults[second.key] = lambda purpose: quick if purpose is Purpose.PROBE else None
+    findings = run(tuning)
+    assert findings.plan == best
+    race: Any = log.notes["race"]
+    assert list(race["joined"]) == [best.key]
+    texts = [event.text for event in events if event.phase == "race" and event.kind in ("stage", "race")]
+    assert texts[0] == "racing 2 plans in interleaved blocks"
+    assert f"another plan joins the race: {best}" in texts
+    assert texts[-1].endswith(": 1 plan left")  # of three that ran: one left, and the baseline never leaves

@@ -12,6 +12,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Ratio
 from autofit.core.trial import Purpose, Trial
+from autofit.probing.watchdog import WAITING
 from autofit.search.event import Event
 from autofit.terminal import cells
 from autofit.trackers.search_state import SearchState
@@ -130,6 +131,14 @@ def test_the_phase_has_details_where_there_is_room() -> None:
     assert it.live(99).startswith("search: estimating memory  0 trials")
     told(it, running(BASELINE, 9))
     assert it.live(99).startswith("search  0 trials  now baseline: est. 9 of 72 MiB")
+
+
+def test_a_wait_for_another_tuner_is_a_phase() -> None:
+    it, _ = state(doing=WAITING)
+    busy = Event("busy", "waiting up to 1 min 0 s for the CPU, in use by process 9")
+    assert told(it, busy) == [f"autofit: {busy.text}"]
+    assert it.live(99).startswith("waiting for another tuner  ----------  2:00 left")
+    assert it.live(30).startswith("waiting  ")
 
 
 def test_in_a_race_the_best_is_the_leaders_gain_with_its_interval() -> None:

@@ -1,9 +1,11 @@
 """A recommendation as a small piece of HTML, which a notebook shows in place of its text."""
 
 from autofit.core.measurement import Measurement
+from autofit.core.outcome import Status
 from autofit.core.recommendation import Candidate, Recommendation
 from autofit.core.units import format_bytes, short_number
 from autofit.core.wording import describe_plan
+from autofit.reports.headline import absent_baseline
 from autofit.reports.html.parts import LABEL, REASON
 from autofit.reports.markup import Markup, element, joined, shortened
 
@@ -35,7 +37,9 @@ def card(recommendation: Recommendation) -> str:
 def _gain(r: Recommendation) -> str:
     if r.plan == r.baseline.plan:
         return "."
-    return ": the baseline does not run here." if r.gain is None else f": {r.gain} of the baseline's throughput."
+    if r.gain is not None:
+        return f": {r.gain} of the baseline's throughput."
+    return f": {absent_baseline(r) or 'its gain over the baseline is unknown'}."
 
 
 def _candidate(r: Recommendation, name: str, one: Candidate) -> Markup:
@@ -43,7 +47,8 @@ def _candidate(r: Recommendation, name: str, one: Candidate) -> Markup:
     peak = None if measurement is None else measurement.memory.judged_bytes
     words = describe_plan(one.plan, r.baseline.plan)
     rate = None if measurement is None else _rate(r, one.rate_per_s, measurement)
-    return _row(name, words, rate, peak, "" if one.outcome.measured else one.outcome.status.value)
+    status = "not run" if one.outcome.status is Status.SKIPPED else one.outcome.status.value
+    return _row(name, words, rate, peak, "" if one.outcome.measured else status)
 
 
 def _rate(r: Recommendation, rate_per_s: float | None, measurement: Measurement) -> float | None:

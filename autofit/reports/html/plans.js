@@ -12,7 +12,8 @@
   const sort = (column) => {
     const head = heads[column];
     const kind = head.dataset.sort;
-    const down = head.getAttribute("aria-sort") === "ascending";
+    const current = head.getAttribute("aria-sort");
+    const down = current ? current === "ascending" : head.dataset.first === "descending";
     heads.forEach((other) => other.removeAttribute("aria-sort"));
     head.setAttribute("aria-sort", down ? "descending" : "ascending");
     const keyed = rows.map((row) => [valueOf(row, column, kind), row]);

@@ -12,6 +12,8 @@ _MANY, _CUT = 150, 140
 """Number of rows from which reasons are cut to fewer characters, so that the page stays below 500 kB."""
 _LONG = 30
 """Number of rows from which the table scrolls inside the page, with its head in view."""
+_LARGER_IS_BETTER = ("Samples/s", "Tokens/s", "Gain")
+"""Columns that the first click sorts by their largest values first."""
 _STATUS = {"measured": "ok", "skipped": "none", "interrupted": "none"}
 
 
@@ -48,7 +50,9 @@ def _columns(report: Report) -> dict[str, str]:
 def _head(name: str, kind: str) -> Markup:
     button = element("button", name, element("span", class_="arrow", aria_hidden="true"), type="button", disabled=True)
     paper = element("span", name, class_="paper")
-    return element("th", paper, button, scope="col", data_sort=kind, aria_sort="ascending" if name == "#" else None)
+    first = "descending" if name in _LARGER_IS_BETTER else None
+    sorted_ = "ascending" if name == "#" else None
+    return element("th", paper, button, scope="col", data_sort=kind, data_first=first, aria_sort=sorted_)
 
 
 def _row(row: PlanRow, columns: Collection[str], most: int) -> Markup:

@@ -8,7 +8,10 @@ from autofit.reports.svg.drawing import FONT, SMALL, Drawing, Format
 from autofit.reports.svg.lettering import Box, text_width, wrapped
 from autofit.reports.svg.marks import LINE, point, short_label
 from autofit.reports.svg.scales import AxisScale, nice_ticks
+from autofit.search.choice import TIE_LOSS
 
+_TIE_RATIO = TIE_LOSS * TIE_RATIO
+"""Relative difference at which a plan with an exact measurement no longer ties with the fastest one."""
 _FIGURES = 150.0
 """Room for a ratio and its interval at the right of a wide drawing."""
 
@@ -66,7 +69,7 @@ def _span(report: Report) -> tuple[float, float]:
 def _ground(drawing: Drawing, report: Report, x: AxisScale, top: float, bottom: float) -> None:
     """Draws the axis, the line of the baseline, and the range in which a plan ties with the fastest one."""
     fastest = max(1.0, *(racer.ratio.value for racer in report.race))
-    tie = (x(fastest / (1 + TIE_RATIO)), x(fastest))
+    tie = (x(fastest / (1 + _TIE_RATIO)), x(fastest))
     drawing.rect(tie[0], top, tie[1], bottom, "af-tie")
     for value in nice_ticks(x.low, x.high, 3 if drawing.format.narrow else 6):
         drawing.line(x(value), top, x(value), bottom, "af-grid")
@@ -74,7 +77,7 @@ def _ground(drawing: Drawing, report: Report, x: AxisScale, top: float, bottom: 
         drawing.text(x(value), bottom + 19, f"{value:.4g}x", "af-note", "middle")
     drawing.line(x.start, bottom, x.end, bottom, "af-axis")
     drawing.line(x(1.0), top - 6, x(1.0), bottom, "af-axis")
-    texts = [(x(1.0), f"{_reference(report)} 1.0x", 12.0), (sum(tie) / 2, f"tie margin {TIE_RATIO:.0%}", 12.0)]
+    texts = [(x(1.0), f"{_reference(report)} 1.0x", 12.0), (sum(tie) / 2, f"tie margin {_TIE_RATIO:.1%}", 12.0)]
     near = abs(texts[0][0] - texts[1][0]) < 150
     for (at, text, y), drop in zip(texts, (0.0, 16.0 if near else 0.0), strict=True):
         half = text_width(text, SMALL) / 2
@@ -85,7 +88,7 @@ def _ground(drawing: Drawing, report: Report, x: AxisScale, top: float, bottom: 
 def _crossed(report: Report, x: AxisScale, width: float) -> bool:
     """Returns whether the line of the reference or the tie margin crosses a text at the left edge."""
     fastest = max(1.0, *(racer.ratio.value for racer in report.race))
-    return min(x(1.0), x(fastest / (1 + TIE_RATIO))) < width + 4
+    return min(x(1.0), x(fastest / (1 + _TIE_RATIO))) < width + 4
 
 
 def _name(drawing: Drawing, report: Report, racer: Racer, x: AxisScale, at: tuple[float, float]) -> None:
@@ -138,8 +141,10 @@ RACE: Chart = Chart(
     kind="race",
     heading="The race",
     aid="Finalists ran in turns with the plan named at 1.0x. Each grey dot is one round of both. An interval that "
-    "excludes 1.0 is a difference beyond the noise. Plans in the shaded tie margin count as equally fast as the "
-    "fastest one; among them, the plan that needs less memory is recommended.",
+    "excludes 1.0 is a difference beyond the noise. A plan ties with the fastest one if the noise cannot separate them "
+    f"and choosing it loses less than {_TIE_RATIO:.1%} on average (shaded); the baseline also ties with a plan that is "
+    f"ahead of it by less than {TIE_RATIO:.0%}. Of the tied plans, one with the baseline's batch is recommended, else "
+    "one with the smallest batch; then the one that needs less memory, then the one that changes less.",
     missing="no plans raced",
     available=lambda report: bool(report.race),
     draw=draw,

@@ -33,6 +33,17 @@ def test_a_baseline_that_does_not_run_says_why() -> None:
     assert "<td>out of memory</td><td>–</td>" in found
 
 
+def test_a_baseline_that_was_skipped_was_not_run() -> None:
+    skipped = Outcome(status=Status.SKIPPED, reason="needs at least 2 GiB, above the budget of 1 GiB (measured)")
+    found = card(record(baseline=Candidate(plan=OWN, outcome=skipped), gain=None))
+    assert ": the baseline was not run: needs at least 2 GiB, above the budget of 1 GiB." in found
+    assert "<td>not run</td><td>–</td>" in found
+
+
+def test_an_unknown_gain_is_not_a_baseline_that_does_not_run() -> None:
+    assert "its gain over the baseline is unknown" in card(record(gain=None))
+
+
 def test_few_alternatives_are_shown() -> None:
     others = tuple(Candidate(plan=BEST.replace(micro_batch_size=size), outcome=measured()) for size in range(1, 9))
     assert card(record(alternatives=others)).count('<th scope="row">alternative</th>') == 3

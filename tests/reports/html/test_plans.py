@@ -1,6 +1,11 @@
 """The table of all plans."""
 
+import shutil
+import subprocess
+from importlib import resources
 from typing import Any
+
+import pytest
 
 from autofit.reports.html.plans import plans_table
 from autofit.reports.report import Report
@@ -92,3 +97,29 @@ def test_a_plan_that_changes_the_batch_alone_is_not_shown_as_the_baseline() -> N
         row.getAttribute("id"): words(row.childNodes[2]).strip() for row in table(typical()).getElementsByTagName("tr")
     }
     assert (found["p12"], found["p10"], found["p13"]) == ("baseline", "batch size only", "batch size only")
+
+
+def test_the_first_click_shows_the_best_first() -> None:
+    for report, rate in ((typical(), "Samples/s"), (typical(unit="tokens"), "Tokens/s")):
+        heads = table(report).getElementsByTagName("th")
+        first = {words(head.getElementsByTagName("button")[0]): head.getAttribute("data-first") for head in heads[:9]}
+        assert [name for name, direction in first.items() if direction == "descending"] == [rate, "Gain"]
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_a_click_sorts_in_the_direction_of_the_column_and_the_next_one_turns_it() -> None:
+    script = resources.files("autofit.reports.html").joinpath("plans.js").read_text(encoding="utf-8")
+    sort = script[script.index("  const sort = ") : script.index("  heads.forEach((head, column)")]
+    heads = "".join(f"head({first})," for first in ('"descending"', "undefined"))
+    page = f"""
+      const head = (first) => {{ const at = {{}}; return {{ dataset: {{ sort: "number", first }},
+        getAttribute: (name) => at[name] ?? null, setAttribute: (name, value) => (at[name] = value),
+        removeAttribute: (name) => delete at[name] }}; }};
+      const heads = [{heads}], rows = [2, 3, 1];
+      const valueOf = (row) => row;
+      const body = {{ append: (...sorted) => console.log(sorted.join("")) }};
+      {sort}
+      sort(0); sort(0); sort(1); sort(1); sort(0);
+    """
+    done = subprocess.run(["node", "-e", page], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["321", "123", "123", "321", "321"]

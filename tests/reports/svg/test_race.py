@@ -1,8 +1,12 @@
 """The race: ratios with intervals, the line of the baseline, and the tie margin."""
 
+import math
+
 import pytest
 
-from autofit.reports.svg.race import table
+from autofit.core.objective import TIE_RATIO
+from autofit.reports.svg.race import RACE, table
+from autofit.search.choice import TIE_LOSS
 from tests.reports.samples import typical
 from tests.reports.svg.reading import picture
 
@@ -30,7 +34,15 @@ def test_the_tie_margin_ends_at_the_fastest() -> None:
     found = picture("race", typical())
     band = found.of_class("af-tie")[0]
     assert float(band.getAttribute("width")) > 0
-    assert "tie margin 2%" in found.words()
+    assert "tie margin 1.5%" in found.words()
+
+
+def test_the_text_states_the_rule_of_a_tie() -> None:
+    loss = math.expm1(TIE_LOSS * math.log1p(TIE_RATIO))
+    for said in (f"loses less than {loss:.1%} on average", f"by less than {TIE_RATIO:.0%}"):
+        assert said in RACE.aid
+    order = [RACE.aid.index(said) for said in ("baseline's batch", "smallest batch", "less memory", "changes less")]
+    assert order == sorted(order)
 
 
 @pytest.mark.parametrize("width", [860.0, 344.0])
