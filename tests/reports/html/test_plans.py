@@ -12,7 +12,7 @@ def table(report: Report) -> Any:
     """Returns the table as a tree."""
     text = plans_table(report).replace(" disabled>", ">")  # HTML, not XML
     start = text.index("<table")
-    return tree(text[start : text.index("</table>") + 8])
+    return tree(text[start : text.index("</table>") + 8].replace("<wbr>", ""))
 
 
 def words(node: Any) -> str:
