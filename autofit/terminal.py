@@ -81,5 +81,13 @@ def cut(text: str, width: int) -> str:
     return f"{text[:kept]}.."[: max(width, 0)]
 
 
+def cut_middle(text: str, limit: int) -> str:
+    """Returns `text`, shortened to `limit` characters by replacing its middle with "..."."""
+    if len(text) <= limit:
+        return text
+    head = (limit - 5) // 2
+    return f"{text[:head]} ... {text[head + 5 - limit :]}"
+
+
 def _cell(letter: str) -> int:
     return 2 if unicodedata.east_asian_width(letter) in "WF" else not unicodedata.combining(letter)

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from autofit.terminal import cells, cut, has_blocks, has_colour, is_terminal, paint, wrapped
+from autofit.terminal import cells, cut, cut_middle, has_blocks, has_colour, is_terminal, paint, wrapped
 
 
 class Stream(io.StringIO):
@@ -51,6 +51,11 @@ def test_a_text_is_cut_at_a_space_if_one_is_near() -> None:
     assert cut("tried 2 GiB", 11) == "tried 2 GiB"
     assert cut("a checkpointed_blocks=2", 20) == "a checkpointed_blo.."
     assert cut("word " * 9, 12) == "word word.."
+
+
+def test_the_middle_of_a_long_text_is_replaced() -> None:
+    assert cut_middle("a" * 20, 20) == "a" * 20
+    assert cut_middle("ValueError: " + "x" * 90 + " (train.py:10)", 40) == "ValueError: xxxxx ... xxxx (train.py:10)"
 
 
 @pytest.mark.parametrize("width", [10, 17, 40])

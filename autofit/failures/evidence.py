@@ -12,6 +12,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from autofit.core.redaction import redacted
+from autofit.terminal import cut_middle
 
 TEXT_LIMIT = 4000  # maximum characters of an exception's text; its end is kept, since wrappers put the cause there
 _TRACEBACK_LIMIT = 16000
@@ -91,9 +92,9 @@ def scrub(error: BaseException) -> None:
 
 def plain(text: str, limit: int) -> str:
     """Returns `text` without control sequences and unprintable characters, at most `limit` characters long."""
-    text = _CONTROL.sub("", _cut(text, 4 * limit))
+    text = _CONTROL.sub("", cut_middle(text, 4 * limit))
     kept = (c if c.isprintable() or c in "\n\t" else " " if c.isspace() else "" for c in text)
-    return _cut("".join(kept), limit)
+    return cut_middle("".join(kept), limit)
 
 
 def _walk(error: BaseException, *, hidden: bool) -> list[BaseException]:
@@ -178,14 +179,6 @@ def _traceback_block(error: BaseException, link: ErrorLink) -> str:
 
 def _inside(frame: FrameType, packages: tuple[str, ...]) -> bool:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] in packages
-
-
-def _cut(text: str, limit: int) -> str:
-    """Returns `text`, shortened to `limit` characters by replacing its middle with "..."."""
-    if len(text) <= limit:
-        return text
-    head = (limit - 5) // 2
-    return f"{text[:head]} ... {text[head + 5 - limit :]}"
 
 
 def _assign(owner: type, name: str, error: BaseException, value: object) -> None:

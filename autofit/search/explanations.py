@@ -10,10 +10,13 @@ from autofit.search.common_scale import CommonScale
 from autofit.search.loop import SearchEnd
 from autofit.search.race import MIN_ROUNDS, Race
 from autofit.search.trial_runner import TrialRunner
+from autofit.terminal import cut_middle
 
 PROOF_FAILED = "its proof failed"
 """Beginning of the note on a plan that was the choice until its proof failed."""
 NOT_RUN = (Status.SKIPPED, Status.INTERRUPTED)
+_REASON = 120
+"""Maximum length of the reason of a failed run in `Explanations.untried`, which becomes part of a headline."""
 
 
 class Explanations:
@@ -75,7 +78,8 @@ class Explanations:
         ran = [t for t in self._runner.trials if t.plan != winner.plan and t.outcome.status not in NOT_RUN]
         if ran:
             which = "No other plan" if len(ran) > 1 else f"{ran[0].plan} was tried and"
-            return f"{which} ran: {ran[-1].outcome.status.value}, {ran[-1].outcome.reason}".rstrip(".")
+            outcome = ran[-1].outcome
+            return f"{which} ran: {outcome.status.value}, {cut_middle(outcome.reason, _REASON)}".rstrip(".")
         if not end.early:
             return "No other plan may fit and be faster"
         next_one = "" if end.wanted is None else f"; {end.wanted} was next"

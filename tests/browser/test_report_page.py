@@ -5,12 +5,34 @@ from pathlib import Path
 
 import pytest
 
+from autofit.reports.html.page import render
 from tests.browser.browsing import Browser
 from tests.reports import samples
 
 WIDTHS = (360, 900, 1600)
 AXE_TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
 ROWS = "[...document.querySelectorAll('#plans-table tbody tr')]"
+TABLE = "document.querySelector('.plans')"
+LINES_OF_A_PLAN = """
+const node = document.querySelector("tr:not(.baseline) .plan"), lines = [];
+const walker = document.createTreeWalker(node, NodeFilter.SHOW_TEXT);
+let top = null;
+while (walker.nextNode()) {
+  const text = walker.currentNode;
+  for (let at = 0; at < text.length; at++) {
+    const range = document.createRange();
+    range.setStart(text, at);
+    range.setEnd(text, at + 1);
+    const letter = text.data[at], box = range.getBoundingClientRect();
+    if (letter.trim() === "") continue;
+    if (top === null || box.top > top + 4) lines.push("");
+    top = box.top;
+    lines[lines.length - 1] += letter;
+  }
+}
+return lines;
+"""
+"""Script that returns the lines of the first plan that is not the baseline, as they are laid out, without spaces."""
 POINT = ".wide .af-pt[data-r='1']"
 
 
@@ -76,6 +98,25 @@ def test_screenshots_are_taken_and_no_page_is_wider_than_the_window(
     assert browser.run("return document.documentElement.scrollWidth") == width
     ground = browser.run("return getComputedStyle(document.body).backgroundColor")
     assert (ground == "rgb(255, 255, 255)") == (theme == "light")
+
+
+def test_the_table_of_plans_fits_at_900_pixels_and_words_break_where_a_name_has_parts(
+    browser: Browser, tmp_path: Path
+) -> None:
+    report = samples.typical()
+    name = "memory_format=channels_last, optimizer_implementation=foreach, checkpointed_blocks=10"
+    rows = tuple(
+        row.model_copy(update={"combination": name, "earlier": row.rank % 2 == 0, "duration_s": 61.0})
+        for row in report.rows
+    )
+    path = tmp_path / "long.html"
+    path.write_text(render(report.model_copy(update={"rows": rows})), encoding="utf-8")
+    browser.open(path, 885)  # what a scroll bar leaves of 900
+    assert browser.run(f"return {TABLE}.scrollWidth") == browser.run(f"return {TABLE}.clientWidth")
+    browser.size(360, 900)
+    lines = browser.run(LINES_OF_A_PLAN)
+    assert "".join(lines).replace(" ", "") == name.replace(" ", "")
+    assert [line for line in lines if line[-1] not in "=_," and line != lines[-1]] == []
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -1,9 +1,11 @@
 """Caveats of a search: what its gain rests on."""
 
 from autofit.core.budget import Budget
+from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.search.phases import run
 from tests.fakes import (
+    always,
     small_bench,
     tuning_of,
 )
@@ -35,3 +37,15 @@ def test_without_time_for_a_race_the_gain_is_said_to_rest_on_probes() -> None:
         assert findings.gain is not None
         assert findings.gain.pairs == 0 or findings.gain.pairs < 4
     assert any("undecided" in c or "no time for a race" in c for c in findings.caveats)
+
+
+def test_a_long_message_of_the_users_code_is_cut_in_what_becomes_the_headline() -> None:
+    bench = small_bench()
+    message = f"ValueError: {'Z' * 300} (train.py:10 in forward)"
+    for plan in bench.space.plans():
+        if plan != bench.space.baseline:
+            bench.faults[plan.key] = always(Status.USER_ERROR, message)
+    untried = run(tuning_of(bench)).untried
+    assert untried.startswith("No other plan ran: user error, ValueError: ZZZ")
+    assert untried.endswith("ZZZ (train.py:10 in forward)")
+    assert len(untried) < 160

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from autofit.core.units import format_bytes, format_duration, short_number
 from autofit.reports.counting import RATIOS, counted
-from autofit.reports.html.parts import LABEL, REASON, scrolled
+from autofit.reports.html.parts import LABEL, REASON, breakable, scrolled
 from autofit.reports.markup import Markup, element, joined, shortened
 from autofit.reports.report import PlanRow, Report
 
@@ -61,7 +61,7 @@ def _row(row: PlanRow, columns: Collection[str], most: int) -> Markup:
     label = shortened(row.combination, LABEL if most == REASON else _CUT)
     if row.is_baseline:
         label = "" if role == "baseline" else "baseline"
-    plan = element("span", label, class_="plan")
+    plan = element("span", breakable(label), class_="plan")
     reason = element("div", shortened(row.reason, most), class_="why") if row.reason else None
     estimate = None if row.estimate is None else row.estimate.value_bytes
     rate = element("td", "–" if row.rate_per_s is None else short_number(row.rate_per_s))
@@ -88,10 +88,10 @@ def _batch(row: PlanRow) -> str:
 
 
 def _status(row: PlanRow) -> Markup:
-    text = f"{row.status}, earlier search" if row.earlier else row.status
-    return element(
-        "td", text, class_=f"st {_STATUS.get(row.status, 'bad')}", data_s=row.status if row.earlier else None
-    )
+    kind = f"st {_STATUS.get(row.status, 'bad')}"
+    if row.earlier:
+        return element("td", f"{row.status}, earlier search", class_=f"{kind} earlier", data_s=row.status)
+    return element("td", row.status, class_=kind)
 
 
 def _cell(value: float | None, text: str) -> Markup:

@@ -3,10 +3,10 @@
 from autofit.core.units import short_number
 from autofit.reports.report import PlanRow, Report, SpeedCurve
 from autofit.reports.svg.chart import Chart, DataTable
-from autofit.reports.svg.drawing import FONT, Drawing, Format
+from autofit.reports.svg.drawing import FONT, SMALL, Drawing, Format
 from autofit.reports.svg.lettering import Box, spread, wrapped
 from autofit.reports.svg.marks import LINE, NOT_FROM_ZERO, axes, key, margin, plan_keys, point, thinned
-from autofit.reports.svg.scales import AxisScale, power_ticks, rate_ticks, span
+from autofit.reports.svg.scales import AxisScale, rate_ticks, size_ticks, span
 
 MOST_CURVES = 7
 """Number of curves drawn: as many as there are colours and dashes that a reader can tell apart."""
@@ -26,7 +26,7 @@ def draw(report: Report, form: Format) -> Drawing:
     area = Box(margin(rates), top, form.width - (30 if form.narrow else 250), lane)
     x = AxisScale(max(min(sizes), 1) / 1.15, max(*sizes, 1) * 1.15, area.left, area.right, log2=True)
     y = AxisScale(slow, fast, bottom, top)
-    ticks = power_ticks(x.low, x.high, 5 if form.narrow else 9)
+    ticks = size_ticks(sizes, x, SMALL, 5 if form.narrow else 9)
     axes(drawing, area, (x, ticks, "micro batch size"), (y, rates, f"{report.unit} per second"))
     if misses:
         drawing.line(area.left, bottom, area.right, bottom, "af-grid")

@@ -19,7 +19,8 @@ def draw(report: Report, form: Format) -> Drawing:
     """Returns the chart of a report with at least one plan that was both estimated and measured."""
     rows = _compared(report)
     drawing = Drawing(form, _about(rows))
-    low, high = span([float(value) for row in rows for value in (_estimated(row), row.peak_bytes or 0)], 0.08)
+    bounded = rows if len(rows) <= MOST_BOUNDS else []
+    low, high = span([*_values(rows), *(end for row in bounded for end in _interval(row))], 0.08)
     ticks = byte_ticks(low, high, 3 if form.narrow else 6)
     known = plan_keys(report, {row.rank for row in rows})
     others = [("af-pt", "other plan")] if len(rows) > len(known) else []
@@ -32,7 +33,7 @@ def draw(report: Report, form: Format) -> Drawing:
     drawing.line(area.left, area.bottom, area.right, area.top, "af-axis")
     drawing.text(area.right - 8, area.bottom - 10, "needed more than estimated", "af-note", "end")
     drawing.text(area.left + 10, area.top + 16, "needed less than estimated", "af-note")
-    for row in rows if len(rows) <= MOST_BOUNDS else ():
+    for row in bounded:
         _bounds(drawing, row, x, y)
     placed = [(row, x(row.peak_bytes or 0), y(_estimated(row))) for row in rows]
     for row, at_x, at_y in sorted(
@@ -51,16 +52,23 @@ def _estimated(row: PlanRow) -> int:
     return row.estimate.value_bytes if row.estimate is not None else 0
 
 
+def _values(rows: list[PlanRow]) -> list[float]:
+    return [float(value) for row in rows for value in (_estimated(row), row.peak_bytes or 0)]
+
+
+def _interval(row: PlanRow) -> list[float]:
+    """Returns the bounds that an estimate has, at most two."""
+    ends = () if row.estimate is None else (row.estimate.lower_bytes, row.estimate.upper_bytes)
+    return [float(end) for end in ends if end is not None]
+
+
 def _bounds(drawing: Drawing, row: PlanRow, x: AxisScale, y: AxisScale) -> None:
-    if row.estimate is None:
-        return
-    at = x(row.peak_bytes or 0)
-    lower, upper = row.estimate.lower_bytes, row.estimate.upper_bytes
-    ends = [y(row.estimate.value_bytes if end is None else end) for end in (lower, upper)]
-    drawing.line(at, ends[0], at, ends[1], "af-bound")
-    for end, bound in zip(ends, (lower, upper), strict=True):
-        if bound is not None and y.low <= bound <= y.high:
-            drawing.line(at - 3, end, at + 3, end, "af-bound")
+    """Draws the interval of an estimate, with a mark at each bound; without one it ends at the estimate."""
+    at, bounds = x(row.peak_bytes or 0), [y(end) for end in _interval(row)]
+    ends = [*bounds, y(_estimated(row))]
+    drawing.line(at, max(ends), at, min(ends), "af-bound")
+    for end in bounds:
+        drawing.line(at - 3, end, at + 3, end, "af-bound")
 
 
 def _about(rows: list[PlanRow]) -> str:

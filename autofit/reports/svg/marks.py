@@ -105,7 +105,10 @@ def axes(drawing: Drawing, area: Box, x: tuple[AxisScale, Ticks, str], y: tuple[
     for value, label in ticks:
         at = scale(value)
         drawing.line(at, area.bottom, at, area.bottom + 5, "af-axis")
-        drawing.text(at, area.bottom + 19, label, "af-note", "middle")
+        if at + text_width(label, SMALL) / 2 > drawing.format.width:  # a label at the end of the axis would be cut
+            drawing.text(drawing.format.width, area.bottom + 19, label, "af-note", "end")
+        else:
+            drawing.text(at, area.bottom + 19, label, "af-note", "middle")
     drawing.text(area.right, area.bottom + 38, name, "af-note", "end")
 
 

@@ -1,10 +1,12 @@
 """Scales: from values to coordinates, with ticks at round values."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from autofit.core.units import short_number
+from autofit.reports.svg.lettering import text_width
 
 _UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 _STEPS = (1, 2, 2.5, 5, 10)
@@ -93,3 +95,18 @@ def power_ticks(low: float, high: float, most: int) -> list[tuple[float, str]]:
         middle = round(math.sqrt(low * high))
         return [(float(middle), f"{middle:,}")]
     return [(float(2**power), f"{2**power:,}") for power in range(first, last + 1, step)]
+
+
+def size_ticks(sizes: Collection[int], x: AxisScale, font: float, most: int) -> list[tuple[float, str]]:
+    """Returns a tick at each size if their labels fit beside each other; else as `power_ticks`.
+
+    Args:
+        sizes: values on the scale; one may occur several times.
+        x: the scale.
+        font: size of the labels.
+        most: see `power_ticks`.
+    """
+    ticks = [(float(size), f"{size:,}") for size in sorted(set(sizes))]
+    ends = [(x(size) - half, x(size) + half) for size, label in ticks for half in [text_width(label, font) / 2]]
+    fits = all(left - right >= font / 2 for (_, right), (left, _) in pairwise(ends))
+    return ticks if fits else power_ticks(x.low, x.high, most)

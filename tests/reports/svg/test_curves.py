@@ -87,3 +87,13 @@ def test_points_that_did_not_race_are_hollow_and_explained() -> None:
     assert CURVES.note(report).startswith("Hollow points did not race")
     assert "Hollow" not in CURVES.note(typical(race=()))
     assert not picture("curves", typical(race=())).of_class("af-hollow")
+
+
+def test_sizes_between_powers_of_two_have_ticks() -> None:
+    report = typical()
+    sizes = dict(zip(report.curves[0].ranks, (40, 48), strict=True))
+    rows = tuple(row.model_copy(update={"micro_batch_size": sizes.get(row.rank, 40)}) for row in report.rows)
+    curve = report.curves[0].model_copy(update={"refused_sizes": (56,)})
+    assert {"40", "48", "56"} <= set(
+        picture("curves", report.model_copy(update={"rows": rows, "curves": (curve,)})).words()
+    )

@@ -32,3 +32,19 @@ def test_the_error_is_that_of_the_estimates() -> None:
 
 def test_a_report_without_estimates_has_no_such_chart() -> None:
     assert not ESTIMATES.available(bare())
+
+
+def test_the_interval_of_a_single_plan_is_on_the_axis() -> None:
+    report = typical()
+    row = next(row for row in report.rows if row.peak_bytes)
+    peak = row.peak_bytes or 0
+    bounds = {"lower_bytes": round(peak * 0.94), "upper_bytes": round(peak * 1.06)}
+    near = row.model_copy(update={"rank": 1, "estimate": Estimate(value_bytes=peak + 12, **bounds)})
+    found = picture("estimates", report.model_copy(update={"rows": (near,)}))
+    lines = [node.getAttribute("d").strip("M").split("L") for node in found.of_class("af-bound")]
+    assert len(lines) == 3  # the interval and its two ends
+    heights = sorted({float(end.split()[1]) for ends in lines for end in ends})
+    axis = max(float(node.getAttribute("d").split()[-1]) for node in found.of_class("af-axis"))
+    assert len(heights) == 2
+    assert heights[0] > min(box.bottom for _, box in found.texts())
+    assert heights[1] < axis - 10

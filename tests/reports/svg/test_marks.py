@@ -1,9 +1,11 @@
 """Marks: the shape of a plan's point, keys, and thinning many points."""
 
 from autofit.reports.svg.drawing import NARROW, WIDE, Drawing, Format
+from autofit.reports.svg.lettering import Box
 from autofit.reports.svg.marks import (
     APART,
     MOST_POINTS,
+    axes,
     key,
     plan_keys,
     point,
@@ -12,7 +14,10 @@ from autofit.reports.svg.marks import (
     thinned,
     tip,
 )
+from autofit.reports.svg.scales import AxisScale
 from tests.reports.samples import infeasible, kept, large, typical
+from tests.reports.svg.reading import Picture
+from tests.reports.xml_tree import tree
 
 TYPICAL = typical()
 
@@ -76,3 +81,15 @@ def test_keys_name_the_plans_that_are_drawn() -> None:
 def test_a_budget_far_beyond_the_plans_does_not_stretch_an_axis() -> None:
     assert shown_budget(TYPICAL, TYPICAL.budget_bytes * 0.9)
     assert not shown_budget(TYPICAL, TYPICAL.budget_bytes / 4)
+
+
+def test_the_label_of_a_tick_at_the_end_of_an_axis_is_inside() -> None:
+    area = Box(40, 20, WIDE.width - 14, 200)
+    drawing = Drawing(WIDE, "", height=240)
+    x, y = AxisScale(0, 120, area.left, area.right), AxisScale(0, 1, area.bottom, area.top)
+    axes(drawing, area, (x, [(60, "60 MiB"), (120, "120 MiB")], "peak memory"), (y, [], "speed"))
+    found = Picture(tree(drawing.svg(alone=True)))
+    boxes = dict(found.texts())
+    assert boxes["120 MiB"].right <= WIDE.width
+    middle = (boxes["60 MiB"].left + boxes["60 MiB"].right) / 2
+    assert abs(middle - x(60)) < 0.1

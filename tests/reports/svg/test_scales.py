@@ -10,6 +10,7 @@ from autofit.reports.svg.scales import (
     nice_ticks,
     power_ticks,
     rate_ticks,
+    size_ticks,
     span,
 )
 
@@ -71,3 +72,11 @@ def test_a_span_without_a_power_of_two_has_a_tick_in_its_middle() -> None:
 
 def test_ticks_of_rates_have_thousands_marked() -> None:
     assert [label for _, label in rate_ticks(0, 60_000, 3)] == ["0", "20,000", "40,000", "60,000"]
+
+
+def test_sizes_have_a_tick_each_where_their_labels_fit() -> None:
+    sizes = [64, 40, 48, 56, 48]
+    wide, narrow = (AxisScale(40 / 1.15, 64 * 1.15, 0, width, log2=True) for width in (500, 60))
+    assert size_ticks(sizes, wide, 12, 9) == [(40, "40"), (48, "48"), (56, "56"), (64, "64")]
+    assert size_ticks(sizes, narrow, 12, 9) == [(64, "64")]
+    assert size_ticks([8], AxisScale(7, 9, 0, 500, log2=True), 12, 9) == [(8, "8")]
