@@ -46,7 +46,7 @@ class Planted:
 
 
 @dataclass(frozen=True)
-class RecordedJob:
+class PlantedChange:
     """A job over a recorded table.
 
     Attributes:
@@ -61,16 +61,16 @@ class RecordedJob:
 
 
 JOBS = (
-    RecordedJob("gpt", "6 % slower from night 12 on", lambda night: Planted(slower_ratio=1.06 if night >= 12 else 1.0)),
-    RecordedJob(
+    PlantedChange("gpt", "6 % slower from night 12 on", lambda night: Planted(slower_ratio=1.06 if night >= 12 else 1.0)),
+    PlantedChange(
         "resnet", "another driver from night 10 on", lambda night: Planted(driver="580.2" if night >= 10 else "570.1")
     ),
-    RecordedJob(
+    PlantedChange(
         "encoder",
         "1 % more memory each night from night 9 on",
         lambda night: Planted(more_memory_ratio=1.01 ** max(night - 8, 0)),
     ),
-    RecordedJob(
+    PlantedChange(
         "unet",
         "a noisy week, nights 8 to 14",
         lambda night: Planted(noise=0.02 if 8 <= night <= 14 else 0.004),
@@ -159,7 +159,7 @@ def accept_fastest(table: Table, path: Path, driver: str) -> None:
     )
 
 
-def opening(night: int, jobs: tuple[RecordedJob, ...] = JOBS) -> OpenBench:
+def opening(night: int, jobs: tuple[PlantedChange, ...] = JOBS) -> OpenBench:
     """Returns what opens the bench of a job in a night, for `autofit.nightly.night.run_night`."""
     by_name = {job.name: job for job in jobs}
 
