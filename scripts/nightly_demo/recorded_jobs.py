@@ -61,7 +61,9 @@ class PlantedChange:
 
 
 JOBS = (
-    PlantedChange("gpt", "6 % slower from night 12 on", lambda night: Planted(slower_ratio=1.06 if night >= 12 else 1.0)),
+    PlantedChange(
+        "gpt", "6 % slower from night 12 on", lambda night: Planted(slower_ratio=1.06 if night >= 12 else 1.0)
+    ),
     PlantedChange(
         "resnet", "another driver from night 10 on", lambda night: Planted(driver="580.2" if night >= 10 else "570.1")
     ),

@@ -1,0 +1,226 @@
+"""The rule of a night: how far a reading may be from the nights before it. Pure statistics, without records.
+
+A reading outside its band is a suspicion. Nothing is claimed until a second reading of the same night confirms it. A
+constant without another source was chosen by simulation: `python -m scripts.bench.nightly.simulated_years` plays 1,000
+years, and fails if there are more than 0.3 false alarms in 100 nights or if too many changes are found too late.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, median, stdev
+from typing import Literal, Self
+
+LEAST_NIGHTS = 5
+"""Number of nights of a segment before a night is compared with them."""
+WINDOW = 14
+"""Number of nights whose median is the expected value (reference/ecosystem.md 7.2)."""
+DEVIATIONS = 3.0
+"""Half the width of the band of one night, in standard deviations of a night (reference/ecosystem.md 7.2)."""
+LEAST_CHANGE = 0.02
+"""Least half width of a band, as a share of the expected value: the tie margin of a race (`TIE_RATIO`)."""
+NOISE_WINDOW = 60
+"""Number of latest nights from which the noise is estimated. An estimate from 14 nights is often too low: with 2 %
+noise, the band alone then has three times the false alarms."""
+FEW_NIGHTS = 5.0
+"""An estimate of the noise from n nights is multiplied by 1 + 5 / n. Without this factor, the first 20 nights of a
+segment have 1.5 false alarms in 100 nights."""
+
+RUN = 3
+"""Number of nights in a row, tonight included, that are judged together. Their mean shows a change that is lost in the
+noise of one night."""
+RUN_DEVIATIONS = 2.0
+"""Distance of the mean of a run from the nights before that is a suspicion, in standard deviations of this distance."""
+RUN_CONFIRMED = 3.0
+"""Distance that confirms a run, in the same unit, for the mean of its nights and the second reading of tonight."""
+RUN_EACH = 0.6
+"""Least distance of each of these readings, in standard deviations of a night: a single outlier is not a run."""
+
+DRIFT_DEVIATIONS = 4.0
+"""Distance between the medians of the first and the latest nights that is a drift, in standard deviations of their
+difference."""
+DRIFT_CHANGE = 0.04
+"""Least drift, as a share of the first median. It is twice `LEAST_CHANGE`, because machines drift too."""
+FAMILIAR = 3
+"""Number of steady nights with a higher peak after which that peak is expected. A kernel that is chosen anew in each
+process, with a workspace of its own, gives a workload several peaks."""
+
+CLIP = 3.0
+"""Distance from the median at which values are clipped before their spread is estimated, in scaled median absolute
+deviations."""
+MAD_SCALE = 1.4826
+"""Standard deviation of a normal distribution, in median absolute deviations."""
+MEDIAN_VARIANCE = math.pi / 2
+"""Variance of the median of many normal values, relative to the variance of their mean."""
+_SMALL_SAMPLES = (1.0, 1.0, 1.196, 1.495, 1.363, 1.206, 1.200, 1.140, 1.129, 1.107)
+"""Correction of the median absolute deviation of up to nine values, by their number; n / (n - 0.8) for more (Croux and
+Rousseeuw, Time-efficient algorithms for two highly robust estimators of scale, 1992)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Where the value of a night is expected.
+
+    Attributes:
+        expected: the expected value.
+        low: lower limit.
+        high: upper limit.
+        nights: number of nights behind the expected value.
+    """
+
+    expected: float
+    low: float
+    high: float
+    nights: int
+
+    def around(self, expected: float) -> Self:
+        """Returns the band moved to another expected value."""
+        moved = expected - self.expected
+        return type(self)(expected, self.low + moved, self.high + moved, self.nights)
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """A change that the first reading of a night shows, and what a second reading must show to confirm it.
+
+    Attributes:
+        cause: "night": the reading left its band. "run": the latest nights differ together from those before. "drift":
+            the latest nights are far from the first ones. "back": an open change ended.
+        side: 1 if the value is higher than expected, -1 if it is lower.
+        limit: a second reading confirms the change if it is beyond this value on that side.
+        expected: the value that the evidence was compared with.
+        shown: the value that the evidence shows: the reading, or the mean or median of the nights.
+        nights: number of nights of evidence, tonight included.
+        before: number of nights behind the expected value.
+    """
+
+    cause: Literal["night", "run", "drift", "back"]
+    side: int
+    limit: float
+    expected: float
+    shown: float
+    nights: int
+    before: int
+
+    def confirmed(self, reading: float) -> bool:
+        """Returns whether a second reading confirms the change."""
+        return self.side * (reading - self.limit) > 0
+
+
+def clipped(values: Sequence[float]) -> list[float]:
+    """Returns the values, clipped to within `CLIP` scaled median absolute deviations of their median."""
+    middle, half = median(values), CLIP * _scaled_mad(values)
+    return [max(middle - half, min(middle + half, value)) for value in values]
+
+
+def deviation(values: Sequence[float]) -> float:
+    """Returns the standard deviation of nights."""
+    count = len(values)
+    if count < 2:
+        return 0.0
+    return max(_scaled_mad(values), stdev(clipped(values))) * (1 + FEW_NIGHTS / count)
+
+
+def _scaled_mad(values: Sequence[float]) -> float:
+    middle, count = median(values), len(values)
+    unbiased = _SMALL_SAMPLES[count] if count < len(_SMALL_SAMPLES) else count / (count - 0.8)
+    return MAD_SCALE * unbiased * median([abs(value - middle) for value in values])
+
+
+def deviation_of_steps(values: Sequence[float]) -> float:
+    """Returns the standard deviation of nights around a trend, from the differences of successive nights.
+
+    A steady growth does not increase it. The idea is that of von Neumann (Distribution of the ratio of the mean square
+    successive difference to the variance, 1941), with the median absolute deviation in place of the mean square.
+    """
+    steps = [after - before for before, after in pairwise(values)]
+    return deviation(steps) / math.sqrt(2) if len(steps) > 1 else 0.0
+
+
+def throughput_band(reference: Sequence[float]) -> Band:
+    """Returns the band of one night's throughput, from the earlier nights of its level, oldest first."""
+    latest = reference[-WINDOW:]
+    expected = median(latest)
+    half = max(DEVIATIONS * deviation(reference[-NOISE_WINDOW:]), LEAST_CHANGE * expected)
+    return Band(expected, expected - half, expected + half, len(latest))
+
+
+def memory_band(reference: Sequence[float], highest: Sequence[float]) -> Band:
+    """Returns the band of one night's peak.
+
+    It does not roll. The expected peak is the median of the first nights, so that slow growth adds up. The noise comes
+    from the differences between nights, because growth widens other measures of noise.
+
+    Args:
+        reference: peak of each earlier night of the level, oldest first.
+        highest: the `FAMILIAR` highest peaks of these nights, unconfirmed ones included, in ascending order.
+    """
+    first = reference[:WINDOW]
+    expected = median(first)
+    spread = deviation_of_steps(reference[-NOISE_WINDOW:]) * math.sqrt(1 + MEDIAN_VARIANCE / len(first))
+    half = max(DEVIATIONS * spread, LEAST_CHANGE * expected)
+    return Band(expected, expected - half, max(expected + half, highest[0]), len(first))
+
+
+def throughput_suspicions(reference: Sequence[float], band: Band, reading: float) -> list[Suspicion]:
+    """Returns the changes that a reading of throughput shows, the clearest first.
+
+    Only a night outside its band is suspected of being faster: nobody has to act the same night.
+    """
+    found = [_night(band, reading), _run(reference, reading), _drift(reference, reading)]
+    return [each for each in found if each is not None]
+
+
+def memory_suspicions(band: Band, reading: float) -> list[Suspicion]:
+    """Returns the growth that a reading of the peak shows."""
+    found = _night(band, reading)
+    return [found] if found is not None and found.side > 0 else []
+
+
+def _night(band: Band, reading: float) -> Suspicion | None:
+    """Judges one night against its band."""
+    if band.low <= reading <= band.high:
+        return None
+    side, limit = (1, band.high) if reading > band.high else (-1, band.low)
+    return Suspicion("night", side, limit, band.expected, reading, nights=1, before=band.nights)
+
+
+def _run(reference: Sequence[float], reading: float) -> Suspicion | None:
+    """Judges the latest nights together: whether they are slower than the nights before them."""
+    before, latest = reference[: 1 - RUN][-NOISE_WINDOW:], (*reference[1 - RUN :], reading)
+    if len(before) < LEAST_NIGHTS:
+        return None
+    level = clipped(before)
+    expected = fmean(level)
+    least = LEAST_CHANGE * expected
+    if expected - fmean(latest) <= least:  # the usual case, in which the noise need not be estimated
+        return None
+    noise = deviation(before)
+    each, lowest = expected - RUN_EACH * noise, median(before) - DEVIATIONS * noise
+    inside = [max(value, lowest) for value in latest]
+    shown = fmean(inside)
+    suspicious = expected - max(RUN_DEVIATIONS * _spread(noise, RUN, len(before)), least)
+    together = expected - max(RUN_CONFIRMED * _spread(noise, RUN + 1, len(before)), least)
+    limit = min((RUN + 1) * together - sum(inside), each)
+    if max(latest) >= each or shown >= suspicious or limit <= lowest:
+        return None
+    return Suspicion("run", -1, limit, expected, shown, nights=RUN, before=len(before))
+
+
+def _spread(noise: float, nights: int, before: int) -> float:
+    """Returns the standard deviation of the difference between a mean of nights and the median of those before."""
+    return noise * math.sqrt(1 / nights + 1 / before)
+
+
+def _drift(reference: Sequence[float], reading: float) -> Suspicion | None:
+    """Judges the latest nights against the first ones: a band that rolls follows a slow decline and misses it."""
+    if len(reference) < 2 * WINDOW - 1:
+        return None
+    expected, shown = median(reference[:WINDOW]), median((*reference[1 - WINDOW :], reading))
+    if expected - shown <= DRIFT_CHANGE * expected:
+        return None
+    noise = deviation_of_steps(reference[-NOISE_WINDOW:])
+    if expected - shown <= DRIFT_DEVIATIONS * noise * math.sqrt(2 * MEDIAN_VARIANCE / WINDOW):
+        return None
+    return Suspicion("drift", -1, (expected + shown) / 2, expected, shown, nights=WINDOW, before=WINDOW)

@@ -1,0 +1,1 @@
+"""The rule of nightly jobs on simulated years: false alarms, and how soon a planted change is found."""

@@ -1,0 +1,131 @@
+"""Verdicts: what a night says of a job, when it says nothing yet, and what it says until somebody reacts."""
+
+from time import perf_counter
+
+import pytest
+
+from autofit.nightly.judging import Tonight, failed, judge, level_accepted
+from autofit.nightly.records import HistorySegment, VerdictKind
+from tests.nightly.history_samples import HERE, PLAN, record
+from tests.nightly.judged_nights import MIB, Judgements, after, figures, kinds
+
+
+def test_the_first_five_nights_are_reported_and_not_compared() -> None:
+    history = after(6)
+    assert kinds(history.records) == ["cannot compare"] * 5 + ["steady"]
+    assert "the first night of this job" in history.records[0].verdict.reason
+    assert "1 night more is needed" in history.records[3].verdict.reason
+    assert history.asked == 0
+
+
+def test_a_drop_is_a_regression_only_if_a_second_measurement_agrees() -> None:
+    history = after(20)
+    doubted = history.night(94.0, again=100.0)
+    assert (doubted.verdict.kind, doubted.verdict.moved) == (VerdictKind.STEADY, ())
+    assert doubted.confirmation is not None
+    assert "once, not when measured again" in doubted.verdict.reason
+    confirmed = history.night(94.0, again=94.2)
+    assert (confirmed.verdict.kind, confirmed.verdict.moved) == (VerdictKind.REGRESSION, ("slower",))
+    assert "6.0% lower than the median of 14 nights, 100 samples/s" in confirmed.verdict.reason
+    assert history.asked == 2
+    low, high = confirmed.verdict.low_per_s, confirmed.verdict.high_per_s
+    assert low is not None
+    assert high is not None
+    assert 94.2 < low < 98.1 < 101.9 < high
+
+
+def test_a_regression_stays_one_until_the_job_is_back() -> None:
+    history = after(20)
+    for _ in range(30):
+        assert history.night(94.0).verdict.kind is VerdictKind.REGRESSION
+    assert history.records[-1].verdict.since == history.records[20].night
+    assert history.night(100.0, again=94.0).verdict.kind is VerdictKind.REGRESSION
+    assert history.night(100.0).verdict.kind is VerdictKind.STEADY
+    assert "is back" in history.records[-1].verdict.reason
+
+
+def test_once_a_person_accepts_the_level_later_nights_are_compared_with_it() -> None:
+    history = after(20)
+    assert level_accepted(history.records, id="x", night="2026-12-01", at="2026-12-01") is None
+    for _ in range(3):
+        history.night(94.0)
+    accepted = level_accepted(history.records, id="x", night="2026-12-01", at="2026-12-01")
+    assert accepted is not None
+    assert "throughput of 94 samples/s since" in accepted.verdict.reason
+    history.records.append(accepted)
+    assert history.night(94.1).verdict.kind is VerdictKind.STEADY
+    assert history.night(88.0).verdict.kind is VerdictKind.REGRESSION
+
+
+def test_a_faster_job_is_said_to_be_faster_and_then_normal() -> None:
+    history = after(20)
+    history.calm(6, level=1.1)
+    assert kinds(history.records[20:]) == ["faster"] * 5 + ["steady"]
+    assert history.records[20].verdict.bisect == ()
+
+
+def test_slow_growth_of_memory_is_found_though_each_night_is_like_the_last() -> None:
+    history, peak = after(20), 100 * MIB
+    while history.records[-1].verdict.kind is not VerdictKind.REGRESSION and len(history.records) < 40:
+        peak = round(peak * 1.002)
+        history.night(100.0, peak_bytes=peak)
+    assert 28 <= len(history.records) <= 32
+    verdict = history.records[-1].verdict
+    assert verdict.moved == ("more memory",)
+    assert any("the peak grows by" in step for step in verdict.bisect)
+
+
+def test_another_driver_begins_a_segment_and_is_no_regression() -> None:
+    history = after(20)
+    newer = HERE.model_copy(update={"versions": {"torch": "2.13.0", "driver": "580.2"}})
+    verdict = history.night(80.0, environment=newer).verdict
+    assert verdict.kind is VerdictKind.CANNOT_COMPARE
+    assert verdict.changed == ("driver: 580.2, was ",)
+    assert "throughput is -20.0% from the median of the segment before" in verdict.reason
+    assert "1 of its segment" in verdict.reason
+
+
+def test_a_regression_names_what_changed_since_the_last_steady_night_and_how_to_find_it() -> None:
+    history = after(20)
+    other = HERE.model_copy(update={"versions": {"torch": "2.13.0", "python": "3.12.1"}})
+    verdict = history.night(90.0, environment=other).verdict
+    assert verdict.kind is VerdictKind.REGRESSION
+    assert verdict.changed == ("python: 3.12.1, was absent",)
+    assert any(step.startswith("remove python 3.12.1, which is new") for step in verdict.bisect)
+
+
+def test_a_peak_above_the_budget_does_not_fit() -> None:
+    history = after(10)
+    verdict = history.night(100.0, peak_bytes=101 * MIB, budget_bytes=100 * MIB).verdict
+    assert verdict.kind is VerdictKind.DOES_NOT_FIT
+    assert "above the budget of 100 MiB" in verdict.reason
+
+
+@pytest.mark.parametrize(("fits", "kind"), [(False, VerdictKind.DOES_NOT_FIT), (True, VerdictKind.ERROR)])
+def test_a_plan_that_did_not_run_has_a_verdict_too(fits: bool, kind: VerdictKind) -> None:
+    past = [record(0)]
+    newer = HERE.model_copy(update={"versions": {"torch": "2.14.0"}})
+    verdict = failed(past, None, newer, "out of memory in backward.", fits=fits)
+    assert (verdict.kind, verdict.reason) == (kind, "out of memory in backward")
+    assert verdict.changed == ("torch: 2.14.0, was 2.13.0",)
+    assert bool(verdict.bisect) is not fits
+    assert failed([], None, None, "no such file", fits=True).changed == ()
+
+
+def test_a_year_is_judged_in_less_than_ten_milliseconds_a_night() -> None:
+    history = after(365)
+    tonight = figures(100.0)
+    again = Judgements(list(history.records))
+    began = perf_counter()
+    for _ in range(5):
+        again.night(tonight.rate_per_s)
+    assert (perf_counter() - began) / 5 < 0.05
+
+
+def test_other_units_and_memory_readings_are_not_compared() -> None:
+    history = after(10)
+    assert history.night(100.0, unit="tokens").verdict.changed == ("unit: tokens, was samples",)
+    other = figures(100.0).model_copy(update={"judged_by": "allocated"})
+    past = after(10).records
+    found = judge(past, Tonight("gpt", HistorySegment.of(HERE, PLAN), HERE, other), lambda: None)
+    assert found.verdict.changed == ("memory reading: allocated, was reserved",)
