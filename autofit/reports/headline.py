@@ -10,8 +10,7 @@ from autofit.core.trial import Trial
 from autofit.core.units import format_bytes, short_number
 from autofit.core.wording import describe_plan
 from autofit.search.contradiction import proof_contradicts
-from autofit.search.evidence import SearchEvidence
-from autofit.search.explanations import PROOF_FAILED
+from autofit.search.evidence import PROOF_FAILED, SearchEvidence
 
 _CAUSES = {
     1: "an internal error ended the search",

@@ -27,6 +27,8 @@ from autofit.search.race import Race
 
 BATCH_CHANGED = "the global batch was free and changed"
 """Beginning of the caveat on a changed global batch, which reports show first."""
+PROOF_FAILED = "its proof failed"
+"""Beginning of the note on a plan that was the choice until its proof failed."""
 
 EVIDENCE_SCHEMA = "autofit.evidence/1"
 OPENED, CLOSED = "search", "evidence"

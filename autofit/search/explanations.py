@@ -7,13 +7,12 @@ from autofit.core.trial import Trial
 from autofit.core.units import format_duration
 from autofit.search.choice import keeps_batch, lighter, measurement_of, ties
 from autofit.search.common_scale import CommonScale
+from autofit.search.evidence import PROOF_FAILED
 from autofit.search.loop import SearchEnd
 from autofit.search.race import MIN_ROUNDS, Race
 from autofit.search.trial_runner import TrialRunner
 from autofit.terminal import cut_middle
 
-PROOF_FAILED = "its proof failed"
-"""Beginning of the note on a plan that was the choice until its proof failed."""
 NOT_RUN = (Status.SKIPPED, Status.INTERRUPTED)
 _REASON = 120
 """Maximum length of the reason of a failed run in `Explanations.untried`, which becomes part of a headline."""

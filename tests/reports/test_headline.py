@@ -22,7 +22,7 @@ from autofit.reports.headline import batch_change, cause, contradicting_rate, fa
 from autofit.reports.html.page import render
 from autofit.reports.markdown import to_markdown
 from autofit.reports.summary import summarize
-from autofit.search.explanations import PROOF_FAILED
+from autofit.search.evidence import PROOF_FAILED
 from tests.recorded import recorded_search
 
 RESULT = recorded_search(name="unet")
