@@ -4,7 +4,7 @@ from typing import Any
 
 from autofit.reports.html.plans import plans_table
 from autofit.reports.report import Report
-from tests.reports.samples import HOSTILE, hostile, infeasible, large, typical
+from tests.reports.samples import HOSTILE, bounded, hostile, infeasible, large, typical
 from tests.reports.xml_tree import tree
 
 
@@ -92,3 +92,9 @@ def test_a_plan_that_changes_the_batch_alone_is_not_shown_as_the_baseline() -> N
         row.getAttribute("id"): words(row.childNodes[2]).strip() for row in table(typical()).getElementsByTagName("tr")
     }
     assert (found["p12"], found["p10"], found["p13"]) == ("baseline", "batch size only", "batch size only")
+
+
+def test_an_estimate_for_all_possible_data_is_labelled_in_its_cell() -> None:
+    found = plans_table(bounded())
+    label = '20 GiB <div class="why">upper bound (sizes depend on the data)</div></td>'
+    assert found.count(label) == found.count("upper bound") == 1
