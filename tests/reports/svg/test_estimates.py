@@ -38,8 +38,8 @@ def test_the_interval_of_a_single_plan_is_on_the_axis() -> None:
     report = typical()
     row = next(row for row in report.rows if row.peak_bytes)
     peak = row.peak_bytes or 0
-    bounds = {"lower_bytes": round(peak * 0.94), "upper_bytes": round(peak * 1.06)}
-    near = row.model_copy(update={"rank": 1, "estimate": Estimate(value_bytes=peak + 12, **bounds)})
+    estimate = Estimate(value_bytes=peak + 12, lower_bytes=round(peak * 0.94), upper_bytes=round(peak * 1.06))
+    near = row.model_copy(update={"rank": 1, "estimate": estimate})
     found = picture("estimates", report.model_copy(update={"rows": (near,)}))
     lines = [node.getAttribute("d").strip("M").split("L") for node in found.of_class("af-bound")]
     assert len(lines) == 3  # the interval and its two ends
