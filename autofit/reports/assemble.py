@@ -136,7 +136,7 @@ def _size(row: PlanRow) -> tuple[int, int]:
 def _is_too_large(row: PlanRow, memory_bytes: int) -> bool:
     """Returns whether a plan did not fit when it ran, or was skipped on its estimate."""
     if row.status == Status.SKIPPED.value:
-        return row.estimate is not None and row.estimate.value_bytes > memory_bytes
+        return row.expected_bytes is not None and row.expected_bytes > memory_bytes
     return Status(row.status).does_not_fit
 
 

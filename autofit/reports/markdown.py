@@ -6,7 +6,8 @@ from statistics import median
 
 from autofit.core.units import format_bytes, format_duration, short_number
 from autofit.reports.counting import RATIOS, counted, moment, runs, verdict
-from autofit.reports.report import PlanMemory, PlanRow, Report
+from autofit.reports.report import UPPER_BOUND, PlanMemory, PlanRow, Report
+from autofit.reports.svg.estimates import omitted
 from autofit.reports.text_chart import ChartPoint, scatter
 
 MARK = "<!-- autofit report -->"
@@ -110,15 +111,14 @@ def _race(report: Report) -> Iterator[str]:
 
 
 def _estimates(report: Report) -> Iterator[str]:
-    both = [row for row in report.rows if row.estimate is not None and row.peak_bytes]
-    if not both:
+    both = [(row.expected_bytes, row.peak_bytes) for row in report.rows]
+    errors = [abs(expected / peak - 1) for expected, peak in both if expected is not None and peak]
+    if not errors:
         return
-    errors = [abs(row.estimate.value_bytes / row.peak_bytes - 1) for row in both if row.estimate and row.peak_bytes]
     yield from ("## Estimated and measured memory", "")
-    yield from (
-        f"{counted(len(both), 'plan')}: the median error is {median(errors):.1%}, the largest {max(errors):.1%}.",
-        "",
-    )
+    count = counted(len(errors), "plan")
+    found = f"{count}: the median error is {median(errors):.1%}, the largest {max(errors):.1%}."
+    yield from (f"{found} {omitted(report)}".rstrip(), "")
 
 
 def _memory(report: Report) -> Iterator[str]:
@@ -126,12 +126,12 @@ def _memory(report: Report) -> Iterator[str]:
         return
     yield from ("## Memory", "")
     for each in report.memory:
-        yield from _memory_of(each)
+        yield from _memory_of(each, report.is_upper_bound(each))
 
 
-def _memory_of(plan: PlanMemory) -> Iterator[str]:
-    parts = plan.profile.breakdown
-    peak = f"{format_bytes(plan.profile.peak_bytes)} by its trace, {_STEP.sub('in the ', parts.moment)}"
+def _memory_of(plan: PlanMemory, is_bound: bool) -> Iterator[str]:
+    parts, bound = plan.profile.breakdown, f", an {UPPER_BOUND}" if is_bound else ""
+    peak = f"{format_bytes(plan.profile.peak_bytes)} by its trace{bound}, {_STEP.sub('in the ', parts.moment)}"
     yield from (f"{_named(plan.role)}, {text(plan.label)}: {text(peak)}.", "")
     shares = [(text(part.name), format_bytes(part.size_bytes)) for part in parts.kinds]
     yield from table(("kind", "at the peak"), shares, "kinds")

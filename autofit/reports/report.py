@@ -16,6 +16,8 @@ from autofit.memory.profile import Profile
 Role = Literal["recommended", "baseline", ""]
 BATCH_ONLY = "batch size only"
 """`PlanRow.combination` of the baseline, and of plans that differ from it in the batch alone."""
+UPPER_BOUND = "upper bound (sizes depend on the data)"
+"""What is written beside an estimate, or a trace, that holds for all possible data rather than for what ran."""
 
 REPORT_SCHEMA = "autofit.report/1"
 SCHEMA_FILE = Path(__file__).parent / "report.schema.json"
@@ -74,6 +76,16 @@ class PlanRow(_Record):
     def samples_per_step(self) -> int:
         """Samples per optimizer step."""
         return self.micro_batch_size * self.accumulation_steps
+
+    @property
+    def has_worst_case(self) -> bool:
+        """Whether its estimate is the maximum over all possible data, which is not compared with a measured peak."""
+        return self.estimate is not None and self.estimate.worst_case
+
+    @property
+    def expected_bytes(self) -> int | None:
+        """The estimated peak; None without an estimate, or if it is the maximum over all possible data."""
+        return None if self.estimate is None or self.estimate.worst_case else self.estimate.value_bytes
 
 
 class SpeedCurve(_Record):
@@ -210,6 +222,11 @@ class Report(_Record):
     def row(self, rank: int) -> PlanRow:
         """Returns the row with this rank."""
         return self.rows[rank - 1]
+
+    def is_upper_bound(self, plan: PlanMemory) -> bool:
+        """Returns whether the trace of a plan holds for all possible data, so that less memory may be needed."""
+        row = self.recommended if plan.role == "recommended" else self.baseline
+        return row is not None and row.has_worst_case
 
     @property
     def recommended(self) -> PlanRow | None:

@@ -16,6 +16,7 @@ from autofit.reports.alternatives import others, rate_per_s
 from autofit.reports.canvas import Canvas
 from autofit.reports.columns import Column, table
 from autofit.reports.headline import absent_baseline, contradicting_rate, kept_because
+from autofit.reports.report import UPPER_BOUND
 from autofit.terminal import wrapped
 
 _CAVEATS, _REFUSED = 5, 3
@@ -167,8 +168,9 @@ def _labelled(r: Recommendation, plan_file: str | None) -> Iterator[tuple[str, s
     environment, peak = r.environment, r.proof.memory.judged_bytes
     if r.estimate is not None and r.estimate.is_bounded and peak:
         value = r.estimate.value_bytes
-        error = round(value / peak - 1, 3) + 0.0  # never "-0.0%"
-        yield "estimate", f"{format_bytes(value)} before it ran, {error:+.1%} from the measured peak"
+        error = f"{round(value / peak - 1, 3) + 0.0:+.1%} from the measured peak"  # never "-0.0%"
+        about = f"an {UPPER_BOUND}" if r.estimate.worst_case else error
+        yield "estimate", f"{format_bytes(value)} before it ran, {about}"
     if r.objective.planned_samples is not None:
         samples, size = r.objective.planned_samples, r.plan.global_batch_size
         yield "planned", f"{samples:,} samples, {samples / size:,.0f} steps of {size}; warm-up is part of samples/s"

@@ -265,6 +265,19 @@ def kept() -> Report:
     return report(rows, best, best, headline=f"Keep the baseline: {best}. Nothing that was tried is faster.")
 
 
+def bounded() -> Report:
+    """Returns a report in which the estimate of the baseline holds for all possible data."""
+    made = typical()
+    worst = {"value_bytes": 20 * GIB, "lower_bytes": None, "upper_bytes": 21 * GIB, "worst_case": True}
+    rows = tuple(
+        one.model_copy(update={"estimate": one.estimate.model_copy(update=worst)})
+        if one.is_baseline and one.estimate
+        else one
+        for one in made.rows
+    )
+    return made.model_copy(update={"rows": rows})
+
+
 def bare() -> Report:
     """Returns the report of an earlier study, without a race, estimates and traces."""
     made = typical(race=(), race_reference="", memory=(), curves=(), gates=(), left_out=(), command="", apply_code="")
@@ -314,6 +327,7 @@ def hostile() -> Report:
 
 
 ALL = {
-    "typical": typical, "large": large, "infeasible": infeasible, "kept": kept, "bare": bare, "hostile": hostile,
+    "typical": typical, "large": large, "infeasible": infeasible, "kept": kept, "bounded": bounded, "bare": bare,
+    "hostile": hostile,
 }  # fmt: skip
 """Every sample by name."""

@@ -14,6 +14,7 @@ from autofit.reports.counting import RATIOS
 from autofit.reports.markdown import MARK, text, to_markdown
 from autofit.reports.report import LeftOut, Report
 from tests.recorded import recorded_search
+from tests.reports.samples import bounded, typical
 
 RESULT = recorded_search(name="unet")
 
@@ -123,3 +124,11 @@ def test_checks_that_could_not_be_run_and_times_are_as_in_html(found: Report) ->
     assert "| accumulation | not checked |" in document
     assert "| created | 2026-11-24 20:11:08 UTC |" in document
     assert f"| trials | 1 trial of {len(found.rows)} plans: 1 a" in document
+
+
+def test_upper_bounds_are_labelled_and_left_out_of_the_error() -> None:
+    found, plain = to_markdown(bounded()), to_markdown(typical())
+    assert "12 plans: the median error" in found
+    assert "1 plan is left out: the estimate is an upper bound (sizes depend on the data)." in found
+    assert found.count("GiB by its trace, an upper bound (sizes depend on the data), backward.") == 1
+    assert "upper bound" not in plain

@@ -7,6 +7,7 @@ import pytest
 
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
+from autofit.core.estimate import Estimate
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
@@ -279,3 +280,10 @@ def test_speeds_are_written_as_people_write_them(speed: float, said: str) -> Non
 def test_a_plan_is_its_batch_and_what_it_changes() -> None:
     assert describe_plan(OWN, OWN) == "micro batch 8 x 4 accumulation steps = 32"
     assert describe_plan(BEST, OWN) == "micro batch 32, precision=bf16"
+
+
+def test_an_upper_bound_is_not_an_error_of_the_estimate() -> None:
+    bound = Estimate(value_bytes=2**25, upper_bytes=2**25, worst_case=True)
+    text = summarize(record(estimate=bound))
+    assert "  estimate  32 MiB before it ran, an upper bound (sizes depend on the data)\n" in text
+    assert "from the measured peak" in summarize(record(estimate=bound.model_copy(update={"worst_case": False})))

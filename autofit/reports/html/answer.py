@@ -36,7 +36,7 @@ def _lightest(report: Report) -> str:
     measured = min((row.peak_bytes for row in report.rows if row.peak_bytes), default=None)
     if measured is not None:
         return f"the lightest plan that ran took {format_bytes(measured)}"
-    estimated = min((row.estimate.value_bytes for row in report.rows if row.estimate is not None), default=None)
+    estimated = min((row.expected_bytes for row in report.rows if row.expected_bytes is not None), default=None)
     return "no plan ran to its end" if estimated is None else f"lowest estimated peak: {format_bytes(estimated)}"
 
 

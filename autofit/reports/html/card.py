@@ -28,7 +28,7 @@ def card(recommendation: Recommendation) -> str:
     rows += [_candidate(r, "baseline", r.baseline)] if r.plan != baseline else []
     rows += [_candidate(r, "alternative", one) for one in r.alternatives if one.plan != baseline][:_OTHERS]
     table = element("table", element("thead", heads), element("tbody", joined(rows)))
-    budget = element("p", f"Memory budget: {format_bytes(r.budget.memory_bytes)}.")
+    budget = element("p", f"Memory budget: {_size(r.budget.memory_bytes)}.")
     notes = element("ul", joined(element("li", shortened(text, REASON)) for text in r.caveats))
     caveats = element("details", element("summary", _counted(len(r.caveats))), notes) if r.caveats else None
     return element("div", headline, table, budget, caveats)
@@ -60,9 +60,14 @@ def _rate(r: Recommendation, rate_per_s: float | None, measurement: Measurement)
 
 def _row(name: str, words: str, rate_per_s: float | None, peak_bytes: int | None, status: str = "") -> Markup:
     rate = status or ("–" if rate_per_s is None else short_number(rate_per_s))
-    peak = format_bytes(peak_bytes) if peak_bytes else "–"
+    peak = _size(peak_bytes) if peak_bytes else "–"
     cells = (shortened(words, LABEL), rate, peak)
     return element("tr", element("th", name, scope="row"), *(element("td", text) for text in cells))
+
+
+def _size(count: int) -> str:
+    """Returns bytes with a space that does not break, since the card has no style sheet."""
+    return format_bytes(count).replace(" ", "\u00a0")
 
 
 def _counted(count: int) -> str:

@@ -6,7 +6,7 @@ from autofit.core.units import format_bytes, format_duration, short_number
 from autofit.reports.counting import RATIOS, counted
 from autofit.reports.html.parts import LABEL, REASON, breakable, scrolled
 from autofit.reports.markup import Markup, element, joined, shortened
-from autofit.reports.report import PlanRow, Report
+from autofit.reports.report import UPPER_BOUND, PlanRow, Report
 
 _MANY, _CUT = 150, 140
 """Number of rows from which reasons are cut to fewer characters, so that the page stays below 500 kB."""
@@ -73,7 +73,7 @@ def _row(row: PlanRow, columns: Collection[str], most: int) -> Markup:
         "Tokens/s": rate,
         "Gain": element("td", "–" if row.gain is None else f"{row.gain.value:.2f}x"),
         "Peak": _cell(row.peak_bytes, "–" if row.peak_bytes is None else format_bytes(row.peak_bytes)),
-        "Estimated": _cell(estimate, "–" if estimate is None else format_bytes(estimate)),
+        "Estimated": _cell(estimate, "–" if estimate is None else format_bytes(estimate), row.has_worst_case),
         "Status": _status(row),
         "Took": _cell(row.duration_s, format_duration(row.duration_s) if row.duration_s else "–"),
     }
@@ -94,9 +94,10 @@ def _status(row: PlanRow) -> Markup:
     return element("td", row.status, class_=kind)
 
 
-def _cell(value: float | None, text: str) -> Markup:
+def _cell(value: float | None, text: str, is_bound: bool = False) -> Markup:
     """Returns a cell with the value that it is sorted by, which its text does not show."""
-    return element("td", text, data_v=None if value is None else f"{value:.15g}")
+    bound = (" ", element("div", UPPER_BOUND, class_="why")) if is_bound else ()
+    return element("td", text, *bound, data_v=None if value is None else f"{value:.15g}")
 
 
 def _controls(report: Report) -> Markup:

@@ -8,7 +8,7 @@ from autofit.reports.report import PlanMemory, Report
 from autofit.reports.svg.chart import Chart, DataTable
 from autofit.reports.svg.drawing import FONT, SMALL, Drawing, Format
 from autofit.reports.svg.lettering import fitted, text_width
-from autofit.reports.svg.marks import LINE, key, shown_budget
+from autofit.reports.svg.marks import LINE, bound_label, key, shown_budget, upper_bounds
 from autofit.reports.svg.scales import AxisScale
 
 MOST_MODULES = 8
@@ -24,7 +24,7 @@ Entry = tuple[str, tuple[int, ...]]
 def draw(report: Report, form: Format) -> Drawing:
     """Returns the chart of a report that has the memory of a plan."""
     drawing = Drawing(form, _about(report))
-    y = key(drawing, [(_STYLES[plan.role], _named(plan)) for plan in report.memory], 2) + 20
+    y = key(drawing, _keys(report, form), 2) + 20
     kinds, modules = _kinds(report), _modules(report)
     totals = tuple(sum(part.size_bytes for part in plan.profile.breakdown.kinds) for plan in report.memory)
     sized = [("Peak, as traced", totals), *kinds, *modules]
@@ -51,6 +51,15 @@ def draw(report: Report, form: Format) -> Drawing:
 
 def _named(plan: PlanMemory) -> str:
     return "recommended plan" if plan.role == "recommended" else "baseline"
+
+
+def _keys(report: Report, form: Format) -> list[tuple[str, str]]:
+    """Returns the style and name of each plan."""
+    bound = bound_label(form)
+    return [
+        (_STYLES[plan.role], f"{_named(plan)}: {bound}" if report.is_upper_bound(plan) else _named(plan))
+        for plan in report.memory
+    ]
 
 
 def _heading(drawing: Drawing, text: str, y: float) -> float:
@@ -114,7 +123,7 @@ def _about(report: Report) -> str:
 
 def table(report: Report) -> DataTable:
     """Returns the bytes of each kind and module in each plan."""
-    head = ("part of the peak", *(_named(plan) for plan in report.memory))
+    head = ("part of the peak", *(name for _, name in _keys(report, Format())))
     entries = [*_kinds(report), *((f"module {name}", sizes) for name, sizes in _modules(report))]
     return DataTable(head, tuple((name, *(format_bytes(size) for size in sizes)) for name, sizes in entries))
 
@@ -127,5 +136,6 @@ BREAKDOWN: Chart = Chart(
     available=lambda report: bool(report.memory),
     draw=draw,
     table=table,
+    note=upper_bounds,
 )
 """What makes up the peak, by kind of tensor and by module."""

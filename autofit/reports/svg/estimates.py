@@ -4,7 +4,7 @@ from statistics import median
 
 from autofit.core.units import format_bytes
 from autofit.reports.counting import counted, difference
-from autofit.reports.report import PlanRow, Report
+from autofit.reports.report import UPPER_BOUND, PlanRow, Report
 from autofit.reports.svg.chart import Chart
 from autofit.reports.svg.drawing import Drawing, Format
 from autofit.reports.svg.lettering import Box
@@ -18,7 +18,7 @@ MOST_BOUNDS = 60
 def draw(report: Report, form: Format) -> Drawing:
     """Returns the chart of a report with at least one plan that was both estimated and measured."""
     rows = _compared(report)
-    drawing = Drawing(form, _about(rows))
+    drawing = Drawing(form, _about(report, rows))
     bounded = rows if len(rows) <= MOST_BOUNDS else []
     low, high = span([*_values(rows), *(end for row in bounded for end in _interval(row))], 0.08)
     ticks = byte_ticks(low, high, 3 if form.narrow else 6)
@@ -45,7 +45,7 @@ def draw(report: Report, form: Format) -> Drawing:
 
 
 def _compared(report: Report) -> list[PlanRow]:
-    return [row for row in report.rows if row.peak_bytes and row.estimate is not None]
+    return [row for row in report.rows if row.peak_bytes and row.expected_bytes is not None]
 
 
 def _estimated(row: PlanRow) -> int:
@@ -71,8 +71,17 @@ def _bounds(drawing: Drawing, row: PlanRow, x: AxisScale, y: AxisScale) -> None:
         drawing.line(at - 3, end, at + 3, end, "af-bound")
 
 
-def _about(rows: list[PlanRow]) -> str:
-    return f"Estimated against measured peaks of {counted(len(rows), 'plan')}. {accuracy(rows)}"
+def _about(report: Report, rows: list[PlanRow]) -> str:
+    about = f"Estimated against measured peaks of {counted(len(rows), 'plan')}. {accuracy(rows)}"
+    return f"{about} {omitted(report)}".rstrip()
+
+
+def omitted(report: Report) -> str:
+    """Returns how many measured plans are left out since their estimate is an upper bound; "" if none is."""
+    count = sum(bool(row.peak_bytes) and row.has_worst_case for row in report.rows)
+    if not count:
+        return ""
+    return f"{counted(count, 'plan')} {'is' if count == 1 else 'are'} left out: the estimate is an {UPPER_BOUND}."
 
 
 def accuracy(rows: list[PlanRow]) -> str:
@@ -89,7 +98,7 @@ ESTIMATES: Chart = Chart(
     kind="estimates",
     heading="Estimated and measured memory",
     aid="A point on the diagonal was estimated exactly; below it, the plan needed more memory than estimated.",
-    missing="no plan was both estimated and measured",
+    missing="no plan was both estimated and measured, without those whose estimate is only an upper bound",
     available=lambda report: bool(_compared(report)),
     draw=draw,
     table=lambda report: None,

@@ -53,7 +53,7 @@ def _refused(report: Report) -> list[tuple[float, PlanRow]]:
     """Returns the plans without a throughput that have a peak, measured or estimated, with it."""
     found = list[tuple[float, PlanRow]]()
     for row in report.rows:
-        peak = row.peak_bytes or (row.estimate.value_bytes if row.estimate is not None else None)
+        peak = row.peak_bytes or row.expected_bytes
         if row.rate_per_s is None and peak and peak > report.budget_bytes:
             found.append((float(peak), row))
     return found

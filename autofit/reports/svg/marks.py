@@ -4,8 +4,8 @@ from collections.abc import Collection, Sequence
 
 from autofit.core.units import format_bytes, short_number
 from autofit.reports.markup import element, number, shortened
-from autofit.reports.report import BATCH_ONLY, PlanRow, Report
-from autofit.reports.svg.drawing import FONT, SMALL, Drawing
+from autofit.reports.report import BATCH_ONLY, UPPER_BOUND, PlanRow, Report
+from autofit.reports.svg.drawing import FONT, SMALL, Drawing, Format
 from autofit.reports.svg.lettering import Box, text_width
 from autofit.reports.svg.scales import AxisScale
 
@@ -163,3 +163,15 @@ def plan_keys(report: Report, drawn: Collection[int]) -> list[tuple[str, str]]:
 def shown_budget(report: Report, high: float) -> bool:
     """Returns whether an axis that ends at `high` can be stretched to the budget and still show the plans apart."""
     return report.budget_bytes <= 1.6 * high
+
+
+def bound_label(form: Format) -> str:
+    """Returns how a trace that holds for all possible data is labelled; a narrow drawing has no room for the reason."""
+    return "upper bound" if form.narrow else UPPER_BOUND
+
+
+def upper_bounds(report: Report) -> str:
+    """Returns which traced plans have an upper bound in place of their memory, and why; "" if none has."""
+    names = {"recommended": "recommended plan", "baseline": "baseline"}
+    named = " and ".join(f"the {names[plan.role]}" for plan in report.memory if report.is_upper_bound(plan))
+    return f"The memory of {named} is an {UPPER_BOUND}." if named else ""

@@ -2,11 +2,11 @@
 
 from autofit.core.units import format_bytes
 from autofit.memory.profile import StepPhase
-from autofit.reports.report import PlanMemory, Report
+from autofit.reports.report import UPPER_BOUND, PlanMemory, Report
 from autofit.reports.svg.chart import Chart, DataTable
 from autofit.reports.svg.drawing import FONT, SMALL, Drawing, Format
 from autofit.reports.svg.lettering import Box, fitted, text_width
-from autofit.reports.svg.marks import LINE, margin, shown_budget
+from autofit.reports.svg.marks import LINE, bound_label, margin, shown_budget, upper_bounds
 from autofit.reports.svg.scales import AxisScale, byte_ticks
 
 _NAMES = {"recommended": "Recommended", "baseline": "Baseline"}
@@ -27,7 +27,7 @@ def draw(report: Report, form: Format) -> Drawing:
         for value, label in ticks:
             drawing.line(area.left, scale(value), area.right, scale(value), "af-grid")
             drawing.text(area.left - 8, scale(value) + 4, label, "af-note", "end")
-        _title(drawing, plan, y)
+        _title(drawing, plan, report.is_upper_bound(plan), y)
         _panel(drawing, plan, area, scale)
         if with_budget:
             at = scale(report.budget_bytes)
@@ -49,8 +49,8 @@ def _drawn(report: Report) -> list[PlanMemory]:
     return [plan for plan in report.memory if plan.profile.live_bytes]
 
 
-def _title(drawing: Drawing, plan: PlanMemory, y: float) -> None:
-    name = _NAMES[plan.role]
+def _title(drawing: Drawing, plan: PlanMemory, is_bound: bool, y: float) -> None:
+    name = f"{_NAMES[plan.role]}: {bound_label(drawing.format)}" if is_bound else _NAMES[plan.role]
     drawing.text(0, y + 16, name, "af-strong")
     left = text_width(name, FONT) * 1.1 + 8
     drawing.text(left, y + 16, fitted(plan.label, SMALL, drawing.format.width - left), "af-note")
@@ -123,10 +123,11 @@ def table(report: Report) -> DataTable:
     rows = list[tuple[str, ...]]()
     for plan in _drawn(report):
         live = plan.profile.live_bytes
+        name = f"{_NAMES[plan.role]}: {UPPER_BOUND}" if report.is_upper_bound(plan) else _NAMES[plan.role]
         for phase in plan.profile.phases:
             found = live[phase.start : phase.end]
             if found:
-                rows.append((_NAMES[plan.role], phase.name, format_bytes(max(found)), format_bytes(found[-1])))
+                rows.append((name, phase.name, format_bytes(max(found)), format_bytes(found[-1])))
     return DataTable(("plan", "phase", "highest", "at its end"), tuple(rows))
 
 
@@ -138,6 +139,6 @@ TIMELINE: Chart = Chart(
     available=lambda report: bool(_drawn(report)),
     draw=draw,
     table=table,
-    note=traced_steps,
+    note=lambda report: f"{traced_steps(report)} {upper_bounds(report)}".strip(),
 )
 """Live tensors over one optimizer step."""

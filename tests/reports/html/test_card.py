@@ -1,5 +1,6 @@
 """The card that a notebook shows for a Fit."""
 
+import re
 from xml.dom.minidom import parseString
 
 from autofit.core.outcome import Outcome, Status
@@ -53,3 +54,11 @@ def test_hostile_texts_are_shown_as_text() -> None:
     found = card(record(caveats=("</script><script>alert(1)</script>" + "A" * 10_000,)))
     assert "<script>" not in found
     assert len(found) < 5000
+
+
+def test_a_number_and_its_unit_stay_on_one_line() -> None:
+    found = card(record())
+    peaks = re.findall(r"<td>([^<]*)</td></tr>", found)
+    assert len(peaks) == 2
+    assert all(re.fullmatch("[0-9.]+\u00a0[KMGT]?i?B", peak) for peak in peaks)
+    assert re.search("Memory budget: [0-9.]+\u00a0GiB", found)

@@ -9,7 +9,7 @@ import pytest
 
 from autofit.reports.html.plans import plans_table
 from autofit.reports.report import Report
-from tests.reports.samples import HOSTILE, hostile, infeasible, large, typical
+from tests.reports.samples import HOSTILE, bounded, hostile, infeasible, large, typical
 from tests.reports.xml_tree import tree
 
 
@@ -123,3 +123,9 @@ def test_a_click_sorts_in_the_direction_of_the_column_and_the_next_one_turns_it(
     """
     done = subprocess.run(["node", "-e", page], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split() == ["321", "123", "123", "321", "321"]
+
+
+def test_an_estimate_for_all_possible_data_is_labelled_in_its_cell() -> None:
+    found = plans_table(bounded())
+    label = '20 GiB <div class="why">upper bound (sizes depend on the data)</div></td>'
+    assert found.count(label) == found.count("upper bound") == 1

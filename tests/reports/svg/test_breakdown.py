@@ -2,8 +2,8 @@
 
 import pytest
 
-from autofit.reports.svg.breakdown import MOST_MODULES, table
-from tests.reports.samples import GIB, kept, typical
+from autofit.reports.svg.breakdown import BREAKDOWN, MOST_MODULES, table
+from tests.reports.samples import GIB, bounded, kept, typical
 from tests.reports.svg.reading import picture
 
 
@@ -38,3 +38,13 @@ def test_a_baseline_that_is_the_answer_is_drawn_once() -> None:
     found = picture("breakdown", kept())
     assert found.of_class("af-bar-rec")
     assert not found.of_class("af-bar-base")
+
+
+def test_a_trace_for_all_possible_data_is_labelled_as_an_upper_bound() -> None:
+    label, short = "baseline: upper bound (sizes depend on the data)", "baseline: upper bound"
+    report = bounded()
+    assert [label in picture("breakdown", one).words() for one in (report, typical())] == [True, False]
+    assert short in picture("breakdown", report, 344).words()
+    assert table(report).head[-1] == label
+    assert BREAKDOWN.note(report) == "The memory of the baseline is an upper bound (sizes depend on the data)."
+    assert BREAKDOWN.note(typical()) == ""

@@ -2,7 +2,7 @@
 
 from autofit.core.estimate import Estimate
 from autofit.reports.svg.estimates import ESTIMATES, MOST_BOUNDS, accuracy
-from tests.reports.samples import bare, large, typical
+from tests.reports.samples import bare, bounded, large, typical
 from tests.reports.svg.reading import picture
 
 
@@ -38,8 +38,7 @@ def test_the_interval_of_a_single_plan_is_on_the_axis() -> None:
     report = typical()
     row = next(row for row in report.rows if row.peak_bytes)
     peak = row.peak_bytes or 0
-    bounds = {"lower_bytes": round(peak * 0.94), "upper_bytes": round(peak * 1.06)}
-    estimate = Estimate(value_bytes=peak + 12, lower_bytes=bounds["lower_bytes"], upper_bytes=bounds["upper_bytes"])
+    estimate = Estimate(value_bytes=peak + 12, lower_bytes=round(peak * 0.94), upper_bytes=round(peak * 1.06))
     near = row.model_copy(update={"rank": 1, "estimate": estimate})
     found = picture("estimates", report.model_copy(update={"rows": (near,)}))
     lines = [node.getAttribute("d").strip("M").split("L") for node in found.of_class("af-bound")]
@@ -49,3 +48,17 @@ def test_the_interval_of_a_single_plan_is_on_the_axis() -> None:
     assert len(heights) == 2
     assert heights[0] > min(box.bottom for _, box in found.texts())
     assert heights[1] < axis - 10
+
+
+def test_upper_bounds_are_neither_drawn_nor_part_of_the_error() -> None:
+    report = bounded()
+    baseline = report.baseline
+    assert baseline is not None
+    found = picture("estimates", report)
+    assert found.points().keys() == {row.rank for row in report.rows if row.peak_bytes and row != baseline}
+    about = found.root.getAttribute("aria-label")
+    assert about.endswith("1 plan is left out: the estimate is an upper bound (sizes depend on the data).")
+    assert "Estimated against measured peaks of 12 plans. " in about
+    assert "for 11.42 GiB" not in about
+    only = report.model_copy(update={"rows": (baseline,)})
+    assert not ESTIMATES.available(only)

@@ -1,7 +1,7 @@
 """Memory timeline: phases, peaks and the budget."""
 
-from autofit.reports.svg.timeline import table, traced_steps
-from tests.reports.samples import GIB, typical
+from autofit.reports.svg.timeline import TIMELINE, table, traced_steps
+from tests.reports.samples import GIB, bounded, typical
 from tests.reports.svg.reading import picture
 
 
@@ -62,3 +62,12 @@ def test_the_label_of_a_budget_near_the_top_is_clear_of_the_names_of_phases() ->
     labels = [box for text, box in found.texts() if text.startswith("budget")]
     assert len(labels) == len(lines) == 2
     assert all(box.top > line for box, line in zip(labels, lines, strict=True))
+
+
+def test_a_trace_for_all_possible_data_is_labelled_as_an_upper_bound() -> None:
+    label, short = "Baseline: upper bound (sizes depend on the data)", "Baseline: upper bound"
+    report = bounded()
+    assert [label in picture("timeline", one).words() for one in (report, typical())] == [True, False]
+    assert short in picture("timeline", report, 344).words()
+    assert {row[0] for row in table(report).rows} == {"Recommended", label}
+    assert TIMELINE.note(report).endswith("The memory of the baseline is an upper bound (sizes depend on the data).")
