@@ -69,12 +69,14 @@ def test_rounds_of_the_race_average_to_the_ratio_that_is_shown(result: SearchRes
 def test_the_race_says_why_a_plan_lost_in_the_words_of_the_summary(result: SearchResult) -> None:
     r = result.recommendation
     assert r is not None
-    summary = " ".join(others(r, 400, None))
+    reasons = reasons_of(r)
     found = report_of(result)
     notes = {racer.rank: racer.note for racer in found.race}
     alternatives = [rank for rank in notes if not found.row(rank).role]
     assert alternatives
-    assert all(notes[rank] in summary for rank in alternatives)
+    assert {rank: notes[rank] for rank in alternatives} == {
+        rank: reasons[Plan(values=found.row(rank).values).key] for rank in alternatives
+    }
     assert not [note for note in notes.values() if note in ("slower in the race", "tied in the race")]
     assert [note for rank, note in notes.items() if found.row(rank).role == "recommended"] in ([""], [])
 

@@ -85,16 +85,21 @@ def fake_search(**changes: Any) -> list[Event]:
 
 
 def test_a_recommended_plan_that_the_search_did_not_trace_is_traced_after_its_proof() -> None:
-    events: list[Event] = []
-    result = recorded_search(listen=[events.append])  # a brief one, which traces the baseline alone
-    r = result.recommendation
+    events, results, bench = list[Event](), list[SearchResult](), RecordedBench(table("resnet"))
+
+    def listen(event: Event) -> None:
+        events.append(event)
+        results.extend([event.result] if event.result is not None else [])
+
+    search(bench, Request(study=":memory:"), [listen], Clock(bench.device.time))  # it traces the baseline alone
+    r = results[0].recommendation
     assert r is not None
     assert r.plan != r.baseline.plan
     assert [event.text for event in events if event.text.endswith(" for the report")] == [
         f"tracing {r.plan} for the report"
     ]
-    assert result.evidence.profile is not None
-    assert result.evidence.baseline_profile is not None
+    assert results[0].evidence.profile is not None
+    assert results[0].evidence.baseline_profile is not None
 
 
 def test_a_failure_in_collecting_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
