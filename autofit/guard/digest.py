@@ -71,6 +71,9 @@ def _feed_items(sink: Sink, value: Mapping[Any, Any] | Sequence[Any]) -> None:
     if isinstance(value, Mapping):
         kind = "mapping"
         items: Iterator[Any] = chain.from_iterable(value.items())
+    elif set(map(type, value)) == {int}:  # such as a random generator's state, whose 625 integers one text describes
+        _feed_text(sink, f"{type(value).__qualname__} of int:{' '.join(map(in_full, value))}")
+        return
     else:
         kind, items = type(value).__qualname__, iter(value)
     _feed_text(sink, f"{kind}:{len(value)}")

@@ -1,12 +1,14 @@
 """Two values have the same fingerprint exactly when no bit of them differs."""
 
 from array import array
+from collections import deque
 from typing import Any
 
 import pytest
 from torch import nn
 
 from autofit.guard import Guard, digest_of
+from autofit.guard.digest import fingerprint
 from tests.guard.world import (
     MUTATORS,
     World,
@@ -34,3 +36,10 @@ def test_values_are_compared_by_their_bits() -> None:
         model.values[1][0] = -0.0
         assert guard.differences() == ["model.values[1]"]
     assert str(model.values[1][0]) == "0.0"
+
+
+def test_sequences_of_integers_differ_by_type_length_order_and_each_integer() -> None:
+    values: list[Any] = [(1, 23), (12, 3), (23, 1), (1, 23, 0), [1, 23], (1, True), (1, 23.0), (1, "23"), ("1 23",), ()]
+    values += [(1, -23), (1, 2**70), (1, 2**70 + 1), (1, 10**5000), ((1, 23),), (1, (23,)), deque([1, 23]), "1 23"]
+    assert len({fingerprint(value) for value in values}) == len(values)
+    assert fingerprint((1, 10**5000)) == fingerprint((1, 10**5000))
