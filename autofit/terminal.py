@@ -1,11 +1,13 @@
 """Terminal: what a stream can show, colours, and texts that fit a width."""
 
 import os
+import re
 import shutil
 import unicodedata
 from contextlib import suppress
 from typing import TextIO
 
+_PATH = re.compile(r"[/\\]")
 _COLOURS = {"bar": "36", "good": "32", "bad": "31", "faint": "2", "title": "1"}
 
 
@@ -30,7 +32,10 @@ def paint(text: str, colour: str) -> str:
 
 
 def wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
-    """Returns the words of `text` as lines of at most `width` cells; a longer word has a line of its own.
+    """Returns the words of `text` as lines of at most `width` cells.
+
+    A word that is longer than a line is split, behind "=", "_", "." or "," if there is one. A path or an address is not
+    split, since it is copied: it has a line of its own.
 
     Args:
         text: the text; runs of white space become one space.
@@ -40,13 +45,30 @@ def wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]
     """
     lines, line = list[str](), first
     empty = True
+    room = width - max(cells(first), cells(rest))
     for word in text.split():
-        if not empty and cells(line) + 1 + cells(word) > width:
-            lines.append(line)
-            line, empty = rest, True
-        line += word if empty else f" {word}"
-        empty = False
+        whole = cells(word) <= width - cells(line if empty else rest)
+        for number, piece in enumerate([word] if whole else _pieces(word, room)):
+            if not empty and (number or cells(line) + 1 + cells(piece) > width):
+                lines.append(line)
+                line, empty = rest, True
+            line += piece if empty else f" {piece}"
+            empty = False
     return [*lines, line.rstrip()]
+
+
+def _pieces(word: str, room: int) -> list[str]:
+    """Returns a word in pieces of at most `room` cells."""
+    if room < 2 or cells(word) <= room or _PATH.search(word):
+        return [word]
+    found, start, used = list[str](), 0, 0
+    for number, letter in enumerate(word):
+        if used + _cell(letter) > room:
+            end = max(word.rfind(mark, start, number) for mark in "=_.,") + 1 or number
+            found.append(word[start:end])
+            start, used = end, cells(word[end:number])
+        used += _cell(letter)
+    return [*found, word[start:]]
 
 
 def columns(stream: TextIO) -> int:

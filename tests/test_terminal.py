@@ -42,8 +42,17 @@ def test_nothing_is_painted_without_text_or_colour() -> None:
 
 def test_words_are_kept_whole_and_lines_begin_as_asked() -> None:
     assert wrapped("one two\n  three", 9, "- ", "  ") == ["- one two", "  three"]
-    assert wrapped("a " + "x" * 20 + " b", 9) == ["a", "x" * 20, "b"]
     assert wrapped("", 9, "- ") == ["-"]
+
+
+def test_a_word_longer_than_a_line_is_split_and_a_path_is_not() -> None:
+    assert wrapped("a " + "x" * 20 + " b", 9) == ["a", "x" * 9, "x" * 9, "xx b"]
+    assert wrapped("use optimizer_implementation=fused, or", 18, "- ", "  ") == [
+        "- use optimizer_", "  implementation=", "  fused, or",
+    ]  # fmt: skip
+    assert wrapped("whisper", 7, "", "  ") == ["whisper"]
+    assert wrapped("in " + "/tmp" * 5, 9) == ["in", "/tmp" * 5]
+    assert wrapped("内存" * 4, 5) == ["内存"] * 4
 
 
 def test_a_text_is_cut_at_a_space_if_one_is_near() -> None:

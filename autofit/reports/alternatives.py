@@ -13,15 +13,16 @@ from autofit.core.units import format_bytes, short_number
 from autofit.core.wording import describe_plan
 from autofit.reports.columns import Column, table
 from autofit.search.choice import lighter
-from autofit.terminal import cut, wrapped
+from autofit.terminal import wrapped
 
 _SHOWN, _LIGHTER = 5, 3
 """Numbers of alternatives shown: the fastest, and those that save more memory than they cost speed. All raced plans are
 shown."""
 _NEAR_RATIO = 1.25
 """Of two plans that did not race and differ only in the micro batch, by less than this factor, one is shown."""
-_WIDE, _WHY_CELLS = 100, 31
-"""From this width on the reason has a column of its own, of at most this many cells."""
+_WIDE, _WHY_CELLS, _OTHER_CELLS = 100, 31, 81
+"""Width from which the reason has a column of its own, the maximum number of its cells, and the number of cells that
+the other columns need."""
 _FIGURES = re.compile(r"(?:[:;,] )?(?:by its probe )?\d[\d.,]*x \(.*$")
 """The figures in a note of `autofit.search.explanations`, which the table has in columns."""
 
@@ -52,7 +53,7 @@ def others(r: Recommendation, width: int, plan_file: str | None) -> list[str]:
             Column("vs baseline", ["" if c.gain is None else str(c.gain) for c in shown], right=True),
             Column(f"{r.objective.unit}/s", speeds, drops=2, right=True),
             Column("peak", peaks, drops=1, right=True),
-            Column("", [cut(reason, _WHY_CELLS) for reason in reasons]),
+            Column("", reasons, most=min(_WHY_CELLS, width - _OTHER_CELLS)),
         ],
         width,
     )

@@ -1,7 +1,8 @@
-"""Columns: a table as lines of text that fit a width. Columns drop out, and the first one wraps."""
+"""Columns: a table as lines of text that fit a width. Columns drop out, and the first one wraps, as others may."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from autofit.terminal import cells, wrapped
 
@@ -19,21 +20,28 @@ class Column:
         texts: a text for each row.
         drops: columns drop out from the largest number to the smallest; one with 0 never does.
         right: whether its texts end at the same place, as numbers do.
+        most: cells after which its texts continue on the next line; 0 for texts that stay on one line.
     """
 
     title: str
     texts: Sequence[str]
     drops: int = 0
     right: bool = False
+    most: int = 0
 
     @property
     def size(self) -> int:
         """Cells of its widest text."""
-        return max(map(cells, (self.title, *self.texts)))
+        lines = [line for text in self.texts for line in self.lines(text)]
+        return max(map(cells, (self.title, *lines)))
+
+    def lines(self, text: str) -> list[str]:
+        """Returns the lines of one of its texts."""
+        return wrapped(text, self.most) if self.most else [text]
 
 
 def table(columns: Sequence[Column], width: int, indent: int = 2) -> list[str]:
-    """Returns the head of a table and its rows; a row whose first text is too long takes several lines.
+    """Returns the head of a table and its rows; a row with a text that is too long takes several lines.
 
     A column without any text is left out. If the columns that never drop out do not fit beside the first one, its texts
     stand above the others.
@@ -53,10 +61,9 @@ def table(columns: Sequence[Column], width: int, indent: int = 2) -> list[str]:
     size = min(max(cells(first.title) - indent, *map(cells, first.texts), 0), room)
     lines = [_line(first.title, size + indent, [column.title for column in shown], shown)]
     for number, text in enumerate(first.texts):
-        begun, *rest = wrapped(text, size, "", "  ")
-        figures = [column.texts[number] for column in shown]
-        lines.append(" " * indent + _line(begun, size, figures, shown))
-        lines += [" " * indent + line for line in rest]
+        others_lines = [column.lines(column.texts[number]) for column in shown]
+        for begun, *texts in zip_longest(wrapped(text, size, "", "  "), *others_lines, fillvalue=""):
+            lines.append(" " * indent + _line(begun, size, texts, shown))
     return [line.rstrip() for line in lines]
 
 

@@ -33,7 +33,7 @@ def summarize(recommendation: Recommendation, canvas: Canvas | None = None, plan
 
     Args:
         recommendation: the record.
-        canvas: width and colours. Only a path or a word that is longer than a line goes beyond the width.
+        canvas: width and colours. Only a path that is longer than a line goes beyond the width.
         plan_file: path under which the reader has the plan; None if the reader has a `Fit` named `fit`.
     """
     canvas, r = canvas or Canvas(), recommendation

@@ -1,5 +1,6 @@
 """The table of other plans: the fastest, those that save more memory than they cost speed, and why they lost."""
 
+import re
 from typing import Any
 
 from autofit.core.plan import Plan
@@ -171,3 +172,20 @@ def test_nearly_equal_plans_are_shown_once() -> None:
     near: tuple[Plan, ...] = tuple(BEST.replace(micro_batch_size=size) for size in (100, 110, 130))
     beside = tuple(Candidate(plan=plan, outcome=measured()) for plan in (*near, OWN.replace(micro_batch_size=110)))
     assert sizes(lines(alternatives=beside)) == [100, 130, 110]
+
+
+def test_at_100_columns_nothing_is_left_out_and_a_long_reason_wraps() -> None:
+    ratio = Ratio(value=1.05, low=0.9, high=1.2, pairs=9)
+    note = f"not faster beyond the noise, and changes the batch: {ratio} of the recommended plan's throughput"
+    plan = BEST.replace(micro_batch_size=16, optimizer_implementation="foreach", memory_format="channels_last")
+    candidate = Candidate(
+        plan=plan, outcome=measured(samples_per_s=900, peak_bytes=2**30 + 2**27), gain=ratio, note=note
+    )
+    for width in (100, 104, 110, 130):
+        found = lines(width, alternatives=(candidate,))
+        assert [title in found[0] for title in ("vs baseline", "samples/s", "peak")] == [True] * 3
+        words = " ".join(" ".join(found).split())
+        assert ".." not in words
+        ends = [re.sub(r".*(?:MiB|GiB)", "", line[width - 31 :]).strip() for line in found[1:]]
+        assert " ".join(" ".join(ends).split()).endswith("not faster beyond the noise, and changes the batch")
+        assert max(map(len, found)) <= width

@@ -43,3 +43,14 @@ def test_no_line_is_wider_than_the_table_and_wide_letters_count_twice(width: int
     wide = Column("Tried", ["内存不足 " * 20, "x"])
     lines = table([wide, RATIOS, SPEEDS, PEAKS], width)
     assert all(cells(line) <= width for line in lines)
+
+
+def test_a_column_may_wrap_beside_the_others() -> None:
+    reasons = Column("", ["not faster beyond the noise", ""], most=15)
+    assert table([PLANS, SPEEDS, reasons], 80) == [
+        "Tried                            samples/s",
+        "  micro batch 8, precision=bf16        950  not faster",
+        "                                            beyond the",
+        "                                            noise",
+        "  micro batch 16                     1,050",
+    ]
