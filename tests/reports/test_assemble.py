@@ -14,7 +14,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Trial
 from autofit.reports import sources
-from autofit.reports.alternatives import others
+from autofit.reports.alternatives import reasons_of
 from autofit.reports.assemble import MOST_LETTERS, assembled
 from autofit.reports.report import Report
 from autofit.search.evidence import BATCH_CHANGED, CLOSED, OPENED, RaceLog, SearchResult
