@@ -68,15 +68,22 @@ class TrendEntry:
 
     @property
     def slower(self) -> bool:
-        """Whether the throughput of the newest night is below its noise band."""
+        """Whether the newest night's throughput regressed, or, if its verdict does not say, is below its noise band."""
+        if self.last.verdict.moved:
+            return "slower" in self.last.verdict.moved
         low, figures = self.last.verdict.low_per_s, self.last.accepted
         return low is not None and figures is not None and figures.rate_per_s < low
 
     @property
     def memory_regressed(self) -> bool:
-        """Whether the verdict is a regression of memory: the peak is above its limit, or the throughput is not low."""
+        """Whether the verdict is a regression of memory.
+
+        If the verdict does not say: whether the peak is above its limit, or the throughput is not low.
+        """
         if self.kind is not VerdictKind.REGRESSION or self.last.accepted is None:
             return False
+        if self.last.verdict.moved:
+            return "more memory" in self.last.verdict.moved
         high = self.last.verdict.high_bytes
         return not self.slower or (high is not None and self.last.accepted.peak_bytes > high)
 

@@ -102,6 +102,14 @@ def test_a_regression_of_memory_is_told_from_one_of_throughput() -> None:
     assert not entries_of(HISTORY["bert"], 400)[-1].memory_regressed
 
 
+def test_a_verdict_that_says_what_moved_is_believed_also_inside_the_band() -> None:
+    last = HISTORY["bert"][-1]
+    for moved, expected in ((("slower",), (False, True)), (("more memory",), (True, False))):
+        verdict = last.verdict.model_copy(update={"kind": VerdictKind.REGRESSION, "moved": moved})
+        (entry,) = entries_of([last.model_copy(update={"verdict": verdict})], 1)
+        assert (entry.memory_regressed, entry.slower) == expected
+
+
 def test_rates_in_another_unit_or_without_a_number_are_left_out() -> None:
     one, two = HISTORY["gpt"][-2:]
     assert two.accepted is not None
