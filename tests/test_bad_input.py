@@ -15,6 +15,7 @@ import autofit
 from autofit.core.errors import (
     AutofitError,
     BudgetSpent,
+    DeviceMissing,
     NonFiniteLoss,
     NothingFits,
     PlanFileError,
@@ -168,7 +169,8 @@ def test_a_budget_that_cannot_be_read_or_had_is_refused(budget: Any) -> None:
     {"planned_steps": 0}, {"planned_steps": 2.5}, {"planned_steps": True},
 ])  # fmt: skip
 def test_a_value_that_cannot_be_used_is_named(changes: dict[str, Any]) -> None:
-    message = refused(UsageError, targets.mlp(), targets.vectors(), **changes)
+    error: type[AutofitError] = DeviceMissing if "device" in changes else UsageError
+    message = refused(error, targets.mlp(), targets.vectors(), **changes)
     (name, value), *_ = changes.items()
     assert name.split("_", maxsplit=1)[0] in message
     assert str(value).strip("[]") in message

@@ -223,7 +223,8 @@ def test_every_column_can_be_sorted_both_ways(page: Browser) -> None:
     heads = page.run("return [...document.querySelectorAll('#plans-table thead button')].map(b => b.textContent)")
     for place, name in enumerate(heads):
         orders = []
-        for expected in ("descending", "ascending") if name == "#" else ("ascending", "descending"):
+        first = name == "#" or name.startswith(("Samples/s", "Gain"))  # the best first; the page is sorted by "#"
+        for expected in ("descending", "ascending") if first else ("ascending", "descending"):
             page.run("document.querySelectorAll('#plans-table thead button')[arguments[0]].click()", place)
             states = page.run("return [...document.querySelectorAll('[aria-sort]')].map(head => head.ariaSort)")
             assert states == [expected]
@@ -247,9 +248,9 @@ def test_a_header_is_sorted_by_the_keyboard(page: Browser) -> None:
 
     page.run("document.querySelectorAll('#plans-table thead button')[4].focus()")
     press(page, Keys.ENTER)
-    assert page.run("return document.activeElement.closest('th').ariaSort") == "ascending"
-    press(page, Keys.SPACE)
     assert page.run("return document.activeElement.closest('th').ariaSort") == "descending"
+    press(page, Keys.SPACE)
+    assert page.run("return document.activeElement.closest('th').ariaSort") == "ascending"
 
 
 def test_rows_are_filtered_by_words_and_by_status_and_counted(page: Browser) -> None:
