@@ -100,7 +100,7 @@ def test_arguments_and_overrides_reach_the_workload(run: Run) -> None:
     [
         ({"target": f"{TARGETS}:make_mpl"}, "UsageError", "Did you mean make_mlp"),
         ({"target": "/nowhere/train.py"}, "UsageError", "does not exist"),
-        ({"device": "tpu"}, "UsageError", "no device 'tpu' here"),
+        ({"device": "tpu"}, "DeviceMissing", "no device 'tpu' here"),
         ({"options": OPTIONS | {"strategies": ["magic"]}}, "SpaceError", "unknown strategy 'magic'"),
         ({"options": OPTIONS | {"memory_budget": "lots"}}, "UsageError", "cannot read 'lots'"),
         ({"overrides": {"mode": "predict"}}, "WorkloadError", "mode is 'predict'"),
