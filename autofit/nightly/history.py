@@ -13,15 +13,18 @@ from typing import Self
 from autofit.core.errors import StudyError, UsageError
 from autofit.core.files import write_atomically
 from autofit.nightly import stored_nights
+from autofit.nightly.instants import instant
 from autofit.nightly.record_text import from_text
 from autofit.nightly.records import NightRecord
 from autofit.nightly.set_aside import SetAside
 from autofit.nightly.stored_nights import StoredNights
+from autofit.reports.counting import counted
 from autofit.study import permissions
 from autofit.study.location import Place
 
 LONGEST_NIGHT = timedelta(hours=20)
 """Age after which an unfinished night is not resumed: the next night is due."""
+_NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 class History:
@@ -80,7 +83,7 @@ class History:
             self._note_damaged(name, len(texts) - len(records))
             self._known[name] = tuple(records)
         found = {record.id: record for record in (*self._kept, *self._known[name]) if record.job == name}
-        return tuple(sorted(found.values(), key=lambda record: _moment(record.at)))
+        return tuple(sorted(found.values(), key=lambda record: instant(record.at) or _NEVER))
 
     def append(self, record: NightRecord) -> None:
         """Appends a record. When it returns, the record is on disk: in the storage, or in the file beside it.
@@ -123,8 +126,8 @@ class History:
         The caller ensures that no other process runs this night.
         """
         night = self._marked()
-        recent = night is not None and abs(datetime.now(UTC) - _moment(night)) <= LONGEST_NIGHT
-        return night if recent else None
+        began = None if night is None else instant(night)
+        return night if began is not None and abs(datetime.now(UTC) - began) <= LONGEST_NIGHT else None
 
     def _merge(self, more: Sequence[NightRecord]) -> None:
         """Writes the records that were set aside, and `more`, to the storage."""
@@ -132,9 +135,9 @@ class History:
             if records or more:
                 stored_nights.write(self._place, [*records, *more])
         if lost:
-            self._note(f"deleted, since it could not be read: {_count(lost, 'line')} of {self._aside.path}")
+            self._note(f"deleted, since it could not be read: {counted(lost, 'line')} of {self._aside.path}")
         if records:
-            self._note(f"merged into the history: {_count(len(records), 'record')} of {self._aside.path}")
+            self._note(f"merged into the history: {counted(len(records), 'record')} of {self._aside.path}")
         if self._stored.away:
             self._stored, self._known = stored_nights.read(self._place), {}
 
@@ -143,7 +146,7 @@ class History:
         records, lost = self._aside.read()
         self._kept += records
         if lost:
-            self._note(f"left out, since it cannot be read: {_count(lost, 'line')} of {self._aside.path}")
+            self._note(f"left out, since it cannot be read: {counted(lost, 'line')} of {self._aside.path}")
         if self._stored.away:
             self._note_away(stored_nights.not_available(self._place, self._stored.away))
         for job, texts in self._stored.texts.items():
@@ -157,7 +160,7 @@ class History:
 
     def _note_damaged(self, job: str, count: int) -> None:
         if count:
-            self._note(f"left out, since it cannot be read: {_count(count, 'record')} of the job {job}")
+            self._note(f"left out, since it cannot be read: {counted(count, 'record')} of the job {job}")
 
     @property
     def _mark(self) -> Path:
@@ -176,16 +179,3 @@ class History:
             write_atomically(self._mark, night.encode())
         except (OSError, StudyError) as error:
             self._note(f"if this night is killed, it cannot be resumed: {self._mark} could not be written ({error})")
-
-
-def _moment(text: str) -> datetime:
-    """Returns a time in ISO 8601; the beginning of all times if it is not one."""
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        return datetime.min.replace(tzinfo=UTC)
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

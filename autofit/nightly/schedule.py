@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from difflib import get_close_matches
 
 from autofit.core.errors import UsageError
 from autofit.core.printable import one_line
 from autofit.core.units import format_duration
 from autofit.nightly.history import History
+from autofit.nightly.instants import instant
 from autofit.nightly.job import Job, JobsFile
 from autofit.nightly.records import NightRecord, VerdictKind
 
@@ -88,16 +89,13 @@ def selected(jobs: Sequence[Job], names: Sequence[str]) -> list[Job]:
 
 def age(at: str, now: datetime) -> str:
     """Returns how long ago a time was, in words: "20 min 0 s ago", or "3 days ago" from two days on."""
-    seconds = max((now - moment(at)).total_seconds(), 0.0)
+    found = instant(at)
+    if found is None:
+        return "at an unknown time"
+    seconds = max((now - found).total_seconds(), 0.0)
     if seconds >= 2 * 86400:
         return f"{seconds / 86400:.0f} days ago"
     return f"{format_duration(seconds)} ago"
-
-
-def moment(at: str) -> datetime:
-    """Returns a time in ISO 8601; without a time zone it is UTC."""
-    found = datetime.fromisoformat(at)
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 def _placed(job: Job, past: tuple[NightRecord, ...], now: datetime, night: str | None) -> Scheduled:

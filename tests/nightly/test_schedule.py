@@ -12,7 +12,7 @@ from autofit.core.errors import UsageError
 from autofit.nightly.history import History
 from autofit.nightly.job import FOLDER, Job, JobsFile
 from autofit.nightly.records import NightRecord, Verdict, VerdictKind
-from autofit.nightly.schedule import Scheduled, age, moment, plan_of_night, selected
+from autofit.nightly.schedule import Scheduled, age, plan_of_night, selected
 
 NOW = datetime(2026, 11, 25, 1, tzinfo=UTC)
 
@@ -103,4 +103,5 @@ def test_ages_are_in_words_and_a_clock_that_went_back_is_no_negative_age() -> No
     assert age((NOW - timedelta(hours=47)).isoformat(), NOW) == "47 h 0 min ago"
     assert age((NOW - timedelta(days=9)).isoformat(), NOW) == "9 days ago"
     assert age((NOW + timedelta(days=9)).isoformat(), NOW) == "0 ms ago"
-    assert moment("2026-11-25T01:00:00") == NOW
+    assert age("2026-11-25T00:59:00", NOW) == "1 min 0 s ago"  # without a time zone it is UTC
+    assert age("yesterday", NOW) == "at an unknown time"

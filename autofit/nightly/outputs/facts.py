@@ -4,12 +4,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
-from datetime import UTC, datetime
 
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.recommendation import Ratio
 from autofit.core.units import format_bytes, short_number
 from autofit.core.wording import describe_plan
+from autofit.nightly.instants import instant
 from autofit.nightly.records import NightRecord, VerdictKind
 from autofit.nightly.result import NightResult
 from autofit.reports.counting import counted, difference
@@ -78,15 +78,6 @@ def moment(night: str) -> str:
     """Returns the time at which a night began, such as "2026-11-25 01:00 UTC"; other texts as given."""
     found = instant(night)
     return night if found is None else f"{found:%Y-%m-%d %H:%M} UTC"
-
-
-def instant(night: str) -> datetime | None:
-    """Returns the time at which a night began, in UTC; None if it is not a time in ISO 8601."""
-    try:
-        found = datetime.fromisoformat(night)
-        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
 
 
 def merged(night: NightResult, history: History) -> dict[str, tuple[NightRecord, ...]]:

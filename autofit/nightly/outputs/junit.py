@@ -7,7 +7,8 @@ No specification exists. The document obeys both schemas in common use: that of 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from autofit.nightly.outputs.facts import History, evidence, headline, instant, other_counts, readable
+from autofit.nightly.instants import instant
+from autofit.nightly.outputs.facts import History, evidence, headline, other_counts, readable
 from autofit.nightly.records import NightRecord, VerdictKind
 from autofit.nightly.result import NightResult
 from autofit.reports.markup import Markup, element, joined, shortened

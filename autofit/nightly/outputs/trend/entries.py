@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from statistics import median
 
-from autofit.nightly.outputs.facts import instant
+from autofit.nightly.instants import instant
 from autofit.nightly.records import NightRecord, VerdictKind
 
 _TOGETHER = (*range(2, 15), 21, 28, 56, 91, 365)

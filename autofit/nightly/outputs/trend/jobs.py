@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from autofit.nightly.outputs.facts import URGENCY, History, instant, merged
+from autofit.nightly.instants import instant
+from autofit.nightly.outputs.facts import URGENCY, History, merged
 from autofit.nightly.outputs.trend.entries import TrendEntry, entries_of
 from autofit.nightly.records import NightRecord, VerdictKind
 from autofit.nightly.result import NightResult

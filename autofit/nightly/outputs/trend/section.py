@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Iterator
 
 from autofit.core.units import format_bytes, short_number
+from autofit.nightly.instants import instant
 from autofit.nightly.outputs.facts import (
     ATTENTION,
     change,
     day,
     evidence,
-    instant,
     moment,
     plan_words,
     readable,
