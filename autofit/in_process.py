@@ -11,11 +11,12 @@ from autofit.core.errors import BudgetSpent
 from autofit.core.recommendation import Recommendation
 from autofit.devices.base import Device
 from autofit.probing.local_bench import LocalBench
-from autofit.probing.watchdog import WAITING, Overdue, Watchdog
+from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.search.event import Event
 from autofit.search.evidence import SearchResult
 from autofit.search.request import Listen, Request
 from autofit.search.search import search
+from autofit.trackers.heartbeat import heartbeat, waiting
 from autofit.trackers.progress import Progress
 from autofit.trackers.yardstick import Yardstick
 from autofit.workloads.workload import Workload
@@ -47,17 +48,12 @@ def search_in_process(
     results: list[SearchResult | None] = [None]
     about, wait_s, watch = f"{chosen.name()} ({chosen.type})", locks.patience_s(request.time_s), Watchdog(clock)
     with ExitStack() as held:
-        with Progress.of(progress, Yardstick.of(None, request, clock, lambda: watch.doing)) as waiting:
-
-            def busy(text: str) -> None:
-                watch.beat(WAITING)
-                waiting(Event("busy", text))
-
+        with Progress.of(progress, Yardstick.of(None, request, clock, lambda: watch.doing)) as listen:
             asked_s = clock.elapsed_s
-            held.enter_context(locks.held(chosen.lock_key, about, wait_s, busy))
+            held.enter_context(locks.held(chosen.lock_key, about, wait_s, waiting(watch, listen)))
             clock.waited_s += clock.elapsed_s - asked_s
             held.enter_context(watch)
-            with watch.telling(lambda text: waiting(Event("waiting", text))):
+            with watch.telling(lambda text: listen(Event("waiting", text))):
                 bench = _opened(workload, chosen, options, watch)
         with bench.backstop, bench:
             against = Yardstick.of(bench.briefing, request, clock, lambda: watch.doing)
@@ -65,7 +61,7 @@ def search_in_process(
                 everyone = [
                     listen,
                     *followers,
-                    lambda event: watch.beat(WAITING if event.kind == "busy" else "choosing the next plan"),
+                    heartbeat(watch),
                     lambda event: results.append(event.result or results[-1]),
                 ]
                 found = search(bench, request, everyone, clock)

@@ -19,7 +19,7 @@ from autofit.core.printable import ascii_json, printable
 from autofit.core.recommendation import Recommendation
 from autofit.core.units import parse_duration
 from autofit.probing.remote.bench import RemoteBench, Target
-from autofit.probing.watchdog import WAITING, Watchdog
+from autofit.probing.watchdog import Watchdog
 from autofit.reports.attached import attached
 from autofit.reports.canvas import Canvas
 from autofit.reports.repeating import command_line
@@ -28,6 +28,7 @@ from autofit.search.event import Event
 from autofit.search.request import DEFAULT_STUDY, Request
 from autofit.search.search import search
 from autofit.trackers.following import following
+from autofit.trackers.heartbeat import heartbeat, waiting
 from autofit.trackers.progress import Progress
 from autofit.trackers.yardstick import Yardstick
 
@@ -63,13 +64,8 @@ def _searched(target: Target, request: Request, clock: Clock, given: argparse.Na
             Progress.of(not given.quiet, Yardstick.of(None, request, clock, lambda: watch.doing)) as listen,
             watch.telling(lambda text: listen(Event("waiting", text))),
         ):
-
-            def busy(text: str) -> None:
-                watch.beat(WAITING)
-                listen(Event("busy", text))
-
             listen(Event("stage", f"looking at {given.target}"))
-            claim = _claiming(held, request, busy)
+            claim = _claiming(held, request, waiting(watch, listen))
             bench = held.enter_context(
                 RemoteBench(target, beat=watch.beat, claim=claim, clock=clock, log=_log(request.study))
             )
@@ -79,11 +75,7 @@ def _searched(target: Target, request: Request, clock: Clock, given: argparse.Na
             Progress.of(not given.quiet, against) as listen,
             watch.telling(lambda text: listen(Event("waiting", text))),
         ):
-
-            def beat(event: Event) -> None:
-                watch.beat(WAITING if event.kind == "busy" else "choosing the next plan")
-
-            return search(bench, request, [listen, *followers, beat], clock)
+            return search(bench, request, [listen, *followers, heartbeat(watch)], clock)
 
 
 def _claiming(held: ExitStack, request: Request, say: Callable[[str], None]) -> Callable[[str, str], None]:

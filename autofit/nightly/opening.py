@@ -10,6 +10,7 @@ from autofit.nightly.job import Job
 from autofit.probing.remote.bench import RemoteBench
 from autofit.probing.watchdog import Watchdog
 from autofit.search.bench import Bench
+from autofit.trackers.heartbeat import waiting
 
 Say = Callable[[str], None]
 """Receives one line for people."""
@@ -39,7 +40,9 @@ def opened(job: Job, clock: Clock, say: Say, folder: Path) -> Iterator[Bench]:
 
         def claim(key: str, name: str) -> None:
             left_s = None if clock.limit_s is None else max(clock.left_s, 0.0)
-            held.enter_context(locks.held(key, name, locks.patience_s(left_s), say))
+            held.enter_context(
+                locks.held(key, name, locks.patience_s(left_s), waiting(watch, lambda event: say(event.text)))
+            )
 
         yield held.enter_context(
             RemoteBench(job.target, beat=watch.beat, claim=claim, clock=clock, log=_log(job, folder))
