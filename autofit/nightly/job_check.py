@@ -26,7 +26,7 @@ from autofit.search.request import Request
 
 PARTS = 3
 """Parts of the work on a job that may each take its time: re-check, tuning, and comparison of the two plans."""
-_SHOWN_EVENTS = ("stage", "trial", "proof")
+_SHOWN_EVENTS = ("stage", "busy", "trial", "proof")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class JobCheck:
         self._context.say(f"tuning again: {reason}")
         try:
             result = retune.retune(
-                self._runner, self._request(), accepted.plan, [self._show], self._begin_tuning, runs=runs
+                self._runner, self._request(anew=True), accepted.plan, [self._show], self._begin_tuning, runs=runs
             )
         except AutofitError as error:
             self._note(f"tuning again ({reason}) found no answer: {one_line(str(error))}")
@@ -187,13 +187,19 @@ class JobCheck:
     def _accepting(self) -> str:
         return f"autofit nightly accept {self._job.name}"
 
-    def _request(self) -> Request:
+    def _request(self, *, anew: bool = False) -> Request:
+        """Returns the options of a search.
+
+        Args:
+            anew: search although the study knows the answer. A job that is tuned again needs another one.
+        """
         return Request(
             study=self._context.study,
             objective=self._objective,
             isolated=True,
             title=self._job.workload,
             command=f"autofit nightly --job {self._job.name}",
+            anew=anew,
         )
 
     def _show(self, event: Event) -> None:

@@ -9,6 +9,7 @@ from autofit.core.errors import (
     StudyError,
 )
 from autofit.core.outcome import Status
+from autofit.core.trial import Purpose
 from autofit.nightly import proposals
 from autofit.nightly.records import VerdictKind
 from tests.fakes import always
@@ -85,6 +86,22 @@ def test_a_regression_is_confirmed_tuned_for_and_proposed_once(room: MachineRoom
     assert (again.tuned, again.proposed) == ("", None)
     assert any(note.startswith("not tuned again: the accepted plan is slower") for note in again.notes)
     assert any(note.startswith("a.new.yaml of an earlier night waits") for note in again.notes)
+
+
+def test_a_regression_is_searched_for_although_the_study_knows_an_answer(room: MachineRoom) -> None:
+    """A slowdown of 20 % contradicts no trial of the study, so that its answer would only be proven again."""
+    room.add("a", accepted=None)
+    for _ in range(6):
+        assert room.night().exit_code == 0
+    bench = room.benches["a"]
+    accepted, before = room.records("a")[-1].segment, len(bench.runs)
+    assert accepted is not None
+    bench.slower = lambda plan: 1.2 if plan.key == accepted.plan else 1.0
+    (record,) = room.night().records
+    assert record.tuned.startswith("the accepted plan is slower")
+    searched = [purpose for _, purpose in bench.runs[before:]]
+    assert searched.count(Purpose.BLOCK) > 30  # a race, beside the rounds of the re-check
+    assert record.proposed is not None
 
 
 def test_auto_replaces_the_plan_and_the_next_night_begins_a_segment(room: MachineRoom) -> None:
