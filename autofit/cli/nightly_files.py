@@ -8,17 +8,17 @@ from pathlib import Path
 from autofit.core.errors import UsageError
 from autofit.core.files import write_atomically
 from autofit.nightly.outputs import benchmark_json, junit, markdown
-from autofit.nightly.outputs.facts import History
+from autofit.nightly.outputs.facts import MARK, History
 from autofit.nightly.outputs.trend import page
 from autofit.nightly.result import NightResult
 
 _HEAD_BYTES = 512
 _KINDS: Mapping[str, tuple[Callable[[NightResult, History], str], bytes]] = {
-    "junit": (junit.rendered, junit.MARK.encode()),
-    "markdown": (markdown.rendered, markdown.MARK.encode()),
+    "junit": (junit.rendered, MARK.encode()),
+    "markdown": (markdown.rendered, MARK.encode()),
     "benchmark_json": (benchmark_json.rendered, b'"unit": "'),
     "benchmark_memory_json": (benchmark_json.rendered_memory, b'"unit": "'),
-    "html": (page.rendered, page.MARK.encode()),
+    "html": (page.rendered, MARK.encode()),
 }
 """For each kind of file: what renders it, and what an earlier one has in its first bytes."""
 

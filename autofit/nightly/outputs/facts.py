@@ -10,12 +10,14 @@ from autofit.core.recommendation import Ratio
 from autofit.core.units import format_bytes, short_number
 from autofit.core.wording import describe_plan
 from autofit.nightly.instants import instant
-from autofit.nightly.records import NightRecord, VerdictKind
+from autofit.nightly.records import Figures, NightRecord, VerdictKind
 from autofit.nightly.result import NightResult
 from autofit.reports.counting import counted, difference
 
 History = Mapping[str, Sequence[NightRecord]]
 """All records of each job, oldest first."""
+MARK = "<!-- autofit nightly -->"
+"""Comment in the first lines of the files of a night, by which an earlier one is recognised."""
 
 URGENCY = (
     VerdictKind.REGRESSION, VerdictKind.DOES_NOT_FIT, VerdictKind.ERROR, VerdictKind.CANNOT_COMPARE,
@@ -38,6 +40,11 @@ _PLAN_KEY = re.compile(r"\{[^{}]*\}")
 def by_urgency(records: Sequence[NightRecord]) -> list[NightRecord]:
     """Returns records with those first that somebody should look at."""
     return sorted(records, key=lambda record: URGENCY.index(record.verdict.kind))
+
+
+def noteworthy(records: Sequence[NightRecord]) -> list[NightRecord]:
+    """Returns the records that have a section of their own: somebody should look at them, or they have a proposal."""
+    return [record for record in records if record.verdict.kind in ATTENTION or record.proposed is not None]
 
 
 def headline(night: NightResult) -> str:
@@ -106,7 +113,11 @@ def rate_change(record: NightRecord) -> float | None:
 
 def rate(record: NightRecord) -> str:
     """Returns the throughput of the accepted plan with its unit; "" if it did not run."""
-    return "" if record.accepted is None else f"{short_number(record.accepted.rate_per_s)} {record.unit}/s"
+    return "" if record.accepted is None else _rate(record.accepted, record)
+
+
+def _rate(figures: Figures, record: NightRecord) -> str:
+    return f"{short_number(figures.rate_per_s)} {record.unit}/s"
 
 
 def change(record: NightRecord) -> str:
@@ -128,7 +139,7 @@ def evidence(record: NightRecord) -> list[tuple[str, str]]:
     second = record.confirmation
     entries = [
         ("throughput", _joined(rate(record), _expected_rate(record))),
-        ("measured again", "" if second is None else f"{short_number(second.rate_per_s)} {record.unit}/s"),
+        ("measured again", "" if second is None else _rate(second, record)),
         ("peak memory", _joined(peak(record), _expected_peak(record))),
         ("over the baseline", _ratio(record.gain)),
         ("accepted plan", plan_words(record.accepted.plan, record) if record.accepted is not None else ""),

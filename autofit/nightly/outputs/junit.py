@@ -8,13 +8,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from autofit.nightly.instants import instant
-from autofit.nightly.outputs.facts import History, evidence, headline, other_counts, readable
+from autofit.nightly.outputs.facts import MARK, History, evidence, headline, other_counts, readable
 from autofit.nightly.records import NightRecord, VerdictKind
 from autofit.nightly.result import NightResult
 from autofit.reports.markup import Markup, element, joined, shortened
 
-MARK = "<!-- autofit nightly -->"
-"""Second line of the document, by which an earlier one is recognised."""
 JOB_CLASS, FILE_CLASS = "autofit.nightly", "autofit.jobs_file"
 """Class names of the test cases of jobs, and of the errors in the jobs file."""
 _OUTCOMES = {

@@ -6,6 +6,7 @@ from itertools import accumulate
 from autofit.core.printable import one_line, printable
 from autofit.nightly.outputs.facts import (
     ATTENTION,
+    MARK,
     History,
     by_urgency,
     change,
@@ -13,6 +14,7 @@ from autofit.nightly.outputs.facts import (
     headline,
     merged,
     moment,
+    noteworthy,
     other_counts,
     peak,
     rate,
@@ -23,8 +25,6 @@ from autofit.nightly.records import NightRecord
 from autofit.nightly.result import NightResult
 from autofit.reports.markdown import block, table, text
 
-MARK = "<!-- autofit nightly -->"
-"""First line of the Markdown of a night, by which an earlier one is recognised."""
 MOST_LETTERS = 60_000
 """Maximum length: a comment on GitHub has at most 65,536 characters."""
 _TABLE_LETTERS, _LIST_LETTERS = 24_000, 6_000
@@ -44,7 +44,7 @@ def rendered(night: NightResult, history: History) -> str:
     others = f"Others: {text(counts, 300)}. " if (counts := other_counts(night)) else ""
     lines += [f"{others}Exit code {night.exit_code}.", "", *_jobs(shown)]
     room = MOST_LETTERS - _length([*lines, *rest])
-    chosen = [record for record in shown if record.verdict.kind in ATTENTION or record.proposed is not None]
+    chosen = noteworthy(shown)
     lines += [*_fitting((list(_job(record, found[record.job])) for record in chosen), len(chosen), room), *rest]
     return _document(lines)
 

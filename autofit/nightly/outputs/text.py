@@ -12,6 +12,7 @@ from autofit.nightly.outputs.facts import (
     headline,
     merged,
     moment,
+    noteworthy,
     other_counts,
     peak,
     rate,
@@ -48,8 +49,7 @@ def rendered(night: NightResult, history: History, canvas: Canvas | None = None)
     others = f"Others: {found}." if (found := other_counts(night)) else ""
     about = f"Night of {shortened(moment(night.night), _NAME)}, exit code {night.exit_code}."
     parts = [[*head, *wrapped(f"{others} {about}", canvas.width)], _jobs(shown, history, canvas)]
-    chosen = [record for record in shown if record.verdict.kind in ATTENTION or record.proposed is not None]
-    parts += [list(_job(record, history[record.job], canvas)) for record in chosen]
+    parts += [list(_job(record, history[record.job], canvas)) for record in noteworthy(shown)]
     parts.append(_list("Not checked", [f"{job}: {why}" for job, why in night.unchecked.items()], canvas))
     parts.append(_list("Errors in the jobs file", night.problems, canvas))
     parts.append(_list("Notes", night.notes, canvas))

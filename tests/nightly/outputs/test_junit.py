@@ -4,7 +4,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from autofit.nightly.outputs.junit import FILE_CLASS, JOB_CLASS, MARK, rendered
+from autofit.nightly.outputs.facts import MARK
+from autofit.nightly.outputs.junit import FILE_CLASS, JOB_CLASS, rendered
 from autofit.nightly.result import NightResult
 from tests.nightly import samples
 from tests.nightly.outputs.junit_rules import broken_rules

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from autofit.nightly.outputs.markdown import MARK, MOST_LETTERS, of_job, rendered
+from autofit.nightly.outputs.facts import MARK
+from autofit.nightly.outputs.markdown import MOST_LETTERS, of_job, rendered
 from autofit.nightly.result import NightResult
 from tests.nightly import samples
 

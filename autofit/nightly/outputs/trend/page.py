@@ -3,7 +3,7 @@
 from functools import cache
 from importlib.resources import files
 
-from autofit.nightly.outputs.facts import History, moment
+from autofit.nightly.outputs.facts import MARK, History, moment
 from autofit.nightly.outputs.trend.index import NAME, index
 from autofit.nightly.outputs.trend.jobs import trends
 from autofit.nightly.outputs.trend.section import job_section
@@ -12,8 +12,6 @@ from autofit.reports.counting import counted
 from autofit.reports.html.frame import Frame, page, script, style
 from autofit.reports.markup import shortened
 
-MARK = "<!-- autofit nightly -->"
-"""Comment behind the first line of the page, by which an earlier one is recognised."""
 _DOCTYPE = "<!DOCTYPE html>"
 
 

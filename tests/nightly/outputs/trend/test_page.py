@@ -11,9 +11,10 @@ from time import process_time
 
 import pytest
 
+from autofit.nightly.outputs.facts import MARK
 from autofit.nightly.outputs.trend.index import NAME
 from autofit.nightly.outputs.trend.nights import STYLES
-from autofit.nightly.outputs.trend.page import MARK, rendered
+from autofit.nightly.outputs.trend.page import rendered
 from autofit.nightly.records import NightRecord
 from autofit.nightly.result import NightResult
 from autofit.reports.html.frame import style
