@@ -6,18 +6,17 @@ from collections.abc import Sequence
 
 from autofit.core.errors import StudyError
 from autofit.nightly.records import NIGHT_SCHEMA, NightRecord
+from autofit.study.stored import STORED_LETTERS
 
-MOST_LETTERS = 30_000
-"""Maximum number of characters of a record. Escaped, it stays below the 64 KiB that a text has in MySQL."""
 _SHORT_LETTERS, _FEW = 500, 10
-"""Maximum length and number of the texts of a record that would be longer than `MOST_LETTERS`."""
+"""Maximum length and number of the texts of a record that would be longer than `STORED_LETTERS`."""
 _HEAD = re.compile(r'\{"schema": ?"(autofit\.night/[0-9]{1,6})"')
 
 
 def to_text(record: NightRecord) -> str:
     """Returns a record as JSON in ASCII. Of a record that is too long, the texts for people are shortened."""
     text = _dumped(record)
-    return text if len(text) <= MOST_LETTERS else _dumped(_shortened(record))
+    return text if len(text) <= STORED_LETTERS else _dumped(_shortened(record))
 
 
 def from_text(text: str) -> NightRecord | None:

@@ -24,6 +24,7 @@ from autofit.core.space import Refusal
 from autofit.core.trial import Purpose, Trial
 from autofit.memory.profile import Profile
 from autofit.search.race import Race
+from autofit.study.stored import STORED_LETTERS
 
 BATCH_CHANGED = "the global batch was free and changed"
 """Beginning of the caveat on a changed global batch, which reports show first."""
@@ -33,8 +34,6 @@ PROOF_FAILED = "its proof failed"
 EVIDENCE_SCHEMA = "autofit.evidence/1"
 OPENED, CLOSED = "search", "evidence"
 """Names of the notes of a study."""
-PART_LETTERS = 30_000
-"""Maximum number of characters in one note. Escaped, it stays below the 64 KiB that a text has in MySQL."""
 
 
 class _EvidencePart(BaseModel):
@@ -189,7 +188,7 @@ def notes_of(evidence: SearchEvidence, name: str) -> dict[str, dict[str, object]
     """Returns evidence as the notes of a study, by their names: `name`, and further ones if it is long."""
     document = json.loads(evidence.model_dump_json(by_alias=True, exclude_defaults=True))
     text = ascii_json(json.dumps(document))  # with spaces, at which optuna-dashboard can wrap it
-    parts = [text[at : at + PART_LETTERS] for at in range(0, len(text), PART_LETTERS)]
+    parts = [text[at : at + STORED_LETTERS] for at in range(0, len(text), STORED_LETTERS)]
     names = [name, *(f"{name}.{number}" for number in range(1, len(parts)))]
     head: dict[str, object] = {"schema": EVIDENCE_SCHEMA, "began": evidence.began, "parts": len(parts)}
     return {each: {**head, "text": part} for each, part in zip(names, parts, strict=True)}

@@ -18,6 +18,8 @@ ENVIRONMENT, DROPPED = f"{PREFIX}environment.", f"{PREFIX}dropped"
 """Attributes of a study; that of an environment ends with its digest."""
 REQUEST, OUTCOME, CHECKSUM = f"{PREFIX}request", f"{PREFIX}outcome", ".sum"
 """Attributes of a trial; the checksum of each has this ending."""
+STORED_LETTERS = 30_000
+"""Maximum number of characters of one text. Escaped, it stays below the 64 KiB that a text has in MySQL."""
 
 
 class Drop(BaseModel):

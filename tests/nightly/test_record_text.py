@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from autofit.core.errors import StudyError
 from autofit.core.plan import Plan
-from autofit.nightly.record_text import MOST_LETTERS, check_schema, from_text, to_text
+from autofit.nightly.record_text import check_schema, from_text, to_text
 from autofit.nightly.records import Figures, NightRecord, Verdict, VerdictKind
+from autofit.study.stored import STORED_LETTERS
 from tests.nightly.history_samples import PLAN, record
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -57,7 +58,7 @@ def test_the_texts_of_a_long_record_are_shortened_and_its_figures_are_kept() -> 
     found = from_text(to_text(night))
     assert found is not None
     assert len(json.dumps(to_text(night))) < 2**16
-    assert len(to_text(night)) <= MOST_LETTERS
+    assert len(to_text(night)) <= STORED_LETTERS
     assert found.notes[-1] == "the texts of this record were shortened"
     assert (found.accepted, found.segment, found.id) == (night.accepted, night.segment, night.id)
 

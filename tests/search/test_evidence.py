@@ -8,7 +8,6 @@ import pytest
 from autofit.core.recommendation import Candidate
 from autofit.search.evidence import (
     CLOSED,
-    PART_LETTERS,
     Placing,
     SearchEvidence,
     SearchResult,
@@ -17,6 +16,7 @@ from autofit.search.evidence import (
     notes_of,
 )
 from autofit.search.race import Race
+from autofit.study.stored import STORED_LETTERS
 from tests.recorded import recorded_search
 
 
@@ -67,7 +67,7 @@ def test_a_part_of_another_search_or_a_missing_one_is_not_read(result: SearchRes
 )  # fmt: skip
 def test_what_is_not_evidence_of_this_version_is_none(note: Any) -> None:
     assert evidence_in({CLOSED: note}, CLOSED) is None
-    assert PART_LETTERS < 2**15
+    assert STORED_LETTERS < 2**15
 
 
 def test_evidence_supports_the_recommendation_of_its_own_search_alone(result: SearchResult) -> None:
