@@ -46,8 +46,11 @@ class KnownAnswer:
             trials: the earlier trials that are valid now. Without one of the plan, the answer is not used: the study
                 has dropped it, or its outcome under the present budget is not known.
         """
-        note, evidence = notes.get(ANSWER), evidence_in(notes, CLOSED)
-        if evidence is None or not isinstance(note, dict) or note != answer_note(question, evidence.began):
+        note = notes.get(ANSWER)
+        if not isinstance(note, dict) or note.get("question") != question:
+            return None
+        evidence = evidence_in(notes, CLOSED)
+        if evidence is None or note != answer_note(question, evidence.began):
             return None
         found = evidence.answer(trials)
         if found is None or not evidence.environment.comparable(environment):

@@ -133,11 +133,10 @@ def _answered(
     tuning: Tuning, question: str, briefing: Briefing, request: Request, study: Study, recorder: EvidenceRecorder
 ) -> Recommendation | None:
     """Returns the answer of an earlier search of the same question, proven again; None if there is none that holds."""
-    known = None
-    if not request.anew:
-        known = KnownAnswer.of(study.kept_notes(), question, briefing.environment, study.earlier())
-    proof = known.proven_again(tuning) if known is not None else None
-    if known is None or proof is None:
+    if request.anew:
+        return None
+    known = KnownAnswer.of(study.kept_notes(), question, briefing.environment, study.earlier())
+    if known is None or (proof := known.proven_again(tuning)) is None:
         return None
     found = known.renewed(proof, tuning.clock.elapsed_s, [*_waited(tuning.clock), *study.notes, *briefing.caveats])
     found = found.model_copy(update={"title": request.title, "command": request.command, "budget": tuning.budget})
