@@ -7,10 +7,20 @@ import pytest
 
 from autofit.reports.html.page import render
 from tests.browser.browsing import Browser
+from tests.browser.page_checks import (
+    WIDTHS,
+    check_accessible,
+    check_layout,
+    check_loads_alone,
+    press,
+    tap,
+    text_sizes_px,
+    tip,
+    visible,
+    without_script,
+)
 from tests.reports import samples
 
-WIDTHS = (360, 900, 1600)
-AXE_TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
 ROWS = "[...document.querySelectorAll('#plans-table tbody tr')]"
 TABLE = "document.querySelector('.plans')"
 LINES_OF_A_PLAN = """
@@ -50,21 +60,6 @@ def shown_ranks(page: Browser) -> list[int]:
     return [int(rank) for rank in found]
 
 
-def tip(page: Browser) -> str:
-    """Returns the text of the tooltip; "" if it is hidden."""
-    return str(page.run("const tip = document.querySelector('#tip'); return tip.hidden ? '' : tip.innerText"))
-
-
-def press(page: Browser, *keys: str) -> None:
-    """Presses keys on the element that has the focus."""
-    from selenium.webdriver import ActionChains  # noqa: PLC0415
-
-    chain = ActionChains(page.driver)
-    for key in keys:
-        chain.send_keys(key)
-    chain.perform()
-
-
 def element(page: Browser, selector: str) -> object:
     """Returns an element, scrolled to the middle of the window."""
     return page.run(
@@ -78,11 +73,7 @@ def element(page: Browser, selector: str) -> object:
 def test_a_page_loads_without_a_message_and_without_a_request(
     browser: Browser, pages: dict[str, Path], name: str
 ) -> None:
-    browser.open(pages[name])
-    assert browser.run("return document.readyState") == "complete"
-    assert browser.messages() == []
-    assert browser.requests() == [pages[name].as_uri()]
-    assert browser.run("return document.querySelector('#theme').hidden") is False  # the script ran
+    check_loads_alone(browser, pages[name])
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -91,13 +82,7 @@ def test_a_page_loads_without_a_message_and_without_a_request(
 def test_screenshots_are_taken_and_no_page_is_wider_than_the_window(
     browser: Browser, pages: dict[str, Path], screenshots: Path, name: str, theme: str, width: int
 ) -> None:
-    browser.open(pages[name], width, theme=theme)
-    path = screenshots / f"{name}-{theme}-{width}.png"
-    browser.picture(path)
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert browser.run("return document.documentElement.scrollWidth") == width
-    ground = browser.run("return getComputedStyle(document.body).backgroundColor")
-    assert (ground == "rgb(255, 255, 255)") == (theme == "light")
+    check_layout(browser, pages[name], screenshots / f"{name}-{theme}-{width}.png", width, theme)
 
 
 def test_the_table_of_plans_fits_at_900_pixels_and_words_break_where_a_name_has_parts(
@@ -122,10 +107,7 @@ def test_the_table_of_plans_fits_at_900_pixels_and_words_break_where_a_name_has_
 @pytest.mark.parametrize("width", WIDTHS)
 def test_text_in_charts_is_readable_at_every_width(browser: Browser, pages: dict[str, Path], width: int) -> None:
     browser.open(pages["typical"], width)
-    heights = browser.run(
-        "return [...document.querySelectorAll('figure svg')].filter(svg => svg.checkVisibility()).map(svg =>"
-        " 12 * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width)"
-    )
+    heights = text_sizes_px(browser)
     assert len(heights) == 6
     assert min(heights) > 10
     assert max(heights) < 20
@@ -138,14 +120,7 @@ def test_axe_finds_no_violation(
 ) -> None:
     browser.open(pages[name], width, theme=theme)
     browser.run("document.querySelectorAll('details').forEach(details => details.open = true)")
-    browser.driver.execute_cdp_cmd("Runtime.evaluate", {"expression": axe})
-    found = browser.driver.execute_async_script(
-        "const done = arguments[1];"
-        "axe.run(document, {runOnly: {type: 'tag', values: arguments[0]}}).then(done)",
-        AXE_TAGS,
-    )  # fmt: skip
-    assert [(one["id"], one["nodes"][0]["html"][:200]) for one in found["violations"]] == []
-    assert len(found["passes"]) > 10
+    check_accessible(browser, axe)
 
 
 def test_the_theme_can_be_changed_and_says_its_state(page: Browser) -> None:
@@ -173,18 +148,13 @@ def test_pointing_at_a_point_shows_its_plan(page: Browser) -> None:
 
 def test_a_tap_on_a_point_shows_its_plan_and_one_beside_hides_it(page: Browser) -> None:
     element(page, POINT)
-    tap = (
+    place = (
         "const box = document.querySelector(arguments[0]).getBoundingClientRect();"
         "return [box.left + box.width / 2 + arguments[1], box.top + box.height / 2]"
     )
     seen = []
     for beside in (6, 150):
-        x, y = page.run(tap, POINT, beside)
-        touch = {"touchPoints": [{"x": x, "y": y}]}
-        page.driver.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
-        page.driver.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": "touchStart", **touch})
-        page.driver.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
-        page.driver.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
+        tap(page, *page.run(place, POINT, beside))
         seen.append(tip(page))
     assert "128 × 2" in seen[0]
     assert seen[1] == ""
@@ -302,8 +272,7 @@ def test_a_print_is_light_whole_and_without_controls(page: Browser) -> None:
     assert len(shown_ranks(page)) == 0  # the filter is back
     page.media(theme="dark", kind="print")
     names = ["#theme", ".controls", ".copy", "nav", ".narrow"]
-    hidden = "return arguments[0].map(name => document.querySelector(name).checkVisibility())"
-    assert page.run(hidden, names) == [False] * 5
+    assert visible(page, names) == [False] * 5
     assert page.run("return getComputedStyle(document.body).color") == "rgb(27, 32, 38)"
     assert page.run("return getComputedStyle(document.querySelector('.plans')).maxHeight") == "none"
     page.media()
@@ -331,9 +300,6 @@ def test_the_policy_stops_a_script_that_was_put_in(browser: Browser, pages: dict
 def test_without_its_script_the_page_still_shows_everything(
     browser: Browser, pages: dict[str, Path], tmp_path: Path
 ) -> None:
-    plain = tmp_path / "plain.html"
-    text = pages["typical"].read_text(encoding="utf-8")
-    plain.write_text(text[: text.index("<script>")] + text[text.index("</script>") + 9 :], encoding="utf-8")
-    browser.open(plain)
+    browser.open(without_script(pages["typical"], tmp_path))
     assert len(shown_ranks(browser)) == 16
     assert browser.run("return document.querySelector('.controls').checkVisibility()") is False

@@ -7,10 +7,20 @@ import pytest
 
 from autofit.nightly.outputs.trend.page import rendered
 from tests.browser.browsing import Browser
+from tests.browser.page_checks import (
+    WIDTHS,
+    check_accessible,
+    check_layout,
+    check_loads_alone,
+    press,
+    tap,
+    text_sizes_px,
+    tip,
+    visible,
+    without_script,
+)
 from tests.nightly import samples
 
-WIDTHS = (360, 900, 1600)
-AXE_TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
 GPT, UNET = "#job-1 .wide svg", "#job-2 .wide svg"
 POINTS = "[...document.querySelectorAll(arguments[0] + ' .tr-nights > *')]"
 
@@ -40,11 +50,6 @@ def page(browser: Browser, trend_pages: dict[str, Path]) -> Iterator[Browser]:
     assert browser.messages() == []
 
 
-def tip(page: Browser) -> str:
-    """Returns the text of the tooltip; "" if it is hidden."""
-    return str(page.run("const tip = document.querySelector('#tip'); return tip.hidden ? '' : tip.innerText"))
-
-
 def place_of(page: Browser, chart: str, number: int) -> tuple[float, float]:
     """Returns where a night of a chart is in the window; the chart is scrolled to its middle."""
     x, y = page.run(
@@ -61,26 +66,11 @@ def point_at(page: Browser, x: float, y: float) -> None:
     page.driver.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": x, "y": y})
 
 
-def press(page: Browser, *keys: str) -> None:
-    """Presses keys on the element that has the focus."""
-    from selenium.webdriver import ActionChains  # noqa: PLC0415
-
-    chain = ActionChains(page.driver)
-    for key in keys:
-        chain.send_keys(key)
-    chain.perform()
-
-
 @pytest.mark.parametrize("name", ["year", "month", "first", "failing", "hostile"])
 def test_a_page_loads_without_a_message_and_without_a_request(
     browser: Browser, trend_pages: dict[str, Path], name: str
 ) -> None:
-    path = trend_pages[f"trend-{name}"]
-    browser.open(path)
-    assert browser.run("return document.readyState") == "complete"
-    assert browser.messages() == []
-    assert browser.requests() == [path.as_uri()]
-    assert browser.run("return document.querySelector('#theme').hidden") is False  # the script ran
+    check_loads_alone(browser, trend_pages[f"trend-{name}"])
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -89,13 +79,8 @@ def test_a_page_loads_without_a_message_and_without_a_request(
 def test_screenshots_are_taken_and_no_page_is_wider_than_the_window(
     browser: Browser, trend_pages: dict[str, Path], screenshots: Path, name: str, theme: str, width: int
 ) -> None:
-    browser.open(trend_pages[f"trend-{name}"], width, theme=theme)
-    path = screenshots / f"trend-{name}-{theme}-{width}.png"
-    browser.picture(path)
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert browser.run("return document.documentElement.scrollWidth") == width
-    ground = browser.run("return getComputedStyle(document.body).backgroundColor")
-    assert (ground == "rgb(255, 255, 255)") == (theme == "light")
+    picture = screenshots / f"trend-{name}-{theme}-{width}.png"
+    check_layout(browser, trend_pages[f"trend-{name}"], picture, width, theme)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -110,10 +95,7 @@ def test_the_table_of_jobs_needs_no_scrolling(browser: Browser, trend_pages: dic
 @pytest.mark.parametrize("width", WIDTHS)
 def test_text_in_charts_is_readable_at_every_width(browser: Browser, trend_pages: dict[str, Path], width: int) -> None:
     browser.open(trend_pages["trend-year"], width)
-    heights = browser.run(
-        "return [...document.querySelectorAll('figure svg')].filter(svg => svg.checkVisibility()).map(svg =>"
-        " 12 * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width)"
-    )
+    heights = text_sizes_px(browser)
     assert len(heights) == 20
     assert min(heights) > 10
     assert max(heights) < 20
@@ -126,15 +108,7 @@ def test_axe_finds_no_violation(
 ) -> None:
     browser.open(trend_pages[f"trend-{name}"], width, theme=theme)
     browser.run("[...document.querySelectorAll('details')].slice(0, 3).forEach(details => details.open = true)")
-    browser.driver.execute_cdp_cmd("Runtime.evaluate", {"expression": axe})
-    browser.driver.set_script_timeout(120)
-    found = browser.driver.execute_async_script(
-        "const done = arguments[1];"
-        "axe.run(document, {runOnly: {type: 'tag', values: arguments[0]}}).then(done)",
-        AXE_TAGS,
-    )  # fmt: skip
-    assert [(one["id"], one["nodes"][0]["html"][:200]) for one in found["violations"]] == []
-    assert len(found["passes"]) > 10
+    check_accessible(browser, axe)
 
 
 def test_verdicts_differ_in_shape_and_not_only_in_colour(page: Browser) -> None:
@@ -191,11 +165,8 @@ def test_every_point_is_the_night_of_its_row(page: Browser) -> None:
 def test_a_tap_on_a_chart_shows_the_nearest_night_and_one_beside_hides_it(page: Browser) -> None:
     x, y = place_of(page, GPT, -1)
     seen = []
-    for place in ({"x": x - 2, "y": y - 40}, {"x": 450, "y": 4}):
-        page.driver.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
-        page.driver.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": "touchStart", "touchPoints": [place]})
-        page.driver.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
-        page.driver.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
+    for place in ((x - 2, y - 40), (450, 4)):
+        tap(page, *place)
         seen.append(tip(page))
     assert seen[0].startswith("2026-11-25\n")
     assert seen[1] == ""
@@ -262,9 +233,8 @@ def test_a_print_is_light_whole_and_without_controls(page: Browser) -> None:
     page.run("document.querySelector('#theme').click()")
     assert page.pdf().startswith(b"%PDF")
     page.media(theme="dark", kind="print")
-    hidden = "return arguments[0].map(name => document.querySelector(name).checkVisibility())"
-    assert page.run(hidden, ["#theme", ".copy", "nav", ".narrow", "details"]) == [False] * 5
-    assert page.run(hidden, [".tr-index", GPT, "#job-20 .wide svg"]) == [True] * 3
+    assert visible(page, ["#theme", ".copy", "nav", ".narrow", "details"]) == [False] * 5
+    assert visible(page, [".tr-index", GPT, "#job-20 .wide svg"]) == [True] * 3
     assert page.run("return getComputedStyle(document.body).color") == "rgb(27, 32, 38)"
     page.media()
 
@@ -281,10 +251,6 @@ def test_hostile_texts_run_nothing(browser: Browser, trend_pages: dict[str, Path
 def test_without_its_script_the_page_still_shows_everything(
     browser: Browser, trend_pages: dict[str, Path], tmp_path: Path
 ) -> None:
-    plain = tmp_path / "plain.html"
-    text = trend_pages["trend-year"].read_text(encoding="utf-8")
-    plain.write_text(text[: text.index("<script>")] + text[text.index("</script>") + 9 :], encoding="utf-8")
-    browser.open(plain)
+    browser.open(without_script(trend_pages["trend-year"], tmp_path))
     browser.run("document.querySelector('#job-1 details').open = true")
-    shown = "return arguments[0].map(name => document.querySelector(name).checkVisibility())"
-    assert browser.run(shown, [GPT, "#job-1 .nights", ".tr-index"]) == [True] * 3
+    assert visible(browser, [GPT, "#job-1 .nights", ".tr-index"]) == [True] * 3

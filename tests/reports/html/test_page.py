@@ -1,12 +1,9 @@
 """The page: complete for every report, small, the same every time, and closed to everything from outside."""
 
-import base64
-import hashlib
 import random
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from time import perf_counter
 
 import pytest
@@ -17,68 +14,29 @@ from autofit.reports.html.parts import CODE
 from autofit.reports.report import LeftOut
 from autofit.reports.svg import CHARTS
 from tests.reports import samples
+from tests.reports.html.page_checks import (
+    Reader,
+    check_asks_for_nothing,
+    check_policy,
+    check_well_formed_and_small,
+)
 
-MOST_BYTES = 500_000
-VOID = {"meta", "link", "input", "br", "wbr", "circle", "path", "rect", "line"}
 PAGES = {name: render(make()) for name, make in samples.ALL.items()}
-
-
-class Reader(HTMLParser):
-    """Reads a page: its elements with their attributes, and whether each one is closed in its place."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.open, self.wrong = list[str](), list[str]()
-        self.elements = list[tuple[str, dict[str, str | None]]]()
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        if not self.open or self.open.pop() != tag:
-            self.wrong.append(tag)
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_well_formed_and_small(name: str) -> None:
-    reader = Reader(PAGES[name])
-    assert (reader.open, reader.wrong) == ([], [])
-    ids = [attributes["id"] for _, attributes in reader.elements if "id" in attributes]
-    assert len(ids) == len(set(ids))
-    assert len(PAGES[name].encode()) < MOST_BYTES
+    check_well_formed_and_small(PAGES[name])
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_asks_for_nothing_and_runs_only_its_own_script(name: str) -> None:
-    for tag, attributes in Reader(PAGES[name]).elements:
-        assert tag not in {"iframe", "object", "embed", "img", "image", "use", "base", "form", "foreignobject"}
-        assert not [key for key in attributes if key.startswith("on") or key in {"style", "src", "srcset", "action"}]
-        link = attributes.get("href") or ""
-        assert link.startswith(("#", "data:image/svg+xml,")) or not link
-    assert PAGES[name].count("<script>") == PAGES[name].count("</script>") == 1
-    assert PAGES[name].count("<style>") == 1
+    check_asks_for_nothing(PAGES[name])
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_the_policy_admits_exactly_what_is_in_the_page(name: str) -> None:
-    page = PAGES[name]
-    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
-    assert policy is not None
-    for tag in ("style", "script"):
-        text = re.search(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
-        assert text is not None
-        digest = base64.b64encode(hashlib.sha256(text.group(1).encode()).digest()).decode()
-        assert f"{tag}-src 'sha256-{digest}'" in policy.group(1)
-    assert policy.group(1).startswith("default-src 'none'; ")
-    assert "unsafe" not in policy.group(1)
-    assert page.index("Content-Security-Policy") < page.index("<style>")
+    check_policy(PAGES[name])
 
 
 def test_every_section_and_chart_is_there() -> None:

@@ -1,7 +1,5 @@
 """The trend page: complete for every history, small, the same every time, and closed to everything from outside."""
 
-import base64
-import hashlib
 import re
 import subprocess
 import sys
@@ -19,9 +17,13 @@ from autofit.nightly.records import NightRecord
 from autofit.nightly.result import NightResult
 from autofit.reports.html.frame import style
 from tests.nightly import samples
-from tests.reports.html.test_page import Reader
+from tests.reports.html.page_checks import (
+    Reader,
+    check_asks_for_nothing,
+    check_policy,
+    check_well_formed_and_small,
+)
 
-MOST_BYTES = 500_000
 HISTORIES: Mapping[str, Mapping[str, Sequence[NightRecord]]] = {
     "year": samples.year(), "first": samples.first_night(), "failing": samples.failing(),
     "month": samples.history(30, samples.JOBS[:4]), "hostile": samples.hostile(),
@@ -33,36 +35,17 @@ CSS = files("autofit.nightly.outputs.trend").joinpath("trend.css").read_text(enc
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_well_formed_and_small(name: str) -> None:
-    reader = Reader(PAGES[name])
-    assert (reader.open, reader.wrong) == ([], [])
-    ids = [attributes["id"] for _, attributes in reader.elements if "id" in attributes]
-    assert len(ids) == len(set(ids))
-    assert len(PAGES[name].encode()) < MOST_BYTES
+    check_well_formed_and_small(PAGES[name])
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_asks_for_nothing_and_runs_only_its_own_script(name: str) -> None:
-    for tag, attributes in Reader(PAGES[name]).elements:
-        assert tag not in {"iframe", "object", "embed", "img", "image", "use", "base", "form", "foreignobject"}
-        assert not [key for key in attributes if key.startswith("on") or key in {"style", "src", "srcset", "action"}]
-        link = attributes.get("href") or ""
-        assert link.startswith(("#", "data:image/svg+xml,")) or not link
-    assert PAGES[name].count("<script>") == PAGES[name].count("</script>") == 1
-    assert PAGES[name].count("<style>") == 1
+    check_asks_for_nothing(PAGES[name])
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_the_policy_admits_exactly_what_is_in_the_page(name: str) -> None:
-    page = PAGES[name]
-    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
-    assert policy is not None
-    for tag in ("style", "script"):
-        text = re.search(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
-        assert text is not None
-        digest = base64.b64encode(hashlib.sha256(text.group(1).encode()).digest()).decode()
-        assert f"{tag}-src 'sha256-{digest}'" in policy.group(1)
-    assert policy.group(1).startswith("default-src 'none'; ")
-    assert "unsafe" not in policy.group(1)
+    check_policy(PAGES[name])
 
 
 @pytest.mark.parametrize("name", PAGES)
