@@ -260,16 +260,23 @@ def test_a_night_is_unfinished_although_its_database_is_away(disk: Disk) -> None
 
 
 @pytest.mark.parametrize(
-    ("night", "resumed"),
+    ("age", "resumed"),
     [
-        (ago(hours=19.9), True), (ago(hours=20.1), False), (ago(hours=-1), True), (ago(days=-2), False),
-        ("tonight", False), ("", False),
+        (timedelta(hours=19.9), True), (timedelta(hours=20.1), False),
+        (timedelta(hours=-1), True), (timedelta(days=-2), False),
     ],
 )  # fmt: skip
-def test_an_old_night_is_not_resumed(disk: Disk, night: str, resumed: bool) -> None:
+def test_an_old_night_is_not_resumed(disk: Disk, age: timedelta, resumed: bool) -> None:
     assert timedelta(hours=20) == LONGEST_NIGHT
+    night = ago(seconds=age.total_seconds())
     disk.open().begin_night(night)
     assert disk.open().unfinished_night() == (night if resumed else None)
+
+
+@pytest.mark.parametrize("night", ["tonight", ""])
+def test_a_night_without_a_time_is_not_resumed(disk: Disk, night: str) -> None:
+    disk.open().begin_night(night)
+    assert disk.open().unfinished_night() is None
 
 
 def test_the_end_of_another_night_changes_nothing(disk: Disk) -> None:
