@@ -26,6 +26,7 @@ _COMMANDS = {
     "nightly init": ("write a first jobs file", _nightly.init),
     "nightly accept": ("make the proposal of a night the accepted plan of a job", _nightly.accept),
     "nightly revert": ("go back to the plan of a job before the last change", _nightly.revert),
+    "worker": ("run plans for the searches that share a database", _arguments.worker),
     "completion": ("print a shell completion script", _arguments.completion),
 }
 _EXIT_CODES = """\

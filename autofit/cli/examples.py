@@ -65,6 +65,14 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
     "nightly revert": (
         ("Exchange the plan of a job and its predecessor:", "autofit nightly revert gpt"),
     ),
+    "worker": (
+        ("Run plans for the searches of a database, whose URL is in the environment:",
+         "autofit worker --study env:AUTOFIT_STUDY"),
+        ("On the second GPU, until there was nothing to do for 10 minutes:",
+         "autofit worker --study env:AUTOFIT_STUDY --device cuda:1 --idle 10min"),
+        ("The search that they help, on a machine of the same kind:",
+         "autofit tune train.py:make_workload --study env:AUTOFIT_STUDY"),
+    ),
     "completion": (
         ("Complete commands in this bash session:", 'eval "$(autofit completion bash)"'),
         ("For every zsh session; add the line to ~/.zshrc:", 'eval "$(autofit completion zsh)"'),

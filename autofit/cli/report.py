@@ -8,6 +8,7 @@ from autofit.core.printable import ascii_json, printable
 from autofit.reports import sources, writing
 from autofit.reports.assemble import assembled
 from autofit.reports.report import to_json
+from autofit.study.reference import dereferenced
 
 
 def execute(given: argparse.Namespace) -> int:
@@ -16,7 +17,7 @@ def execute(given: argparse.Namespace) -> int:
     kind = writing.format_of(given.output, given.format)
     if not to_stdout:
         writing.check_replaceable(given.output, force=given.force)
-    report = assembled(sources.of_name(given.source, given.name))
+    report = assembled(sources.of_name(str(dereferenced(given.source)), given.name))
     if to_stdout:
         text = to_json(report) if given.json else writing.rendered(report, kind)
         print(ascii_json(text) if given.json or kind == "json" else text, end="")

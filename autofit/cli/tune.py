@@ -27,6 +27,7 @@ from autofit.reports.summary import summarize
 from autofit.search.event import Event
 from autofit.search.request import DEFAULT_STUDY, Request
 from autofit.search.search import search
+from autofit.study.reference import dereferenced
 from autofit.trackers.following import following
 from autofit.trackers.heartbeat import heartbeat, waiting
 from autofit.trackers.progress import Progress
@@ -35,7 +36,8 @@ from autofit.trackers.yardstick import Yardstick
 
 def execute(given: argparse.Namespace) -> int:
     """Tunes the target, writes the plan file, prints the recommendation."""
-    target, request = _target(given), _request(given)
+    target = _target(given)
+    request = _request(given, target)
     clock = Clock(limit_s=request.time_s, start=given.began_s)
     _check_output(Path(given.output), force=given.force)
     recommendation = _searched(target, request, clock, given)
@@ -98,11 +100,11 @@ def _target(given: argparse.Namespace) -> Target:
     )
 
 
-def _request(given: argparse.Namespace) -> Request:
+def _request(given: argparse.Namespace, target: Target) -> Request:
     return Request(
         time_s=None if given.time is None else parse_duration(given.time),
         max_trials=given.trials,
-        study=given.study,
+        study=dereferenced(given.study),
         searcher=given.searcher,
         objective=Objective(unit=given.objective or "samples"),
         planned_steps=given.planned_steps,
@@ -110,6 +112,7 @@ def _request(given: argparse.Namespace) -> Request:
         isolated=True,
         title=given.target,
         command=command_line(given.words),
+        target=target,
     )
 
 

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Trial
 from autofit.core.units import format_duration
@@ -15,6 +16,12 @@ from autofit.searchers.base import Problem
 
 REPEATS = 100
 """The search ends when a searcher proposes plans with a known outcome more often than this in a row."""
+
+
+NOT_CONCLUSIVE = (
+    Status.CRASHED, Status.TIMED_OUT, Status.AMBIGUOUS, Status.POISONED, Status.INTERRUPTED, Status.SKIPPED,
+)  # fmt: skip
+"""Outcomes of a worker that say too little of a plan. It then runs in this process, which can run it twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +93,13 @@ class Loop:
             self.feasibility.begin()  # also if every plan is known
         repeats = 0
         while not self._spent():
+            self._collect()
             plan = self._ask()
             if plan is None and self._spent():  # a limit was reached while the searcher looked at plans
                 break
+            if self._must_wait(plan, repeats):
+                self._wait_for_workers()  # what they find may make another plan worth a probe
+                continue
             if plan is None or repeats > REPEATS:
                 why = "nothing left that was worth a probe" if plan is None else "the searcher repeats itself"
                 self.end = SearchEnd(why)
@@ -99,7 +110,12 @@ class Loop:
                 self._searcher.tell(known)
                 continue
             self._look(plan)
-            self._run(plan)
+            self._run_or_hand_out(plan)
+        self._finish_with_workers()
+        self._close()
+
+    def _close(self) -> None:
+        """Says how the search ended, and keeps what it left out."""
         if self.end.early and len(self.runner.record) == 1:  # for the report of a time budget that was too small
             self.end = SearchEnd(self.end.stopped, early=True, wanted=self._ask())
         self.runner.say("stage", f"search ended: {self.end.stopped}")
@@ -169,6 +185,49 @@ class Loop:
     def _look(self, plan: Plan, alone: bool = False) -> None:
         with poison_ends_search():
             self.feasibility.look(plan, alone)
+
+    def _must_wait(self, plan: Plan | None, repeats: int) -> bool:
+        """Returns whether a plan is to be asked for again after the workers have finished theirs."""
+        pending = self._tuning.workers.pending
+        return bool(pending) and (plan is None or plan.key in pending or repeats > REPEATS)
+
+    def _run_or_hand_out(self, plan: Plan) -> None:
+        """Runs a plan, here or in a worker. The first plans run here, until one was measured."""
+        workers = self._tuning.workers
+        measured = any(trial.outcome.measured for trial in self.runner.record.values())
+        if not (measured and workers.free()):
+            self._run(plan)
+        elif (reason := reason_to_skip(plan, self._tuning.space, self.feasibility)) is not None:
+            self._learn(self.runner.skip(plan, reason))
+        else:
+            self.runner.probes += 1
+            workers.hand_out(plan)
+            self._searcher.hand_out(plan)
+
+    def _collect(self) -> bool:
+        """Learns the trials of workers, and returns whether there were any. A plan without a conclusion runs here."""
+        trials = self._tuning.workers.collect()
+        for trial in trials:
+            self.runner.received(trial)
+            if trial.outcome.status not in NOT_CONCLUSIVE:
+                self._learn(trial)
+            elif self.runner.time.left_s() > self.runner.time.reserve_s():
+                self._run(trial.plan)
+        self.runner.check_for_users_fault()
+        return bool(trials)
+
+    def _wait_for_workers(self) -> None:
+        """Waits until a worker has finished a plan, while there is time."""
+        workers, time = self._tuning.workers, self.runner.time
+        while workers.pending and time.left_s() > time.reserve_s() and not self._collect():
+            workers.wait()
+
+    def _finish_with_workers(self) -> None:
+        """Waits for the plans that workers run, while there is time, and takes back the others."""
+        workers, time = self._tuning.workers, self.runner.time
+        while workers.pending and time.left_s() > time.reserve_s():
+            self._wait_for_workers()
+        workers.dismiss()
 
     def _run_baseline(self) -> Trial:
         self._look(self._baseline, alone=True)

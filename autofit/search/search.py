@@ -5,6 +5,7 @@ Never loads torch: the command line runs it in a process that does not import th
 
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -22,10 +23,12 @@ from autofit.search.bench import Bench
 from autofit.search.event import Event
 from autofit.search.evidence import BATCH_CHANGED
 from autofit.search.evidence_recorder import EvidenceRecorder, asked
+from autofit.search.fleet_workers import workers_of
 from autofit.search.known_answer import ANSWER, KnownAnswer, answer_note, question_of
 from autofit.search.phases import run
 from autofit.search.request import DEFAULT_STUDY, Listen, Request, searcher_of
 from autofit.search.tuning import Findings, Tuning
+from autofit.search.workers import Workers
 from autofit.study import Study, optuna_imports, writing
 
 PREPARING_RATIO, TRACING_RATIO, TRACING_S = 0.25, 0.2, 120.0
@@ -60,7 +63,10 @@ def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock:
         for listener in listen:
             listener(event)
 
-    with writing(location, name, locks.patience_s(left_s), lambda text: tell_all(Event("busy", text))):
+    with (
+        writing(location, name, locks.patience_s(left_s), lambda text: tell_all(Event("busy", text))),
+        ExitStack() as opened,
+    ):
         study = Study.open(
             location,
             name=name,
@@ -69,10 +75,14 @@ def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock:
             objective=request.objective,
             memory_bytes=briefing.budget.memory_bytes,
         )
-        return _search(bench, request, study, clock, tell_all)
+        opened.callback(study.close)
+        workers = opened.enter_context(workers_of(study, location, request.target, briefing, request.objective))
+        return _search(bench, request, study, clock, tell_all, workers)
 
 
-def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: Listen) -> Recommendation:
+def _search(
+    bench: Bench, request: Request, study: Study, clock: Clock, listen: Listen, workers: Workers
+) -> Recommendation:
     briefing = bench.briefing
     budget = briefing.budget.model_copy(update={"time_s": request.time_s, "max_trials": request.max_trials})
     made = _estimators(bench, budget, clock)
@@ -94,6 +104,7 @@ def _search(bench: Bench, request: Request, study: Study, clock: Clock, listen: 
         closing_s=min(bench.proof_start_s, CLOSING_RATIO * _left_s(request, clock)),
         cautious=not briefing.enforced and briefing.environment.is_host,
         seen=recorder.seen,
+        workers=workers,
     )
     try:
         question = question_of(briefing, request.objective, request.searcher)

@@ -71,6 +71,11 @@ class TrialRunner:
             self.earlier.compare(plan, purpose, trial.outcome)
         return trial
 
+    def received(self, trial: Trial) -> None:
+        """Keeps a trial of a worker."""
+        self.trials.append(trial)
+        self.say("trial", f"{trial.plan}: {summary(trial.outcome, self.tuning.objective)}", trial)
+
     def block(self, plan: Plan) -> tuple[Outcome, Trial | None]:
         """Runs one block of a race. Only a failed block is recorded, and its trial returned."""
         outcome = self.tuning.evaluate(plan, Purpose.BLOCK)

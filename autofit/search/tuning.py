@@ -16,6 +16,7 @@ from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
 from autofit.search.event import Event
 from autofit.search.evidence import Seen
+from autofit.search.workers import NoWorkers, Workers
 from autofit.searchers.base import Problem, Searcher
 
 Evaluate = Callable[[Plan, Purpose], Outcome]
@@ -67,6 +68,7 @@ class Tuning:
             poisoned trial.
         closing_s: seconds that a proof needs to start a fresh process; they are kept back from the time budget.
         seen: what the search sees as it runs, for its evidence.
+        workers: other processes that run plans of this search.
     """
 
     space: SearchSpace
@@ -83,6 +85,7 @@ class Tuning:
     isolated: bool = False
     closing_s: float = 0.0
     seen: Seen = field(default_factory=Seen)
+    workers: Workers = field(default_factory=NoWorkers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,12 @@ class Searcher(ABC):
     def tell(self, trial: Trial) -> None:
         """Learns from a trial, also from one whose plan this searcher did not ask for."""
 
+    def hand_out(self, plan: Plan) -> None:  # noqa: B027  # optional
+        """Learns that another process runs a plan. `tell` follows with its trial; `ask` may be called before.
+
+        If `ask` returns such a plan again, the loop waits for its trial.
+        """
+
     def omissions(self) -> list[Omission]:
         """Returns why no plan of some combinations was measured. Called once, when the search has ended."""
         return []

@@ -1,5 +1,6 @@
 """Opens the Optuna storage at a place, and lists the exceptions of a damaged one."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -7,12 +8,14 @@ import optuna
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from autofit.study import location, permissions
 from autofit.study.location import Place
 
+CREATING_S = (0.2, 1.0, 3.0)
+"""Waits, in seconds, for another process that is making the tables of a database: Optuna fails if two make them."""
 DAMAGED = (SQLAlchemyError, StorageInternalError, ValueError, LookupError, TypeError, AttributeError)
 """Exceptions from reading a study in which a byte has changed: a value is not valid UTF-8, not valid JSON, or not what
 Optuna expects."""
@@ -25,7 +28,7 @@ def connect(place: Place) -> BaseStorage:
         StudyError: the path is not a study.
     """
     if place.url is not None:
-        return RDBStorage(place.url, engine_kwargs={"pool_pre_ping": True})
+        return _database(place.url)
     if place.path is None:
         return InMemoryStorage()
     permissions.make_file(place.path, location.LOCK_WAIT_S)
@@ -33,6 +36,16 @@ def connect(place: Place) -> BaseStorage:
     # Without a pool, no connection outlives a call, so that none is inherited by a forked loader worker or left open.
     kwargs = {"poolclass": NullPool, "connect_args": {"timeout": location.LOCK_WAIT_S}}
     return RDBStorage(url.replace("{", "{{").replace("}", "}}"), engine_kwargs=kwargs)  # Optuna formats the URL
+
+
+def _database(url: str) -> RDBStorage:
+    """Opens a database. Its tables are made by one of the processes that open it first; the others try again."""
+    for wait_s in CREATING_S:
+        try:
+            return RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
+        except (IntegrityError, ProgrammingError):
+            time.sleep(wait_s)
+    return RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
 
 
 @contextmanager
@@ -46,9 +59,14 @@ def connected(place: Place) -> Iterator[BaseStorage]:
     try:
         yield storage
     finally:
-        if isinstance(storage, RDBStorage):
-            storage.remove_session()
-            storage.engine.dispose()
+        disconnect(storage)
+
+
+def disconnect(storage: BaseStorage) -> None:
+    """Closes the connections of a storage that this thread has used."""
+    if isinstance(storage, RDBStorage):
+        storage.remove_session()
+        storage.engine.dispose()
 
 
 @contextmanager

@@ -55,12 +55,32 @@ def decoded(trial: Mapping[str, Any], study: Mapping[str, Any], *, finished: boo
         finished: whether the trial has an outcome.
     """
     try:
-        request = TrialStart.model_validate_json(_verified(trial, REQUEST))
+        request = request_of(trial)
         environment = environment_of(study[ENVIRONMENT + request.environment], request.environment)
-        outcome = Outcome.model_validate_json(_verified(trial, OUTCOME)) if finished else None
+        outcome = outcome_of(trial) if finished else None
     except (LookupError, ValueError):  # pydantic's ValidationError is a ValueError
         return None
     return Decoded(request, environment, outcome)
+
+
+def request_of(trial: Mapping[str, Any]) -> TrialStart:
+    """Returns the record of a trial at its start, from the attributes of the trial.
+
+    Raises:
+        LookupError: there is none.
+        ValueError: it was changed.
+    """
+    return TrialStart.model_validate_json(_verified(trial, REQUEST))
+
+
+def outcome_of(trial: Mapping[str, Any]) -> Outcome:
+    """Returns the outcome of a finished trial, from its attributes.
+
+    Raises:
+        LookupError: there is none.
+        ValueError: it was changed.
+    """
+    return Outcome.model_validate_json(_verified(trial, OUTCOME))
 
 
 def checksum(text: str) -> str:

@@ -23,8 +23,9 @@ from autofit.study.current_space import in_terms_of
 from autofit.study.earlier_trials import EarlierTrials
 from autofit.study.location import LOCK_WAIT_S, Place
 from autofit.study.optuna_distributions import distributions_of, domain
-from autofit.study.optuna_storage import DAMAGED, connect
+from autofit.study.optuna_storage import DAMAGED, connect, disconnect
 from autofit.study.optuna_study import OptunaStudy
+from autofit.study.plan_queue import PlanQueue
 from autofit.study.repair import heal
 from autofit.study.trial_start import RunContext, TrialStart
 
@@ -150,6 +151,23 @@ class Study:
             for stored in {id(entry.study): entry.study for entry in self._past.comparable}.values():
                 stored.drop([entry.number for entry in self._past.comparable if entry.study is stored], reason)
         self._earlier = ()
+
+    @property
+    def name(self) -> str:
+        """Name of the Optuna study that stores the trials of this run."""
+        return self._stored.study.study_name
+
+    def queue(self, offer: int) -> PlanQueue:
+        """Returns the queue through which workers get plans of this run.
+
+        Args:
+            offer: number of the offer that the workers answer.
+        """
+        return PlanQueue(self._place, self._stored, self._context, offer)
+
+    def close(self) -> None:
+        """Closes the connections to a database. The study can still be used, which opens them again."""
+        disconnect(self._stored.storage)
 
     def kept_notes(self) -> Mapping[str, object]:
         """Returns the notes on the whole study, by name (`note`).

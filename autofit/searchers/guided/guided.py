@@ -67,6 +67,7 @@ class Guided(Searcher):
         self._unpinned = np.array([problem.space.unpinned(plan) is not None for plan in self._plans])
         self._outcomes: dict[int, Outcome] = {}
         self._scores: dict[int, float] = {}
+        self._handed_out: set[int] = set()
         self._steps = 0
         self._risks: set[int] = set()
         self._looked: set[int] = set()
@@ -79,9 +80,16 @@ class Guided(Searcher):
         if place is None or trial.purpose is Purpose.BLOCK or outcome.status is Status.INTERRUPTED:
             return
         self._outcomes[place] = outcome
+        self._handed_out.discard(place)
         self._scores.pop(place, None)
         if outcome.measurement is not None and outcome.status in (Status.MEASURED, Status.OVER_BUDGET):
             self._scores[place] = self.problem.objective.score(outcome.measurement)
+
+    def hand_out(self, plan: Plan) -> None:
+        """Does not propose this plan while another process runs it."""
+        place = self._place(plan)
+        if place is not None:
+            self._handed_out.add(place)
 
     def ask(self) -> Plan | None:
         """Returns the plan with the highest expected gain per second of probing; the baseline first.
@@ -183,6 +191,7 @@ class Guided(Searcher):
     def _excluded(self) -> NDArray[np.bool_]:
         """Returns which plans are not run, whatever their expected gain."""
         excluded = self._unpinned.copy()
+        excluded[list(self._handed_out)] = True
         if MICRO_BATCH_SIZE not in self.problem.space.facts.pinned:  # no smaller size leads up to a pinned one
             excluded |= self._sizes > MAX_REACH * max(self._sizes[place] for place in self._scores)
         for each in self._exclusions():

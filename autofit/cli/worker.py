@@ -1,0 +1,66 @@
+"""`autofit worker`: runs plans for the searches that share a database, in a child process."""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from autofit import locks
+from autofit.cli.interrupting import terminable
+from autofit.core.errors import UsageError
+from autofit.core.printable import ascii_json, printable
+from autofit.core.units import parse_duration
+from autofit.fleet.worker import SearchWorker, WorkDone
+from autofit.probing.child_request import Target
+from autofit.probing.remote.bench import RemoteBench
+from autofit.search.bench import Bench
+from autofit.study.location import Place
+from autofit.study.reference import dereferenced
+
+
+def execute(given: argparse.Namespace) -> int:
+    """Runs plans until no search needs any for the idle time, or until the process is stopped."""
+    place = _database(given.study)
+    idle_s = math.inf if given.idle is None else parse_duration(given.idle)
+
+    def say(text: str) -> None:
+        if not given.quiet:
+            print(f"autofit: {printable(text)}", file=sys.stderr, flush=True)
+
+    with terminable("the search runs the plan of this worker again"):
+        say(f"waiting for searches at {place.shown}")
+        done = SearchWorker(place, given.device, lambda target: _opened(target, say), say).work(idle_s)
+    _tell(done, given)
+    return 0
+
+
+def _database(location: str) -> Place:
+    place = Place.of(dereferenced(location))
+    if place.url is None:
+        raise UsageError(
+            f"found --study {place.shown}; expected the URL of a database that all workers reach, such as "
+            "postgresql+psycopg://host/database. Give the one that `autofit tune --study` has."
+        )
+    return place
+
+
+@contextmanager
+def _opened(target: Target, say: "locks.Say") -> Iterator[Bench]:
+    """Opens a target in a child process that has the device to itself."""
+    with ExitStack() as held:
+
+        def claim(key: str, name: str) -> None:
+            held.enter_context(locks.held(key, name, locks.patience_s(None), say))
+
+        yield held.enter_context(RemoteBench(target, claim=claim))
+
+
+def _tell(done: WorkDone, given: argparse.Namespace) -> None:
+    if given.json:
+        found = {"plans": done.plans, "searches": done.searches, "refused": sorted(set(done.refused.values()))}
+        print(ascii_json(json.dumps(found, indent=2)))
+        return
+    plans, searches = "plan" if done.plans == 1 else "plans", "search" if done.searches == 1 else "searches"
+    print(f"{done.plans} {plans} run for {done.searches} {searches}")
