@@ -13,8 +13,12 @@ from autofit.core.errors import UsageError
 from autofit.core.printable import ascii_json, printable
 from autofit.core.units import parse_duration
 from autofit.fleet.worker import SearchWorker, WorkDone
+from autofit.nightly.history import History
+from autofit.nightly.jobs_file import read_jobs
+from autofit.nightly.night import NightOptions, run_night
 from autofit.probing.child_request import Target
 from autofit.probing.remote.bench import RemoteBench
+from autofit.reports.counting import counted
 from autofit.search.bench import Bench
 from autofit.study.location import Place
 from autofit.study.reference import dereferenced
@@ -31,7 +35,10 @@ def execute(given: argparse.Namespace) -> int:
 
     with terminable("the search runs the plan of this worker again"):
         say(f"waiting for searches at {place.shown}")
-        done = SearchWorker(place, given.device, lambda target: _opened(target, say), say).work(idle_s)
+        worker = SearchWorker(
+            place, given.device, lambda target: _opened(target, say), say, lambda jobs: _take_part(jobs, place, say)
+        )
+        done = worker.work(idle_s)
     _tell(done, given)
     return 0
 
@@ -47,7 +54,7 @@ def _database(location: str) -> Place:
 
 
 @contextmanager
-def _opened(target: Target, say: "locks.Say") -> Iterator[Bench]:
+def _opened(target: Target, say: locks.Say) -> Iterator[Bench]:
     """Opens a target in a child process that has the device to itself."""
     with ExitStack() as held:
 
@@ -57,10 +64,32 @@ def _opened(target: Target, say: "locks.Say") -> Iterator[Bench]:
         yield held.enter_context(RemoteBench(target, claim=claim))
 
 
+def _take_part(path: str, place: Place, say: locks.Say) -> None:
+    """Checks jobs of a shared night.
+
+    Raises:
+        AutofitError: see `autofit.nightly.night.run_night`, or the jobs file has another history.
+    """
+    jobs = read_jobs(path)
+    if Place.of(jobs.history) != place:
+        raise UsageError(
+            f"found the history {jobs.history_shown} in {path}; expected {place.shown}, as the worker has."
+        )
+    history = History.open(jobs.history, jobs.aside)
+    result = run_night(jobs, history, NightOptions(say=say, show_trace=say, share=True))
+    say(f"{len(result.records)} jobs checked")
+
+
 def _tell(done: WorkDone, given: argparse.Namespace) -> None:
     if given.json:
-        found = {"plans": done.plans, "searches": done.searches, "refused": sorted(set(done.refused.values()))}
+        found = {
+            "plans": done.plans,
+            "searches": done.searches,
+            "nights": done.nights,
+            "refused": sorted(set(done.refused.values())),
+        }
         print(ascii_json(json.dumps(found, indent=2)))
         return
-    plans, searches = "plan" if done.plans == 1 else "plans", "search" if done.searches == 1 else "searches"
-    print(f"{done.plans} {plans} run for {done.searches} {searches}")
+    plans, searches = counted(done.plans, "plan"), f"{done.searches} search{'' if done.searches == 1 else 'es'}"
+    nights = f", {counted(done.nights, 'night')} taken part in" if done.nights else ""
+    print(f"{plans} run for {searches}{nights}")

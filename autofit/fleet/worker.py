@@ -37,11 +37,13 @@ class WorkDone:
     Attributes:
         plans: number of plans that it ran and whose outcome counts.
         searches: number of searches for which it ran plans.
+        nights: number of nights in which it took part.
         refused: reason for each offer that it did not take, by the number of the offer.
     """
 
     plans: int = 0
     searches: int = 0
+    nights: int = 0
     refused: dict[int, str] = field(default_factory=dict)
 
 
@@ -53,6 +55,7 @@ class SearchWorker:
         device: the device to use; None for the best that is available.
         opened: opens a target.
         say: called with a text for each thing that happens.
+        night: takes part in the night of a jobs file; None for a worker of searches alone.
     """
 
     def __init__(
@@ -61,10 +64,12 @@ class SearchWorker:
         device: str | None,
         opened: Opened,
         say: Callable[[str], None] = lambda text: None,
+        night: Callable[[str], None] | None = None,
     ) -> None:
         self.account = WorkDone()
         self._place, self._device, self._opened, self._say = place, device, opened, say
         self._poisoned = 0
+        self._night, self._nights_seen = night, set[int]()
 
     def work(self, idle_s: float) -> WorkDone:
         """Works until nothing was offered for `idle_s` seconds, and returns what was done.
@@ -78,7 +83,7 @@ class SearchWorker:
         with Fleet.opened(self._place) as fleet:
             while time.monotonic() - busy_s < idle_s:
                 offer = self._next(fleet)
-                if offer is not None and self._answer(fleet, offer):
+                if (offer is not None and self._answer(fleet, offer)) or self._take_part(fleet):
                     busy_s = time.monotonic()
                 else:
                     time.sleep(min(OFFERS_S, idle_s))
@@ -92,6 +97,27 @@ class SearchWorker:
             self._say(f"{error} It is tried again.")
             time.sleep(RECONNECT_S)
             return None
+
+    def _take_part(self, fleet: Fleet) -> bool:
+        """Takes part in the oldest night that this worker has not seen. Returns whether there was one."""
+        if self._night is None:
+            return False
+        try:
+            new = {number: jobs for number, jobs in fleet.nights().items() if number not in self._nights_seen}
+        except StudyError:  # said by the next look at the offers
+            return False
+        if not new:
+            return False
+        number = min(new)
+        self._nights_seen.add(number)
+        self._say(f"taking part in the night of {new[number]}")
+        try:
+            self._night(new[number])
+        except AutofitError as error:
+            self._refuse(number, str(error))
+            return False
+        self.account.nights += 1
+        return True
 
     def _answer(self, fleet: Fleet, found: OpenOffer) -> bool:
         """Runs plans of an offer until it is closed. Returns whether the offer was taken."""

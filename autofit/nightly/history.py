@@ -100,6 +100,10 @@ class History:
             self._note_away(str(error))
         self._kept.append(record)
 
+    def refresh(self) -> None:
+        """Reads the records again, which other machines may have added to."""
+        self._stored, self._known = stored_nights.read(self._place), {}
+
     def begin_night(self, night: str) -> None:
         """Records that a night begins or is resumed, and merges the records that were set aside.
 

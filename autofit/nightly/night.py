@@ -2,6 +2,7 @@
 
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -10,6 +11,7 @@ from autofit.core.budget import Clock
 from autofit.core.errors import AutofitError, BudgetSpent, Busy, DeviceMissing, UsageError, UserCodeError
 from autofit.core.printable import one_line
 from autofit.core.redaction import redacted
+from autofit.nightly.claims import Claims, OneMachine, claims_of
 from autofit.nightly.exit_codes import INTERRUPTED, FailOn, code_of, worst
 from autofit.nightly.history import History
 from autofit.nightly.job import JobsFile
@@ -43,6 +45,8 @@ class NightOptions:
         today: returns the present time, in UTC.
         say: receives one line for people.
         show_trace: receives the traceback of the user's code, or of an internal error.
+        share: whether the jobs are shared with other machines through the database of the history.
+        host: the jobs file that workers open to take part in a shared night; None for a worker that takes part.
     """
 
     only: Sequence[str] = ()
@@ -52,6 +56,8 @@ class NightOptions:
     today: Callable[[], datetime] = utc_now
     say: Say = field(default=lambda text: None)
     show_trace: Say = field(default=lambda text: None)
+    share: bool = False
+    host: str | None = None
 
 
 def run_night(jobs: JobsFile, history: History, options: NightOptions, open_bench: OpenBench = opened) -> NightResult:
@@ -72,15 +78,21 @@ def run_night(jobs: JobsFile, history: History, options: NightOptions, open_benc
         StudyError: the history cannot be used.
     """
     key, what = f"night-{jobs.path.resolve()}", f"the jobs file {jobs.path}"
-    with locks.held(key, what, 0.0):  # a night that waits for another one would repeat it
-        return _Night(jobs, history, options, open_bench).run()
+    with locks.held(key, what, 0.0), ExitStack() as held:  # a night that waits for another one would repeat it
+        claims: Claims = OneMachine()
+        if options.share:
+            shared = claims_of(history, jobs.history, options.today, options.say, host=options.host)
+            claims = held.enter_context(shared)
+        return _Night(jobs, history, options, open_bench, claims).run()
 
 
 class _Night:
     """One night, while it runs."""
 
-    def __init__(self, jobs: JobsFile, history: History, options: NightOptions, open_bench: OpenBench) -> None:
-        self._jobs, self._history, self._options = jobs, history, options
+    def __init__(
+        self, jobs: JobsFile, history: History, options: NightOptions, open_bench: OpenBench, claims: Claims
+    ) -> None:
+        self._jobs, self._history, self._options, self._claims = jobs, history, options, claims
         now = options.today()
         unfinished = None if options.only else history.unfinished_night()
         self._whole = not options.only
@@ -89,7 +101,7 @@ class _Night:
         self._clock = options.clock
         self._clock.limit_s = options.time_s or jobs.time_s
         self._context = NightContext(
-            self._id, self._clock, jobs.folder, jobs.history, open_bench, options.today, options.say
+            self._id, self._clock, jobs.folder, jobs.history, open_bench, options.today, options.say, claims.shared
         )
         self._records = [each.record_of(self._id) for each in self._order if each.done]
         self._unchecked: dict[str, str] = {}
@@ -117,7 +129,7 @@ class _Night:
 
     def _result(self) -> NightResult:
         codes = [*self._codes, *(code_of(record, self._options.fail_on) for record in self._records)]
-        if not self._records and self._unchecked and not worst(codes):
+        if not self._records and self._unchecked and not worst(codes) and not self._claims.shared:
             codes.append(BudgetSpent.exit_code)  # the time of the night did not even suffice for one job
         return NightResult(
             night=self._id,
@@ -134,7 +146,18 @@ class _Night:
         if self._clock.left_s <= 0:
             self._unchecked[name] = "the time of the night was over"
             return
-        say = self._options.say
+        with self._claims.claim(name) as taken:
+            if taken:
+                self._unchecked[name] = taken
+                self._options.say(f"{name}: left to another machine: {taken}")
+                return
+            if self._claims.shared:
+                each = replace(each, past=self._history.of_job(name))
+            self._check_here(each, jobs_left)
+
+    def _check_here(self, each: Scheduled, jobs_left: int) -> None:
+        """Checks a job that no other machine checks."""
+        name, say = each.job.name, self._options.say
         say(f"{name}: {each.why}")
         check = JobCheck(each, self._saying(name), jobs_left)
         try:
@@ -157,8 +180,9 @@ class _Night:
             self._options.say(f"{name}: not checked: {text}")
             self._unchecked[name] = text
             night_over = isinstance(error, BudgetSpent) and self._clock.left_s <= 0
+            elsewhere = isinstance(error, DeviceMissing) and self._claims.shared
             skipped = Busy if isinstance(error, DeviceMissing) else type(error)
-            self._codes.append(0 if night_over else skipped.exit_code)
+            self._codes.append(0 if night_over or elsewhere else skipped.exit_code)
             return
         known = isinstance(error, AutofitError)
         trace = error.traceback_text if isinstance(error, UserCodeError) else "" if known else traceback.format_exc()

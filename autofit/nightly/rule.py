@@ -16,8 +16,9 @@ LEAST_NIGHTS = 5
 """Number of nights of a segment before a night is compared with them."""
 WINDOW = 14
 """Number of nights whose median is the expected value (reference/ecosystem.md 7.2)."""
-DEVIATIONS = 3.0
-"""Half the width of the band of one night, in standard deviations of a night (reference/ecosystem.md 7.2)."""
+DEVIATIONS = 2.5
+"""Half the width of the band of one night, in standard deviations of a night. For heavy tails, `deviation` is more than
+the scaled median absolute deviation, of which reference/ecosystem.md 7.2 takes three."""
 LEAST_CHANGE = 0.02
 """Least half width of a band, as a share of the expected value: the tie margin of a race (`TIE_RATIO`)."""
 NOISE_WINDOW = 60
@@ -34,11 +35,11 @@ alarms in 100 nights."""
 RUN = 3
 """Number of nights in a row, tonight included, that are judged together. Their mean shows a change that is lost in the
 noise of one night."""
-RUN_DEVIATIONS = 2.0
+RUN_DEVIATIONS = 2.1
 """Distance of the mean of a run from the nights before that is a suspicion, in standard deviations of this distance."""
-RUN_CONFIRMED = 2.75
+RUN_CONFIRMED = 2.85
 """Distance that confirms a run, in the same unit, for the mean of its nights and the second reading of tonight."""
-RUN_EACH = 0.7
+RUN_EACH = 0.5
 """Least distance of each of these readings, in standard deviations of a night: a single outlier is not a run."""
 
 DRIFT_DEVIATIONS = 4.0

@@ -1,7 +1,7 @@
-"""Fleet: the open offers of a database, and the workers that run plans for them.
+"""Fleet: what several machines share in a database: open offers of searches, workers, nights, and claims.
 
-Both are running trials of an Optuna study of their own. Optuna's heartbeats tell which of them are alive, by the clock
-of the database, so that the clocks of the machines need not agree.
+All of them are members: running trials of an Optuna study of their own. Optuna's heartbeats show which of them are
+alive, by the clock of the database, so that the clocks of the machines need not agree.
 """
 
 import threading
@@ -29,6 +29,8 @@ LOST_S = 15
 """Seconds without a heartbeat after which an offer is closed, or a worker is treated as dead."""
 OFFER, WORKS_FOR = "autofit.offer", "autofit.works_for"
 """Attributes of a member: the text of an offer; the number of the offer that a worker runs plans for."""
+NIGHT, CLAIMS = "autofit.night", "autofit.claims"
+"""Attributes of a member: the jobs file of a night; the key of a claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class OpenOffer:
 
 
 class Fleet:
-    """The open offers of a database, and its workers.
+    """What several machines share in a database.
 
     An object is used by one thread. Its heartbeats come from another thread, with a connection of its own.
 
@@ -72,7 +74,11 @@ class Fleet:
         try:
             yield fleet
         finally:
-            disconnect(fleet._storage)
+            fleet.close()
+
+    def close(self) -> None:
+        """Closes the connections to the database."""
+        disconnect(self._storage)
 
     @contextmanager
     def offering(self, offer: SearchOffer) -> Iterator[int]:
@@ -93,6 +99,37 @@ class Fleet:
         """
         with self._member({WORKS_FOR: offer}) as number:
             yield number
+
+    @contextmanager
+    def hosting(self, jobs: str) -> Iterator[None]:
+        """Invites workers to a night.
+
+        Args:
+            jobs: its jobs file, relative to the directory of a worker.
+
+        Raises:
+            StudyError: this cannot be written.
+        """
+        with self._member({NIGHT: jobs}):
+            yield
+
+    @contextmanager
+    def claiming(self, key: str) -> Iterator[bool]:
+        """Claims a key until the context ends. Gives whether this claim is the oldest of those that are alive.
+
+        Raises:
+            StudyError: the claim cannot be written.
+        """
+        with self._member({CLAIMS: key}) as number:
+            yield number == min(each for each, found in self._alive() if found.get(CLAIMS) == key)
+
+    def nights(self) -> dict[int, str]:
+        """Returns the jobs file of each night that workers are invited to, by the number of the night.
+
+        Raises:
+            StudyError: the database cannot be read.
+        """
+        return {number: str(attributes[NIGHT]) for number, attributes in self._alive() if NIGHT in attributes}
 
     def offers(self) -> list[OpenOffer]:
         """Returns the open offers, the oldest first.

@@ -94,11 +94,8 @@ def of_throughput(noise: Noise, deviation: float, years: int) -> list[Figure]:
     text = f"5 % drop found within {within} night{'s' if within > 1 else ''}"
     return [
         Figure(noise.name, noise.shared, "false alarms in 100 nights", false_alarms(noise, years), most),
-        Figure(
-            noise.name, noise.shared, text, found(slower, years, within),
-            None if "recorded" in noise.name else least, least=True,
-        ),
-    ]  # fmt: skip
+        Figure(noise.name, noise.shared, text, found(slower, years, within), least, least=True),
+    ]
 
 
 def of_memory(years: int) -> list[Figure]:

@@ -1,0 +1,148 @@
+"""Jobs that several machines share: each is checked by one, on the device of its records."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from autofit.core.errors import StudyError
+from autofit.nightly.claims import CHECKED, OneMachine, SharedClaims
+from autofit.nightly.history import History
+from autofit.nightly.job import JobsFile
+from autofit.nightly.records import VerdictKind
+from autofit.study.fleet import Fleet
+from autofit.study.location import Place
+from tests.nightly.nights import MachineRoom
+from tests.study.databases import url_in
+
+
+@dataclass
+class SharedRoom(MachineRoom):
+    """A room whose history is in a database that others share."""
+
+    said: list[str] = field(default_factory=list)
+
+    @property
+    def file(self) -> JobsFile:
+        return super().file.model_copy(update={"history": url_in(self.folder)})
+
+    @property
+    def place(self) -> Place:
+        return Place.of(self.file.history)
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> SharedRoom:
+    room = SharedRoom(tmp_path)
+    room.add("gpt")
+    room.add("bert")
+    return room
+
+
+@contextmanager
+def machine(room: SharedRoom) -> Iterator[SharedClaims]:
+    """Gives the claims of one more machine."""
+    with Fleet.opened(room.place) as fleet:
+        yield SharedClaims(fleet, room.history, room.today, room.said.append)
+
+
+def test_a_job_belongs_to_the_machine_that_claims_it_first(room: SharedRoom) -> None:
+    with machine(room) as one, machine(room) as other:
+        with one.claim("gpt") as first, other.claim("gpt") as second, other.claim("bert") as third:
+            assert (first, second, third) == ("", "another machine is checking it", "")
+        with other.claim("gpt") as free:
+            assert free == ""
+
+
+def test_a_job_that_was_just_checked_is_left_out_and_later_is_due_again(room: SharedRoom) -> None:
+    room.night(share=True)
+    with machine(room) as other:
+        with other.claim("gpt") as taken:
+            assert taken == f"it was checked at {room.records('gpt')[-1].at}"
+        room.days += (CHECKED + timedelta(minutes=1)) / timedelta(days=1)
+        with other.claim("gpt") as due:
+            assert due == ""
+
+
+def test_a_night_leaves_what_another_machine_has(room: SharedRoom) -> None:
+    with machine(room) as other, other.claim("gpt"):
+        result = room.night(share=True)
+    assert [record.job for record in result.records] == ["bert"]
+    assert dict(result.unchecked) == {"gpt": "another machine is checking it"}
+    assert result.exit_code == 0
+    assert "gpt: left to another machine: another machine is checking it" in room.said
+
+
+def test_a_machine_that_comes_late_has_nothing_to_do(room: SharedRoom) -> None:
+    room.night(share=True)
+    room.days -= 1
+    late = room.night(share=True, only=("gpt", "bert"))
+    assert late.records == ()
+    assert late.exit_code == 0
+    assert all("it was checked at" in why for why in late.unchecked.values())
+
+
+def test_a_job_stays_on_the_device_of_its_records(room: SharedRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = room.night(share=True)
+    assert [record.verdict.kind for record in first.records] == [VerdictKind.CANNOT_COMPARE] * 2
+    whole = MachineRoom.briefing
+
+    def other_device(self: MachineRoom, name: str):  # type: ignore[no-untyped-def]
+        briefing = whole(self, name)
+        environment = briefing.environment.model_copy(update={"device_name": "Fake 2"})
+        return briefing.model_copy(update={"environment": environment})
+
+    monkeypatch.setattr(MachineRoom, "briefing", other_device)
+    second = room.night(share=True)
+    assert second.records == ()
+    assert set(second.unchecked.values()) == {"its records are of Fake 1; this machine has Fake 2"}
+    assert second.exit_code == 0
+    alone = room.night()
+    assert [record.verdict.kind for record in alone.records] == [VerdictKind.CANNOT_COMPARE] * 2
+
+
+def test_a_night_is_not_shared_if_the_database_is_away(room: SharedRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(place: Place) -> Fleet:
+        raise StudyError("the database is away.")
+
+    monkeypatch.setattr("autofit.nightly.claims.Fleet", away)
+    result = room.night(share=True)
+    assert [record.job for record in result.records] == ["gpt", "bert"]
+    assert "the database is away. The jobs are not shared." in room.said
+
+
+def test_a_claim_that_cannot_be_written_leaves_the_job_here(room: SharedRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+    room.night(share=True)
+    room.days += 1
+
+    def away(self: Fleet, attributes: dict[str, object]) -> Iterator[int]:
+        raise StudyError("the database is away.")
+        yield 0
+
+    monkeypatch.setattr(Fleet, "_member", contextmanager(away))
+    with machine(room) as claims, claims.claim("gpt") as taken:
+        assert taken == ""
+    assert "the database is away. The job is not shared." in room.said
+
+
+def test_workers_are_invited_to_a_night(room: SharedRoom) -> None:
+    seen: list[dict[int, str]] = []
+
+    def look(text: str) -> None:
+        with Fleet.opened(room.place) as fleet:
+            seen.append(fleet.nights())
+
+    room.night(share=True, host="jobs/nightly.yaml", say=look)
+    assert {jobs for nights in seen for jobs in nights.values()} == {"jobs/nightly.yaml"}
+    with Fleet.opened(room.place) as fleet:
+        assert fleet.nights() == {}
+
+
+def test_alone_every_job_is_checked_here(room: SharedRoom) -> None:
+    with OneMachine().claim("gpt") as taken:
+        assert taken == ""
+    assert not OneMachine().shared
+    assert isinstance(room.history, History)
