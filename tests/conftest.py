@@ -74,17 +74,6 @@ def heap_is_frozen() -> None:
     gc.freeze()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def heap_is_unfrozen_at_the_end() -> Iterator[None]:
-    """Unfreezes the heap before pytest's summary.
-
-    The summary imports Hypothesis, which warns of random generators that garbage collection does not see, such as
-    trio's where pytest has loaded it through anyio. A warning is an error: pytest would fail although all tests pass.
-    """
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture
 def heap_not_frozen() -> Iterator[None]:
     """Gives the test the heap that a user's process has, for what it asserts of collections and of freezing."""
