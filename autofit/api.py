@@ -216,7 +216,7 @@ def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of 
     if isinstance(workload, (str, Path)):
         if misplaced := [name for name, value in user.items() if value is not None]:
             raise UsageError(
-                f"found {', '.join(misplaced)} beside the factory {str(workload)!r}; expected that the factory returns "
+                f"found {', '.join(misplaced)} beside the factory {str(workload)!r}; expected the factory to return "
                 "them: as an autofit.Workload, or a dict of tune's arguments."
             )
         wanted = None if device is None else str(device)

@@ -141,7 +141,7 @@ class Fit:
             max_grad_norm: clip gradients to this L2 norm. None uses the value given to `tune`.
 
         Raises:
-            PlanFileError: the plan was made for a model of another structure.
+            PlanFileError: the plan was made for a model with a different structure.
             SpaceError: the plan cannot be applied to this model or device.
             WorkloadError: the loader, loss or optimizer cannot be used.
         """
@@ -268,8 +268,8 @@ class Fit:
         found = model_signature(model)
         if found != made_for:
             raise PlanFileError(
-                f"the plan was made for a model of another structure (signature {made_for}, this model has {found}). "
-                "Tune this model: autofit.tune(model, loader)."
+                f"the plan was made for a model with a different structure (signature {made_for}, "
+                f"this model has {found}). Tune this model: autofit.tune(model, loader)."
             )
 
     def _check_device(self, device: torch.device) -> None:

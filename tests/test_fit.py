@@ -180,11 +180,11 @@ def test_a_saved_plan_gives_the_same_step(fit: Fit, tmp_path: Path) -> None:
 
 def test_a_plan_of_another_model_is_refused(fit: Fit) -> None:
     model = targets.mlp(width=24)
-    with pytest.raises(PlanFileError, match=r"another structure.*Tune this model"):
+    with pytest.raises(PlanFileError, match=r"a different structure.*Tune this model"):
         fit.prepare(model, seeded(8))
     frozen = targets.mlp()
     frozen[0].requires_grad_(False)
-    with pytest.raises(PlanFileError, match="another structure"):
+    with pytest.raises(PlanFileError, match="a different structure"):
         fit.prepare(frozen, seeded(8))
 
 
@@ -288,7 +288,7 @@ def test_a_report_of_a_loaded_plan_says_what_is_missing(tuned: Fit, tmp_path: Pa
     assert "it was kept in memory" in text
     assert "fit = autofit.load(" in text
     (tmp_path / "mine.md").write_text("mine")
-    with pytest.raises(UsageError, match="is not a report of autofit"):
+    with pytest.raises(UsageError, match="is not an autofit report"):
         tuned.report(tmp_path / "mine.md")
     tuned.report(tmp_path / "mine.md", force=True)
 

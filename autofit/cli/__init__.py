@@ -22,10 +22,10 @@ _COMMANDS = {
     "show": ("explain a plan file", _arguments.show),
     "report": ("write a report of a plan or a study, as HTML, Markdown or JSON", _arguments.report),
     "export": ("write a plan as code or settings for another framework", _arguments.export),
-    "nightly": ("check the plans in use, and tune again where it pays", _nightly.nightly),
+    "nightly": ("check the plans in use, and tune again where it is worthwhile", _nightly.nightly),
     "nightly init": ("write a first jobs file", _nightly.init),
-    "nightly accept": ("make the proposal of a night the accepted plan of a job", _nightly.accept),
-    "nightly revert": ("go back to the plan of a job before the last change", _nightly.revert),
+    "nightly accept": ("accept the plan that a night proposed for a job", _nightly.accept),
+    "nightly revert": ("go back to the previous plan of a job", _nightly.revert),
     "worker": ("run plans for the searches that share a database", _arguments.worker),
     "completion": ("print a shell completion script", _arguments.completion),
 }
@@ -43,7 +43,7 @@ exit codes:
   130  interrupted"""
 _ENVIRONMENT = """\
 environment variables:
-  AUTOFIT_RUNTIME_DIR  directory of the locks that keep two tuners off a device
+  AUTOFIT_RUNTIME_DIR  directory of the locks that admit one tuner per device
   NO_COLOR             if set, no colours are used"""
 
 

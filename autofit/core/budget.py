@@ -31,7 +31,7 @@ class Budget(BaseModel):
 
 OVERTIME_RATIO, OVERTIME_S = 0.05, 2.0
 """Overtime of a run that is still going when the time budget ends: this share of the budget plus this many seconds.
-Including stopping the run and restoring all state, a search exceeds its budget by at most 10 % and 5 s."""
+Including stopping the run and restoring all state, a search exceeds its budget by at most 10 % plus 5 s."""
 SHARES = {Purpose.PROBE: 0.5, Purpose.BLOCK: 0.5, Purpose.PROOF: 1.0}
 """Maximum share of the remaining time that one run may take. A longer probe would leave no time to prove its plan."""
 TRACE_SHARE = 0.25

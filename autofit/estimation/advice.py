@@ -57,7 +57,9 @@ def unchecked_precisions(rows: Sequence[Row]) -> list[str]:
     names = [row.precision for row in rows if row.precision not in ("", "fp32")]
     if not names:
         return []
-    return [f"whether {', '.join(names)} keeps this model's gradient was not checked; autofit tune does, on the device"]
+    return [
+        f"whether {', '.join(names)} keeps this model's gradient was not checked; autofit tune checks it on the device"
+    ]
 
 
 def with_accelerator_hint(error: UserCodeError) -> UserCodeError:

@@ -47,7 +47,7 @@ def steps(job: str, now: Environment, steady: NightRecord | None) -> tuple[str, 
         found.append(f"the workload changed ({', '.join(settings)}): {_log(steady)}")
     elif not found:
         found.append(f"autofit records no change; look at what it does not record, such as data: {_log(steady)}")
-        found.append("look at the device: other processes on it, its clocks, its temperature")
+        found.append("check the device: other processes, clock rates, temperature")
     found.append(f"with two commits, one good and one bad: git bisect start BAD GOOD, and in each step {again}")
     return tuple(found)
 

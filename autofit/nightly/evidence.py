@@ -13,7 +13,7 @@ THROUGHPUT, PEAK = "throughput", "the peak"
 LEAST_GROWTH = 0.0005
 """Least growth of the peak per night, as a share of it, that is reported as growth."""
 FAR_NIGHTS = 365
-"""Number of nights until the budget is reached above which the night is not named."""
+"""If the budget is further away than this many nights, the text does not say when it is reached."""
 
 
 def sentence(decision: Decision, tonight: NightReading, rate: Track, unit: str) -> str:
@@ -64,7 +64,7 @@ def until_budget(memory: Track, peak_bytes: int, budget_bytes: int | None) -> st
     text = f"the peak grows by {format_bytes(round(per_night))} ({per_night / peak_bytes:.2%}) per night"
     if budget_bytes is None or (nights := int((budget_bytes - peak_bytes) / per_night)) > FAR_NIGHTS:
         return text
-    return f"{text} and reaches the budget of {format_bytes(budget_bytes)} after {counted_nights(nights)}"
+    return f"{text} and reaches the budget of {format_bytes(budget_bytes)} in {counted_nights(nights)}"
 
 
 class _Measure:

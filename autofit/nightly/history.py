@@ -141,7 +141,7 @@ class History:
         if lost:
             self._note(f"deleted, since it could not be read: {counted(lost, 'line')} of {self._aside.path}")
         if records:
-            self._note(f"merged into the history: {counted(len(records), 'record')} of {self._aside.path}")
+            self._note(f"merged into the history: {counted(len(records), 'record')} from {self._aside.path}")
         if self._stored.away:
             self._stored, self._known = stored_nights.read(self._place), {}
 

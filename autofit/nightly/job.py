@@ -20,7 +20,7 @@ from autofit.study.location import Place
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Names of jobs. They are parts of file names, study names and reports."""
 FOLDER = "folder"
-"""Key of the folder of the jobs file in the context of a validation. Relative paths are relative to it."""
+"""Key of the validation context whose value is the folder of the jobs file. Relative paths are relative to it."""
 _ASIDE_FOLDER = ".autofit"
 _AMOUNT = 'an amount with its unit such as "20GiB", or a fraction of the device such as 0.5'
 _DURATION = 'a time such as "10min", "90s" or "1.5h", or a number of seconds'
@@ -36,7 +36,7 @@ def absolute(text: str, info: ValidationInfo) -> Path:
     try:
         path = Path(text).expanduser()
     except RuntimeError:
-        raise expected("a path that does not begin with `~` and an unknown user") from None
+        raise expected("a path that does not begin with `~` and the name of an unknown user") from None
     return Path(os.path.abspath((info.context or {}).get(FOLDER, Path()) / path))
 
 
@@ -73,7 +73,7 @@ def _text(given: str) -> str:
     except UnicodeEncodeError:
         unusable = True
     if unusable:
-        raise expected("a text that is not empty, without NUL and unpaired surrogates")
+        raise expected("a non-empty text without NUL or unpaired surrogates")
     return given
 
 

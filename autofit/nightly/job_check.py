@@ -119,7 +119,7 @@ class JobCheck:
         if due.reason:
             self._tune_again(accepted, due.reason, runs=runs)
         elif (waiting := proposals.new_path(self._job.plan)).exists():
-            self._note(f"{waiting.name} of an earlier night waits. To use it: {self._accepting}")
+            self._note(f"{waiting.name} was proposed by an earlier night. To use it: {self._accepting}")
 
     def _measure(self, plan: Plan) -> tuple[Verdict, bool]:
         """Re-checks a plan and judges it. Returns the verdict, and whether the plan runs within its budget.

@@ -165,7 +165,7 @@ def _jobs(
 
 
 class _First:
-    """Where each name and each plan was found first: two jobs with one plan would replace each other's."""
+    """Where each name and each plan file was found first. Two jobs with one plan file would overwrite it in turn."""
 
     def __init__(self, source: JobsSource) -> None:
         self._source, self._found = source, dict[tuple[str, str], int]()

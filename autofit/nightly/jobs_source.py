@@ -25,7 +25,7 @@ _SHOWN_LETTERS = 60
 _EXPECTED = {
     "string_type": "a text; quote a text that YAML reads as something else",
     "string_pattern_mismatch": "1 to 64 letters, digits, '.', '_' and '-', with a letter or a digit first",
-    "string_too_short": "a text that is not empty",
+    "string_too_short": "a non-empty text",
     "int_type": "a whole number",
     "float_type": "a number",
     "greater_than": "a number greater than 0",

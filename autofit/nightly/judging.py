@@ -205,7 +205,7 @@ def _incomparable(past: Sequence[NightRecord], tonight: Tonight, earlier: Compar
     if latest is None:
         parts.append("the first night of this job")
     elif changed:
-        parts.append(f"another segment than the night before ({', '.join(changed)})")
+        parts.append(f"not comparable with the night before ({', '.join(changed)})")
         parts += _unjudged(past, tonight, latest)
     count, more = LEAST_NIGHTS - missing + 1, missing - 1
     needed = (
@@ -216,7 +216,7 @@ def _incomparable(past: Sequence[NightRecord], tonight: Tonight, earlier: Compar
 
 
 def _unjudged(past: Sequence[NightRecord], tonight: Tonight, latest: NightRecord) -> list[str]:
-    """Returns what is worth knowing of the segment before, although it is not judged."""
+    """Returns what is worth knowing about the previous segment, although it is not judged."""
     found, before, now = [], latest.segment, tonight.segment
     if before is not None and (before.workload, before.device, before.plan) == (now.workload, now.device, now.plan):
         rates = [
@@ -225,7 +225,7 @@ def _unjudged(past: Sequence[NightRecord], tonight: Tonight, latest: NightRecord
         ][-WINDOW:]  # fmt: skip
         if rates:
             ratio = tonight.accepted.rate_per_s / median(rates)
-            found.append(f"not judged: throughput is {ratio - 1:+.1%} from the median of the segment before")
+            found.append(f"not judged: throughput is {ratio - 1:+.1%} from the median of the previous segment")
     if latest.verdict.kind is VerdictKind.REGRESSION:
-        found.append(f"the regression since {latest.verdict.since or latest.night} was open in the segment before")
+        found.append(f"the regression since {latest.verdict.since or latest.night} was open in the previous segment")
     return found

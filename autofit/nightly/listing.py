@@ -56,4 +56,4 @@ def _plan(each: Scheduled) -> str:
     name = one_line(each.job.plan.name)
     if not each.job.plan.exists():
         return f"{name} (none yet)"
-    return f"{name} (proposal waits)" if proposals.new_path(each.job.plan).exists() else name
+    return f"{name} (new plan proposed)" if proposals.new_path(each.job.plan).exists() else name

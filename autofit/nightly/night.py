@@ -25,7 +25,7 @@ from autofit.nightly.schedule import Scheduled, scheduled
 from autofit.nightly.uninterrupted import uninterrupted
 
 HASTE_S = 10.0
-"""Maximum duration of a command after an interrupt. Schedulers kill a process soon after they asked it to end."""
+"""Maximum duration of a command after an interrupt. Schedulers kill a process soon after they ask it to end."""
 
 
 def utc_now() -> datetime:
@@ -144,7 +144,7 @@ class _Night:
         """Checks one job, and keeps its record before the next one."""
         name = each.job.name
         if self._clock.left_s <= 0:
-            self._unchecked[name] = "the time of the night was over"
+            self._unchecked[name] = "the time of the night ran out"
             return
         with self._claims.claim(name) as taken:
             if taken:
@@ -164,7 +164,7 @@ class _Night:
             check.run()
         except KeyboardInterrupt:
             if check.draft.verdict is not None:
-                check.draft.note("interrupted: what was to be done after the verdict is not finished")
+                check.draft.note("interrupted: the work that follows the verdict was not finished")
                 self._keep(check.draft.record(), each, HASTE_S)
             raise
         except Exception as error:  # noqa: BLE001  # whatever happens to a job, the others are still checked

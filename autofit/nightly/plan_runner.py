@@ -19,7 +19,7 @@ from autofit.search.no_answer import for_good
 from autofit.search.race import Pairing, pair
 
 LIMIT_RATIO = 0.95
-"""Share of the time that a run was given from which its time-out is the fault of the time budget, not of the plan."""
+"""A time-out after at least this share of the time left is blamed on the time budget, not on the plan."""
 
 
 class CountedBench:
@@ -172,7 +172,7 @@ class PlanRunner:
         late = outcome.status is Status.TIMED_OUT and took_s >= LIMIT_RATIO * patience_s
         if late or outcome.status is Status.SKIPPED:
             limit = "" if self.clock.limit_s is None else f" of {format_duration(self.clock.limit_s)}"
-            raise BudgetSpent(f"the time budget{limit} ended before a {purpose.value} of {plan} was done")
+            raise BudgetSpent(f"the time budget{limit} ended before a {purpose.value} of {plan} was finished")
         return outcome
 
 

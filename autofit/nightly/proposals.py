@@ -51,8 +51,8 @@ def propose(found: Recommendation, plan: Path, accepted: Recommendation, gain: R
     beside = difference_path(plan)
     if beside.exists() and not (beside.is_file() and beside.read_bytes().startswith(_MARK)):
         raise PlanFileError(
-            f"the proposal was not written: found {beside}, which is not of autofit; expected none, or the difference "
-            "of an earlier proposal. Move it away."
+            f"the proposal was not written: found {beside}, which autofit did not write; expected no file, or "
+            "the difference of an earlier proposal. Move it away."
         )
     planfile.save(found, new_path(plan))
     text = difference(accepted, found, gain)

@@ -13,7 +13,7 @@ from autofit.nightly.records import Figures
 from autofit.study.current_space import completed
 
 ROUNDS = 3
-"""Rounds of blocks of a re-check. With the proof and the probe of the baseline, a re-check takes 8 runs."""
+"""Number of rounds of blocks in a re-check. With the proof and the probe of the baseline, a re-check takes 8 runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def _check_workload(proof: Outcome, probe: Outcome, baseline: Plan) -> None:
     kind = NonFiniteLoss if probe.status is Status.NUMERIC else UserCodeError
     raise kind(
         f"the workload fails with the accepted plan ({proof.status.value}: {proof.reason}) and with the baseline "
-        f"({baseline}: {probe.status.value}: {probe.reason}). Run one training step of your own to see it",
+        f"({baseline}: {probe.status.value}: {probe.reason}). Run one training step of your own to reproduce it",
         probe.traceback_text,
     )
 

@@ -1,6 +1,6 @@
 """SetAside: a local file that keeps the records of a night while the storage of the history is not available.
 
-The file has one record a line, as JSON with a checksum, and is only appended to until its records are merged. It may
+The file has one record per line, as JSON with a checksum, and is only appended to until its records are merged. It may
 be used by several processes at once. A last line that a killed process left incomplete is ignored.
 """
 

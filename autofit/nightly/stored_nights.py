@@ -1,4 +1,4 @@
-"""Records of nights in the storage of the studies: one Optuna study for each job, and one finished trial a record.
+"""Records of nights in the storage of the studies: one Optuna study for each job, and one finished trial per record.
 
 Reading does not load Optuna. Other studies of the storage are neither read nor changed.
 """

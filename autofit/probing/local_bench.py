@@ -293,7 +293,7 @@ class LocalBench:
         if self.workload.optimizer is None and self.workload.training:
             yield "no optimizer was given: measured with torch.optim.AdamW and its defaults"
         if self.device.is_host and devices.choose().is_host:
-            yield f"tuned for the CPU ({self.device.name()}): its speeds say nothing about an accelerator's"
+            yield f"tuned for the CPU ({self.device.name()}): the plan does not carry over to an accelerator"
         if not self._options.may_move:  # else the objects belong to this process and end with it
             yield from self._guard.caveats
         yield from self.device.caveats()

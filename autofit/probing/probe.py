@@ -257,7 +257,7 @@ class Probe:
         memory = peak.memory
         assert memory is not None, "the meter has filled its reading"
         if self.purpose is Purpose.PROOF and self.clock.left_s <= 0 and peak.is_sound and not self._grows:
-            late = "not timed: the time budget was over"
+            late = "not timed: the time budget ran out"
             return Outcome(status=Status.MEASURED, measurement=peak.measurement(memory, late))
         slowness = 0.0 if self.worst_s is None else self.worst_s / self.fastest_s
         if self.purpose is Purpose.PROBE and slowness > HOPELESS and peak.is_sound and min(peak.steps_s) > QUICK_S:

@@ -159,7 +159,7 @@ class Watchdog:
         limit_s = self.clock.limit_s or 0.0
         if self.clock.left_s > 0:
             return f"not finished within its share of the time budget of {format_duration(limit_s)}"
-        return f"the time budget of {format_duration(limit_s)} was over"
+        return f"the time budget of {format_duration(limit_s)} ran out"
 
 
 def _watch(watched: weakref.ref[Watchdog], ended: threading.Event) -> None:

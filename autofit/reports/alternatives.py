@@ -19,7 +19,7 @@ _SHOWN, _LIGHTER = 5, 3
 """Numbers of alternatives shown: the fastest, and those that save more memory than they cost speed. All raced plans are
 shown."""
 _NEAR_RATIO = 1.25
-"""Of two plans that did not race and differ only in the micro batch, by less than this factor, one is shown."""
+"""If two plans did not race and differ only in the micro batch, by less than this factor, only one is shown."""
 _WIDE, _WHY_CELLS, _OTHER_CELLS = 100, 31, 81
 """Width from which the reason has a column of its own, the maximum number of its cells, and the number of cells that
 the other columns need."""

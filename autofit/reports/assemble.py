@@ -28,7 +28,7 @@ _LONG = ("apply_code", "command", "failure")
 
 
 def assembled(source: Source) -> Report:
-    """Returns the report of a search. All its texts can be printed, and are cut."""
+    """Returns the report of a search. All its texts are printable and limited in length."""
     r, evidence = source.recommendation, source.evidence
     objective = r.objective if r is not None else evidence.objective if evidence is not None else Objective()
     baseline = r.baseline.plan if r is not None else evidence.baseline if evidence is not None else None

@@ -6,7 +6,7 @@ from typing import Self, TextIO
 from autofit.terminal import columns, has_blocks, has_colour, paint
 
 LEAST, WIDTH, MOST = 40, 100, 120
-"""Characters of a line of text: at least, where there is no terminal, and at most, since longer ones read badly."""
+"""Characters per line: minimum, default without a terminal, and maximum, since longer lines are hard to read."""
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -31,7 +31,7 @@ class Canvas:
         return cls(width=min(max(width, LEAST), MOST), blocks=has_blocks(stream), colour=has_colour(stream))
 
     def bar(self, share: float, cells: int) -> str:
-        """Returns a bar that fills `share` of `cells` characters, padded to them; what is not nothing is visible."""
+        """Returns a bar that fills `share` of `cells` characters, padded to `cells`. Any share above 0 is visible."""
         share = min(max(share, 0.0), 1.0)
         if not self.blocks:
             text = "#" * (max(round(share * cells), 1) if share > 0 else 0)

@@ -8,7 +8,7 @@ from autofit.terminal import cells, wrapped
 
 _GAP = 2
 _LEAST_FIRST = 26
-"""Cells that the first column has at least; others drop out before it becomes narrower."""
+"""Minimum width of the first column in cells. Other columns drop out before it becomes narrower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Column:
         title: what its head says.
         texts: a text for each row.
         drops: columns drop out from the largest number to the smallest; one with 0 never does.
-        right: whether its texts end at the same place, as numbers do.
+        right: whether its texts are right-aligned, as numbers are.
         most: cells after which its texts continue on the next line; 0 for texts that stay on one line.
     """
 

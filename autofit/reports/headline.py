@@ -114,7 +114,7 @@ def cause(evidence: SearchEvidence | None, trials: Sequence[Trial] = ()) -> str:
 def failed_headline(evidence: SearchEvidence | None, trials: Sequence[Trial]) -> str:
     """Returns that there is no recommendation, the cause, and how the runs of the plans ended."""
     if evidence is None:
-        return f"No recommendation is known: {_UNKNOWN}. Report its plan file instead."
+        return f"No recommendation is known: {_UNKNOWN}. Make a report of its plan file instead."
     baseline = _latest(trials, evidence.baseline)
     ended = "" if baseline is None else f" The baseline, {_batch(baseline.plan)}, {_ended(baseline)}."
     return f"No plan is recommended: {cause(evidence, trials)}.{ended}"
@@ -137,4 +137,4 @@ def _batch(plan: Plan) -> str:
 
 def _ended(trial: Trial) -> str:
     status = trial.outcome.status
-    return _ENDINGS.get(status, f"did not run to its end ({status.value})")
+    return _ENDINGS.get(status, f"was not completed ({status.value})")

@@ -1,4 +1,4 @@
-"""A report as Markdown, for a pull request or a job summary. Texts of users' code are never markup."""
+"""A report as Markdown, for a pull request or a job summary. Text from the user's code is never read as markup."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence

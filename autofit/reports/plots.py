@@ -43,18 +43,16 @@ class Plot:
         try:
             target.write_text(f'<?xml version="1.0" encoding="UTF-8"?>\n{self.svg}\n', encoding="utf-8")
         except OSError as error:
-            raise UsageError(
-                f"cannot write {str(path)!r}: {error.strerror}. Give a path that can be written."
-            ) from None
+            raise UsageError(f"cannot write {str(path)!r}: {error.strerror}. Give a writable path.") from None
 
 
 def plot(report: Report, kind: str, width: float = _WIDTH) -> Plot:
     """Returns one chart of a report.
 
     Args:
-        report: that is drawn.
+        report: the report to draw.
         kind: one of `KINDS`.
-        width: of the picture in pixels, at least 320; below 560 labels stand under the chart.
+        width: width of the picture in pixels, at least 320. Below 560, labels are placed under the chart.
 
     Raises:
         UsageError: no chart has this name, the report has no values for it, or the width is too small.

@@ -42,7 +42,7 @@ def tuning_call(function: Callable[..., object], values: Mapping[str, object]) -
 
 
 def _without_secret(word: str) -> str:
-    """Returns a word of a command line without secrets; of NAME=VALUE nothing of the value stays if it has one."""
+    """Returns a word of a command line without secrets; if the value in NAME=VALUE has one, all of it is replaced."""
     safe, name = redacted(word), _NAMED.match(word)
     if safe == word or name is None or "://" in word:
         return safe

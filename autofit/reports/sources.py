@@ -60,8 +60,8 @@ def of_name(given: str | Path, name: str | None = None) -> Source:
         return of_study(given, name)
     if name is not None and Path(given).is_file():
         raise UsageError(
-            f"found a name ({name!r}) with the plan file {given}; expected a study, because --name goes with a study. "
-            "Leave the name out, or name the study instead of the plan file."
+            f"found a name ({name!r}) with the plan file {given}; expected a study, because --name selects a "
+            "search of a study. Leave the name out, or name the study instead of the plan file."
         )
     if name is not None:
         return of_study(given, name)
@@ -90,14 +90,14 @@ def of_recommendation(recommendation: Recommendation, plan_file: str = "") -> So
         family = _family_of(r)
         evidence = next((each for study in family if (each := evidence_in(study.notes, CLOSED)) is not None), None)
         if evidence is not None and not evidence.supports(r):
-            evidence, missing = None, "the study has a newer search since"
+            evidence, missing = None, "the study has a newer search"
         elif evidence is None:
-            missing = "the study does not have them, as of an earlier version of autofit"
+            missing = "an earlier version of autofit made the study, without them"
         until = _time(r.created) + timedelta(seconds=1)
         began = until - timedelta(seconds=r.duration_s + 1) if evidence is None else _time(evidence.began)
         trials = _trials(family, r.environment, r.budget.memory_bytes, began, until)
     except AutofitError as error:
-        missing = f"the study is not there to be read: {error}"
+        missing = f"the study cannot be read: {error}"
     parts = "estimates, rounds of the race, memory over a step, gates and combinations that were not measured"
     return Source(
         recommendation=r,
@@ -115,14 +115,14 @@ def of_study(location: str | Path, name: str | None = None) -> Source:
     """Returns the newest search of a study, or that of a name.
 
     Raises:
-        StudyError: as of `of_name`.
+        StudyError: as for `of_name`.
     """
     studies = read_studies(location)
     chosen = _chosen(studies, location, name)
     family = [study for study in studies if study.family == chosen.family]
     newest = chosen.trials[-1]
     evidence = _latest(chosen)
-    missing = "" if evidence is not None else "an earlier version of autofit has made this study"
+    missing = "" if evidence is not None else "an earlier version of autofit made this study"
     if evidence is not None and not evidence.stopped and not evidence.failure:
         missing = "the search did not end: it was stopped, its process died, or it still runs"
     environment = newest.environment if evidence is None else evidence.environment

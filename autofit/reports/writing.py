@@ -69,8 +69,8 @@ def check_replaceable(output: str | Path, *, force: bool = False) -> Path:
         if target.exists() and not (target.is_file() and (force or _is_earlier(target))):
             force_it = ", move that file away, or replace it with --force" if target.is_file() else ""
             raise UsageError(
-                f"{output} was not written: found {'a file' if force_it else 'something'} there that is not a report "
-                f"of autofit; expected nothing, or an earlier report. Choose another path{force_it}."
+                f"{output} was not written: found {'a file' if force_it else 'something'} there that is not an "
+                f"autofit report; expected nothing, or an earlier report. Choose another path{force_it}."
             )
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
         raise _unwritable(output, error) from None

@@ -55,7 +55,7 @@ def ranked(trials: Iterable[Trial], objective: Objective) -> list[Trial]:
 def from_cold(trials: Iterable[Trial], known: Iterable[Trial]) -> list[Trial]:
     """Returns measured `trials` with the longest warm-up of their plan among the `known` ones.
 
-    A plan that the process has run before finds its kernels compiled and tuned; a training does not.
+    If the process has run a plan before, its kernels are already compiled and tuned. In training they are not.
     """
     longest: dict[str, float] = {}
     for trial in known:

@@ -80,7 +80,7 @@ class Explanations:
             outcome = ran[-1].outcome
             return f"{which} ran: {outcome.status.value}, {cut_middle(outcome.reason, _REASON)}".rstrip(".")
         if not end.early:
-            return "No other plan may fit and be faster"
+            return "No other plan is likely to fit and be faster"
         next_one = "" if end.wanted is None else f"; {end.wanted} was next"
         most = self._runner.tuning.budget.max_trials
         if most is not None and self._runner.probes >= most:
@@ -130,12 +130,12 @@ class Explanations:
     def _on_runs(self) -> Iterator[str]:
         leaks = [t.outcome.leaked for t in self._runner.trials if t.outcome.leaked and not t.earlier]
         if len(leaks) > 1:  # a single one is a table that is made once and kept
-            yield f"{len(leaks)} runs left memory behind, and so would a training: {leaks[-1]}"
+            yield f"{len(leaks)} runs left memory behind, and so would training: {leaks[-1]}"
         unknown = sum(measurement_of(t).startup_s is None for t in self._measured)
         if self._objective.planned_samples is not None and unknown:
             yield (
                 f"the warm-up cost of {unknown} of {len(self._measured)} plans is unknown and counts as zero, because "
-                "an earlier version measured them. A new study measures them again"
+                "an earlier version of autofit measured them. A new study measures them again"
             )
 
 

@@ -117,7 +117,7 @@ def nothing_proven(failed: Sequence[Trial], measured: int, budget: Budget) -> Au
     plans = "one plan" if measured == 1 else f"{measured} plans"
     if all(t.outcome.status in (Status.TIMED_OUT, Status.SKIPPED) for t in failed):
         return BudgetSpent(
-            f"{plans} ran as short probes, and the time was over before one was proven. {_tried(failed)} "
+            f"{plans} ran as short probes, and time ran out before one was proven. {_tried(failed)} "
             "Give more time: the study keeps what was measured, and the search continues from there."
         )
     what = f"{plans} ran as short probes, none as a proof inside {format_bytes(budget.memory_bytes)}"
@@ -170,7 +170,7 @@ def _user_code(trial: Trial, times: int) -> UserCodeError:
     where = f" in {trial.outcome.phase}" if trial.outcome.phase else ""
     return UserCodeError(
         f"your code failed{where} in {times} of the plans tried, first with {trial.plan}: {trial.outcome.reason}. "
-        "Run one training step of your own to see it, fix it, then tune again.",
+        "Run one training step of your own to reproduce it, fix it, then tune again.",
         trial.outcome.traceback_text,
     )
 
@@ -211,10 +211,10 @@ def _smallest(trials: Sequence[Trial], budget: Budget, estimated: Mapping[str, E
         return f"The smallest measured peak is {_peak(memory.judged_bytes, memory.static_bytes, budget)}, with {plan}."
     thought = [(estimated[t.plan.key], t.plan) for t in trials if t.plan.key in estimated]
     if not thought:
-        return "No step ran to its end, so no peak is known."
+        return "No step was completed, so no peak is known."
     estimate, plan = min(thought, key=lambda pair: pair[0].value_bytes)
     peak = _peak(estimate.value_bytes, estimate.static_bytes, budget)
-    return f"No step ran to its end; the smallest estimated peak is {peak}, with {plan}."
+    return f"No step was completed; the smallest estimated peak is {peak}, with {plan}."
 
 
 def _peak(peak_bytes: int, static_bytes: int | None, budget: Budget) -> str:

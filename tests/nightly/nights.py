@@ -115,7 +115,7 @@ class MachineRoom:
         def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
             self.before_run(job.name, plan, purpose)
             if clock.patience_s(SHARES[purpose]) <= 0:
-                return Outcome(status=Status.SKIPPED, reason="the time budget was over before it began")
+                return Outcome(status=Status.SKIPPED, reason="the time budget ran out before it began")
             return self.benches[job.name].evaluate(plan, purpose)
 
         yield opened(self.briefing(job.name), evaluate)

@@ -52,7 +52,7 @@ def test_a_doubt_is_named(second: NightReading | None, words: str) -> None:
 def test_growth_is_extrapolated_to_the_budget() -> None:
     growing = Track(reference=[(100.0 + number) * MIB for number in range(10)])
     assert until_budget(growing, 110 * MIB, 120 * MIB) == (
-        "the peak grows by 1 MiB (0.91%) per night and reaches the budget of 120 MiB after 10 nights"
+        "the peak grows by 1 MiB (0.91%) per night and reaches the budget of 120 MiB in 10 nights"
     )
     assert until_budget(growing, 110 * MIB, None).endswith("per night")
     assert until_budget(Track(reference=[100.0 * MIB] * 10), 100 * MIB, 120 * MIB) == ""

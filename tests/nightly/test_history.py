@@ -122,7 +122,7 @@ def test_a_database_that_goes_away_in_the_night_costs_nothing(disk: Disk) -> Non
     assert stat.S_IMODE(disk.aside.stat().st_mode) == 0o600
     disk.come_back()
     history.append(record(4))
-    assert history.notes[1:] == (f"merged into the history: 2 records of {disk.aside}",)
+    assert history.notes[1:] == (f"merged into the history: 2 records from {disk.aside}",)
     assert disk.aside.read_bytes() == b""
     later = disk.open()
     assert ids(later.of_job("gpt")) == ["gpt-1", "gpt-2", "gpt-3", "gpt-4"]

@@ -85,7 +85,7 @@ def test_a_regression_is_confirmed_tuned_for_and_proposed_once(room: MachineRoom
     (again,) = result.records
     assert (again.tuned, again.proposed) == ("", None)
     assert any(note.startswith("not tuned again: the accepted plan is slower") for note in again.notes)
-    assert any(note.startswith("a.new.yaml of an earlier night waits") for note in again.notes)
+    assert any(note.startswith("a.new.yaml was proposed by an earlier night") for note in again.notes)
 
 
 def test_a_regression_is_searched_for_although_the_study_knows_an_answer(room: MachineRoom) -> None:

@@ -91,7 +91,7 @@ BAD = {
         "job 1: found no `plan`; expected that key",
     ],
     "{name: bad, plan: b.yaml}": ["job bad: found no `workload`; expected that key"],
-    "{name: bad, workload: a.py, plan: ''}": ["`plan`: found ''; expected a text that is not empty"],
+    "{name: bad, workload: a.py, plan: ''}": ["`plan`: found ''; expected a non-empty text"],
     "just a text": ["line 3: job 1: found 'just a text'; expected a mapping with `name` and `plan`"],
     "[a, b]": ["job 1: found a list; expected a mapping"],
     "": ["job 1: found nothing; expected a mapping"],

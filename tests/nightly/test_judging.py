@@ -81,7 +81,7 @@ def test_another_driver_begins_a_segment_and_is_no_regression() -> None:
     verdict = history.night(80.0, environment=newer).verdict
     assert verdict.kind is VerdictKind.CANNOT_COMPARE
     assert verdict.changed == ("driver: 580.2, was ",)
-    assert "throughput is -20.0% from the median of the segment before" in verdict.reason
+    assert "throughput is -20.0% from the median of the previous segment" in verdict.reason
     assert "1 of its segment" in verdict.reason
 
 

@@ -36,7 +36,7 @@ def test_the_table_has_the_last_verdict_its_age_and_the_plan(room: MachineRoom) 
     assert words(listing.jobs_table(order, now, 100)) == [
         "job verdict checked plan",
         "bert never checked bert.yaml (none yet)",
-        "gpt cannot compare 3 days ago gpt.yaml (proposal waits)",
+        "gpt cannot compare 3 days ago gpt.yaml (new plan proposed)",
     ]
     assert all(len(line) <= 40 for line in listing.jobs_table(order, now, 40).splitlines())
 

@@ -62,7 +62,7 @@ def test_the_time_of_a_night_is_shared_fairly_over_nights(room: MachineRoom) -> 
     room.time_s = 8.0
     result = room.night()
     assert [record.job for record in result.records] == ["a", "b"]
-    assert result.unchecked == {"c": "the time of the night was over"}
+    assert result.unchecked == {"c": "the time of the night ran out"}
     assert result.exit_code == 0  # it comes first in the next night
     assert room.history.unfinished_night() is None
     result = room.night()

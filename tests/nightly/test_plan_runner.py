@@ -66,7 +66,7 @@ def test_a_run_that_the_time_budget_cut_off_says_nothing_about_the_plan() -> Non
 
 def test_a_run_that_did_not_begin_says_nothing_about_the_plan() -> None:
     bench = calm()
-    bench.faults[bench.space.baseline.key] = always(Status.SKIPPED, "the time budget was over before it began")
+    bench.faults[bench.space.baseline.key] = always(Status.SKIPPED, "the time budget ran out before it began")
     with pytest.raises(BudgetSpent):
         runner_of(bench).run(bench.space.baseline, Purpose.PROOF)
 

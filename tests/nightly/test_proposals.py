@@ -81,7 +81,7 @@ def test_a_link_to_the_plan_stays_a_link(plan: Path) -> None:
 def test_a_file_that_is_not_a_plan_is_never_replaced(name: str, plan: Path) -> None:
     other = plan.with_name(name)
     other.write_text("users: data\n")
-    with pytest.raises(PlanFileError, match=r"not an autofit plan|not of autofit"):
+    with pytest.raises(PlanFileError, match=r"not an autofit plan|autofit did not write"):
         proposals.propose(NEW, plan, OLD, None) if ".new." in name else proposals.replace(NEW, plan)
     assert other.read_text() == "users: data\n"
 

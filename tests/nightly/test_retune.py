@@ -169,7 +169,7 @@ def test_a_plan_that_fails_while_it_is_compared_loses() -> None:
 def test_without_time_to_compare_the_accepted_plan_stays() -> None:
     bench, plan = slightly_faster(1.1)
     answer = recommended(bench, plan)
-    bench.faults[plan.key] = during(Purpose.BLOCK, Status.SKIPPED, "the time budget was over before it began")
+    bench.faults[plan.key] = during(Purpose.BLOCK, Status.SKIPPED, "the time budget ran out before it began")
     found = compared(runner_of(bench), answer, faster(bench))
     assert (found.better, found.gain) == (False, None)
     assert found.note == "no time was left to compare the answer with the accepted plan"

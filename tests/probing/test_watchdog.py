@@ -26,7 +26,7 @@ def test_nothing_begins_when_the_time_is_over() -> None:
     now = Time()
     watchdog = Watchdog(Clock(now=now, limit_s=10.0))
     now.now_s = 1000.0  # beyond the overtime too
-    with pytest.raises(Overdue, match="the time budget of 10 s was over before it began"):
+    with pytest.raises(Overdue, match="the time budget of 10 s ran out before it began"):
         watchdog.allowed(lambda: 3)
 
 

@@ -41,7 +41,7 @@ def test_a_newer_search_is_not_mixed_into_an_older_plan(kept: tuple[Path, Path, 
     planfile.save(old, plan)
     found = sources.of_name(plan)
     assert (found.evidence, found.trials) == (None, ())
-    assert found.missing[0].endswith("the study has a newer search since")
+    assert found.missing[0].endswith("the study has a newer search")
     assert sources.of_name(study).evidence == result.evidence
 
 

@@ -58,7 +58,7 @@ def test_a_page_keeps_its_doctype_first(found: Report) -> None:
 def test_other_files_are_kept_unless_forced(tmp_path: Path, found: Report) -> None:
     path = tmp_path / "index.html"
     path.write_text("<!doctype html><p>mine")
-    with pytest.raises(UsageError, match=r"found a file there that is not a report of autofit.*or replace it with"):
+    with pytest.raises(UsageError, match=r"found a file there that is not an autofit report.*or replace it with"):
         write(rendered(found, "md"), path)
     assert path.read_text() == "<!doctype html><p>mine"
     write(rendered(found, "md"), path, force=True)

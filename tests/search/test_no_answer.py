@@ -45,7 +45,7 @@ def test_nothing_fits_says_what_was_tried_and_the_smallest_peak() -> None:
         run(tuning_of(bench))
     text = str(caught.value)
     assert "300 MiB" in text
-    assert "400 MiB stay between steps" in text or "No step ran" in text
+    assert "400 MiB stay between steps" in text or "No step was completed" in text
     assert "micro_batch_size=4" in text
 
 

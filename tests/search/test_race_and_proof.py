@@ -173,7 +173,7 @@ def test_after_a_proof_that_the_end_of_the_time_cut_off_no_other_is_begun(late: 
     if not late:
         assert run(tuning).plan == bench.space.baseline
         return
-    with pytest.raises(BudgetSpent, match="the time was over before one was proven"):
+    with pytest.raises(BudgetSpent, match="time ran out before one was proven"):
         run(tuning)
     assert bench.probes(Purpose.PROOF) == [best]
 

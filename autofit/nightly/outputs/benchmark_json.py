@@ -1,4 +1,4 @@
-"""A night for github-action-benchmark: a list of values, of which the action keeps a history and draws it.
+"""A night for github-action-benchmark: a list of values, whose history the action keeps and plots.
 
 The format is that of its tools `customBiggerIsBetter` (`rendered`) and `customSmallerIsBetter` (`rendered_memory`): a
 list of objects with `name`, `unit`, `value`, and optionally `range` and `extra` (src/extract.ts of

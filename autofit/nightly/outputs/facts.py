@@ -38,7 +38,7 @@ _PLAN_KEY = re.compile(r"\{[^{}]*\}")
 
 
 def by_urgency(records: Sequence[NightRecord]) -> list[NightRecord]:
-    """Returns records with those first that somebody should look at."""
+    """Returns records, sorted so that those that somebody should look at come first."""
     return sorted(records, key=lambda record: URGENCY.index(record.verdict.kind))
 
 
@@ -98,7 +98,7 @@ def merged(night: NightResult, history: History) -> dict[str, tuple[NightRecord,
 
 
 def since(records: Sequence[NightRecord]) -> tuple[str, int]:
-    """Returns the night from which on a job has had its latest verdict, and the number of nights since."""
+    """Returns the night since which a job has had its latest verdict, and the number of nights since then."""
     kind, count = records[-1].verdict.kind, 0
     while count < len(records) and records[-1 - count].verdict.kind is kind:
         count += 1

@@ -1,4 +1,4 @@
-"""A night as Markdown, for a job summary, a comment or a message. Texts of users' code are never markup."""
+"""A night as Markdown, for a job summary, a comment or a message. Text from the user's code is never read as markup."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
@@ -30,7 +30,7 @@ MOST_LETTERS = 60_000
 _TABLE_LETTERS, _LIST_LETTERS = 24_000, 6_000
 """Maximum length of the table of jobs, and of each list of texts."""
 _MOST_LINE, _MOST_LINES = 400, 12
-"""Maximum length of a line on how to find a cause, and of their number."""
+"""Maximum length of a line on how to find a cause, and maximum number of such lines."""
 _HEAD = ("job", "verdict", "throughput", "against expected", "peak memory", "evidence")
 
 

@@ -248,7 +248,7 @@ class RemoteBench:
         return reply
 
     def _over(self) -> str:
-        return f"the time budget of {format_duration(self._clock.limit_s or 0.0)} was over"
+        return f"the time budget of {format_duration(self._clock.limit_s or 0.0)} ran out"
 
     def _evaluate(self, child: Child, plan: Plan, purpose: Purpose) -> Outcome:
         request = {"do": "evaluate", "plan": plan.model_dump(mode="json"), "purpose": purpose.value}

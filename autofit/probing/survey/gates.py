@@ -38,8 +38,8 @@ objective was ever below 0.26."""
 PRECISION_COSINE = 0.999
 PRECISION_L2 = 0.05
 LOSS_RATIO = 1e-3
-"""Maximum relative difference between the weighted sum of the parts' losses and the loss of the whole batch. A weighing
-that exceeds it is not tried."""
+"""Maximum relative difference between the weighted sum of the parts' losses and the loss of the whole batch. A
+weighting that exceeds it is not tried."""
 
 
 @dataclass(frozen=True, slots=True)

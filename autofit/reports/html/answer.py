@@ -37,7 +37,7 @@ def _lightest(report: Report) -> str:
     if measured is not None:
         return f"the lightest plan that ran took {format_bytes(measured)}"
     estimated = min((row.expected_bytes for row in report.rows if row.expected_bytes is not None), default=None)
-    return "no plan ran to its end" if estimated is None else f"lowest estimated peak: {format_bytes(estimated)}"
+    return "no run was completed" if estimated is None else f"lowest estimated peak: {format_bytes(estimated)}"
 
 
 def _answer_tiles(report: Report, best: PlanRow, baseline: PlanRow | None) -> list[Markup]:

@@ -22,7 +22,7 @@ Section = tuple[str, str, Markup]
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What a page says around its sections, as texts that are cut already.
+    """The texts around the sections of a page, already limited in length.
 
     Attributes:
         window: title of the window.
@@ -50,7 +50,7 @@ def page(frame: Frame, answer: Section, sections: Sequence[Section]) -> str:
 
     Args:
         frame: what the page says around its sections.
-        answer: the first section, to which the keyboard can skip.
+        answer: the first section; the link for keyboard users skips to it.
         sections: the other sections.
     """
     anchor, heading, first = answer

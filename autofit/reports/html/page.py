@@ -36,7 +36,7 @@ def _frame(report: Report) -> Frame:
         kind="autofit report",
         title=shortened(report.title, 160) or "untitled",
         about=[device, shortened(moment(report.created), 40), _trials(report)],
-        footer=f"{made}. All throughputs are on one scale. This file holds everything it shows and needs no network.",
+        footer=f"{made}. All throughputs are on one scale. This file is self-contained and needs no network.",
         style=style(),
         script=script(_plans_script()),
     )

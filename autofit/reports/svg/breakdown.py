@@ -131,7 +131,7 @@ def table(report: Report) -> DataTable:
 BREAKDOWN: Chart = Chart(
     kind="breakdown",
     heading="What the memory holds",
-    aid="All bars have one scale; they show the moment of the step at which memory peaks.",
+    aid="All bars share one scale. They show the moment at which memory peaks.",
     missing="the memory of the plans was not traced",
     available=lambda report: bool(report.memory),
     draw=draw,

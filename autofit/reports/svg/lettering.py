@@ -14,7 +14,7 @@ _BREAKS = re.compile(r"(?<=[=_.])")
 
 
 def text_width(text: str, size: float) -> float:
-    """Returns the width of a text in DejaVu Sans, which is wider than other sans-serif fonts of the systems."""
+    """Returns the width of a text in DejaVu Sans, which is wider than the usual sans-serif fonts of other systems."""
     return sum(_em(letter) for letter in text) * size
 
 
@@ -112,7 +112,7 @@ class Box:
     bottom: float
 
     def overlaps(self, other: "Box") -> bool:
-        """Returns whether the two have a common area."""
+        """Returns whether the two rectangles overlap."""
         return (
             self.left < other.right
             and other.left < self.right

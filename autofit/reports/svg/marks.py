@@ -16,7 +16,7 @@ NOT_FROM_ZERO = "The vertical axis does not start at zero."
 """Note on a chart whose vertical axis starts elsewhere, so that differences look larger than they are."""
 
 MOST_POINTS, APART = 150, 5.0
-"""Number of points up to which each is drawn, and the size of the squares that have one point each otherwise."""
+"""Up to this many points, all are drawn. Otherwise one is drawn in each square of this size."""
 
 _LABEL = 200
 """Number of characters after which a plan in words is cut."""
@@ -73,7 +73,7 @@ def thinned(placed: Sequence[tuple[PlanRow, float, float]]) -> list[tuple[PlanRo
 
 
 def tip(row: PlanRow) -> str:
-    """Returns what is shown of a plan when its point is pointed at, where no script can show more."""
+    """Returns the tooltip of a plan's point, which is shown where no script can show more."""
     rate = "" if row.rate_per_s is None else f" · {short_number(row.rate_per_s)}/s"
     peak = "" if row.peak_bytes is None else f" · peak {format_bytes(row.peak_bytes)}"
     return f"{shortened(row.label, _LABEL)}{rate}{peak} · {row.status}"

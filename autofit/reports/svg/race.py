@@ -140,7 +140,7 @@ def table(report: Report) -> DataTable:
 RACE: Chart = Chart(
     kind="race",
     heading="The race",
-    aid="Finalists ran in turns with the plan named at 1.0x. Each grey dot is one round of both. An interval that "
+    aid="Finalists took turns with the plan named at 1.0x. Each grey dot is one round of both. An interval that "
     "excludes 1.0 is a difference beyond the noise. A plan ties with the fastest one if the noise cannot separate them "
     f"and choosing it loses less than {_TIE_RATIO:.1%} on average (shaded); the baseline also ties with a plan that is "
     f"ahead of it by less than {TIE_RATIO:.0%}. Of the tied plans, one with the baseline's batch is recommended, else "

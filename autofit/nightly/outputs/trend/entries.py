@@ -18,13 +18,13 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class TrendEntry:
-    """One night of a job, or several successive ones with equal verdict in one segment.
+    """One night of a job, or several successive ones with the same verdict in one segment.
 
     Attributes:
         records: the nights, oldest first.
         at: when the middle one of them began.
         segment: number of the segment, from 1.
-        changes: what differs from the segment before, if this entry begins another one; else ().
+        changes: what differs from the previous segment, if this entry begins a new one; else ().
     """
 
     records: tuple[NightRecord, ...]

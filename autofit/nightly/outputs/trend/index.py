@@ -18,7 +18,7 @@ NAME = 120
 _NIGHTS, _WIDTH, _HEIGHT = 40, 140.0, 28.0
 """Number of nights and size of the small charts of throughput."""
 _LEAST_SPAN = 0.08
-"""Smallest span of a small chart, relative to its highest value: the noise of a steady job does not fill it."""
+"""Smallest span of a small chart, relative to its highest value, so that the noise of a steady job does not fill it."""
 _MOST_LISTED = 30
 _GOOD = (VerdictKind.STEADY, VerdictKind.FASTER)
 

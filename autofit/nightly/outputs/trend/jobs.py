@@ -11,7 +11,7 @@ from autofit.nightly.records import NightRecord, VerdictKind
 from autofit.nightly.result import NightResult
 
 MOST_ENTRIES, LEAST, MOST = 1300, 40, 400
-"""Number of entries on the page, and of a job at least and at most: a page of 20 jobs stays below 500 kB."""
+"""Maximum number of entries on the page; minimum and maximum for one job. A page of 20 jobs stays below 500 kB."""
 _NEVER = datetime(1, 1, 1, tzinfo=UTC)
 
 

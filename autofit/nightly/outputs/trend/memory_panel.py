@@ -17,7 +17,7 @@ _FAR = 1.6
 
 
 def axis(trend: Trend) -> tuple[tuple[float, float], Ticks]:
-    """Returns the ends and the ticks of the axis. All peaks and limits are inside, and the budget if it is not far."""
+    """Returns the ends and the ticks of the axis. It shows all peaks and limits, and the budget if it is close."""
     values = [float(entry.peak_bytes) for entry in trend.entries if entry.peak_bytes is not None]
     limits = [entry.last.verdict.high_bytes for entry in trend.entries]
     values += [float(limit) for limit in limits if limit is not None]

@@ -11,7 +11,7 @@ STYLES = {
     VerdictKind.FASTER: "vf",
     VerdictKind.STEADY: "vs",
 }
-"""Class of each verdict in `trend.css`. Pages of many nights have it thousands of times."""
+"""Class of each verdict in `trend.css`. It is short, since a page with many nights repeats it thousands of times."""
 
 _CORNERS = {
     "vr": ((-6, -5), (6, -5), (0, 6)),

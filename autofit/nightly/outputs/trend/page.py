@@ -35,7 +35,7 @@ def _frame(night: NightResult, jobs: int) -> Frame:
         kind="autofit nightly",
         title=f"Night of {began}",
         about=[counted(jobs, "job"), f"exit code {night.exit_code}"],
-        footer="Made by autofit. This file holds everything it shows and needs no network.",
+        footer="Made by autofit. This file is self-contained and needs no network.",
         style=style(_text("trend.css")),
         script=script(_text("nights.js")),
     )

@@ -15,7 +15,7 @@ from autofit.reports.svg.scales import AxisScale
 STRIP = 22.0
 """Height of the names of segments above the first panel."""
 _LEAST_NAME = 8
-"""Letters of a name below which only the number of the segment is shown: the list below the chart has the rest."""
+"""If fewer letters of its name fit, a segment has only its number; the list below the chart has the name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ def _aids(trend: Trend) -> Iterator[Child]:
     if trend.shared is not None:
         most = max(len(entry.records) for entry in trend.entries)
         yield from (" Nights until ", _date(trend.shared.last.night), ", which are shaded, are closer together: ")
-        yield f"a point stands for up to {most} nights with equal verdict. It shows their median throughput, with a "
+        yield f"a point stands for up to {most} nights with the same verdict. It shows their median throughput, with a "
         yield "line from the slowest to the fastest one, and their highest peak."
     if trend.left_out:
         yield f" The oldest {trend.left_out:,} nights are left out."

@@ -17,7 +17,7 @@ LANE = 20.0
 
 
 def axis(entries: Sequence[TrendEntry]) -> tuple[tuple[float, float], Ticks]:
-    """Returns the ends and the ticks of the axis. All nights and their noise bands are inside."""
+    """Returns the ends and the ticks of the axis. It shows all nights and their noise bands."""
     values = [rate for entry in entries for rate in entry.rates_per_s]
     values += [end for entry in entries for end in entry.band or ()]
     low, high = span(values)

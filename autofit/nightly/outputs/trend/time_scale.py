@@ -8,7 +8,7 @@ from autofit.nightly.outputs.trend.dates import date_ticks
 from autofit.nightly.outputs.trend.entries import TrendEntry
 
 _LEAST, _MOST = 0.3, 0.7
-"""Share of the width that the older nights have, if several of them share a point: at least and at most."""
+"""Minimum and maximum share of the width for the older nights, if several of them share a point."""
 
 
 @dataclass(frozen=True, slots=True)
