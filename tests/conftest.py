@@ -74,6 +74,13 @@ def heap_is_frozen() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def heap_is_unfrozen_at_the_end() -> Iterator[None]:
+    """Leaves a usual heap to plugins of pytest: Hypothesis, first imported after the tests, fails with a frozen one."""
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture
 def heap_not_frozen() -> Iterator[None]:
     """Gives the test the heap that a user's process has, for what it asserts of collections and of freezing."""
