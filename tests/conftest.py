@@ -61,9 +61,18 @@ def whole_search(searches_are_brief: list[tuple[ModuleType, str, float]], monkey
 
 @pytest.fixture(scope="session", autouse=True)
 def migrations_are_read_once() -> Iterator[None]:
-    """Reads the files of Optuna's migrations once for all studies: reading them is half of the time to open one."""
+    """Reads the files of Optuna's migrations once for all studies: reading them is half of the time to open one.
+
+    An `env.py` is run each time: it is what migrates a database of MLflow.
+    """
+    load = alembic.util.load_python_file
+    once = functools.cache(load)
+
+    def loaded(folder: str, name: str) -> ModuleType:
+        return load(folder, name) if name == "env.py" else once(folder, name)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(alembic.util, "load_python_file", functools.cache(alembic.util.load_python_file))
+        patch.setattr(alembic.util, "load_python_file", loaded)
         yield
 
 
@@ -72,6 +81,13 @@ def heap_is_frozen() -> None:
     """Excludes what the tests' modules hold from garbage collection: 10 ms each time instead of 500."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def heap_is_unfrozen_at_the_end() -> Iterator[None]:
+    """Leaves a usual heap to plugins of pytest: Hypothesis, first imported after the tests, fails with a frozen one."""
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

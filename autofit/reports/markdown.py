@@ -157,7 +157,7 @@ def _left_out(report: Report) -> Iterator[str]:
     if report.left_out:
         yield from ("## Combinations that were not measured", "")
         rows = [(text(each.label), text(each.basis), text(each.reason)) for each in report.left_out]
-        yield from table(("nearest plan", "basis", "reason"), rows, "combinations", MOST_OMISSIONS)
+        yield from table(("closest plan", "evidence", "reason"), rows, "combinations", MOST_OMISSIONS)
     yield from _list("Techniques that were not searched", [f"{each.name}: {each.reason}" for each in report.refused])
 
 

@@ -78,7 +78,8 @@ class Loop:
         """
         runner = self.runner
         if plans := len({trial.plan.key for trial in runner.earlier.known}):
-            runner.say("stage", f"{plans} plans are known from earlier runs; the baseline is measured again")
+            known = "1 plan is" if plans == 1 else f"{plans} plans are"
+            runner.say("stage", f"{known} known from earlier runs; the baseline is measured again")
             if runner.time.left_s() > 0:
                 runner.earlier.measure_again(self._run_baseline)
         runner.trials[:0] = runner.earlier.trials

@@ -275,6 +275,8 @@ def test_a_print_is_light_whole_and_without_controls(page: Browser) -> None:
     assert visible(page, names) == [False] * 5
     assert page.run("return getComputedStyle(document.body).color") == "rgb(27, 32, 38)"
     assert page.run("return getComputedStyle(document.querySelector('.plans')).maxHeight") == "none"
+    size = "const node = document.querySelector(arguments[0]); return parseFloat(getComputedStyle(node).fontSize)"
+    assert page.run(size, ".plans .why") <= page.run(size, ".plans .plan")
     page.media()
 
 

@@ -109,6 +109,7 @@ def test_a_long_list_of_combinations_is_cut_with_a_count(found: Report) -> None:
     document = to_markdown(found.model_copy(update={"left_out": many}))
     assert len(re.findall(r"^\| combination [0-9]", document, re.MULTILINE)) == 10
     assert "and 40 more combinations" in document
+    assert "| closest plan | evidence | reason |" in document  # as in HTML
 
 
 def test_what_ratios_compare_is_said_once(found: Report) -> None:

@@ -28,10 +28,12 @@ def draw(report: Report, form: Format) -> Drawing:
             drawing.line(area.left, scale(value), area.right, scale(value), "af-grid")
             drawing.text(area.left - 8, scale(value) + 4, label, "af-note", "end")
         _title(drawing, plan, report.is_upper_bound(plan), y)
+        behind = len(drawing.parts)
         _panel(drawing, plan, area, scale)
         if with_budget:
             at = scale(report.budget_bytes)
             drawing.line(area.left, at, area.right, at, "af-budget")
+            drawing.parts.insert(behind, drawing.parts.pop())  # the peak stays readable where it crosses the line
             text, below = f"budget {format_bytes(report.budget_bytes)}", at - area.top < LINE  # phases are named above
             drawing.text(area.right - 6, at + 14 if below else at - 6, text, "af-bad", "end")
         y = area.bottom + 26

@@ -220,6 +220,12 @@ def test_bf16_passes_on_a_transformer() -> None:
     assert "cosine of the gradient 0.999" in verdict.reason
 
 
+def test_a_cosine_that_rounding_takes_beyond_1_is_shown_as_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.functional, "cosine_similarity", lambda *_, dim: torch.tensor(1.00001))
+    verdict = gates.precision(build(targets.Transformer(), targets.token_mean), BF16, tokens((6,) * 8), seed=0)
+    assert "cosine of the gradient 1.00000 " in verdict.reason
+
+
 class Overflowing(nn.Module):
     """Its activations are beyond what fp16 can say, and harmless in fp32."""
 

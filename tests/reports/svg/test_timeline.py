@@ -71,3 +71,11 @@ def test_a_trace_for_all_possible_data_is_labelled_as_an_upper_bound() -> None:
     assert short in picture("timeline", report, 344).words()
     assert {row[0] for row in table(report).rows} == {"Recommended", label}
     assert TIMELINE.note(report).endswith("The memory of the baseline is an upper bound (sizes depend on the data).")
+
+
+def test_the_label_of_a_peak_is_drawn_over_a_budget_line_beside_it() -> None:
+    report = typical()
+    peak = max(report.memory[0].profile.live_bytes)
+    found = picture("timeline", report.model_copy(update={"budget_bytes": round(1.06 * peak)}))
+    classes = [node.getAttribute("class") for node in found.root.getElementsByTagName("*")]
+    assert classes.index("af-budget") < classes.index("af-line-rec")
