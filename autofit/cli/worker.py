@@ -77,7 +77,7 @@ def _take_part(path: str, place: Place, say: locks.Say) -> None:
         )
     history = History.open(jobs.history, jobs.aside)
     result = run_night(jobs, history, NightOptions(say=say, show_trace=say, share=True))
-    say(f"{len(result.records)} jobs checked")
+    say(f"{counted(len(result.records), 'job')} checked")
 
 
 def _tell(done: WorkDone, given: argparse.Namespace) -> None:

@@ -166,7 +166,8 @@ class Loop:
         """Returns whether a limit ends the search, and keeps the reason in `end`."""
         budget, left_s = self._tuning.budget, self.runner.time.left_s()
         stopped = ""
-        if budget.max_trials is not None and self.runner.probes >= budget.max_trials:
+        begun = self.runner.probes + len(self._tuning.workers.pending)
+        if budget.max_trials is not None and begun >= budget.max_trials:
             trials = f"{budget.max_trials} trial{'s' if budget.max_trials != 1 else ''}"
             stopped = f"the limit of {trials} was reached"
         elif left_s <= 0:
@@ -201,7 +202,6 @@ class Loop:
         elif (reason := reason_to_skip(plan, self._tuning.space, self.feasibility)) is not None:
             self._learn(self.runner.skip(plan, reason))
         else:
-            self.runner.probes += 1
             workers.hand_out(plan)
             self._searcher.hand_out(plan)
 

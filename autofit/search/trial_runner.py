@@ -72,8 +72,9 @@ class TrialRunner:
         return trial
 
     def received(self, trial: Trial) -> None:
-        """Keeps a trial of a worker."""
+        """Keeps the trial of a worker, which counts as a probe."""
         self.trials.append(trial)
+        self.probes += 1
         self.say("trial", f"{trial.plan}: {summary(trial.outcome, self.tuning.objective)}", trial)
 
     def block(self, plan: Plan) -> tuple[Outcome, Trial | None]:

@@ -8,6 +8,7 @@ record and its outcome. It ends with exit code 1 if this exceeds 100 ms a plan, 
 """
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from uuid import uuid4
@@ -188,6 +189,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--study", required=True, metavar="URL", help="the database: a URL, env:NAME or file:PATH")
     parser.add_argument("--workers", type=int, default=4, help="number of processes (default: %(default)s)")
     parser.add_argument("--plans", type=int, default=60, help="number of plans, at most 128 (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
     parser.add_argument("--notes", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args(words)
     url = str(dereferenced(given.study))
@@ -198,6 +200,8 @@ def main(words: Sequence[str] | None = None) -> int:
     print(f"{given.workers} workers, {given.plans} plans of {PLAN_S:g} s; plans of each worker: {found.per_worker}")
     print(f"overhead of a plan {1e3 * found.overhead_s:.0f} ms, at most {1e3 * MOST_S:.0f} ms")
     print(f"ran twice {found.twice}, lost {found.lost}")
+    if given.json is not None:
+        given.json.write_text(json.dumps(asdict(found) | {"plan_s": PLAN_S}, indent=1) + "\n", encoding="utf-8")
     return int(not found.holds)
 
 
