@@ -146,11 +146,13 @@ class Cuda(Accelerator):
         return frozenset(found)
 
     def versions(self) -> dict[str, str]:
-        """Returns the versions of CUDA or ROCm and cuDNN, and the allocator settings in force."""
+        """Returns the versions of CUDA or ROCm, cuDNN and NVIDIA's driver, and the allocator settings in force."""
         runtime = torch.version.hip or torch.version.cuda or "unknown"
         found = {"cuda" if torch.version.hip is None else "rocm": runtime}
         if torch.backends.cudnn.is_available():  # type: ignore[no-untyped-call]  # torch has no types here
             found["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]  # as above
+        if torch.version.hip is None and (driver := Nvml.driver_version()):
+            found["driver"] = driver
         if settings := self._allocator():
             found["allocator"] = settings
         return found

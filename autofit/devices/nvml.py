@@ -1,4 +1,4 @@
-"""NVML: the memory of each process on one device, as NVIDIA's driver reports it. Every failure means "unknown".
+"""NVML: the memory of each process on one device, and the driver's version, as NVIDIA's driver reports them. Every failure means "unknown".
 
 The library comes with the driver and is called through `ctypes`, so that no package is needed. It reports nothing
 useful in most containers, under MIG without permission, on Windows and on ROCm.
@@ -10,6 +10,8 @@ from typing import Any, Self
 
 LIBRARY = "libnvidia-ml.so.1"
 _SUCCESS, _INSUFFICIENT_SIZE = 0, 7
+_LONGEST_VERSION = 80
+"""NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE."""
 _ROOM = 64
 """Initial size of the process list. NVML reports the size it needs if this is too small."""
 
@@ -45,6 +47,18 @@ class Nvml:
         except (OSError, AttributeError):  # no such library, or an older one without the function
             pass
         return None
+
+    @staticmethod
+    def driver_version() -> str:
+        """Returns the version of NVIDIA's driver, such as "570.124.06"; "" if NVML is unavailable."""
+        try:
+            library = ctypes.CDLL(LIBRARY)
+            text = ctypes.create_string_buffer(_LONGEST_VERSION)
+            known = library.nvmlInit_v2() == _SUCCESS
+            known = known and library.nvmlSystemGetDriverVersion(text, _LONGEST_VERSION) == _SUCCESS
+        except (OSError, AttributeError):  # as in `open`
+            return ""
+        return text.value.decode(errors="replace") if known else ""
 
     def used_bytes(self) -> tuple[int, bool] | None:
         """Returns the device memory of this process and whether its process id was listed; None if unknown.

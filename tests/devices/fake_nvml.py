@@ -34,6 +34,10 @@ class Driver:
     def nvmlInit_v2(self) -> int:
         return 0
 
+    def nvmlSystemGetDriverVersion(self, text: Any, length: int) -> int:
+        text.value = b"570.124.06"[: length - 1]
+        return 0
+
     def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: Any) -> int:
         if uuid.decode() != self.uuid:
             return 6  # NVML_ERROR_NOT_FOUND

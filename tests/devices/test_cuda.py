@@ -462,6 +462,14 @@ def test_versions_name_the_runtime(cards: Cards, monkeypatch: pytest.MonkeyPatch
     assert "allocator" not in Cuda().versions()
 
 
+def test_the_driver_is_named_where_nvml_reports_it(cards: Cards, monkeypatch: pytest.MonkeyPatch) -> None:
+    cards()
+    fake_nvml.install(monkeypatch, fake_nvml.Driver([]))
+    assert Cuda().versions()["driver"] == "570.124.06"
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert "driver" not in Cuda().versions()
+
+
 def test_cudnn_is_named_where_there_is_one(cards: Cards, monkeypatch: pytest.MonkeyPatch) -> None:
     cards()
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)

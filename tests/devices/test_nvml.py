@@ -51,3 +51,15 @@ def test_without_the_library_nothing_is_said(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_another_card_is_not_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(monkeypatch, Driver([MINE], uuid="GPU-another")) is None
+
+
+def test_the_driver_has_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, Driver([]))
+    assert Nvml.driver_version() == "570.124.06"
+
+
+@pytest.mark.parametrize("name", ["nvmlInit_v2", "nvmlSystemGetDriverVersion"])
+def test_a_version_that_cannot_be_read_is_empty(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for driver in (Driver([], fails=name), Driver([], lacks=name), None):
+        install(monkeypatch, driver)
+        assert Nvml.driver_version() == ""
