@@ -1,4 +1,4 @@
-"""NVML: the memory of each process on one device, and the driver's version, as NVIDIA's driver reports them. Every failure means "unknown".
+"""NVML: the memory of each process on one device, and the version of NVIDIA's driver. Every failure means "unknown".
 
 The library comes with the driver and is called through `ctypes`, so that no package is needed. It reports nothing
 useful in most containers, under MIG without permission, on Windows and on ROCm.
