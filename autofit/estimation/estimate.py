@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from autofit.chips import StandIn, find
+from autofit.chips import StandIn, stand_in_for
 from autofit.core.briefing import Briefing
 from autofit.core.budget import Clock
 from autofit.core.errors import Untraceable, UsageError, UserCodeError
@@ -34,7 +34,7 @@ def described(device: str | None, memory: object) -> StandIn:
         UsageError: the device is unknown, or neither a device nor an amount of memory is given.
     """
     if device is not None:
-        return StandIn(type="cpu") if device.strip().lower() == "cpu" else find(device).stand_in()
+        return stand_in_for(device)
     if memory is None or (isinstance(memory, float) and memory <= 1):
         raise UsageError(
             f"found neither a device nor an amount of memory (memory: {memory}); expected at least one of the two. "

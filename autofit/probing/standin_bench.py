@@ -19,7 +19,7 @@ from autofit.core.errors import AutofitError, Untraceable, WorkloadError
 from autofit.core.plan import Plan
 from autofit.core.units import format_bytes
 from autofit.core.work import Ceilings
-from autofit.devices.base import Capability, Device, Reading
+from autofit.devices.base import Device, Reading
 from autofit.identity.environment import environment_of
 from autofit.memory.breakdown import OUTSIDE, Part
 from autofit.memory.trace import Trace
@@ -114,8 +114,9 @@ class StandInBench:
     @classmethod
     def of(cls, workload: Workload, options: Options, described: StandIn, beat: Callable[[str], None]) -> Self:
         """Opens a bench for the described device. For a CUDA device, a stand-in stays installed in this process."""
-        if described.type == "cpu":
-            return cls(workload, devices.choose("cpu"), options, torch.device("cpu"), alone=True, beat=beat)
+        if described.is_host:
+            host = devices.host()
+            return cls(workload, host, options, host.torch_device, alone=True, beat=beat)
         chip = Chip(described.capability, described.multiprocessors, described.threads)
         return cls(workload, _Absent(described), options, standin.install(), chip, alone=True, beat=beat)
 
@@ -194,7 +195,7 @@ class _Absent(Device):
     @property
     def torch_device(self) -> torch.device:
         """The host, where the user's model is."""
-        return torch.device("cpu")
+        return devices.host().torch_device
 
     @classmethod
     def is_available(cls) -> bool:
@@ -214,11 +215,8 @@ class _Absent(Device):
         return self.capacity_bytes()
 
     def capabilities(self) -> frozenset[str]:
-        """Returns the capabilities of this generation of chips, as `Cuda.capabilities` does."""
-        found = {Capability.FP16, Capability.CHANNELS_LAST, Capability.FOREACH, Capability.FUSED}
-        if self._described.capability >= (8, 0):
-            found |= {Capability.BF16, Capability.TF32}
-        return frozenset(found)
+        """Returns the capabilities of this generation of chips."""
+        return devices.cuda_capabilities(self._described.capability)
 
     @contextmanager
     def meter(self, static: Callable[[], int]) -> Iterator[Reading]:
