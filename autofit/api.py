@@ -202,8 +202,9 @@ def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of 
         seed: selects the samples that are inspected.
 
     Returns:
-        For each precision, the largest micro batch size that fits and the number of blocks to checkpoint for larger
-        ones; and the parts of the baseline's peak. `print` shows it as text.
+        For each precision, and each value of any other knob that changes memory, the largest micro batch size that fits
+        and the number of blocks to checkpoint for larger ones; and the parts of the baseline's peak. `print` shows it
+        as text.
 
     Raises:
         Untraceable: the step cannot be traced; the message says what stopped it and where.

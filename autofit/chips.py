@@ -43,6 +43,11 @@ class StandIn(BaseModel):
     multiprocessors: int = 108
     threads: int = 2048
 
+    @property
+    def is_host(self) -> bool:
+        """Whether the device is the machine itself."""
+        return self.type == "cpu"
+
 
 class Card(BaseModel):
     """A device and its published specifications.
@@ -101,6 +106,16 @@ def cards() -> tuple[Card, ...]:
     """Returns all known devices."""
     text = files("autofit").joinpath("chips.json").read_text(encoding="utf-8")
     return _File.model_validate_json(text).devices
+
+
+def stand_in_for(name: str) -> StandIn:
+    """Returns the properties of the device called `name`; "cpu" is the machine itself.
+
+    Raises:
+        UsageError: no device has this name, or several have.
+    """
+    host = StandIn(type="cpu")
+    return host if name.strip().lower() == host.type else find(name).stand_in()
 
 
 def find(name: str) -> Card:

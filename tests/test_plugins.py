@@ -1,5 +1,6 @@
 """Another package adds a member to each family by an entry point; one that is broken is left out with a warning."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,13 @@ from tests.outside_members import FAMILIES
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = "tests.outside_members"
+FACTORY = """
+import torch, autofit
+def make_workload():
+    data = torch.utils.data.TensorDataset(torch.randn(64, 8), torch.randn(64, 2))
+    loader = torch.utils.data.DataLoader(data, 4)
+    return autofit.Workload(torch.nn.Linear(8, 2), loader, loss_fn=torch.nn.functional.mse_loss)
+"""
 
 
 def install(folder: Path, lines: str, name: str = "outside") -> None:
@@ -72,13 +80,7 @@ print(fit.export("words").text)
 
 
 def test_the_command_line_takes_members_from_outside(outside: Path) -> None:
-    (outside / "train.py").write_text(
-        "import torch, autofit\n"
-        "def make_workload():\n"
-        "    data = torch.utils.data.TensorDataset(torch.randn(64, 8), torch.randn(64, 2))\n"
-        "    loader = torch.utils.data.DataLoader(data, 4)\n"
-        "    return autofit.Workload(torch.nn.Linear(8, 2), loader, loss_fn=torch.nn.functional.mse_loss)\n"
-    )
+    (outside / "train.py").write_text(FACTORY)
     words = (
         "tune train.py:make_workload -o plan.yaml --device cpu --searcher first-two --study :memory: --quiet --trials 2"
     )
@@ -86,6 +88,22 @@ def test_the_command_line_takes_members_from_outside(outside: Path) -> None:
     out, _ = python(outside, "-m", "autofit", "export", "plan.yaml", "--to", "words")
     assert "micro_batch_size is 4" in out
     assert "mark is" in out
+
+
+def test_a_strategy_from_outside_is_a_choice_of_an_estimate(outside: Path) -> None:
+    (outside / "train.py").write_text(FACTORY)
+    words = "estimate train.py:make_workload --memory 2GiB --quiet"
+    out, _ = python(outside, "-m", "autofit", *words.split())
+    lines = [line.split() for line in out.splitlines()]
+    baseline = next(line for line in lines if line[:2] == ["fp32", "(baseline)"])
+    assert ["mark=on", *baseline[2:]] in lines, out
+    out, _ = python(outside, "-m", "autofit", *words.split(), "--json")
+    row = next(row for row in json.loads(out)["rows"] if row.get("knob") == "mark")
+    assert row["value"] == row["largest"]["plan"]["values"]["mark"] == "on"
+    out, _ = python(outside, "-m", "autofit", *words.split(), "--only", "marking")
+    assert any(line.split()[:2] == ["mark=off", "(baseline)"] for line in out.splitlines()), out
+    _, err = python(outside, "-m", "autofit", *words.split(), "--only", "?", code=2)
+    assert "batching, marking" in err.replace("\n", " "), "an unknown name lists all"
 
 
 def test_those_that_cannot_be_used_are_left_out_and_named(tmp_path: Path) -> None:

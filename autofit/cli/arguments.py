@@ -205,8 +205,8 @@ def _strategies(group: _Group, verb: str) -> None:
         "--strategies",
         dest="strategies",
         metavar="A,B",
-        help=f"techniques to {verb}: batching, precision, checkpointing, memory_format, optimizer_implementation "
-        "(default: all that apply)",
+        help=f"techniques to {verb}: batching, precision, checkpointing, memory_format, optimizer_implementation, or "
+        "one that another package adds; an unknown name lists them all (default: all that apply)",
     )
     group.add_argument("--without", metavar="A,B", help=f"techniques not to {verb}")
 

@@ -7,6 +7,22 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from autofit.core.plan import KnobValue, same_value
 
 
+class Trade(BaseModel):
+    """How a knob trades time for memory, and how an estimate words it.
+
+    Attributes:
+        technique: what the knob applies, such as "checkpointing".
+        counted: what its values count, such as "blocks to checkpoint".
+        between: whether the whole numbers between its values can be applied too.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    technique: str
+    counted: str
+    between: bool = False
+
+
 class Knob(BaseModel):
     """One named choice with its domain.
 
@@ -18,6 +34,9 @@ class Knob(BaseModel):
         expected: expected throughput of each value relative to the default, at the same batch size; () if only a probe
             can tell. It is a searcher's starting point only.
         growth: expected memory per sample of each value relative to the default; () if only a probe can tell.
+        same_memory: values with the memory per sample of the default, which an estimate of memory does not trace.
+        trades_memory: set if the values are whole numbers, ascending from the default, and each needs less memory and
+            more time than the one before. An estimate finds the smallest that suffices.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -28,6 +47,8 @@ class Knob(BaseModel):
     about: str = ""
     expected: tuple[float, ...] = ()
     growth: tuple[float, ...] = ()
+    same_memory: tuple[KnobValue, ...] = ()
+    trades_memory: Trade | None = None
 
     @model_validator(mode="after")
     def _check(self) -> "Knob":
@@ -36,6 +57,9 @@ class Knob(BaseModel):
         for expected in (self.expected, self.growth):
             if expected and len(expected) != len(self.values):
                 raise ValueError(f"knob {self.name}: {len(expected)} expectations for {len(self.values)} values")
+        counts = sorted(value for value in self.values if type(value) is int)
+        if self.trades_memory and [self.default, *counts[1:]] != list(self.values):
+            raise ValueError(f"knob {self.name}: {self.values!r} are not whole numbers that ascend from the default")
         return self
 
     def only(self, values: Sequence[KnobValue]) -> "Knob":

@@ -11,8 +11,6 @@ from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan, same_value
 
-LADDER = (1, 2, 4)
-
 
 class Refusal(BaseModel):
     """A strategy, or one value of a knob, that is left out of the search, with the reason.
@@ -155,17 +153,3 @@ class SearchSpace:
 def divisors(number: int) -> tuple[int, ...]:
     """Returns the divisors of `number`, ascending."""
     return tuple(d for d in range(1, number + 1) if number % d == 0)
-
-
-def ladder(most: int) -> tuple[int, ...]:
-    """Returns the usual batch sizes up to `most`, ascending. `most` itself is not added.
-
-    These are 1, 2, 4, multiples of 8 up to 64, multiples of 32 up to 256, and from there four to each doubling. If the
-    memory limit lies between two sizes, the smaller one is at most a fifth below it. At such sizes the fixed cost of a
-    step is already small.
-    """
-    sizes, step = [*LADDER, *range(8, 65, 8), *range(96, 257, 32)], 64
-    while sizes[-1] + step <= most:
-        sizes += [sizes[-1] + step * count for count in range(1, 5)]
-        step *= 2
-    return tuple(size for size in sizes if size <= most)

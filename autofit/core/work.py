@@ -1,7 +1,5 @@
 """Work: arithmetic and memory traffic of a training step, and the peak rates of a device."""
 
-from typing import Self
-
 from pydantic import BaseModel, ConfigDict
 
 
@@ -34,13 +32,6 @@ class StepWork(BaseModel):
 
     micro: Work
     update: Work
-
-    def in_precision(self, before: str, after: str) -> Self:
-        """Returns the same work with the products of precision `before` in precision `after`."""
-        parts = (self.micro, self.update)
-        renamed = ({after if name == before else name: n for name, n in part.flops.items()} for part in parts)
-        micro, update = (part.model_copy(update={"flops": n}) for part, n in zip(parts, renamed, strict=True))
-        return self.model_copy(update={"micro": micro, "update": update})
 
 
 class Ceilings(BaseModel):

@@ -6,7 +6,7 @@ from functools import cache
 from autofit.core.errors import DeviceMissing
 from autofit.devices.base import Device
 from autofit.devices.cpu import Cpu
-from autofit.devices.cuda import Cuda
+from autofit.devices.cuda import Cuda, cuda_capabilities
 from autofit.devices.mps import Mps
 from autofit.devices.xpu import Xpu
 from autofit.plugins import plugins
@@ -24,6 +24,11 @@ def members() -> tuple[type[Device], ...]:
     Back ends of other packages are loaded on the first call.
     """
     return (*BUILT_IN[:-1], *plugins("devices", Device, BUILT_IN, "type"), BUILT_IN[-1])
+
+
+def host() -> Device:
+    """Returns the device that is this machine's own processor and memory."""
+    return BUILT_IN[-1]()
 
 
 def choose(name: str | None = None) -> Device:
@@ -45,3 +50,6 @@ def choose(name: str | None = None) -> Device:
         )
         raise DeviceMissing(f"no device {str(name)!r} here; available: {shown}. Leave it out to let autofit choose.")
     return member(int(index) if index is not None and not member.is_host else None)
+
+
+__all__ = ["BUILT_IN", "Device", "choose", "cuda_capabilities", "host", "members"]

@@ -32,6 +32,23 @@ UNCACHED = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING")
 UNREPORTED = ("large_segment_size_mb", "max_non_split_rounding_mb")
 """Options that the allocator reports only within the text of its environment variable."""
 SETTINGS = ("expandable_segments", "max_split_size", "garbage_collection_threshold")
+AMPERE = (8, 0)
+"""The first compute capability with bf16 and TF32."""
+
+
+def cuda_capabilities(compute_capability: tuple[int, int] | None) -> frozenset[str]:
+    """Returns the capabilities that a CUDA chip has in hardware, whether or not it is present.
+
+    Args:
+        compute_capability: the chip's compute capability; None for a chip of ROCm, which computes in bf16 but has no
+            TF32.
+    """
+    found = {Capability.FP16, Capability.CHANNELS_LAST, Capability.FOREACH, Capability.FUSED}
+    if compute_capability is None or compute_capability >= AMPERE:
+        found.add(Capability.BF16)
+    if compute_capability is not None and compute_capability >= AMPERE:
+        found.add(Capability.TF32)
+    return frozenset(found)
 
 
 class Cuda(Accelerator):
@@ -137,13 +154,9 @@ class Cuda(Accelerator):
 
     def capabilities(self) -> frozenset[str]:
         """Returns the capabilities that this generation of chips has in hardware."""
-        found = {Capability.FP16, Capability.CHANNELS_LAST, Capability.FOREACH, Capability.FUSED}
-        with torch.cuda.device(self.torch_device):
-            if torch.cuda.is_bf16_supported(including_emulation=False):
-                found.add(Capability.BF16)
-        if torch.version.hip is None and torch.cuda.get_device_capability(self.torch_device)[0] >= 8:
-            found.add(Capability.TF32)
-        return frozenset(found)
+        if torch.version.hip is not None:  # as `torch.cuda.is_bf16_supported` has it
+            return cuda_capabilities(None)
+        return cuda_capabilities(torch.cuda.get_device_capability(self.torch_device))
 
     def versions(self) -> dict[str, str]:
         """Returns the versions of CUDA or ROCm, cuDNN and NVIDIA's driver, and the allocator settings in force."""

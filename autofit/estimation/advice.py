@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from autofit.core.briefing import GateRecord
 from autofit.core.errors import UserCodeError
 from autofit.core.units import format_bytes
 from autofit.estimation.records import EstimatedPlan, Row
@@ -52,9 +53,15 @@ def shortfall(least: EstimatedPlan, parts: Breakdown, outside_bytes: int, limit_
     )
 
 
-def unchecked_precisions(rows: Sequence[Row]) -> list[str]:
-    """Returns the caveat that no gate has run for the precisions of these rows; [] if they need none."""
-    names = [row.precision for row in rows if row.precision not in ("", "fp32")]
+def unchecked(rows: Sequence[Row], gates: Sequence[GateRecord]) -> list[str]:
+    """Returns the caveat that no gate has run for the choices of these rows; [] if they need none.
+
+    Args:
+        rows: what fits, by choice.
+        gates: the gates that would have run on the device.
+    """
+    gated = {gate.name for gate in gates}
+    names = [row.name for row in rows if f"{row.knob}={row.value}" in gated]
     if not names:
         return []
     return [

@@ -8,16 +8,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from autofit.chips import StandIn, find
+from autofit.chips import StandIn, stand_in_for
 from autofit.core.briefing import Briefing
 from autofit.core.budget import Clock
 from autofit.core.errors import Untraceable, UsageError, UserCodeError
+from autofit.core.plan import MICRO_BATCH_SIZE
 from autofit.core.units import format_bytes
 from autofit.estimation.advice import shortfall as shortfall_of
-from autofit.estimation.advice import unchecked_precisions, untraceable_advice, with_accelerator_hint
+from autofit.estimation.advice import unchecked, untraceable_advice, with_accelerator_hint
+from autofit.estimation.choices import traded
 from autofit.estimation.estimation import Estimation
-from autofit.estimation.largest_batches import PRECISION, LargestBatches
-from autofit.estimation.records import EstimatedPlan, Row
+from autofit.estimation.largest_batches import LargestBatches
+from autofit.estimation.records import CHECKPOINTED, EstimatedPlan, Row, TradedKnob
 from autofit.estimators import ShortRuns, Tracer, small_sizes
 from autofit.memory.breakdown import Breakdown, Part
 from autofit.probing.remote.bench import RemoteBench, Target
@@ -34,7 +36,7 @@ def described(device: str | None, memory: object) -> StandIn:
         UsageError: the device is unknown, or neither a device nor an amount of memory is given.
     """
     if device is not None:
-        return StandIn(type="cpu") if device.strip().lower() == "cpu" else find(device).stand_in()
+        return stand_in_for(device)
     if memory is None or (isinstance(memory, float) and memory <= 1):
         raise UsageError(
             f"found neither a device nor an amount of memory (memory: {memory}); expected at least one of the two. "
@@ -99,8 +101,8 @@ def estimate(
         if least.fits:
             notes = (
                 *notes,
-                f"the micro batch of the baseline does not fit even if all blocks are checkpointed, but {least.plan} "
-                f"fits: {_peak(least)}",
+                f"the micro batch of the baseline does not fit with any of these choices, but {least.plan} fits: "
+                f"{_peak(least)}",
             )
         else:
             shortfall = shortfall_of(least, parts, account.outside_bytes, largest.limit_bytes)
@@ -112,10 +114,11 @@ def estimate(
         ran=largest.ran,
         own=baseline,
         breakdown=parts,
+        traded=_traded(briefing),
         rows=rows,
         shortfall=shortfall,
-        caveats=tuple(dict.fromkeys([*briefing.caveats, *notes, *unchecked_precisions(rows)])),
-        refused=tuple(r for r in briefing.space.refused if r.name.startswith((PRECISION, "checkpointing"))),
+        caveats=tuple(dict.fromkeys([*briefing.caveats, *notes, *unchecked(rows, briefing.gates)])),
+        refused=tuple(r for r in briefing.space.refused if r.name != MICRO_BATCH_SIZE),
         duration_s=round(clock.elapsed_s, 2),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
@@ -145,6 +148,14 @@ def _looked_at(
                 (*notes, f"{why}; the sizes of its allocations come from short real steps"),
             )
     raise Untraceable(stopped.reason, stopped.where, untraceable_advice(next_best.fixed_parts(), target)) from stopped
+
+
+def _traded(briefing: Briefing) -> TradedKnob:
+    knob = traded(briefing.space.knobs)
+    if knob is None or knob.trades_memory is None:
+        return CHECKPOINTED  # of which nothing will be shown
+    trade = knob.trades_memory
+    return TradedKnob(knob=knob.name, technique=trade.technique, counted=trade.counted)
 
 
 def _fits(row: Row) -> bool:

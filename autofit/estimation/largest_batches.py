@@ -11,15 +11,14 @@ from autofit.core.knob import Knob
 from autofit.core.plan import MICRO_BATCH_SIZE, Plan
 from autofit.core.space import SearchSpace, divisors
 from autofit.core.work import StepWork
+from autofit.estimation.choices import Choice, choices, traded
 from autofit.estimation.records import EstimatedPlan, Need, Row
 from autofit.estimation.root_finding import last_below, nearest_below, on_line
 from autofit.estimators import Traced, Tracer, samples_per_s
 from autofit.memory.breakdown import Breakdown, anatomy
+from autofit.memory.roofline import in_precision
 from autofit.memory.trace import Trace
 
-PRECISION, CHECKPOINTED = "precision", "checkpointed_blocks"
-SAME_MEMORY = {"tf32": "fp32"}
-"""Precisions by the precision with the same memory use. TF32 changes how products are computed, not what is stored."""
 MOST = 65536
 """Largest micro batch that is tried if the batch is free."""
 TOLERANCE = 0.01
@@ -85,42 +84,52 @@ class LargestBatches:
         return self._seen[self.baseline.key], parts, trace.notes
 
     def rows(self) -> tuple[Row, ...]:
-        """Returns what fits, by precision. The search in each precision starts at the result of the one before."""
-        knob, rows, before = self._knob(PRECISION), dict[str, Row](), Row(precision="")
-        for value in ("",) if knob is None else knob.values:
-            name = str(value)
-            twin = rows.get(SAME_MEMORY.get(name, ""))
-            if twin is not None:
-                rows[name] = self._twin(name, twin)
+        """Returns what fits with each choice. The search for each starts at the result of the one before."""
+        rows: list[Row] = []
+        baseline, before = None, Row()
+        for choice in choices(self.briefing.space.knobs):
+            if choice.same_memory and baseline is not None:
+                rows.append(self._twin(choice, baseline))
                 continue
-            rows[name] = before = self._row(name, before)
-        return tuple(rows.values())
+            before = self._row(choice, before)
+            baseline = before if choice.is_baseline else baseline
+            rows.append(before)
+        return tuple(rows)
 
-    def _twin(self, precision: str, row: Row) -> Row:
-        """Returns the row of a precision with the same memory use as that of `row`, but faster products."""
+    def _twin(self, choice: Choice, row: Row) -> Row:
+        """Returns the row of a choice with the same memory use as the baseline, whose row is `row`."""
         largest = row.largest
         if largest is not None:
-            work = self._work[largest.plan.key]
-            rate = None if work is None else self._rate(largest.plan, work.in_precision(row.precision, precision))
-            plan = largest.plan.replace(**{PRECISION: precision})
-            largest = largest.model_copy(update={"plan": plan, "samples_per_s": rate})
-        return row.model_copy(update={"precision": precision, "same_as": row.precision, "largest": largest})
+            plan = self._at(choice.of(self.baseline), largest.plan.micro_batch_size)
+            largest = largest.model_copy(
+                update={"plan": plan, "samples_per_s": self._twins_rate(choice, row, largest.plan)}
+            )
+        found = {"knob": choice.knob, "value": choice.value, "same_as": row.name, "largest": largest}
+        return row.model_copy(update=found)
+
+    def _twins_rate(self, choice: Choice, row: Row, plan: Plan) -> float | None:
+        """Returns the throughput of a choice with faster products; None for one with any other effect on the time."""
+        work, ceilings = self._work[plan.key], self.briefing.ceilings
+        if work is None or ceilings is None or choice.value not in ceilings.flops_per_s:
+            return None
+        return self._rate(plan, in_precision(work, str(row.value), str(choice.value)))
 
     def _rate(self, plan: Plan, work: StepWork | None) -> float | None:
         ceilings = self.briefing.ceilings
         return None if work is None or ceilings is None else samples_per_s(plan, work, ceilings)
 
     def least(self) -> EstimatedPlan:
-        """Returns the plan with the lowest peak among those with the smallest batch and all blocks checkpointed."""
+        """Returns the plan with the lowest peak among the choices, with the smallest batch and all memory traded."""
         found: list[EstimatedPlan] = []
         stopped: Untraceable | SpaceError | None = None
-        for name in self._precisions():
-            plan = self._at(self._combination(name), self.sizes[0])
-            blocks = self._knob(CHECKPOINTED)
-            plan = plan if blocks is None else plan.replace(**{CHECKPOINTED: blocks.values[-1]})
+        for choice in choices(self.briefing.space.knobs):
+            if choice.same_memory and not choice.is_baseline:
+                continue
+            plan = self._at(choice.of(self.baseline), self.sizes[0])
+            plan = plan if self._traded is None else self._trading(plan, int(self._traded.values[-1]))
             try:
                 found.append(self.estimated(plan))
-            except (Untraceable, SpaceError) as error:  # in this precision only
+            except (Untraceable, SpaceError) as error:  # with this choice only
                 stopped = error
         if stopped is not None and not found:
             raise stopped
@@ -148,26 +157,26 @@ class LargestBatches:
         total = self.briefing.space.global_batch_size
         return "the whole global batch" if total is not None else "no larger size was tried"
 
-    def _row(self, precision: str, before: Row) -> Row:
-        combination = self._combination(precision)
+    def _row(self, choice: Choice, before: Row) -> Row:
+        combination, row = choice.of(self.baseline), Row(knob=choice.knob, value=choice.value)
         if reason := self.briefing.space.forbidden.get(combination.key):
-            return Row(precision=precision, reason=reason)
+            return row.model_copy(update={"reason": reason})
         try:
             largest = self._largest(combination, before.largest)
-            return Row(
-                precision=precision,
-                largest=largest,
-                surely=None if largest is None else self._surely(combination, largest),
-                capped=self._cap if largest and largest.plan.micro_batch_size == self.sizes[-1] else "",
-                needs=tuple(self._need(combination, size, largest, before.needs) for size in self._wanted()),
-            )
+            found = {
+                "largest": largest,
+                "surely": None if largest is None else self._surely(combination, largest),
+                "capped": self._cap if largest and largest.plan.micro_batch_size == self.sizes[-1] else "",
+                "needs": tuple(self._need(combination, size, largest, before.needs) for size in self._wanted()),
+            }
         except Untraceable as error:
-            return Row(precision=precision, reason=f"{error.reason} ({error.where})")
+            found = {"reason": f"{error.reason} ({error.where})"}
         except SpaceError as error:
-            return Row(precision=precision, reason=str(error))
+            found = {"reason": str(error)}
+        return row.model_copy(update=found)
 
     def _largest(self, combination: Plan, near: EstimatedPlan | None) -> EstimatedPlan | None:
-        """Returns the largest micro batch that fits. The search starts at that of another precision."""
+        """Returns the largest micro batch that fits. The search starts at that of another choice."""
         found = last_below(
             self.sizes,
             lambda size: self.estimated(self._at(combination, size)).peak.value_bytes,
@@ -201,40 +210,41 @@ class LargestBatches:
         )
 
     def _need(self, combination: Plan, size: int, largest: EstimatedPlan | None, before: Sequence[Need]) -> Need:
-        """Returns the smallest number of checkpointed blocks with which a micro batch fits.
+        """Returns the smallest value of the traded knob with which a micro batch fits.
 
-        The search starts at the number that another precision needs, or else with all blocks.
+        The search starts at the value that another choice needs, or else at the last one.
         """
         whole = self._at(combination, size)
         if largest is not None and size <= largest.plan.micro_batch_size:
-            return Need(micro_batch_size=size, blocks=0, estimated=self._seen.get(whole.key))
-        counts = self._counts()
+            return Need(micro_batch_size=size, blocks=self._counts[0], estimated=self._seen.get(whole.key))
+        least, *counts = self._counts
         most = counts[-1]
         near = next((need.blocks for need in before if need.micro_batch_size == size and need.blocks), most)
         free = last_below(
-            sorted(most - count for count in counts if count),
-            lambda left: self.estimated(whole.replace(**{CHECKPOINTED: most - left})).peak.value_bytes,
+            sorted(most - count for count in counts),
+            lambda left: self.estimated(self._trading(whole, most - left)).peak.value_bytes,
             self.limit_bytes,
             most - near,
-            {most: round(on_line(self._known(combination), size))},
+            {most - least: round(on_line(self._known(combination), size))},
         )
         blocks = None if free is None else most - free
-        plan = whole.replace(**{CHECKPOINTED: most if blocks is None else blocks})
+        plan = self._trading(whole, most if blocks is None else blocks)
         return Need(micro_batch_size=size, blocks=blocks, estimated=self.estimated(plan))
 
     def _wanted(self) -> tuple[int, ...]:
-        """Returns the baseline's micro batch size and one at least twice as large; () without checkpointing."""
+        """Returns the baseline's micro batch size and one at least twice as large; () if no knob trades memory."""
         size = self.baseline.micro_batch_size
-        if self._knob(CHECKPOINTED) is None:
+        if self._traded is None:
             return ()
         larger = bisect_left(self.sizes, 2 * size)
         return (size, *self.sizes[larger : larger + 1])
 
-    def _counts(self) -> tuple[int, ...]:
-        """Returns the possible numbers of checkpointed blocks: any number, or only none and all if the knob says so."""
-        knob = self._knob(CHECKPOINTED)
-        values = (0,) if knob is None else tuple(int(value) for value in knob.values)
-        return values if len(values) <= 2 else tuple(range(values[-1] + 1))
+    @cached_property
+    def _counts(self) -> Sequence[int]:
+        """The possible values of the traded knob: whole numbers up to the last one, or its own values only."""
+        assert self._traded is not None, "asked for only where there is such a knob"
+        values, trade = [int(value) for value in self._traded.values], self._traded.trades_memory
+        return range(values[0], values[-1] + 1) if trade is not None and trade.between else values
 
     def _known(self, combination: Plan) -> dict[int, int]:
         """Returns the peaks that were already estimated, by micro batch size."""
@@ -244,16 +254,13 @@ class LargestBatches:
     def _at(self, combination: Plan, size: int) -> Plan:
         return SearchSpace(self.briefing.space).at(combination, size)
 
-    def _combination(self, precision: str) -> Plan:
-        combination = self.baseline.combination
-        return combination.replace(**{PRECISION: precision}) if precision else combination
+    def _trading(self, plan: Plan, count: int) -> Plan:
+        assert self._traded is not None, "asked for only where there is such a knob"
+        return plan.replace(**{self._traded.name: count})
 
-    def _precisions(self) -> tuple[str, ...]:
-        knob = self._knob(PRECISION)
-        return ("",) if knob is None else tuple(str(v) for v in knob.values if str(v) not in SAME_MEMORY)
-
-    def _knob(self, name: str) -> Knob | None:
-        return next((knob for knob in self.briefing.space.knobs if knob.name == name), None)
+    @cached_property
+    def _traded(self) -> Knob | None:
+        return traded(self.briefing.space.knobs)
 
     def _traced(self, plan: Plan, trace: Trace) -> Traced:
         assert self.briefing.account is not None, "a bench that traces has an account"

@@ -1,16 +1,40 @@
-"""Records of `autofit estimate`: plans with estimated peaks, what fits in each precision, and the whole result."""
+"""Records of `autofit estimate`: plans with estimated peaks, what fits with each choice, and the whole result."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from autofit.core.account import Account
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
 from autofit.core.estimate import Estimate
-from autofit.core.plan import Plan
+from autofit.core.plan import KnobValue, Plan
 from autofit.core.space import Refusal
 from autofit.memory.breakdown import Breakdown
+
+PRECISION = "precision"
+"""The knob of which the rows of autofit.estimate/1 were at first. Its values need no name beside them, and a row of it
+has the key "precision" in JSON; a row of another knob also has "knob" and "value"."""
+
+
+class TradedKnob(BaseModel):
+    """The knob of which the smallest value that suffices was looked for.
+
+    Attributes:
+        knob: name of the knob.
+        technique: what it applies.
+        counted: what its values count.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    knob: str
+    technique: str
+    counted: str
+
+
+CHECKPOINTED = TradedKnob(knob="checkpointed_blocks", technique="checkpointing", counted="blocks to checkpoint")
+"""The knob for which the needs of autofit.estimate/1 were at first. JSON that names none is of this one."""
 
 
 class EstimatedPlan(BaseModel):
@@ -35,12 +59,12 @@ class EstimatedPlan(BaseModel):
 
 
 class Need(BaseModel):
-    """Number of blocks that have to be checkpointed so that a micro batch fits.
+    """Value of the traded knob with which a micro batch fits, such as the number of checkpointed blocks.
 
     Attributes:
         micro_batch_size: samples in the micro batch.
-        blocks: smallest number of checkpointed blocks with which the micro batch fits; None if no number suffices.
-        estimated: the plan with that number of blocks, or with all blocks if no number suffices.
+        blocks: smallest value with which the micro batch fits; None if none suffices.
+        estimated: the plan with that value, or with the last one if none suffices.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -51,27 +75,50 @@ class Need(BaseModel):
 
 
 class Row(BaseModel):
-    """What fits in one precision.
+    """What fits with one value of one knob, with the baseline's values of the others.
 
     Attributes:
-        precision: value of the knob; "" if the precision is not searched.
-        same_as: the precision with the same memory use, or "".
-        largest: largest micro batch that fits without checkpointing; None if not even the smallest fits.
+        knob: name of the knob; "" if no knob changes the memory per sample.
+        value: value of the knob.
+        same_as: name of the row with the same memory use, or "".
+        largest: largest micro batch that fits without trading memory; None if not even the smallest fits.
         surely: size of about the largest micro batch whose upper bound also fits; None if none was found.
         capped: why no larger micro batch was tried, if `largest` is the largest possible one; else "".
-        needs: for the baseline's micro batch and for a larger one; () if the blocks cannot be checkpointed.
+        needs: for the baseline's micro batch and for a larger one; () if no knob trades memory.
         reason: why there is no estimate, or "".
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    precision: str
+    knob: str = ""
+    value: KnobValue = ""
     same_as: str = ""
     largest: EstimatedPlan | None = None
     surely: int | None = None
     capped: str = ""
     needs: tuple[Need, ...] = ()
     reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """The choice in words; "" if there is none."""
+        return str(self.value) if self.knob in ("", PRECISION) else f"{self.knob}={self.value}"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or PRECISION not in given:
+            return given
+        rest = {key: value for key, value in given.items() if key != PRECISION}
+        return {"knob": PRECISION, "value": given[PRECISION], **rest} if given[PRECISION] else rest
+
+    @model_serializer(mode="wrap")
+    def _write(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        found = handler(self)
+        if self.knob not in ("", PRECISION):
+            return {PRECISION: "", **found}
+        rest = {key: value for key, value in found.items() if key not in ("knob", "value")}
+        return {PRECISION: self.value, **rest}
 
 
 class EstimationRecord(BaseModel):
@@ -87,10 +134,11 @@ class EstimationRecord(BaseModel):
         ran: micro batch sizes at which short steps were run because the step cannot be traced; () if nothing was run.
         own: the baseline.
         breakdown: the parts of the baseline's peak.
-        rows: what fits, by precision.
+        traded: the knob that `needs` are about.
+        rows: what fits, by choice.
         shortfall: why nothing fits, by how much, and what would help; "" if something fits.
         caveats: notes to read before relying on the estimate.
-        refused: precisions and checkpointing that are left out, with the reason.
+        refused: values and strategies that would change memory and are left out, with the reason.
         duration_s: duration of the estimate in seconds.
         created: UTC time in ISO 8601.
     """
@@ -105,9 +153,15 @@ class EstimationRecord(BaseModel):
     ran: tuple[int, ...] = ()
     own: EstimatedPlan
     breakdown: Breakdown
+    traded: TradedKnob = CHECKPOINTED
     rows: tuple[Row, ...]
     shortfall: str = ""
     caveats: tuple[str, ...] = ()
     refused: tuple[Refusal, ...] = ()
     duration_s: float = 0.0
     created: str = ""
+
+    @model_serializer(mode="wrap")
+    def _write(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        found: dict[str, Any] = handler(self)
+        return {key: value for key, value in found.items() if key != "traded" or self.traded != CHECKPOINTED}

@@ -3,11 +3,11 @@
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from autofit.core.plan import Plan
+from autofit.core.plan import same_value
 from autofit.core.printable import printable
 from autofit.core.units import format_bytes
 from autofit.core.wording import describe_plan
-from autofit.estimation.records import EstimatedPlan, EstimationRecord, Need, Row
+from autofit.estimation.records import PRECISION, EstimationRecord, Need, Row, TradedKnob
 from autofit.memory.breakdown import OUTSIDE, Part
 from autofit.memory.trace import Kind
 from autofit.reports.canvas import Canvas
@@ -59,7 +59,7 @@ def _baseline(e: EstimationRecord, canvas: Canvas) -> list[str]:
     peak, parts = e.own.peak, e.breakdown
     verdict = "fits" if e.own.fits else f"does not fit, by {format_bytes(peak.value_bytes - e.budget.memory_bytes)}"
     bound = "" if peak.upper_bytes is None else f" (at most {format_bytes(peak.upper_bytes)})"
-    text = f"The baseline, {_described(e.own.plan)}, peaks at {format_bytes(peak.value_bytes)}{bound}: "
+    text = f"The baseline, {_described(e)}, peaks at {format_bytes(peak.value_bytes)}{bound}: "
     lines = ["", *_wrapped(text + verdict.replace(" ", _GLUE) + ".", canvas)]
     lines[-1] = lines[-1].replace(verdict.replace(" ", _GLUE), canvas.paint(verdict, "good" if e.own.fits else "bad"))
     readings = f"Live tensors peak at {format_bytes(parts.allocated_bytes)}, in {parts.moment}"
@@ -69,9 +69,13 @@ def _baseline(e: EstimationRecord, canvas: Canvas) -> list[str]:
     return [*lines, *_wrapped(readings + ".", canvas)]
 
 
-def _described(plan: Plan) -> str:
-    others = {name: value for name, value in plan.values.items() if name == "precision"}
-    return ", ".join([describe_plan(plan, plan), *(str(value) for value in others.values())])
+def _described(e: EstimationRecord) -> str:
+    baseline = next((row.name for row in e.rows if _is_baseline(row, e)), "")
+    return describe_plan(e.own.plan, e.own.plan) + (f", {baseline}" if baseline else "")
+
+
+def _is_baseline(row: Row, e: EstimationRecord) -> bool:
+    return same_value(row.value, e.own.plan.values.get(row.knob, ""))
 
 
 def _modules(parts: Sequence[Part], canvas: Canvas) -> list[str]:
@@ -120,13 +124,13 @@ def _fixed(e: EstimationRecord, canvas: Canvas) -> list[str]:
 
 
 def _table(e: EstimationRecord, canvas: Canvas) -> Iterator[str]:
-    """Yields the table of what fits, one line per precision."""
+    """Yields the table of what fits, one line per choice."""
     wanted = [need.micro_batch_size for need in next((row.needs for row in e.rows if row.needs), ())]
-    baseline = e.own.plan.values.get("precision", "")
-    heads = ["precision", "largest", "sure", "peak", "at best", *(f"for {size}" for size in wanted)]
-    cells = [heads, *(_cells(row, len(wanted), row.precision == baseline) for row in e.rows)]
+    title = PRECISION if all(row.knob in ("", PRECISION) for row in e.rows) else "choice"
+    heads = [title, "largest", "sure", "peak", "at best", *(f"for {size}" for size in wanted)]
+    cells = [heads, *(_cells(row, len(wanted), _is_baseline(row, e), e.traded) for row in e.rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
-    yield from _wrapped(_question(wanted), canvas)
+    yield from _wrapped(_question(wanted, e.traded), canvas)
     for number, line in enumerate(cells):
         text = "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
         yield f"{'':{_INDENT}}{canvas.paint(text, 'faint') if number == 0 else text}"
@@ -139,42 +143,40 @@ def _table(e: EstimationRecord, canvas: Canvas) -> Iterator[str]:
         yield from _wrapped(f"{'':{_INDENT}}{ceilings}", canvas, " " * _INDENT)
     for row in e.rows:
         if row.reason:
-            yield from _wrapped(f"  {row.precision or 'baseline'}: {printable(row.reason)}", canvas, "    ")
+            yield from _wrapped(f"  {printable(row.name) or 'baseline'}: {printable(row.reason)}", canvas, "    ")
 
 
-def _question(wanted: Sequence[int]) -> str:
+def _question(wanted: Sequence[int], traded: TradedKnob) -> str:
     """Returns the heading of the table."""
     text = "The largest micro batch that fits"
     if not wanted:
         return f"{text}:"
     sizes = " and ".join(map(str, wanted))
-    return f"{text} without checkpointing, and the fewest blocks to checkpoint for micro batches of {sizes}:"
+    technique, counted = printable(traded.technique), printable(traded.counted)
+    return f"{text} without {technique}, and the fewest {counted} for micro batches of {sizes}:"
 
 
-def _cells(row: Row, needs: int, is_baseline: bool) -> list[str]:
-    name = f"{row.precision} (baseline)" if is_baseline and row.precision else row.precision or "baseline"
+def _cells(row: Row, needs: int, is_baseline: bool, traded: TradedKnob) -> list[str]:
+    shown = printable(row.name)
+    name = f"{shown} (baseline)" if is_baseline and shown else shown or "baseline"
     if row.reason:
         return [name, "unknown", "", "", "", *[""] * needs]
     best = "" if row.largest is None or row.largest.samples_per_s is None else f"{row.largest.samples_per_s:.3g}/s"
     if row.same_as:
-        return [name, f"as {row.same_as}", "", "", best, *[""] * needs]
+        return [name, f"as {printable(row.same_as)}", "", "", best, *[""] * needs]
     if row.largest is None:
         largest = ["none", "", "", ""]
     else:
         star = "*" if row.capped else ""
         sure = "none" if row.surely is None else str(row.surely)
         largest = [f"{row.largest.plan.micro_batch_size}{star}", sure, format_bytes(row.largest.peak.value_bytes), best]
-    return [name, *largest, *(_need(need) for need in row.needs)]
+    return [name, *largest, *(_need(need, traded) for need in row.needs)]
 
 
-def _need(need: Need) -> str:
+def _need(need: Need, traded: TradedKnob) -> str:
     if need.blocks is None:
-        return f"not even {_blocks(need.estimated)}" if need.estimated else "none"
+        return f"not even {need.estimated.plan.values.get(traded.knob, 0)}" if need.estimated else "none"
     return str(need.blocks)
-
-
-def _blocks(estimated: EstimatedPlan) -> int:
-    return int(estimated.plan.values.get("checkpointed_blocks", 0))
 
 
 def _notes(e: EstimationRecord, canvas: Canvas) -> list[str]:

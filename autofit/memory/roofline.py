@@ -30,6 +30,14 @@ def samples_per_s(plan: Plan, work: StepWork, ceilings: Ceilings) -> float | Non
     return plan.global_batch_size / step_s if step_s > 0 else None
 
 
+def in_precision(work: StepWork, before: str, after: str) -> StepWork:
+    """Returns the same work with the products of precision `before` in precision `after`."""
+    parts = (work.micro, work.update)
+    renamed = ({after if name == before else name: n for name, n in part.flops.items()} for part in parts)
+    micro, update = (part.model_copy(update={"flops": n}) for part, n in zip(parts, renamed, strict=True))
+    return work.model_copy(update={"micro": micro, "update": update})
+
+
 def _seconds(work: Work, ceilings: Ceilings) -> float | None:
     if not work.flops.keys() <= ceilings.flops_per_s.keys():
         return None

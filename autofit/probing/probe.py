@@ -33,7 +33,7 @@ PROBE_STEPS, PROOF_STEPS = 2, 3
 """Number of whole optimizer steps on the worst batch in a probe and in a proof. The optimizer's state appears at the
 end of the first step, so the second may have a higher peak (reference/reliability.md 7.4)."""
 
-HOPELESS = 4.0
+TOO_SLOW_RATIO = 4.0
 """Slowdown at which a probe ends early: this many times slower, on the worst batch, than the fastest plan so far."""
 QUICK_S = 0.05
 """Duration below which even slow steps are timed: it costs little, and a disturbance may last longer than the step."""
@@ -260,7 +260,12 @@ class Probe:
             late = "not timed: the time budget ran out"
             return Outcome(status=Status.MEASURED, measurement=peak.measurement(memory, late))
         slowness = 0.0 if self.worst_s is None else self.worst_s / self.fastest_s
-        if self.purpose is Purpose.PROBE and slowness > HOPELESS and peak.is_sound and min(peak.steps_s) > QUICK_S:
+        if (
+            self.purpose is Purpose.PROBE
+            and slowness > TOO_SLOW_RATIO
+            and peak.is_sound
+            and min(peak.steps_s) > QUICK_S
+        ):
             slow = f"not timed further: {slowness:.1f} times slower than the fastest"
             return Outcome(status=Status.MEASURED, measurement=peak.measurement(memory, slow))
         return None

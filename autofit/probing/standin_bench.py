@@ -5,7 +5,7 @@ for the device that the model is on.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Self
 
@@ -17,9 +17,10 @@ from autofit.core.account import Account
 from autofit.core.briefing import Briefing, Options
 from autofit.core.errors import AutofitError, Untraceable, WorkloadError
 from autofit.core.plan import Plan
+from autofit.core.space import SpaceFacts
 from autofit.core.units import format_bytes
 from autofit.core.work import Ceilings
-from autofit.devices.base import Capability, Device, Reading
+from autofit.devices.base import Device, Reading
 from autofit.identity.environment import environment_of
 from autofit.memory.breakdown import OUTSIDE, Part
 from autofit.memory.trace import Trace
@@ -33,6 +34,7 @@ from autofit.probing.survey.survey import Survey
 from autofit.probing.user_errors import as_users_errors_on_host
 from autofit.probing.workload_facts import batch_to_trace, chosen, facts_of
 from autofit.strategies import members
+from autofit.strategies.base import Strategy
 from autofit.tracing import tracing
 from autofit.tracing.cuda import standin
 from autofit.tracing.cuda.chip import Chip
@@ -100,7 +102,7 @@ class StandInBench:
             facts = facts_of(workload, self._source, device, options, dataset_size=None)
             strategies = chosen(options.strategies, options.without)
             survey = _Ungated(facts, strategies, _nothing_runs, self._source, options.seed)
-            space = survey.run()
+            space = _of_memory(survey.run(), strategies)
             self.briefing = Briefing(
                 space=space,
                 environment=environment_of(workload, device, self._source, self._loss, facts.optimizer, present=False),
@@ -109,13 +111,15 @@ class StandInBench:
                 account=account,
                 ceilings=device.ceilings(),
                 caveats=(*self._notes(), *survey.caveats),
+                gates=tuple(survey.gate_records),
             )
 
     @classmethod
     def of(cls, workload: Workload, options: Options, described: StandIn, beat: Callable[[str], None]) -> Self:
         """Opens a bench for the described device. For a CUDA device, a stand-in stays installed in this process."""
-        if described.type == "cpu":
-            return cls(workload, devices.choose("cpu"), options, torch.device("cpu"), alone=True, beat=beat)
+        if described.is_host:
+            host = devices.host()
+            return cls(workload, host, options, host.torch_device, alone=True, beat=beat)
         chip = Chip(described.capability, described.multiprocessors, described.threads)
         return cls(workload, _Absent(described), options, standin.install(), chip, alone=True, beat=beat)
 
@@ -194,7 +198,7 @@ class _Absent(Device):
     @property
     def torch_device(self) -> torch.device:
         """The host, where the user's model is."""
-        return torch.device("cpu")
+        return devices.host().torch_device
 
     @classmethod
     def is_available(cls) -> bool:
@@ -214,11 +218,8 @@ class _Absent(Device):
         return self.capacity_bytes()
 
     def capabilities(self) -> frozenset[str]:
-        """Returns the capabilities of this generation of chips, as `Cuda.capabilities` does."""
-        found = {Capability.FP16, Capability.CHANNELS_LAST, Capability.FOREACH, Capability.FUSED}
-        if self._described.capability >= (8, 0):
-            found |= {Capability.BF16, Capability.TF32}
-        return frozenset(found)
+        """Returns the capabilities of this generation of chips."""
+        return devices.cuda_capabilities(self._described.capability)
 
     @contextmanager
     def meter(self, static: Callable[[], int]) -> Iterator[Reading]:
@@ -252,6 +253,13 @@ class _Ungated(Survey):
 
     def _asked(self, gate: Callable[[Cuttable], gates.GateResult], *, loader_batch: bool = False) -> gates.GateResult:
         return gates.GateResult(True, "not checked: nothing runs on a device that is not present")
+
+
+def _of_memory(space: SpaceFacts, strategies: Sequence[Strategy]) -> SpaceFacts:
+    """Returns the space without the refusals of strategies that leave the memory per sample as it is."""
+    aside = {name for strategy in strategies if strategy.same_memory for name in (strategy.name, *strategy.owns)}
+    refused = tuple(refusal for refusal in space.refused if refusal.name.partition("=")[0] not in aside)
+    return space.model_copy(update={"refused": refused})
 
 
 def _resolved_without_data(workload: Workload, found: Counted) -> LossRule:

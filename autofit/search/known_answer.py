@@ -103,10 +103,12 @@ _BEGINNING = "the plan, its gain and the alternatives are those of"
 def question_of(briefing: Briefing, objective: Objective, searcher: str | None) -> str:
     """Returns a digest of what decides the answer beside the environment: space, memory budget and objective.
 
-    The reasons of refusals are left out, since those of gates have measured values.
+    The reasons of refusals are left out, since those of gates have measured values, and so is what only estimates of
+    memory read of a knob.
     """
     facts = briefing.space
-    space = facts.model_dump(mode="json", exclude={"refused", "batch_limit"})
+    estimates_only = {"__all__": {"same_memory", "trades_memory"}}
+    space = facts.model_dump(mode="json", exclude={"refused": True, "batch_limit": True, "knobs": estimates_only})
     refused = sorted(refusal.name for refusal in facts.refused)
     asked = [space, refused, briefing.budget.memory_bytes, objective.model_dump(mode="json"), searcher]
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]

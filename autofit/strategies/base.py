@@ -95,12 +95,15 @@ class Strategy(ABC):
         phase: when the strategy is applied.
         owns: names of the knobs that it may offer.
         gated: whether each value except the default must first pass the gradient gate on the user's batch.
+        same_memory: whether all values of its knobs have the memory per sample of the default, so that an estimate of
+            memory leaves the strategy out. Its knobs say so too (`Knob.same_memory`).
     """
 
     name: ClassVar[str]
     phase: ClassVar[Phase]
     owns: ClassVar[tuple[str, ...]]
     gated: ClassVar[bool] = False
+    same_memory: ClassVar[bool] = False
 
     @abstractmethod
     def offer(self, facts: Facts) -> Offer:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
-from autofit.core.space import Refusal, divisors, ladder
+from autofit.core.space import Refusal, divisors
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.workloads.step import Draft
 
@@ -145,3 +145,17 @@ def _fixed(facts: Facts) -> Refusal:
         reason=f"only the loader's batches of {facts.micro_batch_size} are run: batches of other sizes cannot be made "
         "from it. Pass a DataLoader over a data set with a length.",
     )
+
+
+def ladder(most: int) -> tuple[int, ...]:
+    """Returns the usual batch sizes up to `most`, ascending. `most` itself is not added.
+
+    These are 1, 2, 4, multiples of 8 up to 64, multiples of 32 up to 256, and from there four to each doubling. If the
+    memory limit lies between two sizes, the smaller one is at most a fifth below it. At such sizes the fixed cost of a
+    step is already small.
+    """
+    sizes, step = [1, 2, 4, *range(8, 65, 8), *range(96, 257, 32)], 64
+    while sizes[-1] + step <= most:
+        sizes += [sizes[-1] + step * count for count in range(1, 5)]
+        step *= 2
+    return tuple(size for size in sizes if size <= most)

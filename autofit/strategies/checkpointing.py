@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from autofit.core.knob import Knob
+from autofit.core.knob import Knob, Trade
 from autofit.core.plan import Plan
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.strategies.blocks import find_blocks
@@ -57,7 +57,15 @@ class Checkpointing(Strategy):
         expected = tuple(1 / (1 + count / (3 * most)) for count in values)
         # Only the input of a checkpointed block is kept. The rest of the model keeps its activations.
         growth = tuple(1 - 0.75 * count / most for count in values)
-        knob = Knob(name=CHECKPOINTED_BLOCKS, values=values, default=0, about=about, expected=expected, growth=growth)
+        knob = Knob(
+            name=CHECKPOINTED_BLOCKS,
+            values=values,
+            default=0,
+            about=about,
+            expected=expected,
+            growth=growth,
+            trades_memory=Trade(technique=self.name, counted="blocks to checkpoint", between=len(counts) > 2),
+        )
         return Offer(knobs=(knob,))
 
     def apply(self, plan: Plan, draft: Draft) -> AbstractContextManager[None]:

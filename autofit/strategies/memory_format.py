@@ -30,6 +30,7 @@ class MemoryFormat(Strategy):
     name = "memory_format"
     phase = Phase.LAYOUT
     owns = (KNOB,)
+    same_memory = True
 
     def offer(self, facts: Facts) -> Offer:
         """Returns the layouts for a model with 2-d convolutions over images."""
@@ -37,7 +38,8 @@ class MemoryFormat(Strategy):
         if reason is not None:
             return self.refuse(reason)
         about = "memory layout of 4-d tensors"
-        return Offer((Knob(name=KNOB, values=("default", "channels_last"), default="default", about=about),))
+        values = ("default", "channels_last")
+        return Offer((Knob(name=KNOB, values=values, default="default", about=about, same_memory=values),))
 
     @contextmanager
     def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:

@@ -38,6 +38,7 @@ class OptimizerImplementation(Strategy):
     name = "optimizer_implementation"
     phase = Phase.OPTIMIZER
     owns = (KNOB,)
+    same_memory = True  # per sample: temporary memory of the update does not grow with the batch
 
     def offer(self, facts: Facts) -> Offer:
         """Returns the other implementations that this optimizer can run on this device.
@@ -60,7 +61,8 @@ class OptimizerImplementation(Strategy):
             return Offer(refused=refused)
         values = ("default", *(value for value in FLAGS if value not in missing))
         about = "implementation of the optimizer's update"
-        return Offer((Knob(name=KNOB, values=values, default="default", about=about),), refused)
+        knob = Knob(name=KNOB, values=values, default="default", about=about, same_memory=values)
+        return Offer((knob,), refused)
 
     @contextmanager
     def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:

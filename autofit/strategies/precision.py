@@ -54,7 +54,8 @@ class Precision(Strategy):
         # Products keep half as many bytes for the backward pass. Norms and losses keep float32.
         growth = tuple(0.65 if value in ("bf16", "fp16") else 1.0 for value in values)
         about = "number format of products and convolutions"
-        knob = Knob(name=KNOB, values=values, default="fp32", about=about, growth=growth)
+        # TF32 changes how products are computed, not what is stored.
+        knob = Knob(name=KNOB, values=values, default="fp32", about=about, growth=growth, same_memory=("tf32",))
         return Offer((knob,), refused)
 
     @contextmanager

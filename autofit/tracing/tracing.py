@@ -123,7 +123,7 @@ class _Tracing:
             self.answers,
             None if self.chip is None else partial(temporary_steps, self.chip),
             (0, 0) if self.chip is None else self.chip.workspaces,
-            HostTemporaries(devices.choose("cpu"), self.threads) if self.device.type == "cpu" else None,
+            HostTemporaries(devices.host(), self.threads) if self.device.type == "cpu" else None,
         )
 
     def trace(self, workload: Workload, loss: LossRule, batch: Batch | Counted) -> Trace:

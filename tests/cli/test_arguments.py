@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from autofit import strategies
 from tests.cli.conftest import FakeRemote, Run
 
 USAGE = [
@@ -55,3 +56,10 @@ def test_help_names_the_choices(command: tuple[str, ...], run: Run) -> None:
 
 def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "autofit", *words]
+
+
+@pytest.mark.parametrize("command", ["tune", "estimate"])
+def test_help_names_the_strategies_of_autofit_and_says_how_to_list_others(command: str, run: Run) -> None:
+    said = " ".join(run(command, "--help")[1].split())
+    assert {member.name for member in strategies.BUILT_IN} <= set(said.replace(",", " ").split())
+    assert "one that another package adds; an unknown name lists them all" in said

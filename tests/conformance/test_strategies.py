@@ -252,6 +252,7 @@ def test_offer_is_well_formed_and_changes_nothing(member: Strategy, workload: st
         assert knob.admits(knob.default)
         assert len(set(knob.values)) == len(knob.values)
         assert knob.about
+        assert not member.same_memory or set(knob.values) <= {knob.default, *knob.same_memory}
     assert all(refusal.name and refusal.reason for refusal in offer.refused)
     assert everything_but_values(case) == before
     assert same_bits(values_of(case), values)

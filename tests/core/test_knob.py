@@ -1,7 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from autofit.core.knob import Knob
+from autofit.core.knob import Knob, Trade
 
 
 def test_the_default_has_to_be_one_of_the_values() -> None:
@@ -36,3 +36,21 @@ def test_fewer_values_keep_what_is_expected_of_them() -> None:
 def test_each_value_has_an_expectation_or_none_has(name: str) -> None:
     with pytest.raises(ValidationError, match="1 expectations for 2 values"):
         Knob.model_validate({"name": "parts", "values": (1, 2), "default": 1, name: (1.0,)})
+
+
+@pytest.mark.parametrize("values", [(0, 2, 1), (0, "1"), (1, 2), (False, 1)])
+def test_a_knob_that_trades_memory_counts_up_from_its_default(values: tuple[object, ...]) -> None:
+    trade = {"technique": "splitting", "counted": "parts"}
+    assert Knob.model_validate({"name": "parts", "values": (0, 1, 4), "default": 0, "trades_memory": trade})
+    with pytest.raises(ValidationError, match=r"ascend from the default|default 0 is not one of"):
+        Knob.model_validate({"name": "parts", "values": values, "default": 0, "trades_memory": trade})
+
+
+def test_the_default_of_a_knob_that_trades_memory_is_its_first_value() -> None:
+    with pytest.raises(ValidationError, match="ascend from the default"):
+        Knob(name="parts", values=(0, 1), default=1, trades_memory=Trade(technique="splitting", counted="parts"))
+
+
+def test_a_knob_of_an_earlier_version_is_read() -> None:
+    knob = Knob.model_validate({"name": "parts", "values": (0, 1), "default": 0})
+    assert (knob.same_memory, knob.trades_memory) == ((), None)

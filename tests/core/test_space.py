@@ -1,11 +1,10 @@
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
 from autofit.core.errors import SpaceError
 from autofit.core.plan import Plan
-from autofit.core.space import SearchSpace, SpaceFacts, divisors, ladder
+from autofit.core.space import SearchSpace, SpaceFacts, divisors
 from tests.fakes import KNOBS, OPTIMIZER, PRECISION, space_of
 
 SPACE = space_of(KNOBS, (4, 8, 16), 8)
@@ -63,30 +62,6 @@ def test_divisors_are_those_of_the_number() -> None:
     assert divisors(48) == (1, 2, 3, 4, 6, 8, 12, 16, 24, 48)
     assert divisors(1) == (1,)
     assert all(360 % d == 0 for d in divisors(360))
-
-
-@pytest.mark.parametrize(
-    ("most", "sizes"),
-    [
-        (0, ()),
-        (1, (1,)),
-        (3, (1, 2)),
-        (7, (1, 2, 4)),
-        (8, (1, 2, 4, 8)),
-        (30, (1, 2, 4, 8, 16, 24)),
-        (100, (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 96)),
-    ],
-)
-def test_the_ladder(most: int, sizes: tuple[int, ...]) -> None:
-    assert ladder(most) == sizes
-
-
-def test_large_sizes_of_the_ladder_are_round_and_a_fifth_apart_at_most() -> None:
-    large = [size for size in ladder(20_000) if size > 128]
-    assert large[-1] == 16_384
-    assert all(size % 32 == 0 and (size < 256 or size % 64 == 0) for size in large)
-    assert {1 << power for power in range(8, 15)} <= set(large)
-    assert all(1.1 < larger / smaller <= 1.25 for smaller, larger in pairwise(large))
 
 
 def test_a_plan_of_another_batch_is_not_in_the_space() -> None:

@@ -35,7 +35,7 @@ FUNCTIONS = {
     ),
     "torch.cuda": (
         *("is_available", "device_count", "current_device", "get_device_name", "mem_get_info"),
-        *("get_device_properties", "get_device_capability", "is_bf16_supported", "get_allocator_backend"),
+        *("get_device_properties", "get_device_capability", "get_allocator_backend"),
         "current_stream",
     ),
     "torch.cuda.memory": ("get_per_process_memory_fraction", "set_per_process_memory_fraction", "_snapshot"),
@@ -277,9 +277,6 @@ def cuda(machine: Machine) -> Any:
 
     def get_device_capability(device: Any = None) -> tuple[int, int]:
         return machine.at(device).capability
-
-    def is_bf16_supported(including_emulation: bool = True) -> bool:
-        return torch.version.hip is not None or including_emulation or machine.at().capability[0] >= 8
 
     def get_allocator_backend() -> str:
         return machine.at().backend

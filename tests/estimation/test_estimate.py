@@ -46,7 +46,8 @@ def test_what_no_gate_has_checked_is_said() -> None:
 
 def test_the_device_is_named_or_the_memory_is() -> None:
     assert described("h200", None).name == "NVIDIA H200"
-    assert described(" CPU ", None).type == "cpu"
+    assert described(" CPU ", None).is_host
+    assert not described("h200", None).is_host
     unnamed = described(None, "24GiB")
     assert (unnamed.capacity_bytes, unnamed.capability) == (None, (8, 0))
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from autofit.core.errors import SpaceError, Untraceable
-from autofit.core.knob import Knob
+from autofit.core.knob import Knob, Trade
 from autofit.core.plan import KnobValue, Plan
 from autofit.core.space import Refusal
 from autofit.estimation.estimate import estimate
@@ -38,7 +38,7 @@ class Tracing:
 
 
 def rows_of(found: Estimation) -> dict[str, Row]:
-    return {row.precision: row for row in found.rows}
+    return {row.name: row for row in found.rows}
 
 
 def largest_by_hand(budget: int, precision: str) -> int:
@@ -114,7 +114,7 @@ def test_a_model_that_can_only_checkpoint_all_blocks_is_asked_for_no_other_numbe
             raise SpaceError("only all")
         return trace_of(plan)
 
-    knobs = (CHECKPOINTED.model_copy(update={"values": (0, 4)}),)
+    knobs = (CHECKPOINTED.model_copy(update={"values": (0, 4), "trades_memory": Trade(technique="t", counted="c")}),)
     (row,) = estimate(briefing(500 * MIB, knobs=knobs), all_or_none).rows
     assert [need.blocks for need in row.needs] == [4, 4]
 
@@ -155,7 +155,7 @@ def test_a_free_batch_ends_somewhere_and_says_so() -> None:
 
 def test_without_knobs_there_is_one_row_of_the_users_own() -> None:
     (row,) = estimate(briefing(1000 * MIB, knobs=()), trace_of).rows
-    assert (row.precision, row.needs) == ("", ())
+    assert (row.name, row.needs) == ("", ())
     assert row.largest is not None
 
 

@@ -48,7 +48,8 @@ def estimation(own_bytes: int = 12 * GIB, **changes: object) -> Estimation:
     all_blocks = estimated(16, 17 * GIB, blocks=12)
     rows = (
         Row(
-            precision="fp32",
+            knob="precision",
+            value="fp32",
             largest=largest,
             surely=36,
             needs=(
@@ -56,9 +57,10 @@ def estimation(own_bytes: int = 12 * GIB, **changes: object) -> Estimation:
                 Need(micro_batch_size=16, blocks=5, estimated=estimated(16, GIB, blocks=5)),
             ),
         ),
-        Row(precision="tf32", same_as="fp32", largest=largest, surely=36),
+        Row(knob="precision", value="tf32", same_as="fp32", largest=largest, surely=36),
         Row(
-            precision="bf16",
+            knob="precision",
+            value="bf16",
             largest=estimated(64, 15 * GIB, "bf16"),
             capped="the whole global batch",
             needs=(
@@ -66,7 +68,7 @@ def estimation(own_bytes: int = 12 * GIB, **changes: object) -> Estimation:
                 Need(micro_batch_size=16, blocks=None, estimated=all_blocks),
             ),
         ),
-        Row(precision="fp16", reason="the operator is odd (train.py:7)"),
+        Row(knob="precision", value="fp16", reason="the operator is odd (train.py:7)"),
     )
     fields: dict[str, object] = {
         "target": "train.py:make",

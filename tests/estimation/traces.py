@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from autofit.core.account import Account
-from autofit.core.briefing import Briefing
+from autofit.core.briefing import Briefing, GateRecord
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
-from autofit.core.knob import Knob
+from autofit.core.knob import Knob, Trade
 from autofit.core.plan import Plan
 from autofit.core.space import SpaceFacts
 from autofit.core.work import Ceilings, StepWork, Work
@@ -18,10 +18,15 @@ MIB = 2**20
 BLOCKS, BLOCK, KEPT, WEIGHTS = 4, 10 * MIB, 2 * MIB, 100 * MIB
 
 
-CHECKPOINTED = Knob(name="checkpointed_blocks", values=(0, 1, 2, 3, 4), default=0)
+CHECKPOINTED = Knob(
+    name="checkpointed_blocks",
+    values=(0, 1, 2, 3, 4),
+    default=0,
+    trades_memory=Trade(technique="checkpointing", counted="blocks to checkpoint", between=True),
+)
 
 
-PRECISION = Knob(name="precision", values=("fp32", "tf32", "bf16"), default="fp32")
+PRECISION = Knob(name="precision", values=("fp32", "tf32", "bf16"), default="fp32", same_memory=("tf32",))
 
 
 def briefing(budget: int, **changes: object) -> Briefing:
@@ -36,6 +41,7 @@ def briefing(budget: int, **changes: object) -> Briefing:
         account=Account(allocator="host"),
         ceilings=Ceilings(flops_per_s={"fp32": 1e13, "tf32": 8e13}, bytes_per_s=1e12, operator_s=1e-6, ahead=True),
         caveats=("a caveat of the bench",),
+        gates=tuple(GateRecord(name=f"precision={v}", passed=True, reason="not checked") for v in ("tf32", "bf16")),
     )
 
 

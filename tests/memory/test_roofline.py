@@ -4,7 +4,7 @@ import pytest
 
 from autofit.core.plan import Plan
 from autofit.core.work import Ceilings, StepWork, Work
-from autofit.estimators import samples_per_s
+from autofit.memory.roofline import in_precision, samples_per_s
 
 DEVICE = Ceilings(flops_per_s={"fp32": 1e12, "bf16": 8e12}, bytes_per_s=1e9, operator_s=1e-5, ahead=True)
 MICRO = Work(flops={"fp32": 10**10}, traffic_bytes=20 * 10**6, operators=100)
@@ -28,5 +28,11 @@ def test_a_host_issues_between_its_work_and_an_accelerator_beside_it() -> None:
 
 def test_without_a_ceiling_or_any_work_there_is_no_order() -> None:
     step = StepWork(micro=MICRO, update=Work())
-    assert samples_per_s(PLAN, step.in_precision("fp32", "fp8"), DEVICE) is None
+    assert samples_per_s(PLAN, in_precision(step, "fp32", "fp8"), DEVICE) is None
     assert samples_per_s(PLAN, StepWork(micro=Work(), update=Work()), DEVICE) is None
+
+
+def test_another_precision_changes_the_products_only() -> None:
+    step = StepWork(micro=MICRO, update=Work())
+    faster = samples_per_s(PLAN, in_precision(step, "fp32", "bf16"), DEVICE)
+    assert faster == pytest.approx(8 / (2 * (0.010 / 8 + 0.020)))

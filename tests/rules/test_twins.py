@@ -10,6 +10,7 @@ WITHOUT_TWIN = {
     "autofit/__main__.py": "one line; tests/cli runs `python -m autofit`",
     "autofit/core/account.py": RECORD,
     "autofit/core/trial.py": RECORD,
+    "autofit/core/work.py": RECORD,
     "autofit/devices/accelerator.py": BASE,
     "autofit/devices/cuda_recording.py": "needs a CUDA build: tests/cuda/test_recording.py",
     "autofit/estimation/estimation.py": RECORD,

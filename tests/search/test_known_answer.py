@@ -14,6 +14,7 @@ from autofit.core.recommendation import Recommendation
 from autofit.core.space import Refusal
 from autofit.core.trial import Purpose
 from autofit.reports.sources import of_study
+from autofit.search.known_answer import question_of
 from autofit.search.request import Request
 from autofit.search.search import search
 from autofit.search.tuning import Evaluate
@@ -91,6 +92,13 @@ def test_another_reason_of_the_same_refusal_is_the_same_question(tmp_path: Path)
     facts = [bench.space.facts.model_copy(update={"refused": refused}) for refused in reasons]
     run(bench, study, briefing_of(bench, space=facts[0]))
     assert len(run(bench, study, briefing_of(bench, space=facts[1]))[1]) == 1
+
+
+def test_what_only_an_estimate_reads_of_a_knob_is_not_part_of_the_question() -> None:
+    briefing = briefing_of(small_bench())
+    knobs = tuple(knob.model_copy(update={"same_memory": knob.values}) for knob in briefing.space.knobs)
+    other = briefing.model_copy(update={"space": briefing.space.model_copy(update={"knobs": knobs})})
+    assert question_of(other, Objective(), None) == question_of(briefing, Objective(), None)
 
 
 def test_a_search_that_a_limit_ended_is_continued(tmp_path: Path) -> None:

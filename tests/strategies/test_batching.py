@@ -1,6 +1,7 @@
 """The batch: which micro batches are offered, and which plans are turned away."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.strategies.base import Facts
-from autofit.strategies.batching import Batching
+from autofit.strategies.batching import Batching, ladder
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft
 
@@ -150,3 +151,27 @@ def test_plan_that_accumulates_in_inference_is_turned_away() -> None:
         pass
     with Batching().apply(plan, draft()), Batching().apply(plan.replace(accumulation_steps=1), draft(False)):
         pass
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"),
+    [
+        (0, ()),
+        (1, (1,)),
+        (3, (1, 2)),
+        (7, (1, 2, 4)),
+        (8, (1, 2, 4, 8)),
+        (30, (1, 2, 4, 8, 16, 24)),
+        (100, (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 96)),
+    ],
+)
+def test_the_ladder(most: int, sizes: tuple[int, ...]) -> None:
+    assert ladder(most) == sizes
+
+
+def test_large_sizes_of_the_ladder_are_round_and_a_fifth_apart_at_most() -> None:
+    large = [size for size in ladder(20_000) if size > 128]
+    assert large[-1] == 16_384
+    assert all(size % 32 == 0 and (size < 256 or size % 64 == 0) for size in large)
+    assert {1 << power for power in range(8, 15)} <= set(large)
+    assert all(1.1 < larger / smaller <= 1.25 for smaller, larger in pairwise(large))

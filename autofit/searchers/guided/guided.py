@@ -33,7 +33,7 @@ from autofit.searchers.guided.omissions import FinalBeliefs, omissions
 from autofit.searchers.guided.stopping import TriedPlans, is_worth_a_probe, unsettled
 from autofit.searchers.guided.throughput import Throughput
 
-HOPELESS = 3.0
+MAX_DEVIATIONS_AHEAD = 3.0
 """A plan that must beat its estimate by this many deviations has an expected gain below 0.0004 deviations."""
 WORTH_A_LOOK = 0.1
 """Probability of fitting from which a plan is looked at, where plans can be estimated before they run."""
@@ -166,7 +166,7 @@ class Guided(Searcher):
         """Returns the expected gain of each plan over the best that ran; 0 for a plan that is hopeless or excluded."""
         margin = math.log1p(self.problem.objective.tie_ratio) / 2
         ahead = belief.mean - self._fastest(belief) - margin
-        hopeful = (ahead > -HOPELESS * belief.deviation) & ~self._excluded()
+        hopeful = (ahead > -MAX_DEVIATIONS_AHEAD * belief.deviation) & ~self._excluded()
         hopeful[list(self._outcomes)] = False
         gains = np.zeros(len(ahead))
         gains[hopeful] = list(map(expected_gain, ahead[hopeful], belief.deviation[hopeful]))
