@@ -17,7 +17,7 @@ from autofit.study.location import Place
 from autofit.study.offer import SearchOffer
 from autofit.study.plan_queue import PlanQueue, QueuedPlan
 
-SOON_S, LATER_S = 0.05, 1.0
+SOON_S, LATER_S = 0.05, 0.2
 """Seconds between two looks for a plan: right after one was run, and at most. The time doubles while there is none."""
 OFFERS_S = 1.0
 """Seconds between two looks at the open offers."""

@@ -20,6 +20,8 @@ from autofit.study.study import Study
 
 POLL_S = 0.05
 """Seconds between two looks at the plans that workers run, while nothing else is left to do."""
+AHEAD = 1
+"""Number of plans that wait while all workers are busy, so that a worker that ends does not wait for a plan."""
 LOOK_S = 1.0
 """Seconds between two looks at which workers are alive."""
 
@@ -45,8 +47,9 @@ class FleetWorkers:
         return frozenset(plan.key for plan in self._pending.values())
 
     def free(self) -> bool:
-        """Returns whether a worker has nothing to do."""
-        return len(self._workers()) > len(self._pending)
+        """Returns whether another plan may be handed out: one more than there are workers."""
+        workers = len(self._workers())
+        return bool(workers) and workers + AHEAD > len(self._pending)
 
     def hand_out(self, plan: Plan) -> None:
         """Gives a plan to the next free worker."""

@@ -15,7 +15,7 @@ class Workers(Protocol):
         ...
 
     def free(self) -> bool:
-        """Returns whether a worker has nothing to do."""
+        """Returns whether another plan may be handed out."""
         ...
 
     def hand_out(self, plan: Plan) -> None:

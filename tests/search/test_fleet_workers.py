@@ -44,15 +44,17 @@ def test_a_search_is_offered_and_its_plans_come_back(tmp_path: Path) -> None:
         ):
             assert workers.free()
             workers.hand_out(PLANS[0])
+            assert workers.free()  # one plan may wait while the worker is busy
+            workers.hand_out(PLANS[1])
             assert not workers.free()
-            assert workers.pending == {PLANS[0].key}
+            assert workers.pending == {PLANS[0].key, PLANS[1].key}
             taken = queue.take(worker)
             assert taken is not None
             assert workers.collect() == []
             queue.settle(taken.number, DONE)
             (trial,) = workers.collect()
             assert (trial.plan, trial.outcome) == (PLANS[0], DONE)
-            assert workers.pending == frozenset()
+            assert workers.pending == {PLANS[1].key}
             assert workers.free()
 
 
