@@ -40,8 +40,7 @@ class SearchState:
         self._rows = TrialRows(against, colour)
         self._phase, self._detail = "survey", ""
         self._trials = 0
-        self._first_s: float | None = None
-        self._last_s = 0.0
+        self._left: tuple[float, float] | None = None
         self._baseline: Measurement | None = None
         self._best: Measurement | None = None
         self._gain: Ratio | None = None
@@ -52,9 +51,10 @@ class SearchState:
         """Learns from an event; returns what makes the lines that it leaves behind, from their width."""
         self._trials = max(self._trials, event.done)
         self._phase, self._detail = event.phase or self._phase, ""
+        if event.kind not in ("waiting", "busy"):
+            self._left = None if event.left_s is None else (event.left_s, self._against.clock.elapsed_s)
         if event.kind == "running" and event.plan is not None:
             self._running = (event.plan, event.estimate)
-            self._first_s = self._against.clock.elapsed_s if self._first_s is None else self._first_s
         elif event.kind == "race":
             self._detail, self._running = one_line(event.text), None
             self._gain = event.gain or self._gain
@@ -87,7 +87,7 @@ class SearchState:
         return lambda width: [cut(line, width) for line in wrapped(text, width, "autofit: ", " " * 9)]
 
     def _finished(self, trial: Trial, *, is_proof: bool) -> Callable[[int], list[str]]:
-        self._running, self._last_s = None, self._against.clock.elapsed_s
+        self._running = None
         measurement = trial.outcome.measurement if trial.outcome.measured else None
         is_best = measurement is not None and not is_proof and self._learn(trial.plan, measurement)
         # A proof is not compared: probes and proofs are different runs, and the race has decided by then.
@@ -154,23 +154,23 @@ class SearchState:
         if limit_s is not None:
             left = minutes(limit_s - elapsed_s)
             return f"{left} left", left
-        search_s = self._search_left_s()
-        if search_s is not None:
-            return f"about {minutes(search_s)} of search left", f"~{minutes(search_s)} left"
+        most_s = self._most_left_s()
+        if most_s > 0:
+            of = " of search" * (self._phase == "search")  # how long a race takes is not known yet
+            return f"up to about {minutes(most_s)}{of} left", f"~{minutes(most_s)} left"
         return f"{minutes(elapsed_s)} elapsed", minutes(elapsed_s)
 
-    def _search_left_s(self) -> float | None:
-        """Returns the longest time that the search phase may still take; None if it is unknown.
+    def _most_left_s(self) -> float:
+        """Returns the time left by the last event that had an upper estimate, less what went by; else 0.
 
-        The basis is the number of trials allowed and the mean duration of those that finished. The search may end
-        earlier. Without a limit on trials, the number of trials left is unknown, and so is the duration of a race.
+        In the search phase, it is the number of probes that may be left times the time that one took; in the race, the
+        rounds to its limits at the longest round so far, and a proof; then how long a proof takes. Most searches end
+        earlier. Where nothing bounds it, and once it has passed, no estimate is shown.
         """
-        most, first_s = self._against.max_trials, self._first_s
-        if most is None or first_s is None or not self._trials or self._phase != "search":
-            return None
-        mean_s = (self._last_s - first_s) / self._trials
-        running_s = self._against.clock.elapsed_s - self._last_s
-        return max(mean_s * (most - self._trials) - running_s, 0.0)
+        if self._left is None:
+            return 0.0
+        left_s, at_s = self._left
+        return left_s - (self._against.clock.elapsed_s - at_s)
 
     def _share(self) -> float:
         """Returns the share of the time budget, or of the trials allowed, that is used; -1 where there is neither."""
