@@ -9,7 +9,7 @@ from autofit.core.plan import Plan
 from autofit.core.printable import one_line
 from autofit.core.recommendation import Ratio
 from autofit.core.trial import Trial
-from autofit.core.units import short_number
+from autofit.core.units import format_bytes, short_number
 from autofit.probing.watchdog import WAITING
 from autofit.search.event import Event
 from autofit.terminal import cut, wrapped
@@ -44,6 +44,7 @@ class SearchState:
         self._baseline: Measurement | None = None
         self._best: Measurement | None = None
         self._gain: Ratio | None = None
+        self._leader: Plan | None = None
         self._peaks: dict[str, int] = {}
         self._running: tuple[Plan, Estimate | None] | None = None
 
@@ -57,7 +58,7 @@ class SearchState:
             self._running = (event.plan, event.estimate)
         elif event.kind == "race":
             self._detail, self._running = one_line(event.text), None
-            self._gain = event.gain or self._gain
+            self._gain, self._leader = event.gain or self._gain, event.plan or self._leader
         elif event.kind in ("stage", "waiting", "busy"):
             return self._announcement(event)
         elif event.trial is not None and event.trial.outcome.status is not Status.SKIPPED:
@@ -65,11 +66,11 @@ class SearchState:
         return lambda width: []
 
     def live(self, width: int) -> str:
-        """Returns the line that is redrawn: phase, trials, best so far, the running plan's memory, time left."""
+        """Returns the line that is redrawn: phase, trials, best so far, memory, time left."""
         trials = "1 trial" if self._trials == 1 else f"{self._trials} trials"
         parts: dict[str, Forms] = {
             "phase": self._phase_forms(),
-            "trials": (trials, str(self._trials)) if self._trials or self._phase != "survey" else ("",),
+            "trials": (trials, str(self._trials), "") if self._trials or self._phase != "survey" else ("",),
             "best": self._best_forms(),
             "now": self._now_forms(),
             "bar": (bar(self._share(), self._blocks), ""),
@@ -121,25 +122,25 @@ class SearchState:
         return (f"{self._phase}: {detail}", self._phase) if detail else (self._phase, self._phase)
 
     def _best_forms(self) -> Forms:
-        """Returns the best ratio: with its interval once the race has one, and before that with its plan's peak."""
+        """Returns the best ratio: with its interval once the race has one; before that with its peak if a plan runs."""
         if self._gain is not None:
-            return f"best {self._gain}", f"best {self._gain.value:.2f}x"
+            value = f"{self._gain.value:.2f}x"
+            return f"best {self._gain}", f"best {value}", value
         if self._best is None:
             return ("",)
         objective, ratio = self._against.objective, self._ratio(self._best)
-        best = (
-            f"best {short_number(objective.score(self._best))} {objective.unit}/s"
-            if ratio is None
-            else f"best {ratio:.2f}x"
-        )
+        best = f"{short_number(objective.score(self._best))} {objective.unit}/s" if ratio is None else f"{ratio:.2f}x"
         peak_bytes = self._best.memory.judged_bytes
-        limit_bytes = self._against.memory_bytes if self._running is None else None
-        return (f"{best} at {of_budget(peak_bytes, limit_bytes)}", best) if peak_bytes else (best,)
+        at = f" at {format_bytes(peak_bytes)}" if peak_bytes and self._running is not None else ""
+        return f"best {best}{at}", f"best {best}", best
 
     def _now_forms(self) -> Forms:
-        """Returns the plan that runs and its peak: measured if it ran before, else estimated. A guess is not shown."""
+        """Returns the plan that runs and its peak: measured if it ran before, else estimated. A guess is not shown.
+
+        Between two plans, and in the race, it is the peak of the best one.
+        """
         if self._running is None:
-            return ("",)
+            return self._peak_forms()
         plan, estimate = self._running
         name = f"now {short_plan(plan, self._against.baseline)}"
         measured = self._peaks.get(plan.key)
@@ -149,16 +150,24 @@ class SearchState:
         how, sign = ("", "") if measured else ("est. ", "~")
         return f"{name}: {how}{of}", f"now {how}{of}", f"{how}{of}", f"{sign}{of.replace(' of ', '/')}", ""
 
+    def _peak_forms(self) -> Forms:
+        best_bytes = 0 if self._best is None else self._best.memory.judged_bytes
+        peak_bytes = best_bytes if self._leader is None else self._peaks.get(self._leader.key, 0)
+        if not peak_bytes:
+            return ("",)
+        of = of_budget(peak_bytes, self._against.memory_bytes)
+        return f"peak {of}", f"peak {of}", of, of.replace(" of ", "/"), ""
+
     def _time_forms(self) -> Forms:
         elapsed_s, limit_s = self._against.clock.elapsed_s, self._against.time_s
         if limit_s is not None:
             left = minutes(limit_s - elapsed_s)
-            return f"{left} left", left
+            return (f"{left} left",)
         most_s = self._most_left_s()
         if most_s > 0:
             of = " of search" * (self._phase == "search")  # how long a race takes is not known yet
             return f"up to about {minutes(most_s)}{of} left", f"~{minutes(most_s)} left"
-        return f"{minutes(elapsed_s)} elapsed", minutes(elapsed_s)
+        return f"{minutes(elapsed_s)} elapsed", f"{minutes(elapsed_s)} so far"
 
     def _most_left_s(self) -> float:
         """Returns the time left by the last event that had an upper estimate, less what went by; else 0.

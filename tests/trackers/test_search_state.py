@@ -92,8 +92,10 @@ def test_b18_finished_trials_are_rows_and_skipped_ones_are_not() -> None:
         (99, "search  4 trials  best 1.32x at 54 MiB  now 16 x 2, precision=bf16: est. 61 of 72 MiB  0:47 left"),
         (79, "search  4 trials  best 1.32x at 54 MiB  now est. 61 of 72 MiB  0:47 left"),
         (59, "search  4 trials  best 1.32x  est. 61 of 72 MiB  0:47 left"),
-        (39, "search  4  best 1.32x  ~61/72 MiB  0:47"),
-        (30, "search  4  best 1.32x  0:47"),
+        (39, "search  4  1.32x  ~61/72 MiB  0:47 left"),
+        (36, "search 4 1.32x ~61/72 MiB 0:47 left"),
+        (33, "search 1.32x ~61/72 MiB 0:47 left"),
+        (30, "search 1.32x 0:47 left"),
     ],
 )  # fmt: skip
 def test_b18_the_live_line_has_phase_trials_best_memory_and_time_left(width: int, line: str) -> None:
@@ -145,10 +147,33 @@ def test_in_a_race_the_best_is_the_leaders_gain_with_its_interval() -> None:
     it, _ = state()
     race = Event("race", "round 3: 2 plans left", phase="race")
     told(it, *EVENTS, race)
-    assert it.live(99).startswith("race: round 3: 2 plans left  4 trials  best 1.32x at 54 of 72 MiB")
+    assert it.live(99).startswith("race: round 3: 2 plans left  4 trials  best 1.32x  peak 54 of 72 MiB")
     told(it, Event("race", "round 4: 2 plans left", phase="race", plan=BEST, gain=Ratio(value=1.2, low=1.1, high=1.3)))
-    assert it.live(99).startswith("race: round 4: 2 plans left  4 trials  best 1.20x (1.10 to 1.30)")
-    assert it.live(50) == "race  4 trials  best 1.20x  2:00 left"
+    assert it.live(99) == (
+        "race: round 4: 2 plans left  4 trials  best 1.20x (1.10 to 1.30)  peak 54 of 72 MiB  2:00 left"
+    )
+    assert it.live(59) == "race  4 trials  best 1.20x  peak 54 of 72 MiB  2:00 left"
+    assert it.live(39) == "race  4  1.20x  54/72 MiB  2:00 left"
+
+
+@pytest.mark.parametrize("limit_s", [120.0, None])
+@pytest.mark.parametrize("phase", ["search", "race"])
+@pytest.mark.parametrize("width", [39, 99])
+def test_memory_against_the_budget_and_what_the_time_means_stay_on_a_narrow_terminal(
+    width: int, phase: str, limit_s: float | None
+) -> None:
+    it, time = state(limit_s)
+    told(it, *EVENTS)
+    if phase == "race":
+        gain = Ratio(value=1.2, low=1.1, high=1.3)
+        told(it, Event("race", "round 14: 2 plans left", phase="race", done=12, plan=BEST, gain=gain))
+    else:
+        told(it, running(BASELINE.replace(micro_batch_size=16, accumulation_steps=2, precision="bf16"), 61))
+    for elapsed_s in (18.0, 119.0):
+        time.seconds = elapsed_s
+        line = it.live(width)
+        assert re.search(r"\d(/| of )72 MiB", line), line
+        assert line.endswith("left" if limit_s else ("so far", "elapsed")[width > 40]), line
 
 
 def test_a_guess_is_not_shown_and_a_measured_peak_goes_before_an_estimate() -> None:
@@ -203,7 +228,7 @@ def test_with_a_time_budget_what_is_left_of_it_is_shown_and_no_estimate() -> Non
 def test_without_the_baseline_the_best_is_its_throughput() -> None:
     it, _ = state()
     told(it, Event("trial", "", trial(BEST, 52384.7, 54), 1, phase="search"))
-    assert it.live(80).startswith("search  1 trial  best 52,380 samples/s at 54 of 72 MiB")
+    assert it.live(80).startswith("search  1 trial  best 52,380 samples/s  peak 54 of 72 MiB")
 
 
 @pytest.mark.parametrize(
@@ -213,7 +238,7 @@ def test_without_the_baseline_the_best_is_its_throughput() -> None:
 def test_the_unit_is_written_once_and_figures_are_short(peak_mib: int, limit_mib: int, said: str) -> None:
     it, _ = state(limit_mib=limit_mib)
     told(it, Event("trial", "", trial(BASELINE, 100.0, peak_mib), 1, phase="search"))
-    assert f"best 1.00x at {said}" in it.live(80)
+    assert f"best 1.00x  peak {said}" in it.live(80)
 
 
 def test_a_stage_is_wrapped_and_not_cut() -> None:
