@@ -9,7 +9,7 @@ from autofit.core.plan import Plan
 from autofit.core.printable import one_line
 from autofit.core.recommendation import Ratio
 from autofit.core.trial import Trial
-from autofit.core.units import format_bytes, short_number
+from autofit.core.units import format_bytes, format_ratio, short_number
 from autofit.probing.watchdog import WAITING
 from autofit.search.event import Event
 from autofit.terminal import cut, wrapped
@@ -124,12 +124,14 @@ class SearchState:
     def _best_forms(self) -> Forms:
         """Returns the best ratio: with its interval once the race has one; before that with its peak if a plan runs."""
         if self._gain is not None:
-            value = f"{self._gain.value:.2f}x"
+            value = format_ratio(self._gain.value)
             return f"best {self._gain}", f"best {value}", value
         if self._best is None:
             return ("",)
         objective, ratio = self._against.objective, self._ratio(self._best)
-        best = f"{short_number(objective.score(self._best))} {objective.unit}/s" if ratio is None else f"{ratio:.2f}x"
+        best = (
+            f"{short_number(objective.score(self._best))} {objective.unit}/s" if ratio is None else format_ratio(ratio)
+        )
         peak_bytes = self._best.memory.judged_bytes
         at = f" at {format_bytes(peak_bytes)}" if peak_bytes and self._running is not None else ""
         return f"best {best}{at}", f"best {best}", best

@@ -84,6 +84,16 @@ def test_b18_finished_trials_are_rows_and_skipped_ones_are_not() -> None:
     ]
 
 
+def test_extreme_ratios_are_short_and_stay_in_their_column() -> None:
+    rows = told(
+        state()[0],
+        Event("trial", "", trial(BASELINE), 1, phase="search"),
+        Event("trial", "", trial(BEST, 101_965.0), 2, phase="search"),
+        Event("trial", "", trial(BASELINE.replace(precision="bf16"), 0.3), 3, phase="search"),
+    )
+    assert [row[:13] for row in rows[1:]] == ["    1   1.00x", "    2  1,020x", "    3  <0.01x"]
+
+
 @pytest.mark.parametrize(
     ("width", "line"),
     [

@@ -2,6 +2,8 @@
 
 from autofit.core.objective import TIE_RATIO
 from autofit.core.recommendation import Ratio
+from autofit.core.units import format_ratio, short_number
+from autofit.reports.counting import interval_text
 from autofit.reports.report import PlanRow, Racer, Report
 from autofit.reports.svg.chart import Chart, DataTable
 from autofit.reports.svg.drawing import FONT, SMALL, Drawing, Format
@@ -74,7 +76,7 @@ def _ground(drawing: Drawing, report: Report, x: AxisScale, top: float, bottom: 
     for value in nice_ticks(x.low, x.high, 3 if drawing.format.narrow else 6):
         drawing.line(x(value), top, x(value), bottom, "af-grid")
         drawing.line(x(value), bottom, x(value), bottom + 5, "af-axis")
-        drawing.text(x(value), bottom + 19, f"{value:.4g}x", "af-note", "middle")
+        drawing.text(x(value), bottom + 19, f"{short_number(value)}x", "af-note", "middle")
     drawing.line(x.start, bottom, x.end, bottom, "af-axis")
     drawing.line(x(1.0), top - 6, x(1.0), bottom, "af-axis")
     texts = [(x(1.0), f"{_reference(report)} 1.0x", 12.0), (sum(tie) / 2, f"tie margin {_TIE_RATIO:.1%}", 12.0)]
@@ -95,7 +97,7 @@ def _name(drawing: Drawing, report: Report, racer: Racer, x: AxisScale, at: tupl
     """Writes the plan, and its ratio with the interval."""
     row, (top, middle) = report.row(racer.rank), at
     name = _name_of(row)
-    figures = f"{racer.ratio.value:.2f}x" if racer.ratio.low == racer.ratio.high else str(racer.ratio)
+    figures = format_ratio(racer.ratio.value) if racer.ratio.low == racer.ratio.high else str(racer.ratio)
     if drawing.format.narrow:
         for place, line in enumerate(_narrow_lines(drawing, row)):
             drawing.text(0, top + 20 + place * (LINE - 1), line)
@@ -119,7 +121,7 @@ def _about(report: Report) -> str:
 
 
 def _words(ratio: Ratio) -> str:
-    return f"{ratio.value:.2f}, interval {ratio.low:.2f} to {ratio.high:.2f}"
+    return f"{format_ratio(ratio.value, sign='')}, interval {interval_text(ratio)}"
 
 
 def table(report: Report) -> DataTable:
@@ -127,8 +129,8 @@ def table(report: Report) -> DataTable:
     rows = [
         (
             _name_of(report.row(racer.rank)),
-            f"{racer.ratio.value:.3f}x",
-            f"{racer.ratio.low:.3f} to {racer.ratio.high:.3f}",
+            format_ratio(racer.ratio.value, 3),
+            interval_text(racer.ratio, 3),
             str(racer.ratio.pairs),
             racer.note or "–",
         )
