@@ -73,9 +73,15 @@
     thing: "plan",
   });
 
-  // A print shows every plan.
+  // A print shows every plan, and what is folded.
+  let unfolded = [];
   addEventListener("beforeprint", () => {
     hide();
     rows.forEach((row) => (row.hidden = false));
+    unfolded = $$("details.more:not([open])");
+    unfolded.forEach((details) => (details.open = true));
   });
-  addEventListener("afterprint", filter);
+  addEventListener("afterprint", () => {
+    filter();
+    unfolded.forEach((details) => (details.open = false));
+  });
