@@ -2,6 +2,13 @@
 
 import argparse
 
+TECHNIQUES = ("batching", "precision", "checkpointing", "memory_format", "optimizer_implementation")
+KNOBS = (
+    "micro_batch_size", "accumulation_steps", "precision", "checkpointed_blocks", "memory_format",
+    "optimizer_implementation",
+)  # fmt: skip
+"""Names of the strategies and the knobs of autofit itself, whose own modules load torch. Completion offers them."""
+
 _Group = argparse._ActionsContainer
 """A parser, or a group of its arguments."""
 
@@ -205,8 +212,8 @@ def _strategies(group: _Group, verb: str) -> None:
         "--strategies",
         dest="strategies",
         metavar="A,B",
-        help=f"techniques to {verb}: batching, precision, checkpointing, memory_format, optimizer_implementation, or "
-        "one that another package adds; an unknown name lists them all (default: all that apply)",
+        help=f"techniques to {verb}: {', '.join(TECHNIQUES)}, or one that another package adds; an unknown name lists "
+        "them all (default: all that apply)",
     )
     group.add_argument("--without", metavar="A,B", help=f"techniques not to {verb}")
 

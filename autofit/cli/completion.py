@@ -1,12 +1,25 @@
 """`autofit completion`: prints a completion script, generated from the parser."""
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from autofit import exporters, searchers, trackers
 from autofit.cli import parser
+from autofit.cli.arguments import KNOBS, TECHNIQUES
 
 _FILE_METAVARS = ("FILE", "PLAN", "TARGET", "PATH")
+
+
+_OFFERED: dict[str, Callable[[], Iterable[str]]] = {
+    "--only": lambda: TECHNIQUES,
+    "--without": lambda: TECHNIQUES,
+    "--set": lambda: [f"{name}=" for name in KNOBS],
+    "--track": lambda: [member.name for member in trackers.members()],
+    "--searcher": lambda: [member.name for member in searchers.members()],
+    "--to": lambda: [member.name for member in exporters.members()],
+}
+"""Values that are offered for a flag without fixed choices. One that ends with "=" is followed by no space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +29,7 @@ class CommandFlag:
     Attributes:
         names: such as ("-o", "--output").
         about: what it does, on one line.
-        choices: values that it takes; () if any.
+        choices: values that are offered; () if none are known.
         takes: metavar of its value; "" if it takes none.
     """
 
@@ -76,7 +89,8 @@ def _flags(of: argparse.ArgumentParser) -> Iterator[CommandFlag]:
             continue
         text = " ".join((action.help or "").split()) % {"default": action.default, "prog": of.prog}
         takes = "" if action.nargs == 0 else str(action.metavar or action.dest.upper())
-        yield CommandFlag(action.option_strings, text, [str(c) for c in action.choices or ()], takes)
+        offered = [choice for name in action.option_strings if name in _OFFERED for choice in _OFFERED[name]()]
+        yield CommandFlag(action.option_strings, text, [str(c) for c in action.choices or offered], takes)
 
 
 def _bash(commands: Sequence[Command]) -> str:
@@ -100,6 +114,7 @@ def _bash(commands: Sequence[Command]) -> str:
             f'        files="" words="{" ".join([*top.choices, *_names(top)])}"',
             "    fi",
             '    COMPREPLY=($(compgen -W "$words" -- "$word"))',
+            '    case "${COMPREPLY[0]-}" in *=) compopt -o nospace 2>/dev/null ;; esac',
             "    local IFS=$'\\n'",  # names of files may have spaces
             '    if [ -n "$files" ]; then COMPREPLY+=($(compgen -f -- "$word")); fi',
             "}",
@@ -157,7 +172,9 @@ def _zsh_flags(flag: CommandFlag) -> list[str]:
     if not flag.takes:
         return [_quoted(f"{name}[{about}]") for name in flag.names]
     values = f"({' '.join(flag.choices)})" if flag.choices else "_files" if flag.takes_file else ""
-    return [_quoted(f"*{name}[{about}]:{flag.takes}:{values}") for name in flag.names]
+    if flag.choices and flag.choices[0].endswith("="):
+        values = f'{{compadd -S "" -- {" ".join(flag.choices)}}}'
+    return [_quoted(f"*{name}[{about}]:{_escaped(flag.takes)}:{values}") for name in flag.names]
 
 
 def _zsh_flag(flag: CommandFlag) -> str:

@@ -14,6 +14,7 @@ from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal
 from autofit.core.statistics import DEVIATIONS_95, expected_gain
+from autofit.core.units import format_ratio
 
 PLAN_SCHEMA = "autofit.plan/1"
 
@@ -37,10 +38,7 @@ class Ratio(BaseModel):
 
     @property
     def expected_gain(self) -> float:
-        """Expected loss in log throughput if the second plan is used instead of the first. A gain counts as 0.
-
-        The logarithm of the ratio is assumed to be normally distributed.
-        """
+        """Expected loss in (normally distributed) log throughput if the second plan replaces the first; a gain is 0."""
         return expected_gain(math.log(self.value), math.log(self.high / self.low) / (2 * DEVIATIONS_95))
 
     def widened(self, times: float) -> Self:
@@ -49,7 +47,7 @@ class Ratio(BaseModel):
         return self.model_copy(update={"low": low, "high": high})
 
     def __str__(self) -> str:
-        return f"{self.value:.2f}x ({self.low:.2f} to {self.high:.2f})"
+        return f"{format_ratio(self.value)} ({format_ratio(self.low, sign='')} to {format_ratio(self.high, sign='')})"
 
 
 class Candidate(BaseModel):

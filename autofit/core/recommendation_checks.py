@@ -22,7 +22,7 @@ def problems(recommendation: Recommendation) -> Iterator[str]:
         yield from _times(place, measurement, r.objective.score(measurement) if positive else 0.0)
     for place, ratio in {"gain": r.gain, **{f"{place}.gain": c.gain for place, c in candidates.items()}}.items():
         if ratio is not None and not 0 < ratio.low <= ratio.value <= ratio.high < math.inf:
-            yield f"{place}: found {ratio}; expected a ratio above 0 within its interval"
+            yield f"{place}: found {ratio.value:g} ({ratio.low:g} to {ratio.high:g}); expected 0 < low <= value <= high"
     if not 0 <= r.duration_s < math.inf:
         yield f"duration_s: found {r.duration_s}; expected seconds"
 

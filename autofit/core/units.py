@@ -94,7 +94,14 @@ def format_names(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
-def short_number(value: float) -> str:
-    """Returns `value` with four digits, in common notation: 52,380 or 0.0312."""
-    text = f"{value:.4g}"
+def short_number(value: float, digits: int = 4) -> str:
+    """Returns `value` with this many digits at most, in common notation: 52,380 or 0.0312."""
+    text = f"{value:.{digits}g}"
     return f"{float(text):,.0f}" if float(text) >= 1000 else text
+
+
+def format_ratio(value: float, decimals: int = 2, sign: str = "x") -> str:
+    """Returns a ratio as "1.32x"; from 10 on with three digits, as "12.8x" or "1,020x"; near 0 as "<0.01x"."""
+    if value < 10.0**-decimals:
+        return f"<{10.0**-decimals:.{decimals}f}{sign}"
+    return f"{f'{value:.{decimals}f}' if value < 9.995 else short_number(value, 3)}{sign}"

@@ -1,6 +1,5 @@
 """Wording: short texts for plans and outcomes, used in reports, files and progress lines."""
 
-from autofit.core.measurement import Measurement
 from autofit.core.outcome import Outcome
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.units import format_bytes, short_number
@@ -25,11 +24,7 @@ def describe_outcome(outcome: Outcome, unit: str = "samples", rate_per_s: float 
     """
     if outcome.measurement is None or not outcome.measured:
         return f"{outcome.status.value}: {outcome.reason}"
-    return describe_speed(outcome.measurement, unit, rate_per_s)
-
-
-def describe_speed(measurement: Measurement, unit: str, rate_per_s: float | None) -> str:
-    """Returns the throughput and peak of a measurement. See `describe_outcome` for the arguments."""
+    measurement = outcome.measurement
     tokens = measurement.tokens_per_s if unit == "tokens" else None
     measured, counted = (measurement.samples_per_s, "samples") if tokens is None else (tokens, "tokens")
     rate = f"{short_number(measured if rate_per_s is None else rate_per_s)} {counted}/s"

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from autofit.core.briefing import Options
-from autofit.core.errors import SpaceError
+from autofit.core.errors import SpaceError, UsageError
 from autofit.core.plan import Plan
 from autofit.devices.base import Device
 from autofit.strategies import members
@@ -81,10 +81,17 @@ def chosen(names: Sequence[str] | None, without: Sequence[str] = ()) -> tuple[St
 
     Raises:
         SpaceError: a name is unknown.
+        UsageError: `without` leaves none.
     """
     known = [member.name for member in members()]
     unknown = [name for name in (*(names or ()), *without) if name not in known]
     if unknown:
         raise SpaceError(f"unknown strategy {', '.join(map(repr, unknown))}; expected some of {', '.join(known)}.")
     wanted = known if names is None else names
-    return tuple(member for member in members() if member.name in wanted and member.name not in without)
+    found = tuple(member for member in members() if member.name in wanted and member.name not in without)
+    if without and not found:
+        raise UsageError(
+            f"found no technique to search: of {', '.join(wanted) or 'none'}, {', '.join(without)} is excluded. "
+            f"Expected at least one of {', '.join(known)}. Exclude fewer, or choose others."
+        )
+    return found

@@ -3,6 +3,8 @@
 from datetime import UTC, datetime
 
 from autofit.core.briefing import GateRecord
+from autofit.core.recommendation import Ratio
+from autofit.core.units import format_ratio
 from autofit.reports.report import Report
 
 RATIOS = (
@@ -31,6 +33,11 @@ def runs(report: Report) -> str:
     ended = ", ".join(f"{count:,} {status}" for status, count in report.counts.items())
     of = "" if any(row.earlier for row in report.rows) else f" of {counted(len(report.rows), 'plan')}"
     return f"{counted(total, 'trial')}{of}: {ended}"
+
+
+def interval_text(ratio: Ratio, decimals: int = 2) -> str:
+    """Returns the interval of a ratio: "1.10 to 1.32"."""
+    return f"{format_ratio(ratio.low, decimals, '')} to {format_ratio(ratio.high, decimals, '')}"
 
 
 def verdict(gate: GateRecord) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Recommendation
-from autofit.core.trial import Trial
+from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes, short_number
 from autofit.core.wording import describe_plan
 from autofit.search.contradiction import proof_contradicts
@@ -116,7 +116,7 @@ def failed_headline(evidence: SearchEvidence | None, trials: Sequence[Trial]) ->
     if evidence is None:
         return f"No recommendation is known: {_UNKNOWN}. Make a report of its plan file instead."
     baseline = _latest(trials, evidence.baseline)
-    ended = "" if baseline is None else f" The baseline, {_batch(baseline.plan)}, {_ended(baseline)}."
+    ended = "" if baseline is None else f" The baseline, {_batch(baseline.plan)}, {_ended(baseline, trials)}."
     return f"No plan is recommended: {cause(evidence, trials)}.{ended}"
 
 
@@ -135,6 +135,10 @@ def _batch(plan: Plan) -> str:
     return f"micro batch {plan.micro_batch_size:,}" + (f" x {steps:,}" if steps > 1 else "")
 
 
-def _ended(trial: Trial) -> str:
+def _ended(trial: Trial, trials: Iterable[Trial]) -> str:
     status = trial.outcome.status
-    return _ENDINGS.get(status, f"was not completed ({status.value})")
+    ended = _ENDINGS.get(status, f"was not completed ({status.value})")
+    ran = any(each.plan == trial.plan and each.outcome.measured for each in trials)
+    if trial.purpose is Purpose.PROBE or status is Status.MEASURED or not ran:
+        return ended
+    return f"was measured, but its {'proof' if trial.purpose is Purpose.PROOF else 'run in the race'} {ended}"

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
-from autofit.core.units import format_bytes, format_duration, short_number
+from autofit.core.units import format_bytes, format_duration, format_ratio, short_number
 from autofit.reports.counting import RATIOS, counted, moment, runs, verdict
 from autofit.reports.report import UPPER_BOUND, PlanMemory, PlanRow, Report
 from autofit.reports.svg.estimates import omitted
@@ -230,7 +230,7 @@ def _rate(row: PlanRow) -> str:
 
 
 def _gain(row: PlanRow) -> str:
-    return "" if row.gain is None else f"{row.gain.value:.2f}x" if row.is_baseline else str(row.gain)
+    return "" if row.gain is None else format_ratio(row.gain.value) if row.is_baseline else str(row.gain)
 
 
 def _bytes(count: int | None) -> str:

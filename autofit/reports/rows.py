@@ -9,7 +9,7 @@ from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.recommendation import Candidate, Ratio, Recommendation
-from autofit.core.trial import Trial
+from autofit.core.trial import Purpose, Trial
 from autofit.core.wording import describe_plan
 from autofit.reports.report import BATCH_ONLY, PlanRow, Role
 from autofit.search.choice import quotient
@@ -52,6 +52,11 @@ def known_plans(recommendation: Recommendation | None, trials: Sequence[Trial]) 
         before, outcome = found.get(trial.plan.key), trial.outcome
         if before is not None and outcome.status in _NO_RESULT:
             continue
+        if recommendation is None and before is not None and _keeps_probe(before, trial):
+            run = "proof" if trial.purpose is Purpose.PROOF else "run in the race"
+            reason = f"its {run} was not completed: {outcome.status.value}, {outcome.reason}"
+            found[trial.plan.key] = replace(before, note=reason)
+            continue
         peak = _peak(outcome.measurement)
         kept = peak if peak is not None or before is None else before.peak_bytes
         found[trial.plan.key] = KnownPlan(trial.plan, outcome, trial.earlier, peak_bytes=kept)
@@ -64,6 +69,12 @@ def known_plans(recommendation: Recommendation | None, trials: Sequence[Trial]) 
         proven = Outcome(status=Status.MEASURED, measurement=r.proof, duration_s=duration_s)
         found[r.plan.key] = KnownPlan(r.plan, proven, peak_bytes=_peak(r.proof))
     return found
+
+
+def _keeps_probe(before: KnownPlan, trial: Trial) -> bool:
+    """Returns whether the probe of a plan says more than this later run of it, which failed for want of time."""
+    failed = trial.outcome.status
+    return before.outcome.measured and trial.purpose is not Purpose.PROBE and failed is Status.TIMED_OUT
 
 
 def with_rates(

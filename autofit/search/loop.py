@@ -58,6 +58,7 @@ class Loop:
         )
         self.end = SearchEnd("")
         self._tuning, self._baseline = tuning, tuning.space.baseline
+        self.runner.most_left_s = self._most_left_s
         self._searcher = tuning.searcher(
             Problem(
                 space=tuning.space,
@@ -113,6 +114,7 @@ class Loop:
             self._look(plan)
             self._run_or_hand_out(plan)
         self._finish_with_workers()
+        self.runner.most_left_s = lambda: None
         self._close()
 
     def _close(self) -> None:
@@ -161,6 +163,12 @@ class Loop:
         A plan that is asked for then is only named.
         """
         return math.inf if self.end.early else self.runner.time.patience_s()
+
+    def _most_left_s(self) -> float | None:
+        """Returns the seconds that the search phase may still take, by the probes that may be left; None if unknown."""
+        known, most = self._searcher.probes_left(), self._tuning.budget.max_trials
+        bounds = [known, None if most is None else max(most - self.runner.probes, 0)]
+        return self.runner.time.search_left_s(min((bound for bound in bounds if bound is not None), default=None))
 
     def _spent(self) -> bool:
         """Returns whether a limit ends the search, and keeps the reason in `end`."""

@@ -17,7 +17,7 @@ from autofit.search.finalists import Finalists
 from autofit.search.loop import SearchEnd
 from autofit.search.no_answer import nothing_measured, nothing_pinned, nothing_proven
 from autofit.search.pareto import FrontPoint, front
-from autofit.search.race import MIN_ROUNDS, Race, run_race
+from autofit.search.race import MAX_ROUNDS, MIN_ROUNDS, Race, run_race
 from autofit.search.trial_runner import TrialRunner, summary
 from autofit.search.tuning import Findings
 
@@ -65,7 +65,7 @@ class Final:
         self._scale = CommonScale(self._objective, self._measured)
         self._ratio = self._scale.ratio
         self._finalists = Finalists(runner, self._measured, self._scale)
-        self._searched_s = self._tuning.clock.elapsed_s
+        self._searched_s, self._round_s = self._tuning.clock.elapsed_s, 0.0
         self._unproven: dict[str, str] = {}
         self._failed: list[Trial] = []
         self._caveats: list[str] = []
@@ -113,22 +113,22 @@ class Final:
             self._tuning.seen.race = race
         elif all(t.plan.key in race.names for t in pool):
             return
-        self._runner.phase = "race"
+        self._runner.phase, self._runner.most_left_s = "race", lambda: self._most_left_s(race)
         first = "continuing the race" if race.rounds else f"racing {len(race.names)} plans"
         self._runner.say("stage", f"{first} in interleaved blocks")
         self._run_race(race)
 
     def _run_race(self, race: Race) -> None:
         plans = {t.plan.key: t.plan for t in self._measured}
-        began, round_s = self._tuning.clock.elapsed_s, 0.0
+        began, self._round_s = self._tuning.clock.elapsed_s, 0.0
 
         def enough() -> bool:
-            nonlocal round_s, began
+            nonlocal began
             now = self._tuning.clock.elapsed_s
-            round_s, began = max(round_s, now - began), now
+            self._round_s, began = max(self._round_s, now - began), now
             self._say_round(race, plans)
             long = race.ripe and now - self._searched_s > max(self._race_ratio(race) * self._searched_s, RACE_S)
-            rest_s = max(MIN_ROUNDS - race.rounds, 1) * round_s  # fewer rounds decide nothing
+            rest_s = max(MIN_ROUNDS - race.rounds, 1) * self._round_s  # fewer rounds decide nothing
             return long or self._time.left_s() <= rest_s + self._time.proof_s()
 
         def block(key: str) -> float | str:
@@ -148,6 +148,19 @@ class Final:
             self._say_round(race, plans)
         note = {"rounds": race.rounds, "log_throughput": race.logs, "joined": race.joined, "left": race.left}
         self._tuning.log.note("race", note)
+
+    def _most_left_s(self, race: Race) -> float | None:
+        """Returns the seconds that the race and one proof may still take; None before the first round.
+
+        That is the rounds left to the limits of a race (`MAX_ROUNDS`, `LONG_RACE_RATIO`), at the longest round so far.
+        """
+        if not race.rounds:
+            return None
+        began_s, now_s = self._searched_s, self._tuning.clock.elapsed_s
+        open_s = max(began_s + max(LONG_RACE_RATIO * began_s, RACE_S) - now_s, 0.0) + self._round_s
+        least_s = (MIN_ROUNDS - race.rounds) * self._round_s
+        most_s = min((MAX_ROUNDS - race.rounds) * self._round_s, max(open_s, least_s))
+        return (0.0 if race.over else most_s) + self._time.proof_s()
 
     def _say_round(self, race: Race, plans: Mapping[str, Plan]) -> None:
         """Reports how the plans compare after a round."""
@@ -218,7 +231,7 @@ class Final:
             raise nothing_pinned(self._pinned_trials(), pinned, self._end.early)
         while (left or (left := self._smaller())) and len(self._unproven) < MAX_PROOFS and not self._late():
             chosen = self._choose(self._pool(left))
-            self._runner.phase = "proof"
+            self._runner.phase, self._runner.most_left_s = "proof", self._time.proof_s
             self._runner.say("stage", f"proving {chosen.plan}")
             self._runner.say_running(chosen.plan, self._estimates.get(chosen.plan.key))
             trial = self._runner.attempt(chosen.plan, Purpose.PROOF)

@@ -29,9 +29,13 @@ class TimePlan:
     def __init__(self, tuning: Tuning, record: Mapping[str, Trial]) -> None:
         self._tuning, self._record = tuning, record
         self._probes_s: list[float] = []
+        self._first_s = self._last_s = 0.0
 
     def took(self, probe_s: float) -> None:
         """Records the duration of a probe, in seconds."""
+        self._last_s = self._tuning.clock.elapsed_s
+        if not self._probes_s:
+            self._first_s = self._last_s - probe_s
         self._probes_s.append(probe_s)
 
     def left_s(self) -> float:
@@ -66,6 +70,17 @@ class TimePlan:
         """
         left_s = self.left_s() - self.reserve_s() + self.probe_s()
         return min(self._tuning.clock.patience_s(SHARES[Purpose.PROBE]), left_s)
+
+    def search_left_s(self, probes: int | None) -> float | None:
+        """Returns the estimated seconds of this number of probes; None before the first probe.
+
+        Each is counted at the mean time between probes so far, in which memory is estimated as well, or at the median
+        duration of a probe if that is longer.
+        """
+        if probes is None or not self._probes_s:
+            return None
+        each_s = max((self._last_s - self._first_s) / len(self._probes_s), self.probe_s())
+        return probes * each_s
 
     def hurried(self, purpose: Purpose, took_s: float) -> bool:
         """Returns whether a run of this duration could not be repeated in the time left."""

@@ -34,6 +34,7 @@ class TrialRunner:
         time: the duration of runs, and the time left.
         probes: number of probes that have run.
         phase: phase of the search (`Event.phase`).
+        most_left_s: estimates the time left in the present phase (`Event.left_s`).
     """
 
     def __init__(self, tuning: Tuning) -> None:
@@ -45,6 +46,7 @@ class TrialRunner:
         self.time = TimePlan(tuning, self.record)
         self.probes = 0
         self.phase = "search"
+        self.most_left_s: Callable[[], float | None] = lambda: None
         self._poisoned = 0
 
     def probe(self, plan: Plan) -> Trial:
@@ -109,17 +111,20 @@ class TrialRunner:
 
     def say(self, kind: str, text: str, trial: Trial | None = None) -> None:
         """Sends an event to the listener."""
-        self.tuning.listen(Event(kind, text, trial, self.probes, phase=self.phase))
+        self.tuning.listen(Event(kind, text, trial, self.probes, phase=self.phase, left_s=self.most_left_s()))
 
     def say_running(self, plan: Plan, estimate: Estimate | None) -> None:
         """Reports that a plan begins to run, with the estimate of its peak."""
-        text, done = f"running {plan}", self.probes
-        self.tuning.listen(Event("running", text, done=done, phase=self.phase, plan=plan, estimate=estimate))
+        text, done, left_s = f"running {plan}", self.probes, self.most_left_s()
+        phase = self.phase
+        self.tuning.listen(Event("running", text, done=done, phase=phase, plan=plan, estimate=estimate, left_s=left_s))
 
     def say_round(self, text: str, leader: Plan | None, gain: Ratio | None, standings: tuple[Placing, ...]) -> None:
         """Reports the end of a round of the race: the leader's gain over the baseline, and how the plans compare."""
-        event = Event("race", text, done=self.probes, phase=self.phase, plan=leader, gain=gain, standings=standings)
-        self.tuning.listen(event)
+        done, phase, left_s = self.probes, self.phase, self.most_left_s()
+        self.tuning.listen(
+            Event("race", text, done=done, phase=phase, plan=leader, gain=gain, standings=standings, left_s=left_s)
+        )
 
     def _once(self, plan: Plan, purpose: Purpose, settle: Callable[[Outcome], Outcome]) -> Trial:
         """Runs a plan once. Its trial is on disk as running before, and as finished after, even if it raises."""

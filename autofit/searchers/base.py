@@ -76,6 +76,13 @@ class Searcher(ABC):
         If `ask` returns such a plan again, the loop waits for its trial.
         """
 
+    def probes_left(self) -> int | None:
+        """Returns how many probes may be left at most, by what is known now; None if nothing is known. For progress.
+
+        A trial may make other plans worth a probe, so the number may also grow.
+        """
+        return None
+
     def omissions(self) -> list[Omission]:
         """Returns why no plan of some combinations was measured. Called once, when the search has ended."""
         return []

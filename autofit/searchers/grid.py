@@ -23,6 +23,10 @@ class Grid(Searcher):
         """Returns the next plan without a trial; None if there is none."""
         return next(iter(self._left.values()), None)
 
+    def probes_left(self) -> int:
+        """Returns the number of plans without a trial."""
+        return len(self._left)
+
     def tell(self, trial: Trial) -> None:
         """Removes a plan from the list; ignores blocks of a race."""
         if trial.purpose is not Purpose.BLOCK:

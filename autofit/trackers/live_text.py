@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from autofit.core.units import format_bytes
 from autofit.terminal import cells, cut
 
-_GAP = "  "
+_GAPS = ("  ", " ")
 _BAR_CELLS = 10
-_SHORTER = ("bar", "now", "phase", "best", "now", "trials", "time", "now", "now")
-"""Parts in the order in which they become shorter, one form at a time, until the line fits."""
+_SHORTER = ("bar", "now", "phase", "best", "now", "trials", "time", "now", "best", "gap", "trials", "now")
+"""Parts in the order in which they become shorter, one form at a time, until the line fits. The gaps between them are
+one of them."""
 
 Forms = Sequence[str]
 """A part of the line from its longest form to its shortest."""
@@ -16,18 +17,20 @@ Forms = Sequence[str]
 
 def fitted(parts: Mapping[str, Forms], width: int) -> str:
     """Returns the parts on one line of at most `width` cells, each as long as there is room for."""
-    at = dict.fromkeys(parts, 0)
-    line = _joined(parts, at)
+    forms: dict[str, Forms] = {**parts, "gap": _GAPS}
+    at = dict.fromkeys(forms, 0)
     for name in _SHORTER:
+        line = _joined(forms, at)
         if cells(line) <= width:
             return line
-        at[name] = min(at[name] + 1, len(parts[name]) - 1)
-        line = _joined(parts, at)
-    return cut(line, width)
+        at[name] = min(at[name] + 1, len(forms[name]) - 1)
+    return cut(_joined(forms, at), width)
 
 
-def _joined(parts: Mapping[str, Forms], at: dict[str, int]) -> str:
-    return _GAP.join(text for name, forms in parts.items() if (text := forms[at[name]]))
+def _joined(forms: Mapping[str, Forms], at: Mapping[str, int]) -> str:
+    now = {name: texts[at[name]] for name, texts in forms.items()}
+    gap = now.pop("gap")
+    return gap.join(filter(None, now.values()))
 
 
 def bar(share: float, blocks: bool) -> str:

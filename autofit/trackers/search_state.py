@@ -9,7 +9,7 @@ from autofit.core.plan import Plan
 from autofit.core.printable import one_line
 from autofit.core.recommendation import Ratio
 from autofit.core.trial import Trial
-from autofit.core.units import short_number
+from autofit.core.units import format_bytes, format_ratio, short_number
 from autofit.probing.watchdog import WAITING
 from autofit.search.event import Event
 from autofit.terminal import cut, wrapped
@@ -40,11 +40,11 @@ class SearchState:
         self._rows = TrialRows(against, colour)
         self._phase, self._detail = "survey", ""
         self._trials = 0
-        self._first_s: float | None = None
-        self._last_s = 0.0
+        self._left: tuple[float, float] | None = None
         self._baseline: Measurement | None = None
         self._best: Measurement | None = None
         self._gain: Ratio | None = None
+        self._leader: Plan | None = None
         self._peaks: dict[str, int] = {}
         self._running: tuple[Plan, Estimate | None] | None = None
 
@@ -52,12 +52,13 @@ class SearchState:
         """Learns from an event; returns what makes the lines that it leaves behind, from their width."""
         self._trials = max(self._trials, event.done)
         self._phase, self._detail = event.phase or self._phase, ""
+        if event.kind not in ("waiting", "busy"):
+            self._left = None if event.left_s is None else (event.left_s, self._against.clock.elapsed_s)
         if event.kind == "running" and event.plan is not None:
             self._running = (event.plan, event.estimate)
-            self._first_s = self._against.clock.elapsed_s if self._first_s is None else self._first_s
         elif event.kind == "race":
             self._detail, self._running = one_line(event.text), None
-            self._gain = event.gain or self._gain
+            self._gain, self._leader = event.gain or self._gain, event.plan or self._leader
         elif event.kind in ("stage", "waiting", "busy"):
             return self._announcement(event)
         elif event.trial is not None and event.trial.outcome.status is not Status.SKIPPED:
@@ -65,11 +66,11 @@ class SearchState:
         return lambda width: []
 
     def live(self, width: int) -> str:
-        """Returns the line that is redrawn: phase, trials, best so far, the running plan's memory, time left."""
+        """Returns the line that is redrawn: phase, trials, best so far, memory, time left."""
         trials = "1 trial" if self._trials == 1 else f"{self._trials} trials"
         parts: dict[str, Forms] = {
             "phase": self._phase_forms(),
-            "trials": (trials, str(self._trials)) if self._trials or self._phase != "survey" else ("",),
+            "trials": (trials, str(self._trials), "") if self._trials or self._phase != "survey" else ("",),
             "best": self._best_forms(),
             "now": self._now_forms(),
             "bar": (bar(self._share(), self._blocks), ""),
@@ -87,7 +88,7 @@ class SearchState:
         return lambda width: [cut(line, width) for line in wrapped(text, width, "autofit: ", " " * 9)]
 
     def _finished(self, trial: Trial, *, is_proof: bool) -> Callable[[int], list[str]]:
-        self._running, self._last_s = None, self._against.clock.elapsed_s
+        self._running = None
         measurement = trial.outcome.measurement if trial.outcome.measured else None
         is_best = measurement is not None and not is_proof and self._learn(trial.plan, measurement)
         # A proof is not compared: probes and proofs are different runs, and the race has decided by then.
@@ -121,25 +122,27 @@ class SearchState:
         return (f"{self._phase}: {detail}", self._phase) if detail else (self._phase, self._phase)
 
     def _best_forms(self) -> Forms:
-        """Returns the best ratio: with its interval once the race has one, and before that with its plan's peak."""
+        """Returns the best ratio: with its interval once the race has one; before that with its peak if a plan runs."""
         if self._gain is not None:
-            return f"best {self._gain}", f"best {self._gain.value:.2f}x"
+            value = format_ratio(self._gain.value)
+            return f"best {self._gain}", f"best {value}", value
         if self._best is None:
             return ("",)
         objective, ratio = self._against.objective, self._ratio(self._best)
         best = (
-            f"best {short_number(objective.score(self._best))} {objective.unit}/s"
-            if ratio is None
-            else f"best {ratio:.2f}x"
+            f"{short_number(objective.score(self._best))} {objective.unit}/s" if ratio is None else format_ratio(ratio)
         )
         peak_bytes = self._best.memory.judged_bytes
-        limit_bytes = self._against.memory_bytes if self._running is None else None
-        return (f"{best} at {of_budget(peak_bytes, limit_bytes)}", best) if peak_bytes else (best,)
+        at = f" at {format_bytes(peak_bytes)}" if peak_bytes and self._running is not None else ""
+        return f"best {best}{at}", f"best {best}", best
 
     def _now_forms(self) -> Forms:
-        """Returns the plan that runs and its peak: measured if it ran before, else estimated. A guess is not shown."""
+        """Returns the plan that runs and its peak: measured if it ran before, else estimated. A guess is not shown.
+
+        Between two plans, and in the race, it is the peak of the best one.
+        """
         if self._running is None:
-            return ("",)
+            return self._peak_forms()
         plan, estimate = self._running
         name = f"now {short_plan(plan, self._against.baseline)}"
         measured = self._peaks.get(plan.key)
@@ -149,28 +152,36 @@ class SearchState:
         how, sign = ("", "") if measured else ("est. ", "~")
         return f"{name}: {how}{of}", f"now {how}{of}", f"{how}{of}", f"{sign}{of.replace(' of ', '/')}", ""
 
+    def _peak_forms(self) -> Forms:
+        best_bytes = 0 if self._best is None else self._best.memory.judged_bytes
+        peak_bytes = best_bytes if self._leader is None else self._peaks.get(self._leader.key, 0)
+        if not peak_bytes:
+            return ("",)
+        of = of_budget(peak_bytes, self._against.memory_bytes)
+        return f"peak {of}", f"peak {of}", of, of.replace(" of ", "/"), ""
+
     def _time_forms(self) -> Forms:
         elapsed_s, limit_s = self._against.clock.elapsed_s, self._against.time_s
         if limit_s is not None:
             left = minutes(limit_s - elapsed_s)
-            return f"{left} left", left
-        search_s = self._search_left_s()
-        if search_s is not None:
-            return f"about {minutes(search_s)} of search left", f"~{minutes(search_s)} left"
-        return f"{minutes(elapsed_s)} elapsed", minutes(elapsed_s)
+            return (f"{left} left",)
+        most_s = self._most_left_s()
+        if most_s > 0:
+            of = " of search" * (self._phase == "search")  # how long a race takes is not known yet
+            return f"up to about {minutes(most_s)}{of} left", f"~{minutes(most_s)} left"
+        return f"{minutes(elapsed_s)} elapsed", f"{minutes(elapsed_s)} so far"
 
-    def _search_left_s(self) -> float | None:
-        """Returns the longest time that the search phase may still take; None if it is unknown.
+    def _most_left_s(self) -> float:
+        """Returns the time left by the last event that had an upper estimate, less what went by; else 0.
 
-        The basis is the number of trials allowed and the mean duration of those that finished. The search may end
-        earlier. Without a limit on trials, the number of trials left is unknown, and so is the duration of a race.
+        In the search phase, it is the number of probes that may be left times the time that one took; in the race, the
+        rounds to its limits at the longest round so far, and a proof; then how long a proof takes. Most searches end
+        earlier. Where nothing bounds it, and once it has passed, no estimate is shown.
         """
-        most, first_s = self._against.max_trials, self._first_s
-        if most is None or first_s is None or not self._trials or self._phase != "search":
-            return None
-        mean_s = (self._last_s - first_s) / self._trials
-        running_s = self._against.clock.elapsed_s - self._last_s
-        return max(mean_s * (most - self._trials) - running_s, 0.0)
+        if self._left is None:
+            return 0.0
+        left_s, at_s = self._left
+        return left_s - (self._against.clock.elapsed_s - at_s)
 
     def _share(self) -> float:
         """Returns the share of the time budget, or of the trials allowed, that is used; -1 where there is neither."""

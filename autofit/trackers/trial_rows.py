@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.printable import one_line
 from autofit.core.trial import Trial
-from autofit.core.units import format_bytes, short_number
+from autofit.core.units import format_bytes, format_ratio, short_number
 from autofit.terminal import cells, cut, paint, wrapped
 from autofit.trackers.yardstick import Yardstick
 
@@ -74,7 +74,7 @@ class TrialRows:
         if "speed" not in layout and ratio is None:
             shown = {"ratio": speed or "proven"}
         else:
-            shown = {"ratio": "" if ratio is None else f"{ratio:.2f}x", "speed": speed or "proven"}
+            shown = {"ratio": "" if ratio is None else format_ratio(ratio), "speed": speed or "proven"}
         shown["peak"] = format_bytes(measurement.memory.judged_bytes)
         figures = [
             (f"  {shown[column]:>{size}}", "good" if is_best and column == "ratio" and ratio else "")

@@ -280,6 +280,28 @@ def test_a_print_is_light_whole_and_without_controls(page: Browser) -> None:
     page.media()
 
 
+def test_a_print_has_the_folded_rows_and_folds_them_again(browser: Browser, tmp_path: Path) -> None:
+    one = samples.typical().left_out[0]
+    left_out = tuple(one.model_copy(update={"label": f"combination {number}"}) for number in range(23))
+    path = tmp_path / "folded.html"
+    path.write_text(render(samples.typical().model_copy(update={"left_out": left_out})), encoding="utf-8")
+    browser.open(path)
+    browser.run("window.open_ = -1; addEventListener('beforeprint', () => {"
+                "window.open_ = document.querySelectorAll('details.more[open]').length })")  # fmt: skip
+    browser.pdf()
+    assert browser.run("return window.open_") == 1
+    assert browser.run("return document.querySelectorAll('details[open]').length") == 0
+    browser.media(kind="print")  # as where no script runs: the rows are folded, and the print says so
+    assert browser.run("return document.querySelector('details.more').innerText") == (
+        "13 more, folded: open this list on the page to print it"
+    )
+    browser.run("document.querySelector('details.more').open = true")
+    printed = browser.run("return document.querySelector('details.more').innerText")
+    assert "combination 22" in printed
+    assert "folded" not in printed
+    browser.media()
+
+
 def test_hostile_texts_run_nothing(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["hostile"])
     browser.run("document.querySelectorAll('details').forEach(details => details.open = true)")

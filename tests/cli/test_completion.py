@@ -5,13 +5,18 @@ import pty
 import select
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from autofit import strategies
 from autofit.cli import _COMMANDS
+from autofit.cli.arguments import KNOBS, TECHNIQUES
 from autofit.cli.completion import _commands
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
+from autofit.strategies import checkpointing, memory_format, optimizer_implementation, precision
 from tests.cli.conftest import Run
 
 
@@ -112,6 +117,43 @@ def test_fish_completes_commands_of_two_words(script: Script) -> None:
     assert fish(script, "autofit nightly init --dry") == []
     assert "--global-batch" in fish(script, "autofit nightly init --glob")
     assert fish(script, "autofit init") == []
+
+
+def test_the_names_that_completion_offers_are_those_of_the_families() -> None:
+    assert set(TECHNIQUES) == {member.name for member in strategies.BUILT_IN}
+    knobs = {precision.KNOB, checkpointing.CHECKPOINTED_BLOCKS, memory_format.KNOB, optimizer_implementation.KNOB}
+    assert set(KNOBS) == {MICRO_BATCH_SIZE, ACCUMULATION_STEPS, *knobs}
+
+
+def test_completion_loads_no_torch() -> None:
+    code = "import sys; from autofit.cli import main; main(['completion', 'bash']); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@has("bash")
+def test_bash_offers_the_values_that_are_known(script: Script) -> None:
+    assert bash(script, "autofit", "tune", "--only", "pre") == ["precision"]
+    assert set(bash(script, "autofit", "estimate", "--without", "")) == set(TECHNIQUES)
+    assert bash(script, "autofit", "tune", "--track", "tens") == ["tensorboard"]
+    assert bash(script, "autofit", "tune", "--searcher", "gui") == ["guided"]
+    assert bash(script, "autofit", "tune", "--set", "micro") == ["micro_batch_size="]
+    assert bash(script, "autofit", "export", "--to", "p") == ["python"]
+
+
+@has("fish")
+def test_fish_offers_the_values_that_are_known(script: Script) -> None:
+    assert fish(script, "autofit tune --only pre") == ["precision"]
+    assert fish(script, "autofit tune --set micro") == ["micro_batch_size="]
+    assert fish(script, "autofit tune --track tens") == ["tensorboard"]
+    assert "python" in fish(script, "autofit export --to p")
+
+
+@has("zsh")
+def test_zsh_offers_the_values_that_are_known(script: Script) -> None:
+    assert "'precision'" in zsh(script, "autofit tune --only pre")
+    assert "'micro_batch_size='" in zsh(script, "autofit tune --set micro")
+    assert "'tensorboard'" in zsh(script, "autofit tune --track tens")
 
 
 @has("bash")

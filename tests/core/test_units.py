@@ -1,7 +1,15 @@
 import pytest
 
 from autofit.core.errors import UsageError
-from autofit.core.units import format_bytes, format_duration, format_names, parse_budget, parse_bytes, parse_duration
+from autofit.core.units import (
+    format_bytes,
+    format_duration,
+    format_names,
+    format_ratio,
+    parse_budget,
+    parse_bytes,
+    parse_duration,
+)
 
 
 @pytest.mark.parametrize(
@@ -106,3 +114,20 @@ def test_a_budget_with_a_unit_or_of_many_bytes_is_taken_as_it_is(given: str | in
 )
 def test_the_first_names_are_shown_and_the_others_counted(count: int, text: str) -> None:
     assert format_names("abcdefghijklmnopqrstuvwxyz"[:count], 3) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "<0.01x"), (0.004, "<0.01x"), (0.01, "0.01x"), (0.032, "0.03x"), (1.0, "1.00x"), (1.3249, "1.32x"),
+        (9.99, "9.99x"), (9.996, "10x"), (12.84, "12.8x"), (99.94, "99.9x"), (99.96, "100x"), (128.03, "128x"),
+        (1019.65, "1,020x"), (2.5e6, "2,500,000x"),
+    ],
+)  # fmt: skip
+def test_a_ratio_has_three_digits_at_most_beyond_ten_and_no_false_zero(value: float, text: str) -> None:
+    assert format_ratio(value) == text
+
+
+def test_a_ratio_may_have_more_decimals_and_no_sign() -> None:
+    assert format_ratio(1.0126, 3) == "1.013x"
+    assert format_ratio(0.0004, 3, "") == "<0.001"

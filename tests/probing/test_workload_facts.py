@@ -9,9 +9,11 @@ from torch import nn
 
 from autofit.core.errors import (
     SpaceError,
+    UsageError,
 )
 from autofit.core.trial import Purpose
 from autofit.probing.workload_facts import baseline_batch
+from autofit.strategies import members
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.workload import Workload
 from tests.probing import targets
@@ -23,6 +25,16 @@ def test_an_unknown_strategy_is_refused_with_the_known_ones() -> None:
         bench_of(targets.make_mlp(), strategies=("batching", "magic"))
     assert "unknown strategy 'magic'; expected some of " in str(error.value)
     assert "precision" in str(error.value)
+
+
+def test_a_choice_of_no_strategy_is_refused_and_says_what_to_do() -> None:
+    with pytest.raises(UsageError) as error:
+        bench_of(targets.make_mlp(), strategies=("precision",), without=("precision",))
+    assert str(error.value).startswith("found no technique to search: of precision, precision is excluded. Expected at")
+    assert str(error.value).endswith("Exclude fewer, or choose others.")
+    assert error.value.exit_code == 2
+    with pytest.raises(UsageError, match="no technique"):
+        bench_of(targets.make_mlp(), without=tuple(member.name for member in members()))
 
 
 def test_strategies_that_are_left_out_have_no_knob() -> None:

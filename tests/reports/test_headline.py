@@ -15,7 +15,7 @@ from autofit.core.errors import (
 )
 from autofit.core.outcome import Outcome, Status
 from autofit.core.recommendation import Candidate, Recommendation
-from autofit.core.trial import Trial
+from autofit.core.trial import Purpose, Trial
 from autofit.reports import sources
 from autofit.reports.assemble import assembled
 from autofit.reports.headline import batch_change, cause, contradicting_rate, failed_headline, headline
@@ -120,6 +120,23 @@ def test_a_failed_search_has_a_short_headline_in_words_and_its_whole_message_bel
     for text in (render(report), to_markdown(report)):
         assert text.index(expected) < text.index("LAST.")
     assert "no plan fits the budget" not in render(report)
+
+
+def test_a_baseline_whose_proof_failed_keeps_its_measurement_and_the_headline_names_the_proof() -> None:
+    probe = next(t for t in RESULT.trials if t.plan == EVIDENCE.baseline and t.outcome.measured)
+    late = Outcome(status=Status.TIMED_OUT, reason="not finished after 9 s")
+    proof = Trial(number=99, plan=probe.plan, outcome=late, purpose=Purpose.PROOF)
+    update = {"failure": "time ran out", "failure_code": 7, "recommendation": None, "standings": ()}
+    known = EVIDENCE.model_copy(update=update)
+    assert " was measured, but its proof timed out." in failed_headline(known, (probe, proof))
+    assert "was measured, but" not in failed_headline(known, (proof,))
+    report = assembled(sources.of_result(replace(RESULT, recommendation=None, evidence=known, trials=(probe, proof))))
+    assert " was measured, but its proof timed out." in report.headline
+    (row,) = [row for row in report.rows if row.is_baseline]
+    assert (row.status, row.reason) == ("measured", "its proof was not completed: timed out, not finished after 9 s")
+    assert row.rate_per_s
+    for text in (render(report), to_markdown(report)):
+        assert "its proof was not completed: timed out" in text
 
 
 def test_a_faster_plan_whose_proof_failed_is_not_a_plan_that_is_not_faster() -> None:

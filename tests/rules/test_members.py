@@ -23,6 +23,7 @@ DEVICES = {member.type: Path(inspect.getfile(member)).relative_to(ROOT) for memb
 """The file of each built-in device, by its type."""
 TENSORS = "asks where torch has a tensor or a model; a `torch.device` can be asked for nothing but its type"
 EXCEPTIONS = {
+    "autofit/cli/arguments.py": "`--help` and completion list the built-in ones without torch; tests compare the lists",
     "autofit/chips.py": "`StandIn.is_host`, which everybody else asks",
     "autofit/core/environment.py": "`Environment.is_host`, which everybody else asks",
     "autofit/estimation/records.py": "keys of `autofit estimate --json` (autofit.estimate/1)",

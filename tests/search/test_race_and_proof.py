@@ -24,6 +24,7 @@ from tests.fakes import (
     MemoryLog,
     always,
     during,
+    random_bench,
     tuning_of,
 )
 from tests.search.listed import at, calm, only
@@ -263,3 +264,30 @@ def test_a_plan_that_joins_a_race_is_announced_and_the_baseline_that_is_slower_i
     assert texts[0] == "racing 2 plans in interleaved blocks"
     assert f"another plan joins the race: {best}" in texts
     assert texts[-1].endswith(": 1 plan left")  # of three that ran: one left, and the baseline never leaves
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_estimate_of_the_time_left_bounds_what_the_search_takes(seed: int) -> None:
+    bench = random_bench(seed)
+    events: list[tuple[Event, float]] = []
+    tuning = tuning_of(bench, listen=lambda event: events.append((event, bench.time())))
+    run(tuning)
+    end_s = bench.time()
+    ended_s = next(at_s for event, at_s in events if event.text.startswith("search ended"))
+    known = [(event, at_s) for event, at_s in events if event.left_s is not None]
+    assert {event.phase for event, _ in known} == {"search", "race", "proof"}
+    for event, at_s in known:
+        assert event.left_s is not None
+        over_s = ended_s if event.phase == "search" else end_s
+        assert 1.1 * event.left_s >= over_s - at_s, event.text  # "about"
+
+
+def test_no_time_left_is_estimated_where_nothing_bounds_it() -> None:
+    events: list[Event] = []
+    bench = calm()
+    run(only(bench, at(bench, 32), listen=events.append))
+    assert all(event.left_s is None for event in events if event.phase == "search")
+    del events[:]
+    limited = Budget(memory_bytes=bench.budget_bytes, max_trials=3)
+    run(only(bench, at(bench, 16), at(bench, 32), listen=events.append, budget=limited))
+    assert any(event.left_s for event in events if event.kind == "running" and event.phase == "search")

@@ -65,6 +65,18 @@ def test_a_race_is_kept_time_for_once_two_plans_may_win() -> None:
     assert time.reserve_s() == RESERVE_RATIO * 1000
 
 
+def test_the_search_is_estimated_at_the_mean_time_between_probes_with_what_runs_between_them() -> None:
+    bench = small_bench()
+    bench.time = FakeTime()
+    time, _ = planned(bench, time_s=None)
+    assert time.search_left_s(4) is None  # nothing ran
+    for _ in range(2):
+        bench.time.advance(5.0)
+        time.took(2.0)
+    assert time.search_left_s(None) is None  # nothing bounds the number of probes
+    assert time.search_left_s(4) == 4 * (2 + 5) / 2
+
+
 @pytest.mark.parametrize(("left_s", "hurried"), [(50.0, False), (10.0, True), (-1.0, True)])
 def test_what_took_longer_than_it_may_now_is_not_repeated(left_s: float, hurried: bool) -> None:
     bench = small_bench()

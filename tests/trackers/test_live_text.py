@@ -7,19 +7,19 @@ from autofit.trackers.live_text import bar, fitted, minutes, of_budget
 
 PARTS = {
     "phase": ("race: round 3", "race"),
-    "trials": ("7 trials", "7"),
-    "best": ("best 1.3x at 5 MiB", "best 1.3x"),
+    "trials": ("7 trials", "7", ""),
+    "best": ("best 1.3x at 5 MiB", "best 1.3x", "1.3x"),
     "now": ("now a plan: 5 of 7 MiB", "now 5 of 7 MiB", "5 of 7 MiB", "5/7 MiB", ""),
     "bar": ("#####-----", ""),
-    "time": ("0:47 left", "0:47"),
+    "time": ("0:47 elapsed", "0:47 so far"),
 }
 
 
-def test_the_bar_goes_first_and_phase_trials_best_and_time_stay() -> None:
-    lines = list(dict.fromkeys(fitted(PARTS, width) for width in range(120, 26, -1)))
+def test_the_bar_goes_first_and_phase_best_and_time_stay() -> None:
+    lines = list(dict.fromkeys(fitted(PARTS, width) for width in range(120, 21, -1)))
     assert "#" in lines[0]
     assert all("#" not in line for line in lines[1:])
-    assert lines[-1] == "race  7  best 1.3x  0:47"
+    assert lines[-3:] == ["race 7 1.3x 5/7 MiB 0:47 so far", "race 1.3x 5/7 MiB 0:47 so far", "race 1.3x 0:47 so far"]
 
 
 @pytest.mark.parametrize("width", range(0, 120, 7))

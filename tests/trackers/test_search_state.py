@@ -84,6 +84,16 @@ def test_b18_finished_trials_are_rows_and_skipped_ones_are_not() -> None:
     ]
 
 
+def test_extreme_ratios_are_short_and_stay_in_their_column() -> None:
+    rows = told(
+        state()[0],
+        Event("trial", "", trial(BASELINE), 1, phase="search"),
+        Event("trial", "", trial(BEST, 101_965.0), 2, phase="search"),
+        Event("trial", "", trial(BASELINE.replace(precision="bf16"), 0.3), 3, phase="search"),
+    )
+    assert [row[:13] for row in rows[1:]] == ["    1   1.00x", "    2  1,020x", "    3  <0.01x"]
+
+
 @pytest.mark.parametrize(
     ("width", "line"),
     [
@@ -92,8 +102,10 @@ def test_b18_finished_trials_are_rows_and_skipped_ones_are_not() -> None:
         (99, "search  4 trials  best 1.32x at 54 MiB  now 16 x 2, precision=bf16: est. 61 of 72 MiB  0:47 left"),
         (79, "search  4 trials  best 1.32x at 54 MiB  now est. 61 of 72 MiB  0:47 left"),
         (59, "search  4 trials  best 1.32x  est. 61 of 72 MiB  0:47 left"),
-        (39, "search  4  best 1.32x  ~61/72 MiB  0:47"),
-        (30, "search  4  best 1.32x  0:47"),
+        (39, "search  4  1.32x  ~61/72 MiB  0:47 left"),
+        (36, "search 4 1.32x ~61/72 MiB 0:47 left"),
+        (33, "search 1.32x ~61/72 MiB 0:47 left"),
+        (30, "search 1.32x 0:47 left"),
     ],
 )  # fmt: skip
 def test_b18_the_live_line_has_phase_trials_best_memory_and_time_left(width: int, line: str) -> None:
@@ -145,10 +157,33 @@ def test_in_a_race_the_best_is_the_leaders_gain_with_its_interval() -> None:
     it, _ = state()
     race = Event("race", "round 3: 2 plans left", phase="race")
     told(it, *EVENTS, race)
-    assert it.live(99).startswith("race: round 3: 2 plans left  4 trials  best 1.32x at 54 of 72 MiB")
+    assert it.live(99).startswith("race: round 3: 2 plans left  4 trials  best 1.32x  peak 54 of 72 MiB")
     told(it, Event("race", "round 4: 2 plans left", phase="race", plan=BEST, gain=Ratio(value=1.2, low=1.1, high=1.3)))
-    assert it.live(99).startswith("race: round 4: 2 plans left  4 trials  best 1.20x (1.10 to 1.30)")
-    assert it.live(50) == "race  4 trials  best 1.20x  2:00 left"
+    assert it.live(99) == (
+        "race: round 4: 2 plans left  4 trials  best 1.20x (1.10 to 1.30)  peak 54 of 72 MiB  2:00 left"
+    )
+    assert it.live(59) == "race  4 trials  best 1.20x  peak 54 of 72 MiB  2:00 left"
+    assert it.live(39) == "race  4  1.20x  54/72 MiB  2:00 left"
+
+
+@pytest.mark.parametrize("limit_s", [120.0, None])
+@pytest.mark.parametrize("phase", ["search", "race"])
+@pytest.mark.parametrize("width", [39, 99])
+def test_memory_against_the_budget_and_what_the_time_means_stay_on_a_narrow_terminal(
+    width: int, phase: str, limit_s: float | None
+) -> None:
+    it, time = state(limit_s)
+    told(it, *EVENTS)
+    if phase == "race":
+        gain = Ratio(value=1.2, low=1.1, high=1.3)
+        told(it, Event("race", "round 14: 2 plans left", phase="race", done=12, plan=BEST, gain=gain))
+    else:
+        told(it, running(BASELINE.replace(micro_batch_size=16, accumulation_steps=2, precision="bf16"), 61))
+    for elapsed_s in (18.0, 119.0):
+        time.seconds = elapsed_s
+        line = it.live(width)
+        assert re.search(r"\d(/| of )72 MiB", line), line
+        assert line.endswith("left" if limit_s else ("so far", "elapsed")[width > 40]), line
 
 
 def test_a_guess_is_not_shown_and_a_measured_peak_goes_before_an_estimate() -> None:
@@ -176,25 +211,34 @@ def test_time_is_what_is_left_of_the_budget_or_what_went_by(limit_s: float | Non
     assert " ".join(it.live(80).split()) == f"survey {said}"
 
 
-def test_without_a_time_budget_what_is_left_of_the_search_rests_on_the_trials_allowed() -> None:
+def test_without_a_time_budget_the_time_left_is_an_estimate_of_the_search_and_marked_as_one() -> None:
     it, time = state(None, max_trials=5)
-    assert it.live(80) == "survey  0:00 elapsed"
+    assert it.live(80) == "survey  0:00 elapsed"  # nothing is known
     time.seconds = 10.0
     told(it, running(BASELINE, 9))
     assert "10 elapsed" in it.live(80)  # one trial has to finish first
     time.seconds = 30.0
-    told(it, Event("trial", "", trial(BASELINE), 1, phase="search"))
-    assert "  ##--------  about 1:20 of search left" in it.live(120)
+    told(it, Event("trial", "", trial(BASELINE), 1, phase="search", left_s=80.0))
+    assert "  ##--------  up to about 1:20 of search left" in it.live(120)
     time.seconds = 50.0
-    assert "about 1:00 of search left" in it.live(80)
-    told(it, Event("race", "round 3: 2 plans left", phase="race"))
-    assert "left" not in it.live(80).replace("plans left", "")  # nothing tells how long a race takes
+    told(it, Event("waiting", "no sign of life for 20 s"))
+    assert "up to about 1:00 of search left" in it.live(80)
+    time.seconds = 111.0
+    assert it.live(80).endswith("1:51 elapsed")  # it took longer than estimated
+    told(it, Event("race", "round 3: 2 plans left", phase="race", left_s=25.0))
+    assert it.live(80).endswith("up to about 0:25 left")
+
+
+def test_with_a_time_budget_what_is_left_of_it_is_shown_and_no_estimate() -> None:
+    it, _ = state(120.0)
+    told(it, Event("trial", "", trial(BASELINE), 1, phase="search", left_s=80.0))
+    assert it.live(120).endswith("----------  2:00 left")
 
 
 def test_without_the_baseline_the_best_is_its_throughput() -> None:
     it, _ = state()
     told(it, Event("trial", "", trial(BEST, 52384.7, 54), 1, phase="search"))
-    assert it.live(80).startswith("search  1 trial  best 52,380 samples/s at 54 of 72 MiB")
+    assert it.live(80).startswith("search  1 trial  best 52,380 samples/s  peak 54 of 72 MiB")
 
 
 @pytest.mark.parametrize(
@@ -204,7 +248,7 @@ def test_without_the_baseline_the_best_is_its_throughput() -> None:
 def test_the_unit_is_written_once_and_figures_are_short(peak_mib: int, limit_mib: int, said: str) -> None:
     it, _ = state(limit_mib=limit_mib)
     told(it, Event("trial", "", trial(BASELINE, 100.0, peak_mib), 1, phase="search"))
-    assert f"best 1.00x at {said}" in it.live(80)
+    assert f"best 1.00x  peak {said}" in it.live(80)
 
 
 def test_a_stage_is_wrapped_and_not_cut() -> None:

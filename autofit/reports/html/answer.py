@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from autofit.core.recommendation import Ratio
-from autofit.core.units import format_bytes, format_duration, short_number
-from autofit.reports.counting import counted, runs
+from autofit.core.units import format_bytes, format_duration, format_ratio, short_number
+from autofit.reports.counting import counted, interval_text, runs
 from autofit.reports.html.parts import CODE, LABEL, breakable, scrolled, tile
 from autofit.reports.markup import Child, Markup, element, joined, shortened
 from autofit.reports.report import PlanRow, Report
@@ -48,7 +48,7 @@ def _answer_tiles(report: Report, best: PlanRow, baseline: PlanRow | None) -> li
         found.append(tile("Gain", "–", "the baseline was not measured within the budget"))
     else:
         note = f"{interval(best.gain)}{_proof(report)}"
-        found.append(tile("Gain", f"{best.gain.value:.2f}x", note, "good" if best.gain.low > 1 else ""))
+        found.append(tile("Gain", format_ratio(best.gain.value), note, "good" if best.gain.low > 1 else ""))
     if best.rate_per_s is not None:
         before = _before(baseline, lambda row: short_number(row.rate_per_s) if row.rate_per_s else None)
         found.append(tile("Throughput", f"{short_number(best.rate_per_s)}", f"{report.unit}/s{before}"))
@@ -78,7 +78,7 @@ def interval(gain: Ratio) -> str:
     """Returns where a ratio comes from: its interval and pairs, or that the plans did not race."""
     if not gain.pairs:
         return "over the baseline, from separate runs"
-    return f"over the baseline; 95\u00a0% interval {gain.low:.2f} to {gain.high:.2f}"
+    return f"over the baseline; 95\u00a0% interval {interval_text(gain)}"
 
 
 def _comparison(report: Report) -> Markup | None:
@@ -119,13 +119,15 @@ def _readings(report: Report, baseline: PlanRow, best: PlanRow) -> list[Markup]:
     found = list[Markup]()
     if baseline.rate_per_s and best.rate_per_s:
         texts = [f"{short_number(row.rate_per_s or 0.0)} {report.unit}/s" for row in (baseline, best)]
-        found.append(_compared("throughput", texts[0], texts[1], f"({best.rate_per_s / baseline.rate_per_s - 1:+.0%})"))
+        found.append(_compared("throughput", texts[0], texts[1], _change(best.rate_per_s / baseline.rate_per_s)))
     elif best.rate_per_s:
         after = f"{short_number(best.rate_per_s)} {report.unit}/s"
         found.append(_compared("throughput", baseline.status, after))
     if baseline.peak_bytes and best.peak_bytes:
         texts = [format_bytes(row.peak_bytes) for row in (baseline, best)]
-        found.append(
-            _compared("peak memory", texts[0], texts[1], f"({best.peak_bytes / baseline.peak_bytes - 1:+.0%})")
-        )
+        found.append(_compared("peak memory", texts[0], texts[1], _change(best.peak_bytes / baseline.peak_bytes)))
     return found
+
+
+def _change(ratio: float) -> str:
+    return f"({ratio - 1:+.0%})" if ratio < 10 else f"({format_ratio(ratio)})"

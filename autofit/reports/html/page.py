@@ -132,7 +132,10 @@ def _left_out(report: Report) -> list[Child]:
         found += [element("h3", name), _table(head, rows[:MOST_OPEN], name)]
         if rest := rows[MOST_OPEN:]:
             more = f"{len(rest):,} more"
-            found.append(element("details", element("summary", more), _table(head, rest, f"{name}: {more}")))
+            # A print opens it by the page's script; where no script runs, it says that rows are missing.
+            note = element("span", ", folded: open this list on the page to print it", class_="paper")
+            inside = _table(head, rest, f"{name}: {more}")
+            found.append(element("details", element("summary", more, note), inside, class_="more"))
     if report.refused:
         rows = [
             element("tr", element("th", shortened(one.name, LABEL), scope="row"),

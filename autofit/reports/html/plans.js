@@ -7,7 +7,7 @@
   const valueOf = (row, column, kind) => {
     const cell = row.cells[column];
     if (kind === "text") return cell.textContent.trim().toLowerCase();
-    return parseFloat(cell.dataset.v ?? cell.textContent.replaceAll(",", "")); // "128 × 2" is 128, "–" is not a number
+    return parseFloat(cell.dataset.v ?? cell.textContent.replace(/[,<]/g, "")); // "128 × 2" is 128, "–" is not a number
   };
   const sort = (column) => {
     const head = heads[column];
@@ -73,9 +73,15 @@
     thing: "plan",
   });
 
-  // A print shows every plan.
+  // A print shows every plan, and what is folded.
+  let unfolded = [];
   addEventListener("beforeprint", () => {
     hide();
     rows.forEach((row) => (row.hidden = false));
+    unfolded = $$("details.more:not([open])");
+    unfolded.forEach((details) => (details.open = true));
   });
-  addEventListener("afterprint", filter);
+  addEventListener("afterprint", () => {
+    filter();
+    unfolded.forEach((details) => (details.open = false));
+  });

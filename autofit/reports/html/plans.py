@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from autofit.core.units import format_bytes, format_duration, short_number
+from autofit.core.units import format_bytes, format_duration, format_ratio, short_number
 from autofit.reports.counting import RATIOS, counted
 from autofit.reports.html.parts import LABEL, REASON, breakable, scrolled
 from autofit.reports.markup import Markup, element, joined, shortened
@@ -71,7 +71,7 @@ def _row(row: PlanRow, columns: Collection[str], most: int) -> Markup:
         "Plan": element("th", badge, Markup(" ") if badge else None, plan, reason, scope="row"),
         "Samples/s": rate,
         "Tokens/s": rate,
-        "Gain": element("td", "–" if row.gain is None else f"{row.gain.value:.2f}x"),
+        "Gain": element("td", "–" if row.gain is None else format_ratio(row.gain.value)),
         "Peak": _cell(row.peak_bytes, "–" if row.peak_bytes is None else format_bytes(row.peak_bytes)),
         "Estimated": _cell(estimate, "–" if estimate is None else format_bytes(estimate), row.has_worst_case),
         "Status": _status(row),

@@ -1,7 +1,11 @@
 """The race as a forest plot: throughput of the finalists over the baseline, with intervals."""
 
+from collections import Counter
+
 from autofit.core.objective import TIE_RATIO
 from autofit.core.recommendation import Ratio
+from autofit.core.units import format_ratio, short_number
+from autofit.reports.counting import interval_text
 from autofit.reports.report import PlanRow, Racer, Report
 from autofit.reports.svg.chart import Chart, DataTable
 from autofit.reports.svg.drawing import FONT, SMALL, Drawing, Format
@@ -23,7 +27,7 @@ def draw(report: Report, form: Format) -> Drawing:
     area = Box(names + 8, 42, form.width - (8 if form.narrow else _FIGURES + 12), 0)
     low, high = _span(report)
     x = AxisScale(low, high, area.left, area.right)
-    heights = [_row_height(drawing, report.row(racer.rank)) for racer in report.race]
+    heights = [_row_height(drawing, report, report.row(racer.rank)) for racer in report.race]
     bottom = area.top + 8 + sum(heights)
     _ground(drawing, report, x, area.top, bottom)
     for place, racer in enumerate(report.race):
@@ -43,15 +47,21 @@ def draw(report: Report, form: Format) -> Drawing:
     return drawing
 
 
-def _row_height(drawing: Drawing, row: PlanRow) -> float:
+def _row_height(drawing: Drawing, report: Report, row: PlanRow) -> float:
     """Returns the height of a finalist; in a narrow drawing its name and its figures stand above its interval."""
     if not drawing.format.narrow:
         return 58.0
-    return 52.0 + len(_narrow_lines(drawing, row)) * (LINE - 1)
+    return 52.0 + len(_lines(report, row, drawing.format.width)) * (LINE - 1)
 
 
-def _narrow_lines(drawing: Drawing, row: PlanRow) -> list[str]:
-    return wrapped(_name_of(row), FONT, drawing.format.width, 3)
+def _lines(report: Report, row: PlanRow, width: float) -> list[str]:
+    """Returns the name of a finalist. If it has to be cut, what fewer finalists have in common comes first."""
+    lines = wrapped(_name_of(row), FONT, width, 3)
+    if not lines[-1].endswith("…"):
+        return lines
+    common = Counter(part for racer in report.race for part in report.row(racer.rank).combination.split(", "))
+    parts = sorted(row.combination.split(", "), key=lambda part: common[part])
+    return wrapped(_name_of(row.model_copy(update={"combination": ", ".join(parts)})), FONT, width, 3)
 
 
 def _reference(report: Report) -> str:
@@ -74,7 +84,7 @@ def _ground(drawing: Drawing, report: Report, x: AxisScale, top: float, bottom: 
     for value in nice_ticks(x.low, x.high, 3 if drawing.format.narrow else 6):
         drawing.line(x(value), top, x(value), bottom, "af-grid")
         drawing.line(x(value), bottom, x(value), bottom + 5, "af-axis")
-        drawing.text(x(value), bottom + 19, f"{value:.4g}x", "af-note", "middle")
+        drawing.text(x(value), bottom + 19, f"{short_number(value)}x", "af-note", "middle")
     drawing.line(x.start, bottom, x.end, bottom, "af-axis")
     drawing.line(x(1.0), top - 6, x(1.0), bottom, "af-axis")
     texts = [(x(1.0), f"{_reference(report)} 1.0x", 12.0), (sum(tie) / 2, f"tie margin {_TIE_RATIO:.1%}", 12.0)]
@@ -94,15 +104,14 @@ def _crossed(report: Report, x: AxisScale, width: float) -> bool:
 def _name(drawing: Drawing, report: Report, racer: Racer, x: AxisScale, at: tuple[float, float]) -> None:
     """Writes the plan, and its ratio with the interval."""
     row, (top, middle) = report.row(racer.rank), at
-    name = _name_of(row)
-    figures = f"{racer.ratio.value:.2f}x" if racer.ratio.low == racer.ratio.high else str(racer.ratio)
+    figures = format_ratio(racer.ratio.value) if racer.ratio.low == racer.ratio.high else str(racer.ratio)
     if drawing.format.narrow:
-        for place, line in enumerate(_narrow_lines(drawing, row)):
+        for place, line in enumerate(_lines(report, row, drawing.format.width)):
             drawing.text(0, top + 20 + place * (LINE - 1), line)
         right = _crossed(report, x, text_width(figures, SMALL))
         drawing.text(drawing.format.width if right else 0, middle - 15, figures, "af-note", "end" if right else "")
         return
-    lines = wrapped(name, FONT, x.start - 8, 3)
+    lines = _lines(report, row, x.start - 8)
     for place, line in enumerate(lines):
         drawing.text(0, middle + 4.5 + place * (LINE - 2) - (len(lines) - 1) * (LINE - 2) / 2, line)
     drawing.text(drawing.format.width, middle + 4.5, figures, "af-label", "end")
@@ -119,7 +128,7 @@ def _about(report: Report) -> str:
 
 
 def _words(ratio: Ratio) -> str:
-    return f"{ratio.value:.2f}, interval {ratio.low:.2f} to {ratio.high:.2f}"
+    return f"{format_ratio(ratio.value, sign='')}, interval {interval_text(ratio)}"
 
 
 def table(report: Report) -> DataTable:
@@ -127,8 +136,8 @@ def table(report: Report) -> DataTable:
     rows = [
         (
             _name_of(report.row(racer.rank)),
-            f"{racer.ratio.value:.3f}x",
-            f"{racer.ratio.low:.3f} to {racer.ratio.high:.3f}",
+            format_ratio(racer.ratio.value, 3),
+            interval_text(racer.ratio, 3),
             str(racer.ratio.pairs),
             racer.note or "–",
         )

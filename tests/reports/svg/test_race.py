@@ -53,6 +53,21 @@ def test_ratios_are_written_and_the_line_at_one_says_which_plan_it_is(width: flo
     assert "recommended plan 1.0x" in picture("race", typical(race_reference="recommended"), width).words()
 
 
+@pytest.mark.parametrize("width", [860.0, 344.0])
+def test_a_label_that_is_cut_keeps_the_knob_that_tells_the_plan_apart(width: float) -> None:
+    report = typical()
+    common = ", ".join(f"common_knob_number_{number}=some_value_{number}" for number in range(6))
+    ranks = [racer.rank for racer in report.race]
+    rows = tuple(
+        row.model_copy(update={"combination": f"{common}, apart=value{row.rank}"}) if row.rank in ranks else row
+        for row in report.rows
+    )
+    words = "".join(picture("race", report.model_copy(update={"rows": rows}), width).words())
+    assert "…" in words
+    for rank in ranks[:2]:
+        assert f"apart=value{rank}" in words
+
+
 def test_the_table_says_why_a_finalist_left() -> None:
     rows = table(typical()).rows
     assert rows[0][0].startswith("Recommended, micro batch 128 × 2")

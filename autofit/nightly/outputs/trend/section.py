@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from autofit.core.units import format_bytes, short_number
+from autofit.core.units import format_bytes, format_ratio, short_number
 from autofit.nightly.instants import instant
 from autofit.nightly.outputs.facts import (
     ATTENTION,
@@ -159,7 +159,7 @@ def _row(entry: TrendEntry, days: Counter[str]) -> Markup:
         "" if entry.rate_per_s is None else short_number(entry.rate_per_s),
         change(last) if len(entry.records) == 1 else "",
         "" if peak is None else format_bytes(peak),
-        "" if last.gain is None else f"{last.gain.value:.2f}x",
+        "" if last.gain is None else format_ratio(last.gain.value),
         shortened("; ".join(_notes(entry)), _NOTE),
     )
     # A steady night has no class: there are thousands of them.
