@@ -1,5 +1,6 @@
 """Live text: the state of a search on one line, with as much detail as the width allows."""
 
+import re
 from collections.abc import Mapping, Sequence
 
 from autofit.core.units import format_bytes
@@ -7,9 +8,9 @@ from autofit.terminal import cells, cut
 
 _GAPS = ("  ", " ")
 _BAR_CELLS = 10
-_SHORTER = ("bar", "now", "phase", "best", "now", "trials", "time", "now", "best", "gap", "trials", "now")
+_SHORTER = ("bar", "now", "phase", "best", "now", "trials", "time", "now", "best", "gap", "trials")
 """Parts in the order in which they become shorter, one form at a time, until the line fits. The gaps between them are
-one of them."""
+one of them. If that is not enough, "now" is left out and the others are fitted anew."""
 
 Forms = Sequence[str]
 """A part of the line from its longest form to its shortest."""
@@ -19,12 +20,15 @@ def fitted(parts: Mapping[str, Forms], width: int) -> str:
     """Returns the parts on one line of at most `width` cells, each as long as there is room for."""
     forms: dict[str, Forms] = {**parts, "gap": _GAPS}
     at = dict.fromkeys(forms, 0)
-    for name in _SHORTER:
+    for name in (name for name in _SHORTER if name in forms):
         line = _joined(forms, at)
         if cells(line) <= width:
             return line
         at[name] = min(at[name] + 1, len(forms[name]) - 1)
-    return cut(_joined(forms, at), width)
+    line = _joined(forms, at)
+    if cells(line) > width and "now" in parts:
+        return fitted({name: texts for name, texts in parts.items() if name != "now"}, width)
+    return cut(line, width)
 
 
 def _joined(forms: Mapping[str, Forms], at: Mapping[str, int]) -> str:
@@ -49,6 +53,12 @@ def of_budget(part_bytes: int, whole_bytes: int | None) -> str:
     (few, unit), (many, units) = (format_bytes(count).split() for count in (part_bytes, whole_bytes))
     few, many = (f"{float(number):.4g}" if "." not in number else f"{float(number):.3g}" for number in (few, many))
     return f"{few} of {many} {units}" if unit == units else f"{few} {unit} of {many} {units}"
+
+
+def compact(text: str) -> str:
+    """Returns what `of_budget` gave in fewer cells: "53.7/72 MiB", or "53M/2G" for two units."""
+    few, of, many = text.partition(" of ")
+    return text.replace(" of ", "/") if not of or " " not in few else re.sub(r" ([KMGT])iB", r"\1", f"{few}/{many}")
 
 
 def minutes(seconds: float) -> str:

@@ -1,5 +1,6 @@
 """Search state: how far a search is, learned from its events, as lines of a given width."""
 
+import math
 from collections.abc import Callable
 
 from autofit.core.estimate import Estimate
@@ -13,7 +14,7 @@ from autofit.core.units import format_bytes, format_ratio, short_number
 from autofit.probing.watchdog import WAITING
 from autofit.search.event import Event
 from autofit.terminal import cut, wrapped
-from autofit.trackers.live_text import Forms, bar, fitted, minutes, of_budget
+from autofit.trackers.live_text import Forms, bar, compact, fitted, minutes, of_budget
 from autofit.trackers.trial_rows import TrialRows, short_plan
 from autofit.trackers.yardstick import Yardstick
 
@@ -147,10 +148,10 @@ class SearchState:
         name = f"now {short_plan(plan, self._against.baseline)}"
         measured = self._peaks.get(plan.key)
         if not measured and (estimate is None or not estimate.is_bounded):
-            return name, "", "", "", ""
+            return name, ""
         of = of_budget(measured or (estimate.value_bytes if estimate is not None else 0), self._against.memory_bytes)
         how, sign = ("", "") if measured else ("est. ", "~")
-        return f"{name}: {how}{of}", f"now {how}{of}", f"{how}{of}", f"{sign}{of.replace(' of ', '/')}", ""
+        return f"{name}: {how}{of}", f"now {how}{of}", f"{how}{of}", f"{sign}{compact(of)}"
 
     def _peak_forms(self) -> Forms:
         best_bytes = 0 if self._best is None else self._best.memory.judged_bytes
@@ -158,7 +159,7 @@ class SearchState:
         if not peak_bytes:
             return ("",)
         of = of_budget(peak_bytes, self._against.memory_bytes)
-        return f"peak {of}", f"peak {of}", of, of.replace(" of ", "/"), ""
+        return f"peak {of}", f"peak {of}", of, compact(of)
 
     def _time_forms(self) -> Forms:
         elapsed_s, limit_s = self._against.clock.elapsed_s, self._against.time_s
@@ -181,7 +182,7 @@ class SearchState:
         if self._left is None:
             return 0.0
         left_s, at_s = self._left
-        return left_s - (self._against.clock.elapsed_s - at_s)
+        return float(math.ceil(left_s - (self._against.clock.elapsed_s - at_s)))
 
     def _share(self) -> float:
         """Returns the share of the time budget, or of the trials allowed, that is used; -1 where there is neither."""

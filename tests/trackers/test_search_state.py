@@ -105,7 +105,7 @@ def test_extreme_ratios_are_short_and_stay_in_their_column() -> None:
         (39, "search  4  1.32x  ~61/72 MiB  0:47 left"),
         (36, "search 4 1.32x ~61/72 MiB 0:47 left"),
         (33, "search 1.32x ~61/72 MiB 0:47 left"),
-        (30, "search 1.32x 0:47 left"),
+        (30, "search  4  1.32x  0:47 left"),
     ],
 )  # fmt: skip
 def test_b18_the_live_line_has_phase_trials_best_memory_and_time_left(width: int, line: str) -> None:
@@ -223,6 +223,8 @@ def test_without_a_time_budget_the_time_left_is_an_estimate_of_the_search_and_ma
     time.seconds = 50.0
     told(it, Event("waiting", "no sign of life for 20 s"))
     assert "up to about 1:00 of search left" in it.live(80)
+    time.seconds = 109.5
+    assert "up to about 0:01 of search left" in it.live(80)  # not 0:00
     time.seconds = 111.0
     assert it.live(80).endswith("1:51 elapsed")  # it took longer than estimated
     told(it, Event("race", "round 3: 2 plans left", phase="race", left_s=25.0))
