@@ -48,6 +48,8 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
         ("See what a night would do, and what the last one found:", "autofit nightly jobs.yaml --dry-run"),
         ("", "autofit nightly jobs.yaml --list"),
         ("Check one job now:", "autofit nightly jobs.yaml --job gpt"),
+        ("Split the jobs among machines that share the database of the history:",
+         "autofit nightly jobs.yaml --share"),
         ("Write a first jobs file:", "autofit nightly init train.py:make_workload"),
         ("Use the plan that a night proposes, and go back:", "autofit nightly accept gpt"),
         ("", "autofit nightly revert gpt"),

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
 from autofit import estimators, locks
 from autofit.core.briefing import Briefing
@@ -185,28 +184,27 @@ def _recommendation(
         *_data_bound(findings),
     ]
     caveats = [*answer, *_waited(clock), *study.notes, *briefing.caveats]
-    fields: dict[str, Any] = {
-        "plan": findings.plan,
-        "proof": findings.proof,
-        "estimate": findings.estimate,
-        "baseline": _without_traceback(findings.baseline),
-        "gain": findings.gain,
-        "rate_per_s": findings.rate_per_s,
-        "untried": findings.untried,
-        "alternatives": findings.alternatives,
-        "caveats": tuple(dict.fromkeys(caveats)),
-        "refused": briefing.space.refused,
-        "budget": budget,
-        "objective": request.objective,
-        "environment": briefing.environment,
-        "study": study.location,
-        "title": request.title,
-        "command": request.command,
-        "counts": findings.counts,
-        "duration_s": round(clock.elapsed_s, 2),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    return Recommendation(**fields)
+    return Recommendation(
+        plan=findings.plan,
+        proof=findings.proof,
+        estimate=findings.estimate,
+        baseline=_without_traceback(findings.baseline),
+        gain=findings.gain,
+        rate_per_s=findings.rate_per_s,
+        untried=findings.untried,
+        alternatives=findings.alternatives,
+        caveats=tuple(dict.fromkeys(caveats)),
+        refused=briefing.space.refused,
+        budget=budget,
+        objective=request.objective,
+        environment=briefing.environment,
+        study=study.location,
+        title=request.title,
+        command=request.command,
+        counts=findings.counts,
+        duration_s=round(clock.elapsed_s, 2),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
 
 
 def _without_traceback(candidate: Candidate) -> Candidate:
