@@ -33,6 +33,8 @@ from autofit.study import Study
 from tests.fakes import FakeTime
 from tests.probing import targets
 
+pytestmark = pytest.mark.slow
+
 QUICK: dict[str, Any] = {
     "device": "cpu", "memory_budget": "256MiB", "study": ":memory:", "progress": False, "strategies": ("batching",),
 }  # fmt: skip

@@ -10,6 +10,8 @@ import pytest
 
 from tests.outside_members import FAMILIES
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 OUTSIDE = "tests.outside_members"
 FACTORY = """

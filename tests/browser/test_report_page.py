@@ -21,6 +21,8 @@ from tests.browser.page_checks import (
 )
 from tests.reports import samples
 
+pytestmark = pytest.mark.slow
+
 ROWS = "[...document.querySelectorAll('#plans-table tbody tr')]"
 TABLE = "document.querySelector('.plans')"
 LINES_OF_A_PLAN = """

@@ -21,6 +21,8 @@ from tests.browser.page_checks import (
 )
 from tests.nightly import samples
 
+pytestmark = pytest.mark.slow
+
 GPT, UNET = "#job-1 .wide svg", "#job-2 .wide svg"
 POINTS = "[...document.querySelectorAll(arguments[0] + ' .tr-nights > *')]"
 

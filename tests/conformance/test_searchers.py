@@ -13,6 +13,8 @@ from autofit.search.tuning import Tuning
 from autofit.searchers.base import Searcher
 from tests.fakes import MIB, FakeBench, problem_of, small_bench, tell, tuning_of
 
+pytestmark = pytest.mark.slow
+
 each_member = pytest.mark.parametrize("member", searchers.members(), ids=lambda member: member.name)
 
 

@@ -26,6 +26,8 @@ from autofit.workloads.workload import Workload
 from tests.faults import holders_of_data, holders_of_models, holders_of_modules, holders_of_objects, holders_of_steps
 from tests.faults.holders import HOLDERS, Holder, net, samples
 
+pytestmark = pytest.mark.slow
+
 QUICK: dict[str, Any] = {
     "device": "cpu", "memory_budget": "256MiB", "study": ":memory:", "progress": False, "strategies": ("batching",),
 }  # fmt: skip

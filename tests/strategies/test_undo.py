@@ -20,6 +20,8 @@ from autofit.strategies.undo import Undo
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch, TrainStep
 
+pytestmark = pytest.mark.slow
+
 EVERYTHING = {
     "memory_format": "channels_last",
     "precision": "bf16",
