@@ -8,7 +8,7 @@ import optuna
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import IntegrityError, ProgrammingError, SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from autofit.study import location, permissions
@@ -43,7 +43,9 @@ def _database(url: str) -> RDBStorage:
     for wait_s in CREATING_S:
         try:
             return RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
-        except (IntegrityError, ProgrammingError):
+        except (IntegrityError, ProgrammingError, OperationalError) as error:
+            if isinstance(error, OperationalError) and "already exists" not in str(error):
+                raise  # it cannot be reached
             time.sleep(wait_s)
     return RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
 
