@@ -3,7 +3,6 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -67,7 +66,7 @@ def _searched(target: Target, request: Request, clock: Clock, given: argparse.Na
             watch.telling(lambda text: listen(Event("waiting", text))),
         ):
             listen(Event("stage", f"looking at {given.target}"))
-            claim = _claiming(held, request, waiting(watch, listen))
+            claim = locks.claiming(held, lambda: locks.patience_s(request.time_s), waiting(watch, listen))
             bench = held.enter_context(
                 RemoteBench(target, beat=watch.beat, claim=claim, clock=clock, log=_log(request.study))
             )
@@ -78,16 +77,6 @@ def _searched(target: Target, request: Request, clock: Clock, given: argparse.Na
             watch.telling(lambda text: listen(Event("waiting", text))),
         ):
             return search(bench, request, [listen, *followers, heartbeat(watch)], clock)
-
-
-def _claiming(held: ExitStack, request: Request, say: Callable[[str], None]) -> Callable[[str, str], None]:
-    """Returns a function that locks a device until `held` is closed, unless this process already holds the lock."""
-
-    def claim(key: str, name: str) -> None:
-        wait_s = locks.patience_s(request.time_s)
-        held.enter_context(locks.held(key, name, wait_s, say))
-
-    return claim
 
 
 def _target(given: argparse.Namespace) -> Target:

@@ -26,7 +26,7 @@ from autofit.study.reference import dereferenced
 
 def execute(given: argparse.Namespace) -> int:
     """Runs plans until no search needs any for the idle time, or until the process is stopped."""
-    place = _database(given.study)
+    place = Place.of(dereferenced(given.study))
     idle_s = math.inf if given.idle is None else parse_duration(given.idle)
 
     def say(text: str) -> None:
@@ -43,24 +43,11 @@ def execute(given: argparse.Namespace) -> int:
     return 0
 
 
-def _database(location: str) -> Place:
-    place = Place.of(dereferenced(location))
-    if place.url is None:
-        raise UsageError(
-            f"found --study {place.shown}; expected the URL of a database that all workers reach, such as "
-            "postgresql+psycopg://host/database. Give the one that `autofit tune --study` has."
-        )
-    return place
-
-
 @contextmanager
 def _opened(target: Target, say: locks.Say) -> Iterator[Bench]:
     """Opens a target in a child process that has the device to itself."""
     with ExitStack() as held:
-
-        def claim(key: str, name: str) -> None:
-            held.enter_context(locks.held(key, name, locks.patience_s(None), say))
-
+        claim = locks.claiming(held, lambda: locks.patience_s(None), say)
         yield held.enter_context(RemoteBench(target, claim=claim))
 
 

@@ -166,9 +166,8 @@ class SearchWorker:
                     continue
                 if time.monotonic() - looked_s >= OFFERS_S:
                     looked_s = time.monotonic()
-                    if number not in {each.number for each in fleet.offers()}:
-                        break
-                    if worker not in fleet.workers(number):  # it was slow to answer and is treated as dead
+                    # A worker that was slow to answer is treated as dead.
+                    if not {number, worker} <= fleet.alive():
                         break
                 time.sleep(wait_s)
                 wait_s = min(2 * wait_s, LATER_S)

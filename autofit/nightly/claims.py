@@ -91,18 +91,13 @@ def claims_of(
         say: receives one line for people.
         host: the jobs file that workers open to take part in the night; None for a worker that takes part.
     """
-    try:
-        fleet = Fleet(Place.of(location))
-    except StudyError as error:
-        say(f"{error} The jobs are not shared.")
-        yield OneMachine()
-        return
-    try:
-        claims = SharedClaims(fleet, history, today, say)
-        if host is None:
-            yield claims
-            return
-        with fleet.hosting(host):
-            yield claims
-    finally:
-        fleet.close()
+    with ExitStack() as held:
+        claims: Claims = OneMachine()
+        try:
+            fleet = held.enter_context(Fleet.opened(Place.of(location)))
+            if host is not None:
+                held.enter_context(fleet.hosting(host))
+            claims = SharedClaims(fleet, history, today, say)
+        except StudyError as error:
+            say(f"{error} The jobs are not shared.")
+        yield claims

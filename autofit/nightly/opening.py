@@ -38,12 +38,10 @@ def opened(job: Job, clock: Clock, say: Say, folder: Path) -> Iterator[Bench]:
     with chdir(folder), ExitStack() as held:
         watch = held.enter_context(Watchdog(clock, say))
 
-        def claim(key: str, name: str) -> None:
-            left_s = None if clock.limit_s is None else max(clock.left_s, 0.0)
-            held.enter_context(
-                locks.held(key, name, locks.patience_s(left_s), waiting(watch, lambda event: say(event.text)))
-            )
+        def patience_s() -> float:
+            return locks.patience_s(None if clock.limit_s is None else max(clock.left_s, 0.0))
 
+        claim = locks.claiming(held, patience_s, waiting(watch, lambda event: say(event.text)))
         yield held.enter_context(
             RemoteBench(job.target, beat=watch.beat, claim=claim, clock=clock, log=_log(job, folder))
         )

@@ -39,7 +39,7 @@ class FleetWorkers:
         self._queue, self._fleet, self._offer = queue, fleet, offer
         self._pending: dict[int, Plan] = {}
         self._alive: frozenset[int] = frozenset()
-        self._looked_s, self._reclaimed_s = -LOOK_S, -LOOK_S
+        self._looked_s = -LOOK_S
 
     @property
     def pending(self) -> frozenset[str]:
@@ -48,8 +48,8 @@ class FleetWorkers:
 
     def free(self) -> bool:
         """Returns whether another plan may be handed out: one more than there are workers."""
-        workers = len(self._workers())
-        return bool(workers) and workers + AHEAD > len(self._pending)
+        self._look()
+        return bool(self._alive) and len(self._alive) + AHEAD > len(self._pending)
 
     def hand_out(self, plan: Plan) -> None:
         """Gives a plan to the next free worker."""
@@ -62,7 +62,7 @@ class FleetWorkers:
         """
         if not self._pending:
             return []
-        self._reclaim()
+        self._look()
         found = []
         for number in sorted(self._queue.finished(self._pending)):
             trial = self._queue.state(number, self._pending[number]).trial
@@ -80,23 +80,17 @@ class FleetWorkers:
         self._queue.withdraw(self._pending)
         self._pending.clear()
 
-    def _workers(self) -> frozenset[int]:
+    def _look(self) -> None:
+        """Looks which workers are alive, every `LOOK_S` seconds, and settles the plans of those that died."""
         now_s = time.monotonic()
-        if now_s - self._looked_s >= LOOK_S:
-            self._alive, self._looked_s = self._fleet.workers(self._offer), now_s
-        return self._alive
-
-    def _reclaim(self) -> None:
-        """Settles the plans of workers that died, once for each look at which workers are alive."""
-        alive = self._workers()
-        if self._reclaimed_s == self._looked_s:
+        if now_s - self._looked_s < LOOK_S:
             return
-        self._reclaimed_s = self._looked_s
-        if not alive:
+        self._alive, self._looked_s = self._fleet.workers(self._offer), now_s
+        if not self._alive:
             self._queue.withdraw(self._pending)
         for number, plan in self._pending.items():
             state = self._queue.state(number, plan)
-            if state.trial is None and state.worker is not None and state.worker not in alive:
+            if state.trial is None and state.worker is not None and state.worker not in self._alive:
                 self._queue.settle(number, Outcome(status=Status.CRASHED, reason=DIED))
 
 

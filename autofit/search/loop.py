@@ -204,8 +204,7 @@ class Loop:
     def _run_or_hand_out(self, plan: Plan) -> None:
         """Runs a plan, here or in a worker. The first plans run here, until one was measured."""
         workers = self._tuning.workers
-        measured = any(trial.outcome.measured for trial in self.runner.record.values())
-        if not (measured and workers.free()):
+        if not workers.free() or not any(trial.outcome.measured for trial in self.runner.record.values()):
             self._run(plan)
         elif (reason := reason_to_skip(plan, self._tuning.space, self.feasibility)) is not None:
             self._learn(self.runner.skip(plan, reason))

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Self
 
 import optuna
-from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
+from optuna.exceptions import ExperimentalWarning
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState, create_trial
 
 from autofit.core.errors import StudyError
 from autofit.study.location import Place
 from autofit.study.offer import SearchOffer
-from autofit.study.optuna_storage import connect, disconnect, quiet
+from autofit.study.optuna_storage import database, disconnect, quiet
 
 FLEET = "autofit.fleet"
 """Name of the Optuna study that has the offers and the workers."""
@@ -74,11 +74,7 @@ class Fleet:
         try:
             yield fleet
         finally:
-            fleet.close()
-
-    def close(self) -> None:
-        """Closes the connections to the database."""
-        disconnect(self._storage)
+            disconnect(fleet._storage)
 
     @contextmanager
     def offering(self, offer: SearchOffer) -> Iterator[int]:
@@ -137,11 +133,15 @@ class Fleet:
         Raises:
             StudyError: the database cannot be read.
         """
-        found = []
-        for number, attributes in self._alive():
-            if OFFER in attributes:
-                found.append(OpenOffer(number, _read(attributes[OFFER])))
-        return found
+        return [OpenOffer(number, _read(found[OFFER])) for number, found in self._alive() if OFFER in found]
+
+    def alive(self) -> frozenset[int]:
+        """Returns the numbers of all offers, workers, nights and claims whose processes are alive.
+
+        Raises:
+            StudyError: the database cannot be read.
+        """
+        return frozenset(number for number, _ in self._alive())
 
     def workers(self, offer: int) -> frozenset[int]:
         """Returns the numbers of the workers of an offer that are alive.
@@ -172,7 +172,7 @@ class Fleet:
                 yield number
         finally:
             # A member that cannot say that it ends is ended by its missing heartbeats.
-            with suppress(StudyError, UpdateFinishedTrialError), self.place.guarded("written"):
+            with suppress(StudyError), self.place.guarded("written"):
                 self._storage.set_trial_state_values(trial_id, TrialState.COMPLETE, [0.0])
 
 
@@ -205,12 +205,12 @@ def _heard(place: Place) -> RDBStorage:
     Raises:
         StudyError: the place is not a database.
     """
-    storage = connect(place)
-    if place.url is None or not isinstance(storage, RDBStorage):
+    if place.url is None:
         raise StudyError(
             f"found {place.shown}; expected the URL of a database that all workers reach, such as "
-            "postgresql+psycopg://host/database."
+            "postgresql+psycopg://host/database. Give the one that `autofit tune --study` has."
         )
+    storage = database(place.url)
     storage.heartbeat_interval, storage.grace_period = BEAT_S, LOST_S
     return storage
 

@@ -28,7 +28,7 @@ def connect(place: Place) -> BaseStorage:
         StudyError: the path is not a study.
     """
     if place.url is not None:
-        return _database(place.url)
+        return database(place.url)
     if place.path is None:
         return InMemoryStorage()
     permissions.make_file(place.path, location.LOCK_WAIT_S)
@@ -38,7 +38,7 @@ def connect(place: Place) -> BaseStorage:
     return RDBStorage(url.replace("{", "{{").replace("}", "}}"), engine_kwargs=kwargs)  # Optuna formats the URL
 
 
-def _database(url: str) -> RDBStorage:
+def database(url: str) -> RDBStorage:
     """Opens a database. Its tables are made by one of the processes that open it first; the others try again."""
     for wait_s in CREATING_S:
         try:

@@ -4,7 +4,7 @@ A worker takes a plan by setting its trial from WAITING to RUNNING, which a data
 """
 
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Self
 
@@ -17,7 +17,7 @@ from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.study.location import Place
 from autofit.study.offer import SearchOffer
-from autofit.study.optuna_storage import connect, disconnect
+from autofit.study.optuna_storage import connected
 from autofit.study.optuna_study import OptunaStudy
 from autofit.study.stored import outcome_of, request_of
 from autofit.study.trial_start import RunContext, TrialStart
@@ -77,15 +77,12 @@ class PlanQueue:
             StudyError: the database cannot be used.
         """
         context = RunContext.of(environment, offer.objective, offer.memory_bytes)
-        with place.guarded("opened"):
-            storage = connect(place)
-        try:
+        with ExitStack() as held:
             with place.guarded("opened"):
+                storage = held.enter_context(connected(place))
                 stored = OptunaStudy.load(storage, offer.study, offer.objective)
                 stored.remember(context)
             yield cls(place, stored, context, number)
-        finally:
-            disconnect(storage)
 
     def put(self, plan: Plan) -> int:
         """Hands out a plan, and returns the number of its trial.

@@ -1,4 +1,4 @@
-"""A storage that an environment variable or a file names, so that a URL with a password is in no command line."""
+"""A storage that an environment variable or a file contains, so that a URL with a password is in no command line."""
 
 import os
 from pathlib import Path
@@ -7,8 +7,8 @@ from autofit.core.errors import UsageError
 
 ENV, FILE = "env:", "file:"
 """Beginnings of a location that names an environment variable, and of one that names a file."""
-LONGEST = 4096
-"""Maximum number of characters in a file with a location."""
+MAX_BYTES = 2**16
+"""Maximum number of bytes that are read of a file with a location."""
 
 
 def dereferenced(location: str | None) -> str | None:
@@ -20,28 +20,30 @@ def dereferenced(location: str | None) -> str | None:
     Raises:
         UsageError: the variable is not set, or the file cannot be read. The message does not show what they contain.
     """
-    if location is None:
-        return None
+    if location is None or not location.startswith((ENV, FILE)):
+        return location
     if location.startswith(ENV):
-        name = location.removeprefix(ENV)
-        return _filled(
-            os.environ.get(name, "").strip(), f"the environment variable {name}, which is not set or is empty"
-        )
-    if location.startswith(FILE):
-        path = Path(location.removeprefix(FILE)).expanduser()
-        try:
-            with path.open(encoding="utf-8") as file:
-                text = file.read(LONGEST).strip()
-        except (OSError, ValueError) as error:
-            found = (error.strerror if isinstance(error, OSError) else None) or "what is not UTF-8"
-            raise UsageError(
-                f"the study {location} cannot be read: found {found}; expected a file with a path or a database URL."
-            ) from None
-        return _filled(text, f"{path}, which is empty")
-    return location
-
-
-def _filled(text: str, what: str) -> str:
-    if not text:
+        text, what = in_variable(location.removeprefix(ENV))
+    else:
+        text, what = in_file(Path(location.removeprefix(FILE)).expanduser())
+    if not text.strip():
         raise UsageError(f"found {what}; expected a path or a database URL in it.")
-    return text
+    return text.strip()
+
+
+def in_variable(name: str) -> tuple[str, str]:
+    """Returns the value of an environment variable, and what was found if it is empty."""
+    return os.environ.get(name, ""), f"the environment variable {name}, which is not set or is empty"
+
+
+def in_file(path: Path) -> tuple[str, str]:
+    """Returns the text of a file, and what was found if there is none."""
+    try:
+        if path.exists() and not path.is_file():  # a device or a pipe may never end
+            return "", f"{path}, which is not a file"
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES).decode().strip(), f"the file {path}, which is empty"
+    except OSError as error:
+        return "", f"the file {path}, which cannot be read ({error.strerror})"
+    except ValueError:  # not UTF-8, or a NUL in the path
+        return "", f"the file {path}, which is not UTF-8 text"

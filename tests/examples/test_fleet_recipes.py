@@ -47,21 +47,12 @@ def test_a_shell_says_that_no_database_is_given(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_submitit_starts_workers_as_processes(tmp_path: Path) -> None:
-    if find_spec("submitit") is None:
-        pytest.skip("needs the package submitit")
-    recipe = str(RECIPES / "submitit_workers.py")
-    done = run([sys.executable, recipe, "--cluster", "local", "--workers", "2", "--idle", "0.1s"], tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count(DONE) == 2
-
-
-@pytest.mark.slow
-def test_ray_starts_workers(tmp_path: Path) -> None:
-    if find_spec("ray") is None:
-        pytest.skip("needs the package ray")
-    recipe = str(RECIPES / "ray_workers.py")
-    done = run([sys.executable, recipe, "--gpus", "0", "--workers", "2", "--idle", "0.1s"], tmp_path)
+@pytest.mark.parametrize(("package", "where"), [("submitit", ("--cluster", "local")), ("ray", ("--gpus", "0"))])
+def test_a_launcher_starts_workers(package: str, where: tuple[str, str], tmp_path: Path) -> None:
+    if find_spec(package) is None:
+        pytest.skip(f"needs the package {package}")
+    recipe = str(RECIPES / f"{package}_workers.py")
+    done = run([sys.executable, recipe, *where, "--workers", "2", "--idle", "0.1s"], tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(DONE) == 2
 

@@ -18,7 +18,7 @@ from autofit.probing.child_request import Target
 from autofit.search.bench import Bench
 from autofit.study import Study
 from autofit.study import fleet as fleets
-from autofit.study.fleet import Fleet
+from autofit.study.fleet import Fleet, OpenOffer
 from tests.fakes import opened
 from tests.study.databases import BRIEFING, offer_of, place_in, study_in
 
@@ -100,7 +100,7 @@ def test_a_database_that_is_away_for_a_moment_is_waited_for(tmp_path: Path, monk
     said: list[str] = []
     whole, looks = Fleet.offers, [0]
 
-    def offers(self: Fleet):  # type: ignore[no-untyped-def]
+    def offers(self: Fleet) -> list[OpenOffer]:
         looks[0] += 1
         if looks[0] == 1:
             raise StudyError("the database is away.")

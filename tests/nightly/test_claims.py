@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from autofit.core.briefing import Briefing
 from autofit.core.errors import StudyError
 from autofit.nightly.claims import CHECKED, OneMachine, SharedClaims
 from autofit.nightly.history import History
@@ -90,7 +91,7 @@ def test_a_job_stays_on_the_device_of_its_records(room: SharedRoom, monkeypatch:
     assert [record.verdict.kind for record in first.records] == [VerdictKind.CANNOT_COMPARE] * 2
     whole = MachineRoom.briefing
 
-    def other_device(self: MachineRoom, name: str):  # type: ignore[no-untyped-def]
+    def other_device(self: MachineRoom, name: str) -> Briefing:
         briefing = whole(self, name)
         environment = briefing.environment.model_copy(update={"device_name": "Fake 2"})
         return briefing.model_copy(update={"environment": environment})
@@ -108,7 +109,7 @@ def test_a_night_is_not_shared_if_the_database_is_away(room: SharedRoom, monkeyp
     def away(place: Place) -> Fleet:
         raise StudyError("the database is away.")
 
-    monkeypatch.setattr("autofit.nightly.claims.Fleet", away)
+    monkeypatch.setattr(Fleet, "opened", away)
     result = room.night(share=True)
     assert [record.job for record in result.records] == ["gpt", "bert"]
     assert "the database is away. The jobs are not shared." in room.said

@@ -106,10 +106,10 @@ def test_handed_out_plans_count_as_probes() -> None:
     assert sum(probed(there).values()) == len(hands.given)
 
 
-def test_a_search_does_not_wait_for_workers_beyond_its_time() -> None:
+def test_a_search_does_not_wait_for_workers_beyond_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = small_bench(), small_bench()
     hands = Hands(there, 2, looks=10**9)
-    hands.wait = lambda: here.time.advance(1.0)  # type: ignore[method-assign]
+    monkeypatch.setattr(hands, "wait", lambda: here.time.advance(1.0))
     budget = Budget(memory_bytes=here.budget_bytes, time_s=60.0)
     findings = run(tuning_of(here, workers=hands, budget=budget))
     assert hands.given
