@@ -104,12 +104,10 @@ class JobCheck:
         Raises:
             DeviceMissing: this machine has another device.
         """
-        then = next((record.environment for record in reversed(self._past) if record.environment is not None), None)
-        if then is not None and (then.device_type, then.device_name) != (
-            environment.device_type,
-            environment.device_name,
-        ):
-            raise DeviceMissing(f"its records are of {then.device_name}; this machine has {environment.device_name}")
+        known = [record.environment.device_name for record in self._past if record.environment is not None]
+        here = environment.device_name
+        if known and known[-1] != here:
+            raise DeviceMissing(f"its records were measured on {known[-1]}; this machine has {here}")
 
     def _check(self, accepted: Recommendation) -> None:
         verdict, runs = self._measure(accepted.plan)

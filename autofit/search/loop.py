@@ -21,7 +21,7 @@ REPEATS = 100
 NOT_CONCLUSIVE = (
     Status.CRASHED, Status.TIMED_OUT, Status.AMBIGUOUS, Status.POISONED, Status.INTERRUPTED, Status.SKIPPED,
 )  # fmt: skip
-"""Outcomes of a worker that say too little of a plan. It then runs in this process, which can run it twice."""
+"""Outcomes of a worker that are not conclusive. The plan then runs in this process, which may run it twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ class Loop:
             self._searcher.hand_out(plan)
 
     def _collect(self) -> bool:
-        """Learns the trials of workers, and returns whether there were any. A plan without a conclusion runs here."""
+        """Learns the trials of workers, and returns whether there were any. An inconclusive plan runs again here."""
         trials = self._tuning.workers.collect()
         for trial in trials:
             self.runner.received(trial)

@@ -62,7 +62,7 @@ class Final:
         if not self._measured:
             raise nothing_measured(runner.trials, self._tuning.budget, end.stopped, end.early, estimates)
         self._baseline = self._record[runner.baseline.key]
-        self._scale = CommonScale(self._objective, self._measured)
+        self._scale = CommonScale(self._objective, self._measured, runner.elsewhere)
         self._ratio = self._scale.ratio
         self._finalists = Finalists(runner, self._measured, self._scale)
         self._searched_s, self._round_s = self._tuning.clock.elapsed_s, 0.0
@@ -238,7 +238,8 @@ class Final:
             outcome = trial.outcome
             self._runner.say("proof", f"{chosen.plan}: {summary(outcome, self._objective)}", trial)
             if outcome.measured and outcome.measurement is not None:
-                return chosen, self._charged(chosen.plan, outcome.measurement)
+                proof = self._charged(chosen.plan, outcome.measurement)
+                return self._scale.proven(chosen, proof), proof
             self._failed.append(trial)
             self._unproven[chosen.plan.key] = f"{outcome.status.value}: {outcome.reason}"
             self._caveats.append(f"{chosen.plan} was the choice, but its proof failed ({outcome.reason})")
@@ -266,7 +267,7 @@ class Final:
         return [trial] if trial.outcome.measured else []
 
     def _gain(self, trial: Trial) -> Ratio | None:
-        return self._scale.claim(trial, self._baseline) if self._baseline.outcome.measured else None
+        return self._scale.reported(trial, self._baseline) if self._baseline.outcome.measured else None
 
     def _candidate(self, trial: Trial, note: str, keys: Set[str]) -> Candidate:
         gain = self._gain(trial) if trial.outcome.measured else None
@@ -281,7 +282,7 @@ class Final:
 
     def _alternative(self, trial: Trial, winner: Trial, note: str, keys: Set[str]) -> Candidate:
         found = self._candidate(trial, note, keys)
-        return found.model_copy(update={"over_recommended": self._scale.claim(trial, winner)})
+        return found.model_copy(update={"over_recommended": self._scale.reported(trial, winner)})
 
     def _front(self, winner: Trial, proof: Measurement) -> Set[str]:
         """Returns the keys of the plans on the Pareto front; a plan that failed after its probe is not among them."""

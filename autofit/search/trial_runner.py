@@ -33,6 +33,7 @@ class TrialRunner:
         earlier: trials of earlier runs in the study.
         time: the duration of runs, and the time left.
         probes: number of probes that have run.
+        elsewhere: keys of the plans that only workers have measured.
         phase: phase of the search (`Event.phase`).
         most_left_s: estimates the time left in the present phase (`Event.left_s`).
     """
@@ -45,6 +46,7 @@ class TrialRunner:
         self.earlier = Earlier(tuning)
         self.time = TimePlan(tuning, self.record)
         self.probes = 0
+        self.elsewhere: set[str] = set()
         self.phase = "search"
         self.most_left_s: Callable[[], float | None] = lambda: None
         self._poisoned = 0
@@ -52,6 +54,7 @@ class TrialRunner:
     def probe(self, plan: Plan) -> Trial:
         """Runs a plan as a probe, and records its duration for the time plan."""
         began_s = self.tuning.clock.elapsed_s
+        self.elsewhere.discard(plan.key)
         trial = self.attempt(plan, Purpose.PROBE)
         self.probes += 1
         self.time.took(self.tuning.clock.elapsed_s - began_s)
@@ -76,6 +79,7 @@ class TrialRunner:
     def received(self, trial: Trial) -> None:
         """Keeps the trial of a worker, which counts as a probe."""
         self.trials.append(trial)
+        self.elsewhere.add(trial.plan.key)
         self.probes += 1
         self.say("trial", f"{trial.plan}: {summary(trial.outcome, self.tuning.objective)}", trial)
 

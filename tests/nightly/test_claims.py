@@ -99,7 +99,7 @@ def test_a_job_stays_on_the_device_of_its_records(room: SharedRoom, monkeypatch:
     monkeypatch.setattr(MachineRoom, "briefing", other_device)
     second = room.night(share=True)
     assert second.records == ()
-    assert set(second.unchecked.values()) == {"its records are of Fake 1; this machine has Fake 2"}
+    assert set(second.unchecked.values()) == {"its records were measured on Fake 1; this machine has Fake 2"}
     assert second.exit_code == 0
     alone = room.night()
     assert [record.verdict.kind for record in alone.records] == [VerdictKind.CANNOT_COMPARE] * 2

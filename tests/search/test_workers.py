@@ -10,6 +10,7 @@ from autofit.core.outcome import DIED, Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose, Trial
 from autofit.search.phases import run
+from autofit.search.race_and_proof import Final
 from autofit.search.workers import NoWorkers
 from tests.fakes import FakeBench, small_bench, tuning_of
 
@@ -124,3 +125,18 @@ def test_without_workers_nothing_is_handed_out() -> None:
     assert nobody.pending == frozenset()
     with pytest.raises(AssertionError):
         nobody.hand_out(small_bench().space.baseline)
+
+
+def test_without_a_race_the_speed_of_another_machine_is_not_in_the_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Final, "_race", lambda self, left: None)
+    here, there = small_bench(noise=0.0, drift=0.0), small_bench(noise=0.0, drift=0.0, compute_s=1e-5, launch_s=1e-5)
+    hands = Hands(there, 3)
+    findings = run(tuning_of(here, workers=hands))
+    assert findings.plan in hands.given
+    true = here.samples_per_s(findings.plan) / here.samples_per_s(here.space.baseline)
+    assert findings.gain is not None
+    assert findings.gain.value == pytest.approx(true, rel=0.05)
+    assert findings.rate_per_s == pytest.approx(here.samples_per_s(findings.plan), rel=0.05)
+    others = [each for each in findings.alternatives if each.plan in hands.given and each.outcome.measured]
+    assert others
+    assert {(each.gain, each.over_recommended) for each in others} == {(None, None)}
