@@ -19,6 +19,10 @@ from autofit.workloads.tree import Batch
 Numerics = Literal["exact", "mixed", "any"]
 """Arithmetic that a search may use: only the user's, also reduced precision, or also techniques that change results."""
 
+Effect = Literal["exact", "rounding", "changes the result"]
+"""What a technique does to the values that are trained: nothing; another order or precision of the same arithmetic; or
+something else is computed, such as another optimizer state or another order of samples."""
+
 
 class Phase(IntEnum):
     """Order in which strategies are applied, first to last. Within a phase the order does not matter."""
@@ -92,6 +96,9 @@ class Strategy(ABC):
 
     Attributes:
         name: name of the strategy in `tune(strategies=[...])` and in reports.
+        about: what it does, in a phrase without a full stop.
+        cost: what it costs, in a phrase; "nothing" if it has no cost.
+        effect: what it does to the values that are trained.
         phase: when the strategy is applied.
         owns: names of the knobs that it may offer.
         gated: whether each value except the default must first pass the gradient gate on the user's batch.
@@ -100,6 +107,9 @@ class Strategy(ABC):
     """
 
     name: ClassVar[str]
+    about: ClassVar[str]
+    cost: ClassVar[str]
+    effect: ClassVar[Effect]
     phase: ClassVar[Phase]
     owns: ClassVar[tuple[str, ...]]
     gated: ClassVar[bool] = False

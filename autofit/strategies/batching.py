@@ -29,6 +29,9 @@ class Batching(Strategy):
     """
 
     name = "batching"
+    about = "splits the batch of an optimizer step into micro batches"
+    cost = "more passes, each over fewer samples"
+    effect = "rounding"
     phase = Phase.BATCHING
     owns = (MICRO_BATCH_SIZE, ACCUMULATION_STEPS)
 

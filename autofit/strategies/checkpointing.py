@@ -34,6 +34,9 @@ class Checkpointing(Strategy):
     """
 
     name = "checkpointing"
+    about = "keeps only the inputs of some blocks and recomputes the blocks in backward"
+    cost = "up to a third more time"
+    effect = "exact"
     phase = Phase.MODULES
     owns = (CHECKPOINTED_BLOCKS,)
 

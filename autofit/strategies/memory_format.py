@@ -28,6 +28,9 @@ class MemoryFormat(Strategy):
     """Channels-last layout of 4-d parameters, buffers and inputs. The arithmetic stays the same."""
 
     name = "memory_format"
+    about = "stores images and the weights of convolutions channels last"
+    cost = "nothing"
+    effect = "rounding"
     phase = Phase.LAYOUT
     owns = (KNOB,)
     same_memory = True

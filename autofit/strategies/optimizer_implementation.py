@@ -36,6 +36,9 @@ class OptimizerImplementation(Strategy):
     """The implementation of the update in torch's optimizers. The arithmetic stays the same up to rounding."""
 
     name = "optimizer_implementation"
+    about = "updates the weights with foreach or fused kernels"
+    cost = "foreach: memory for temporary copies"
+    effect = "rounding"
     phase = Phase.OPTIMIZER
     owns = (KNOB,)
     same_memory = True  # per sample: temporary memory of the update does not grow with the batch

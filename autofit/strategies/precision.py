@@ -34,6 +34,9 @@ class Precision(Strategy):
     """
 
     name = "precision"
+    about = "computes products in TF32, bfloat16 or float16"
+    cost = "digits of the gradient"
+    effect = "rounding"
     phase = Phase.ARITHMETIC
     owns = (KNOB,)
     gated = True

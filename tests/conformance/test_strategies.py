@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import patch
 
 import pytest
@@ -20,7 +20,7 @@ from autofit.devices import host_speed
 from autofit.devices.base import Capability
 from autofit.prepare import prepare
 from autofit.strategies import members
-from autofit.strategies.base import Facts, Numerics, Strategy
+from autofit.strategies.base import Effect, Facts, Numerics, Strategy
 from autofit.workloads.batch_algebra import split
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch
@@ -230,6 +230,13 @@ def test_names_are_unique() -> None:
     assert len({member.name for member in members()}) == len(members())
     owned = [name for member in members() for name in member.owns]
     assert len(set(owned)) == len(owned)
+
+
+@each_member
+def test_member_says_what_it_does_what_it_costs_and_whether_results_change(member: Strategy) -> None:
+    for phrase in (member.about, member.cost):
+        assert phrase and phrase == phrase.strip(" .")
+    assert member.effect in get_args(Effect)
 
 
 @each_member
