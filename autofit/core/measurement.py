@@ -56,6 +56,7 @@ class Measurement(BaseModel):
         phases_s: seconds per step by phase (forward, backward, optimizer).
         fetch_s: median time per step of the user's loader, in seconds; None if not measured.
         warnings: notes about this measurement.
+        compiler_notes: what torch.compile reported of this plan's code: graph breaks and recompilations, with causes.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -74,6 +75,7 @@ class Measurement(BaseModel):
     phases_s: dict[str, float] = {}
     fetch_s: float | None = None
     warnings: tuple[str, ...] = ()
+    compiler_notes: tuple[str, ...] = ()
 
     @property
     def step_time_s(self) -> float:

@@ -6,6 +6,7 @@ allocator is bounded (`Accelerator.outside_bytes`). The allocator's fraction ref
 built with, which may differ from what the driver reports.
 """
 
+import importlib.util
 import os
 import re
 from collections.abc import Callable
@@ -34,6 +35,8 @@ UNREPORTED = ("large_segment_size_mb", "max_non_split_rounding_mb")
 SETTINGS = ("expandable_segments", "max_split_size", "garbage_collection_threshold")
 AMPERE = (8, 0)
 """The first compute capability with bf16 and TF32."""
+VOLTA = (7, 0)
+"""The first compute capability that torch.compile generates code for."""
 
 
 def cuda_capabilities(compute_capability: tuple[int, int] | None) -> frozenset[str]:
@@ -48,6 +51,8 @@ def cuda_capabilities(compute_capability: tuple[int, int] | None) -> frozenset[s
         found.add(Capability.BF16)
     if compute_capability is not None and compute_capability >= AMPERE:
         found.add(Capability.TF32)
+    if compute_capability is None or compute_capability >= VOLTA:
+        found |= {Capability.COMPILE, Capability.TUNED_KERNELS, Capability.CUDA_GRAPHS}
     return frozenset(found)
 
 
@@ -153,10 +158,12 @@ class Cuda(Accelerator):
         return tuple(found)
 
     def capabilities(self) -> frozenset[str]:
-        """Returns the capabilities that this generation of chips has in hardware."""
+        """Returns the capabilities of this generation of chips; torch.compile also needs Triton to be installed."""
         if torch.version.hip is not None:  # as `torch.cuda.is_bf16_supported` has it
-            return cuda_capabilities(None)
-        return cuda_capabilities(torch.cuda.get_device_capability(self.torch_device))
+            found = cuda_capabilities(None)
+        else:
+            found = cuda_capabilities(torch.cuda.get_device_capability(self.torch_device))
+        return found if importlib.util.find_spec("triton") is not None else found - {Capability.COMPILE}
 
     def versions(self) -> dict[str, str]:
         """Returns the versions of CUDA or ROCm, cuDNN and NVIDIA's driver, and the allocator settings in force."""

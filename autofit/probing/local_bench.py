@@ -4,13 +4,12 @@
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 import torch
 
-from autofit import devices
 from autofit.core.briefing import Briefing, Options
 from autofit.core.budget import SHARES, TRACE_SHARE
 from autofit.core.errors import DevicePoisoned, Untraceable
@@ -24,15 +23,16 @@ from autofit.identity.identity import Reached
 from autofit.memory.trace import Trace
 from autofit.prepare import prepare
 from autofit.probing import isolated_trace as isolation
+from autofit.probing.bench_notes import notes_on
 from autofit.probing.child_request import SURVEY
-from autofit.probing.compilation import shapes_of_a_training
+from autofit.probing.compilation import forget, shapes_of_a_training
 from autofit.probing.frozen_heap import FrozenHeap
 from autofit.probing.leaks import LeakWatch
 from autofit.probing.placement import place
 from autofit.probing.probe import Probe
+from autofit.probing.proof_gate import ProofGate
 from autofit.probing.short_run import ShortRun
 from autofit.probing.survey.gradients import State
-from autofit.probing.survey.module_modes import mode_notes
 from autofit.probing.survey.survey import Survey
 from autofit.probing.user_errors import as_users_errors
 from autofit.probing.watchdog import Overdue, Watchdog
@@ -42,7 +42,6 @@ from autofit.tracing import tracing
 from autofit.workloads.batch_store import BatchStore
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.first_loss import loss_of
-from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.step import Draft, TrainStep
 from autofit.workloads.workload import Workload
@@ -95,7 +94,7 @@ class LocalBench:
             place(workload, device, options.may_move)
             self._guard = Guard.of(workload)
         with self._guard.backstop, self._guard, as_users_errors(device):
-            self._eval_modules = workload.set_mode()
+            eval_modules = workload.set_mode()
             self._reached = [Reached.of(workload)]  # before any of the workload's code runs
             self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
             self._store = BatchStore(self._source)
@@ -112,6 +111,7 @@ class LocalBench:
                 self._beat("open")
             else:
                 space, self._weighing = known.space, Weighing.of(known.environment.settings)
+            kept = () if options.may_move else self._guard.caveats  # else the objects are this process's own
             self.briefing = Briefing(
                 space=space,
                 environment=environment_of(
@@ -120,15 +120,10 @@ class LocalBench:
                 budget=budget,
                 enforced=options.enforce,
                 account=device.account(),
-                caveats=(*self._notes(), *survey.caveats),
+                caveats=(*notes_on(workload, device, self._loss, eval_modules, self._source, kept), *survey.caveats),
                 gates=tuple(survey.gate_records) if known is None else known.gates,
             )
         self._heap, self._fastest_s = FrozenHeap(), math.inf
-
-    @property
-    def loss(self) -> LossRule:
-        """How the loss is computed."""
-        return self._loss
 
     def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
         """Runs `plan` and returns the outcome. Everything is restored afterwards.
@@ -149,7 +144,7 @@ class LocalBench:
                 enforce=self._options.enforce,
                 cold=self._options.cold,
                 fastest_s=self._fastest_s,
-                clock=self._watch.clock,
+                watch=self._watch,
                 beat=self._beat,
             )
             outcome = self._run(probe)
@@ -162,7 +157,18 @@ class LocalBench:
                 self.device.release()  # frees the gradients of a failed step, which the guard has just let go of
                 leaked = self._leaks.found()  # memory that the user's code keeps from step to step
                 self._put_back()
-        return outcome.model_copy(update={"leaked": leaked})
+        outcome = outcome.model_copy(update={"leaked": leaked})
+        return self._gated(plan, outcome) if purpose is Purpose.PROOF and outcome.measured else outcome
+
+    def _gated(self, plan: Plan, outcome: Outcome) -> Outcome:
+        """Returns the outcome of a proof after its gate, for which a process with limited memory is too small."""
+        if self._options.enforce and self.device.is_host:
+            return outcome
+        gate = ProofGate(members(), self._build, self._source, State(self._reset, self._guard.differences), self._watch)
+        try:
+            return gate.judged(outcome, plan, self.briefing.space.baseline)
+        finally:
+            self._put_back()
 
     def _run(self, probe: Probe) -> Outcome:
         try:
@@ -281,20 +287,10 @@ class LocalBench:
                 self.device.release()
         finally:
             self._heap.unfreeze()
+            if any(knob.warm_up_s for knob in self.briefing.space.knobs):
+                forget()
 
     def _build(self, plan: Plan) -> TrainStep:
-        draft = Draft.of(self.workload, self._loss, self.device.torch_device, self._weighing)
+        target, varies = self.device.torch_device, self._source.varies
+        draft = Draft.of(self.workload, self._loss, target, self._weighing, varies=varies)
         return prepare(plan, draft, members())
-
-    def _notes(self) -> Iterable[str]:
-        if self._loss.inferred:
-            yield f"the loss was inferred: {self._loss.about}"
-        yield from mode_notes(self._eval_modules)
-        if self.workload.optimizer is None and self.workload.training:
-            yield "no optimizer was given: measured with torch.optim.AdamW and its defaults"
-        if self.device.is_host and devices.choose().is_host:
-            yield f"tuned for the CPU ({self.device.name()}): the plan does not carry over to an accelerator"
-        if not self._options.may_move:  # else the objects belong to this process and end with it
-            yield from self._guard.caveats
-        yield from self.device.caveats()
-        yield from self._source.notes

@@ -40,6 +40,7 @@ def facts_of(
         max_global_batch_size=workload.max_global_batch_size,
         dataset_size=dataset_size,
         resizable=source.resizable,
+        varies=source.varies,
         cut_from=source.user_batch_size if source.resizable and not joinable else None,
     )
 

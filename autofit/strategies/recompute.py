@@ -32,6 +32,8 @@ class Recompute:
 
     def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
         """Returns `function(*args)`, which is recomputed in the backward pass."""
+        if torch.compiler.is_compiling():  # compiled code writes its buffers once, whatever it recomputes
+            return checkpoint(function, *args, use_reentrant=False)
         contexts = self._contexts if self.norms or self.buffers else noop_context_fn
         return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=True, context_fn=contexts)
 

@@ -48,6 +48,8 @@ class Draft:
         scheduler: learning rate scheduler that is advanced after each update.
         weighing: how micro batches are weighted if the loss is a mean over tokens, for example. None uses the weights
             of the `StepBatch`, which are shares of the samples.
+        varies: whether batches differ in shape within a training.
+        compiled: whether parts of the step are compiled when they first run.
     """
 
     model: nn.Module
@@ -60,9 +62,19 @@ class Draft:
     max_grad_norm: float | None = None
     scheduler: Scheduler | None = None
     weighing: Weighing | None = None
+    varies: bool = False
+    compiled: bool = False
 
     @classmethod
-    def of(cls, workload: Workload, loss: LossRule, device: torch.device, weighing: Weighing | None = None) -> "Draft":
+    def of(
+        cls,
+        workload: Workload,
+        loss: LossRule,
+        device: torch.device,
+        weighing: Weighing | None = None,
+        *,
+        varies: bool = False,
+    ) -> "Draft":
         """Returns the draft of the user's step before any strategy is applied. Makes the optimizer."""
         return cls(
             model=workload.model,
@@ -71,6 +83,7 @@ class Draft:
             device=device,
             max_grad_norm=workload.max_grad_norm,
             weighing=weighing,
+            varies=varies,
         )
 
 
@@ -193,7 +206,10 @@ class TrainStep:
                 if "backward through the graph a second time" not in str(error):
                     raise
                 raise _used_graph(draft.loss.name) from error
-            total = loss.detach() if total is None else total + loss.detach()
+            if total is not None:
+                total = total + loss.detach()
+            else:  # the next run of a CUDA graph overwrites its outputs
+                total = loss.detach().clone() if draft.compiled else loss.detach()
         assert total is not None, "a StepBatch has at least one part"
         return total
 

@@ -28,7 +28,7 @@ from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.tree import Batch
 from autofit.workloads.useful_targets import candidates, shares
 
-__all__ = ["STATELESS", "Build", "GateResult", "State", "accumulation", "precision"]
+__all__ = ["STATELESS", "Build", "GateResult", "State", "accumulation", "precision", "same_arithmetic"]
 
 ACCUMULATION_L2 = 1e-3
 ACCUMULATION_NORM = 1e-3
@@ -94,6 +94,36 @@ def precision(build: Build, plan: Plan, batch: Batch | Counted, seed: int, state
     with suppress(Exception):  # an object detector returns losses in training and detections in evaluation
         return _precision(Gradients(build, state), plan, batch, seed)
     return _precision(Gradients(build, state, training=True), plan, batch, seed)
+
+
+def same_arithmetic(
+    build: Build, plan: Plan, reference: Plan, batch: Counted, state: State = STATELESS, *, rounded: bool = False
+) -> GateResult:
+    """Compares the gradients of two plans that should differ by the order of operations alone.
+
+    Args:
+        build: makes a train step; its model's gradients are left as None.
+        plan: the plan to check.
+        reference: the same plan without the technique.
+        batch: a batch that both can run.
+        state: restores what a step changes besides gradients.
+        rounded: whether both compute in reduced precision, so that another order changes more digits.
+    """
+    with suppress(Exception):  # a model without a loss in evaluation mode
+        return _same_arithmetic(Gradients(build, state), plan, reference, batch, rounded)
+    return _same_arithmetic(Gradients(build, state, training=True), plan, reference, batch, rounded)
+
+
+def _same_arithmetic(gradients: Gradients, plan: Plan, reference: Plan, batch: Counted, rounded: bool) -> GateResult:
+    with gradients:
+        gradients.rehearse(batch, _SEED)
+        expected = gradients.of([batch], _SEED, plan=reference)
+        if not float(expected.vector.norm()):
+            return GateResult(True, "the gradient is zero on this batch")
+        found = gradients.of([batch], _SEED, plan=plan)
+    error = difference(found.vector, expected.vector)
+    most = REDUCED_L2 if rounded or expected.reduced else ACCUMULATION_L2
+    return GateResult(error <= most, f"relative L2 of the gradient {error:.1e} (at most {most:g})")
 
 
 def _precision(gradients: Gradients, plan: Plan, batch: Batch | Counted, seed: int) -> GateResult:
@@ -224,6 +254,7 @@ def _is_random(gradients: Gradients, batch: Batch | Counted, seed: int, found: t
     return difference(again.vector, found) > most
 
 
+_SEED = 0
 _SEED_STRIDE = 1000
 """Distance between the seeds of two draws, greater than the number of micro batches."""
 _ADVICE = (
