@@ -2,10 +2,10 @@
 
 import argparse
 
-TECHNIQUES = ("batching", "precision", "checkpointing", "memory_format", "optimizer_implementation")
+TECHNIQUES = ("batching", "precision", "checkpointing", "memory_format", "optimizer_implementation", "compilation")
 KNOBS = (
     "micro_batch_size", "accumulation_steps", "precision", "checkpointed_blocks", "memory_format",
-    "optimizer_implementation",
+    "optimizer_implementation", "compile",
 )  # fmt: skip
 """Names of the strategies and the knobs of autofit itself, whose own modules load torch. Completion offers them."""
 
@@ -135,7 +135,7 @@ def _tune_training(group: _Group) -> None:
         type=int,
         metavar="N",
         help="number of optimizer steps you plan to train. Warm-up cost (compilation, kernel tuning) is amortised over "
-        "them (default: ignore warm-up)",
+        "them (default: 10000 if compilation can be searched, otherwise ignore warm-up)",
     )
     _keywords(group)
 

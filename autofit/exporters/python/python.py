@@ -23,6 +23,10 @@ _OPTIMIZERS: dict[KnobValue, Settings] = {
     "foreach": {"OPTIMIZER_FLAGS": {"foreach": True, "fused": False}},
     "fused": {"OPTIMIZER_FLAGS": {"foreach": False, "fused": True}},
 }
+_COMPILED: dict[KnobValue, Settings] = {
+    "off": {},
+    **{mode: {"COMPILE_MODE": f'"{mode}"'} for mode in ("default", "max-autotune-no-cudagraphs", "reduce-overhead")},
+}
 
 
 def _count(key: str, default: int) -> Callable[[KnobValue], Settings | None]:
@@ -43,6 +47,7 @@ _SETTINGS: Mapping[str, Callable[[KnobValue], Settings | None]] = {
     "checkpointed_blocks": _count("CHECKPOINTED_BLOCKS", 0),
     "memory_format": _MEMORY_FORMATS.get,
     "optimizer_implementation": _OPTIMIZERS.get,
+    "compile": _COMPILED.get,
 }
 """Settings of each knob: upper-case keys are constants at the top of the file, lower-case keys are parts of the
 loop."""
@@ -51,6 +56,7 @@ _PARTS = {
     "ACCUMULATION_STEPS": "accumulate",
     "AUTOCAST_DTYPE": "autocast",
     "CHECKPOINTED_BLOCKS": "blocks",
+    "COMPILE_MODE": "compiled",
     "OPTIMIZER_FLAGS": "flags",
     "MAX_GRAD_NORM": "clip",
 }
