@@ -156,8 +156,7 @@ class Guided(Searcher):
             known = {self._plans[place]: outcome for place, outcome in self._outcomes.items()}
             plan = first_feasible(self.problem, known)
             return None if plan is None else self._place(plan)
-        belief = self._believe()
-        seconds = self._seconds(belief)
+        seconds = self._seconds(belief := self._believe())
         too_long = seconds > self.problem.patience_s()
         gains = np.where(too_long, 0.0, self._gains(belief))
         place = self._most_worthy(gains, seconds)
