@@ -67,7 +67,7 @@ def amortised(rates_per_s: Sequence[float], warm_up_s: float, samples: int) -> l
 
 
 def compared(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
-    """Returns the ratio of ours to theirs in paired rounds, and its upper 95 % bound; infinity if theirs did not run."""
+    """Returns the ratio of ours to theirs in paired rounds, and its upper 95 % bound; infinity if they did not run."""
     if not all(theirs):
         return math.inf, math.inf
     logs = [math.log(a / b) for a, b in zip(ours, theirs, strict=True)]
