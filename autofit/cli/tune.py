@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from autofit import locks, planfile
@@ -24,6 +25,7 @@ from autofit.reports.canvas import Canvas
 from autofit.reports.repeating import command_line
 from autofit.reports.summary import summarize
 from autofit.search.event import Event
+from autofit.search.kept_gates import kept_gates
 from autofit.search.request import DEFAULT_STUDY, Request
 from autofit.search.search import search
 from autofit.study.reference import dereferenced
@@ -39,7 +41,7 @@ def execute(given: argparse.Namespace) -> int:
     request = _request(given, target)
     clock = Clock(limit_s=request.time_s, start=given.began_s)
     _check_output(Path(given.output), force=given.force)
-    recommendation = _searched(target, request, clock, given)
+    recommendation = _searched(replace(target, gates=kept_gates(request.study)), request, clock, given)
     unsaved = save_plan(recommendation, given.output, force=given.force)
     if given.json:
         print(ascii_json(recommendation.model_dump_json(by_alias=True, indent=2)))

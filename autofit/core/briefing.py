@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict
 from autofit.core.account import Account
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
+from autofit.core.gate_verdict import GateVerdicts
 from autofit.core.plan import KnobValue
 from autofit.core.space import SpaceFacts
 from autofit.core.work import Ceilings
@@ -40,6 +41,7 @@ class Briefing(BaseModel):
         ceilings: peak speed of the device; None if unknown, or if plans are probed.
         caveats: notes for the user: an inferred loss, an incomplete scan, a gate that failed.
         gates: results of the gates, in the order in which they ran.
+        verdicts: the same for later searches of the workload; None if no gate had to run, or if none may be kept.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -52,6 +54,7 @@ class Briefing(BaseModel):
     ceilings: Ceilings | None = None
     caveats: tuple[str, ...] = ()
     gates: tuple[GateRecord, ...] = ()
+    verdicts: GateVerdicts | None = None
 
 
 class Options(BaseModel):

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -13,7 +13,9 @@ import torch
 from autofit import devices
 from autofit.core.briefing import Briefing, Options
 from autofit.core.budget import SHARES, TRACE_SHARE
+from autofit.core.environment import Environment
 from autofit.core.errors import DevicePoisoned, Untraceable
+from autofit.core.gate_verdict import GateVerdicts
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
@@ -31,18 +33,18 @@ from autofit.probing.leaks import LeakWatch
 from autofit.probing.placement import place
 from autofit.probing.probe import Probe
 from autofit.probing.short_run import ShortRun
+from autofit.probing.survey.earlier_gates import EarlierGates
 from autofit.probing.survey.gradients import State
-from autofit.probing.survey.module_modes import mode_notes
 from autofit.probing.survey.survey import Survey
 from autofit.probing.user_errors import as_users_errors
 from autofit.probing.watchdog import Overdue, Watchdog
-from autofit.probing.workload_facts import batch_to_trace, chosen, facts_of
+from autofit.probing.workload_facts import batch_to_trace, chosen, facts_of, training_notes
 from autofit.strategies import members
+from autofit.strategies.base import Facts
 from autofit.tracing import tracing
 from autofit.workloads.batch_store import BatchStore
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.first_loss import loss_of
-from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.step import Draft, TrainStep
 from autofit.workloads.workload import Workload
@@ -61,6 +63,7 @@ class LocalBench:
         watch: also receives each phase. It knows how much of the time budget is left, and stops code that exceeds its
             share.
         known: what an earlier bench of this workload found, so that the survey is skipped. None runs the survey.
+        gates: verdicts that the study keeps. The gates of a workload that has not changed since do not run.
 
     Attributes:
         briefing: what is known before the first probe.
@@ -86,6 +89,7 @@ class LocalBench:
         *,
         watch: Watchdog | None = None,
         known: Briefing | None = None,
+        gates: Sequence[GateVerdicts] = (),
     ) -> None:
         self.workload, self.device, self._options = workload, device, options
         self._weighing: Weighing | None = None
@@ -105,7 +109,8 @@ class LocalBench:
             facts = facts_of(workload, self._source, device, options, dataset_size=min(sizes, default=None))
             survey = Survey(facts, strategies, self._build, self._source, options.seed)
             survey.state, survey.watch = State(self._reset, self._guard.differences), self._watch
-            survey.pinned = options.pinned
+            earlier = EarlierGates(gates, self._environment(facts))
+            survey.pinned, survey.earlier = options.pinned, earlier.found
             if known is None:
                 self._beat(SURVEY)
                 space, self._weighing = survey.run(), survey.weighing
@@ -114,21 +119,15 @@ class LocalBench:
                 space, self._weighing = known.space, Weighing.of(known.environment.settings)
             self.briefing = Briefing(
                 space=space,
-                environment=environment_of(
-                    workload, device, self._source, self._loss, facts.optimizer, self._reached, self._weighing
-                ),
+                environment=self._environment(facts),
                 budget=budget,
                 enforced=options.enforce,
                 account=device.account(),
                 caveats=(*self._notes(), *survey.caveats),
                 gates=tuple(survey.gate_records) if known is None else known.gates,
+                verdicts=earlier.to_keep(survey.verdicts, self._reached),
             )
         self._heap, self._fastest_s = FrozenHeap(), math.inf
-
-    @property
-    def loss(self) -> LossRule:
-        """How the loss is computed."""
-        return self._loss
 
     def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
         """Runs `plan` and returns the outcome. Everything is restored afterwards.
@@ -286,12 +285,13 @@ class LocalBench:
         draft = Draft.of(self.workload, self._loss, self.device.torch_device, self._weighing)
         return prepare(plan, draft, members())
 
+    def _environment(self, facts: Facts) -> Environment:
+        return environment_of(
+            self.workload, self.device, self._source, self._loss, facts.optimizer, self._reached, self._weighing
+        )
+
     def _notes(self) -> Iterable[str]:
-        if self._loss.inferred:
-            yield f"the loss was inferred: {self._loss.about}"
-        yield from mode_notes(self._eval_modules)
-        if self.workload.optimizer is None and self.workload.training:
-            yield "no optimizer was given: measured with torch.optim.AdamW and its defaults"
+        yield from training_notes(self.workload, self._loss, self._eval_modules, "measured")
         if self.device.is_host and devices.choose().is_host:
             yield f"tuned for the CPU ({self.device.name()}): the plan does not carry over to an accelerator"
         if not self._options.may_move:  # else the objects belong to this process and end with it

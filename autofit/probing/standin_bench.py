@@ -29,10 +29,9 @@ from autofit.probing import isolated_trace as isolation
 from autofit.probing.placement import place
 from autofit.probing.short_run import ShortRun
 from autofit.probing.survey import gates
-from autofit.probing.survey.module_modes import mode_notes
 from autofit.probing.survey.survey import Survey
 from autofit.probing.user_errors import as_users_errors_on_host
-from autofit.probing.workload_facts import batch_to_trace, chosen, facts_of
+from autofit.probing.workload_facts import batch_to_trace, chosen, facts_of, training_notes
 from autofit.strategies import members
 from autofit.strategies.base import Strategy
 from autofit.tracing import tracing
@@ -177,11 +176,7 @@ class StandInBench:
         return loss_of(workload, self._source, self._device.torch_device)
 
     def _notes(self) -> Iterator[str]:
-        if self._loss.inferred:
-            yield f"the loss was inferred: {self._loss.about}"
-        yield from mode_notes(self._eval_modules)
-        if self.workload.optimizer is None and self.workload.training:
-            yield "no optimizer was given: estimated with torch.optim.AdamW and its defaults"
+        yield from training_notes(self.workload, self._loss, self._eval_modules, "estimated")
         yield from self._device.caveats()
         yield from self._source.notes
 

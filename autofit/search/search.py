@@ -23,6 +23,7 @@ from autofit.search.event import Event
 from autofit.search.evidence import BATCH_CHANGED
 from autofit.search.evidence_recorder import EvidenceRecorder, asked
 from autofit.search.fleet_workers import workers_of
+from autofit.search.kept_gates import keep_gates
 from autofit.search.known_answer import ANSWER, KnownAnswer, answer_note, question_of
 from autofit.search.phases import run
 from autofit.search.request import DEFAULT_STUDY, Listen, Request, searcher_of
@@ -75,6 +76,7 @@ def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock:
             memory_bytes=briefing.budget.memory_bytes,
         )
         opened.callback(study.close)
+        keep_gates(study, briefing)
         workers = opened.enter_context(workers_of(study, location, request.target, briefing, request.objective))
         return _search(bench, request, study, clock, tell_all, workers)
 

@@ -19,7 +19,7 @@ import json
 import os
 import signal
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from difflib import get_close_matches
@@ -34,6 +34,7 @@ from autofit.chips import StandIn
 from autofit.core.briefing import Briefing, Options
 from autofit.core.budget import Clock
 from autofit.core.errors import AutofitError, SpaceError, Untraceable, UserCodeError, WorkloadError
+from autofit.core.gate_verdict import GateVerdicts
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.redaction import redacted
@@ -126,9 +127,9 @@ class Worker:
         described = request.get("stand_in")
         if described is None:
             wanted, claims = request["device"] or arguments.get("device"), bool(request.get("claims"))
-            known = _known(request.get("known"))
+            known, gates = _known(request)
             with Watchdog(_clock(request.get("time_budget"))) as watch:
-                briefing = self._open_bench(workload, wanted, options, claims, known, watch)
+                briefing = self._open_bench(workload, wanted, options, claims, known, gates, watch)
         else:
             self._bench = StandInBench.of(workload, options, StandIn.model_validate(described), self._beat)
             briefing = self._bench.briefing
@@ -145,6 +146,7 @@ class Worker:
         options: Options,
         claims: bool,
         known: Briefing | None,
+        gates: Sequence[GateVerdicts],
         watch: Watchdog,
     ) -> Briefing:
         device = devices.choose(device_name)
@@ -154,7 +156,7 @@ class Worker:
                 raise BrokenPipeError
         if not device.is_host:  # the parent cannot know this; only a host's limit needs a separate process
             options = options.model_copy(update={"enforce": True})
-        self._bench = bench = LocalBench(workload, device, options, self._beat, watch=watch, known=known)
+        self._bench = bench = LocalBench(workload, device, options, self._beat, watch=watch, known=known, gates=gates)
         bench.__enter__()
         return bench.briefing
 
@@ -166,14 +168,16 @@ class Worker:
         self._replies.flush()
 
 
-def _known(data: Any) -> Briefing | None:
-    """Returns the briefing of an earlier process of this search.
+def _known(request: dict[str, Any]) -> tuple[Briefing | None, list[GateVerdicts]]:
+    """Returns the briefing of an earlier process of this search, and the verdicts of gates that the study keeps.
 
     Raises:
-        AutofitError: it was made by another version of autofit.
+        AutofitError: they were made by another version of autofit.
     """
+    known = request.get("known")
     try:
-        return None if data is None else Briefing.model_validate(data)
+        gates = [GateVerdicts.model_validate(each) for each in request.get("gates", ())]
+        return None if known is None else Briefing.model_validate(known), gates
     except ValidationError as error:
         raise AutofitError(OTHER_VERSION) from error
 

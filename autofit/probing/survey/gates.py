@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from autofit.core.gate_verdict import GateVerdict
 from autofit.core.plan import Plan
 from autofit.probing.survey.gradients import STATELESS, Build, Gradient, Gradients, State, difference
 from autofit.probing.survey.two_sample_statistic import compare
@@ -53,6 +54,7 @@ class GateResult:
         moves: names of state that the step itself changes in each micro batch.
         evaluated: whether the comparison was made in evaluation mode, so that behaviour specific to training was not
             compared.
+        checked: whether the gate has a result. Without one the technique does not pass.
     """
 
     passed: bool
@@ -60,9 +62,26 @@ class GateResult:
     weighing: Weighing | None = None
     moves: tuple[str, ...] = ()
     evaluated: bool = False
+    checked: bool = True
+
+    @property
+    def verdict(self) -> GateVerdict:
+        """The result as a study keeps it."""
+        return GateVerdict(
+            passed=self.passed,
+            reason=self.reason,
+            weighing=str(self.weighing or ""),
+            moves=self.moves,
+            evaluated=self.evaluated,
+        )
+
+    @classmethod
+    def of(cls, verdict: GateVerdict) -> "GateResult":
+        """Returns the result that a study has kept."""
+        return cls(verdict.passed, verdict.reason, Weighing.parse(verdict.weighing), verdict.moves, verdict.evaluated)
 
 
-ZERO = GateResult(False, "could not be checked: the gradient is zero on this batch")
+ZERO = GateResult(False, "could not be checked: the gradient is zero on this batch", checked=False)
 
 
 def accumulation(build: Build, batch: Batch | Cuttable, seed: int, state: State = STATELESS) -> GateResult:
@@ -213,7 +232,7 @@ class _Accumulation:
         if found.alike:
             return GateResult(True, f"accumulation gives the same gradient: {found.text}")
         verdict = "changes the gradient of this model" if found.sure else "could not be checked"
-        return GateResult(False, f"accumulation {verdict}: {found.text}. {_ADVICE}")
+        return GateResult(False, f"accumulation {verdict}: {found.text}. {_ADVICE}", checked=found.sure)
 
 
 def _is_random(gradients: Gradients, batch: Batch | Counted, seed: int, found: torch.Tensor, most: float) -> bool:

@@ -8,6 +8,7 @@ from itertools import product
 from autofit.core.briefing import GateRecord
 from autofit.core.budget import GATES_SHARE
 from autofit.core.errors import SpaceError
+from autofit.core.gate_verdict import GateVerdict
 from autofit.core.knob import Knob
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.redaction import redacted
@@ -32,6 +33,8 @@ _INSPECTED = 8
 _MOST_ELEMENTS = 2**24
 """Maximum number of elements of a batch whose labels are compared with those of other batches."""
 _MOST_COMBINATIONS = 4096
+ACCUMULATION = "accumulation"
+"""Name of the gate of accumulation. The gate of a knob's value is named after both, such as "precision=bf16"."""
 _ORDER = ("gate", "", "device")
 """Origins of refusals in the order in which they are listed: what was found in this model comes first."""
 _NAMED = 3
@@ -51,9 +54,11 @@ class Survey:
         state: restores what a step changes besides gradients, for the gates.
         watch: stops gates that exceed their share of the time budget.
         pinned: value by knob; only plans with these values are searched.
+        earlier: verdicts of gates that ran in an earlier search of this workload, by technique. These gates do not run.
         refused: what was left out, with the reason. Set by `run`.
         caveats: findings of the gates that the user should know. Set by `run`.
         gate_records: the result of each gate, in the order in which they ran. Set by `run`.
+        verdicts: what the gates found, for later searches, by technique. Set by `run`.
         weighing: quantity by which micro batches are weighted; None: their number of samples. Set by `run`.
     """
 
@@ -65,9 +70,11 @@ class Survey:
     state: gates.State = gates.STATELESS
     watch: Watchdog = field(default_factory=Watchdog)
     pinned: Mapping[str, KnobValue] = field(default_factory=dict)
+    earlier: Mapping[str, GateVerdict] = field(default_factory=dict)
     refused: list[Refusal] = field(default_factory=list)
     caveats: list[str] = field(default_factory=list)
     gate_records: list[GateRecord] = field(default_factory=list)
+    verdicts: dict[str, GateVerdict] = field(default_factory=dict)
     weighing: Weighing | None = None
     _gates_end_s: float = math.inf
     _batch_limit: str = ""
@@ -140,20 +147,22 @@ class Survey:
         def gate(found: Cuttable) -> gates.GateResult:
             return gates.precision(self._build, plan, Counted(found.batch, found.samples), self.seed, self.state)
 
-        verdict = self._asked(gate, loader_batch=True)
-        return self._decide(f"{name}={value}", verdict)
+        what = f"{name}={value}"
+        return self._decide(what, self._verdict(what, gate, loader_batch=True))
 
     def _accumulates(self, sizes: Iterable[int]) -> bool:
         total = self.facts.global_batch_size
         return total is not None and any(total // size != self.facts.accumulation_steps for size in sizes)
 
     def _may_accumulate(self) -> bool:
-        verdict = self._asked(lambda found: gates.accumulation(self._build, found, self.seed, self.state))
+        verdict = self._verdict(
+            ACCUMULATION, lambda found: gates.accumulation(self._build, found, self.seed, self.state)
+        )
         self.weighing = verdict.weighing
         self.caveats += _notes(verdict, self.facts.accumulation_steps)
         size, steps = self.facts.micro_batch_size, self.facts.accumulation_steps
         kept = f"The baseline's micro batch of {size} and its {steps} accumulation steps are kept" if steps > 1 else ""
-        return self._decide("accumulation", verdict, kept)
+        return self._decide(ACCUMULATION, verdict, kept)
 
     def _decide(self, what: str, verdict: gates.GateResult, kept: str = "") -> bool:
         """Records a verdict and returns whether the technique is in the search; if not, `kept` says what stays."""
@@ -166,6 +175,16 @@ class Survey:
         reason = ". ".join(text for text in (verdict.reason, kept) if text)
         self.refused.append(Refusal(name=what, reason=reason, origin="gate"))
         return False
+
+    def _verdict(
+        self, what: str, gate: Callable[[Cuttable], gates.GateResult], *, loader_batch: bool = False
+    ) -> gates.GateResult:
+        """Returns the verdict on a technique: that of an earlier search, or that of the gate, which runs now."""
+        earlier = self.earlier.get(what)
+        found = self._asked(gate, loader_batch=loader_batch) if earlier is None else gates.GateResult.of(earlier)
+        if found.checked:
+            self.verdicts[what] = found.verdict
+        return found
 
     def _asked(self, gate: Callable[[Cuttable], gates.GateResult], *, loader_batch: bool = False) -> gates.GateResult:
         """Returns a gate's verdict on a small batch. A gate that cannot be run is not passed.
@@ -189,7 +208,7 @@ class Survey:
                 reason = f"{overdue}; give more time for this check"
             except Exception as error:  # noqa: BLE001  # raised by the user's code; a probe will report it
                 reason = redacted(f"{type(error).__name__}: {error}".strip().splitlines()[0])
-        return gates.GateResult(False, f"could not be checked: {reason}")
+        return gates.GateResult(False, f"could not be checked: {reason}", checked=False)
 
     def _in_time(self, gate: Callable[[Cuttable], gates.GateResult], size: int) -> gates.GateResult:
         left_s = self._gates_end_s - self.watch.clock.elapsed_s
