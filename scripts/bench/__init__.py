@@ -8,6 +8,7 @@ last line, writes its figures with `--json FILE`, and exits with 1 where a requi
     python -m scripts.bench.claims                   how often the true gain lies in the interval that a search claims
     python -m scripts.bench.gain                     what tuning brings on the four examples
     python -m scripts.bench.overhead                 cost of `TrainStep`, of the guard and of `import autofit`
+    python -m scripts.bench.tune_again               time of tuning an unchanged workload again with its study
     python -m scripts.bench.nightly.simulated_years  false alarms and missed changes of the rule of nightly jobs
     python -m scripts.bench.fleet                    overhead of a plan that a worker runs, on a database
     python -m scripts.bench.peers                    autofit beside other finders of batch sizes

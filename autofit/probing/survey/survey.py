@@ -93,6 +93,7 @@ class Survey:
             sizes = [int(size) for size in knobs.pop(MICRO_BATCH_SIZE).values]
         knobs.pop(ACCUMULATION_STEPS, None)
         if facts.training and self._accumulates(sizes) and not self._may_accumulate():
+            pins.check_size(self.pinned, facts.micro_batch_size, self.refused[-1].reason)
             sizes = [facts.micro_batch_size]
         playing = tuple(knob for knob in knobs.values() if len(knob.values) > 1)
         defaults: dict[str, KnobValue] = {knob.name: knob.default for knob in playing}
