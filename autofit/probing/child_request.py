@@ -77,5 +77,5 @@ class Target:
 
 def _brief(known: Briefing) -> Briefing:
     """Returns a briefing without the parts that only the search needs, which may be long."""
-    space = known.space.model_copy(update={"forbidden": {}, "refused": ()})
+    space = known.space.model_copy(update={"forbidden": (), "refused": ()})
     return known.model_copy(update={"space": space, "caveats": (), "gates": (), "verdicts": None})

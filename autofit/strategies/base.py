@@ -91,8 +91,8 @@ class Offer:
 class Strategy(ABC):
     """A training technique.
 
-    A search calls `offer` and `conflict` once, in the process that holds the model. `autofit.prepare` calls `apply` for
-    each step that it builds: for a probe, for a gate, and for the user's training.
+    A search calls `offer` once and `conflict` for some plans, in the process that holds the model. `autofit.prepare`
+    calls `apply` for each step that it builds: for a probe, for a gate, and for the user's training.
 
     Attributes:
         name: name of the strategy in `tune(strategies=[...])` and in reports.
@@ -131,7 +131,11 @@ class Strategy(ABC):
         """
 
     def conflict(self, plan: Plan) -> str | None:
-        """Returns why the values of this strategy conflict with others in `plan`, or None."""
+        """Returns why the values of this strategy conflict with others in `plan`, or None.
+
+        The answer depends on the knob values of the plan alone. A search asks about few plans: it varies only the knobs
+        whose values were read (`plan.values.get(name)`), so do not read more of them than matter.
+        """
         return None
 
     def refuse(self, reason: str, origin: Literal["", "device"] = "") -> Offer:

@@ -3,11 +3,9 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 
 from autofit.core.briefing import GateRecord
 from autofit.core.budget import GATES_SHARE
-from autofit.core.errors import SpaceError
 from autofit.core.gate_verdict import GateVerdict
 from autofit.core.knob import Knob
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
@@ -15,6 +13,7 @@ from autofit.core.redaction import redacted
 from autofit.core.space import Refusal, SpaceFacts
 from autofit.core.units import format_names
 from autofit.probing.survey import gates, pins
+from autofit.probing.survey.conflicts import check_size, conflicts
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.strategies.base import Facts, Strategy
 from autofit.workloads.batches import BatchSource
@@ -32,7 +31,6 @@ _INSPECTED = 8
 """Number of batches that are inspected. The gates use the one whose samples differ most in length."""
 _MOST_ELEMENTS = 2**24
 """Maximum number of elements of a batch whose labels are compared with those of other batches."""
-_MOST_COMBINATIONS = 4096
 ACCUMULATION = "accumulation"
 """Name of the gate of accumulation. The gate of a knob's value is named after both, such as "precision=bf16"."""
 _ORDER = ("gate", "", "device")
@@ -107,10 +105,11 @@ class Survey:
             global_batch_size=facts.global_batch_size,
             baseline=Plan(values={**batch, **defaults}),
             refused=tuple(sorted(self.refused, key=lambda refusal: _ORDER.index(refusal.origin))),
-            forbidden=self._forbidden(playing),
+            forbidden=tuple(conflicts(playing, [strategy.conflict for strategy in self.strategies])),
             pinned=dict(self.pinned),
             batch_limit=self._batch_limit,
         )
+        check_size(space)
         pins.check_conflict(space)
         return space.model_copy(update={"refused": (*space.refused, *pins.notes(space))})
 
@@ -230,21 +229,6 @@ class Survey:
     def _unevenness(self, found: Cuttable) -> float:
         tokens = [self.source.tokens(part.batch) or 0 for part in found.cut([1] * found.samples)]
         return (max(tokens) - min(tokens)) / max(*tokens, 1) + unevenness(found.batch, found.samples)
-
-    def _forbidden(self, knobs: Sequence[Knob]) -> dict[str, str]:
-        """Returns the combinations that a strategy rules out, by key, with the reason."""
-        found: dict[str, str] = {}
-        for count, values in enumerate(product(*(knob.values for knob in knobs))):
-            if count >= _MOST_COMBINATIONS:
-                raise SpaceError(
-                    f"there are more than {_MOST_COMBINATIONS} combinations of {', '.join(k.name for k in knobs)}; "
-                    "search fewer strategies at a time: strategies=[...]."
-                )
-            plan = Plan(values=dict(zip((knob.name for knob in knobs), values, strict=True)))
-            reasons = [reason for strategy in self.strategies if (reason := strategy.conflict(plan))]
-            if reasons:
-                found[plan.key] = reasons[0]
-        return found
 
 
 def _notes(verdict: gates.GateResult, baseline_steps: int) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """First feasible plan: which plan to run while none has fitted yet."""
 
 from collections.abc import Mapping
-from itertools import islice
+
+import numpy as np
 
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
@@ -9,8 +10,6 @@ from autofit.searchers.base import Problem
 
 MAX_TRIED = 8
 """Maximum number of combinations with several changes that are tried, after each change alone."""
-MAX_COMBINATIONS = 4096
-"""Maximum number of combinations that are considered."""
 
 
 def first_feasible(problem: Problem, outcomes: Mapping[Plan, Outcome]) -> Plan | None:
@@ -49,15 +48,14 @@ def _fits(problem: Problem, plan: Plan) -> bool:
 
 def _leaner(problem: Problem, outcomes: Mapping[Plan, Outcome]) -> Plan | None:
     """Returns another combination at the smallest size: single changes first, then those with the most changes."""
-    space, base = problem.space, problem.space.baseline.combination
-    size = space.sizes[0]
-    tried = {plan.combination.key for plan in outcomes}
-    combinations = [c for c in islice(space.combinations(), MAX_COMBINATIONS) if c != base]
-    singles = [c for c in combinations if len(c.changes_from(base)) == 1]
-    untried = [c for c in singles if c.key not in tried]
+    plans, points = problem.feasibility.plans, problem.feasibility.plans.points
+    tried = {plans.number(plan) for plan in outcomes}
+    _, first = np.unique(points.combinations, return_index=True)  # of each combination, at the smallest size
+    changes = (points.values[first] != points.values[0]).sum(axis=1)
+    untried = [number for number in np.flatnonzero(changes == 1) if number not in tried]
     if untried:
-        return space.at(untried[0], size)
-    many = sorted((c for c in combinations if len(c.changes_from(base)) > 1), key=lambda c: -len(c.changes_from(base)))
-    ran = sum(c.key in tried for c in many)
-    left = [c for c in many if c.key not in tried]
-    return space.at(left[0], size) if left and ran < MAX_TRIED else None
+        return plans.plans[int(first[untried[0]])]
+    many = [number for number in np.argsort(-changes, kind="stable") if changes[number] > 1]
+    ran = sum(number in tried for number in many)
+    left = next((number for number in many if number not in tried), None)
+    return plans.plans[int(first[left])] if left is not None and ran < MAX_TRIED else None
