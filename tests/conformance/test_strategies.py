@@ -235,7 +235,8 @@ def test_names_are_unique() -> None:
 @each_member
 def test_member_says_what_it_does_what_it_costs_and_whether_results_change(member: Strategy) -> None:
     for phrase in (member.about, member.cost):
-        assert phrase and phrase == phrase.strip(" .")
+        assert phrase
+        assert phrase == phrase.strip(" .")
     assert member.effect in get_args(Effect)
 
 
