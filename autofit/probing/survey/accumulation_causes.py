@@ -103,11 +103,9 @@ class _Causes:
         same = self._same_in(all_evaluating) if self._in_training else ""
         if not same:
             return ""
-        modes = self.gradients.modes
-        where = self._meeting(modes) or f"the loss: {self._losses(modes)}"
         return (
-            f"Samples of a batch interact in {where}. They do in training mode only: in evaluation mode, {same}. "
-            f"{_INTERACT}"
+            f"Samples of a batch interact in {self._place(self.gradients.modes)}. They do in training mode only: in "
+            f"evaluation mode, {same}. {_INTERACT}"
         )
 
     def weights(self) -> str:
@@ -139,17 +137,32 @@ class _Causes:
         )
 
     def interaction(self) -> str:
-        """Looks for the place where samples meet: in the first module that shows it, or else in the loss."""
-        modes: Modes = all_evaluating
-        also = ", also in evaluation mode"
         try:
-            where = self._meeting(modes)
+            place = f"{self._place(all_evaluating)}. They do in evaluation mode too"
         except Exception:  # noqa: BLE001  # a step that runs in training mode only
-            modes, also = self.gradients.modes, ""
-            where = self._meeting(modes)
-        if where:
-            return f"Samples of a batch interact in {where}{also}. {_INTERACT}"
-        return f"Samples of a batch interact in the loss{also}: {self._losses(modes)}. {_INTERACT}"
+            place = self._place(self.gradients.modes)
+        return f"Samples of a batch interact in {place}. {_INTERACT}"
+
+    def _place(self, modes: Modes) -> str:
+        """Returns the first module whose outputs for a sample depend on the other samples, or else the loss.
+
+        In the model itself, which comes last, the loss or what it is computed from may be the place.
+        """
+        batch, alone = _Outputs(modes), _Outputs(modes)
+        whole = replace(self.gradients, modes=batch).of([self.whole], self.seed)
+        replace(self.gradients, modes=alone).of(self.parts, self.seed)
+        sizes = [part.samples for part in self.parts]
+        places = (
+            name
+            for name, calls in batch.calls.items()
+            if _differ(calls, alone.calls.get(name, []), sizes, most_l2(whole))
+        )
+        name = next(places, None)
+        if name:
+            return f"{name} ({batch.kinds[name]})"
+        if name is None:
+            return f"the loss: each sample has the same outputs alone, but {self._losses(modes)}"
+        return f"the model itself ({batch.kinds[name]}) or the loss: {self._losses(modes)}"
 
     def _losses(self, modes: Modes) -> str:
         """Compares the loss of the batch with those of its parts."""
@@ -162,10 +175,7 @@ class _Causes:
             kind = "it is lower for fewer samples, as where samples are compared with each other (contrastive loss)"
         elif parts > batch:
             kind = "it is higher for fewer samples, as where a mean over the batch is balanced (routed experts)"
-        return (
-            f"each sample has the same outputs alone, but the loss of the batch is {batch:.4g} and the mean of its "
-            f"parts' is {parts:.4g}; {kind}"
-        )
+        return f"the loss of the batch is {batch:.4g} and the mean of its parts' is {parts:.4g}; {kind}"
 
     @property
     def _in_training(self) -> bool:
@@ -173,17 +183,6 @@ class _Causes:
 
     def _same_in(self, modes: Modes) -> str:
         return self.judge(replace(self.gradients, modes=modes))
-
-    def _meeting(self, modes: Modes) -> str:
-        """Returns the first module whose outputs for a sample depend on the other samples; "" if there is none."""
-        batch, alone = _Outputs(modes), _Outputs(modes)
-        whole = replace(self.gradients, modes=batch).of([self.whole], self.seed)
-        replace(self.gradients, modes=alone).of(self.parts, self.seed)
-        sizes = [part.samples for part in self.parts]
-        for name, calls in batch.calls.items():
-            if _differ(calls, alone.calls.get(name, []), sizes, most_l2(whole)):
-                return f"{name or 'the model itself'} ({batch.kinds[name]})"
-        return ""
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ from tests.probing.survey.test_gates import (
 from tests.probing.survey.test_gradients import guarded
 
 IN_EVALUATION = "in evaluation mode, accumulation gives the same gradient: relative L2"
-IN_LOSS = "Samples of a batch interact in the loss, also in evaluation mode: each sample has the same outputs alone"
+IN_LOSS = "Samples of a batch interact in the loss: each sample has the same outputs alone"
 
 
 class Centred(nn.Module):
@@ -78,6 +78,20 @@ def scaled(model: nn.Module, batch: Any) -> torch.Tensor:
     return loss
 
 
+class Paired(nn.Module):
+    """Computes its own contrastive loss, as CLIP does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        first, second = F.normalize(self.body(x)), F.normalize(self.body(x + 0.1))
+        logits = first @ second.T / 0.1
+        return {"loss": F.cross_entropy(logits, torch.arange(len(x))), "logits": logits}
+
+
 def several_norms() -> nn.Module:
     torch.manual_seed(0)
     norms = [nn.BatchNorm1d(8), nn.LayerNorm(8), nn.BatchNorm1d(8), nn.BatchNorm1d(8)]
@@ -105,13 +119,22 @@ CAUSES: dict[str, tuple[Callable[[], nn.Module], Loss, tuple[str, ...]]] = {
             "The step changes model.1.mean by itself",
         ),
     ),
-    "batch norm without statistics": (without_statistics, mean, ("in 1 (BatchNorm1d), also in evaluation mode",)),
+    "batch norm without statistics": (
+        without_statistics,
+        mean,
+        ("in 1 (BatchNorm1d). They do in evaluation mode too",),
+    ),
     "another module": (
         lambda: nn.Sequential(nn.Linear(8, 4), Centred()),
         mean,
-        ("interact in 1 (Centred), also in evaluation mode",),
+        ("interact in 1 (Centred). They do in evaluation mode too",),
     ),
     "contrastive": (lambda: norm("none"), contrastive, (IN_LOSS, "the mean of its parts' is 0; it is lower for fewer")),
+    "contrastive in the model": (
+        Paired,
+        lambda model, batch: model(batch[0])["loss"],
+        ("interact in the model itself (Paired) or the loss: the loss of the batch is", "(contrastive loss). They do"),
+    ),
     "contrastive in training": (
         lambda: norm("none"),
         in_training(contrastive),
@@ -183,7 +206,7 @@ def test_a_measurement_that_fails_leaves_the_others() -> None:
         return contrastive(model, batch)
 
     reason = gates.accumulation(build(norm("none"), step), vectors(), seed=0).reason
-    assert "Samples of a batch interact in the loss: each sample has the same outputs alone" in reason
+    assert IN_LOSS in reason
     assert "evaluation mode" not in reason
 
 
