@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan, same_value
+from autofit.core.strategy_record import StrategyRecord
 
 
 class Refusal(BaseModel):
@@ -40,6 +41,7 @@ class SpaceFacts(BaseModel):
         forbidden: keys of combinations that conflict, with the reason.
         pinned: values that every plan must have; the baseline may be measured without them, but not recommended.
         batch_limit: what limits the size of a free batch and how to raise it, in words; "" without such a limit.
+        strategies: what the strategies that are searched do.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -52,6 +54,7 @@ class SpaceFacts(BaseModel):
     forbidden: dict[str, str] = {}
     pinned: dict[str, KnobValue] = {}
     batch_limit: str = ""
+    strategies: tuple[StrategyRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

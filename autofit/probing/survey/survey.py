@@ -102,6 +102,7 @@ class Survey:
             forbidden=self._forbidden(playing),
             pinned=dict(self.pinned),
             batch_limit=self._batch_limit,
+            strategies=tuple(strategy.to_record() for strategy in self.strategies),
         )
         pins.check_conflict(space)
         return space.model_copy(update={"refused": (*space.refused, *pins.notes(space))})
