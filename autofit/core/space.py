@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan, same_value
+from autofit.core.strategy_record import StrategyRecord
 
 MAX_PLANS = 1_000_000
 """Maximum number of plans of a search space. The default searcher estimates all of them before each probe."""
@@ -56,6 +57,7 @@ class SpaceFacts(BaseModel):
         forbidden: values that do not go together. The first one that applies to a plan gives the reason.
         pinned: values that every plan must have; the baseline may be measured without them, but not recommended.
         batch_limit: what limits the size of a free batch and how to raise it, in words; "" without such a limit.
+        strategies: what the strategies that are searched do.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -68,6 +70,7 @@ class SpaceFacts(BaseModel):
     forbidden: tuple[Conflict, ...] = ()
     pinned: dict[str, KnobValue] = {}
     batch_limit: str = ""
+    strategies: tuple[StrategyRecord, ...] = ()
 
     @field_validator("forbidden", mode="before")
     @classmethod

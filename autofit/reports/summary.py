@@ -16,7 +16,7 @@ from autofit.reports.alternatives import others, rate_per_s
 from autofit.reports.canvas import Canvas
 from autofit.reports.columns import Column, table
 from autofit.reports.headline import absent_baseline, contradicting_rate, kept_because
-from autofit.reports.report import UPPER_BOUND
+from autofit.reports.report import UPPER_BOUND, WHAT_EACH_DOES
 from autofit.terminal import wrapped
 
 _CAVEATS, _REFUSED = 5, 3
@@ -41,6 +41,7 @@ def summarize(recommendation: Recommendation, canvas: Canvas | None = None, plan
         _headline(r, canvas.width),
         _titled(_brings(r, canvas.width)),
         _titled(_changes(r, canvas.width)),
+        _titled(_strategies(r, canvas.width)),
         _titled(others(r, canvas.width, plan_file)),
         _titled(_caveats(r, canvas.width, plan_file)),
         _titled(_facts(r, canvas.width, plan_file)),
@@ -142,6 +143,12 @@ def _changes(r: Recommendation, width: int) -> list[str]:
     names, old, new = (list(column) for column in zip(*rows, strict=True))
     columns = [Column("baseline", old, right=True), Column("recommended", new, right=True)]
     return table([Column("What it changes", names), *columns], width)
+
+
+def _strategies(r: Recommendation, width: int) -> list[str]:
+    """Returns what each strategy of the plan does, costs and changes; nothing for records of earlier versions."""
+    lines = [line for each in r.strategies for line in wrapped(str(each), width, _INDENT, 2 * _INDENT)]
+    return [WHAT_EACH_DOES, *lines] if lines else []
 
 
 def _caveats(r: Recommendation, width: int, plan_file: str | None) -> list[str]:

@@ -14,8 +14,10 @@ from autofit.core.briefing import Briefing
 from autofit.core.budget import Budget, Clock
 from autofit.core.errors import AutofitError
 from autofit.core.objective import Objective
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
 from autofit.core.recommendation import Candidate, Recommendation
 from autofit.core.space import SearchSpace
+from autofit.core.strategy_record import StrategyRecord
 from autofit.core.units import format_duration
 from autofit.estimators import Context
 from autofit.search.bench import Bench
@@ -193,6 +195,7 @@ def _recommendation(
         baseline=_without_traceback(findings.baseline),
         gain=findings.gain,
         rate_per_s=findings.rate_per_s,
+        strategies=_strategies(findings, briefing),
         untried=findings.untried,
         alternatives=findings.alternatives,
         caveats=tuple(dict.fromkeys(caveats)),
@@ -224,6 +227,20 @@ def _learning_rate(findings: Findings, briefing: Briefing) -> list[str]:
         "steps (common rules scale the rate with the batch, or with its square root). "
         "Give global_batch_size to keep it exactly, or max_global_batch_size to bound it"
     ]
+
+
+def _strategies(findings: Findings, briefing: Briefing) -> tuple[StrategyRecord, ...]:
+    """Returns the strategies whose values differ between the plan and the baseline.
+
+    Those that a gate found to change this model's gradient, and another global batch, change the result.
+    """
+    changed = findings.plan.changes_from(briefing.space.baseline)
+    failed = {gate.name for gate in briefing.gates if not gate.passed}
+    changing = {name for name, value in changed.items() if f"{name}={value}" in failed}
+    changing |= {ACCUMULATION_STEPS} & changed.keys() if "accumulation" in failed else set()
+    changing |= {MICRO_BATCH_SIZE} if _learning_rate(findings, briefing) else set()
+    found = (each for each in briefing.space.strategies if not changed.keys().isdisjoint(each.knobs))
+    return tuple(each if changing.isdisjoint(each.knobs) else each.changing() for each in found)
 
 
 def _at_limit(findings: Findings, briefing: Briefing) -> list[str]:

@@ -13,15 +13,12 @@ from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal
+from autofit.core.strategy_record import Effect, StrategyRecord
 from autofit.workloads.step import Draft
 from autofit.workloads.tree import Batch
 
 Numerics = Literal["exact", "mixed", "any"]
 """Arithmetic that a search may use: only the user's, also reduced precision, or also techniques that change results."""
-
-Effect = Literal["exact", "rounding", "changes the result"]
-"""What a technique does to the values that are trained: nothing; another order or precision of the same arithmetic; or
-something else is computed, such as another optimizer state or another order of samples."""
 
 
 class Phase(IntEnum):
@@ -98,7 +95,8 @@ class Strategy(ABC):
         name: name of the strategy in `tune(strategies=[...])` and in reports.
         about: what it does, in a phrase without a full stop.
         cost: what it costs, in a phrase; "nothing" if it has no cost.
-        effect: what it does to the values that are trained.
+        effect: what it does to the values that are trained. A strategy of another package that does not say may do
+            anything.
         phase: when the strategy is applied.
         owns: names of the knobs that it may offer.
         gated: whether each value except the default must first pass the gradient gate on the user's batch.
@@ -107,9 +105,9 @@ class Strategy(ABC):
     """
 
     name: ClassVar[str]
-    about: ClassVar[str]
-    cost: ClassVar[str]
-    effect: ClassVar[Effect]
+    about: ClassVar[str] = ""
+    cost: ClassVar[str] = ""
+    effect: ClassVar[Effect] = "changes the result"
     phase: ClassVar[Phase]
     owns: ClassVar[tuple[str, ...]]
     gated: ClassVar[bool] = False
@@ -137,6 +135,10 @@ class Strategy(ABC):
         whose values were read (`plan.values.get(name)`), so do not read more of them than matter.
         """
         return None
+
+    def to_record(self) -> StrategyRecord:
+        """Returns what this strategy does, costs and changes."""
+        return StrategyRecord(name=self.name, knobs=self.owns, about=self.about, cost=self.cost, effect=self.effect)
 
     def refuse(self, reason: str, origin: Literal["", "device"] = "") -> Offer:
         """Returns an offer without knobs, with the reason. See `autofit.core.space.Refusal` for the arguments."""

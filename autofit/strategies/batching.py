@@ -29,7 +29,7 @@ class Batching(Strategy):
     """
 
     name = "batching"
-    about = "splits the batch of an optimizer step into micro batches"
+    about = "splits the batch of an optimizer step into micro batches whose gradients are added up"
     cost = "more passes, each over fewer samples"
     effect = "rounding"
     phase = Phase.BATCHING

@@ -21,7 +21,7 @@ from autofit.workloads.counted_batches import Counted, counted
 from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.tree import Batch, map_tensors, tensors
-from autofit.workloads.useful_targets import shares
+from autofit.workloads.useful_targets import weights_of
 from autofit.workloads.workload import Workload
 
 
@@ -46,8 +46,8 @@ class Draft:
         memory_format: memory format to which 4-d inputs are converted, or None.
         max_grad_norm: L2 norm to which gradients are clipped before the update. None does not clip.
         scheduler: learning rate scheduler that is advanced after each update.
-        weighing: how micro batches are weighted if the loss is a mean over tokens, for example. None uses the weights
-            of the `StepBatch`, which are shares of the samples.
+        weighing: how micro batches are weighted if the loss is a mean over tokens or a sum, for example. None uses the
+            weights of the `StepBatch`, which are shares of the samples.
     """
 
     model: nn.Module
@@ -163,7 +163,7 @@ class TrainStep:
         return self.draft.optimizer
 
     def __call__(self, batch: Batch | StepBatch) -> torch.Tensor:
-        """Runs one optimizer step and returns its mean loss, detached, on the device.
+        """Runs one optimizer step and returns the loss of its whole batch, detached, on the device.
 
         In inference, runs the forward pass under `torch.inference_mode`, updates nothing, and returns the model's
         output on the last micro batch.
@@ -177,9 +177,9 @@ class TrainStep:
         return loss
 
     def backward(self, batch: StepBatch) -> torch.Tensor:
-        """Adds the gradients of one optimizer step to the parameters and returns the mean loss, detached."""
+        """Adds the gradients of one optimizer step to the parameters and returns the whole batch's loss, detached."""
         draft, total = self.draft, None
-        weights = batch.weights if draft.weighing is None else shares(draft.weighing, batch.parts)
+        weights = batch.weights if draft.weighing is None else weights_of(draft.weighing, batch.parts)
         for part, weight in zip(batch.parts, weights, strict=True):
             if not weight:
                 continue  # no entry of this part counts, so its mean is 0 / 0

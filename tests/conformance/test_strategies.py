@@ -16,11 +16,12 @@ from torch import nn
 from autofit import devices
 from autofit.core.errors import SpaceError
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
+from autofit.core.strategy_record import Effect
 from autofit.devices import host_speed
 from autofit.devices.base import Capability
 from autofit.prepare import prepare
 from autofit.strategies import members
-from autofit.strategies.base import Effect, Facts, Numerics, Strategy
+from autofit.strategies.base import Facts, Numerics, Strategy
 from autofit.workloads.batch_algebra import split
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch

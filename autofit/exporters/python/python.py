@@ -88,11 +88,11 @@ class Python(Exporter):
 
 
 def _weights(parts: frozenset[str], weighing: Weighing | None, environment: Mapping[str, str]) -> set[str]:
-    """Returns the parts that weight accumulated losses: by useful entries of a batch, or by its number of samples."""
+    """Returns the parts that add up accumulated losses, weighted by useful entries or by samples if they are means."""
     if "accumulate" not in parts:
         return set()
     if weighing is not None:
-        return {"weighted"}
+        return {"summed"} if weighing.summed else {"weighted"}
     return {"by_samples"} if environment.get(SAMPLES) == COLLATED else {"by_samples", "shapes"}
 
 

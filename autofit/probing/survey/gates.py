@@ -9,12 +9,13 @@ state. If a step draws numbers that cannot be shared, both sides are drawn many 
 (`chance`).
 
 Accumulation is compared in training mode, because samples may interact in training only: in custom batch normalisation,
-or in a balance term under `if self.training`. Evaluation mode is used only if randomness hides the difference.
-Precision is compared in evaluation mode, or in training mode if the model has no loss in evaluation mode.
+or in a balance term under `if self.training`. Evaluation mode is used only if randomness hides the difference. If
+accumulation changes the gradient, `accumulation_causes` measures why. Precision is compared in evaluation mode, or in
+training mode if the step fails in evaluation mode: an object detector has no loss there, and recurrent kernels of cuDNN
+have no backward pass.
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,20 +23,26 @@ from torch import nn
 
 from autofit.core.gate_verdict import GateVerdict
 from autofit.core.plan import Plan
-from autofit.probing.survey.gradients import STATELESS, Build, Gradient, Gradients, State, difference
+from autofit.probing.survey.accumulation_causes import UNKNOWN, cause
+from autofit.probing.survey.gradients import (
+    STATELESS,
+    Build,
+    Gradient,
+    Gradients,
+    State,
+    difference,
+    most_l2,
+)
+from autofit.probing.survey.module_modes import dropout_off
 from autofit.probing.survey.two_sample_statistic import compare
+from autofit.probing.user_errors import named_error
 from autofit.workloads.counted_batches import Counted, Cuttable
-from autofit.workloads.micro_batch_weights import Weighing
+from autofit.workloads.micro_batch_weights import SUM, Weighing
 from autofit.workloads.tree import Batch
-from autofit.workloads.useful_targets import candidates, shares
+from autofit.workloads.useful_targets import candidates, weights_of
 
 __all__ = ["STATELESS", "Build", "GateResult", "State", "accumulation", "precision"]
 
-ACCUMULATION_L2 = 1e-3
-ACCUMULATION_NORM = 1e-3
-REDUCED_L2 = 0.05
-"""Both limits if the model itself computes in 16 bits. Rounding alone is then about 1e-2, and no change of the
-objective was ever below 0.26."""
 PRECISION_COSINE = 0.999
 PRECISION_L2 = 0.05
 LOSS_RATIO = 1e-3
@@ -110,9 +117,12 @@ def accumulation(build: Build, batch: Batch | Cuttable, seed: int, state: State 
 
 def precision(build: Build, plan: Plan, batch: Batch | Counted, seed: int, state: State = STATELESS) -> GateResult:
     """Compares the gradient under `plan` with that of the baseline, on the same batch and random numbers."""
-    with suppress(Exception):  # an object detector returns losses in training and detections in evaluation
+    try:
         return _precision(Gradients(build, state), plan, batch, seed)
-    return _precision(Gradients(build, state, training=True), plan, batch, seed)
+    except Exception as error:  # noqa: BLE001  # raised by the user's code: a step that runs in training mode only
+        why = named_error(error)
+    found = _precision(Gradients(build, state, dropout_off), plan, batch, seed)
+    return replace(found, reason=f"{found.reason}; compared in training mode, as evaluation mode fails: {why}")
 
 
 def _precision(gradients: Gradients, plan: Plan, batch: Batch | Counted, seed: int) -> GateResult:
@@ -153,15 +163,16 @@ class _Accumulation:
     state: State
 
     def verdict(self) -> GateResult:
-        training = Gradients(self.build, self.state, training=True)
+        training = Gradients(self.build, self.state, dropout_off)
         with training:
             found = self._compared(training)
-        if found is not None:
-            return found
+            if found is not None:
+                return self._explained(training, found)
         used = Gradients(self.build, self.state)
         try:
             with used:
                 found = self._compared(used)
+                found = found and self._explained(used, found)
         except Exception:  # noqa: BLE001  # a step that runs in training mode only
             used = training
         if found is None:
@@ -177,7 +188,7 @@ class _Accumulation:
         if not found.passed and gradients.moves:
             gradients.first = self.batch
             found, whole = self._judged(gradients)
-        most = REDUCED_L2 if whole.reduced else ACCUMULATION_L2
+        most = most_l2(whole)
         if found.passed or not float(whole.vector.norm()):
             return found
         return None if _is_random(gradients, self.batch, self.seed, whole.vector, most) else found
@@ -194,11 +205,22 @@ class _Accumulation:
         if passed:
             return GateResult(True, f"accumulation gives the same gradient: {numbers}", moves=gradients.moves), whole
         weighted = self._weighted(gradients, whole, parts, numbers)
+        return weighted or GateResult(False, f"accumulation changes the gradient of this model: {numbers}"), whole
+
+    def _explained(self, gradients: Gradients, found: GateResult) -> GateResult:
+        """Returns a verdict; a failed one with the cause, as far as it can be measured."""
+        if found.passed or found is ZERO:
+            return found
         moved = (
             f". The step changes {gradients.moves[0]} by itself, once for each micro batch" if gradients.moves else ""
         )
-        failed = GateResult(False, f"accumulation changes the gradient of this model: {numbers}{moved}. {_ADVICE}")
-        return weighted or failed, whole
+        why = cause(gradients, self.batch, self.parts, self.seed, self._sameness)
+        return replace(found, reason=f"{found.reason}{moved}. {why}")
+
+    def _sameness(self, gradients: Gradients) -> str:
+        """Returns how the two sides are the same under `gradients`; "" if they are not."""
+        found, _ = self._judged(gradients)
+        return found.reason if found.passed else ""
 
     def _weighted(self, gradients: Gradients, whole: Gradient, parts: Gradient, before: str) -> GateResult | None:
         """Returns a passing verdict with micro batches weighted by another quantity than samples, if there is one."""
@@ -208,17 +230,18 @@ class _Accumulation:
                 continue
             passed, numbers = _judge(whole, gradients.of(self.parts, self.seed, weights=weights))
             if passed:
-                reason = f"accumulation gives the same gradient with micro batches weighted by {weighing}: {numbers}"
+                how = "added up, since the loss is a sum" if weighing.summed else f"weighted by {weighing}"
+                reason = f"accumulation gives the same gradient with micro batches {how}: {numbers}"
                 return GateResult(True, f"{reason}; weighted by samples: {before}", weighing, gradients.moves)
         return None
 
     def _weights(self) -> list[tuple[Weighing, Sequence[float]]]:
-        """Returns the quantities that the loss may be a mean over, with their weights, without repeated weights."""
+        """Returns a sum and the quantities that the loss may be a mean over, with their weights, none repeated."""
         with self.build(Plan()) as step:
             ignore_index = step.draft.loss.ignore_index
         found: dict[tuple[float, ...], Weighing] = {}
-        for weighing in candidates(*self.batch, ignore_index):
-            found.setdefault(tuple(shares(weighing, [part.batch for part in self.parts])), weighing)
+        for weighing in (SUM, *candidates(*self.batch, ignore_index)):
+            found.setdefault(tuple(weights_of(weighing, [part.batch for part in self.parts])), weighing)
         return [(weighing, weights) for weights, weighing in found.items()]
 
     def _by_means(self, gradients: Gradients) -> GateResult:
@@ -232,7 +255,7 @@ class _Accumulation:
         if found.alike:
             return GateResult(True, f"accumulation gives the same gradient: {found.text}")
         verdict = "changes the gradient of this model" if found.sure else "could not be checked"
-        return GateResult(False, f"accumulation {verdict}: {found.text}. {_ADVICE}", checked=found.sure)
+        return GateResult(False, f"accumulation {verdict}: {found.text}. {UNKNOWN}", checked=found.sure)
 
 
 def _is_random(gradients: Gradients, batch: Batch | Counted, seed: int, found: torch.Tensor, most: float) -> bool:
@@ -245,16 +268,12 @@ def _is_random(gradients: Gradients, batch: Batch | Counted, seed: int, found: t
 
 _SEED_STRIDE = 1000
 """Distance between the seeds of two draws, greater than the number of micro batches."""
-_ADVICE = (
-    "If the loss is a mean over tokens or a mask, put the labels or the mask into the batch, so that micro batches can "
-    "be weighted by them, or average over samples. If samples of a batch interact (batch normalisation, contrastive "
-    "loss), no weights help; numerics='any' allows accumulation nevertheless"
-)
 
 
 def _judge(whole: Gradient, parts: Gradient) -> tuple[bool, str]:
+    """Returns whether the gradients of a batch and of its parts are equal up to rounding, with the numbers."""
     error = difference(parts.vector, whole.vector)
     ratio = float(parts.vector.norm()) / float(whole.vector.norm())
-    most, most_norm = (REDUCED_L2, REDUCED_L2) if whole.reduced else (ACCUMULATION_L2, ACCUMULATION_NORM)
+    most = most_l2(whole)
     numbers = f"relative L2 of the gradient {error:.1e} (at most {most:g}), norm ratio {ratio:.4f}"
-    return error <= most and abs(ratio - 1) <= most_norm, numbers
+    return error <= most and abs(ratio - 1) <= most, numbers

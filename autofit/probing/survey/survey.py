@@ -9,11 +9,11 @@ from autofit.core.budget import GATES_SHARE
 from autofit.core.gate_verdict import GateVerdict
 from autofit.core.knob import Knob
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
-from autofit.core.redaction import redacted
 from autofit.core.space import Refusal, SpaceFacts
 from autofit.core.units import format_names
 from autofit.probing.survey import gates, pins
 from autofit.probing.survey.conflicts import check_size, conflicts
+from autofit.probing.user_errors import named_error
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.strategies.base import Facts, Strategy
 from autofit.workloads.batches import BatchSource
@@ -108,6 +108,7 @@ class Survey:
             forbidden=tuple(conflicts(playing, [strategy.conflict for strategy in self.strategies])),
             pinned=dict(self.pinned),
             batch_limit=self._batch_limit,
+            strategies=tuple(strategy.to_record() for strategy in self.strategies),
         )
         check_size(space)
         pins.check_conflict(space)
@@ -207,7 +208,7 @@ class Survey:
             except Overdue as overdue:
                 reason = f"{overdue}; give more time for this check"
             except Exception as error:  # noqa: BLE001  # raised by the user's code; a probe will report it
-                reason = redacted(f"{type(error).__name__}: {error}".strip().splitlines()[0])
+                reason = named_error(error)
         return gates.GateResult(False, f"could not be checked: {reason}", checked=False)
 
     def _in_time(self, gate: Callable[[Cuttable], gates.GateResult], size: int) -> gates.GateResult:
@@ -235,9 +236,15 @@ def _notes(verdict: gates.GateResult, baseline_steps: int) -> Iterator[str]:
     """Yields the caveats about accumulation that follow from its gate."""
     if verdict.weighing is not None:
         baseline = f", and so are the {baseline_steps} micro batches of the baseline" if baseline_steps > 1 else ""
+        if verdict.weighing.summed:
+            found = "a sum over samples, so that its gradient grows with the batch: micro batches are added up"
+            other = "divides by their number"
+        else:
+            found = f"a mean over {verdict.weighing}: micro batches are weighted by it"
+            other = "weights them equally, or by samples,"
         yield (
-            f"the loss is a mean over {verdict.weighing}: micro batches are weighted by it{baseline}, so that the step "
-            "equals that of the whole batch. A loop that weights them equally, or by samples, has a different gradient"
+            f"the loss is {found}{baseline}, so that the step equals that of the whole batch. A loop that {other} has "
+            "a different gradient"
         )
     if verdict.moves:
         yield (

@@ -412,6 +412,24 @@ def test_micro_batches_are_weighted_by_what_the_loss_is_a_mean_over() -> None:
     assert torch.allclose(exported.get_parameter("1.weight"), expected.get_parameter("1.weight"), rtol=1e-4, atol=1e-6)
 
 
+def total_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+
+
+def test_micro_batches_of_a_sum_are_added_up() -> None:
+    batch = next(iter(loader(16)))
+    text = export({"weighing": "1"}, micro_batch_size=2, accumulation_steps=8).text
+    assert "returns the sum of the losses of the samples" in text
+    exported = nn.Sequential(nn.Flatten(), nn.Linear(40, 3))
+    expected = copy.deepcopy(exported)
+    sgd, batches = partial(torch.optim.SGD, lr=0.01), DataLoader(TensorDataset(*batch), batch_size=2)
+    module_of(text)["train"](exported, batches, sgd(exported.parameters()), total_loss)
+    optimizer = sgd(expected.parameters())
+    torch.autograd.backward(total_loss(expected, batch))
+    optimizer.step()
+    assert torch.allclose(exported.get_parameter("1.weight"), expected.get_parameter("1.weight"), rtol=1e-4, atol=1e-6)
+
+
 def test_weights_below_one_are_not_cut_off() -> None:
     module = module_of(export({"weighing": "batch[1]"}, micro_batch_size=2, accumulation_steps=8).text)
     assert module["size"]((torch.ones(2), torch.tensor([0.25, 0.5]))) == 0.75
