@@ -8,9 +8,17 @@ from autofit.strategies.batching import Batching
 from autofit.strategies.checkpointing import Checkpointing
 from autofit.strategies.memory_format import MemoryFormat
 from autofit.strategies.optimizer_implementation import OptimizerImplementation
+from autofit.strategies.optimizer_in_backward import OptimizerInBackward
 from autofit.strategies.precision import Precision
 
-BUILT_IN: tuple[type[Strategy], ...] = (MemoryFormat, Precision, OptimizerImplementation, Checkpointing, Batching)
+BUILT_IN: tuple[type[Strategy], ...] = (
+    MemoryFormat,
+    Precision,
+    OptimizerImplementation,
+    OptimizerInBackward,
+    Checkpointing,
+    Batching,
+)
 """The strategies of autofit itself."""
 
 

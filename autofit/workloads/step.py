@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import nn
 
-from autofit.core.errors import WorkloadError
+from autofit.core.errors import UsageError, WorkloadError
 from autofit.core.plan import Plan
 from autofit.workloads.counted_batches import Counted, counted
 from autofit.workloads.loss import LossRule
@@ -48,6 +48,8 @@ class Draft:
         scheduler: learning rate scheduler that is advanced after each update.
         weighing: how micro batches are weighted if the loss is a mean over tokens, for example. None uses the weights
             of the `StepBatch`, which are shares of the samples.
+        one_pass: whether each step must be one forward and backward pass, because a strategy updates the parameters
+            during that pass and clears their gradients.
     """
 
     model: nn.Module
@@ -60,6 +62,7 @@ class Draft:
     max_grad_norm: float | None = None
     scheduler: Scheduler | None = None
     weighing: Weighing | None = None
+    one_pass: bool = False
 
     @classmethod
     def of(cls, workload: Workload, loss: LossRule, device: torch.device, weighing: Weighing | None = None) -> "Draft":
@@ -177,8 +180,19 @@ class TrainStep:
         return loss
 
     def backward(self, batch: StepBatch) -> torch.Tensor:
-        """Adds the gradients of one optimizer step to the parameters and returns the mean loss, detached."""
+        """Adds the gradients of one optimizer step to the parameters and returns the mean loss, detached.
+
+        If the draft is `one_pass`, the parameters are updated here, and no gradients are left.
+
+        Raises:
+            UsageError: the draft is `one_pass`, but the batch has several parts.
+        """
         draft, total = self.draft, None
+        if draft.one_pass and len(batch.parts) > 1:
+            raise UsageError(
+                f"found {len(batch.parts)} micro batches in a step that updates the weights in its backward pass; "
+                "expected one. Pass one batch per step."
+            )
         weights = batch.weights if draft.weighing is None else shares(draft.weighing, batch.parts)
         for part, weight in zip(batch.parts, weights, strict=True):
             if not weight:

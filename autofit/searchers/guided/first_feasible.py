@@ -52,7 +52,8 @@ def _leaner(problem: Problem, outcomes: Mapping[Plan, Outcome]) -> Plan | None:
     space, base = problem.space, problem.space.baseline.combination
     size = space.sizes[0]
     tried = {plan.combination.key for plan in outcomes}
-    combinations = [c for c in islice(space.combinations(), MAX_COMBINATIONS) if c != base]
+    found = (c for c in islice(space.combinations(), MAX_COMBINATIONS) if c != base)
+    combinations = [c for c in found if space.violation(space.at(c, size)) is None]
     singles = [c for c in combinations if len(c.changes_from(base)) == 1]
     untried = [c for c in singles if c.key not in tried]
     if untried:
