@@ -283,8 +283,8 @@ class LocalBench:
             self._heap.unfreeze()
 
     def _build(self, plan: Plan) -> TrainStep:
-        draft = Draft.of(self.workload, self._loss, self.device.torch_device, self._weighing)
-        return prepare(plan, draft, members())
+        target, host_bytes = self.device.torch_device, devices.available_host_bytes()
+        return prepare(plan, Draft.of(self.workload, self._loss, target, self._weighing, host_bytes), members())
 
     def _notes(self) -> Iterable[str]:
         if self._loss.inferred:

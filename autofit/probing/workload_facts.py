@@ -45,7 +45,7 @@ def facts_of(
         cut_from=source.user_batch_size if source.resizable and not joinable else None,
         max_grad_norm=workload.max_grad_norm,
         memory_budget_bytes=budget.memory_bytes,
-        host_memory_bytes=devices.host().available_bytes(),
+        host_memory_bytes=devices.available_host_bytes() if device.is_available() else None,
     )
 
 

@@ -3,6 +3,7 @@
 from functools import cache
 
 from autofit.plugins import plugins
+from autofit.strategies.activation_offload import ActivationOffload
 from autofit.strategies.base import Strategy
 from autofit.strategies.batching import Batching
 from autofit.strategies.checkpointing import Checkpointing
@@ -17,6 +18,7 @@ BUILT_IN: tuple[type[Strategy], ...] = (
     OptimizerImplementation,
     OptimizerInBackward,
     Checkpointing,
+    ActivationOffload,
     Batching,
 )
 """The strategies of autofit itself."""

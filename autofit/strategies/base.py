@@ -57,7 +57,7 @@ class Facts:
             smaller remainder. None if batches of any size can be made.
         max_grad_norm: L2 norm to which the training clips gradients; None if it does not clip.
         memory_budget_bytes: memory that a plan may use on the device; None if unknown.
-        host_memory_bytes: available main memory of the machine; None if unknown.
+        host_memory_bytes: available main memory of the device's machine; None if unknown.
     """
 
     model: nn.Module

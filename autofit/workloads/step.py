@@ -50,6 +50,8 @@ class Draft:
             of the `StepBatch`, which are shares of the samples.
         one_pass: whether each step must be one forward and backward pass, because a strategy updates the parameters
             during that pass and clears their gradients.
+        host_memory_bytes: main memory that was available when the step was made, for tensors of an accelerator; None if
+            unknown.
     """
 
     model: nn.Module
@@ -63,9 +65,17 @@ class Draft:
     scheduler: Scheduler | None = None
     weighing: Weighing | None = None
     one_pass: bool = False
+    host_memory_bytes: int | None = None
 
     @classmethod
-    def of(cls, workload: Workload, loss: LossRule, device: torch.device, weighing: Weighing | None = None) -> "Draft":
+    def of(
+        cls,
+        workload: Workload,
+        loss: LossRule,
+        device: torch.device,
+        weighing: Weighing | None = None,
+        host_memory_bytes: int | None = None,
+    ) -> "Draft":
         """Returns the draft of the user's step before any strategy is applied. Makes the optimizer."""
         return cls(
             model=workload.model,
@@ -74,6 +84,7 @@ class Draft:
             device=device,
             max_grad_norm=workload.max_grad_norm,
             weighing=weighing,
+            host_memory_bytes=host_memory_bytes,
         )
 
 
