@@ -175,6 +175,7 @@ class Fit:
             scheduler=scheduler,
             max_grad_norm=workload.max_grad_norm,
             weighing=Weighing.of(self.recommendation.environment.settings),
+            host_memory_bytes=devices.available_host_bytes(),
         )
         self._check_optimizer(draft.optimizer)
         rebuilt = source.rebuild(self.plan.micro_batch_size, counted=self.plan.accumulation_steps > 1)

@@ -35,6 +35,7 @@ class Knob(BaseModel):
             can tell. It is a searcher's starting point only.
         growth: expected memory per sample of each value relative to the default; () if only a probe can tell.
         same_memory: values with the memory per sample of the default, which an estimate of memory does not trace.
+        one_pass: values that do not admit accumulation: each optimizer step must be one forward and backward pass.
         trades_memory: set if the values are whole numbers, ascending from the default, and each needs less memory and
             more time than the one before. An estimate finds the smallest that suffices.
     """
@@ -48,6 +49,7 @@ class Knob(BaseModel):
     expected: tuple[float, ...] = ()
     growth: tuple[float, ...] = ()
     same_memory: tuple[KnobValue, ...] = ()
+    one_pass: tuple[KnobValue, ...] = ()
     trades_memory: Trade | None = None
 
     @model_validator(mode="after")

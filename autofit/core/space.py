@@ -139,7 +139,7 @@ class SearchSpace:
         for combination in self.combinations():
             for size in self.sizes:
                 plan = self.at(combination, size)
-                if plan != self.baseline:
+                if plan != self.baseline and self._misfit(plan) is None:
                     yield plan
 
     def violation(self, plan: Plan) -> str | None:
@@ -164,6 +164,9 @@ class SearchSpace:
             total = self.facts.global_batch_size
             why = "needed for a free batch" if total is None else f"the global batch {total}"
             return f"{plan.accumulation_steps} accumulation steps of {size} are not {why}"
+        if plan.accumulation_steps > 1:
+            whole = {k.name: v for k in self.facts.knobs for v in k.one_pass if same_value(v, plan.values[k.name])}
+            return next((f"{name}={value} does not admit accumulation" for name, value in whole.items()), None)
         return None
 
     def _stranger(self, plan: Plan) -> str | None:

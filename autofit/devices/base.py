@@ -30,6 +30,7 @@ class Capability(StrEnum):
     CHANNELS_LAST = "channels_last"
     FOREACH = "foreach"
     FUSED = "fused"
+    OWN_MEMORY = "own_memory"  # apart from the machine's main memory
 
 
 @dataclass(frozen=True, slots=True)

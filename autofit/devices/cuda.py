@@ -43,7 +43,7 @@ def cuda_capabilities(compute_capability: tuple[int, int] | None) -> frozenset[s
         compute_capability: the chip's compute capability; None for a chip of ROCm, which computes in bf16 but has no
             TF32.
     """
-    found = {Capability.FP16, Capability.CHANNELS_LAST, Capability.FOREACH, Capability.FUSED}
+    found = {Capability.FP16, Capability.CHANNELS_LAST, Capability.FOREACH, Capability.FUSED, Capability.OWN_MEMORY}
     if compute_capability is None or compute_capability >= AMPERE:
         found.add(Capability.BF16)
     if compute_capability is not None and compute_capability >= AMPERE:
@@ -155,8 +155,10 @@ class Cuda(Accelerator):
     def capabilities(self) -> frozenset[str]:
         """Returns the capabilities that this generation of chips has in hardware."""
         if torch.version.hip is not None:  # as `torch.cuda.is_bf16_supported` has it
-            return cuda_capabilities(None)
-        return cuda_capabilities(torch.cuda.get_device_capability(self.torch_device))
+            found = cuda_capabilities(None)
+        else:
+            found = cuda_capabilities(torch.cuda.get_device_capability(self.torch_device))
+        return found - {Capability.OWN_MEMORY} if self.is_integrated else found
 
     def versions(self) -> dict[str, str]:
         """Returns the versions of CUDA or ROCm, cuDNN and NVIDIA's driver, and the allocator settings in force."""

@@ -108,8 +108,12 @@ class PlanList:
         combination = int(self.points.combinations[place])
         return range(self.first_of(combination), min(self.first_of(combination + 1), len(self.plans)))
 
-    def unpinned(self) -> NDArray[np.bool_]:
-        """Returns which plans may not be recommended, because a pinned knob has another value, [plans]."""
+    def barred(self) -> NDArray[np.bool_]:
+        """Returns which plans may not be recommended, [plans].
+
+        A pinned knob has another value, or a value that does not admit accumulation meets several steps of it. Such
+        plans are listed because they are informative: they share values with others.
+        """
         found = np.zeros(len(self.plans), dtype=np.bool_)
         for name, value in self._space.facts.pinned.items():
             if name == MICRO_BATCH_SIZE:
@@ -118,7 +122,14 @@ class PlanList:
             if knob.name in self._space.facts.pinned:
                 pinned = self._value_places[column].get(typed(self._space.facts.pinned[knob.name]), -1)
                 found |= self.points.values[:, column] != pinned
+            for value in knob.one_pass:
+                found |= (self.points.values[:, column] == self._value_places[column][typed(value)]) & self._accumulate
         return found
+
+    @property
+    def _accumulate(self) -> NDArray[np.bool_]:
+        """Which plans have several accumulation steps, [plans]."""
+        return np.asarray(self.samples > self.sizes, dtype=np.bool_)
 
     def _make(self, place: int) -> Plan:
         if place < len(self._of_baseline):

@@ -106,7 +106,7 @@ class LocalBench:
             self._loss = loss_of(workload, self._source, device.torch_device)
             budget = device.budget(options.memory_budget, self._source.varies)
             sizes = [size for size in (self._source.length, self._source.max_size) if size is not None]
-            facts = facts_of(workload, self._source, device, options, dataset_size=min(sizes, default=None))
+            facts = facts_of(workload, self._source, device, options, budget, dataset_size=min(sizes, default=None))
             survey = Survey(facts, strategies, self._build, self._source, options.seed)
             survey.state, survey.watch = State(self._reset, self._guard.differences), self._watch
             earlier = EarlierGates(gates, self._environment(facts))
@@ -282,8 +282,8 @@ class LocalBench:
             self._heap.unfreeze()
 
     def _build(self, plan: Plan) -> TrainStep:
-        draft = Draft.of(self.workload, self._loss, self.device.torch_device, self._weighing)
-        return prepare(plan, draft, members())
+        target, host_bytes = self.device.torch_device, devices.available_host_bytes()
+        return prepare(plan, Draft.of(self.workload, self._loss, target, self._weighing, host_bytes), members())
 
     def _environment(self, facts: Facts) -> Environment:
         return environment_of(

@@ -98,14 +98,15 @@ class StandInBench:
             self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
             self._loss = self._resolve()
             # The data set here may be smaller than the one to train on.
-            facts = facts_of(workload, self._source, device, options, dataset_size=None)
+            budget = device.budget(options.memory_budget, self._source.varies)
+            facts = facts_of(workload, self._source, device, options, budget, dataset_size=None)
             strategies = chosen(options.strategies, options.without)
             survey = _Ungated(facts, strategies, _nothing_runs, self._source, options.seed)
             space = _of_memory(survey.run(), strategies)
             self.briefing = Briefing(
                 space=space,
                 environment=environment_of(workload, device, self._source, self._loss, facts.optimizer, present=False),
-                budget=device.budget(options.memory_budget, self._source.varies),
+                budget=budget,
                 enforced=False,
                 account=account,
                 ceilings=device.ceilings(),

@@ -3,7 +3,9 @@
 import math
 from collections.abc import Iterator, Sequence
 
+from autofit import devices
 from autofit.core.briefing import Options
+from autofit.core.budget import Budget
 from autofit.core.errors import SpaceError, UsageError
 from autofit.core.plan import Plan
 from autofit.devices.base import Device
@@ -17,7 +19,7 @@ from autofit.workloads.workload import Workload
 
 
 def facts_of(
-    workload: Workload, source: BatchSource, device: Device, options: Options, dataset_size: int | None
+    workload: Workload, source: BatchSource, device: Device, options: Options, budget: Budget, dataset_size: int | None
 ) -> Facts:
     """Returns the facts that strategies need.
 
@@ -43,6 +45,9 @@ def facts_of(
         dataset_size=dataset_size,
         resizable=source.resizable,
         cut_from=source.user_batch_size if source.resizable and not joinable else None,
+        max_grad_norm=workload.max_grad_norm,
+        memory_budget_bytes=budget.memory_bytes,
+        host_memory_bytes=devices.available_host_bytes() if device.is_available() else None,
     )
 
 

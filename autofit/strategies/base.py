@@ -52,6 +52,9 @@ class Facts:
         resizable: whether batches of other sizes than the baseline's can be made.
         cut_from: size of the batches from which smaller ones are cut. A size that does not divide it would leave a
             smaller remainder. None if batches of any size can be made.
+        max_grad_norm: L2 norm to which the training clips gradients; None if it does not clip.
+        memory_budget_bytes: memory that a plan may use on the device; None if unknown.
+        host_memory_bytes: available main memory of the device's machine; None if unknown.
     """
 
     model: nn.Module
@@ -68,6 +71,9 @@ class Facts:
     dataset_size: int | None = None
     resizable: bool = True
     cut_from: int | None = None
+    max_grad_norm: float | None = None
+    memory_budget_bytes: int | None = None
+    host_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,11 @@ class Precision(Strategy):
             yield
 
 
+def scales_gradients(plan: Plan) -> bool:
+    """Returns whether training under `plan` needs a gradient scaler."""
+    return plan.values.get(KNOB) == "fp16"
+
+
 def _refusal(facts: Facts) -> str | None:
     """Returns why only the user's precision is offered, or None."""
     if facts.numerics == "exact":

@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import nn
 
-from autofit.core.errors import WorkloadError
+from autofit.core.errors import UsageError, WorkloadError
 from autofit.core.plan import Plan
 from autofit.workloads.counted_batches import Counted, counted
 from autofit.workloads.loss import LossRule
@@ -48,6 +48,10 @@ class Draft:
         scheduler: learning rate scheduler that is advanced after each update.
         weighing: how micro batches are weighted if the loss is a mean over tokens or a sum, for example. None uses the
             weights of the `StepBatch`, which are shares of the samples.
+        one_pass: whether each step must be one forward and backward pass, because a strategy updates the parameters
+            during that pass and clears their gradients.
+        host_memory_bytes: main memory that was available when the step was made, for tensors of an accelerator; None if
+            unknown.
     """
 
     model: nn.Module
@@ -60,9 +64,18 @@ class Draft:
     max_grad_norm: float | None = None
     scheduler: Scheduler | None = None
     weighing: Weighing | None = None
+    one_pass: bool = False
+    host_memory_bytes: int | None = None
 
     @classmethod
-    def of(cls, workload: Workload, loss: LossRule, device: torch.device, weighing: Weighing | None = None) -> "Draft":
+    def of(
+        cls,
+        workload: Workload,
+        loss: LossRule,
+        device: torch.device,
+        weighing: Weighing | None = None,
+        host_memory_bytes: int | None = None,
+    ) -> "Draft":
         """Returns the draft of the user's step before any strategy is applied. Makes the optimizer."""
         return cls(
             model=workload.model,
@@ -71,6 +84,7 @@ class Draft:
             device=device,
             max_grad_norm=workload.max_grad_norm,
             weighing=weighing,
+            host_memory_bytes=host_memory_bytes,
         )
 
 
@@ -177,8 +191,19 @@ class TrainStep:
         return loss
 
     def backward(self, batch: StepBatch) -> torch.Tensor:
-        """Adds the gradients of one optimizer step to the parameters and returns the whole batch's loss, detached."""
+        """Adds the gradients of one optimizer step to the parameters and returns the whole batch's loss, detached.
+
+        If the draft is `one_pass`, the parameters are updated here, and no gradients are left.
+
+        Raises:
+            UsageError: the draft is `one_pass`, but the batch has several parts.
+        """
         draft, total = self.draft, None
+        if draft.one_pass and len(batch.parts) > 1:
+            raise UsageError(
+                f"found {len(batch.parts)} micro batches in a step that updates the weights in its backward pass; "
+                "expected one. Pass one batch per step."
+            )
         weights = batch.weights if draft.weighing is None else weights_of(draft.weighing, batch.parts)
         for part, weight in zip(batch.parts, weights, strict=True):
             if not weight:

@@ -1,6 +1,7 @@
 import pytest
 
 from autofit.core.errors import SpaceError
+from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.core.space import Conflict, SearchSpace, SpaceFacts, divisors
 from tests.fakes import KNOBS, OPTIMIZER, PRECISION, space_of
@@ -103,3 +104,15 @@ def test_a_plan_of_another_batch_is_not_in_the_space() -> None:
     assert "not a size" in str(space.violation(plan.replace(micro_batch_size=24, accumulation_steps=2)))
     free = space_of((PRECISION, OPTIMIZER), (4, 8, 16), 8)
     assert "free" in str(free.violation(plan))
+
+
+def test_a_value_for_one_pass_is_only_in_plans_without_accumulation() -> None:
+    update = Knob(name="update", values=(False, True), default=False, one_pass=(True,))
+    space = space_of((update,), (4, 8, 16), 8, global_batch_size=16)
+    early = space.baseline.replace(update=True).combination
+    assert space.violation(space.at(early, 16)) is None
+    assert space.violation(space.at(early, 8)) == "update=True does not admit accumulation"
+    assert [plan.micro_batch_size for plan in space.plans() if plan.values["update"] is True] == [16]
+    assert len(list(space.plans())) == 4
+    free = space_of((update,), (4, 8, 16), 8)
+    assert len(list(free.plans())) == 6

@@ -450,7 +450,12 @@ def test_capabilities_are_the_generations(
 ) -> None:
     cards(Card(capability=capability))
     monkeypatch.setattr(torch.version, "hip", hip)
-    assert Cuda().capabilities() == {"fp16", "channels_last", "foreach", "fused"} | expected
+    assert Cuda().capabilities() == {"fp16", "channels_last", "foreach", "fused", "own_memory"} | expected
+
+
+def test_an_integrated_chip_has_no_memory_of_its_own(cards: Cards) -> None:
+    cards(Card(integrated=True))
+    assert "own_memory" not in Cuda().capabilities()
 
 
 def test_versions_name_the_runtime(cards: Cards, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,14 +48,16 @@ def _fits(problem: Problem, plan: Plan) -> bool:
 
 def _leaner(problem: Problem, outcomes: Mapping[Plan, Outcome]) -> Plan | None:
     """Returns another combination at the smallest size: single changes first, then those with the most changes."""
-    plans, points = problem.feasibility.plans, problem.feasibility.plans.points
-    tried = {plans.number(plan) for plan in outcomes}
-    _, first = np.unique(points.combinations, return_index=True)  # of each combination, at the smallest size
-    changes = (points.values[first] != points.values[0]).sum(axis=1)
-    untried = [number for number in np.flatnonzero(changes == 1) if number not in tried]
-    if untried:
-        return plans.plans[int(first[untried[0]])]
-    many = [number for number in np.argsort(-changes, kind="stable") if changes[number] > 1]
-    ran = sum(number in tried for number in many)
-    left = next((number for number in many if number not in tried), None)
-    return plans.plans[int(first[left])] if left is not None and ran < MAX_TRIED else None
+    plans = problem.feasibility.plans
+    allowed = ~plans.barred()
+    smallest = plans.sizes[allowed].min(initial=np.iinfo(np.int64).max)
+    places = np.flatnonzero(allowed & (plans.sizes == smallest))
+    changes = (plans.points.values[places] != plans.points.values[0]).sum(axis=1)
+    numbers, tried = plans.points.combinations[places], {plans.number(plan) for plan in outcomes}
+    single = next((index for index in np.flatnonzero(changes == 1) if numbers[index] not in tried), None)
+    if single is not None:
+        return plans.plans[int(places[single])]
+    many = [index for index in np.argsort(-changes, kind="stable") if changes[index] > 1]
+    ran = sum(numbers[index] in tried for index in many)
+    left = next((index for index in many if numbers[index] not in tried), None)
+    return plans.plans[int(places[left])] if left is not None and ran < MAX_TRIED else None

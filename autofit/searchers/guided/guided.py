@@ -55,7 +55,7 @@ class Guided(Searcher):
         self._place, self._plans = self._feasibility.plans.place, self._feasibility.plans.plans
         self._points = self._feasibility.plans.points
         self._sizes, self._samples = self._feasibility.plans.sizes, self._feasibility.plans.samples
-        self._unpinned = self._feasibility.plans.unpinned()
+        self._barred = self._feasibility.plans.barred()
         self._outcomes: dict[int, Outcome] = {}
         self._scores: dict[int, float] = {}
         self._handed_out: set[int] = set()
@@ -184,7 +184,7 @@ class Guided(Searcher):
 
     def _fastest(self, belief: Belief) -> float:
         """Returns the posterior mean of the log throughput of the fastest plan that ran and may be recommended."""
-        ran = [place for place in self._scores if self._outcomes[place].measured and not self._unpinned[place]]
+        ran = [place for place in self._scores if self._outcomes[place].measured and not self._barred[place]]
         # If only the baseline ran and it may not be recommended, every other plan is a gain.
         return float(max(belief.mean[place] for place in ran)) if ran else float(belief.mean.min()) - 1.0
 
@@ -200,7 +200,7 @@ class Guided(Searcher):
 
     def _excluded(self) -> NDArray[np.bool_]:
         """Returns which plans are not run, whatever their expected gain."""
-        excluded = self._unpinned.copy()
+        excluded = self._barred.copy()
         excluded[list(self._handed_out)] = True
         if MICRO_BATCH_SIZE not in self.problem.space.facts.pinned:  # no smaller size leads up to a pinned one
             excluded |= self._sizes > MAX_REACH * max(self._sizes[place] for place in self._scores)

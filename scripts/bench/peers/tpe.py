@@ -57,7 +57,8 @@ def tpe() -> Finder:
 def _knobs(problem: Problem) -> dict[str, tuple[Any, ...]]:
     """Returns autofit's knobs for this model, except those of the batch, with their values."""
     source, cpu = problem.source, devices.choose("cpu")
-    facts = facts_of(problem.workload, source, cpu, Options(), dataset_size=source.length)
+    budget = cpu.budget(None, source.varies)
+    facts = facts_of(problem.workload, source, cpu, Options(), budget, dataset_size=source.length)
     knobs = chain.from_iterable(member.offer(facts).knobs for member in members())
     return {knob.name: knob.values for knob in knobs if knob.name not in (MICRO_BATCH_SIZE, ACCUMULATION_STEPS)}
 
