@@ -30,7 +30,7 @@ class Batching(Strategy):
 
     name = "batching"
     about = "splits the batch of an optimizer step into micro batches whose gradients are added up"
-    cost = "more passes, each over fewer samples"
+    cost = "memory with large micro batches, time with small ones"
     effect = "rounding"
     phase = Phase.BATCHING
     owns = (MICRO_BATCH_SIZE, ACCUMULATION_STEPS)

@@ -19,6 +19,7 @@ from torch import nn
 
 from autofit.core.errors import SpaceError
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
+from autofit.core.space import SearchSpace, SpaceFacts
 from autofit.prepare import prepare
 from autofit.probing.survey import gates
 from autofit.strategies import members
@@ -47,7 +48,9 @@ def gpt() -> nn.Module:
     """A language model of `transformers` without dropout, which computes its own loss."""
     transformers = pytest.importorskip("transformers")
     dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    config = transformers.GPT2Config(vocab_size=31, n_positions=8, n_embd=8, n_layer=2, n_head=2, **dropouts)
+    tokens = dict.fromkeys(("bos_token_id", "eos_token_id"), 0)
+    sizes = {"vocab_size": 31, "n_positions": 8, "n_embd": 8, "n_layer": 2, "n_head": 2}
+    config = transformers.GPT2Config(**sizes, **tokens, **dropouts)
     model: nn.Module = transformers.GPT2LMHeadModel(config)
     return model
 
@@ -68,7 +71,7 @@ class LanguageCase(Case):
 
 CASES: dict[str, Callable[[], Case]] = {
     **{name: partial(Case, make) for name, make in WORKLOADS.items()},
-    "transformers": LanguageCase,
+    "gpt": LanguageCase,
 }
 
 
@@ -90,13 +93,23 @@ def accumulates(workload: str) -> bool:
     return gates.accumulation(lambda plan: prepare(plan, case.draft, members()), case.batch, 0).passed
 
 
-def together(one: Plan, other: Plan) -> Plan:
-    return Plan(values={**one.values, **other.values})
+@cache
+def space(workload: str) -> SearchSpace:
+    """Returns the space of a search of this workload, as its survey would make it without conflicts."""
+    knobs = [knob for member in members() for knob in member.offer(CASES[workload]().facts()).knobs]
+    defaults = {knob.name: knob.default for knob in knobs}
+    playing = tuple(knob for knob in knobs if knob.name not in (MICRO_BATCH_SIZE, ACCUMULATION_STEPS))
+    (sizes,) = (knob.values for knob in knobs if knob.name == MICRO_BATCH_SIZE)
+    found = SpaceFacts(
+        knobs=playing, sizes=tuple(map(int, sizes)), global_batch_size=SAMPLES, baseline=Plan(values=defaults)
+    )
+    return SearchSpace(found)
 
 
-def refusal(plan: Plan) -> str | None:
-    """Returns why a search would leave this combination out, or None."""
-    return next((reason for member in members() if (reason := member.conflict(plan)) is not None), None)
+def refusal(plan: Plan, workload: str) -> str | None:
+    """Returns why a search would leave this plan out, or None."""
+    reasons = (member.conflict(plan) for member in members())
+    return next((reason for reason in reasons if reason is not None), space(workload).violation(plan))
 
 
 @dataclass
@@ -154,8 +167,8 @@ def test_every_pair_of_values_trains_or_is_refused_with_a_reason(
     found, exact = values_by_member(workload, "any"), values_by_member(workload, "exact")
     one, other = (member.name for member in pair)
     for first, second in product(found[one], found[other]):
-        plan = together(first, second)
-        reason = refusal(plan)
+        plan = Plan(values={**space(workload).baseline.values, **first.values, **second.values})
+        reason = refusal(plan, workload)
         if reason is None:
             trained = Trained(CASES[workload]()).run(plan)
             reason = trained.reason

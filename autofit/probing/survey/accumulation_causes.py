@@ -132,8 +132,8 @@ class _Causes:
                 f"Average over samples; {_ALLOWS}"
             )
         return (
-            f"{apart} a sum of theirs with weights from {least:.2g} to {most:.2g} that are not in the batch. "
-            f"{_ENTRIES}; {_ALLOWS}"
+            f"{apart} a sum of theirs with weights from {least:.2g} to {most:.2g}, which nothing in the "
+            f"batch gives (class weights, a mask made by the model). {_ENTRIES}; {_ALLOWS}"
         )
 
     def interaction(self) -> str:
@@ -174,7 +174,7 @@ class _Causes:
         if batch - parts > _LOWER * abs(batch):
             kind = "it is lower for fewer samples, as where samples are compared with each other (contrastive loss)"
         elif parts > batch:
-            kind = "it is higher for fewer samples, as where a mean over the batch is balanced (routed experts)"
+            kind = "it is higher for fewer samples, as with means over the batch (balance of routed experts, dice)"
         return f"the loss of the batch is {batch:.4g} and the mean of its parts' is {parts:.4g}; {kind}"
 
     @property

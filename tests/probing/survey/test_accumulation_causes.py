@@ -140,8 +140,16 @@ CAUSES: dict[str, tuple[Callable[[], nn.Module], Loss, tuple[str, ...]]] = {
         in_training(contrastive),
         ("interact in the loss: each sample", "(contrastive loss). They do in training mode only"),
     ),
-    "balance": (lambda: norm("none"), balanced, (IN_LOSS, "it is higher for fewer samples", "(routed experts)")),
-    "routed experts": (Routed, routed, (IN_LOSS, "it is higher for fewer samples", "(routed experts)")),
+    "balance": (
+        lambda: norm("none"),
+        balanced,
+        (IN_LOSS, "it is higher for fewer samples", "(balance of routed experts"),
+    ),
+    "routed experts": (
+        Routed,
+        routed,
+        (IN_LOSS, "it is higher for fewer samples", "(balance of routed experts"),
+    ),
     "statistic": (lambda: norm("none"), standardised, (IN_LOSS, "a statistic over the batch is part of it")),
     "weights that are not in the batch": (
         lambda: norm("none"),
