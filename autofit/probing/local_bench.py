@@ -30,6 +30,7 @@ from autofit.probing.frozen_heap import FrozenHeap
 from autofit.probing.leaks import LeakWatch
 from autofit.probing.placement import place
 from autofit.probing.probe import Probe
+from autofit.probing.resident_memory import budget_of
 from autofit.probing.short_run import ShortRun
 from autofit.probing.survey.gradients import State
 from autofit.probing.survey.module_modes import mode_notes
@@ -98,14 +99,12 @@ class LocalBench:
             self._eval_modules = workload.set_mode()
             self._reached = [Reached.of(workload)]  # before any of the workload's code runs
             self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
-            self._store = BatchStore(self._source)
-            self._loss = loss_of(workload, self._source, device.torch_device)
-            budget = device.budget(options.memory_budget, self._source.varies)
+            self._store, self._loss = BatchStore(self._source), loss_of(workload, self._source, device.torch_device)
+            budget = budget_of(workload, device, options, varies=self._source.varies)
             sizes = [size for size in (self._source.length, self._source.max_size) if size is not None]
             facts = facts_of(workload, self._source, device, options, dataset_size=min(sizes, default=None))
-            survey = Survey(facts, strategies, self._build, self._source, options.seed)
+            survey = Survey(facts, strategies, self._build, self._source, options.seed, pinned=options.pinned)
             survey.state, survey.watch = State(self._reset, self._guard.differences), self._watch
-            survey.pinned = options.pinned
             if known is None:
                 self._beat(SURVEY)
                 space, self._weighing = survey.run(), survey.weighing
@@ -122,6 +121,7 @@ class LocalBench:
                 account=device.account(),
                 caveats=(*self._notes(), *survey.caveats),
                 gates=tuple(survey.gate_records) if known is None else known.gates,
+                evaluates=workload.evaluation is not None,
             )
         self._heap, self._fastest_s = FrozenHeap(), math.inf
 
