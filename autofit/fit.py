@@ -288,11 +288,11 @@ class Fit:
         """Returns the device that a step runs on. Warns if the plan was proven on another."""
         kept = (*workload.model.parameters(), *workload.model.buffers())
         place = next((tensor.device for tensor in kept), torch.device("cpu"))
-        device, environment = devices.choose(str(place)), self.recommendation.environment
-        if (place.type, device.name()) != (environment.device_type, environment.device_name):
+        device, proven = devices.choose(str(place)), self.recommendation.environment
+        if (place.type, device.name()) != (proven.device_type, proven.device_name):
             warnings.warn(
-                f"the plan was proven on {environment.device_name} ({environment.device_type}) and is used on "
-                f"{device.name()} ({place.type}), where its speed and peak memory are unknown. Tune again there.",
+                f"the plan was proven on {proven.device_name} ({proven.device_type}) and is used on {device.name()} "
+                f"({place.type}), where its speed and peak memory are unknown. Tune again on this device.",
                 stacklevel=3,
             )
         if not workload.training:
