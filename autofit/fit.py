@@ -85,6 +85,18 @@ class Fit:
         return self.recommendation.gain
 
     @property
+    def evaluation(self) -> "Fit | None":
+        """The plan for evaluation, as a fit of its own; None without an `eval_loader`, or if a caveat says why.
+
+        Its changes to the model hold inside `with`:
+
+            with fit.evaluation.prepare(model, eval_loader) as evaluate:
+                outputs = [evaluate(batch) for batch in evaluate.loader]
+        """
+        found = self.recommendation.evaluation
+        return None if found is None else Fit(found, Terms(step_fn=self.terms.step_fn), plan_file=self.plan_file)
+
+    @property
     def alternatives(self) -> tuple[Candidate, ...]:
         """Other plans that were measured, best first."""
         return self.recommendation.alternatives
@@ -158,8 +170,7 @@ class Fit:
             mode="inference" if self._setting("mode") == "inference" else "train",
             max_grad_norm=self._clipping() if max_grad_norm is None else max_grad_norm,
         )
-        device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
-        self._check_device(device)
+        device = self._device_of(workload)
         guard = Guard.of(workload)
         with guard.backstop, guard:  # undoes the effects of inspecting samples and computing a first loss
             source = BatchSource.of(loader, scan=_SCANNED)
@@ -273,12 +284,17 @@ class Fit:
                 f"this model has {found}). Tune this model: autofit.tune(model, loader)."
             )
 
-    def _check_device(self, device: torch.device) -> None:
-        environment = self.recommendation.environment
-        name = devices.choose(str(device)).name()
-        if (device.type, name) != (environment.device_type, environment.device_name):
+    def _device_of(self, workload: Workload) -> torch.device:
+        """Returns the device that a step runs on. Warns if the plan was proven on another."""
+        kept = (*workload.model.parameters(), *workload.model.buffers())
+        place = next((tensor.device for tensor in kept), torch.device("cpu"))
+        device, proven = devices.choose(str(place)), self.recommendation.environment
+        if (place.type, device.name()) != (proven.device_type, proven.device_name):
             warnings.warn(
-                f"the plan was proven on {environment.device_name} ({environment.device_type}) and is used on {name} "
-                f"({device.type}), where its speed and peak memory are unknown. Tune again on this device.",
+                f"the plan was proven on {proven.device_name} ({proven.device_type}) and is used on {device.name()} "
+                f"({place.type}), where its speed and peak memory are unknown. Tune again on this device.",
                 stacklevel=3,
             )
+        if not workload.training:
+            device.release()  # an evaluation was proven from an empty cache, and the training's is full
+        return place

@@ -13,6 +13,13 @@ from autofit.core.recommendation import Recommendation
 from autofit.devices.base import Device
 from autofit.probing.local_bench import LocalBench
 from autofit.probing.watchdog import Overdue, Watchdog
+from autofit.search.evaluation import (
+    STAGE,
+    evaluation_options,
+    evaluation_request,
+    training_request,
+    with_evaluation,
+)
 from autofit.search.event import Event
 from autofit.search.evidence import SearchResult
 from autofit.search.kept_gates import kept_gates
@@ -68,6 +75,41 @@ def search_in_process(
                 ]
                 found = search(bench, request, everyone, clock)
     found, result = _with_what_changed(found, bench.changed), results[-1]
+    return found, None if result is None else replace(result, recommendation=found)
+
+
+def search_with_evaluation(
+    workload: Workload,
+    chosen: Device,
+    options: Options,
+    request: Request,
+    clock: Clock,
+    progress: bool | Listen,
+    followers: Sequence[Listen],
+) -> tuple[Recommendation, SearchResult | None]:
+    """Searches as `search_in_process`, and then evaluation if the workload has an `eval_loader`.
+
+    Followers get the events of the training's search alone.
+
+    Raises:
+        AutofitError: see `autofit.tune`.
+    """
+    evaluation = workload.evaluation
+    if evaluation is None:
+        return search_in_process(workload, chosen, options, request, clock, progress, followers)
+    first = training_request(request)
+    clock.limit_s = first.time_s
+    found, result = search_in_process(workload, chosen, options, first, clock, progress, followers)
+
+    def searched() -> Recommendation:
+        left_s = None if request.time_s is None else max(request.time_s - clock.elapsed_s, 0.0)
+        second = evaluation_request(request, left_s)
+        with Progress.of(progress) as listen:
+            listen(Event("stage", STAGE))
+        asked = evaluation_options(options, found)
+        return search_in_process(evaluation, chosen, asked, second, Clock(limit_s=left_s), progress, ())[0]
+
+    found = with_evaluation(found, searched)
     return found, None if result is None else replace(result, recommendation=found)
 
 

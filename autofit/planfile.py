@@ -43,8 +43,8 @@ def dumps(recommendation: Recommendation) -> str:
 def save(recommendation: Recommendation, path: str | Path, *, force: bool = False) -> None:
     """Writes the plan file atomically. An earlier plan file at `path` is replaced and its mode is kept.
 
-    If the alternatives do not fit into the file, the last ones that are not on the Pareto front are left out, with a
-    caveat.
+    If the alternatives do not fit into the file, those of evaluation are left out, and then the last ones that are not
+    on the Pareto front, with a caveat.
 
     Args:
         recommendation: the record to write.
@@ -56,6 +56,10 @@ def save(recommendation: Recommendation, path: str | Path, *, force: bool = Fals
     """
     path = Path(path)
     data = dumps(recommendation).encode()
+    if len(data) > MAX_BYTES and recommendation.evaluation is not None:
+        shorter = _with(recommendation.evaluation, ())
+        recommendation = recommendation.model_copy(update={"evaluation": shorter})
+        data = dumps(recommendation).encode()
     kept = recommendation.alternatives
     while len(data) > MAX_BYTES and kept:
         kept = _best_share(kept, _ROOM_RATIO * MAX_BYTES / len(data))
@@ -132,8 +136,12 @@ def schema_text() -> str:
     """
     schema = Recommendation.model_json_schema(by_alias=True)
     # A file without `schema` is rejected. The model has a default only for use in code.
-    schema["required"] = ["schema", *schema["required"]]
-    return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2) + "\n"
+    kinds = schema["$defs"]
+    record = kinds.pop(Recommendation.__name__)
+    record["required"] = ["schema", *record["required"]]
+    full = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$defs": kinds, **record}
+    # The plan for evaluation has the schema of the whole document.
+    return json.dumps(full, indent=2).replace(schema["$ref"], "#") + "\n"
 
 
 def _comment(recommendation: Recommendation) -> str:

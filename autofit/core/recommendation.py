@@ -105,6 +105,8 @@ class Recommendation(BaseModel):
         counts: number of trials by status.
         duration_s: duration of the search in seconds.
         created: UTC time in ISO 8601.
+        evaluation: the plan for evaluation between epochs of this training, from a search of its own in inference mode;
+            None without an `eval_loader`, or if no plan was found.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
@@ -130,6 +132,7 @@ class Recommendation(BaseModel):
     counts: dict[str, int] = {}
     duration_s: float = 0.0
     created: str = ""
+    evaluation: "Recommendation | None" = None
 
     @model_validator(mode="before")
     @classmethod

@@ -33,6 +33,7 @@ class Target:
         device: the device to use; None lets the child choose.
         options: options of the search.
         gates: verdicts of gates that the study keeps.
+        evaluation: whether to open the evaluation of the workload, on its `eval_loader`, instead of its training.
         stand_in: the device to stand in for: the child only traces, and sees no accelerator. None: the child probes.
     """
 
@@ -43,6 +44,7 @@ class Target:
     options: Options = field(default_factory=Options)
     gates: tuple[GateVerdicts, ...] = ()
     stand_in: StandIn | None = None
+    evaluation: bool = False
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -61,6 +63,8 @@ class Target:
         changes: dict[str, Any] = {"enforce": enforce, "may_move": True}
         if budget is not None:
             changes["memory_budget"] = budget
+        if memory_bytes is not None:  # a training's resident bytes are already taken off
+            changes["resident_bytes"] = 0
         options = self.options.model_copy(update=changes)
         return {
             "do": "open",
@@ -68,6 +72,7 @@ class Target:
             "arguments": dict(self.arguments),
             "overrides": dict(self.overrides),
             "device": self.device,
+            "evaluation": self.evaluation,
             "options": options.model_dump(mode="json", exclude_unset=True),  # the function may set the rest
             "stand_in": None if self.stand_in is None else self.stand_in.model_dump(mode="json"),
             "known": None if known is None else _brief(known).model_dump(mode="json"),

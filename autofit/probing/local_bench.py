@@ -32,6 +32,7 @@ from autofit.probing.frozen_heap import FrozenHeap
 from autofit.probing.leaks import LeakWatch
 from autofit.probing.placement import place
 from autofit.probing.probe import Probe
+from autofit.probing.resident_memory import budget_of
 from autofit.probing.short_run import ShortRun
 from autofit.probing.survey.earlier_gates import EarlierGates
 from autofit.probing.survey.gradients import State
@@ -92,8 +93,8 @@ class LocalBench:
         gates: Sequence[GateVerdicts] = (),
     ) -> None:
         self.workload, self.device, self._options = workload, device, options
-        self._weighing: Weighing | None = None
         self._watch, self._report_phase = watch or Watchdog(), beat
+        self._weighing: Weighing | None = None
         strategies = chosen(options.strategies, options.without)
         with as_users_errors(self.device):
             place(workload, device, options.may_move)
@@ -102,21 +103,20 @@ class LocalBench:
             self._eval_modules = workload.set_mode()
             self._reached = [Reached.of(workload)]  # before any of the workload's code runs
             self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
-            self._store = BatchStore(self._source)
-            self._loss = loss_of(workload, self._source, device.torch_device)
-            budget = device.budget(options.memory_budget, self._source.varies)
+            self._store, self._loss = BatchStore(self._source), loss_of(workload, self._source, device.torch_device)
+            budget = budget_of(workload, device, options, varies=self._source.varies)
             sizes = [size for size in (self._source.length, self._source.max_size) if size is not None]
             facts = facts_of(workload, self._source, device, options, budget, dataset_size=min(sizes, default=None))
-            survey = Survey(facts, strategies, self._build, self._source, options.seed)
-            survey.state, survey.watch = State(self._reset, self._guard.differences), self._watch
             earlier = EarlierGates(gates, self._environment(facts))
+            state = State(self._reset, self._guard.differences)
+            survey = Survey(facts, strategies, self._build, self._source, options.seed, state, self._watch)
             survey.pinned, survey.earlier = options.pinned, earlier.found
-            if known is None:
+            if known is not None:
+                space, self._weighing = known.space, Weighing.of(known.environment.settings)
+            else:
                 self._beat(SURVEY)
                 space, self._weighing = survey.run(), survey.weighing
                 self._beat("open")
-            else:
-                space, self._weighing = known.space, Weighing.of(known.environment.settings)
             self.briefing = Briefing(
                 space=space,
                 environment=self._environment(facts),
@@ -126,6 +126,7 @@ class LocalBench:
                 caveats=(*self._notes(), *survey.caveats),
                 gates=tuple(survey.gate_records) if known is None else known.gates,
                 verdicts=earlier.to_keep(survey.verdicts, self._reached),
+                evaluates=workload.evaluation is not None,
             )
         self._heap, self._fastest_s = FrozenHeap(), math.inf
 
@@ -203,9 +204,7 @@ class LocalBench:
             raise Untraceable(str(error), "in the trace") from None
 
     def record(self, plan: Plan) -> Trace:
-        """Runs a few steps of `plan` and returns the allocations that they made. Everything is restored afterwards.
-
-        Meant for small micro batches of a workload that cannot be traced.
+        """Runs a few steps of a `plan` that cannot be traced, and returns their allocations. Everything is restored.
 
         Raises:
             Untraceable: a step failed or ran out of memory, or the device keeps no record of allocations.

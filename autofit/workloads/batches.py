@@ -53,7 +53,7 @@ class BatchSource:
         Raises:
             WorkloadError: the loader is empty, a one-shot iterator or not a loader, or its batches hold no tensor.
         """
-        loader = _checked(loader)
+        loader = checked_loader(loader)
         return cls(loader, _maker_of(loader, BatchOptions(worst_case, seed, max(scan, 2))), worst_case)
 
     @property
@@ -160,8 +160,8 @@ class BatchSource:
             )
 
 
-def _checked(loader: object) -> Iterable[Any]:
-    """Returns the loader if its type can be iterated over batches.
+def checked_loader(loader: object) -> Iterable[Any]:
+    """Returns the loader if its type can be iterated over batches. Nothing is read from it.
 
     Raises:
         WorkloadError: it is a data set or a single batch, or cannot be iterated.

@@ -122,6 +122,8 @@ class Worker:
         arguments = factory.make(request["target"], request["arguments"])
         _check_names(arguments, request["target"])
         workload = workload_of(arguments, request["overrides"])
+        if request.get("evaluation"):
+            workload = _evaluation_of(workload, request["target"])
         self._beat("open")
         options = options_of(arguments, request["options"])
         described = request.get("stand_in")
@@ -214,6 +216,15 @@ def workload_of(arguments: dict[str, Any], overrides: dict[str, Any]) -> Workloa
     replaced = _GLOBAL_BATCH if _GLOBAL_BATCH & asked.keys() else frozenset()
     chosen = {k: v for k, v in arguments.items() if k in names and k not in replaced}
     return Workload(**chosen | asked)
+
+
+def _evaluation_of(workload: Workload, target: str) -> Workload:
+    """Returns the evaluation of a workload that had an `eval_loader` when the factory was called for its training."""
+    if (evaluation := workload.evaluation) is None:
+        raise WorkloadError(
+            f"{target} returned no eval_loader when it was called again. Make it return the same workload each time."
+        )
+    return evaluation
 
 
 def options_of(arguments: dict[str, Any], asked: dict[str, Any]) -> Options:

@@ -204,7 +204,7 @@ class _GradientRun:
         step.draft.model.zero_grad(set_to_none=True)
         step.draft.loss = replace(rule, compute=compute)
         try:
-            with _generators_restored(step.draft.device), shared or nullcontext():
+            with generators_restored(step.draft.device), shared or nullcontext():
                 step.backward(replace(batch, parts=[fresh(part) for part in batch.parts]))
         finally:
             step.draft.loss = rule
@@ -221,7 +221,7 @@ class _GradientRun:
 
 
 @contextmanager
-def _generators_restored(device: torch.device) -> Iterator[None]:
+def generators_restored(device: torch.device) -> Iterator[None]:
     """Restores the global random generators on exit."""
     numpy = sys.modules.get("numpy")
     python, arrays = random.getstate(), None if numpy is None else numpy.random.get_state()

@@ -13,6 +13,7 @@ from autofit.core.space import Refusal, SpaceFacts
 from autofit.core.units import format_names
 from autofit.probing.survey import gates, pins
 from autofit.probing.survey.conflicts import check_size, conflicts
+from autofit.probing.survey.output_gate import output
 from autofit.probing.user_errors import named_error
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.strategies.base import Facts, Strategy
@@ -133,20 +134,20 @@ class Survey:
         pins.check_names(self.pinned, every, self.refused)
         for strategy, offer in offered:
             for knob in (pins.narrowed(each, self.pinned, self.refused) for each in offer.knobs):
-                gated = self._gated(knob) if strategy.gated and self.facts.training else knob
+                gated = self._gated(knob) if strategy.gated else knob
                 knobs[knob.name] = pins.narrowed(gated, self.pinned, self.refused)
         return knobs
 
     def _gated(self, knob: Knob) -> Knob:
-        """Returns `knob` without the values that do not keep this model's gradient."""
+        """Returns `knob` without the values that do not keep this model's gradient, or in inference its output."""
         kept = [value for value in knob.values if value == knob.default or self._keeps(knob.name, value)]
         return knob.only(kept)
 
     def _keeps(self, name: str, value: KnobValue) -> bool:
-        plan = Plan(values={name: value})
+        plan, keeps = Plan(values={name: value}), gates.precision if self.facts.training else output
 
         def gate(found: Cuttable) -> gates.GateResult:
-            return gates.precision(self._build, plan, Counted(found.batch, found.samples), self.seed, self.state)
+            return keeps(self._build, plan, Counted(found.batch, found.samples), self.seed, self.state)
 
         what = f"{name}={value}"
         return self._decide(what, self._verdict(what, gate, loader_batch=True))

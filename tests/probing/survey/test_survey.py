@@ -63,7 +63,7 @@ def survey_of(
     model = targets.mlp() if model is None else model
     loader = targets.vectors() if loader is None else loader
     source = BatchSource.of(loader)
-    optimizer = torch.optim.SGD(model.parameters())
+    optimizer = facts.pop("optimizer", torch.optim.SGD(model.parameters()))
 
     def build(plan: Plan) -> TrainStep:
         rule = LossRule("loss", loss, inferred=False, about="")
@@ -266,10 +266,14 @@ def test_precisions_that_do_not_keep_the_gradient_are_left_out() -> None:
     assert survey.gate_records[0].reason.startswith("cosine of the gradient ")  # one that passed has its numbers too
 
 
-def test_inference_has_no_gradient_to_keep() -> None:
-    survey = survey_of(PRECISION, training=False)
+def test_inference_has_an_output_to_keep_instead_of_a_gradient() -> None:
+    survey = survey_of(PRECISION, loss=lambda model, batch: model(batch[0]), optimizer=None, training=False)
     assert [knob.values for knob in survey.run().knobs] == [("fp32", "bf16", "fp16")]
-    assert survey.gate_records == []
+    assert [(gate.name, gate.passed) for gate in survey.gate_records] == [
+        ("precision=bf16", True),
+        ("precision=fp16", True),
+    ]
+    assert survey.gate_records[0].reason.startswith("cosine of the output ")
 
 
 class Sizes:
