@@ -36,11 +36,13 @@ def _count(key: str, default: int) -> Callable[[KnobValue], Settings | None]:
     return settings_of
 
 
+_BLOCKS = "checkpointed_blocks"
+
 _SETTINGS: Mapping[str, Callable[[KnobValue], Settings | None]] = {
     MICRO_BATCH_SIZE: _count("MICRO_BATCH_SIZE", 0),
     ACCUMULATION_STEPS: _count("ACCUMULATION_STEPS", 1),
     "precision": _PRECISIONS.get,
-    "checkpointed_blocks": _count("CHECKPOINTED_BLOCKS", 0),
+    _BLOCKS: _count("CHECKPOINTED_BLOCKS", 0),
     "memory_format": _MEMORY_FORMATS.get,
     "optimizer_implementation": _OPTIMIZERS.get,
 }
@@ -66,6 +68,8 @@ class Python(Exporter):
     def fields(self, plan: Plan, recommendation: Recommendation) -> Mapping[str, Settings]:
         """Returns constants and parts of the loop for each knob."""
         found = {knob: _SETTINGS[knob](value) for knob, value in plan.values.items() if knob in _SETTINGS}
+        if type(recommendation.baseline.plan.values.get(_BLOCKS, 0)) is not int:
+            found.pop(_BLOCKS, None)  # the loop does not switch the checkpointing of the user's model off
         return {knob: settings for knob, settings in found.items() if settings is not None}
 
     def render(self, settings: Settings, recommendation: Recommendation) -> str:

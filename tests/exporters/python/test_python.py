@@ -202,6 +202,13 @@ def test_a_model_with_its_own_checkpointing_is_asked_for_it() -> None:
     assert asked == [{"gradient_checkpointing_kwargs": {"use_reentrant": False}}]
 
 
+def test_a_loop_does_not_switch_the_users_own_checkpointing_off() -> None:
+    own = OWN.replace(checkpointed_blocks="default")
+    for blocks in (0, 2):
+        exported = by_name("python").export(recommendation(own.replace(checkpointed_blocks=blocks), own))
+        assert exported.unmapped == ("checkpointed_blocks",)
+
+
 def test_too_few_blocks_are_refused() -> None:
     model = net()
     module = module_of(export(checkpointed_blocks=3).text)
