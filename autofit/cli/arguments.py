@@ -4,8 +4,8 @@ import argparse
 
 TECHNIQUES = ("batching", "precision", "checkpointing", "memory_format", "optimizer_implementation")
 KNOBS = (
-    "micro_batch_size", "accumulation_steps", "precision", "checkpointed_blocks", "memory_format",
-    "optimizer_implementation",
+    "micro_batch_size", "accumulation_steps", "precision", "checkpointed_blocks",
+    "recomputed_operators", "memory_format", "optimizer_implementation",
 )  # fmt: skip
 """Names of the strategies and the knobs of autofit itself, whose own modules load torch. Completion offers them."""
 

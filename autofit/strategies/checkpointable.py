@@ -1,7 +1,7 @@
 """Checkpointable: the parts of a model that can be checkpointed, and how each is checkpointed and put back."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -37,11 +37,17 @@ class Checkpointable:
         else:
             self.counts = tuple(range(len(self.blocks) + 1))
 
-    def checkpointed(self, count: int) -> AbstractContextManager[None]:
-        """Returns a context in which the first `count` blocks are checkpointed."""
+    def checkpointed(self, chosen: Collection[int], selective: bool = False) -> AbstractContextManager[None]:
+        """Returns a context in which the blocks with these numbers are checkpointed.
+
+        Args:
+            chosen: numbers of blocks. If the blocks cannot be switched individually, all are checkpointed.
+            selective: whether results of expensive operators are kept. See `selective_recompute`.
+        """
         if self.owners:
-            return _by_own_method(self.owners, self.blocks, count)
-        return _by_forward(self.blocks[:count])
+            layers = [(block, at in chosen) for at, block in enumerate(self.blocks)]
+            return _by_own_method(self.owners, layers, selective)
+        return _by_forward([self.blocks[at] for at in sorted(chosen)], selective)
 
 
 class CheckpointedForward:
@@ -50,10 +56,10 @@ class CheckpointedForward:
     It holds the block and not its bound method, so that a copied or pickled model calls its own block.
     """
 
-    def __init__(self, block: nn.Module) -> None:
+    def __init__(self, block: nn.Module, selective: bool = False) -> None:
         self.block = block
         self.own_forward: Callable[..., Any] | None = vars(block).get("forward")
-        self.recompute = Recompute(block)
+        self.recompute = Recompute(block, selective)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the block. Arguments may have any type; tensors in them are kept for the backward pass."""
@@ -85,18 +91,20 @@ def is_checkpointed(module: nn.Module) -> bool:
 
 
 @contextmanager
-def _by_forward(blocks: tuple[nn.Module, ...]) -> Iterator[None]:
+def _by_forward(blocks: Sequence[nn.Module], selective: bool) -> Iterator[None]:
     """Replaces the forward of each block, below its hooks, so that hooks run once."""
     with Undo() as undo:
         for block in blocks:
             undo.callback(_put, vars(block), "forward", vars(block).get("forward", _ABSENT))
-            vars(block)["forward"] = CheckpointedForward(block)
+            vars(block)["forward"] = CheckpointedForward(block, selective)
         yield
 
 
 @contextmanager
-def _by_own_method(owners: tuple[nn.Module, ...], layers: tuple[nn.Module, ...], count: int) -> Iterator[None]:
-    """Enables the owners' checkpointing, then disables it for all layers after the first `count`."""
+def _by_own_method(
+    owners: Sequence[nn.Module], layers: Sequence[tuple[nn.Module, bool]], selective: bool
+) -> Iterator[None]:
+    """Enables the owners' checkpointing, then disables it for the layers that are not chosen."""
     before = [(attributes, dict(attributes)) for owner in owners for attributes in _attributes(owner)]
     changed: list[tuple[dict[Any, Any], Any, Any]] = []
     with Undo() as undo:
@@ -106,10 +114,10 @@ def _by_own_method(owners: tuple[nn.Module, ...], layers: tuple[nn.Module, ...],
             for owner in owners:
                 undo.callback(_switch, owner, "disable")
                 _switch(owner, "enable", {"use_reentrant": False})
-            for position, layer in enumerate(layers):
+            for layer, is_chosen in layers:
                 flags = {
-                    "gradient_checkpointing": position < count,
-                    "_gradient_checkpointing_func": Recompute(layer),
+                    "gradient_checkpointing": is_chosen,
+                    "_gradient_checkpointing_func": Recompute(layer, selective),
                 }
                 vars(layer).update(flags)
         finally:

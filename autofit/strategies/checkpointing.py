@@ -1,24 +1,41 @@
 """Activation checkpointing: keeps only the inputs of a block and recomputes the block in the backward pass."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch import nn
 
 from autofit.core.knob import Knob, Trade
 from autofit.core.plan import Plan
-from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
+from autofit.core.space import Refusal
+from autofit.strategies.base import Facts, Offer, Phase, Span, Strategy, unknown_value
+from autofit.strategies.checkpoint_order import cost_of, order_of, read_order, written_order
 from autofit.strategies.checkpointable import Checkpointable, is_checkpointed, owners_of
+from autofit.strategies.selective_recompute import is_kept
 from autofit.strategies.user_checkpointing import UserCheckpointing
 from autofit.workloads.step import Draft
 
 CHECKPOINTED_BLOCKS = "checkpointed_blocks"
 AS_THE_USER = "default"
 """Value that leaves a model as it is that the user has made checkpoint."""
+ORDER = "checkpoint_order"
+OPERATORS = "recomputed_operators"
+ALL, CHEAP = "all", "cheap"
+
+LEAST_FREED = 0.2
+"""Minimum share of what a whole block frees that must be freed by recomputing its cheap operators only."""
+MOST_REPEATED = 0.5
+"""Maximum share of a block's work that its cheap operators may be."""
+LEAST_FLOPS = 1e7
+"""Minimum operations of products per operator. Looking at each operator takes about 10 microseconds, twice."""
 
 
 class Checkpointing(Strategy):
-    """Checkpoints the first k of the model's n repeated blocks, which trades time for memory.
+    """Checkpoints k of the model's n repeated blocks, which trades time for memory.
+
+    Which k: the first ones in the order in which they are worth it (`checkpoint_order`). Plans name that order where it
+    is not the order of the modules. Of a checkpointed block, either all operators are recomputed, or only the cheap
+    ones (`selective_recompute`).
 
     Gradients are the same as without checkpointing, up to rounding: torch's random state is replayed, and buffers
     (BatchNorm statistics, spectral norm vectors) are updated once. Other state of a block is not replayed: attributes,
@@ -34,10 +51,13 @@ class Checkpointing(Strategy):
     cost = "up to a third more time"
     effect = "exact"
     phase = Phase.MODULES
-    owns = (CHECKPOINTED_BLOCKS,)
+    owns = (CHECKPOINTED_BLOCKS, ORDER, OPERATORS)
 
     def offer(self, facts: Facts) -> Offer:
-        """Returns the knob `checkpointed_blocks`: 0, or a quarter, half, three quarters or all of the blocks."""
+        """Returns the knob `checkpointed_blocks`: 0, or a quarter, half, three quarters or all of the blocks.
+
+        Beside it, the order of the blocks and what is recomputed of a block, if they matter for this model.
+        """
         if not facts.training:
             return self.refuse("inference has no backward pass and keeps no activations that could be freed")
         users = _users(facts.model)
@@ -46,22 +66,44 @@ class Checkpointing(Strategy):
             return self.refuse(reason)
         target = Checkpointable(facts.model)
         if users.switches:
-            return Offer(knobs=(_knob_beside(users, target),))
-        if len(target.counts) == 1:
+            knob = _knob_beside(users, target)
+        elif len(target.counts) == 1:
             return self.refuse(
                 "found no repeated blocks; expected two or more modules of one class under one parent that have "
                 "children and parameters"
             )
-        return Offer(knobs=(_knob(target),))
+        else:
+            knob = _knob(target)
+        if not target.blocks:
+            return Offer(knobs=(knob,))
+        spans = facts.profile(Plan(values={CHECKPOINTED_BLOCKS: 0}), target.blocks, is_kept)
+        cheap = _lack_of_selection(spans, facts.micro_batch_size)
+        selection = () if cheap else (_selection(spans),)
+        refused = (Refusal(name=f"{OPERATORS}={CHEAP}", reason=cheap),) if cheap else ()
+        constants = _order_knob(spans, len(target.blocks))
+        return Offer(knobs=(knob, *selection), refused=refused, constants=constants)
+
+    def conflict(self, plan: Plan) -> str | None:
+        """Returns why only cheap operators of no blocks cannot be recomputed, or None."""
+        count = plan.values.get(CHECKPOINTED_BLOCKS, 0)
+        if plan.values.get(OPERATORS, ALL) != ALL and (count == AS_THE_USER or not count):
+            return f"{OPERATORS}={CHEAP} needs blocks that autofit checkpoints, found {CHECKPOINTED_BLOCKS}={count}"
+        return None
 
     def apply(self, plan: Plan, draft: Draft) -> AbstractContextManager[None]:
-        """Checkpoints the first blocks of `draft.model`. Accepts any number up to the number of blocks.
+        """Checkpoints blocks of `draft.model`. Accepts any number up to the number of blocks.
 
         Raises:
-            SpaceError: the model has fewer blocks, can only checkpoint all of them, checkpoints in a way that cannot
-                be switched off, or is compiled.
+            SpaceError: the model has fewer or other blocks, can only checkpoint all of them, checkpoints in a way that
+                cannot be switched off, or is compiled.
         """
         count = plan.values.get(CHECKPOINTED_BLOCKS, AS_THE_USER)
+        operators, order = plan.values.get(OPERATORS, ALL), plan.values.get(ORDER, "")
+        if operators not in (ALL, CHEAP):
+            raise unknown_value(OPERATORS, operators, f"{ALL} or {CHEAP}")
+        places = read_order(order)
+        if places is None:
+            raise unknown_value(ORDER, order, "numbers of blocks such as 0-2,5,3-4")
         if count == AS_THE_USER:
             return nullcontext()
         users = _users(draft.model)
@@ -73,7 +115,70 @@ class Checkpointing(Strategy):
         target = Checkpointable(draft.model)
         if type(count) is not int or count not in target.counts:
             raise unknown_value(CHECKPOINTED_BLOCKS, count, f"one of {', '.join(map(str, target.counts))}")
-        return _replaced(users, target, count)
+        return _replaced(users, target, _first(count, places, target), operators == CHEAP)
+
+
+def _first(count: int, order: tuple[int, ...], target: Checkpointable) -> tuple[int, ...]:
+    """Returns the first `count` blocks of an order; () is the order of the modules."""
+    modules = tuple(range(len(target.blocks) or count))
+    if order and tuple(sorted(order)) != modules:
+        raise unknown_value(ORDER, written_order(order), f"each of the blocks 0 to {modules[-1]} once")
+    return (order or modules)[:count]
+
+
+def _order_knob(spans: Sequence[Span], blocks: int) -> tuple[Knob, ...]:
+    """Returns the knob that names the order of the blocks, unless it is that of the modules."""
+    order = order_of(spans, blocks)
+    if order == tuple(range(blocks)):
+        return ()
+    text = written_order(order)
+    about = "blocks in the order in which they are checkpointed, by memory freed for work repeated"
+    return (Knob(name=ORDER, values=(text,), default=text, about=about),)
+
+
+def _lack_of_selection(spans: Sequence[Span], micro_batch_size: int) -> str:
+    """Returns why recomputing only cheap operators cannot pay; "" if it can."""
+    blocks = [span for span in spans if span.block is not None]
+    whole = sum(span.saved_bytes - span.input_bytes for span in blocks)
+    if not blocks or whole <= 0:
+        return "no step of this model could be profiled"
+    freed = sum(max(span.saved_bytes - span.input_bytes - span.marked_bytes, 0) for span in blocks) / whole
+    if freed < LEAST_FREED:
+        return (
+            f"matrix products, convolutions and attention make {1 - freed:.0%} of what the blocks keep; "
+            f"at most {1 - LEAST_FREED:.0%} would be worth it"
+        )
+    work = sum(map(cost_of, blocks))
+    repeated = 1 - sum(span.marked_flops for span in blocks) / work
+    if repeated > MOST_REPEATED:
+        return (
+            f"the other operators are {repeated:.0%} of a block's work; at most {MOST_REPEATED:.0%} would be worth it"
+        )
+    flops = micro_batch_size * sum(span.flops for span in blocks) / max(sum(span.operators for span in blocks), 1)
+    if flops < LEAST_FLOPS:
+        return (
+            f"the blocks are small: {flops:.1e} operations per operator, at least {LEAST_FLOPS:.0e} are needed to "
+            "outweigh the time of looking at each operator"
+        )
+    return ""
+
+
+def _selection(spans: Sequence[Span]) -> Knob:
+    """Returns the knob that chooses between all operators and the cheap ones."""
+    blocks = [span for span in spans if span.block is not None]
+    work = sum(map(cost_of, blocks))
+    repeated = 1 - sum(span.marked_flops for span in blocks) / work
+    kept = sum(span.saved_bytes for span in spans)
+    whole = kept - sum(span.saved_bytes - span.input_bytes for span in blocks)
+    cheap = kept - sum(max(span.saved_bytes - span.input_bytes - span.marked_bytes, 0) for span in blocks)
+    return Knob(
+        name=OPERATORS,
+        values=(ALL, CHEAP),
+        default=ALL,
+        about="operators of a checkpointed block that are recomputed: all, or not products, convolutions and attention",
+        expected=(1.0, _time(0.5) / _time(0.5 * repeated)),
+        growth=(1.0, (kept + cheap) / (kept + whole)),
+    )
 
 
 def _knob(target: Checkpointable) -> Knob:
@@ -84,7 +189,7 @@ def _knob(target: Checkpointable) -> Knob:
         name=CHECKPOINTED_BLOCKS,
         values=values,
         default=0,
-        about=f"number of blocks, of {most} and from the first on, that are recomputed in backward to save memory",
+        about=f"number of blocks, of {most}, that are recomputed in backward to save memory",
         expected=tuple(1 / _time(count / most) for count in values),
         growth=tuple(_memory(count / most) for count in values),
         trades_memory=Trade(technique=Checkpointing.name, counted="blocks to checkpoint", between=between),
@@ -128,9 +233,11 @@ def _memory(share: float) -> float:
 
 
 @contextmanager
-def _replaced(users: UserCheckpointing, target: Checkpointable, count: int) -> Iterator[None]:
-    """Switches the user's checkpointing off and checkpoints the first `count` blocks."""
-    with users.off(), target.checkpointed(count) if count else nullcontext():
+def _replaced(
+    users: UserCheckpointing, target: Checkpointable, chosen: Sequence[int], selective: bool
+) -> Iterator[None]:
+    """Switches the user's checkpointing off and checkpoints the chosen blocks."""
+    with users.off(), target.checkpointed(chosen, selective) if chosen else nullcontext():
         yield
 
 

@@ -121,7 +121,8 @@ def test_fish_completes_commands_of_two_words(script: Script) -> None:
 
 def test_the_names_that_completion_offers_are_those_of_the_families() -> None:
     assert set(TECHNIQUES) == {member.name for member in strategies.BUILT_IN}
-    knobs = {precision.KNOB, checkpointing.CHECKPOINTED_BLOCKS, memory_format.KNOB, optimizer_implementation.KNOB}
+    knobs = {precision.KNOB, checkpointing.CHECKPOINTED_BLOCKS, checkpointing.OPERATORS, memory_format.KNOB}
+    knobs.add(optimizer_implementation.KNOB)
     assert set(KNOBS) == {MICRO_BATCH_SIZE, ACCUMULATION_STEPS, *knobs}
 
 
