@@ -1,10 +1,11 @@
 """Strategy: a training technique that owns knobs and applies them to a train step."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import nn
@@ -32,6 +33,48 @@ class Phase(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """A part of a model's forward pass of one sample: one call of a block, or what runs between two of them.
+
+    Attributes:
+        block: number of the block; None between blocks.
+        saved_bytes: bytes that the part is the first to keep for the backward pass.
+        input_bytes: bytes of the block's inputs that no earlier part keeps.
+        flops: operations of the block's products; 0 between blocks, as all that follows.
+        traffic_bytes: operands read and results written by its operators.
+        operators: number of its operators that compute or copy.
+        marked_bytes: results of the operators that were asked for.
+        marked_flops: operations of the operators that were asked for.
+    """
+
+    block: int | None
+    saved_bytes: int = 0
+    input_bytes: int = 0
+    flops: int = 0
+    traffic_bytes: int = 0
+    operators: int = 0
+    marked_bytes: int = 0
+    marked_flops: int = 0
+
+
+class SpanProfile(Protocol):
+    """Runs one small step and tells what its parts keep and compute. Everything that it changes is restored."""
+
+    def __call__(self, plan: Plan, blocks: Sequence[nn.Module], marked: Callable[..., bool], /) -> Sequence[Span]:
+        """Returns the parts of the forward pass, in order; () if the step could not be run.
+
+        Args:
+            plan: the plan to run.
+            blocks: modules of the user's model, none inside another.
+            marked: tells of an operator, given with its arguments, whether it is asked for.
+        """
+
+
+def _no_profile(plan: Plan, blocks: Sequence[nn.Module], marked: Callable[..., bool], /) -> Sequence[Span]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """Facts from which a strategy decides which knobs it offers.
 
@@ -55,6 +98,7 @@ class Facts:
         max_grad_norm: L2 norm to which the training clips gradients; None if it does not clip.
         memory_budget_bytes: memory that a plan may use on the device; None if unknown.
         host_memory_bytes: available main memory of the device's machine; None if unknown.
+        profile: runs one small step to see what its parts keep and compute; without a result if none can be run.
     """
 
     model: nn.Module
@@ -74,6 +118,7 @@ class Facts:
     max_grad_norm: float | None = None
     memory_budget_bytes: int | None = None
     host_memory_bytes: int | None = None
+    profile: SpanProfile = _no_profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +129,13 @@ class Offer:
         knobs: the knobs that it adds.
         refused: the values that it leaves out.
         batch_limit: see `autofit.core.space.SpaceFacts`.
+        constants: knobs with one value, which every plan names because it says what values of other knobs mean.
     """
 
     knobs: tuple[Knob, ...] = ()
     refused: tuple[Refusal, ...] = ()
     batch_limit: str = ""
+    constants: tuple[Knob, ...] = ()
 
 
 class Strategy(ABC):

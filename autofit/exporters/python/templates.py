@@ -114,13 +114,17 @@ def checkpoint_first(model, blocks):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         kinds = {module: [base.__name__ for base in type(module).__mro__] for module in model.modules()}
         layers = [module for module, names in kinds.items() if "GradientCheckpointingLayer" in names]
-        for layer in layers[CHECKPOINTED_BLOCKS:]:
+        for layer in layers[CHECKPOINTED_BLOCKS:]:  #? !order
+        for layer in (layers[place] for place in CHECKPOINT_ORDER[CHECKPOINTED_BLOCKS:]):  #? order
             layer.gradient_checkpointing = False
         return
     found = 0 if blocks is None else len(blocks)
-    if found < CHECKPOINTED_BLOCKS:
-        raise ValueError(f"found {found} blocks, the plan checkpoints {CHECKPOINTED_BLOCKS}: pass blocks=")
-    for block in list(blocks)[:CHECKPOINTED_BLOCKS]:
+    if found < CHECKPOINTED_BLOCKS:  #? !order
+    if found != len(CHECKPOINT_ORDER):  #? order
+        raise ValueError(f"found {found} blocks, the plan checkpoints {CHECKPOINTED_BLOCKS}: pass blocks=")  #? !order
+        raise ValueError(f"found {found} blocks, the plan knows {len(CHECKPOINT_ORDER)}: pass blocks=")  #? order
+    for block in list(blocks)[:CHECKPOINTED_BLOCKS]:  #? !order
+    for block in [list(blocks)[place] for place in CHECKPOINT_ORDER[:CHECKPOINTED_BLOCKS]]:  #? order
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 """
 

@@ -2,7 +2,11 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from torch import nn
 
 from autofit.core.briefing import GateRecord
 from autofit.core.budget import GATES_SHARE
@@ -12,11 +16,12 @@ from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, P
 from autofit.core.space import Refusal, SpaceFacts
 from autofit.core.units import format_names
 from autofit.probing.survey import gates, pins
+from autofit.probing.survey.block_profile import profiled
 from autofit.probing.survey.conflicts import check_size, conflicts
 from autofit.probing.survey.output_gate import output
 from autofit.probing.user_errors import named_error
 from autofit.probing.watchdog import Overdue, Watchdog
-from autofit.strategies.base import Facts, Strategy
+from autofit.strategies.base import Facts, Span, Strategy
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted, Cuttable
 from autofit.workloads.lengths import elements
@@ -24,10 +29,14 @@ from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.step import TrainStep
 from autofit.workloads.useful_targets import may_differ, unevenness
 
+T = TypeVar("T")
+
 _GATE_SAMPLES = (8, 4, 2)
 _MOST_SAMPLES = 64
 """Maximum batch size of a gate. The loader's batch size, up to this, is used if a small batch has no gradient, as when
 no pair violates the margin of a hinge loss."""
+_PROFILED_SAMPLES = 2
+"""Batch size of a profile. Batch normalisation over vectors needs two samples."""
 _INSPECTED = 8
 """Number of batches that are inspected. The gates use the one whose samples differ most in length."""
 _MOST_ELEMENTS = 2**24
@@ -77,6 +86,7 @@ class Survey:
     weighing: Weighing | None = None
     _gates_end_s: float = math.inf
     _batch_limit: str = ""
+    _constants: frozenset[str] = frozenset()
 
     def run(self) -> SpaceFacts:
         """Returns the search space.
@@ -85,6 +95,7 @@ class Survey:
             SpaceError: no micro batch is usable, or there are too many combinations.
         """
         self._gates_end_s = self.watch.clock.elapsed_s + self.watch.clock.patience_s(GATES_SHARE)
+        self.facts = replace(self.facts, profile=self._profile)
         facts, knobs = self.facts, self._knobs()
         self._note_baseline_batch()
         sizes = [facts.micro_batch_size]
@@ -94,7 +105,7 @@ class Survey:
         if facts.training and self._accumulates(sizes) and not self._may_accumulate():
             pins.check_size(self.pinned, facts.micro_batch_size, self.refused[-1].reason)
             sizes = [facts.micro_batch_size]
-        playing = tuple(knob for knob in knobs.values() if len(knob.values) > 1)
+        playing = tuple(knob for knob in knobs.values() if len(knob.values) > 1 or knob.name in self._constants)
         defaults: dict[str, KnobValue] = {knob.name: knob.default for knob in playing}
         batch: dict[str, KnobValue] = {
             MICRO_BATCH_SIZE: facts.micro_batch_size,
@@ -130,10 +141,11 @@ class Survey:
         offered = [(strategy, strategy.offer(self.facts)) for strategy in self.strategies]
         self.refused += [refusal for _, offer in offered for refusal in offer.refused]
         self._batch_limit = next((offer.batch_limit for _, offer in offered if offer.batch_limit), "")
-        every = {knob.name: knob for _, offer in offered for knob in offer.knobs}
+        every = {knob.name: knob for _, offer in offered for knob in (*offer.knobs, *offer.constants)}
+        self._constants = frozenset(knob.name for _, offer in offered for knob in offer.constants)
         pins.check_names(self.pinned, every, self.refused)
         for strategy, offer in offered:
-            for knob in (pins.narrowed(each, self.pinned, self.refused) for each in offer.knobs):
+            for knob in (pins.narrowed(each, self.pinned, self.refused) for each in offer.knobs + offer.constants):
                 gated = self._gated(knob) if strategy.gated else knob
                 knobs[knob.name] = pins.narrowed(gated, self.pinned, self.refused)
         return knobs
@@ -212,7 +224,20 @@ class Survey:
                 reason = named_error(error)
         return gates.GateResult(False, f"could not be checked: {reason}", checked=False)
 
-    def _in_time(self, gate: Callable[[Cuttable], gates.GateResult], size: int) -> gates.GateResult:
+    def _profile(self, plan: Plan, blocks: Sequence[nn.Module], marked: Callable[..., bool]) -> Sequence[Span]:
+        """Returns what the parts of a forward pass keep and compute. See `autofit.strategies.base.SpanProfile`."""
+
+        def seen(found: Cuttable) -> Sequence[Span]:
+            batch = Counted(found.batch, found.samples)
+            return profiled(self._build, plan, blocks, marked, batch, self.seed, self.state)
+
+        users, most = self.source.user_batch_size, self.source.max_size or math.inf
+        size = int(min(_PROFILED_SAMPLES, users, most)) if self.source.resizable else users
+        with suppress(Exception):  # raised by the user's code; a probe will report it
+            return self._in_time(seen, size)
+        return ()
+
+    def _in_time(self, gate: Callable[[Cuttable], T], size: int) -> T:
         left_s = self._gates_end_s - self.watch.clock.elapsed_s
         return self.watch.allowed(lambda: gate(self._batch(size)), most_s=left_s / 2)
 
