@@ -101,8 +101,8 @@ class LocalBench:
             self._store = BatchStore(self._source)
             self._loss = loss_of(workload, self._source, device.torch_device)
             budget = device.budget(options.memory_budget, self._source.varies)
-            sizes = [size for size in (self._source.length, self._source.max_size) if size is not None]
-            facts = facts_of(workload, self._source, device, options, dataset_size=min(sizes, default=None))
+            length = min((n for n in (self._source.length, self._source.max_size) if n is not None), default=None)
+            facts = facts_of(workload, self._source, device, options, length, self._loss)
             survey = Survey(facts, strategies, self._build, self._source, options.seed)
             survey.state, survey.watch = State(self._reset, self._guard.differences), self._watch
             survey.pinned = options.pinned

@@ -99,7 +99,7 @@ class StandInBench:
             self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
             self._loss = self._resolve()
             # The data set here may be smaller than the one to train on.
-            facts = facts_of(workload, self._source, device, options, dataset_size=None)
+            facts = facts_of(workload, self._source, device, options, None, self._loss)
             strategies = chosen(options.strategies, options.without)
             survey = _Ungated(facts, strategies, _nothing_runs, self._source, options.seed)
             space = _of_memory(survey.run(), strategies)

@@ -8,14 +8,21 @@ from autofit.core.errors import SpaceError, UsageError
 from autofit.core.plan import Plan
 from autofit.devices.base import Device
 from autofit.strategies import members
-from autofit.strategies.base import Facts, Strategy
+from autofit.strategies.base import Facts, Strategy, Watch
+from autofit.tracing.rehearsal import rehearse
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted
+from autofit.workloads.loss import LossRule
 from autofit.workloads.workload import Workload
 
 
 def facts_of(
-    workload: Workload, source: BatchSource, device: Device, options: Options, dataset_size: int | None
+    workload: Workload,
+    source: BatchSource,
+    device: Device,
+    options: Options,
+    dataset_size: int | None,
+    loss: LossRule,
 ) -> Facts:
     """Returns the facts that strategies need.
 
@@ -26,6 +33,11 @@ def facts_of(
     total = workload.global_batch_size if workload.training else None
     joinable = source.resizable and source.max_size is None
     micro, steps = baseline_batch(source.user_batch_size, total, source.resizable, joinable)
+
+    def rehearsed(watch: Watch) -> None:
+        small = source.small_size
+        rehearse(workload, loss, Counted(source.typical(small, 1)[0], small), watch)
+
     return Facts(
         model=workload.model,
         batch=source.typical(1 if source.resizable else source.user_batch_size, 1)[0],
@@ -41,6 +53,7 @@ def facts_of(
         dataset_size=dataset_size,
         resizable=source.resizable,
         cut_from=source.user_batch_size if source.resizable and not joinable else None,
+        rehearse=rehearsed,
     )
 
 

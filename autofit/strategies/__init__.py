@@ -6,11 +6,19 @@ from autofit.plugins import plugins
 from autofit.strategies.base import Strategy
 from autofit.strategies.batching import Batching
 from autofit.strategies.checkpointing import Checkpointing
+from autofit.strategies.linear_cross_entropy import LinearCrossEntropy
 from autofit.strategies.memory_format import MemoryFormat
 from autofit.strategies.optimizer_implementation import OptimizerImplementation
 from autofit.strategies.precision import Precision
 
-BUILT_IN: tuple[type[Strategy], ...] = (MemoryFormat, Precision, OptimizerImplementation, Checkpointing, Batching)
+BUILT_IN: tuple[type[Strategy], ...] = (
+    MemoryFormat,
+    Precision,
+    OptimizerImplementation,
+    LinearCrossEntropy,
+    Checkpointing,
+    Batching,
+)
 """The strategies of autofit itself."""
 
 

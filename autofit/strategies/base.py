@@ -1,6 +1,7 @@
 """Strategy: a training technique that owns knobs and applies them to a train step."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -22,6 +23,9 @@ Numerics = Literal["exact", "mixed", "any"]
 Effect = Literal["exact", "rounding", "changes the result"]
 """What a technique does to the values that are trained: nothing; another order or precision of the same arithmetic; or
 something else is computed, such as another optimizer state or another order of samples."""
+
+Watch = Callable[[nn.Module], AbstractContextManager[None]]
+"""Returns the context in which a step of a model is watched."""
 
 
 class Phase(IntEnum):
@@ -55,6 +59,8 @@ class Facts:
         resizable: whether batches of other sizes than the baseline's can be made.
         cut_from: size of the batches from which smaller ones are cut. A size that does not divide it would leave a
             smaller remainder. None if batches of any size can be made.
+        rehearse: runs the forward and backward pass of the user's step inside `watch(model)`, on a copy of the model
+            without data, and raises `Untraceable` if it cannot run so. None if no step can be run.
     """
 
     model: nn.Module
@@ -71,6 +77,7 @@ class Facts:
     dataset_size: int | None = None
     resizable: bool = True
     cut_from: int | None = None
+    rehearse: Callable[[Watch], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

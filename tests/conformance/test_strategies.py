@@ -21,9 +21,12 @@ from autofit.devices.base import Capability
 from autofit.prepare import prepare
 from autofit.strategies import members
 from autofit.strategies.base import Effect, Facts, Numerics, Strategy
+from autofit.tracing.rehearsal import rehearse
 from autofit.workloads.batch_algebra import split
+from autofit.workloads.counted_batches import Counted
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch
+from autofit.workloads.workload import Workload
 
 
 def _capabilities_of_the_host() -> frozenset[str]:
@@ -111,7 +114,12 @@ def transformer() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
     return model, optimizer, torch.randint(0, 11, (SAMPLES, 5))
 
 
-WORKLOADS = {"mlp": mlp, "convolutions": convolutions, "transformer": transformer}
+def many_classes() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
+    model = nn.Sequential(nn.Embedding(11, 8), nn.Tanh(), nn.Flatten(), nn.Linear(5 * 8, 1024))
+    return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), torch.randint(0, 11, (SAMPLES, 5))
+
+
+WORKLOADS = {"mlp": mlp, "convolutions": convolutions, "transformer": transformer, "many classes": many_classes}
 RULE = LossRule("step_fn", lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), False, "")
 
 
@@ -136,6 +144,7 @@ class Case:
             training=self.draft.optimizer is not None,
             micro_batch_size=SAMPLES,
             global_batch_size=SAMPLES if self.draft.optimizer else None,
+            rehearse=partial(rehearse, Workload(self.model, [self.batch]), RULE, Counted(self.batch, SAMPLES)),
         )
 
     def step_batch(self, plan: Plan) -> StepBatch:
@@ -235,7 +244,8 @@ def test_names_are_unique() -> None:
 @each_member
 def test_member_says_what_it_does_what_it_costs_and_whether_results_change(member: Strategy) -> None:
     for phrase in (member.about, member.cost):
-        assert phrase and phrase == phrase.strip(" .")
+        assert phrase
+        assert phrase == phrase.strip(" .")
     assert member.effect in get_args(Effect)
 
 
