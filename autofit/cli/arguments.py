@@ -2,10 +2,12 @@
 
 import argparse
 
-TECHNIQUES = ("batching", "precision", "checkpointing", "memory_format", "optimizer_implementation")
+TECHNIQUES = (
+    "batching", "precision", "checkpointing", "memory_format", "optimizer_implementation", "linear_cross_entropy",
+)  # fmt: skip
 KNOBS = (
     "micro_batch_size", "accumulation_steps", "precision", "checkpointed_blocks", "memory_format",
-    "optimizer_implementation",
+    "optimizer_implementation", "linear_cross_entropy",
 )  # fmt: skip
 """Names of the strategies and the knobs of autofit itself, whose own modules load torch. Completion offers them."""
 
