@@ -4,10 +4,11 @@ import argparse
 
 TECHNIQUES = (
     "batching", "precision", "checkpointing", "memory_format", "optimizer_implementation", "linear_cross_entropy",
+    "attention",
 )  # fmt: skip
 KNOBS = (
     "micro_batch_size", "accumulation_steps", "precision", "checkpointed_blocks", "memory_format",
-    "optimizer_implementation", "linear_cross_entropy",
+    "optimizer_implementation", "linear_cross_entropy", "attention",
 )  # fmt: skip
 """Names of the strategies and the knobs of autofit itself, whose own modules load torch. Completion offers them."""
 

@@ -30,6 +30,7 @@ class Capability(StrEnum):
     CHANNELS_LAST = "channels_last"
     FOREACH = "foreach"
     FUSED = "fused"
+    CUDNN_ATTENTION = "cudnn_attention"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from functools import cache
 
 from autofit.plugins import plugins
+from autofit.strategies.attention import Attention
 from autofit.strategies.base import Strategy
 from autofit.strategies.batching import Batching
 from autofit.strategies.checkpointing import Checkpointing
@@ -15,6 +16,7 @@ BUILT_IN: tuple[type[Strategy], ...] = (
     MemoryFormat,
     Precision,
     OptimizerImplementation,
+    Attention,
     LinearCrossEntropy,
     Checkpointing,
     Batching,

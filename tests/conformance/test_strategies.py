@@ -56,8 +56,8 @@ class Block(nn.Module):
         self.out = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        queries, keys, values = self.mix(self.norm(hidden)).chunk(3, dim=-1)
-        output: torch.Tensor = hidden + self.out(F.scaled_dot_product_attention(queries, keys, values))
+        queries, keys, values = self.mix(self.norm(hidden)).unsqueeze(1).chunk(3, dim=-1)
+        output: torch.Tensor = hidden + self.out(F.scaled_dot_product_attention(queries, keys, values).squeeze(1))
         return output
 
 
