@@ -31,6 +31,7 @@ class Capability(StrEnum):
     FOREACH = "foreach"
     FUSED = "fused"
     OWN_MEMORY = "own_memory"  # apart from the machine's main memory
+    CUDNN_ATTENTION = "cudnn_attention"
 
 
 @dataclass(frozen=True, slots=True)

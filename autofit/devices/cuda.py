@@ -34,6 +34,8 @@ UNREPORTED = ("large_segment_size_mb", "max_non_split_rounding_mb")
 SETTINGS = ("expandable_segments", "max_split_size", "garbage_collection_threshold")
 AMPERE = (8, 0)
 """The first compute capability with bf16 and TF32."""
+HOPPER = (9, 0)
+"""The first compute capability for which torch prefers cuDNN's attention to flash (`check_prefer_cudnn_attention`)."""
 
 
 def cuda_capabilities(compute_capability: tuple[int, int] | None) -> frozenset[str]:
@@ -48,6 +50,8 @@ def cuda_capabilities(compute_capability: tuple[int, int] | None) -> frozenset[s
         found.add(Capability.BF16)
     if compute_capability is not None and compute_capability >= AMPERE:
         found.add(Capability.TF32)
+    if compute_capability is not None and compute_capability >= HOPPER:
+        found.add(Capability.CUDNN_ATTENTION)
     return frozenset(found)
 
 

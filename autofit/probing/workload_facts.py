@@ -11,7 +11,8 @@ from autofit.core.plan import Plan
 from autofit.devices.base import Device
 from autofit.probing.survey.module_modes import mode_notes
 from autofit.strategies import members
-from autofit.strategies.base import Facts, Strategy
+from autofit.strategies.base import Facts, Strategy, Watch
+from autofit.tracing.rehearsal import rehearse
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.loss import LossRule
@@ -19,7 +20,14 @@ from autofit.workloads.workload import Workload
 
 
 def facts_of(
-    workload: Workload, source: BatchSource, device: Device, options: Options, budget: Budget, dataset_size: int | None
+    workload: Workload,
+    source: BatchSource,
+    device: Device,
+    options: Options,
+    budget: Budget,
+    loss: LossRule,
+    *,
+    dataset_size: int | None,
 ) -> Facts:
     """Returns the facts that strategies need.
 
@@ -30,6 +38,11 @@ def facts_of(
     total = workload.global_batch_size if workload.training else None
     joinable = source.resizable and source.max_size is None
     micro, steps = baseline_batch(source.user_batch_size, total, source.resizable, joinable)
+
+    def rehearsed(watch: Watch) -> None:
+        small = source.small_size
+        rehearse(workload, loss, Counted(source.typical(small, 1)[0], small), watch)
+
     return Facts(
         model=workload.model,
         batch=source.typical(1 if source.resizable else source.user_batch_size, 1)[0],
@@ -48,6 +61,7 @@ def facts_of(
         max_grad_norm=workload.max_grad_norm,
         memory_budget_bytes=budget.memory_bytes,
         host_memory_bytes=devices.available_host_bytes() if device.is_available() else None,
+        rehearse=rehearsed,
     )
 
 

@@ -22,6 +22,10 @@ Numerics = Literal["exact", "mixed", "any"]
 """Arithmetic that a search may use: only the user's, also reduced precision, or also techniques that change results."""
 
 
+Watch = Callable[[nn.Module], AbstractContextManager[None]]
+"""Returns the context in which a step of a model is watched."""
+
+
 class Phase(IntEnum):
     """Order in which strategies are applied, first to last. Within a phase the order does not matter."""
 
@@ -99,6 +103,8 @@ class Facts:
         memory_budget_bytes: memory that a plan may use on the device; None if unknown.
         host_memory_bytes: available main memory of the device's machine; None if unknown.
         profile: runs one small step to see what its parts keep and compute; without a result if none can be run.
+        rehearse: runs the forward and backward pass of the user's step inside `watch(model)`, on a copy of the model
+            without data, and raises `Untraceable` if it cannot run so. None if no step can be run.
     """
 
     model: nn.Module
@@ -119,6 +125,7 @@ class Facts:
     memory_budget_bytes: int | None = None
     host_memory_bytes: int | None = None
     profile: SpanProfile = _no_profile
+    rehearse: Callable[[Watch], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ last line, writes its figures with `--json FILE`, and exits with 1 where a requi
     python -m scripts.bench.peers                    autofit beside other finders of batch sizes
     python -m scripts.bench.memory.host_estimates    memory estimates against measured peaks on a CPU
     python -m scripts.bench.memory.estimates         memory estimates against the CUDA allocator
+    python -m scripts.bench.memory.vocabulary        what the chunked loss brings to a vocabulary of 50,000
     python -m scripts.bench.memory.operators         operators whose memory a trace gets wrong
 
 `scripts/gpu_suite` runs what needs a real GPU: the stages in `gpu/`.

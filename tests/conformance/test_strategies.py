@@ -22,9 +22,12 @@ from autofit.devices.base import Capability
 from autofit.prepare import prepare
 from autofit.strategies import members
 from autofit.strategies.base import Facts, Numerics, Strategy
+from autofit.tracing.rehearsal import rehearse
 from autofit.workloads.batch_algebra import split
+from autofit.workloads.counted_batches import Counted
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch
+from autofit.workloads.workload import Workload
 
 
 def _capabilities_of_the_host() -> frozenset[str]:
@@ -54,8 +57,8 @@ class Block(nn.Module):
         self.out = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        queries, keys, values = self.mix(self.norm(hidden)).chunk(3, dim=-1)
-        output: torch.Tensor = hidden + self.out(F.scaled_dot_product_attention(queries, keys, values))
+        queries, keys, values = self.mix(self.norm(hidden)).unsqueeze(1).chunk(3, dim=-1)
+        output: torch.Tensor = hidden + self.out(F.scaled_dot_product_attention(queries, keys, values).squeeze(1))
         return output
 
 
@@ -112,7 +115,12 @@ def transformer() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
     return model, optimizer, torch.randint(0, 11, (SAMPLES, 5))
 
 
-WORKLOADS = {"mlp": mlp, "convolutions": convolutions, "transformer": transformer}
+def many_classes() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
+    model = nn.Sequential(nn.Embedding(11, 8), nn.Tanh(), nn.Flatten(), nn.Linear(5 * 8, 1024))
+    return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), torch.randint(0, 11, (SAMPLES, 5))
+
+
+WORKLOADS = {"mlp": mlp, "convolutions": convolutions, "transformer": transformer, "many classes": many_classes}
 RULE = LossRule("step_fn", lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), False, "")
 
 
@@ -137,6 +145,7 @@ class Case:
             training=self.draft.optimizer is not None,
             micro_batch_size=SAMPLES,
             global_batch_size=SAMPLES if self.draft.optimizer else None,
+            rehearse=partial(rehearse, Workload(self.model, [self.batch]), RULE, Counted(self.batch, SAMPLES)),
         )
 
     def step_batch(self, plan: Plan) -> StepBatch:

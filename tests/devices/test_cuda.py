@@ -438,7 +438,7 @@ def test_making_a_device_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("capability", "hip", "expected"),
     [
-        ((9, 0), None, {"bf16", "tf32"}),
+        ((9, 0), None, {"bf16", "tf32", "cudnn_attention"}),
         ((8, 0), None, {"bf16", "tf32"}),
         ((7, 5), None, set()),
         ((9, 4), "7.0", {"bf16"}),
