@@ -7,8 +7,8 @@ TECHNIQUES = (
     "activation_offload", "linear_cross_entropy", "attention",
 )  # fmt: skip
 KNOBS = (
-    "micro_batch_size", "accumulation_steps", "precision", "checkpointed_blocks", "recomputed_operators",
-    "memory_format", "optimizer_implementation", "optimizer_in_backward", "activation_offload",
+    "micro_batch_size", "accumulation_steps", "precision", "checkpointed_blocks", "checkpoint_order",
+    "recomputed_operators", "memory_format", "optimizer_implementation", "optimizer_in_backward", "activation_offload",
     "linear_cross_entropy", "attention",
 )  # fmt: skip
 """Names of the strategies and the knobs of autofit itself, whose own modules load torch. Completion offers them."""

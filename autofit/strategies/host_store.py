@@ -64,7 +64,7 @@ class HostStore:
 
     def _save(self, tensor: torch.Tensor) -> _Saved:
         if not self._moves(tensor):
-            return _Kept(tensor)
+            return _Held(tensor)
         layout = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
         key = (_storage_key(tensor), tensor._version, *layout)
         known = self._moved.get(key)
@@ -129,7 +129,7 @@ class HostStore:
                 torch.accelerator.current_stream(tensor.device).wait_event(event)
 
 
-class _Kept:
+class _Held:
     """A saved tensor that stays on the device."""
 
     __slots__ = ("_kept", "_version")

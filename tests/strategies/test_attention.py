@@ -231,8 +231,9 @@ def test_search_tries_sdpa_and_its_gate() -> None:
     tokens = torch.randint(0, WORDS, (8, 256))
     batches = [{"input_ids": tokens, "labels": tokens}]
     fit = autofit.tune(
-        model, batches, strategies=["attention"], memory_budget="1GiB", time_budget="20s", device="cpu",
+        model, batches, strategies=["attention"], memory_budget="1GiB", time_budget="60s", device="cpu",
         optimizer=partial(torch.optim.SGD, lr=0.1),
     )  # fmt: skip
-    assert fit.plan.values["attention"] == "sdpa"
+    ran = [fit.plan, *(each.plan for each in fit.alternatives)]
+    assert "sdpa" in {plan.values["attention"] for plan in ran}
     assert model.config._attn_implementation == "eager"
