@@ -5,6 +5,7 @@ from itertools import islice
 
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
+from autofit.core.space import SearchSpace
 from autofit.searchers.base import Problem
 
 MAX_TRIED = 8
@@ -17,7 +18,8 @@ def first_feasible(problem: Problem, outcomes: Mapping[Plan, Outcome]) -> Plan |
     """Returns the plan to run while none has fitted, or None when nothing is left to try.
 
     The order is: the baseline, or the largest size of its combination that is estimated to fit; smaller sizes, down to
-    the smallest; at that size each change alone, and then the combinations with the most changes.
+    the smallest; at that size, or the smallest that it admits, each change alone, and then the combinations with the
+    most changes.
 
     Args:
         problem: what the searcher was given.
@@ -48,17 +50,18 @@ def _fits(problem: Problem, plan: Plan) -> bool:
 
 
 def _leaner(problem: Problem, outcomes: Mapping[Plan, Outcome]) -> Plan | None:
-    """Returns another combination at the smallest size: single changes first, then those with the most changes."""
+    """Returns another combination at its smallest size: single changes first, then those with the most changes."""
     space, base = problem.space, problem.space.baseline.combination
-    size = space.sizes[0]
     tried = {plan.combination.key for plan in outcomes}
-    found = (c for c in islice(space.combinations(), MAX_COMBINATIONS) if c != base)
-    combinations = [c for c in found if space.violation(space.at(c, size)) is None]
+    combinations = [c for c in islice(space.combinations(), MAX_COMBINATIONS) if c != base]
     singles = [c for c in combinations if len(c.changes_from(base)) == 1]
-    untried = [c for c in singles if c.key not in tried]
-    if untried:
-        return space.at(untried[0], size)
     many = sorted((c for c in combinations if len(c.changes_from(base)) > 1), key=lambda c: -len(c.changes_from(base)))
     ran = sum(c.key in tried for c in many)
-    left = [c for c in many if c.key not in tried]
-    return space.at(left[0], size) if left and ran < MAX_TRIED else None
+    left = [c for c in (*singles, *(many if ran < MAX_TRIED else ())) if c.key not in tried]
+    return next((plan for c in left if (plan := _smallest(space, c)) is not None), None)
+
+
+def _smallest(space: SearchSpace, combination: Plan) -> Plan | None:
+    """Returns the plan with the smallest size at which a combination may run, or None."""
+    plans = (space.at(combination, size) for size in space.sizes)
+    return next((plan for plan in plans if space.violation(plan) is None), None)
