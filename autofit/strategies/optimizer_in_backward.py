@@ -91,7 +91,7 @@ class OptimizerInBackward(Strategy):
             for number, group in enumerate(optimizer.param_groups):
                 for parameter in group["params"]:
                     if parameter.requires_grad:  # one that is unfrozen later is updated after the backward pass
-                        undo.enter_context(_hooked(parameter, _Update(optimizer, number)))
+                        undo.enter_context(_hooked(parameter, _Update(draft, optimizer, number)))
             yield
 
     def conflict(self, plan: Plan) -> str | None:
@@ -100,19 +100,21 @@ class OptimizerInBackward(Strategy):
 
 
 class _Update:
-    """A hook that updates one parameter and frees its gradient.
+    """A hook that updates one parameter and frees its gradient, in a step. Other backward passes only add gradients.
 
     It steps a view of the optimizer: an object of its class that shares its state, and whose only group holds the
     parameter with the present hyperparameters. The optimizer itself stays complete at all times, for other threads of
     the backward pass, for schedulers and for `state_dict`.
     """
 
-    __slots__ = ("group_number", "optimizer")
+    __slots__ = ("draft", "group_number", "optimizer")
 
-    def __init__(self, optimizer: Optimizer, group_number: int) -> None:
-        self.optimizer, self.group_number = optimizer, group_number
+    def __init__(self, draft: Draft, optimizer: Optimizer, group_number: int) -> None:
+        self.draft, self.optimizer, self.group_number = draft, optimizer, group_number
 
     def __call__(self, parameter: torch.Tensor) -> None:
+        if not self.draft.stepping:
+            return
         optimizer = self.optimizer
         kind: Any = type(optimizer)
         view = object.__new__(kind)

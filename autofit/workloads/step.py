@@ -48,8 +48,8 @@ class Draft:
         scheduler: learning rate scheduler that is advanced after each update.
         weighing: how micro batches are weighted if the loss is a mean over tokens or a sum, for example. None uses the
             weights of the `StepBatch`, which are shares of the samples.
-        one_pass: whether each step must be one forward and backward pass, because a strategy updates the parameters
-            during that pass and clears their gradients.
+        one_pass: whether each step must be one forward and backward pass, because its gradients are used up in it.
+        stepping: whether the pass that is running is that of a step, and not only of its gradients.
         host_memory_bytes: main memory that was available when the step was made, for tensors of an accelerator; None if
             unknown.
     """
@@ -65,6 +65,7 @@ class Draft:
     scheduler: Scheduler | None = None
     weighing: Weighing | None = None
     one_pass: bool = False
+    stepping: bool = False
     host_memory_bytes: int | None = None
 
     @classmethod
@@ -181,29 +182,30 @@ class TrainStep:
 
         In inference, runs the forward pass under `torch.inference_mode`, updates nothing, and returns the model's
         output on the last micro batch.
+
+        Raises:
+            UsageError: the draft is `one_pass`, but the batch has several parts.
         """
         step_batch = batch if isinstance(batch, StepBatch) else StepBatch((batch,), (1.0,))
         if self.draft.optimizer is None:
             with torch.inference_mode():
                 return [self._forward(part) for part in step_batch.parts][-1]
-        loss = self.backward(step_batch)
+        if self.draft.one_pass and len(step_batch.parts) > 1:
+            raise UsageError(
+                f"found {len(step_batch.parts)} micro batches in a step that updates the weights in its backward pass; "
+                "expected one. Pass one batch per step."
+            )
+        self.draft.stepping = True
+        try:
+            loss = self.backward(step_batch)
+        finally:
+            self.draft.stepping = False
         self._update(self.draft.optimizer)
         return loss
 
     def backward(self, batch: StepBatch) -> torch.Tensor:
-        """Adds the gradients of one optimizer step to the parameters and returns the whole batch's loss, detached.
-
-        If the draft is `one_pass`, the parameters are updated here, and no gradients are left.
-
-        Raises:
-            UsageError: the draft is `one_pass`, but the batch has several parts.
-        """
+        """Adds the gradients of one optimizer step to the parameters and returns the whole batch's loss, detached."""
         draft, total = self.draft, None
-        if draft.one_pass and len(batch.parts) > 1:
-            raise UsageError(
-                f"found {len(batch.parts)} micro batches in a step that updates the weights in its backward pass; "
-                "expected one. Pass one batch per step."
-            )
         weights = batch.weights if draft.weighing is None else weights_of(draft.weighing, batch.parts)
         for part, weight in zip(batch.parts, weights, strict=True):
             if not weight:

@@ -27,7 +27,7 @@ class Watched(HostStore):
 
     def _save(self, tensor: torch.Tensor) -> Any:
         saved = super()._save(tensor)
-        if isinstance(saved, host_store._Kept):
+        if isinstance(saved, host_store._Held):
             self.kept.append(tuple(tensor.shape))
         return saved
 

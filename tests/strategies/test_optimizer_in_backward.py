@@ -263,6 +263,27 @@ def test_nothing_stays() -> None:
     assert parameter.grad is not None  # `by_hand` leaves the gradients of its last step
 
 
+def test_gradients_alone_are_those_of_the_usual_backward_pass() -> None:
+    """Gates ask for them, and users may call `loss.backward()` between two steps."""
+    one, other = draft(), draft()
+    before = copy.deepcopy(one.model.state_dict())
+    with prepare(ON, one, [STRATEGY]) as step:
+        step.backward(StepBatch.alike(batches(2)))
+    prepare(Plan(), other, []).backward(StepBatch.alike(batches(2)))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in one.model.state_dict().items())
+    for mine, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        assert (mine.grad is None) is (theirs.grad is None)
+        assert mine.grad is None or theirs.grad is None or torch.equal(mine.grad, theirs.grad)
+
+
+def test_a_step_that_fails_is_over() -> None:
+    made = draft()
+    with prepare(ON, made, [STRATEGY]) as step:
+        with pytest.raises(IndexError):
+            step((torch.full((4, 5), 13), torch.zeros(4, dtype=torch.long)))
+        assert not made.stepping
+
+
 def test_step_of_several_micro_batches_is_refused() -> None:
     made = draft()
     with prepare(ON, made, [STRATEGY]) as step, pytest.raises(UsageError, match="2 micro batches"):

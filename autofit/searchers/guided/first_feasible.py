@@ -16,7 +16,8 @@ def first_feasible(problem: Problem, outcomes: Mapping[Plan, Outcome]) -> Plan |
     """Returns the plan to run while none has fitted, or None when nothing is left to try.
 
     The order is: the baseline, or the largest size of its combination that is estimated to fit; smaller sizes, down to
-    the smallest; at that size each change alone, and then the combinations with the most changes.
+    the smallest; at that size, or the smallest that it admits, each change alone, and then the combinations with the
+    most changes.
 
     Args:
         problem: what the searcher was given.
@@ -47,13 +48,13 @@ def _fits(problem: Problem, plan: Plan) -> bool:
 
 
 def _leaner(problem: Problem, outcomes: Mapping[Plan, Outcome]) -> Plan | None:
-    """Returns another combination at the smallest size: single changes first, then those with the most changes."""
+    """Returns another combination at its smallest size: single changes first, then those with the most changes."""
     plans = problem.feasibility.plans
-    allowed = ~plans.barred()
-    smallest = plans.sizes[allowed].min(initial=np.iinfo(np.int64).max)
-    places = np.flatnonzero(allowed & (plans.sizes == smallest))
+    allowed = np.flatnonzero(~plans.barred())
+    numbers, at = np.unique(plans.points.combinations[allowed], return_index=True)
+    places = allowed[at]  # of each combination, at its smallest size
     changes = (plans.points.values[places] != plans.points.values[0]).sum(axis=1)
-    numbers, tried = plans.points.combinations[places], {plans.number(plan) for plan in outcomes}
+    tried = {plans.number(plan) for plan in outcomes}
     single = next((index for index in np.flatnonzero(changes == 1) if numbers[index] not in tried), None)
     if single is not None:
         return plans.plans[int(places[single])]
