@@ -102,7 +102,7 @@ class LocalBench:
             self._loss = loss_of(workload, self._source, device.torch_device)
             budget = device.budget(options.memory_budget, self._source.varies)
             length = min((n for n in (self._source.length, self._source.max_size) if n is not None), default=None)
-            facts = facts_of(workload, self._source, device, options, length, self._loss)
+            facts = facts_of(workload, self._source, device, options, length, self._loss, self._guard.restore)
             survey = Survey(facts, strategies, self._build, self._source, options.seed)
             survey.state, survey.watch = State(self._reset, self._guard.differences), self._watch
             survey.pinned = options.pinned

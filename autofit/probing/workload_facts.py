@@ -1,7 +1,7 @@
 """The facts about a workload on a device that strategies need, including the baseline's batch."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from autofit.core.briefing import Options
 from autofit.core.errors import SpaceError, UsageError
@@ -23,8 +23,9 @@ def facts_of(
     options: Options,
     dataset_size: int | None,
     loss: LossRule,
+    restore: Callable[[], None] = lambda: None,
 ) -> Facts:
-    """Returns the facts that strategies need.
+    """Returns the facts that strategies need. `restore` puts back what the user's code changes in a rehearsal.
 
     Raises:
         SpaceError: see `baseline_batch`.
@@ -36,7 +37,10 @@ def facts_of(
 
     def rehearsed(watch: Watch) -> None:
         small = source.small_size
-        rehearse(workload, loss, Counted(source.typical(small, 1)[0], small), watch)
+        try:
+            rehearse(workload, loss, Counted(source.typical(small, 1)[0], small), watch)
+        finally:
+            restore()  # the user's functions may have kept a tensor without data
 
     return Facts(
         model=workload.model,
