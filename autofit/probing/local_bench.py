@@ -105,9 +105,7 @@ class LocalBench:
             self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
             self._store, self._loss = BatchStore(self._source), loss_of(workload, self._source, device.torch_device)
             budget = budget_of(workload, device, options, varies=self._source.varies)
-            sizes = [size for size in (self._source.length, self._source.max_size) if size is not None]
-            least = min(sizes, default=None)
-            facts = facts_of(workload, self._source, device, options, budget, self._loss, dataset_size=least)
+            facts = facts_of(workload, self._source, device, options, budget, self._loss, self._guard.restore)
             earlier = EarlierGates(gates, self._environment(facts))
             state = State(self._reset, self._guard.differences)
             survey = Survey(facts, strategies, self._build, self._source, options.seed, state, self._watch)

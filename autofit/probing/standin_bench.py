@@ -7,6 +7,7 @@ for the device that the model is on.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Self
 
 import torch
@@ -99,7 +100,7 @@ class StandInBench:
             self._loss = self._resolve()
             # The data set here may be smaller than the one to train on.
             budget = device.budget(options.memory_budget, self._source.varies)
-            facts = facts_of(workload, self._source, device, options, budget, self._loss, dataset_size=None)
+            facts = replace(facts_of(workload, self._source, device, options, budget, self._loss), dataset_size=None)
             strategies = chosen(options.strategies, options.without)
             survey = _Ungated(facts, strategies, _nothing_runs, self._source, options.seed)
             space = _of_memory(survey.run(), strategies)

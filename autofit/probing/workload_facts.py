@@ -1,7 +1,7 @@
 """The facts about a workload on a device that strategies need, including the baseline's batch."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from autofit import devices
 from autofit.core.briefing import Options
@@ -26,10 +26,9 @@ def facts_of(
     options: Options,
     budget: Budget,
     loss: LossRule,
-    *,
-    dataset_size: int | None,
+    restore: Callable[[], None] = lambda: None,
 ) -> Facts:
-    """Returns the facts that strategies need.
+    """Returns the facts that strategies need. `restore` puts back what the user's code changes in a rehearsal.
 
     Raises:
         SpaceError: see `baseline_batch`.
@@ -37,11 +36,15 @@ def facts_of(
     # A pass without updates has no global batch to keep.
     total = workload.global_batch_size if workload.training else None
     joinable = source.resizable and source.max_size is None
+    lengths = [size for size in (source.length, source.max_size) if size is not None]
     micro, steps = baseline_batch(source.user_batch_size, total, source.resizable, joinable)
 
     def rehearsed(watch: Watch) -> None:
         small = source.small_size
-        rehearse(workload, loss, Counted(source.typical(small, 1)[0], small), watch)
+        try:
+            rehearse(workload, loss, Counted(source.typical(small, 1)[0], small), watch)
+        finally:
+            restore()  # the user's functions may have kept a tensor without data
 
     return Facts(
         model=workload.model,
@@ -55,7 +58,7 @@ def facts_of(
         accumulation_steps=steps,
         global_batch_size=total,
         max_global_batch_size=workload.max_global_batch_size,
-        dataset_size=dataset_size,
+        dataset_size=min(lengths, default=None),
         resizable=source.resizable,
         cut_from=source.user_batch_size if source.resizable and not joinable else None,
         max_grad_norm=workload.max_grad_norm,

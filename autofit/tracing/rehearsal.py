@@ -1,5 +1,7 @@
 """Rehearsal: one forward and backward pass of the user's step on a fake copy, for those who only want to watch it."""
 
+from time import perf_counter
+
 import torch
 
 from autofit.core.errors import Untraceable
@@ -16,11 +18,15 @@ from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch, TrainStep
 from autofit.workloads.workload import Workload
 
+LIMIT_S = 20.0
+"""Seconds after which a rehearsal is abandoned."""
+
 
 def rehearse(workload: Workload, loss: LossRule, batch: Counted, watch: Watch) -> None:
     """Runs the user's step without updates, with no strategy, inside `watch(model)` of a copy without data.
 
-    Nothing is computed. Neither the user's objects nor the random state change.
+    Nothing is computed. Neither the model nor the random state change, but the user's functions run: what they keep
+    outside the model must be restored.
 
     Args:
         workload: the user's objects, which are only read.
@@ -29,11 +35,12 @@ def rehearse(workload: Workload, loss: LossRule, batch: Counted, watch: Watch) -
         watch: the context of the step.
 
     Raises:
-        Untraceable: something in the step cannot run without data.
+        Untraceable: something in the step cannot run without data, or it takes too long.
     """
     check_traceable(workload.model)
     device = next((tensor.device for tensor in workload.model.parameters()), torch.device("cpu"))
     recorder, padded = Recorder(device.type, Answers()), has_padding(batch.batch)
+    recorder.deadline = perf_counter() + LIMIT_S
     with undisturbed(), fake_mode(), as_plain(recorder, padded):
         try:
             part = fake_batch(batch, batch.samples, torch.device("cpu"))

@@ -13,10 +13,13 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import autofit
+from autofit import devices
+from autofit.core.briefing import Options
 from autofit.core.errors import SpaceError
 from autofit.core.plan import Plan
 from autofit.memory.trace import Kind
 from autofit.prepare import prepare
+from autofit.probing.local_bench import LocalBench
 from autofit.strategies import members
 from autofit.strategies.base import Facts, Offer
 from autofit.strategies.linear_cross_entropy import LinearCrossEntropy
@@ -263,3 +266,20 @@ def test_search_takes_chunks_where_the_logits_do_not_fit() -> None:
     )  # fmt: skip
     assert fit.plan.values["linear_cross_entropy"] == "chunked"
     assert fit.plan.micro_batch_size == 32
+
+
+LOSSES: list[torch.Tensor] = []
+"""What the step of the next test keeps outside its model."""
+
+
+def noted_loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    loss = next_token_loss(model, batch)
+    LOSSES.append(loss.detach())
+    return loss
+
+
+def test_what_the_step_kept_of_its_inspection_is_gone_before_the_first_probe() -> None:
+    workload = Workload(LanguageModel(), [torch.randint(0, CLASSES, (4, TOKENS))], step_fn=noted_loss)
+    with LocalBench(workload, devices.choose("cpu"), Options(strategies=("linear_cross_entropy",))) as bench:
+        assert [knob.name for knob in bench.briefing.space.knobs] == ["linear_cross_entropy"]
+        assert LOSSES == []

@@ -59,7 +59,7 @@ def _knobs(problem: Problem) -> dict[str, tuple[Any, ...]]:
     """Returns autofit's knobs for this model, except those of the batch, with their values."""
     workload, source, cpu = problem.workload, problem.source, devices.choose("cpu")
     budget, loss = cpu.budget(None, source.varies), loss_of(workload, source, cpu.torch_device)
-    facts = facts_of(workload, source, cpu, Options(), budget, loss, dataset_size=source.length)
+    facts = facts_of(workload, source, cpu, Options(), budget, loss)
     knobs = chain.from_iterable(member.offer(facts).knobs for member in members())
     return {knob.name: knob.values for knob in knobs if knob.name not in (MICRO_BATCH_SIZE, ACCUMULATION_STEPS)}
 
