@@ -139,7 +139,7 @@ def search(model: nn.Module) -> Any:
         global_batch_size=8,
         strategies=["checkpointing"],
         memory_budget="1GiB",
-        time_budget="6s",
+        time_budget="2s",
         study=":memory:",
         progress=False,
         device="cpu",

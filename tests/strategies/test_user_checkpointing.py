@@ -215,7 +215,7 @@ def test_a_search_recommends_none_where_it_fits() -> None:
         step_fn=lambda model, batch: mean_loss(model, batch[0]),
         strategies=["checkpointing"],
         memory_budget="1GiB",
-        time_budget="6s",
+        time_budget="2s",
         study=":memory:",
         progress=False,
         device="cpu",

@@ -20,7 +20,7 @@ from autofit.core.units import format_names
 from autofit.probing.survey import gates, pins
 from autofit.probing.survey.block_profile import profiled
 from autofit.probing.watchdog import Overdue, Watchdog
-from autofit.strategies.base import Facts, Span, Strategy
+from autofit.strategies.base import Facts, Span, Strategy, no_profile
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted, Cuttable
 from autofit.workloads.lengths import elements
@@ -89,7 +89,8 @@ class Survey:
             SpaceError: no micro batch is usable, or there are too many combinations.
         """
         self._gates_end_s = self.watch.clock.elapsed_s + self.watch.clock.patience_s(GATES_SHARE)
-        self.facts = replace(self.facts, profile=self._profile)
+        if self.facts.profile is no_profile:
+            self.facts = replace(self.facts, profile=self._profile)
         facts, knobs = self.facts, self._knobs()
         self._note_baseline_batch()
         sizes = [facts.micro_batch_size]
