@@ -74,7 +74,8 @@ class SpanProfile(Protocol):
         """
 
 
-def _no_profile(plan: Plan, blocks: Sequence[nn.Module], marked: Callable[..., bool], /) -> Sequence[Span]:
+def no_profile(plan: Plan, blocks: Sequence[nn.Module], marked: Callable[..., bool], /) -> Sequence[Span]:
+    """Returns (): no step can be run."""
     return ()
 
 
@@ -124,7 +125,7 @@ class Facts:
     max_grad_norm: float | None = None
     memory_budget_bytes: int | None = None
     host_memory_bytes: int | None = None
-    profile: SpanProfile = _no_profile
+    profile: SpanProfile = no_profile
     rehearse: Callable[[Watch], None] | None = None
 
 

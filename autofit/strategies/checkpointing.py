@@ -87,7 +87,7 @@ class Checkpointing(Strategy):
         """Returns why only cheap operators of no blocks cannot be recomputed, or None."""
         count = plan.values.get(CHECKPOINTED_BLOCKS, 0)
         if plan.values.get(OPERATORS, ALL) != ALL and (count == AS_THE_USER or not count):
-            return f"{OPERATORS}={CHEAP} needs blocks that autofit checkpoints, found {CHECKPOINTED_BLOCKS}={count}"
+            return f"it changes nothing beside {CHECKPOINTED_BLOCKS}={count}; it needs blocks that autofit checkpoints"
         return None
 
     def apply(self, plan: Plan, draft: Draft) -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""Block profile: what the blocks of a model keep for the backward pass and compute, seen in one small real step."""
+"""Block profile: what the blocks of a model keep for the backward pass and compute, seen in one small step."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,12 +12,17 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autofit.core.plan import Plan
+from autofit.prepare import prepare
 from autofit.probing.survey.gradients import STATELESS, Build, Gradients, State
 from autofit.probing.survey.module_modes import dropout_off
+from autofit.strategies import members
 from autofit.strategies.base import Span
+from autofit.tracing.fake_copy import fake_batch, fake_mode, fake_workload
 from autofit.tracing.operation_count import Tally
 from autofit.workloads.counted_batches import Counted
-from autofit.workloads.step import TrainStep
+from autofit.workloads.loss import LossRule
+from autofit.workloads.step import Draft, StepBatch, TrainStep
+from autofit.workloads.workload import Workload
 
 Marked = Callable[..., bool]
 
@@ -42,6 +47,28 @@ def profiled(
     recorder = _SpanRecorder(blocks, marked)
     with Gradients(built, state, dropout_off) as gradients, recorder.recording():
         gradients.rehearse(batch, seed)
+    return tuple(part.span(batch.samples) for part in recorder.parts)
+
+
+def profiled_on_copy(
+    workload: Workload, loss: LossRule, plan: Plan, blocks: Sequence[nn.Module], marked: Marked, batch: Counted
+) -> Sequence[Span]:
+    """Returns what `profiled` returns, from a fake copy of the workload on the host: nothing is computed.
+
+    Raises:
+        Exception: the step cannot run without data.
+    """
+    host = torch.device("cpu")
+    names = {module: name for name, module in workload.model.named_modules()}
+    with fake_mode(), torch.random.fork_rng(devices=[]):
+        part = fake_batch(batch, batch.samples, host)
+        copied = fake_workload(workload, loss, part, host)
+        copied.workload.set_mode()
+        model = copied.workload.model
+        recorder = _SpanRecorder([model.get_submodule(names[block]) for block in blocks], marked)
+        draft = Draft.of(copied.workload, copied.loss, host)
+        with prepare(plan, draft, members()) as step, dropout_off(model), recorder.recording():
+            step.backward(StepBatch.alike([part]))
     return tuple(part.span(batch.samples) for part in recorder.parts)
 
 

@@ -21,7 +21,7 @@ from autofit.probing.survey.conflicts import check_size, conflicts
 from autofit.probing.survey.output_gate import output
 from autofit.probing.user_errors import named_error
 from autofit.probing.watchdog import Overdue, Watchdog
-from autofit.strategies.base import Facts, Span, Strategy
+from autofit.strategies.base import Facts, Span, Strategy, no_profile
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted, Cuttable
 from autofit.workloads.lengths import elements
@@ -95,7 +95,8 @@ class Survey:
             SpaceError: no micro batch is usable, or there are too many combinations.
         """
         self._gates_end_s = self.watch.clock.elapsed_s + self.watch.clock.patience_s(GATES_SHARE)
-        self.facts = replace(self.facts, profile=self._profile)
+        if self.facts.profile is no_profile:
+            self.facts = replace(self.facts, profile=self._profile)
         facts, knobs = self.facts, self._knobs()
         self._note_baseline_batch()
         sizes = [facts.micro_batch_size]

@@ -7,11 +7,12 @@ from torch import Tensor, nn
 
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
-from autofit.probing.survey.block_profile import profiled
+from autofit.probing.survey.block_profile import profiled, profiled_on_copy
 from autofit.strategies import members
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, TrainStep
+from autofit.workloads.workload import Workload
 from tests.strategies.repeated_blocks import trace_of
 
 SAMPLES, WIDTH, FLOAT = 2, 8, 4
@@ -78,3 +79,16 @@ def test_a_profile_is_repeatable_and_leaves_no_trace() -> None:
     assert trace_of(model) == before
     assert torch.equal(torch.get_rng_state(), random)
     assert all(weight.grad is None for weight in model.parameters())
+
+
+def test_a_fake_copy_gives_the_same_profile_without_computing() -> None:
+    model = Net()
+    workload = Workload(model, [torch.ones(SAMPLES, WIDTH)], step_fn=mean)
+    batch = Counted(torch.ones(SAMPLES, WIDTH), SAMPLES)
+    before, random = trace_of(model), torch.get_rng_state()
+    found = profiled_on_copy(
+        workload, LossRule("step_fn", mean, inferred=False, about=""), Plan(), tuple(model.blocks), is_product, batch
+    )
+    assert found == profile(model)
+    assert trace_of(model) == before
+    assert torch.equal(torch.get_rng_state(), random)
