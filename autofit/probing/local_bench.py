@@ -4,13 +4,12 @@
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 import torch
 
-from autofit import devices
 from autofit.core.briefing import Briefing, Options
 from autofit.core.budget import SHARES, TRACE_SHARE
 from autofit.core.errors import DevicePoisoned, Untraceable
@@ -24,16 +23,17 @@ from autofit.identity.identity import Reached
 from autofit.memory.trace import Trace
 from autofit.prepare import prepare
 from autofit.probing import isolated_trace as isolation
+from autofit.probing.bench_notes import bench_notes
 from autofit.probing.child_request import SURVEY
 from autofit.probing.compilation import shapes_of_a_training
 from autofit.probing.frozen_heap import FrozenHeap
 from autofit.probing.leaks import LeakWatch
+from autofit.probing.loading import LoaderTrials
 from autofit.probing.placement import place
 from autofit.probing.probe import Probe
 from autofit.probing.resident_memory import budget_of
 from autofit.probing.short_run import ShortRun
 from autofit.probing.survey.gradients import State
-from autofit.probing.survey.module_modes import mode_notes
 from autofit.probing.survey.survey import Survey
 from autofit.probing.user_errors import as_users_errors
 from autofit.probing.watchdog import Overdue, Watchdog
@@ -96,7 +96,7 @@ class LocalBench:
             place(workload, device, options.may_move)
             self._guard = Guard.of(workload)
         with self._guard.backstop, self._guard, as_users_errors(device):
-            self._eval_modules = workload.set_mode()
+            modes = workload.set_mode()
             self._reached = [Reached.of(workload)]  # before any of the workload's code runs
             self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
             self._store, self._loss = BatchStore(self._source), loss_of(workload, self._source, device.torch_device)
@@ -111,6 +111,8 @@ class LocalBench:
                 self._beat("open")
             else:
                 space, self._weighing = known.space, Weighing.of(known.environment.settings)
+            guarded = () if options.may_move else self._guard.caveats  # else the objects end with this process
+            notes = bench_notes(workload, device, self._loss, modes, guarded, self._source)
             self.briefing = Briefing(
                 space=space,
                 environment=environment_of(
@@ -119,7 +121,7 @@ class LocalBench:
                 budget=budget,
                 enforced=options.enforce,
                 account=device.account(),
-                caveats=(*self._notes(), *survey.caveats),
+                caveats=(*notes, *survey.caveats),
                 gates=tuple(survey.gate_records) if known is None else known.gates,
                 evaluates=workload.evaluation is not None,
             )
@@ -162,7 +164,11 @@ class LocalBench:
                 self.device.release()  # frees the gradients of a failed step, which the guard has just let go of
                 leaked = self._leaks.found()  # memory that the user's code keeps from step to step
                 self._put_back()
-        return outcome.model_copy(update={"leaked": leaked})
+        outcome = outcome.model_copy(update={"leaked": leaked})
+        if purpose is not Purpose.PROOF or (self._options.enforce and self.device.is_host):  # whose times mean nothing
+            return outcome
+        trials = LoaderTrials(self._source, self.device, self._watch, self._beat)
+        return trials.added(outcome, plan.micro_batch_size, self._put_back)
 
     def _run(self, probe: Probe) -> Outcome:
         try:
@@ -285,16 +291,3 @@ class LocalBench:
     def _build(self, plan: Plan) -> TrainStep:
         draft = Draft.of(self.workload, self._loss, self.device.torch_device, self._weighing)
         return prepare(plan, draft, members())
-
-    def _notes(self) -> Iterable[str]:
-        if self._loss.inferred:
-            yield f"the loss was inferred: {self._loss.about}"
-        yield from mode_notes(self._eval_modules)
-        if self.workload.optimizer is None and self.workload.training:
-            yield "no optimizer was given: measured with torch.optim.AdamW and its defaults"
-        if self.device.is_host and devices.choose().is_host:
-            yield f"tuned for the CPU ({self.device.name()}): the plan does not carry over to an accelerator"
-        if not self._options.may_move:  # else the objects belong to this process and end with it
-            yield from self._guard.caveats
-        yield from self.device.caveats()
-        yield from self._source.notes
