@@ -30,6 +30,7 @@ from autofit.search.evidence import SearchResult
 from autofit.strategies import members
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.first_loss import loss_of
+from autofit.workloads.loading import loader_changes
 from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.step import Draft, Scheduler, StepLoader, TrainStep
@@ -88,10 +89,8 @@ class Fit:
     def evaluation(self) -> "Fit | None":
         """The plan for evaluation, as a fit of its own; None without an `eval_loader`, or if a caveat says why.
 
-        Its changes to the model hold inside `with`:
-
-            with fit.evaluation.prepare(model, eval_loader) as evaluate:
-                outputs = [evaluate(batch) for batch in evaluate.loader]
+        Its changes to the model hold inside `with fit.evaluation.prepare(model, eval_loader) as step:`. Use it between
+        epochs of the training, with the model in evaluation mode.
         """
         found = self.recommendation.evaluation
         return None if found is None else Fit(found, Terms(step_fn=self.terms.step_fn), plan_file=self.plan_file)
@@ -143,7 +142,8 @@ class Fit:
         Args:
             model: the tuned model, or one of the same structure, on the device to train on. The plan changes its
                 modules until `step.close()`. Switching between train and eval mode is up to you.
-            loader: the tuned loader. `step.loader` is rebuilt from it at the plan's micro batch size.
+            loader: the tuned loader. `step.loader` is rebuilt from it at the plan's micro batch size, with the worker
+                processes with which it keeps up (`proof.loading`).
             optimizer: see `autofit.tune`. None uses the optimizer given to `tune` (after `autofit.load`: AdamW).
                 `step.optimizer` is the optimizer in use.
             loss_fn: see `autofit.tune`. None uses the loss given to `tune`.
@@ -189,10 +189,10 @@ class Fit:
             host_memory_bytes=devices.available_host_bytes(),
         )
         self._check_optimizer(draft.optimizer)
-        rebuilt = source.rebuild(self.plan.micro_batch_size, counted=self.plan.accumulation_steps > 1)
-        groups = StepLoader(rebuilt, self.plan.accumulation_steps, bool(getattr(loader, "drop_last", False)))
+        size, steps = self.plan.micro_batch_size, self.plan.accumulation_steps
+        rebuilt = source.rebuild(size, counted=steps > 1, changes=loader_changes(self.proof.loading))
         step = prepare(self.plan, draft, members())
-        step.loader = groups
+        step.loader = StepLoader(rebuilt, steps, bool(getattr(loader, "drop_last", False)))
         if draft.optimizer is not None:
             # Each step clears gradients after its update; before the first step they may be set.
             draft.optimizer.zero_grad(set_to_none=True)

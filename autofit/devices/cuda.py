@@ -59,6 +59,7 @@ class Cuda(Accelerator):
     """One CUDA or ROCm device."""
 
     type = "cuda"
+    pins_memory = True
 
     def __init__(self, index: int | None = None) -> None:
         super().__init__(index)

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -26,10 +26,12 @@ from autofit.identity.identity import Reached
 from autofit.memory.trace import Trace
 from autofit.prepare import prepare
 from autofit.probing import isolated_trace as isolation
+from autofit.probing.bench_notes import bench_notes
 from autofit.probing.child_request import SURVEY
 from autofit.probing.compilation import shapes_of_a_training
 from autofit.probing.frozen_heap import FrozenHeap
 from autofit.probing.leaks import LeakWatch
+from autofit.probing.loading import LoaderTrials
 from autofit.probing.placement import place
 from autofit.probing.probe import Probe
 from autofit.probing.resident_memory import budget_of
@@ -39,7 +41,7 @@ from autofit.probing.survey.gradients import State
 from autofit.probing.survey.survey import Survey
 from autofit.probing.user_errors import as_users_errors
 from autofit.probing.watchdog import Overdue, Watchdog
-from autofit.probing.workload_facts import batch_to_trace, chosen, facts_of, training_notes
+from autofit.probing.workload_facts import batch_to_trace, chosen, facts_of
 from autofit.strategies import members
 from autofit.strategies.base import Facts
 from autofit.tracing import tracing
@@ -100,7 +102,7 @@ class LocalBench:
             place(workload, device, options.may_move)
             self._guard = Guard.of(workload)
         with self._guard.backstop, self._guard, as_users_errors(device):
-            self._eval_modules = workload.set_mode()
+            modes = workload.set_mode()
             self._reached = [Reached.of(workload)]  # before any of the workload's code runs
             self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
             self._store, self._loss = BatchStore(self._source), loss_of(workload, self._source, device.torch_device)
@@ -116,13 +118,15 @@ class LocalBench:
                 self._beat(SURVEY)
                 space, self._weighing = survey.run(), survey.weighing
                 self._beat("open")
+            guarded = () if options.may_move else self._guard.caveats  # else the objects end with this process
+            notes = bench_notes(workload, device, self._loss, modes, guarded, self._source)
             self.briefing = Briefing(
                 space=space,
                 environment=self._environment(facts),
                 budget=budget,
                 enforced=options.enforce,
                 account=device.account(),
-                caveats=(*self._notes(), *survey.caveats),
+                caveats=(*notes, *survey.caveats),
                 gates=tuple(survey.gate_records) if known is None else known.gates,
                 verdicts=earlier.to_keep(survey.verdicts, self._reached),
                 evaluates=workload.evaluation is not None,
@@ -161,7 +165,11 @@ class LocalBench:
                 self.device.release()  # frees the gradients of a failed step, which the guard has just let go of
                 leaked = self._leaks.found()  # memory that the user's code keeps from step to step
                 self._put_back()
-        return outcome.model_copy(update={"leaked": leaked})
+        outcome = outcome.model_copy(update={"leaked": leaked})
+        if purpose is not Purpose.PROOF or (self._options.enforce and self.device.is_host):  # whose times mean nothing
+            return outcome
+        trials = LoaderTrials(self._source, self.device, self._watch, self._beat)
+        return trials.added(outcome, plan.micro_batch_size, self._put_back)
 
     def _run(self, probe: Probe) -> Outcome:
         try:
@@ -287,12 +295,3 @@ class LocalBench:
         return environment_of(
             self.workload, self.device, self._source, self._loss, facts.optimizer, self._reached, self._weighing
         )
-
-    def _notes(self) -> Iterable[str]:
-        yield from training_notes(self.workload, self._loss, self._eval_modules, "measured")
-        if self.device.is_host and devices.choose().is_host:
-            yield f"tuned for the CPU ({self.device.name()}): the plan does not carry over to an accelerator"
-        if not self._options.may_move:  # else the objects belong to this process and end with it
-            yield from self._guard.caveats
-        yield from self.device.caveats()
-        yield from self._source.notes

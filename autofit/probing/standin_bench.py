@@ -28,13 +28,14 @@ from autofit.memory.breakdown import OUTSIDE, Part
 from autofit.memory.trace import Trace
 from autofit.prepare import prepare
 from autofit.probing import isolated_trace as isolation
+from autofit.probing.bench_notes import training_notes
 from autofit.probing.placement import place
 from autofit.probing.short_run import ShortRun
 from autofit.probing.survey import gates
 from autofit.probing.survey.block_profile import profiled_on_copy
 from autofit.probing.survey.survey import Survey
 from autofit.probing.user_errors import as_users_errors_on_host
-from autofit.probing.workload_facts import batch_to_trace, chosen, facts_of, training_notes
+from autofit.probing.workload_facts import batch_to_trace, chosen, facts_of
 from autofit.strategies import members
 from autofit.strategies.base import Span, Strategy
 from autofit.tracing import tracing

@@ -1,7 +1,7 @@
 """The facts about a workload on a device that strategies need, including the baseline's batch."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from autofit import devices
 from autofit.core.briefing import Options
@@ -9,7 +9,6 @@ from autofit.core.budget import Budget
 from autofit.core.errors import SpaceError, UsageError
 from autofit.core.plan import Plan
 from autofit.devices.base import Device
-from autofit.probing.survey.module_modes import mode_notes
 from autofit.strategies import members
 from autofit.strategies.base import Facts, Strategy, Watch
 from autofit.tracing.rehearsal import rehearse
@@ -92,22 +91,6 @@ def baseline_batch(
     else:
         micro = max(d for d in range(1, min(user_batch_size, global_batch_size) + 1) if global_batch_size % d == 0)
     return micro, global_batch_size // micro
-
-
-def training_notes(workload: Workload, loss: LossRule, eval_modules: Sequence[str], done: str) -> Iterator[str]:
-    """Yields what was assumed about the training.
-
-    Args:
-        workload: the workload.
-        loss: the rule that computes its loss.
-        eval_modules: see `mode_notes`.
-        done: what was done with the assumed optimizer: "measured" or "estimated".
-    """
-    if loss.inferred:
-        yield f"the loss was inferred: {loss.about}"
-    yield from mode_notes(eval_modules)
-    if workload.optimizer is None and workload.training:
-        yield f"no optimizer was given: {done} with torch.optim.AdamW and its defaults"
 
 
 def batch_to_trace(source: BatchSource, plan: Plan) -> Counted:

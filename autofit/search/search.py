@@ -21,6 +21,7 @@ from autofit.core.strategy_record import StrategyRecord
 from autofit.core.units import format_duration
 from autofit.estimators import Context
 from autofit.search.bench import Bench
+from autofit.search.data_bound import loading_caveats
 from autofit.search.event import Event
 from autofit.search.evidence import BATCH_CHANGED
 from autofit.search.evidence_recorder import EvidenceRecorder, asked
@@ -185,7 +186,7 @@ def _recommendation(
         *_learning_rate(findings, briefing),
         *findings.caveats,
         *_at_limit(findings, briefing),
-        *_data_bound(findings),
+        *loading_caveats(findings.proof),
     ]
     caveats = [*answer, *_waited(clock), *study.notes, *briefing.caveats]
     return Recommendation(
@@ -257,14 +258,3 @@ def _waited(clock: Clock) -> list[str]:
         return []
     waited, whole = format_duration(clock.waited_s), format_duration(clock.elapsed_s)
     return [f"{waited} of the {whole} of this search were spent waiting for the device, which another process used"]
-
-
-def _data_bound(findings: Findings) -> list[str]:
-    fetch, step = findings.proof.fetch_s, findings.proof.step_time_s
-    if fetch is None or fetch <= 0.1 * step:
-        return []
-    workers = math.ceil(fetch / step)
-    return [
-        f"loading the samples of one step took {format_duration(fetch)}, and its training {format_duration(step)}: "
-        f"give the loader about {workers} worker process{'es' if workers > 1 else ''}, or it will limit training"
-    ]

@@ -293,22 +293,18 @@ def test_an_inference_has_no_learning_rate() -> None:
     assert not any("learning rate" in caveat for caveat in result.caveats)
 
 
-@pytest.mark.parametrize(
-    ("fetch_s", "workers"), [(None, None), (0.0099, None), (0.05, "1 worker process,"), (0.25, "3 worker processes,")]
-)
-def test_a_loader_that_holds_the_training_back_is_named(fetch_s: float | None, workers: str | None) -> None:
+def test_a_loader_that_holds_the_training_back_is_named() -> None:
     bench = small_bench()
     memory = Memory(allocated_bytes=1, judged_bytes=1, judged_by="test")
 
     def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
         measurement = Measurement(
-            step_times_s=(0.1,) * 5, samples_per_step=plan.global_batch_size, memory=memory, fetch_s=fetch_s
+            step_times_s=(0.1,) * 5, samples_per_step=plan.global_batch_size, memory=memory, fetch_s=0.25
         )
         return Outcome(status=Status.MEASURED, measurement=measurement)
 
     result = search(opened(briefing_of(bench), evaluate), Request(study=":memory:", max_trials=3))
-    told = [caveat for caveat in result.caveats if "worker process" in caveat]
-    assert [(workers or "") in caveat for caveat in told] == ([True] if workers else [])
+    assert sum("3 worker processes," in caveat for caveat in result.caveats) == 1
 
 
 def starting(bench: FakeBench, startup_s: Callable[[Plan], float | None]) -> Evaluate:
