@@ -89,8 +89,7 @@ class Fit:
     def evaluation(self) -> "Fit | None":
         """The plan for evaluation, as a fit of its own; None without an `eval_loader`, or if a caveat says why.
 
-        Its changes to the model hold inside `with fit.evaluation.prepare(model, eval_loader) as step:`. Use it between
-        epochs of the training, with the model in evaluation mode.
+        Its changes to the model hold inside `with fit.evaluation.prepare(model, eval_loader) as step:`.
         """
         found = self.recommendation.evaluation
         return None if found is None else Fit(found, Terms(step_fn=self.terms.step_fn), plan_file=self.plan_file)
@@ -187,6 +186,7 @@ class Fit:
             max_grad_norm=workload.max_grad_norm,
             weighing=Weighing.of(self.recommendation.environment.settings),
             host_memory_bytes=devices.available_host_bytes(),
+            varies=source.varies,
         )
         self._check_optimizer(draft.optimizer)
         size, steps = self.plan.micro_batch_size, self.plan.accumulation_steps

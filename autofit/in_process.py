@@ -11,6 +11,7 @@ from autofit.core.errors import BudgetSpent
 from autofit.core.gate_verdict import GateVerdicts
 from autofit.core.recommendation import Recommendation
 from autofit.devices.base import Device
+from autofit.probing.compile_cache import private_cache
 from autofit.probing.local_bench import LocalBench
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.search.evaluation import (
@@ -57,6 +58,7 @@ def search_in_process(
     results: list[SearchResult | None] = [None]
     about, wait_s, watch = f"{chosen.name()} ({chosen.type})", locks.patience_s(request.time_s), Watchdog(clock)
     with ExitStack() as held:
+        held.enter_context(private_cache())
         with Progress.of(progress, Yardstick.of(None, request, clock, lambda: watch.doing)) as listen:
             asked_s = clock.elapsed_s
             held.enter_context(locks.held(chosen.lock_key, about, wait_s, waiting(watch, listen)))

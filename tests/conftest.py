@@ -3,13 +3,16 @@
 import atexit
 import functools
 import gc
+import importlib
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import alembic.util
 import pytest
@@ -28,6 +31,9 @@ torch.set_num_threads(1)
 os.environ["AUTOFIT_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="autofit-tests-")
 atexit.register(shutil.rmtree, os.environ["AUTOFIT_RUNTIME_DIR"], ignore_errors=True)
 
+# Compiling takes seconds to minutes. Searches in tests leave it out, except in tests of it (fixture `compiler`).
+os.environ["CXX"] = "no-compiler-in-tests"
+
 # A shell that starts the tests in the background has them, and the processes that they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -36,6 +42,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Runs files with slow tests first: side by side, the last file then keeps no process waiting for long."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Gives the test a C++ compiler, as users have one, and discards what was compiled."""
+    monkeypatch.delenv("CXX")
+    config: Any = importlib.import_module("torch._inductor.config")  # it has read the variable if it was loaded before
+    torch.compiler.reset()
+    found = {"cpp.cxx": (None, "clang++" if sys.platform == "darwin" else "g++"), "compile_threads": 1}
+    with config.patch(found):
+        yield
+    torch.compiler.reset()
 
 
 BRIEF: tuple[tuple[ModuleType, str, float], ...] = ((search, "TRACING_S", 0.0), (race_and_proof, "RACE_S", 0.5))

@@ -34,6 +34,8 @@ class Knob(BaseModel):
         expected: expected throughput of each value relative to the default, at the same batch size; () if only a probe
             can tell. It is a searcher's starting point only.
         growth: expected memory per sample of each value relative to the default; () if only a probe can tell.
+        warm_up_s: least plausible warm-up cost of each value in seconds, such as the time to compile; () if it is none.
+        ceiling: largest plausible throughput of each value relative to the default, to see if its warm-up can pay.
         same_memory: values with the memory per sample of the default, which an estimate of memory does not trace.
         one_pass: values that do not admit accumulation: each optimizer step must be one forward and backward pass.
         trades_memory: set if the values are whole numbers, ascending from the default, and each needs less memory and
@@ -48,6 +50,8 @@ class Knob(BaseModel):
     about: str = ""
     expected: tuple[float, ...] = ()
     growth: tuple[float, ...] = ()
+    warm_up_s: tuple[float, ...] = ()
+    ceiling: tuple[float, ...] = ()
     same_memory: tuple[KnobValue, ...] = ()
     one_pass: tuple[KnobValue, ...] = ()
     trades_memory: Trade | None = None
@@ -56,7 +60,7 @@ class Knob(BaseModel):
     def _check(self) -> "Knob":
         if not any(same_value(value, self.default) for value in self.values):
             raise ValueError(f"knob {self.name}: the default {self.default!r} is not one of {self.values!r}")
-        for expected in (self.expected, self.growth):
+        for expected in (self.expected, self.growth, self.warm_up_s, self.ceiling):
             if expected and len(expected) != len(self.values):
                 raise ValueError(f"knob {self.name}: {len(expected)} expectations for {len(self.values)} values")
         counts = sorted(value for value in self.values if type(value) is int)
@@ -76,6 +80,8 @@ class Knob(BaseModel):
                 "values": tuple(self.values[place] for place in kept),
                 "expected": of(self.expected),
                 "growth": of(self.growth),
+                "warm_up_s": of(self.warm_up_s),
+                "ceiling": of(self.ceiling),
             }
         )
 

@@ -59,6 +59,7 @@ class Measurement(BaseModel):
         fetch_s: median time per step of the user's loader, in seconds; None if not measured.
         loading: the loader's settings for this plan, of a proof; None if the loader keeps up as it is, or is unknown.
         warnings: notes about this measurement.
+        compiler_notes: what torch.compile reported of this plan's code: graph breaks and recompilations, with causes.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -78,6 +79,7 @@ class Measurement(BaseModel):
     fetch_s: float | None = None
     loading: Loading | None = None
     warnings: tuple[str, ...] = ()
+    compiler_notes: tuple[str, ...] = ()
 
     @property
     def step_time_s(self) -> float:

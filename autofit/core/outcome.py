@@ -26,7 +26,8 @@ class Status(StrEnum):
     WORKER_LOST = "loader worker lost"
     USER_ERROR = "user error"  # the user's code failed
     DATA_ERROR = "data error"  # the dataset or collate function failed
-    NUMERIC = "numeric"  # loss or gradient not finite
+    NUMERIC = "numeric"  # loss or gradient not finite, or wrong
+    NOT_COMPILED = "not compiled"  # torch.compile failed, or took longer than allowed
     NO_STEP = "no step"  # nothing was executed, so nothing was proven
     REJECTED = "rejected"  # a strategy or a gate refused the plan on this workload
     SKIPPED = "skipped"  # screened out before it ran
@@ -45,7 +46,8 @@ class Status(StrEnum):
     @property
     def at_any_size(self) -> bool:
         """Whether the combination of the other knobs is at fault, so that no micro batch size helps."""
-        return self in (Status.USER_ERROR, Status.DATA_ERROR, Status.NUMERIC, Status.REJECTED, Status.NO_STEP)
+        of_step = Status.USER_ERROR, Status.DATA_ERROR, Status.NUMERIC, Status.NO_STEP
+        return self in (*of_step, Status.NOT_COMPILED, Status.REJECTED)
 
 
 class Outcome(BaseModel):

@@ -22,7 +22,12 @@ T = TypeVar("T")
 
 
 class Capability(StrEnum):
-    """A feature of a device, by the name that strategies use."""
+    """A feature of a device, by the name that strategies use.
+
+    `COMPILE`: torch.compile generates code for it, if the tools to do so are installed. `TUNED_KERNELS`: the compiler
+    can time several kernels for a product and take the fastest. `CUDA_GRAPHS`: a step's kernels can be recorded and
+    launched together.
+    """
 
     BF16 = "bf16"
     FP16 = "fp16"
@@ -32,6 +37,9 @@ class Capability(StrEnum):
     FUSED = "fused"
     OWN_MEMORY = "own_memory"  # apart from the machine's main memory
     CUDNN_ATTENTION = "cudnn_attention"
+    COMPILE = "compiled code"
+    TUNED_KERNELS = "tuned kernels"
+    CUDA_GRAPHS = "cuda graphs"
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ class Cpu(Device):
 
         fp16 is also tried: where it is emulated, a step was 50 times slower than in fp32, which is not worth a probe.
         """
-        found = {Capability.CHANNELS_LAST, Capability.FOREACH, Capability.FUSED}
+        found = {Capability.CHANNELS_LAST, Capability.FOREACH, Capability.FUSED, Capability.COMPILE}
         chip: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # missing in older versions of torch
         for capability in (Capability.BF16, Capability.FP16):
             if any(chip.get(f"{prefix}{capability}") for prefix in ("", "avx512_", "amx_")):

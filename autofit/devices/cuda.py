@@ -6,6 +6,7 @@ allocator is bounded (`Accelerator.outside_bytes`). The allocator's fraction ref
 built with, which may differ from what the driver reports.
 """
 
+import importlib.util
 import os
 import re
 from collections.abc import Callable
@@ -36,6 +37,8 @@ AMPERE = (8, 0)
 """The first compute capability with bf16 and TF32."""
 HOPPER = (9, 0)
 """The first compute capability for which torch prefers cuDNN's attention to flash (`check_prefer_cudnn_attention`)."""
+VOLTA = (7, 0)
+"""The first compute capability that torch.compile generates code for."""
 
 
 def cuda_capabilities(compute_capability: tuple[int, int] | None) -> frozenset[str]:
@@ -52,6 +55,8 @@ def cuda_capabilities(compute_capability: tuple[int, int] | None) -> frozenset[s
         found.add(Capability.TF32)
     if compute_capability is not None and compute_capability >= HOPPER:
         found.add(Capability.CUDNN_ATTENTION)
+    if compute_capability is None or compute_capability >= VOLTA:
+        found |= {Capability.COMPILE, Capability.TUNED_KERNELS, Capability.CUDA_GRAPHS}
     return frozenset(found)
 
 
@@ -158,12 +163,13 @@ class Cuda(Accelerator):
         return tuple(found)
 
     def capabilities(self) -> frozenset[str]:
-        """Returns the capabilities that this generation of chips has in hardware."""
+        """Returns the capabilities of this generation of chips; torch.compile also needs Triton to be installed."""
         if torch.version.hip is not None:  # as `torch.cuda.is_bf16_supported` has it
             found = cuda_capabilities(None)
         else:
             found = cuda_capabilities(torch.cuda.get_device_capability(self.torch_device))
-        return found - {Capability.OWN_MEMORY} if self.is_integrated else found
+        found -= {Capability.OWN_MEMORY} if self.is_integrated else frozenset()
+        return found if importlib.util.find_spec("triton") is not None else found - {Capability.COMPILE}
 
     def versions(self) -> dict[str, str]:
         """Returns the versions of CUDA or ROCm, cuDNN and NVIDIA's driver, and the allocator settings in force."""

@@ -32,6 +32,7 @@ _URGENCY = (
     Status.TIMED_OUT,
     Status.LAUNCH_LIMIT,
     Status.AMBIGUOUS,
+    Status.NOT_COMPILED,
 )
 _ADVICE = {
     Status.POISONED: "every further call on the device fails; only a new process helps",
@@ -50,6 +51,13 @@ _TYPES = {
     "triton.runtime.errors.OutOfResources": Status.LAUNCH_LIMIT,
     "triton.runtime.autotuner.OutOfResources": Status.LAUNCH_LIMIT,
     "triton.compiler.errors.OutOfResources": Status.LAUNCH_LIMIT,
+    "triton.compiler.errors.CompilationError": Status.NOT_COMPILED,
+    "torch._dynamo.exc.TorchDynamoException": Status.NOT_COMPILED,
+    "torch._dynamo.exc.FailOnRecompileLimitHit": Status.NOT_COMPILED,
+    "torch._inductor.exc.OperatorIssue": Status.NOT_COMPILED,
+    "torch._inductor.exc.SubgraphLoweringException": Status.NOT_COMPILED,
+    "torch._inductor.exc.InvalidCxxCompiler": Status.NOT_COMPILED,
+    "torch._inductor.exc.CppCompileError": Status.NOT_COMPILED,
 }
 # cudaError_t and hipError_t. Sticky: "To continue using CUDA, the process must be terminated and relaunched",
 # uncorrectable hardware errors, and a destroyed context.
@@ -65,6 +73,8 @@ _MUTE_TYPES = frozenset(
 )  # fmt: skip
 
 _LOADER_WORKER = re.compile(r"Caught \w+ in (?:DataLoader worker process|pin memory thread)")
+_HINT = "Set TORCHDYNAMO_VERBOSE=1"
+"""Beginning of the hints for developers of torch that end the message of an error of torch.compile."""
 _LOCATION = re.compile(r'File "([^"\n]+)", line (\d+), in (\S+)')
 
 
@@ -191,7 +201,7 @@ def _message_lines(text: str) -> list[str]:
 
 
 def _headline(link: ErrorLink) -> str:
-    text = _one_line(" ".join(_message_lines(link.text)))
+    text = _one_line(" ".join(_message_lines(link.text))).partition(_HINT)[0].strip()
     name = _one_line(link.type_name) or "an unnamed error"
     return f"{name}: {text}" if text else name
 

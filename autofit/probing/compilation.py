@@ -1,12 +1,28 @@
-"""Compilation: each plan is compiled as if it were the only one, as in training."""
+"""Compilation: each plan is compiled as if it were the only one, as in training, and within a deadline."""
 
+import importlib
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
 
 import torch
 
+from autofit.core.outcome import Outcome, Status
+from autofit.core.units import format_duration
+from autofit.probing.watchdog import Overdue, Watchdog
+
+COMPILE_SHARE, COMPILE_S = 0.3, 300.0
+"""Maximum time to compile one plan: this share of the remaining time, and never more than this many seconds. A probe
+may take half of the remaining time, so that a plan that was compiled just in time can still be timed."""
 MOST_COMPILED = 256
 """Maximum number of recompilations that torch.compile keeps: one per plan, and no search tries more plans than this."""
+_CAUSES = 2
+"""Maximum number of causes of graph breaks, and of recompilations, that are named."""
+_WORDS = 160
+"""Maximum length of a cause."""
 
 
 def start_cold() -> None:
@@ -32,3 +48,122 @@ def shapes_of_a_training(vary: bool) -> AbstractContextManager[object]:
     settings = {"automatic_dynamic_shapes": False, "recompile_limit": MOST_COMPILED}
     patched: AbstractContextManager[object] = config.patch(settings)
     return patched
+
+
+@dataclass(slots=True)
+class Compiler:
+    """Compiles the step of one plan, before it is measured, and says afterwards what came of it.
+
+    Attributes:
+        watch: ends a compilation that exceeds its share of the remaining time. It cannot end a single library call.
+        on_host: whether kernels are compiled in this process, one at a time, so that an interrupt leaves nothing
+            running. For an accelerator, torch starts processes of its own.
+    """
+
+    watch: Watchdog
+    on_host: bool
+    _graphs_before: int = field(default_factory=lambda: _graphs())  # noqa: PLW0108  # defined below
+
+    def compile(self, first_steps: Callable[[], float]) -> float | Outcome:
+        """Runs the first steps, which compile. Returns the seconds they took, or the outcome of a missed deadline.
+
+        Args:
+            first_steps: runs them and returns their duration in seconds.
+        """
+        clock = self.watch.clock
+        allowed_s, began = min(clock.patience_s(COMPILE_SHARE), COMPILE_S), perf_counter()
+        try:
+            with self._alone():
+                return self.watch.allowed(first_steps, COMPILE_SHARE, COMPILE_S)
+        except Overdue:
+            took_s = perf_counter() - began
+        return Outcome(status=Status.NOT_COMPILED, reason=_overdue(took_s, allowed_s, clock.limit_s), phase="compiling")
+
+    def notes(self) -> tuple[str, ...]:
+        """Returns what the user should know about the code of this plan, which must have started cold."""
+        utils = sys.modules.get("torch._dynamo.utils")
+        if utils is None:
+            return ()
+        return tuple(_notes(_graphs() - self._graphs_before, utils.graph_break_reasons, utils.guard_failures))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self.on_host:
+            yield
+            return
+        config: Any = importlib.import_module(
+            "torch._inductor.config"
+        )  # takes seconds: only a plan that compiles waits
+        with config.patch(compile_threads=1):
+            yield
+
+
+def _overdue(took_s: float, allowed_s: float, limit_s: float | None) -> str:
+    """Returns why a compilation was ended, and what it would cost to wait."""
+    reason = f"compiling was not finished after {format_duration(took_s)}"
+    if limit_s is None or allowed_s >= COMPILE_S:
+        return f"{reason}, the most that autofit waits for one plan"
+    needed_s = limit_s + allowed_s / COMPILE_SHARE
+    return (
+        f"{reason}, the {COMPILE_SHARE:.0%} of the time left that one plan may compile. A time budget of "
+        f"{format_duration(needed_s)} waits twice as long"
+    )
+
+
+def _graphs() -> int:
+    """Returns how many graphs torch.compile has made in this process."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return 0 if utils is None else int(utils.counters["stats"].get("unique_graphs", 0))
+
+
+def _notes(graphs: int, breaks: list[Any], recompiled: dict[Any, list[Any]]) -> Iterator[str]:
+    if not graphs:
+        yield (
+            "torch.compile compiled nothing: the step does not call the modules that the plan compiles, or breaks the "
+            "graph at every operation"
+        )
+    broken = list(dict.fromkeys(_break(each) for each in breaks if getattr(each, "graph_break", True)))
+    if broken:
+        places = "1 place" if len(broken) == 1 else f"{len(broken)} places"
+        yield f"torch.compile broke the graph at {places} and made {graphs} graphs: {_named(broken)}"
+    again = [_line(reason).partition(": ")[2] or _line(reason) for reasons in recompiled.values() for reason in reasons]
+    if again:
+        yield f"torch.compile compiled {_times(len(again))} again, because this no longer held: {_named(again)}"
+
+
+def _break(reason: Any) -> str:
+    """Returns the cause of a graph break with the user's line."""
+    stack = getattr(reason, "user_stack", None) or ()
+    where = f" ({stack[-1].filename.replace(chr(92), '/').rpartition('/')[2]}:{stack[-1].lineno})" if stack else ""
+    return f"{_line(reason.reason)}{where}"
+
+
+def _line(text: object) -> str:
+    return next(iter(str(text).strip().splitlines()), "")[:_WORDS]
+
+
+def _named(causes: list[str]) -> str:
+    each = list(dict.fromkeys(causes))
+    more = f" and {len(each) - _CAUSES} more" if len(each) > _CAUSES else ""
+    return "; ".join(each[:_CAUSES]) + more
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def noted(outcome: Outcome, *notes: str) -> Outcome:
+    """Returns an outcome whose measurement, if it has one, has more notes on its compiled code."""
+    measurement = outcome.measurement
+    if measurement is None or not notes:
+        return outcome
+    more = {"compiler_notes": (*measurement.compiler_notes, *notes)}
+    return outcome.model_copy(update={"measurement": measurement.model_copy(update=more)})
+
+
+def forget() -> None:
+    """Discards the code of a search that compiled, and ends the processes that torch started to compile it."""
+    start_cold()
+    pools = sys.modules.get("torch._inductor.async_compile")
+    if pools is not None:
+        pools.shutdown_compile_workers()

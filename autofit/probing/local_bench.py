@@ -13,7 +13,6 @@ import torch
 from autofit import devices
 from autofit.core.briefing import Briefing, Options
 from autofit.core.budget import SHARES, TRACE_SHARE
-from autofit.core.environment import Environment
 from autofit.core.errors import DevicePoisoned, Untraceable
 from autofit.core.gate_verdict import GateVerdicts
 from autofit.core.outcome import Outcome, Status
@@ -28,12 +27,13 @@ from autofit.prepare import prepare
 from autofit.probing import isolated_trace as isolation
 from autofit.probing.bench_notes import bench_notes
 from autofit.probing.child_request import SURVEY
-from autofit.probing.compilation import shapes_of_a_training
+from autofit.probing.compilation import forget, shapes_of_a_training
 from autofit.probing.frozen_heap import FrozenHeap
 from autofit.probing.leaks import LeakWatch
 from autofit.probing.loading import LoaderTrials
 from autofit.probing.placement import place
 from autofit.probing.probe import Probe
+from autofit.probing.proof_gate import ProofGate
 from autofit.probing.resident_memory import budget_of
 from autofit.probing.short_run import ShortRun
 from autofit.probing.survey.earlier_gates import EarlierGates
@@ -43,7 +43,6 @@ from autofit.probing.user_errors import as_users_errors
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.probing.workload_facts import batch_to_trace, chosen, facts_of
 from autofit.strategies import members
-from autofit.strategies.base import Facts
 from autofit.tracing import tracing
 from autofit.workloads.batch_store import BatchStore
 from autofit.workloads.batches import BatchSource
@@ -63,8 +62,7 @@ class LocalBench:
         device: where to probe.
         options: options of the search.
         beat: called at the start of each phase of a probe, as a sign of life.
-        watch: also receives each phase. It knows how much of the time budget is left, and stops code that exceeds its
-            share.
+        watch: also receives each phase, and stops code that exceeds its share of the time budget.
         known: what an earlier bench of this workload found, so that the survey is skipped. None runs the survey.
         gates: verdicts that the study keeps. The gates of a workload that has not changed since do not run.
 
@@ -74,8 +72,7 @@ class LocalBench:
 
     Raises:
         WorkloadError: the workload cannot be tuned as given.
-        SpaceError: an unknown strategy, or no usable batch size.
-        UsageError: the memory budget cannot be read.
+        SpaceError, UsageError: an unknown strategy, no usable batch size, or a memory budget that cannot be read.
         UserCodeError: the model, loss, loader or optimizer recipe raised an error.
         NothingFits: not even one small batch fits on the device.
         DevicePoisoned: the device does not respond.
@@ -108,7 +105,8 @@ class LocalBench:
             self._store, self._loss = BatchStore(self._source), loss_of(workload, self._source, device.torch_device)
             budget = budget_of(workload, device, options, varies=self._source.varies)
             facts = facts_of(workload, self._source, device, options, budget, self._loss, self._guard.restore)
-            earlier = EarlierGates(gates, self._environment(facts))
+            looked_at = self._source, self._loss, facts.optimizer, self._reached
+            earlier = EarlierGates(gates, environment_of(workload, device, *looked_at))
             state = State(self._reset, self._guard.differences)
             survey = Survey(facts, strategies, self._build, self._source, options.seed, state, self._watch)
             survey.pinned, survey.earlier = options.pinned, earlier.found
@@ -122,7 +120,7 @@ class LocalBench:
             notes = bench_notes(workload, device, self._loss, modes, guarded, self._source)
             self.briefing = Briefing(
                 space=space,
-                environment=self._environment(facts),
+                environment=environment_of(workload, device, *looked_at, self._weighing),
                 budget=budget,
                 enforced=options.enforce,
                 account=device.account(),
@@ -152,7 +150,7 @@ class LocalBench:
                 enforce=self._options.enforce,
                 cold=self._options.cold,
                 fastest_s=self._fastest_s,
-                clock=self._watch.clock,
+                watch=self._watch,
                 beat=self._beat,
             )
             outcome = self._run(probe)
@@ -166,8 +164,16 @@ class LocalBench:
                 leaked = self._leaks.found()  # memory that the user's code keeps from step to step
                 self._put_back()
         outcome = outcome.model_copy(update={"leaked": leaked})
-        if purpose is not Purpose.PROOF or (self._options.enforce and self.device.is_host):  # whose times mean nothing
-            return outcome
+        limited = self._options.enforce and self.device.is_host  # whose times mean nothing, and is too small for a gate
+        return self._proven(plan, outcome) if purpose is Purpose.PROOF and outcome.measured and not limited else outcome
+
+    def _proven(self, plan: Plan, outcome: Outcome) -> Outcome:
+        """Returns the outcome of a proof after its gate and the choice of worker processes."""
+        gate = ProofGate(members(), self._build, self._source, State(self._reset, self._guard.differences), self._watch)
+        try:
+            outcome = gate.judged(outcome, plan, self.briefing.space.baseline)
+        finally:
+            self._put_back()
         trials = LoaderTrials(self._source, self.device, self._watch, self._beat)
         return trials.added(outcome, plan.micro_batch_size, self._put_back)
 
@@ -214,8 +220,7 @@ class LocalBench:
         """Runs a few steps of a `plan` that cannot be traced, and returns their allocations. Everything is restored.
 
         Raises:
-            Untraceable: a step failed or ran out of memory, or the device keeps no record of allocations.
-            SpaceError: the plan cannot be applied to this workload.
+            Untraceable, SpaceError: as in `trace`; or a step failed, or the device keeps no record of allocations.
             DevicePoisoned: the device does not respond. Objects on it stay as they are until the bench is left.
         """
         poisoned = False
@@ -286,12 +291,10 @@ class LocalBench:
                 self.device.release()
         finally:
             self._heap.unfreeze()
+            if any(knob.warm_up_s for knob in self.briefing.space.knobs):
+                forget()
 
     def _build(self, plan: Plan) -> TrainStep:
-        target, host_bytes = self.device.torch_device, devices.available_host_bytes()
-        return prepare(plan, Draft.of(self.workload, self._loss, target, self._weighing, host_bytes), members())
-
-    def _environment(self, facts: Facts) -> Environment:
-        return environment_of(
-            self.workload, self.device, self._source, self._loss, facts.optimizer, self._reached, self._weighing
-        )
+        target, host_bytes, varies = self.device.torch_device, devices.available_host_bytes(), self._source.varies
+        draft = Draft.of(self.workload, self._loss, target, self._weighing, host_bytes, varies=varies)
+        return prepare(plan, draft, members())

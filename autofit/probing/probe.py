@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 
-from autofit.core.budget import Clock
 from autofit.core.errors import ClockError, SpaceError
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
@@ -16,14 +15,15 @@ from autofit.core.trial import Purpose
 from autofit.devices.base import Counters, Device, Reading
 from autofit.failures.classify import classify
 from autofit.failures.evidence import Evidence, collect, scrub
-from autofit.probing.compilation import start_cold
+from autofit.probing.compilation import Compiler, noted, start_cold
 from autofit.probing.growing_batches import by_size, needs_growing, run_growing
 from autofit.probing.probe_outcome import LIMITED, NOT_READ, judged, objection
 from autofit.probing.static_bytes import static_bytes
 from autofit.probing.step_counts import PACES, PATIENCE_SHARE
-from autofit.probing.step_timing import Lap, phase_steps, time_phases, time_steps
+from autofit.probing.step_timing import Lap, observed, phase_steps, time_phases, time_steps
 from autofit.probing.timing_window import WindowResult, run_step
 from autofit.probing.warm_up import MOST_SKIPPED
+from autofit.probing.watchdog import Watchdog
 from autofit.probing.worst_batch_result import WorstBatchResult
 from autofit.workloads.batch_store import BatchStore, Typical, unused
 from autofit.workloads.step import StepBatch, TrainStep
@@ -53,7 +53,8 @@ class Probe:
         enforce: whether the device limits this process to the budget while steps run.
         cold: whether the code that torch.compile has made is discarded first. A block of a race always runs warm.
         fastest_s: seconds per sample on the worst batch of the fastest plan so far.
-        clock: measures the remaining time. A proof that begins late runs only the steps that it needs.
+        watch: measures the remaining time, and ends a compilation that takes too long. A proof that begins late runs
+            only the steps that it needs.
         beat: called as a sign of life: with "fetch" and "prepare" as these begin, with "step" after each step.
         worst_s: seconds per sample on the worst batch. Set by `run`; None if no whole step was run on it.
     """
@@ -67,10 +68,11 @@ class Probe:
     enforce: bool
     cold: bool = False
     fastest_s: float = math.inf
-    clock: Clock = field(default_factory=Clock)
+    watch: Watchdog = field(default_factory=Watchdog)
     beat: Callable[[str], None] = field(default=lambda phase: None)
     worst_s: float | None = None
     _phase: str = "prepare"
+    _compiler: Compiler | None = None
 
     def run(self) -> Outcome:
         """Runs the plan and returns the outcome. Raises only `KeyboardInterrupt` and `ClockError`.
@@ -101,8 +103,10 @@ class Probe:
             evidence = collect(error, phase=self._phase, new_ooms=new.ooms, new_retries=new.retries)
             scrub(error)
         verdict = classify(evidence, device_is_host=self.device.is_host)
-        text, phase = evidence.traceback_text, evidence.phase
-        return Outcome(status=verdict.status, reason=verdict.reason, phase=phase, traceback_text=text)
+        status, text, phase = verdict.status, evidence.traceback_text, evidence.phase
+        if status is Status.NOT_COMPILED and self._compiler is None:
+            status = Status.USER_ERROR  # the user compiled the model
+        return Outcome(status=status, reason=verdict.reason, phase=phase, traceback_text=text)
 
     def _release(self) -> Outcome | None:
         """Releases memory. Returns an outcome if that fails, which means that the device is poisoned."""
@@ -128,7 +132,10 @@ class Probe:
         if self.cold and self.purpose is not Purpose.BLOCK:  # a block that compiles would not be comparable
             start_cold()
         with self.build(self.plan) as step, self._limited(step):
-            peak = None if worst is None else self._peak(step, worst, typical)
+            compile_s = self._compile(step, worst, typical) if step.draft.compiled else 0.0
+            if isinstance(compile_s, Outcome):
+                return compile_s
+            peak = None if worst is None else self._peak(step, worst, typical, compile_s)
             if peak is not None and (outcome := self._objection(peak)) is not None:
                 return outcome
             before = self.device.counters()
@@ -141,7 +148,21 @@ class Probe:
                 else self._time(step, typical)
             )
             events = self._events_since(before, peak)
-        return judged(self.plan, lap, peak, typical, events)
+        outcome = judged(self.plan, lap, peak, typical, events)
+        return noted(outcome, *self._compiler.notes()) if self._compiler and worst is not None else outcome
+
+    def _compile(self, step: TrainStep, worst: Batch | None, typical: Typical) -> float | Outcome:
+        """Runs the first steps of a plan that compiles. Returns their seconds, or why it is not compiled in time.
+
+        They are not metered: what the compiler allocates for its own work is gone before the first whole step.
+        """
+        batches = [typical.of_step(0)[0]] if worst is None or self.store.source.varies else []
+        if worst is not None:
+            start_cold()
+            batches.insert(0, worst)
+        self._enter("compiling")
+        self._compiler = Compiler(self.watch, self.device.is_host)
+        return self._compiler.compile(lambda: sum(self._run_step(step, [batch]).seconds for batch in batches))
 
     def _events_since(self, before: Counters, peak: WorstBatchResult | None) -> Counters:
         """Returns the allocator's counts on the worst batch and since `before`."""
@@ -161,7 +182,7 @@ class Probe:
         """Whether growing batches run before the timed steps."""
         return needs_growing(self.purpose, self.store.source.varies, self.device)
 
-    def _peak(self, step: TrainStep, worst: Batch, typical: Typical) -> WorstBatchResult:
+    def _peak(self, step: TrainStep, worst: Batch, typical: Typical, compile_s: float) -> WorstBatchResult:
         """Runs the first steps on the worst batch, without clearing the cache between them, and returns their peak."""
         count, proof = self.plan.accumulation_steps, self.purpose is Purpose.PROOF
         # After the second micro batch of the second step no new kind of tensor is live, so a probe stops there.
@@ -172,9 +193,12 @@ class Probe:
         alike = typical.tokens if not self.store.source.varies else None
         tokens = alike[0] if alike else self.store.source.tokens(worst)
         peak = WorstBatchResult(
-            samples=parts * self.plan.micro_batch_size, wanted=steps, tokens=None if tokens is None else parts * tokens
+            samples=parts * self.plan.micro_batch_size,
+            wanted=steps,
+            tokens=None if tokens is None else parts * tokens,
+            compile_s=compile_s,
         )
-        with self._metered(step) as reading, _observed(step, reading.drain):
+        with self._metered(step) as reading, observed(step, reading.drain):
             while len(peak.steps_s) < steps and peak.skipped < MOST_SKIPPED:
                 ran = self._run_step(step, [worst] * parts)
                 peak.loss = ran.loss
@@ -206,11 +230,11 @@ class Probe:
 
         pace = PACES[self.purpose]
         if self.purpose is Purpose.PROOF:
-            pace = replace(pace, patience_s=PATIENCE_SHARE * self.clock.left_s)
+            pace = replace(pace, patience_s=PATIENCE_SHARE * self.watch.clock.left_s)
         with self._reported(step):
             lap = time_steps(step, batch_of, self.device, pace, typical.cycle, beat)
             more_s = phase_steps(typical.cycle) * max(lap.steps_s, default=math.inf)
-            if self.purpose is Purpose.PROOF and more_s < self.clock.left_s:
+            if self.purpose is Purpose.PROOF and more_s < self.watch.clock.left_s:
                 lap.phases_s = time_phases(step, batch_of, self.device, typical.cycle, beat)
         return lap
 
@@ -256,7 +280,7 @@ class Probe:
             return outcome
         memory = peak.memory
         assert memory is not None, "the meter has filled its reading"
-        if self.purpose is Purpose.PROOF and self.clock.left_s <= 0 and peak.is_sound and not self._grows:
+        if self.purpose is Purpose.PROOF and self.watch.clock.left_s <= 0 and peak.is_sound and not self._grows:
             late = "not timed: the time budget ran out"
             return Outcome(status=Status.MEASURED, measurement=peak.measurement(memory, late))
         slowness = 0.0 if self.worst_s is None else self.worst_s / self.fastest_s
@@ -273,13 +297,3 @@ class Probe:
     def _enter(self, phase: str) -> None:
         self._phase = phase
         self.beat(phase)
-
-
-@contextmanager
-def _observed(step: TrainStep, react: Callable[[], None]) -> Iterator[None]:
-    """Calls `react` at the start of each phase of the steps inside."""
-    step.observe = lambda phase: react()
-    try:
-        yield
-    finally:
-        step.observe = None

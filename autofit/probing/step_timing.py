@@ -1,6 +1,7 @@
 """Step timing: times whole optimizer steps, after a warm-up (`autofit.probing.warm_up`)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from time import perf_counter
@@ -148,6 +149,16 @@ class _Timing:
             return False
         timed = lap.timed_steps >= pace.steps_least and elapsed_s >= pace.seconds
         return timed or lap.timed_steps >= pace.steps_most
+
+
+@contextmanager
+def observed(step: TrainStep, react: Callable[[], None]) -> Iterator[None]:
+    """Calls `react` at the start of each phase of the steps inside."""
+    step.observe = lambda phase: react()
+    try:
+        yield
+    finally:
+        step.observe = None
 
 
 def beyond(times_s: Sequence[float], steady_s: float) -> float:

@@ -118,7 +118,7 @@ class Watchdog:
         self._phase = ("inspecting the workload", self.clock.elapsed_s)
         self._worker = threading.get_ident()
         main = threading.current_thread() is threading.main_thread()
-        self._interrupts = main and _SIGNAL is not None and self.clock.limit_s is not None
+        self._interrupts = main and _SIGNAL is not None
         if self._interrupts and _SIGNAL is not None:
             self._before = signal.signal(_SIGNAL, self._interrupt)
         self._thread.start()

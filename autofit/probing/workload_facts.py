@@ -59,6 +59,7 @@ def facts_of(
         max_global_batch_size=workload.max_global_batch_size,
         dataset_size=min(lengths, default=None),
         resizable=source.resizable,
+        varies=source.varies,
         cut_from=source.user_batch_size if source.resizable and not joinable else None,
         max_grad_norm=workload.max_grad_norm,
         memory_budget_bytes=budget.memory_bytes,

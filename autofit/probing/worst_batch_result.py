@@ -21,6 +21,7 @@ class WorstBatchResult:
         loss: loss of the last step.
         ruined: number of the first step whose loss was not finite, counted from 1; None if there was none.
         memory: peak over all steps.
+        compile_s: duration of the steps before them that compiled, in seconds.
     """
 
     samples: int
@@ -32,6 +33,7 @@ class WorstBatchResult:
     loss: float | None = None
     ruined: int | None = None
     memory: Memory | None = None
+    compile_s: float = 0.0
 
     @property
     def is_sound(self) -> bool:
@@ -42,8 +44,13 @@ class WorstBatchResult:
 
     @property
     def startup_s(self) -> float:
-        """Seconds beyond the same number of steps at the speed of the fastest after the first, plus skipped steps."""
-        return beyond(self.steps_s, min(self.steps_s[1:] or self.steps_s)) + self.skipped_s
+        """Seconds beyond the same number of steps at the speed of the fastest after the first, plus skipped steps.
+
+        The steps that compiled count too, less one such step.
+        """
+        fastest_s = min(self.steps_s[1:] or self.steps_s)
+        compiling_s = max(self.compile_s - fastest_s, 0.0)
+        return beyond(self.steps_s, fastest_s) + self.skipped_s + compiling_s
 
     def metered(self, memory: Memory, held_bytes: int) -> None:
         """Stores the metered peak, plus `held_bytes` that are live in addition."""

@@ -38,6 +38,7 @@ _ENDINGS = {
     Status.CRASHED: "crashed",
     Status.INTERRUPTED: "was interrupted",
     Status.USER_ERROR: "failed in the user's code",
+    Status.NOT_COMPILED: "could not be compiled",
     Status.NUMERIC: "gave a loss or gradient that is not finite",
 }
 _BASIS = re.compile(r" \([^()]*\)$")

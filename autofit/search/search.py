@@ -37,6 +37,9 @@ from autofit.study import Study, optuna_imports, writing
 PREPARING_RATIO, TRACING_RATIO, TRACING_S = 0.25, 0.2, 120.0
 """Limits on the time before the first probe: the share of the time budget for all preparation, gates included; the
 share for estimating memory; and the maximum number of seconds for estimating memory."""
+PLANNED_STEPS = 10_000
+"""Optimizer steps of the planned training if the user gives none and the space has techniques that must warm up, such
+as compilation. That is minutes to hours of training, the range in which the cost of compiling decides."""
 LEAST_WAIT_S = 1.0
 """Shortest wait for the device that is reported."""
 CLOSING_RATIO = 0.6
@@ -162,9 +165,12 @@ def _answered(
 
 def _planned(request: Request, briefing: Briefing) -> Objective:
     """Returns the objective with the samples of the planned training, which are independent of a plan's batch."""
-    if request.planned_steps is None:
+    steps = request.planned_steps
+    if steps is None and any(knob.warm_up_s for knob in briefing.space.knobs):
+        steps = PLANNED_STEPS
+    if steps is None:
         return request.objective
-    samples = request.planned_steps * briefing.space.baseline.global_batch_size
+    samples = steps * briefing.space.baseline.global_batch_size
     return request.objective.model_copy(update={"planned_samples": samples})
 
 
@@ -185,6 +191,7 @@ def _recommendation(
     answer = [
         *_learning_rate(findings, briefing),
         *findings.caveats,
+        *findings.proof.compiler_notes,
         *_at_limit(findings, briefing),
         *loading_caveats(findings.proof),
     ]

@@ -11,6 +11,7 @@ from autofit.core.recommendation import Ratio
 from autofit.core.trial import Purpose, Trial
 from autofit.core.units import format_bytes, short_number
 from autofit.search.ambiguous_failures import settled
+from autofit.search.cold_start import from_cold_start
 from autofit.search.earlier_runs import Earlier
 from autofit.search.event import Event
 from autofit.search.evidence import Placing
@@ -136,7 +137,7 @@ class TrialRunner:
         try:
             outcome = self.tuning.evaluate(plan, purpose)
             self._count_poison(outcome)
-            outcome = settle(outcome)
+            outcome = from_cold_start(settle(outcome), plan, self.trials, self.tuning.space.facts.knobs)
         except KeyboardInterrupt:
             self._finish(number, Outcome(status=Status.INTERRUPTED, reason="stopped by the user"))
             raise

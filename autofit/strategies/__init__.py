@@ -8,6 +8,7 @@ from autofit.strategies.attention import Attention
 from autofit.strategies.base import Strategy
 from autofit.strategies.batching import Batching
 from autofit.strategies.checkpointing import Checkpointing
+from autofit.strategies.compilation import Compilation
 from autofit.strategies.linear_cross_entropy import LinearCrossEntropy
 from autofit.strategies.memory_format import MemoryFormat
 from autofit.strategies.optimizer_implementation import OptimizerImplementation
@@ -21,6 +22,7 @@ BUILT_IN: tuple[type[Strategy], ...] = (
     OptimizerInBackward,
     Attention,
     LinearCrossEntropy,
+    Compilation,
     Checkpointing,
     ActivationOffload,
     Batching,

@@ -34,6 +34,7 @@ class Phase(IntEnum):
     ARITHMETIC = 3  # the context that forward and backward run in
     OPTIMIZER = 4
     BATCHING = 5
+    COMPILATION = 6  # of whatever the other strategies made of the modules
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,7 @@ class Facts:
             share of the data set.
         dataset_size: samples in the data set; None if unknown.
         resizable: whether batches of other sizes than the baseline's can be made.
+        varies: whether batches differ in shape within a training.
         cut_from: size of the batches from which smaller ones are cut. A size that does not divide it would leave a
             smaller remainder. None if batches of any size can be made.
         max_grad_norm: L2 norm to which the training clips gradients; None if it does not clip.
@@ -121,6 +123,7 @@ class Facts:
     max_global_batch_size: int | None = None
     dataset_size: int | None = None
     resizable: bool = True
+    varies: bool = False
     cut_from: int | None = None
     max_grad_norm: float | None = None
     memory_budget_bytes: int | None = None
@@ -161,6 +164,8 @@ class Strategy(ABC):
         phase: when the strategy is applied.
         owns: names of the knobs that it may offer.
         gated: whether each value except the default must first pass the gradient gate on the user's batch.
+        gated_in_proof: whether the gradient of a plan is compared in its proof with that of the same plan without this
+            strategy, because the comparison would cost too much before every search.
         same_memory: whether all values of its knobs have the memory per sample of the default, so that an estimate of
             memory leaves the strategy out. Its knobs say so too (`Knob.same_memory`).
     """
@@ -172,6 +177,7 @@ class Strategy(ABC):
     phase: ClassVar[Phase]
     owns: ClassVar[tuple[str, ...]]
     gated: ClassVar[bool] = False
+    gated_in_proof: ClassVar[bool] = False
     same_memory: ClassVar[bool] = False
 
     @abstractmethod
@@ -200,6 +206,10 @@ class Strategy(ABC):
     def to_record(self) -> StrategyRecord:
         """Returns what this strategy does, costs and changes."""
         return StrategyRecord(name=self.name, knobs=self.owns, about=self.about, cost=self.cost, effect=self.effect)
+
+    def untraceable(self, plan: Plan) -> str | None:
+        """Returns why a trace on fake tensors cannot show the memory of `plan`, or None."""
+        return None
 
     def refuse(self, reason: str, origin: Literal["", "device"] = "") -> Offer:
         """Returns an offer without knobs, with the reason. See `autofit.core.space.Refusal` for the arguments."""

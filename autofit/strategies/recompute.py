@@ -39,6 +39,8 @@ class Recompute:
 
     def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
         """Returns `function(*args)`, which is recomputed in the backward pass."""
+        if torch.compiler.is_compiling() and not self.selective:  # compiled code writes its buffers once anyway
+            return checkpoint(function, *args, use_reentrant=False)
         contexts = self._contexts if self.norms or self.buffers or self.selective else noop_context_fn
         return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=True, context_fn=contexts)
 

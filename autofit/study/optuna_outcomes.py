@@ -3,7 +3,7 @@
 measured                              COMPLETE, the score; constraints memory <= 0, valid <= 0
 does not fit                          COMPLETE, 0.0 (the worst score); memory > 0
 cannot run, or not finite             COMPLETE, 0.0; valid > 0
-refused or screened out               PRUNED: shown separately; samplers treat it as unpromising, without a value
+refused, screened out, not compiled   PRUNED: shown separately; samplers treat it as unpromising, without a value
 crashed, timed out, the user's error  FAIL: samplers ignore it
 
 A plan that does not fit is never FAIL: samplers forget a FAIL and propose the same plan again. Both constraints are
@@ -18,7 +18,7 @@ from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 
 _UNKNOWN_OVERSHOOT = 0.5  # an out-of-memory does not show by how much
-_REFUSED = frozenset({Status.SKIPPED, Status.REJECTED})
+_REFUSED = frozenset({Status.SKIPPED, Status.REJECTED, Status.NOT_COMPILED})
 _INVALID = frozenset({Status.NUMERIC, Status.LAUNCH_LIMIT, Status.SHARED_MEMORY})
 
 

@@ -77,6 +77,9 @@ def trace(
         SpaceError: the plan cannot be applied to this workload.
     """
     check_traceable(workload.model)
+    for strategy in members():
+        if reason := strategy.untraceable(plan):
+            raise Untraceable(reason, f"the technique {strategy.name}")
     if chip is None and device.type == "cuda":
         chip = Chip.of(device)
     run = _Tracing(plan, device, chip, threads or torch.get_num_threads())

@@ -52,6 +52,8 @@ class Draft:
         stepping: whether the pass that is running is that of a step, and not only of its gradients.
         host_memory_bytes: main memory that was available when the step was made, for tensors of an accelerator; None if
             unknown.
+        varies: whether batches differ in shape within a training.
+        compiled: whether parts of the step are compiled when they first run.
     """
 
     model: nn.Module
@@ -67,6 +69,8 @@ class Draft:
     one_pass: bool = False
     stepping: bool = False
     host_memory_bytes: int | None = None
+    varies: bool = False
+    compiled: bool = False
 
     @classmethod
     def of(
@@ -76,6 +80,8 @@ class Draft:
         device: torch.device,
         weighing: Weighing | None = None,
         host_memory_bytes: int | None = None,
+        *,
+        varies: bool = False,
     ) -> "Draft":
         """Returns the draft of the user's step before any strategy is applied. Makes the optimizer."""
         return cls(
@@ -86,6 +92,7 @@ class Draft:
             max_grad_norm=workload.max_grad_norm,
             weighing=weighing,
             host_memory_bytes=host_memory_bytes,
+            varies=varies,
         )
 
 
@@ -220,7 +227,10 @@ class TrainStep:
                 if "backward through the graph a second time" not in str(error):
                     raise
                 raise _used_graph(draft.loss.name) from error
-            total = loss.detach() if total is None else total + loss.detach()
+            if total is not None:
+                total = total + loss.detach()
+            else:  # the next run of a CUDA graph overwrites its outputs
+                total = loss.detach().clone() if draft.compiled else loss.detach()
         assert total is not None, "a StepBatch has at least one part"
         return total
 

@@ -49,6 +49,17 @@ HOST_CAPABILITIES = _capabilities_of_the_host()
 SAMPLES = 4
 
 
+@pytest.fixture(autouse=True)
+def compiled_code_runs_uncompiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Has torch.compile run what it is given as it is: compiling each value for each workload would take minutes.
+
+    tests/strategies/test_compilation.py compiles.
+    """
+    monkeypatch.delenv("CXX")
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
 class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()

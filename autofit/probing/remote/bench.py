@@ -19,6 +19,7 @@ from autofit.core.units import format_duration
 from autofit.memory.breakdown import Part
 from autofit.memory.trace import Trace
 from autofit.probing.child_request import HOST_LIMIT_ENVIRONMENT, OTHER_VERSION, SURVEY, Target
+from autofit.probing.compile_cache import VARIABLE, new_cache
 from autofit.probing.remote.child import Child, ChildEnded, Deadlines
 from autofit.probing.remote.output import OutputLog
 from autofit.probing.remote.phases import Phases
@@ -72,7 +73,7 @@ class RemoteBench:
         self._deadlines = deadlines or Deadlines()
         if self._clock.limit_s is not None:
             self._deadlines = replace(self._deadlines, grace_s=min(self._deadlines.grace_s, BRIEF_GRACE_S))
-        self._log = OutputLog(log)
+        self._log, self._cache = OutputLog(log), new_cache()
         self._most, self._count, self._leaks = probes_per_child, 0, 0
         # The first child's findings are reused for all: available memory fluctuates, and the gates take time.
         self._memory_bytes: int | None = None
@@ -82,7 +83,7 @@ class RemoteBench:
         try:
             self._child, self.briefing = self._start({}, enforce=False)
         except BaseException:
-            self._log.close()
+            self._tidy()
             raise
         self._memory_bytes, self._known = self.briefing.budget.memory_bytes, self.briefing
         opened_s = self._clock.elapsed_s - began
@@ -177,7 +178,7 @@ class RemoteBench:
         finally:
             if child is not None:
                 child.close()
-            self._log.close()
+            self._tidy()
 
     def __enter__(self) -> Self:
         return self
@@ -191,7 +192,11 @@ class RemoteBench:
         try:
             self._retire()
         finally:
-            self._log.close()
+            self._tidy()
+
+    def _tidy(self) -> None:
+        self._log.close()
+        self._cache.cleanup()
 
     def _warm(self) -> Child:
         """Returns the warm child, or a new one if the last was retired."""
@@ -211,7 +216,8 @@ class RemoteBench:
         if self._clock.patience_s() <= 0:
             raise errors.BudgetSpent(f"{self._over()} before {self._target.name} was opened.")
         phases = Phases(self._clock, self._beat)
-        child = Child(self._deadlines, {**environment, **self._target.environment}, self._log)
+        variables = {VARIABLE: self._cache.name, **environment, **self._target.environment}
+        child = Child(self._deadlines, variables, self._log)
         try:
             reply = self._opened(child, enforce, phases)
         except ChildEnded as ended:

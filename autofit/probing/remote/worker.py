@@ -11,7 +11,7 @@ the worker sends `beat`, as a sign of life.
 
 * If `open` has `"claims": true`, the worker first replies `device`. It sends `briefing` after the next request,
   `{"do": "go"}`, which the parent sends once no other process uses that device.
-* If `open` has a `"time_budget"` (`limit_s` and `elapsed_s`), the gates end when their share of it is used up.
+* If `open` has a `"time_budget"` (`limit_s` and `elapsed_s`), gates and compilations end when their share is used up.
 * If `open` has a `"stand_in"`, the worker only traces, for the device described there. For the host it also records.
 """
 
@@ -20,7 +20,7 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import partial
@@ -59,18 +59,20 @@ class Worker:
     def __init__(self, requests: TextIO, replies: TextIO) -> None:
         self._requests, self._replies = requests, replies
         self._bench: LocalBench | StandInBench | None = None
+        self._held = ExitStack()
 
     def serve(self) -> None:
         """Answers requests until `close` or the end of input."""
-        for line in self._requests:
-            request = json.loads(line)
-            try:
-                done = self._answer(request)
-            except AutofitError as error:
-                self._say("error", **describe_error(error))
-                return
-            if done:
-                return
+        with self._held:
+            for line in self._requests:
+                request = json.loads(line)
+                try:
+                    done = self._answer(request)
+                except AutofitError as error:
+                    self._say("error", **describe_error(error))
+                    return
+                if done:
+                    return
 
     def _answer(self, request: dict[str, Any]) -> bool:
         if request["do"] == "open":
@@ -130,8 +132,8 @@ class Worker:
         if described is None:
             wanted, claims = request["device"] or arguments.get("device"), bool(request.get("claims"))
             known, gates = _known(request)
-            with Watchdog(_clock(request.get("time_budget"))) as watch:
-                briefing = self._open_bench(workload, wanted, options, claims, known, gates, watch)
+            watch = self._held.enter_context(Watchdog(_clock(request.get("time_budget"))))
+            briefing = self._open_bench(workload, wanted, options, claims, known, gates, watch)
         else:
             self._bench = StandInBench.of(workload, options, StandIn.model_validate(described), self._beat)
             briefing = self._bench.briefing

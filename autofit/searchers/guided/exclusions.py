@@ -1,4 +1,4 @@
-"""Exclusions: plans that are not run because plans with the same values failed at any size."""
+"""Exclusions: plans that are not run, such as those whose values failed at any size in another plan."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,21 +7,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autofit.core.knob import Knob
+from autofit.core.omission import Basis
 from autofit.core.outcome import Outcome
 from autofit.feasibility.plan_features import Points
 
 
 @dataclass(frozen=True, slots=True)
 class Exclusion:
-    """Plans that share the values that made one fail.
+    """Plans that share values because of which none of them is run.
 
     Attributes:
         mask: which plans they are, [plans].
-        reason: the shared values, and how the plan failed.
+        reason: the shared values, and how the plan failed or why it cannot pay.
+        basis: what the reason rests on.
     """
 
     mask: NDArray[np.bool_]
     reason: str
+    basis: Basis = Basis.MEASURED
 
 
 def exclusions(

@@ -18,6 +18,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
+from autofit.core.measurement import Measurement
 from autofit.core.omission import Omission
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import MICRO_BATCH_SIZE, Plan
@@ -28,6 +29,7 @@ from autofit.searchers.base import Problem, Searcher
 from autofit.searchers.guided.exclusions import Exclusion, exclusions
 from autofit.searchers.guided.first_feasible import first_feasible
 from autofit.searchers.guided.omissions import FinalBeliefs, omissions
+from autofit.searchers.guided.payback import never_paid, warm_ups_s
 from autofit.searchers.guided.stopping import MIN_GAIN, TriedPlans, unsettled
 from autofit.searchers.guided.throughput import Throughput
 from autofit.searchers.guided.worth import Candidates, Proposal, expected_gains
@@ -167,10 +169,12 @@ class Guided(Searcher):
     def _believe(self) -> Belief:
         """Returns the posterior of the log throughput of every plan."""
         if self._belief is None:
-            ran = {place: self._outcomes[place].measurement for place in self._scores}
-            measured = {place: measurement for place, measurement in ran.items() if measurement is not None}
-            self._belief = self._throughput.believe(self._scores, measured)
+            self._belief = self._throughput.believe(self._scores, self._measurements())
         return self._belief
+
+    def _measurements(self) -> dict[int, Measurement]:
+        ran = {place: self._outcomes[place].measurement for place in self._scores}
+        return {place: measurement for place, measurement in ran.items() if measurement is not None}
 
     def _gains(self, belief: Belief) -> Array:
         """Returns the expected gain of each plan over the best that ran; 0 for a plan that is hopeless or excluded."""
@@ -190,13 +194,14 @@ class Guided(Searcher):
 
     def _seconds(self, belief: Belief) -> Array:
         """Returns the estimated duration of a probe of each plan: its steps, and the fixed cost of a probe."""
-        step_s = self._samples / np.exp(belief.mean)
+        ran = self._measurements()
+        work_s = STEPS * self._samples / np.exp(belief.mean) + warm_ups_s(self._knobs, self._points, ran)
         spent = [
-            outcome.duration_s - STEPS * step_s[place]
+            outcome.duration_s - work_s[place]
             for place, outcome in self._outcomes.items() if place in self._scores and outcome.duration_s
         ]  # fmt: skip
         fixed_s = max(median(spent), 0.0) if spent else 0.0
-        return np.asarray(fixed_s + STEPS * step_s + 1e-9, dtype=np.float64)
+        return np.asarray(fixed_s + work_s + 1e-9, dtype=np.float64)
 
     def _excluded(self) -> NDArray[np.bool_]:
         """Returns which plans are not run, whatever their expected gain."""
@@ -209,7 +214,8 @@ class Guided(Searcher):
         return np.asarray(excluded, dtype=np.bool_)
 
     def _exclusions(self) -> list[Exclusion]:
-        return exclusions(self._knobs, self._points, self._outcomes, self._scores)
+        unpaid = never_paid(self._knobs, self._points, self.problem.objective, self._measurements().get(0))
+        return [*exclusions(self._knobs, self._points, self._outcomes, self._scores), *unpaid]
 
     def _most_worthy(self, gains: Array, seconds: Array) -> int | None:
         """Returns the plan with the most gain per second: one that is likely to fit, or a step towards one that may."""

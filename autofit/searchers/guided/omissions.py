@@ -29,7 +29,7 @@ class FinalBeliefs:
         plans: plans of the space.
         points: the same plans as numbers.
         outcomes: outcomes of the plans that were tried, by place.
-        exclusions: plans that are not run because others failed.
+        exclusions: plans that are not run whatever their speed.
         belief: posterior of the log throughput of each plan.
         fastest: log throughput of the fastest plan that ran.
         feasibility: answers whether a plan fits.
@@ -67,9 +67,9 @@ def _omission(result: FinalBeliefs, places: Sequence[int]) -> Omission:
         outcome = result.outcomes[tried[-1]]
         basis = Basis.ESTIMATED if outcome.status is Status.SKIPPED else Basis.MEASURED
         return Omission(plan=result.plans[tried[-1]], basis=basis, reason=f"{outcome.status.value}: {outcome.reason}")
-    excluded = next((each.reason for each in result.exclusions if each.mask[places[0]]), None)
+    excluded = next((each for each in result.exclusions if each.mask[places[0]]), None)
     if excluded is not None:
-        return Omission(plan=result.plans[places[0]], basis=Basis.MEASURED, reason=excluded)
+        return Omission(plan=result.plans[places[0]], basis=excluded.basis, reason=excluded.reason)
     fitting = next((place for place in places if result.feasibility.is_likely(result.plans[place])), None)
     return _too_slow(result, fitting) if fitting is not None else _too_large(result, places)
 

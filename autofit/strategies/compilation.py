@@ -1,0 +1,236 @@
+"""Compilation: torch.compile generates kernels for the whole model, or for its repeated blocks only."""
+
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from autofit.core.knob import Knob
+from autofit.core.plan import KnobValue, Plan
+from autofit.core.space import Refusal
+from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
+from autofit.strategies.blocks import find_blocks
+from autofit.strategies.undo import Undo
+from autofit.workloads.step import Draft
+
+KNOB = "compile"
+OFF, MODEL, BLOCKS, TUNED, GRAPHS = "off", "default", "blocks", "max-autotune-no-cudagraphs", "reduce-overhead"
+VALUES = (OFF, MODEL, BLOCKS, TUNED, GRAPHS)
+MODES = (TUNED, GRAPHS)
+"""Values that are also modes of torch.compile. The others use its default mode."""
+NEEDED = {TUNED: "tuned kernels", GRAPHS: "cuda graphs"}
+"""Capability of the device that a value needs beyond "compile"."""
+LEAST_BLOCKS = 4
+"""Minimum number of blocks that are compiled on their own. With fewer, little less is compiled than the whole model."""
+
+LEAST_WARM_UP_S = {OFF: 0.0, MODEL: 3.0, BLOCKS: 3.0, TUNED: 6.0, GRAPHS: 3.0}
+"""Least plausible seconds that a training spends on compiling. On 2 cores, torch 2.13 took 3.0 s to import its compiler
+and 4.0 s for the forward and backward pass of four layers; half of this is assumed for a faster machine."""
+CEILING = {OFF: 1.0, MODEL: 2.5, BLOCKS: 2.5, TUNED: 2.5, GRAPHS: 5.0}
+"""Largest plausible speed-up on an accelerator: 1.5 times the median of 1.65 that timm's table has for 800 models on an
+RTX 4090 (reference/strategy_tuners.md 7.1), and twice that for graphs, which also hide the time to launch kernels."""
+HOST_CEILING = 2.0
+"""Largest plausible speed-up on a host, whose products stay in the same library: compiling fuses the operators between
+them."""
+EXPECTED = {OFF: 1.0, MODEL: 1.2, BLOCKS: 1.15, TUNED: 1.2, GRAPHS: 1.2}
+"""Expected speed-up on an accelerator: 1.15 to 1.27 in the training of language models (ibid.)."""
+HOST_EXPECTED = 0.95
+"""Expected speed-up on a host: a small GPT on 2 cores became 25 % slower, other models a little faster."""
+
+_ORIGINAL, _DISABLED = "_torchdynamo_orig_callable", "_torchdynamo_disable"
+"""Attributes that torch.compile and torch.compiler.disable leave on a function. The second sets both."""
+_ABSENT = object()
+
+
+class Compilation(Strategy):
+    """Compiles in place: the module objects, their hooks and the names in a state_dict stay the same.
+
+    The code is made when the step first runs, and again for each new shape, mode or autocast state. If batches differ
+    in shape, torch.compile makes the sizes dynamic that it sees change; otherwise each shape gets code of its own.
+
+    A model that its author has compiled stays as it is.
+    """
+
+    name = "compilation"
+    about = "generates fused kernels for the model or its blocks with torch.compile"
+    cost = "seconds to minutes of compiling at the start of a training"
+    effect = "rounding"
+    phase = Phase.COMPILATION
+    owns = (KNOB,)
+    gated_in_proof = True
+
+    def offer(self, facts: Facts) -> Offer:
+        """Returns the knob `compile` with the values that this device and this model can use."""
+        if "compiled code" not in facts.capabilities:
+            reason = f"torch.compile generates no code for this {facts.device_type} device; on CUDA, install triton"
+            return self.refuse(reason, "device")
+        if refusal := _refusal(facts.model) or _missing_tool():
+            return self.refuse(refusal)
+        lacks = {value: why for value in VALUES if (why := _lack(value, facts)) is not None}
+        refused = tuple(
+            Refusal(
+                name=f"{KNOB}={value}",
+                reason=why,
+                origin="device" if value in NEEDED and NEEDED[value] not in facts.capabilities else "",
+            )
+            for value, why in lacks.items()
+        )
+        values = tuple(value for value in VALUES if value not in lacks)
+        accelerated = NEEDED[TUNED] in facts.capabilities
+        knob = Knob(
+            name=KNOB,
+            values=values,
+            default=OFF,
+            about="what torch.compile compiles, or the mode in which it compiles the whole model",
+            expected=tuple(EXPECTED[v] if accelerated or v == OFF else HOST_EXPECTED for v in values),
+            warm_up_s=tuple(LEAST_WARM_UP_S[v] for v in values),
+            ceiling=tuple(CEILING[v] if accelerated or v == OFF else HOST_CEILING for v in values),
+        )
+        return Offer((knob,), refused)
+
+    @contextmanager
+    def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
+        """Compiles the model, or each of its blocks, when they are next called.
+
+        Raises:
+            SpaceError: the value is unknown, the model is compiled already, or it has no repeated blocks.
+        """
+        value = plan.values.get(KNOB, OFF)
+        if type(value) is str and value == OFF:
+            yield
+            return
+        targets = _targets(value, draft.model)
+        with Undo() as undo:
+            for target, call in zip(targets, _compiled_calls(targets, value, draft.varies), strict=True):
+                attributes = vars(target)
+                undo.callback(_put, attributes, attributes.get("_compiled_call_impl", _ABSENT))
+                _put(attributes, partial(call, target))
+            undo.callback(setattr, draft, "compiled", draft.compiled)
+            draft.compiled = True
+            yield
+
+    def untraceable(self, plan: Plan) -> str | None:
+        """Returns that the compiler decides about memory, if the plan compiles."""
+        if plan.values.get(KNOB, OFF) == OFF:
+            return None
+        return "torch.compile decides which tensors are kept in memory; a probe measures it"
+
+
+def _targets(value: KnobValue, model: nn.Module) -> tuple[nn.Module, ...]:
+    """Returns the modules to compile.
+
+    Raises:
+        SpaceError: see `Compilation.apply`.
+    """
+    if value not in VALUES:
+        raise unknown_value(KNOB, value, f"one of {', '.join(VALUES)}")
+    reason = _refusal(model)
+    if reason is not None:
+        raise unknown_value(KNOB, value, f"{OFF}, since {reason}")
+    if value != BLOCKS:
+        return (model,)
+    blocks = find_blocks(model)
+    if not blocks:
+        raise unknown_value(KNOB, value, f"another value, since {_NO_BLOCKS}")
+    return blocks
+
+
+def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Calls a module with its hooks, as `module(...)` does if it is not compiled.
+
+    `nn.Module.compile` compiles the bound method instead, whose frame torch.compile skips, so that nothing of a
+    `Sequential` or of another class of torch's own is compiled (torch 2.13).
+    """
+    return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch has no type for it
+
+
+_calls: dict[object, Callable[..., Any]] = {}
+"""Copies of `_call`, by the kind of module. torch.compile keeps its code, up to a limit, with the function that it
+compiled: blocks of one kind share that code, and blocks of many kinds do not exhaust one limit. A plan that is applied
+again, as in a race, finds its code."""
+
+
+def _compiled_calls(targets: tuple[nn.Module, ...], value: KnobValue, varies: bool) -> Iterator[Callable[..., Any]]:
+    """Yields the compiled call of each target."""
+    mode = str(value) if value in MODES else None
+    made: dict[object, Callable[..., Any]] = {}
+    for target in targets:
+        kind = _kind(target)
+        if kind not in made:
+            call = _calls.setdefault(kind, FunctionType(_call.__code__.replace(), globals(), "_call"))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # torch 2.13 warns of its own imports
+                made[kind] = torch.compile(call, mode=mode, dynamic=None if varies else False)
+        yield made[kind]
+
+
+def _kind(module: nn.Module) -> object:
+    """Returns a key that modules share if the same code can serve them."""
+    return type(module), tuple((name, p.shape, p.dtype) for name, p in module.named_parameters())
+
+
+_NO_BLOCKS = "the model has no repeated blocks"
+
+
+def _lack(value: str, facts: Facts) -> str | None:
+    """Returns why `value` is not offered, or None."""
+    if value in NEEDED and NEEDED[value] not in facts.capabilities:
+        if value == TUNED:
+            return "on this device the compiler has no other kernels for products to choose from"
+        return f"this {facts.device_type} device has no CUDA graphs"
+    if value in NEEDED and facts.varies:
+        return "batches differ in shape, and each shape would be tuned or recorded anew"
+    if value == BLOCKS and (count := len(find_blocks(facts.model))) < LEAST_BLOCKS:
+        found = f"found {count} repeated blocks; with fewer than {LEAST_BLOCKS}, compiling them alone saves little"
+        return found if count else _NO_BLOCKS
+    return None
+
+
+def _refusal(model: nn.Module) -> str | None:
+    """Returns why the model must not be compiled, or None."""
+    for name, module in model.named_modules():
+        where = f"the module {name!r}" if name else "the model"
+        if isinstance(module, torch.jit.ScriptModule):
+            return f"{where} is TorchScript, which torch.compile does not compile"
+        if type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
+            return f"{where} is already compiled by its author, and stays as it is"
+        if (method := _compiled_method(module)) is not None:
+            return f"{method} of {where} is already compiled by its author, and stays as it is"
+    return None
+
+
+def _compiled_method(module: nn.Module) -> str | None:
+    """Returns the name of a method that was decorated with torch.compile, or None."""
+    owners = [
+        vars(module),
+        *(vars(base) for base in type(module).__mro__ if base.__module__.partition(".")[0] != "torch"),
+    ]
+    for attributes in owners:
+        for name, value in attributes.items():
+            if isinstance(value, FunctionType) and hasattr(value, _ORIGINAL) and not hasattr(value, _DISABLED):
+                return name
+    return None
+
+
+def _missing_tool() -> str | None:
+    """Returns which tool for compiling is missing and how to get it, or None."""
+    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    if shutil.which(compiler) is not None:
+        return None
+    named = " (named by the variable CXX)" if os.environ.get("CXX") else ""
+    return f"found no C++ compiler {compiler!r}{named}: install one, such as g++, for torch.compile"
+
+
+def _put(attributes: dict[str, Any], call: object) -> None:
+    if call is _ABSENT:
+        attributes.pop("_compiled_call_impl", None)
+    else:
+        attributes["_compiled_call_impl"] = call
