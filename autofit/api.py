@@ -10,7 +10,7 @@ from torch import nn
 
 from autofit import planfile
 from autofit.core.budget import Clock
-from autofit.core.errors import UsageError
+from autofit.core.errors import UsageError, WorkloadError
 from autofit.core.objective import Objective
 from autofit.core.plan import KnobValue
 from autofit.core.units import parse_duration
@@ -19,7 +19,7 @@ from autofit.estimation import estimate as estimating
 from autofit.estimation.estimation import Estimation
 from autofit.fit import Fit, Terms
 from autofit.guard import Guard
-from autofit.in_process import search_in_process
+from autofit.in_process import search_with_evaluation
 from autofit.probing.options import options_of, record_of
 from autofit.probing.remote.bench import Target
 from autofit.probing.standin_bench import StandInBench
@@ -27,6 +27,7 @@ from autofit.reports.attached import attached
 from autofit.reports.repeating import tuning_call
 from autofit.search.request import Listen, Request
 from autofit.trackers.following import following
+from autofit.workloads.batches import checked_loader
 from autofit.workloads.workload import OptimizerRecipe, Workload
 
 
@@ -47,6 +48,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
     pinned: Mapping[str, KnobValue] | None = None,
     worst_case: Any = None,
     mode: Literal["train", "inference"] = "train",
+    eval_loader: Any = None,
     max_grad_norm: float | None = None,
     extras: Sequence[Any] = (),
     device: str | torch.device | None = None,
@@ -89,13 +91,18 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
             the float32 gradient on your batch; this is a smoke test and says nothing about convergence. "any" also
             keeps techniques that change the result; the caveats name them.
         strategies: names of the techniques to search: "batching", "precision", "checkpointing", "memory_format",
-            "optimizer_implementation", "compilation". None searches all that apply.
+            "optimizer_implementation", "optimizer_in_backward", "activation_offload", "linear_cross_entropy",
+            "attention", "compilation". None searches all that apply.
         without: names of techniques not to search.
         pinned: values that the plan must have, such as `{"precision": "bf16", "micro_batch_size": 16}`. The baseline
             is measured as it is, for comparison.
         worst_case: the sample that needs the most memory, or a callable `size -> batch` that makes such a batch. None
             scans the data set for its longest samples.
         mode: "train", or "inference" for the forward pass alone.
+        eval_loader: batches on which you evaluate the model between epochs. A second search, in inference mode, then
+            finds the plan for evaluation: `fit.evaluation`. It is kept inside the memory budget with the optimizer's
+            state in memory, and a fifth of the time budget is reserved for it. `strategies`, `without` and `numerics`
+            hold for it too; `pinned`, `worst_case` and `planned_steps` do not. It runs the forward pass, or `step_fn`.
         max_grad_norm: clip gradients to this L2 norm, as your training does. None does not clip.
         extras: further objects to restore after the search, if a caveat says that they were not found or not
             followed: any object with attributes, a tensor, or an object with `state_dict` and `load_state_dict`.
@@ -139,9 +146,11 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         max_global_batch_size=max_global_batch_size,
         worst_case=worst_case,
         mode=mode,
+        eval_loader=eval_loader,
         max_grad_norm=max_grad_norm,
         extras=extras,
     )
+    _check_evaluation(workload)
     chosen = device_for(model, device)
     options = options_of(
         memory_budget=memory_budget,
@@ -157,8 +166,27 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
     asked = Request(time_s=clock.limit_s, study=study, searcher=searcher, planned_steps=planned_steps, seed=seed)
     request = replace(asked, objective=record_of(Objective, unit=objective), title=title, command=command)
     with following(listeners, attach=attached, time_s=request.time_s) as followers:
-        found, result = search_in_process(workload, chosen, options, request, clock, progress, followers)
+        found, result = search_with_evaluation(workload, chosen, options, request, clock, progress, followers)
     return Fit(found, Terms(loss_fn, step_fn, optimizer), result)
+
+
+def _check_evaluation(workload: Workload) -> None:
+    """Rejects an `eval_loader` that cannot be used before the training is searched, which may take long.
+
+    Raises:
+        UsageError: there is no training that it belongs to.
+        WorkloadError: it is not a loader.
+    """
+    if workload.eval_loader is None:
+        return
+    if not workload.training:
+        raise UsageError(
+            'found eval_loader with mode="inference"; expected it for a training. Pass that loader as loader alone.'
+        )
+    try:
+        checked_loader(workload.eval_loader)
+    except WorkloadError as error:
+        raise WorkloadError(f"eval_loader: {error}") from None
 
 
 def estimate(  # noqa: PLR0913  # the public call: each argument is a choice of the user's

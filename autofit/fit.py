@@ -30,6 +30,7 @@ from autofit.search.evidence import SearchResult
 from autofit.strategies import members
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.first_loss import loss_of
+from autofit.workloads.loading import loader_changes
 from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.step import Draft, Scheduler, StepLoader, TrainStep
@@ -85,6 +86,15 @@ class Fit:
         return self.recommendation.gain
 
     @property
+    def evaluation(self) -> "Fit | None":
+        """The plan for evaluation, as a fit of its own; None without an `eval_loader`, or if a caveat says why.
+
+        Its changes to the model hold inside `with fit.evaluation.prepare(model, eval_loader) as step:`.
+        """
+        found = self.recommendation.evaluation
+        return None if found is None else Fit(found, Terms(step_fn=self.terms.step_fn), plan_file=self.plan_file)
+
+    @property
     def alternatives(self) -> tuple[Candidate, ...]:
         """Other plans that were measured, best first."""
         return self.recommendation.alternatives
@@ -131,7 +141,8 @@ class Fit:
         Args:
             model: the tuned model, or one of the same structure, on the device to train on. The plan changes its
                 modules until `step.close()`. Switching between train and eval mode is up to you.
-            loader: the tuned loader. `step.loader` is rebuilt from it at the plan's micro batch size.
+            loader: the tuned loader. `step.loader` is rebuilt from it at the plan's micro batch size, with the worker
+                processes with which it keeps up (`proof.loading`).
             optimizer: see `autofit.tune`. None uses the optimizer given to `tune` (after `autofit.load`: AdamW).
                 `step.optimizer` is the optimizer in use.
             loss_fn: see `autofit.tune`. None uses the loss given to `tune`.
@@ -158,8 +169,7 @@ class Fit:
             mode="inference" if self._setting("mode") == "inference" else "train",
             max_grad_norm=self._clipping() if max_grad_norm is None else max_grad_norm,
         )
-        device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
-        self._check_device(device)
+        device = self._device_of(workload)
         guard = Guard.of(workload)
         with guard.backstop, guard:  # undoes the effects of inspecting samples and computing a first loss
             source = BatchSource.of(loader, scan=_SCANNED)
@@ -175,13 +185,14 @@ class Fit:
             scheduler=scheduler,
             max_grad_norm=workload.max_grad_norm,
             weighing=Weighing.of(self.recommendation.environment.settings),
+            host_memory_bytes=devices.available_host_bytes(),
             varies=source.varies,
         )
         self._check_optimizer(draft.optimizer)
-        rebuilt = source.rebuild(self.plan.micro_batch_size, counted=self.plan.accumulation_steps > 1)
-        groups = StepLoader(rebuilt, self.plan.accumulation_steps, bool(getattr(loader, "drop_last", False)))
+        size, steps = self.plan.micro_batch_size, self.plan.accumulation_steps
+        rebuilt = source.rebuild(size, counted=steps > 1, changes=loader_changes(self.proof.loading))
         step = prepare(self.plan, draft, members())
-        step.loader = groups
+        step.loader = StepLoader(rebuilt, steps, bool(getattr(loader, "drop_last", False)))
         if draft.optimizer is not None:
             # Each step clears gradients after its update; before the first step they may be set.
             draft.optimizer.zero_grad(set_to_none=True)
@@ -273,12 +284,17 @@ class Fit:
                 f"this model has {found}). Tune this model: autofit.tune(model, loader)."
             )
 
-    def _check_device(self, device: torch.device) -> None:
-        environment = self.recommendation.environment
-        name = devices.choose(str(device)).name()
-        if (device.type, name) != (environment.device_type, environment.device_name):
+    def _device_of(self, workload: Workload) -> torch.device:
+        """Returns the device that a step runs on. Warns if the plan was proven on another."""
+        kept = (*workload.model.parameters(), *workload.model.buffers())
+        place = next((tensor.device for tensor in kept), torch.device("cpu"))
+        device, proven = devices.choose(str(place)), self.recommendation.environment
+        if (place.type, device.name()) != (proven.device_type, proven.device_name):
             warnings.warn(
-                f"the plan was proven on {environment.device_name} ({environment.device_type}) and is used on {name} "
-                f"({device.type}), where its speed and peak memory are unknown. Tune again on this device.",
+                f"the plan was proven on {proven.device_name} ({proven.device_type}) and is used on {device.name()} "
+                f"({place.type}), where its speed and peak memory are unknown. Tune again on this device.",
                 stacklevel=3,
             )
+        if not workload.training:
+            device.release()  # an evaluation was proven from an empty cache, and the training's is full
+        return place

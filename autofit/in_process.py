@@ -8,13 +8,22 @@ from autofit import locks
 from autofit.core.briefing import Options
 from autofit.core.budget import Clock
 from autofit.core.errors import BudgetSpent
+from autofit.core.gate_verdict import GateVerdicts
 from autofit.core.recommendation import Recommendation
 from autofit.devices.base import Device
 from autofit.probing.compile_cache import private_cache
 from autofit.probing.local_bench import LocalBench
 from autofit.probing.watchdog import Overdue, Watchdog
+from autofit.search.evaluation import (
+    STAGE,
+    evaluation_options,
+    evaluation_request,
+    training_request,
+    with_evaluation,
+)
 from autofit.search.event import Event
 from autofit.search.evidence import SearchResult
+from autofit.search.kept_gates import kept_gates
 from autofit.search.request import Listen, Request
 from autofit.search.search import search
 from autofit.trackers.heartbeat import heartbeat, waiting
@@ -56,7 +65,7 @@ def search_in_process(
             clock.waited_s += clock.elapsed_s - asked_s
             held.enter_context(watch)
             with watch.telling(lambda text: listen(Event("waiting", text))):
-                bench = _opened(workload, chosen, options, watch)
+                bench = _opened(workload, chosen, options, watch, kept_gates(request.study))
         with bench.backstop, bench:
             against = Yardstick.of(bench.briefing, request, clock, lambda: watch.doing)
             with Progress.of(progress, against) as listen, watch.telling(lambda text: listen(Event("waiting", text))):
@@ -71,14 +80,51 @@ def search_in_process(
     return found, None if result is None else replace(result, recommendation=found)
 
 
-def _opened(workload: Workload, device: Device, options: Options, watch: Watchdog) -> LocalBench:
+def search_with_evaluation(
+    workload: Workload,
+    chosen: Device,
+    options: Options,
+    request: Request,
+    clock: Clock,
+    progress: bool | Listen,
+    followers: Sequence[Listen],
+) -> tuple[Recommendation, SearchResult | None]:
+    """Searches as `search_in_process`, and then evaluation if the workload has an `eval_loader`.
+
+    Followers get the events of the training's search alone.
+
+    Raises:
+        AutofitError: see `autofit.tune`.
+    """
+    evaluation = workload.evaluation
+    if evaluation is None:
+        return search_in_process(workload, chosen, options, request, clock, progress, followers)
+    first = training_request(request)
+    clock.limit_s = first.time_s
+    found, result = search_in_process(workload, chosen, options, first, clock, progress, followers)
+
+    def searched() -> Recommendation:
+        left_s = None if request.time_s is None else max(request.time_s - clock.elapsed_s, 0.0)
+        second = evaluation_request(request, left_s)
+        with Progress.of(progress) as listen:
+            listen(Event("stage", STAGE))
+        asked = evaluation_options(options, found)
+        return search_in_process(evaluation, chosen, asked, second, Clock(limit_s=left_s), progress, ())[0]
+
+    found = with_evaluation(found, searched)
+    return found, None if result is None else replace(result, recommendation=found)
+
+
+def _opened(
+    workload: Workload, device: Device, options: Options, watch: Watchdog, gates: Sequence[GateVerdicts]
+) -> LocalBench:
     """Opens a bench within the time budget.
 
     Raises:
         BudgetSpent: opening the bench used up the time budget.
     """
     try:
-        return watch.allowed(lambda: LocalBench(workload, device, options, watch=watch))
+        return watch.allowed(lambda: LocalBench(workload, device, options, watch=watch, gates=gates))
     except Overdue as error:
         raise BudgetSpent(f"{error}. Nothing was measured yet: give more time, or find out what hangs.") from None
 

@@ -310,6 +310,29 @@ def test_records_that_say_something_else(tmp_path: Path, keys: tuple[str, ...], 
     assert "is not valid autofit.plan/1" in str(caught.value)
 
 
+def test_the_plan_for_evaluation_is_read_and_checked_as_one(tmp_path: Path) -> None:
+    evaluated = RECORD.model_copy(update={"evaluation": RECORD})
+    path = tmp_path / "plan.yaml"
+    planfile.save(evaluated, path)
+    assert planfile.load(path) == evaluated
+    assert "evaluation" not in planfile.dumps(RECORD)
+    written = yaml.safe_load(planfile.dumps(evaluated))
+    written["evaluation"]["plan"]["values"]["micro_batch_size"] = 0
+    path.write_text(yaml.safe_dump(written))
+    with pytest.raises(PlanFileError, match=r"evaluation\.plan\.values: found micro_batch_size: 0"):
+        planfile.load(path)
+
+
+def test_the_alternatives_of_evaluation_are_the_first_to_be_left_out(tmp_path: Path) -> None:
+    many = RECORD.model_copy(update={"alternatives": RECORD.alternatives * 4000})
+    planfile.save(RECORD.model_copy(update={"evaluation": many}), tmp_path / "plan.yaml")
+    loaded = planfile.load(tmp_path / "plan.yaml")
+    assert loaded.alternatives == RECORD.alternatives
+    assert loaded.evaluation is not None
+    assert loaded.evaluation.alternatives == ()
+    assert "4000 of 4000 alternatives are left out" in loaded.evaluation.caveats[-1]
+
+
 @pytest.mark.parametrize("value", [..., 0, True, "8", 1.5])
 def test_a_micro_batch_is_a_whole_number(tmp_path: Path, value: object) -> None:
     path = changed(tmp_path / "plan.yaml", "baseline", "plan", "values", "micro_batch_size", value=value)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autofit.core.errors import UsageError
-from autofit.core.files import write_atomically
+from autofit.files import write_atomically
 from autofit.nightly.outputs import benchmark_json, junit, markdown
 from autofit.nightly.outputs.facts import MARK, History
 from autofit.nightly.outputs.trend import page

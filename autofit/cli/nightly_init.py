@@ -7,9 +7,9 @@ from pathlib import Path
 
 from autofit.cli import values
 from autofit.core.errors import UsageError
-from autofit.core.files import write_atomically
 from autofit.core.printable import ascii_json, printable
 from autofit.core.units import parse_duration
+from autofit.files import write_atomically
 from autofit.nightly.first_jobs_file import first_jobs_file
 
 

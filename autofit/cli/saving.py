@@ -5,9 +5,9 @@ from pathlib import Path
 
 from autofit import planfile
 from autofit.core.errors import PlanFileError, UsageError
-from autofit.core.files import write_atomically
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Export
+from autofit.files import write_atomically
 
 
 def save_plan(recommendation: Recommendation, output: str, *, force: bool) -> str:

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from autofit import locks, planfile
@@ -23,7 +24,15 @@ from autofit.reports.attached import attached
 from autofit.reports.canvas import Canvas
 from autofit.reports.repeating import command_line
 from autofit.reports.summary import summarize
+from autofit.search.evaluation import (
+    STAGE,
+    evaluation_options,
+    evaluation_request,
+    training_request,
+    with_evaluation,
+)
 from autofit.search.event import Event
+from autofit.search.kept_gates import kept_gates
 from autofit.search.request import DEFAULT_STUDY, Request
 from autofit.search.search import search
 from autofit.study.reference import dereferenced
@@ -39,7 +48,7 @@ def execute(given: argparse.Namespace) -> int:
     request = _request(given, target)
     clock = Clock(limit_s=request.time_s, start=given.began_s)
     _check_output(Path(given.output), force=given.force)
-    recommendation = _searched(target, request, clock, given)
+    recommendation = _tuned(replace(target, gates=kept_gates(request.study)), request, clock, given)
     unsaved = save_plan(recommendation, given.output, force=given.force)
     if given.json:
         print(ascii_json(recommendation.model_dump_json(by_alias=True, indent=2)))
@@ -53,11 +62,30 @@ def execute(given: argparse.Namespace) -> int:
     return 0
 
 
-def _searched(target: Target, request: Request, clock: Clock, given: argparse.Namespace) -> Recommendation:
-    """Opens the target in a child process and searches, with progress on stderr unless it is to be quiet."""
+def _tuned(target: Target, request: Request, clock: Clock, given: argparse.Namespace) -> Recommendation:
+    """Returns the result of the search, with that of evaluation if the target has an `eval_loader`."""
+    found, evaluates = _searched(target, request, clock, given)
+    if not evaluates:
+        return found
+
+    def searched() -> Recommendation:
+        left_s = None if request.time_s is None else max(request.time_s - clock.elapsed_s, 0.0)
+        evaluation = replace(target, evaluation=True, options=evaluation_options(target.options, found))
+        return _searched(evaluation, evaluation_request(request, left_s), Clock(limit_s=left_s), given)[0]
+
+    return with_evaluation(found, searched)
+
+
+def _searched(target: Target, request: Request, clock: Clock, given: argparse.Namespace) -> tuple[Recommendation, bool]:
+    """Opens the target in a child process and searches, with progress on stderr unless it is to be quiet.
+
+    Returns:
+        The result, and whether the target has an evaluation, for which the search has left time.
+    """
+    track = () if target.evaluation else given.track
     with (
         terminable("the same command resumes from the trials in the study"),
-        following(given.track, warn=_warn, attach=attached, time_s=request.time_s) as followers,
+        following(track, warn=_warn, attach=attached, time_s=request.time_s) as followers,
         ExitStack() as held,
     ):
         watch = held.enter_context(Watchdog(clock))
@@ -65,18 +93,22 @@ def _searched(target: Target, request: Request, clock: Clock, given: argparse.Na
             Progress.of(not given.quiet, Yardstick.of(None, request, clock, lambda: watch.doing)) as listen,
             watch.telling(lambda text: listen(Event("waiting", text))),
         ):
-            listen(Event("stage", f"looking at {given.target}"))
+            listen(Event("stage", STAGE if target.evaluation else f"looking at {given.target}"))
             claim = locks.claiming(held, lambda: locks.patience_s(request.time_s), waiting(watch, listen))
             bench = held.enter_context(
                 RemoteBench(target, beat=watch.beat, claim=claim, clock=clock, log=_log(request.study))
             )
             listen(Event("stage", _device(bench.briefing.environment, given.device)))
+        if bench.briefing.evaluates:  # known only once the target is open
+            request = training_request(request)
+            clock.limit_s = request.time_s
         against = Yardstick.of(bench.briefing, request, clock, lambda: watch.doing)
         with (
             Progress.of(not given.quiet, against) as listen,
             watch.telling(lambda text: listen(Event("waiting", text))),
         ):
-            return search(bench, request, [listen, *followers, heartbeat(watch)], clock)
+            found = search(bench, request, [listen, *followers, heartbeat(watch)], clock)
+            return found, bench.briefing.evaluates
 
 
 def _target(given: argparse.Namespace) -> Target:

@@ -2,11 +2,12 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from autofit.core.account import Account
 from autofit.core.budget import Budget
 from autofit.core.environment import Environment
+from autofit.core.gate_verdict import GateVerdicts
 from autofit.core.plan import KnobValue
 from autofit.core.space import SpaceFacts
 from autofit.core.work import Ceilings
@@ -40,6 +41,8 @@ class Briefing(BaseModel):
         ceilings: peak speed of the device; None if unknown, or if plans are probed.
         caveats: notes for the user: an inferred loss, an incomplete scan, a gate that failed.
         gates: results of the gates, in the order in which they ran.
+        verdicts: the same for later searches of the workload; None if no gate had to run, or if none may be kept.
+        evaluates: whether the workload has an `eval_loader`, for which a plan can be searched too.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -52,6 +55,8 @@ class Briefing(BaseModel):
     ceilings: Ceilings | None = None
     caveats: tuple[str, ...] = ()
     gates: tuple[GateRecord, ...] = ()
+    verdicts: GateVerdicts | None = None
+    evaluates: bool = False
 
 
 class Options(BaseModel):
@@ -69,6 +74,8 @@ class Options(BaseModel):
         enforce: whether the device limits the probing process to the budget while steps run.
         cold: whether each probe starts cold, with compiled code discarded, so that its warm-up can be measured.
         may_move: whether the model may be moved to the device, because the user holds no reference to it.
+        resident_bytes: bytes that a training keeps on the device between two steps, if the workload is its evaluation.
+            Those that the workload does not hold itself, such as the optimizer's state, are taken off the budget.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -82,3 +89,4 @@ class Options(BaseModel):
     enforce: bool = False
     cold: bool = False
     may_move: bool = False
+    resident_bytes: int = Field(default=0, ge=0)

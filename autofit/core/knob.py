@@ -37,6 +37,7 @@ class Knob(BaseModel):
         warm_up_s: least plausible warm-up cost of each value in seconds, such as the time to compile; () if it is none.
         ceiling: largest plausible throughput of each value relative to the default, to see if its warm-up can pay.
         same_memory: values with the memory per sample of the default, which an estimate of memory does not trace.
+        one_pass: values that do not admit accumulation: each optimizer step must be one forward and backward pass.
         trades_memory: set if the values are whole numbers, ascending from the default, and each needs less memory and
             more time than the one before. An estimate finds the smallest that suffices.
     """
@@ -52,6 +53,7 @@ class Knob(BaseModel):
     warm_up_s: tuple[float, ...] = ()
     ceiling: tuple[float, ...] = ()
     same_memory: tuple[KnobValue, ...] = ()
+    one_pass: tuple[KnobValue, ...] = ()
     trades_memory: Trade | None = None
 
     @model_validator(mode="after")

@@ -6,6 +6,8 @@ from statistics import fmean, median
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from autofit.core.loading import Loading
+
 
 class Memory(BaseModel):
     """The memory peak of a probe.
@@ -55,6 +57,7 @@ class Measurement(BaseModel):
         skipped_steps: number of steps whose update the GradScaler skipped; they are not in `step_times_s`.
         phases_s: seconds per step by phase (forward, backward, optimizer).
         fetch_s: median time per step of the user's loader, in seconds; None if not measured.
+        loading: the loader's settings for this plan, of a proof; None if the loader keeps up as it is, or is unknown.
         warnings: notes about this measurement.
         compiler_notes: what torch.compile reported of this plan's code: graph breaks and recompilations, with causes.
     """
@@ -74,6 +77,7 @@ class Measurement(BaseModel):
     skipped_steps: int = 0
     phases_s: dict[str, float] = {}
     fetch_s: float | None = None
+    loading: Loading | None = None
     warnings: tuple[str, ...] = ()
     compiler_notes: tuple[str, ...] = ()
 

@@ -14,6 +14,7 @@ from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal
 from autofit.core.statistics import DEVIATIONS_95, expected_gain
+from autofit.core.strategy_record import StrategyRecord
 from autofit.core.units import format_ratio
 
 PLAN_SCHEMA = "autofit.plan/1"
@@ -89,6 +90,8 @@ class Recommendation(BaseModel):
         rate_per_s: throughput of `plan`, on the same scale as `Candidate.rate_per_s`.
         alternatives: other measured plans, best first. `plan`, the alternatives that are `on_front`, and the baseline
             if it is `on_front`, are the Pareto front of throughput against memory.
+        strategies: what the strategies do whose values differ between `plan` and the baseline; () in records of earlier
+            versions.
         untried: why only the baseline could be measured, and what would help, as a sentence without a full stop; "" if
             another plan was measured.
         caveats: notes to read before using the plan, the most important first.
@@ -102,6 +105,8 @@ class Recommendation(BaseModel):
         counts: number of trials by status.
         duration_s: duration of the search in seconds.
         created: UTC time in ISO 8601.
+        evaluation: the plan for evaluation between epochs of this training, from a search of its own in inference mode;
+            None without an `eval_loader`, or if no plan was found.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
@@ -114,6 +119,7 @@ class Recommendation(BaseModel):
     gain: Ratio | None = None
     rate_per_s: float | None = None
     alternatives: tuple[Candidate, ...] = ()
+    strategies: tuple[StrategyRecord, ...] = ()
     untried: str = ""
     caveats: tuple[str, ...] = ()
     refused: tuple[Refusal, ...] = ()
@@ -126,6 +132,7 @@ class Recommendation(BaseModel):
     counts: dict[str, int] = {}
     duration_s: float = 0.0
     created: str = ""
+    evaluation: "Recommendation | None" = None
 
     @model_validator(mode="before")
     @classmethod

@@ -25,6 +25,8 @@ def problems(recommendation: Recommendation) -> Iterator[str]:
             yield f"{place}: found {ratio.value:g} ({ratio.low:g} to {ratio.high:g}); expected 0 < low <= value <= high"
     if not 0 <= r.duration_s < math.inf:
         yield f"duration_s: found {r.duration_s}; expected seconds"
+    if r.evaluation is not None:
+        yield from (f"evaluation.{problem}" for problem in problems(r.evaluation))
 
 
 def _batches(r: Recommendation, candidates: dict[str, Candidate]) -> Iterator[str]:

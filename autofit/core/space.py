@@ -1,15 +1,19 @@
 """SearchSpace: the knobs in play, and the constraints on their combinations."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from itertools import product
-from typing import Literal
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan, same_value
+from autofit.core.strategy_record import StrategyRecord
+
+MAX_PLANS = 1_000_000
+"""Maximum number of plans of a search space. The default searcher estimates all of them before each probe."""
 
 
 class Refusal(BaseModel):
@@ -27,6 +31,19 @@ class Refusal(BaseModel):
     origin: Literal["", "gate", "device"] = ""
 
 
+class Conflict(BaseModel):
+    """Knob values that do not go together, with the reason. No plan that has all of them is in the space."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    values: Mapping[str, KnobValue]
+    reason: str
+
+    def applies_to(self, plan: Plan) -> bool:
+        """Returns whether a plan has all of the values."""
+        return all(same_value(plan.values.get(name), value) for name, value in self.values.items())
+
+
 class SpaceFacts(BaseModel):
     """A search space as data, as a child process reports it.
 
@@ -37,9 +54,10 @@ class SpaceFacts(BaseModel):
         baseline: the user's plan.
         refused: strategies and knob values that were left out, with the reason; those of a gate first, those of the
             device last.
-        forbidden: keys of combinations that conflict, with the reason.
+        forbidden: values that do not go together. The first one that applies to a plan gives the reason.
         pinned: values that every plan must have; the baseline may be measured without them, but not recommended.
         batch_limit: what limits the size of a free batch and how to raise it, in words; "" without such a limit.
+        strategies: what the strategies that are searched do.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -49,9 +67,18 @@ class SpaceFacts(BaseModel):
     global_batch_size: int | None
     baseline: Plan
     refused: tuple[Refusal, ...] = ()
-    forbidden: dict[str, str] = {}
+    forbidden: tuple[Conflict, ...] = ()
     pinned: dict[str, KnobValue] = {}
     batch_limit: str = ""
+    strategies: tuple[StrategyRecord, ...] = ()
+
+    @field_validator("forbidden", mode="before")
+    @classmethod
+    def _read_forbidden(cls, value: Any) -> Any:
+        """Reads a record of an earlier version, which holds the reason by the key of each forbidden combination."""
+        if not isinstance(value, Mapping):
+            return value
+        return tuple(Conflict(values=json.loads(key), reason=reason) for key, reason in value.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +90,9 @@ class SearchSpace:
 
     Attributes:
         facts: the space as data.
-        conflict: returns why a combination is forbidden, or None.
     """
 
     facts: SpaceFacts
-    conflict: Callable[[Plan], str | None] = field(default=lambda plan: None)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -80,13 +105,18 @@ class SearchSpace:
         return self.facts.baseline
 
     def combinations(self) -> Iterator[Plan]:
-        """Yields every allowed combination, the baseline's first."""
-        first = self.baseline.combination
+        """Yields every allowed combination, the baseline's first.
+
+        Values are chosen knob by knob, and a conflict is met at the last of its knobs: its combinations are not formed.
+        """
+        first, names = self.baseline.combination, set[str]()
+        begun = iter([Plan()] if all(conflict.values for conflict in self.facts.forbidden) else [])
+        for knob in self.facts.knobs:
+            names.add(knob.name)
+            met = [one for one in self.facts.forbidden if knob.name in one.values and names >= one.values.keys()]
+            begun = _extended(begun, knob, met)
         yield first
-        for values in product(*(knob.values for knob in self.facts.knobs)):
-            plan = Plan(values=dict(zip((k.name for k in self.facts.knobs), values, strict=True)))
-            if plan != first and self._conflict(plan) is None:
-                yield plan
+        yield from (plan for plan in begun if plan != first)
 
     def at(self, combination: Plan, micro_batch_size: int) -> Plan:
         """Returns the plan of a combination at a micro batch size, keeping the global batch size exactly.
@@ -109,14 +139,14 @@ class SearchSpace:
         for combination in self.combinations():
             for size in self.sizes:
                 plan = self.at(combination, size)
-                if plan != self.baseline:
+                if plan != self.baseline and self._misfit(plan) is None:
                     yield plan
 
     def violation(self, plan: Plan) -> str | None:
         """Returns why `plan` is not in the space, or None if it is. The baseline always is."""
         if plan == self.baseline:
             return None
-        return self._conflict(plan.combination) or self._misfit(plan) or self.unpinned(plan)
+        return self._stranger(plan.combination) or self.conflict(plan) or self._misfit(plan) or self.unpinned(plan)
 
     def unpinned(self, plan: Plan) -> str | None:
         """Returns why a plan or a combination may not be recommended: a pinned knob has another value. Else None."""
@@ -134,10 +164,13 @@ class SearchSpace:
             total = self.facts.global_batch_size
             why = "needed for a free batch" if total is None else f"the global batch {total}"
             return f"{plan.accumulation_steps} accumulation steps of {size} are not {why}"
+        if plan.accumulation_steps > 1:
+            whole = {k.name: v for k in self.facts.knobs for v in k.one_pass if same_value(v, plan.values[k.name])}
+            return next((f"{name}={value} does not admit accumulation" for name, value in whole.items()), None)
         return None
 
-    def _conflict(self, plan: Plan) -> str | None:
-        """Returns why a combination is not allowed, or None."""
+    def _stranger(self, plan: Plan) -> str | None:
+        """Returns which value of a combination is not one of the knobs in play, in words, or None."""
         for knob in self.facts.knobs:
             value = plan.values.get(knob.name)
             if value is None:
@@ -147,7 +180,19 @@ class SearchSpace:
         unknown = sorted(set(plan.values) - {knob.name for knob in self.facts.knobs})
         if unknown:
             return f"no strategy in play owns {', '.join(unknown)}"
-        return self.facts.forbidden.get(plan.combination.key) or self.conflict(plan)
+        return None
+
+    def conflict(self, plan: Plan) -> str | None:
+        """Returns why values of a plan do not go together, or None."""
+        return next((conflict.reason for conflict in self.facts.forbidden if conflict.applies_to(plan)), None)
+
+
+def _extended(begun: Iterator[Plan], knob: Knob, forbidden: Sequence[Conflict]) -> Iterator[Plan]:
+    """Yields each plan with each value of a further knob, unless a conflict applies."""
+    for plan in begun:
+        for longer in (plan.replace(**{knob.name: value}) for value in knob.values):
+            if not any(conflict.applies_to(longer) for conflict in forbidden):
+                yield longer
 
 
 def divisors(number: int) -> tuple[int, ...]:

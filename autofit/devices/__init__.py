@@ -7,6 +7,7 @@ from autofit.core.errors import DeviceMissing
 from autofit.devices.base import Device
 from autofit.devices.cpu import Cpu
 from autofit.devices.cuda import Cuda, cuda_capabilities
+from autofit.devices.host_memory import available as available_host_bytes
 from autofit.devices.mps import Mps
 from autofit.devices.xpu import Xpu
 from autofit.plugins import plugins
@@ -52,4 +53,4 @@ def choose(name: str | None = None) -> Device:
     return member(int(index) if index is not None and not member.is_host else None)
 
 
-__all__ = ["BUILT_IN", "Device", "choose", "cuda_capabilities", "host", "members"]
+__all__ = ["BUILT_IN", "Device", "available_host_bytes", "choose", "cuda_capabilities", "host", "members"]

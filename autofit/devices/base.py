@@ -35,6 +35,8 @@ class Capability(StrEnum):
     CHANNELS_LAST = "channels_last"
     FOREACH = "foreach"
     FUSED = "fused"
+    OWN_MEMORY = "own_memory"  # apart from the machine's main memory
+    CUDNN_ATTENTION = "cudnn_attention"
     COMPILE = "compiled code"
     TUNED_KERNELS = "tuned kernels"
     CUDA_GRAPHS = "cuda graphs"
@@ -111,12 +113,14 @@ class Device(ABC):
         queues_work: whether the host continues while the device is still working. Short steps are then timed several at
             a time (`autofit.probing.timing_window`), because training does not wait for each step either.
         is_host: whether the device is the CPU, whose memory is the machine's main memory.
+        pins_memory: whether copies to the device are faster from page-locked main memory.
     """
 
     type: ClassVar[str]
     meter_slows: ClassVar[bool] = False
     queues_work: ClassVar[bool] = False
     is_host: ClassVar[bool] = False
+    pins_memory: ClassVar[bool] = False
 
     def __init__(self, index: int | None = None) -> None:
         self.index = index

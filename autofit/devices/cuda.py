@@ -35,6 +35,8 @@ UNREPORTED = ("large_segment_size_mb", "max_non_split_rounding_mb")
 SETTINGS = ("expandable_segments", "max_split_size", "garbage_collection_threshold")
 AMPERE = (8, 0)
 """The first compute capability with bf16 and TF32."""
+HOPPER = (9, 0)
+"""The first compute capability for which torch prefers cuDNN's attention to flash (`check_prefer_cudnn_attention`)."""
 VOLTA = (7, 0)
 """The first compute capability that torch.compile generates code for."""
 
@@ -46,11 +48,13 @@ def cuda_capabilities(compute_capability: tuple[int, int] | None) -> frozenset[s
         compute_capability: the chip's compute capability; None for a chip of ROCm, which computes in bf16 but has no
             TF32.
     """
-    found = {Capability.FP16, Capability.CHANNELS_LAST, Capability.FOREACH, Capability.FUSED}
+    found = {Capability.FP16, Capability.CHANNELS_LAST, Capability.FOREACH, Capability.FUSED, Capability.OWN_MEMORY}
     if compute_capability is None or compute_capability >= AMPERE:
         found.add(Capability.BF16)
     if compute_capability is not None and compute_capability >= AMPERE:
         found.add(Capability.TF32)
+    if compute_capability is not None and compute_capability >= HOPPER:
+        found.add(Capability.CUDNN_ATTENTION)
     if compute_capability is None or compute_capability >= VOLTA:
         found |= {Capability.COMPILE, Capability.TUNED_KERNELS, Capability.CUDA_GRAPHS}
     return frozenset(found)
@@ -60,6 +64,7 @@ class Cuda(Accelerator):
     """One CUDA or ROCm device."""
 
     type = "cuda"
+    pins_memory = True
 
     def __init__(self, index: int | None = None) -> None:
         super().__init__(index)
@@ -163,6 +168,7 @@ class Cuda(Accelerator):
             found = cuda_capabilities(None)
         else:
             found = cuda_capabilities(torch.cuda.get_device_capability(self.torch_device))
+        found -= {Capability.OWN_MEMORY} if self.is_integrated else frozenset()
         return found if importlib.util.find_spec("triton") is not None else found - {Capability.COMPILE}
 
     def versions(self) -> dict[str, str]:

@@ -59,6 +59,8 @@ class Xpu(Accelerator):
         found = {Capability.FP16, Capability.CHANNELS_LAST, Capability.FOREACH, Capability.FUSED}
         if torch.xpu.get_device_properties(self.torch_device).has_bfloat16_conversions:
             found.add(Capability.BF16)
+        if not self.is_integrated:
+            found.add(Capability.OWN_MEMORY)
         return frozenset(found)
 
     def versions(self) -> dict[str, str]:

@@ -159,7 +159,7 @@ class LargestBatches:
 
     def _row(self, choice: Choice, before: Row) -> Row:
         combination, row = choice.of(self.baseline), Row(knob=choice.knob, value=choice.value)
-        if reason := self.briefing.space.forbidden.get(combination.key):
+        if reason := SearchSpace(self.briefing.space).conflict(combination):
             return row.model_copy(update={"reason": reason})
         try:
             largest = self._largest(combination, before.largest)

@@ -1,7 +1,7 @@
 """Estimator: estimates the memory of a plan without running it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -85,6 +85,13 @@ class Estimator(ABC):
         """Returns what makes up the peak of a plan and its timeline, from what is known already; None if nothing is.
 
         Called when a search ends.
+        """
+        return None
+
+    def bounded(self) -> Collection[str] | None:
+        """Returns the keys of the combinations of which a plan may have an estimate with a bound; None: of any.
+
+        A large space is searched faster if other combinations need not be asked about.
         """
         return None
 

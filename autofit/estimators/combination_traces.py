@@ -100,6 +100,11 @@ class Laws:
         """Traces of the combination that was asked for first, which is the baseline's."""
         return next(iter(self._known.values()), None)
 
+    @property
+    def combinations(self) -> set[str]:
+        """Keys of the combinations of which a plan was traced."""
+        return {combination for combination, _ in self._known}
+
     def spent(self, ratio: float) -> bool:
         """Returns whether this share of the time for traces is used up."""
         return self._allowance_s is not None and self._spent_s > ratio * self._allowance_s

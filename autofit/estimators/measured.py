@@ -7,6 +7,7 @@ batch grows, and that the same phases run at each size. A library that switches 
 assumption.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from autofit.core.estimate import Estimate
@@ -67,6 +68,10 @@ class Measured(Estimator):
         self._lenders.clear()
         for known in self._curves.values():
             known.estimates.clear()
+
+    def bounded(self) -> Collection[str]:
+        """Returns the combinations that ran; what others borrow is a guess."""
+        return {combination for combination, _ in self._curves}
 
     def estimate(self, plan: Plan) -> Estimate | None:
         """Returns the peak with bounds from the combination's own sizes, or a guess without bounds from a neighbour."""

@@ -8,7 +8,7 @@ peak of the plans that ran, and it is added to the estimates of all others. If t
 runs give the law (`short_runs.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
@@ -167,6 +167,10 @@ class Traced(Estimator):
         measurement = trial.outcome.measurement
         if measurement is not None and trial.purpose is not Purpose.BLOCK:
             self._peaks[trial.plan] = measurement.memory.judged_bytes
+
+    def bounded(self) -> Collection[str]:
+        """Returns the combinations of which a size was traced."""
+        return self._laws.combinations
 
     def estimate(self, plan: Plan) -> Estimate | None:
         """Returns the peak with its bounds; a guess without bounds if only other sizes were traced; else None."""

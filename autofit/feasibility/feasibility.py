@@ -1,7 +1,11 @@
 """Feasibility: whether a plan fits into the memory budget."""
 
+import json
 from collections.abc import Sequence
 from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autofit.core.estimate import Estimate
 from autofit.core.outcome import Status
@@ -12,7 +16,7 @@ from autofit.core.units import format_bytes
 from autofit.estimators.base import Estimator
 from autofit.feasibility.joint_estimate import JointEstimate
 from autofit.feasibility.peak_model import PeakModel, is_two_sided
-from autofit.feasibility.plan_features import PlanList
+from autofit.feasibility.plan_features import Array, PlanList
 from autofit.feasibility.pretrace import plans_to_estimate
 
 SAFE_RATIO = 0.5
@@ -54,12 +58,13 @@ class Feasibility:
         self._current: set[str] = set()  # plans that were looked at since the last trial
         self._probabilities: dict[str, float] = {}  # valid until something is learned
         self._baseline_is_estimated: bool | None = None  # likewise
+        self._is_known: NDArray[np.bool_] | None = None  # likewise; by combination
         self.looked_at: dict[str, Estimate] = {}
 
     @cached_property
     def plans(self) -> PlanList:
         """The plans of the space, as the models of memory and throughput see them."""
-        return PlanList.of(self._space)
+        return PlanList(self._space)
 
     @cached_property
     def _model(self) -> PeakModel:
@@ -129,6 +134,26 @@ class Feasibility:
         if plan.key not in self._probabilities:
             self._probabilities[plan.key] = self._probability(plan)
         return self._probabilities[plan.key]
+
+    def probabilities(self, places: NDArray[np.int64]) -> Array:
+        """Returns the probability that each of some plans fits; they are given by their places in `plans`."""
+        found, modelled = np.empty(len(places)), self.only_modelled(places)
+        found[modelled] = self._model.probabilities(places[modelled])
+        found[~modelled] = [self.probability(self.plans.plans[place]) for place in places[~modelled]]
+        return found
+
+    def only_modelled(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Returns which plans have a combination that was neither tried nor has an estimate with a bound.
+
+        The probability that they fit follows from the plans that share a part with them, for all at once.
+        """
+        if self._is_known is None:
+            keys = self._joint.bounded()
+            self._is_known = np.full(self.plans.combinations, keys is None)
+            tried = (trial.plan.combination.key for trial in self._trials.values())
+            numbers = (self.plans.number(Plan(values=json.loads(key))) for key in {*(keys or ()), *tried})
+            self._is_known[[number for number in numbers if number is not None]] = True
+        return ~self._is_known[self.plans.points.combinations[places]]
 
     @property
     def required_probability(self) -> float:
@@ -213,7 +238,7 @@ class Feasibility:
     def _learned(self) -> None:
         """Drops what was derived from the estimates."""
         self._probabilities.clear()
-        self._baseline_is_estimated = None
+        self._baseline_is_estimated = self._is_known = None
         self._model.forget()
 
 

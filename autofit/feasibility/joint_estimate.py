@@ -25,6 +25,11 @@ class JointEstimate:
             self._cache[plan.key] = self._combined(plan)
         return self._cache[plan.key]
 
+    def bounded(self) -> set[str] | None:
+        """Returns the keys of the combinations of which a plan may have an estimate with a bound; None: of any."""
+        each = [estimator.bounded() for estimator in self._estimators]
+        return None if None in each else {key for keys in each if keys is not None for key in keys}
+
     def tell(self, trial: Trial) -> None:
         """Lets the estimators learn from a trial."""
         self._cache.clear()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autofit.core.estimate import Estimate
 from autofit.core.knob import Knob
@@ -52,6 +53,7 @@ NARROW_RATIO = 1.03
 """Bounds whose ratio is at most this need no correction."""
 MIN_DEVIATION = 0.004
 """Lower bound on the standard deviation of the log of an estimate with bounds."""
+_BELOW = np.frompyfunc(below, 1, 1)
 
 
 class PeakModel:
@@ -77,7 +79,7 @@ class PeakModel:
         self._plans, self._points, self._memory_bytes, self._estimate_of = (
             plans.plans, plans.points, memory_bytes, estimate,
         )  # fmt: skip
-        self._sizes, self._size_places = np.unique([plan.micro_batch_size for plan in plans.plans], return_inverse=True)
+        self._sizes, self._size_places = np.unique(plans.sizes, return_inverse=True)
         self._changes, covered = expected_of(knobs, self._points, "growth")
         ratios = [GROWTH_RATIO if known else 1.0 for known in covered]
         self._with_estimates = Covariances(Kernel(knobs, ESTIMATED, ratios), self._points)
@@ -127,6 +129,20 @@ class PeakModel:
         fits = self._posterior_probability(place) if by_line is None else by_line
         return min(fits, below_refused, self.tried.max_probability_at_size(place))
 
+    def probabilities(self, places: NDArray[np.int64]) -> Array:
+        """Returns the probability that each of some plans fits, by the plans that share a part with it.
+
+        Args:
+            places: plans of combinations of which none was tried or has an estimate with a bound.
+        """
+        belief, sizes = self._posterior(), self._size_places[places]
+        room = math.log(max(self._memory_bytes - self._static_bytes, 1.0))
+        fits = np.asarray(_BELOW((room - belief.mean[places]) / belief.deviation[places]), dtype=np.float64)
+        each, first = np.unique(sizes, return_index=True)
+        most = np.ones(len(self._sizes))
+        most[each] = [self.tried.max_probability_at_size(int(place)) for place in places[first]]
+        return np.minimum(fits, most[sizes])
+
     def bounded_probability(self, estimate: Estimate) -> float:
         """Returns the probability that a peak with these bounds fits; they are taken as two standard deviations.
 
@@ -148,10 +164,14 @@ class PeakModel:
         return below((math.log(limit) - mean) / deviation)
 
     def _posterior_probability(self, place: int) -> float:
+        belief = self._posterior()
+        room = math.log(max(self._memory_bytes - self._static_bytes, 1.0))
+        return below((room - belief.mean[place]) / belief.deviation[place])
+
+    def _posterior(self) -> Belief:
         if self._belief is None:
             self._belief = self._believe()
-        room = math.log(max(self._memory_bytes - self._static_bytes, 1.0))
-        return below((room - self._belief.mean[place]) / self._belief.deviation[place])
+        return self._belief
 
     def _estimate(self, place: int) -> Estimate | None:
         return self._estimate_of(self._plans[place])

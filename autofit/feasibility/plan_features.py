@@ -1,21 +1,23 @@
 """Plan features: plans as numbers, for the models of memory and of throughput."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
-from typing import Literal, Self
+from typing import Literal, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autofit.core.knob import Knob
-from autofit.core.plan import KnobValue, Plan
-from autofit.core.space import SearchSpace
+from autofit.core.plan import MICRO_BATCH_SIZE, KnobValue, Plan
+from autofit.core.space import MAX_PLANS, SearchSpace
 
 Array = NDArray[np.float64]
 
-MAX_PLANS = 20_000
-"""Maximum number of plans that are modelled, so that a search of a huge space stays fast."""
+MOST_MADE = 2**14
+"""Maximum number of plans that are kept once they were made."""
 ISOLATED_OCTAVES = 0.25
 """A size counts as fully isolated when no other size is closer than this; 32 and 40 are 0.32 octaves apart."""
 
@@ -31,7 +33,7 @@ class Points:
         combinations: number of the combination, [plans].
     """
 
-    values: NDArray[np.int64]
+    values: NDArray[np.int16]
     octaves: Array
     isolation: Array
     combinations: NDArray[np.int64]
@@ -42,31 +44,143 @@ class Points:
         return type(self)(self.values[index], self.octaves[index], self.isolation[index], self.combinations[index])
 
 
-@dataclass(frozen=True, slots=True)
 class PlanList:
     """The plans of a space in order, the baseline first, with their place in the list and as numbers.
 
+    Plans are made when they are asked for: a large space has hundreds of thousands, of which a search runs a dozen.
+
+    Args:
+        space: the space. Only its first `MAX_PLANS` plans are listed.
+
     Attributes:
-        plans: the plans; the first `MAX_PLANS` of a larger space.
+        plans: the plans, in the order of `SearchSpace.plans`.
         points: the same plans as numbers.
+        sizes: micro batch of each plan, [plans].
+        samples: samples of each plan in an optimizer step, [plans].
     """
 
-    plans: Sequence[Plan]
-    points: Points
-    _places: dict[str, int] = field(init=False, repr=False, default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._places.update({plan.key: place for place, plan in enumerate(self.plans)})
-
-    @classmethod
-    def of(cls, space: SearchSpace) -> Self:
-        """Returns the plans of a space."""
-        plans = list(islice(space.plans(), MAX_PLANS))
-        return cls(plans, points_of(space.facts.knobs, plans, space.baseline.micro_batch_size))
+    def __init__(self, space: SearchSpace) -> None:
+        self._space, self._sizes = space, {size: place for place, size in enumerate(space.sizes)}
+        first = space.baseline.combination
+        self._of_baseline = [space.baseline, *(p for s in space.sizes if (p := space.at(first, s)) != space.baseline)]
+        self._value_places = [{typed(value): place for place, value in enumerate(k.values)} for k in space.facts.knobs]
+        self._rows = _rows(space, self._value_places)
+        self._made = lru_cache(MOST_MADE)(self._make)
+        sizes, combinations = self._layout()
+        self.sizes, self.samples = sizes[:MAX_PLANS], self._samples(sizes)[:MAX_PLANS]
+        self.points = _points(self._rows, combinations[:MAX_PLANS], self.sizes, space.baseline.micro_batch_size)
+        self.plans: Sequence[Plan] = _Plans(self._made, len(self.sizes))
 
     def place(self, plan: Plan) -> int | None:
         """Returns the index of a plan in the list, or None."""
-        return self._places.get(plan.key)
+        if plan.combination == self._of_baseline[0].combination:
+            mine = self._of_baseline[: len(self.plans)]
+            return mine.index(plan) if plan in mine else None
+        number, size = self.number(plan), self._sizes.get(plan.micro_batch_size)
+        if number is None or size is None:
+            return None
+        place = self.first_of(number) + size
+        return place if place < len(self.plans) and self.plans[place] == plan else None
+
+    @property
+    def combinations(self) -> int:
+        """How many combinations the plans have."""
+        return int(self.points.combinations[-1]) + 1
+
+    def number(self, plan: Plan) -> int | None:
+        """Returns the number of a plan's combination; None if it is not in the list."""
+        if plan.combination == self._of_baseline[0].combination:
+            return 0
+        given = zip(self._space.facts.knobs, self._value_places, strict=True)
+        row = [places.get(typed(plan.values[k.name])) if k.name in plan.values else None for k, places in given]
+        if None in row:
+            return None
+        count = self.combinations
+        number = bisect_left(range(count), row, lo=1, key=lambda at: self._rows[at].tolist())
+        return number if number < count and self._rows[number].tolist() == row else None
+
+    def first_of(self, combination: int) -> int:
+        """Returns the place of the first plan of a combination; the others follow it, in ascending size."""
+        return len(self._of_baseline) + (combination - 1) * len(self._sizes) if combination else 0
+
+    def with_combination_of(self, place: int) -> range:
+        """Returns the places of all plans with the combination of the plan at a place."""
+        combination = int(self.points.combinations[place])
+        return range(self.first_of(combination), min(self.first_of(combination + 1), len(self.plans)))
+
+    def barred(self) -> NDArray[np.bool_]:
+        """Returns which plans may not be recommended, [plans].
+
+        A pinned knob has another value, or a value that does not admit accumulation meets several steps of it. Such
+        plans are listed because they are informative: they share values with others.
+        """
+        found = np.zeros(len(self.plans), dtype=np.bool_)
+        for name, value in self._space.facts.pinned.items():
+            if name == MICRO_BATCH_SIZE:
+                found |= self.sizes != value
+        for column, knob in enumerate(self._space.facts.knobs):
+            if knob.name in self._space.facts.pinned:
+                pinned = self._value_places[column].get(typed(self._space.facts.pinned[knob.name]), -1)
+                found |= self.points.values[:, column] != pinned
+            for value in knob.one_pass:
+                found |= (self.points.values[:, column] == self._value_places[column][typed(value)]) & self._accumulate
+        return found
+
+    @property
+    def _accumulate(self) -> NDArray[np.bool_]:
+        """Which plans have several accumulation steps, [plans]."""
+        return np.asarray(self.samples > self.sizes, dtype=np.bool_)
+
+    def _make(self, place: int) -> Plan:
+        if place < len(self._of_baseline):
+            return self._of_baseline[place]
+        number, size = divmod(place - len(self._of_baseline), len(self._sizes))
+        values = zip(self._space.facts.knobs, self._rows[number + 1], strict=True)
+        return self._space.at(Plan(values={k.name: k.values[at] for k, at in values}), self._space.sizes[size])
+
+    def _layout(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the micro batch and the number of the combination of each plan."""
+        others = len(self._rows) - 1
+        first = [plan.micro_batch_size for plan in self._of_baseline]
+        sizes = np.concatenate([first, np.tile(self._space.sizes, others)]).astype(np.int64)
+        numbers = np.repeat(np.arange(1, others + 1), len(self._sizes))
+        return sizes, np.concatenate([np.zeros(len(first), dtype=np.int64), numbers])
+
+    def _samples(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        total, count = self._space.facts.global_batch_size, len(self._of_baseline)
+        samples = sizes.copy() if total is None else np.full_like(sizes, total)
+        samples[:count] = [plan.global_batch_size for plan in self._of_baseline]
+        return samples
+
+
+class _Plans(Sequence[Plan]):
+    """Plans that are made when they are asked for."""
+
+    def __init__(self, make: Callable[[int], Plan], count: int) -> None:
+        self._make, self._count = make, count
+
+    @overload
+    def __getitem__(self, place: int) -> Plan: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Plan]: ...
+    def __getitem__(self, place: int | slice) -> Plan | Sequence[Plan]:
+        if isinstance(place, slice):
+            return [self._make(one) for one in range(self._count)[place]]
+        return self._make(range(self._count)[place])
+
+    def __len__(self) -> int:
+        return self._count
+
+
+def _rows(space: SearchSpace, places: Sequence[Mapping[tuple[type, KnobValue], int]]) -> NDArray[np.int16]:
+    """Returns the index of each knob's value, [combinations, knobs]; the baseline's first, the others ascending."""
+    knobs, most = space.facts.knobs, MAX_PLANS // len(space.sizes) + 1
+    combinations = islice(space.combinations(), most)
+    indices = np.fromiter(
+        (at[typed(plan.values[k.name])] for plan in combinations for k, at in zip(knobs, places, strict=True)),
+        dtype=np.int16,
+    )
+    return indices.reshape(-1, len(knobs)) if knobs else np.zeros((1, 0), dtype=np.int16)
 
 
 def points_of(knobs: Sequence[Knob], plans: Sequence[Plan], baseline_size: int) -> Points:
@@ -74,12 +188,21 @@ def points_of(knobs: Sequence[Knob], plans: Sequence[Plan], baseline_size: int) 
     places = [{typed(value): place for place, value in enumerate(knob.values)} for knob in knobs]
     rows = [tuple(at[typed(plan.values[k.name])] for at, k in zip(places, knobs, strict=True)) for plan in plans]
     numbers: dict[tuple[int, ...], int] = {}
-    octaves = np.log2(np.array([plan.micro_batch_size for plan in plans], dtype=np.float64) / baseline_size)
+    combinations = np.array([numbers.setdefault(row, len(numbers)) for row in rows], dtype=np.int64)
+    each = np.array(list(numbers), dtype=np.int16).reshape(len(numbers), len(knobs))
+    return _points(each, combinations, np.array([plan.micro_batch_size for plan in plans]), baseline_size)
+
+
+def _points(
+    rows: NDArray[np.int16], combinations: NDArray[np.int64], sizes: NDArray[np.int64], baseline_size: int
+) -> Points:
+    """Returns plans as numbers, from the values of each combination and the combination of each plan."""
+    octaves = np.log2(sizes.astype(np.float64) / baseline_size)
     return Points(
-        values=np.array(rows, dtype=np.int64).reshape(len(plans), len(knobs)),
+        values=rows[combinations],
         octaves=octaves,
         isolation=np.minimum(_distance_to_nearest(octaves) / ISOLATED_OCTAVES, 1.0),
-        combinations=np.array([numbers.setdefault(row, len(numbers)) for row in rows], dtype=np.int64),
+        combinations=combinations,
     )
 
 

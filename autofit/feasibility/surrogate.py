@@ -8,18 +8,21 @@ share a part with it. Where nothing was observed, the uncertainty is that of the
 Processes for Machine Learning, 2006, sections 2.2 and 4.2.4 on sums of kernels).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autofit.core.knob import Knob
 from autofit.feasibility.plan_features import Array, Points, typed
 
 MIN_VARIANCE = 1e-12
 """Lower bound on the variance of a plan, where rounding leaves less."""
-BLOCK = 2**18
-"""Maximum number of covariances processed at a time (2 MiB), whatever the number of plans."""
+BLOCK = 2**16
+"""Maximum number of covariances processed at a time (512 KiB, which caches hold), whatever the number of plans."""
 LINEAR_SHARE = 0.85
 """Share of a numeric knob's effect that is proportional to the number; the rest is specific to each number."""
 
@@ -70,18 +73,34 @@ class Kernel:
 
     def __call__(self, first: Points, second: Points) -> Array:
         """Returns the covariance of every plan in `first` with every plan in `second`, without the level."""
+        same = first.combinations[:, None] == second.combinations[None, :]
+        total, pairs = self.of_values(first.values, second.values)
+        curve, slope, alone = self.of_sizes(first, second)
+        return np.asarray(curve + slope * total + pairs + same * alone, dtype=np.float64)
+
+    def of_values(self, first: NDArray[np.int16], second: NDArray[np.int16]) -> tuple[Array, Array]:
+        """Returns the parts that depend on values: the similarity of all values together, and that of their pairs.
+
+        Args:
+            first: index of each knob's value, [combinations, knobs].
+            second: the same of others.
+        """
+        shared = [v[first[:, i][:, None], second[:, i][None, :]] for i, v in enumerate(self._values)]
+        total = np.sum(shared, axis=0) if shared else np.zeros((len(first), len(second)))
+        pairs = (total**2 - np.sum([one**2 for one in shared], axis=0)) / 2 if shared else total
+        return total, self._scales.pair**2 * pairs
+
+    def of_sizes(self, first: Points, second: Points) -> tuple[Array, Array, Array]:
+        """Returns the parts that depend on sizes.
+
+        They are that of the sizes alone, the factor on the similarity of all values, and that of one combination.
+        """
         s = self._scales
         apart = first.octaves[:, None] - second.octaves[None, :]
         smooth = np.exp(-0.5 * (apart / s.octaves) ** 2)
-        shared = [v[first.values[:, i][:, None], second.values[:, i][None, :]] for i, v in enumerate(self._values)]
-        total = np.sum(shared, axis=0) if shared else np.zeros_like(smooth)
-        pairs = (total**2 - np.sum([one**2 for one in shared], axis=0)) / 2 if shared else total
-        same = first.combinations[:, None] == second.combinations[None, :]
-        slopes = s.slope**2 * total * np.outer(first.octaves, second.octaves)
-        sizes = s.curve**2 * smooth + s.size**2 * (apart == 0) * np.outer(first.isolation, second.isolation)
-        return np.asarray(
-            sizes + s.knob**2 * total + slopes + s.pair**2 * pairs + s.alone**2 * same * smooth, dtype=np.float64
-        )
+        curve = s.curve**2 * smooth + s.size**2 * (apart == 0) * np.outer(first.isolation, second.isolation)
+        slope = s.knob**2 + s.slope**2 * np.outer(first.octaves, second.octaves)
+        return curve, slope, s.alone**2 * smooth
 
     def variances(self, points: Points) -> Array:
         """Returns the covariance of each plan with itself."""
@@ -103,7 +122,10 @@ class Belief:
 
 
 class Covariances:
-    """Covariances of single plans with all plans of a space, computed once for each.
+    """Covariances of single plans with all plans of a space.
+
+    A covariance is made of parts that depend on two combinations and parts that depend on two sizes. Only these are
+    computed and kept for each plan, because a space has many more plans than combinations or sizes.
 
     Args:
         kernel: prior covariance of two plans.
@@ -115,14 +137,66 @@ class Covariances:
 
     def __init__(self, kernel: Kernel, points: Points) -> None:
         self._kernel, self._points = kernel, points
-        self._rows: dict[int, Array] = {}
+        _, first, self._combinations = np.unique(points.combinations, return_index=True, return_inverse=True)
+        self._each_combination = points.values[first]
+        _, first, self._sizes = np.unique(points.octaves, return_index=True, return_inverse=True)
+        self._each_size = points.of(first)
+        self._rows: dict[int, _Row] = {}
         self.variances = kernel.variances(points)
 
     def of(self, places: Sequence[int]) -> Array:
         """Returns the covariances of these plans with all, [places, plans]."""
-        if new := [place for place in places if place not in self._rows]:
-            self._rows |= zip(new, self._kernel(self._points.of(new), self._points), strict=True)
-        return np.array([self._rows[place] for place in places])
+        return self.rows(places).within(slice(None))
+
+    def rows(self, places: Sequence[int]) -> "Rows":
+        """Returns the covariances of these plans with all, of which any part can be had."""
+        for place in places:
+            if place not in self._rows:
+                self._rows[place] = self._row(place)
+        total, pairs, curve, slope, alone = map(np.array, zip(*(self._rows[place] for place in places), strict=True))
+        here = self._combinations[list(places)]
+        return Rows(total, pairs, curve, slope, alone, here, self._combinations, self._sizes)
+
+    def _row(self, place: int) -> "_Row":
+        here = self._points.of([place])
+        total, pairs = self._kernel.of_values(here.values, self._each_combination)
+        curve, slope, alone = self._kernel.of_sizes(here, self._each_size)
+        return total[0], pairs[0], curve[0], slope[0], alone[0]
+
+
+_Row = tuple[Array, Array, Array, Array, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Covariances of some plans with all plans of a space, in parts (see `Kernel`).
+
+    Attributes:
+        total, pairs: parts that depend on values, [places, combinations].
+        curve, slope, alone: parts that depend on sizes, [places, sizes].
+        places: combination of each of the plans, [places].
+        combinations, sizes: combination and size of every plan of the space, [plans].
+    """
+
+    total: Array
+    pairs: Array
+    curve: Array
+    slope: Array
+    alone: Array
+    places: NDArray[np.int64]
+    combinations: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+    def within(self, part: slice | Sequence[int]) -> Array:
+        """Returns the covariances with a part of the plans, [places, part]."""
+        combinations, sizes = self.combinations[part], self.sizes[part]
+        found = self.slope[:, sizes]
+        found *= self.total[:, combinations]
+        found += self.curve[:, sizes]
+        found += self.pairs[:, combinations]
+        first, second = np.nonzero(combinations[None, :] == self.places[:, None])
+        found[first, second] += self.alone[first, sizes[second]]
+        return found
 
 
 class Surrogate:
@@ -148,32 +222,44 @@ class Surrogate:
         level: float,
         amplitude: float | Array = 1.0,
     ) -> None:
-        self._rows, self._variances = covariances.of(observed), covariances.variances
+        self._rows, self._variances = covariances.rows(observed), covariances.variances
         self._scale, self._level = np.asarray(amplitude, dtype=np.float64)[..., None] ** 2, level**2
-        among = self._scale[..., None] * self._rows[:, observed] + self._level
+        among = self._scale[..., None] * self._rows.within(observed) + self._level
         self._factor = np.linalg.cholesky(among + noise[..., None] ** 2 * np.eye(len(observed)))
+        self._inverse = np.linalg.inv(self._factor)
 
     def evidence(self, values: Array) -> Array:
         """Returns the log likelihood of the observations, less their prior mean, up to a constant, [versions]."""
         sizes = np.log(np.diagonal(self._factor, axis1=-2, axis2=-1)).sum(axis=-1)
-        likelihood = -0.5 * np.sum(self._whitened(values) ** 2, axis=-2) - sizes[..., None]
+        likelihood = -0.5 * np.sum((self._inverse @ values) ** 2, axis=-2) - sizes[..., None]
         return np.asarray(likelihood, dtype=np.float64)
+
+    def only(self, models: NDArray[np.bool_]) -> Self:
+        """Returns the surrogate of some of several models."""
+        found = copy(self)
+        found._scale, found._factor, found._inverse = self._scale[models], self._factor[models], self._inverse[models]
+        return found
 
     def believe(self, values: Array) -> Belief:
         """Returns the posterior of every plan: a mean for each version, [plans, versions], and one deviation."""
-        whitened, means, variances = self._whitened(values), [], []
+        parts = [belief for _, belief in self.in_blocks(values)]
+        return Belief(
+            np.concatenate([belief.mean for belief in parts], axis=-2),
+            np.concatenate([belief.deviation for belief in parts], axis=-1),
+        )
+
+    def in_blocks(self, values: Array) -> Iterator[tuple[slice, Belief]]:
+        """Yields the posterior of a few plans after another, so that a large space needs little memory."""
+        whitened = self._inverse @ values
+        scale, level = self._scale[..., None], self._level * self._inverse.sum(axis=-1)[..., None]
         step = max(BLOCK // self._factor[..., 0].size, 1)
         for block in (slice(start, start + step) for start in range(0, len(self._variances), step)):
-            cross = self._scale[..., None] * self._rows[:, block] + self._level
-            solved = np.linalg.solve(self._factor, cross)
-            means.append(solved.swapaxes(-2, -1) @ whitened)
-            variances.append(self._scale * self._variances[block] + self._level - np.sum(solved**2, axis=-2))
-        deviation = np.sqrt(np.maximum(np.concatenate(variances, axis=-1), MIN_VARIANCE))
-        return Belief(np.concatenate(means, axis=-2), deviation)
-
-    def _whitened(self, values: Array) -> Array:
-        each = np.broadcast_to(values, (*self._factor.shape[:-2], *values.shape))
-        return np.asarray(np.linalg.solve(self._factor, each), dtype=np.float64)
+            solved = self._inverse @ self._rows.within(block)
+            solved *= scale
+            solved += level
+            explained = np.einsum("...np,...np->...p", solved, solved)
+            variance = self._scale * self._variances[block] + self._level - explained
+            yield block, Belief(solved.swapaxes(-2, -1) @ whitened, np.sqrt(np.maximum(variance, MIN_VARIANCE)))
 
 
 def _value_correlation(knob: Knob, kinship: float) -> Array:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from autofit.core.errors import StudyError, UsageError
-from autofit.core.files import write_atomically
+from autofit.files import write_atomically
 from autofit.nightly import stored_nights
 from autofit.nightly.instants import instant
 from autofit.nightly.record_text import from_text

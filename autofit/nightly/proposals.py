@@ -9,11 +9,11 @@ from pathlib import Path
 
 from autofit import planfile
 from autofit.core.errors import PlanFileError
-from autofit.core.files import write_atomically
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.printable import printable
 from autofit.core.recommendation import Ratio, Recommendation
 from autofit.core.units import format_bytes, short_number
+from autofit.files import write_atomically
 from autofit.reports.columns import Column, table
 
 _MARK = b"Proposed instead of"

@@ -4,15 +4,17 @@
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
 import torch
 
+from autofit import devices
 from autofit.core.briefing import Briefing, Options
 from autofit.core.budget import SHARES, TRACE_SHARE
 from autofit.core.errors import DevicePoisoned, Untraceable
+from autofit.core.gate_verdict import GateVerdicts
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
@@ -23,15 +25,18 @@ from autofit.identity.identity import Reached
 from autofit.memory.trace import Trace
 from autofit.prepare import prepare
 from autofit.probing import isolated_trace as isolation
-from autofit.probing.bench_notes import notes_on
+from autofit.probing.bench_notes import bench_notes
 from autofit.probing.child_request import SURVEY
 from autofit.probing.compilation import forget, shapes_of_a_training
 from autofit.probing.frozen_heap import FrozenHeap
 from autofit.probing.leaks import LeakWatch
+from autofit.probing.loading import LoaderTrials
 from autofit.probing.placement import place
 from autofit.probing.probe import Probe
 from autofit.probing.proof_gate import ProofGate
+from autofit.probing.resident_memory import budget_of
 from autofit.probing.short_run import ShortRun
+from autofit.probing.survey.earlier_gates import EarlierGates
 from autofit.probing.survey.gradients import State
 from autofit.probing.survey.survey import Survey
 from autofit.probing.user_errors import as_users_errors
@@ -57,9 +62,9 @@ class LocalBench:
         device: where to probe.
         options: options of the search.
         beat: called at the start of each phase of a probe, as a sign of life.
-        watch: also receives each phase. It knows how much of the time budget is left, and stops code that exceeds its
-            share.
+        watch: also receives each phase, and stops code that exceeds its share of the time budget.
         known: what an earlier bench of this workload found, so that the survey is skipped. None runs the survey.
+        gates: verdicts that the study keeps. The gates of a workload that has not changed since do not run.
 
     Attributes:
         briefing: what is known before the first probe.
@@ -67,8 +72,7 @@ class LocalBench:
 
     Raises:
         WorkloadError: the workload cannot be tuned as given.
-        SpaceError: an unknown strategy, or no usable batch size.
-        UsageError: the memory budget cannot be read.
+        SpaceError, UsageError: an unknown strategy, no usable batch size, or a memory budget that cannot be read.
         UserCodeError: the model, loss, loader or optimizer recipe raised an error.
         NothingFits: not even one small batch fits on the device.
         DevicePoisoned: the device does not respond.
@@ -85,43 +89,45 @@ class LocalBench:
         *,
         watch: Watchdog | None = None,
         known: Briefing | None = None,
+        gates: Sequence[GateVerdicts] = (),
     ) -> None:
         self.workload, self.device, self._options = workload, device, options
-        self._weighing: Weighing | None = None
         self._watch, self._report_phase = watch or Watchdog(), beat
+        self._weighing: Weighing | None = None
         strategies = chosen(options.strategies, options.without)
         with as_users_errors(self.device):
             place(workload, device, options.may_move)
             self._guard = Guard.of(workload)
         with self._guard.backstop, self._guard, as_users_errors(device):
-            eval_modules = workload.set_mode()
+            modes = workload.set_mode()
             self._reached = [Reached.of(workload)]  # before any of the workload's code runs
             self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
-            self._store = BatchStore(self._source)
-            self._loss = loss_of(workload, self._source, device.torch_device)
-            budget = device.budget(options.memory_budget, self._source.varies)
-            sizes = [size for size in (self._source.length, self._source.max_size) if size is not None]
-            facts = facts_of(workload, self._source, device, options, dataset_size=min(sizes, default=None))
-            survey = Survey(facts, strategies, self._build, self._source, options.seed)
-            survey.state, survey.watch = State(self._reset, self._guard.differences), self._watch
-            survey.pinned = options.pinned
-            if known is None:
+            self._store, self._loss = BatchStore(self._source), loss_of(workload, self._source, device.torch_device)
+            budget = budget_of(workload, device, options, varies=self._source.varies)
+            facts = facts_of(workload, self._source, device, options, budget, self._loss, self._guard.restore)
+            looked_at = self._source, self._loss, facts.optimizer, self._reached
+            earlier = EarlierGates(gates, environment_of(workload, device, *looked_at))
+            state = State(self._reset, self._guard.differences)
+            survey = Survey(facts, strategies, self._build, self._source, options.seed, state, self._watch)
+            survey.pinned, survey.earlier = options.pinned, earlier.found
+            if known is not None:
+                space, self._weighing = known.space, Weighing.of(known.environment.settings)
+            else:
                 self._beat(SURVEY)
                 space, self._weighing = survey.run(), survey.weighing
                 self._beat("open")
-            else:
-                space, self._weighing = known.space, Weighing.of(known.environment.settings)
-            kept = () if options.may_move else self._guard.caveats  # else the objects are this process's own
+            guarded = () if options.may_move else self._guard.caveats  # else the objects end with this process
+            notes = bench_notes(workload, device, self._loss, modes, guarded, self._source)
             self.briefing = Briefing(
                 space=space,
-                environment=environment_of(
-                    workload, device, self._source, self._loss, facts.optimizer, self._reached, self._weighing
-                ),
+                environment=environment_of(workload, device, *looked_at, self._weighing),
                 budget=budget,
                 enforced=options.enforce,
                 account=device.account(),
-                caveats=(*notes_on(workload, device, self._loss, eval_modules, self._source, kept), *survey.caveats),
+                caveats=(*notes, *survey.caveats),
                 gates=tuple(survey.gate_records) if known is None else known.gates,
+                verdicts=earlier.to_keep(survey.verdicts, self._reached),
+                evaluates=workload.evaluation is not None,
             )
         self._heap, self._fastest_s = FrozenHeap(), math.inf
 
@@ -158,17 +164,18 @@ class LocalBench:
                 leaked = self._leaks.found()  # memory that the user's code keeps from step to step
                 self._put_back()
         outcome = outcome.model_copy(update={"leaked": leaked})
-        return self._gated(plan, outcome) if purpose is Purpose.PROOF and outcome.measured else outcome
+        limited = self._options.enforce and self.device.is_host  # whose times mean nothing, and is too small for a gate
+        return self._proven(plan, outcome) if purpose is Purpose.PROOF and outcome.measured and not limited else outcome
 
-    def _gated(self, plan: Plan, outcome: Outcome) -> Outcome:
-        """Returns the outcome of a proof after its gate, for which a process with limited memory is too small."""
-        if self._options.enforce and self.device.is_host:
-            return outcome
+    def _proven(self, plan: Plan, outcome: Outcome) -> Outcome:
+        """Returns the outcome of a proof after its gate and the choice of worker processes."""
         gate = ProofGate(members(), self._build, self._source, State(self._reset, self._guard.differences), self._watch)
         try:
-            return gate.judged(outcome, plan, self.briefing.space.baseline)
+            outcome = gate.judged(outcome, plan, self.briefing.space.baseline)
         finally:
             self._put_back()
+        trials = LoaderTrials(self._source, self.device, self._watch, self._beat)
+        return trials.added(outcome, plan.micro_batch_size, self._put_back)
 
     def _run(self, probe: Probe) -> Outcome:
         try:
@@ -210,13 +217,10 @@ class LocalBench:
             raise Untraceable(str(error), "in the trace") from None
 
     def record(self, plan: Plan) -> Trace:
-        """Runs a few steps of `plan` and returns the allocations that they made. Everything is restored afterwards.
-
-        Meant for small micro batches of a workload that cannot be traced.
+        """Runs a few steps of a `plan` that cannot be traced, and returns their allocations. Everything is restored.
 
         Raises:
-            Untraceable: a step failed or ran out of memory, or the device keeps no record of allocations.
-            SpaceError: the plan cannot be applied to this workload.
+            Untraceable, SpaceError: as in `trace`; or a step failed, or the device keeps no record of allocations.
             DevicePoisoned: the device does not respond. Objects on it stay as they are until the bench is left.
         """
         poisoned = False
@@ -291,6 +295,6 @@ class LocalBench:
                 forget()
 
     def _build(self, plan: Plan) -> TrainStep:
-        target, varies = self.device.torch_device, self._source.varies
-        draft = Draft.of(self.workload, self._loss, target, self._weighing, varies=varies)
+        target, host_bytes, varies = self.device.torch_device, devices.available_host_bytes(), self._source.varies
+        draft = Draft.of(self.workload, self._loss, target, self._weighing, host_bytes, varies=varies)
         return prepare(plan, draft, members())

@@ -7,9 +7,11 @@ for the device that the model is on.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Self
 
 import torch
+from torch import nn
 
 from autofit import devices
 from autofit.chips import StandIn, ceilings_of
@@ -26,19 +28,21 @@ from autofit.memory.breakdown import OUTSIDE, Part
 from autofit.memory.trace import Trace
 from autofit.prepare import prepare
 from autofit.probing import isolated_trace as isolation
+from autofit.probing.bench_notes import training_notes
 from autofit.probing.placement import place
 from autofit.probing.short_run import ShortRun
 from autofit.probing.survey import gates
-from autofit.probing.survey.module_modes import mode_notes
+from autofit.probing.survey.block_profile import profiled_on_copy
 from autofit.probing.survey.survey import Survey
 from autofit.probing.user_errors import as_users_errors_on_host
 from autofit.probing.workload_facts import batch_to_trace, chosen, facts_of
 from autofit.strategies import members
-from autofit.strategies.base import Strategy
+from autofit.strategies.base import Span, Strategy
 from autofit.tracing import tracing
 from autofit.tracing.cuda import standin
 from autofit.tracing.cuda.chip import Chip
 from autofit.tracing.fake_copy import fake_batch, fake_mode, fake_workload
+from autofit.tracing.self_contained import check_self_contained
 from autofit.tracing.static_memory import find_fixed_parts
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted, Cuttable
@@ -99,14 +103,16 @@ class StandInBench:
             self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
             self._loss = self._resolve()
             # The data set here may be smaller than the one to train on.
-            facts = facts_of(workload, self._source, device, options, dataset_size=None)
+            budget = device.budget(options.memory_budget, self._source.varies)
+            facts = facts_of(workload, self._source, device, options, budget, self._loss)
+            facts = replace(facts, dataset_size=None, profile=self._profile)
             strategies = chosen(options.strategies, options.without)
             survey = _Ungated(facts, strategies, _nothing_runs, self._source, options.seed)
             space = _of_memory(survey.run(), strategies)
             self.briefing = Briefing(
                 space=space,
                 environment=environment_of(workload, device, self._source, self._loss, facts.optimizer, present=False),
-                budget=device.budget(options.memory_budget, self._source.varies),
+                budget=budget,
                 enforced=False,
                 account=account,
                 ceilings=device.ceilings(),
@@ -169,6 +175,15 @@ class StandInBench:
     def _build(self, plan: Plan) -> TrainStep:
         return prepare(plan, Draft.of(self.workload, self._loss, self._device.torch_device), members())
 
+    def _profile(self, plan: Plan, blocks: Sequence[nn.Module], marked: Callable[..., bool]) -> Sequence[Span]:
+        with suppress(Exception):  # the user's code may need real data; the trace will say so
+            if not self._alone:
+                check_self_contained(self.workload)
+            size = self._source.small_size
+            batch = Counted(self._source.typical(size, 1)[0], size)
+            return profiled_on_copy(self.workload, self._loss, plan, blocks, marked, batch)
+        return ()
+
     def _resolve(self) -> LossRule:
         workload, size = self.workload, self._source.small_size
         if self._alone and workload.training:
@@ -177,11 +192,7 @@ class StandInBench:
         return loss_of(workload, self._source, self._device.torch_device)
 
     def _notes(self) -> Iterator[str]:
-        if self._loss.inferred:
-            yield f"the loss was inferred: {self._loss.about}"
-        yield from mode_notes(self._eval_modules)
-        if self.workload.optimizer is None and self.workload.training:
-            yield "no optimizer was given: estimated with torch.optim.AdamW and its defaults"
+        yield from training_notes(self.workload, self._loss, self._eval_modules, "estimated")
         yield from self._device.caveats()
         yield from self._source.notes
 

@@ -1,5 +1,7 @@
 """Memory that stays allocated between two training steps."""
 
+from collections.abc import Iterable
+
 import torch
 
 from autofit.workloads.step import TrainStep, state_tensors
@@ -13,6 +15,11 @@ def static_bytes(step: TrainStep) -> int:
     found += [p.grad for p in model.parameters() if p.grad is not None and p.grad.layout is torch.strided]
     if optimizer is not None:
         found += state_tensors(optimizer)
-    here = [piece for t in found if t.device.type == step.draft.device.type for piece in pieces(t)]
+    return storage_bytes(found, step.draft.device)
+
+
+def storage_bytes(found: Iterable[torch.Tensor], device: torch.device) -> int:
+    """Returns the bytes of the distinct storages of tensors, of those that are on a device of this type."""
+    here = [piece for t in found if t.device.type == device.type for piece in pieces(t)]
     storages = {storage.data_ptr(): storage.nbytes() for storage in (piece.untyped_storage() for piece in here)}
     return sum(storages.values())

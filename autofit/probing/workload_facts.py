@@ -1,23 +1,33 @@
 """The facts about a workload on a device that strategies need, including the baseline's batch."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from autofit import devices
 from autofit.core.briefing import Options
+from autofit.core.budget import Budget
 from autofit.core.errors import SpaceError, UsageError
 from autofit.core.plan import Plan
 from autofit.devices.base import Device
 from autofit.strategies import members
-from autofit.strategies.base import Facts, Strategy
+from autofit.strategies.base import Facts, Strategy, Watch
+from autofit.tracing.rehearsal import rehearse
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted
+from autofit.workloads.loss import LossRule
 from autofit.workloads.workload import Workload
 
 
 def facts_of(
-    workload: Workload, source: BatchSource, device: Device, options: Options, dataset_size: int | None
+    workload: Workload,
+    source: BatchSource,
+    device: Device,
+    options: Options,
+    budget: Budget,
+    loss: LossRule,
+    restore: Callable[[], None] = lambda: None,
 ) -> Facts:
-    """Returns the facts that strategies need.
+    """Returns the facts that strategies need. `restore` puts back what the user's code changes in a rehearsal.
 
     Raises:
         SpaceError: see `baseline_batch`.
@@ -25,7 +35,16 @@ def facts_of(
     # A pass without updates has no global batch to keep.
     total = workload.global_batch_size if workload.training else None
     joinable = source.resizable and source.max_size is None
+    lengths = [size for size in (source.length, source.max_size) if size is not None]
     micro, steps = baseline_batch(source.user_batch_size, total, source.resizable, joinable)
+
+    def rehearsed(watch: Watch) -> None:
+        small = source.small_size
+        try:
+            rehearse(workload, loss, Counted(source.typical(small, 1)[0], small), watch)
+        finally:
+            restore()  # the user's functions may have kept a tensor without data
+
     return Facts(
         model=workload.model,
         batch=source.typical(1 if source.resizable else source.user_batch_size, 1)[0],
@@ -38,10 +57,14 @@ def facts_of(
         accumulation_steps=steps,
         global_batch_size=total,
         max_global_batch_size=workload.max_global_batch_size,
-        dataset_size=dataset_size,
+        dataset_size=min(lengths, default=None),
         resizable=source.resizable,
         varies=source.varies,
         cut_from=source.user_batch_size if source.resizable and not joinable else None,
+        max_grad_norm=workload.max_grad_norm,
+        memory_budget_bytes=budget.memory_bytes,
+        host_memory_bytes=devices.available_host_bytes() if device.is_available() else None,
+        rehearse=rehearsed,
     )
 
 

@@ -1,6 +1,6 @@
 """TableEstimator: estimates memory from a table, with a chosen bias, error and delay."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 
 from autofit.core.estimate import Estimate
@@ -30,17 +30,23 @@ class TableEstimator(Estimator):
         self._peaks, self._factor, self._error_ratio = peaks, factor, error_ratio
         self._at_once = at_once
         self._refined: set[str] = set()
+        self._combinations: set[str] = set()
 
     def tell(self, trial: Trial) -> None:
         """Learns nothing, so that the effect of what corrects its error can be seen."""
 
     def refine(self, plan: Plan, along: Sequence[Plan] = ()) -> None:
         """Gives a plan, and those along it, an estimate from now on."""
-        self._refined.update(each.key for each in (plan, *along))
+        self.refine_all((plan, *along))
 
     def refine_all(self, plans: Sequence[Plan]) -> None:
         """Gives the plans an estimate from now on."""
         self._refined.update(plan.key for plan in plans)
+        self._combinations.update(plan.combination.key for plan in plans)
+
+    def bounded(self) -> Collection[str] | None:
+        """Returns the combinations with an estimate."""
+        return None if self._at_once else self._combinations
 
     def estimate(self, plan: Plan) -> Estimate | None:
         """Returns the peak times the bias, with bounds at the error ratio."""

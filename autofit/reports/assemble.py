@@ -79,7 +79,8 @@ def _of_answer(source: Source) -> dict[str, Any]:
         return {**fields, **named}
     code = apply_code(r, source.plan_file)
     found = {"headline": headline(r), "proof_rate_per_s": contradicting_rate(r), "apply_code": code}
-    return {**fields, **found, "global_batch_size": r.plan.global_batch_size, "duration_s": r.duration_s}
+    fields |= {"global_batch_size": r.plan.global_batch_size, "duration_s": r.duration_s, "strategies": r.strategies}
+    return {**fields, **found}
 
 
 def _first_on_batch(caveats: Sequence[str]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from autofit.core.environment import Environment
 from autofit.core.estimate import Estimate
 from autofit.core.recommendation import Ratio
 from autofit.core.space import Refusal
+from autofit.core.strategy_record import StrategyRecord
 from autofit.memory.profile import Profile
 
 Role = Literal["recommended", "baseline", ""]
@@ -18,6 +19,8 @@ BATCH_ONLY = "batch size only"
 """`PlanRow.combination` of the baseline, and of plans that differ from it in the batch alone."""
 UPPER_BOUND = "upper bound (sizes depend on the data)"
 """What is written beside an estimate, or a trace, that holds for all possible data rather than for what ran."""
+WHAT_EACH_DOES = "What each strategy does"
+"""Title of the list of strategies whose values differ between the recommended plan and the baseline."""
 
 REPORT_SCHEMA = "autofit.report/1"
 SCHEMA_FILE = Path(__file__).parent / "report.schema.json"
@@ -175,6 +178,7 @@ class Report(_Record):
         gates: the numerical checks.
         left_out: combinations of which nothing was measured.
         refused: strategies and knob values that were not searched.
+        strategies: what the strategies do whose values differ between the recommended plan and the baseline.
         caveats: notes to read before using the plan.
         missing: parts that this report cannot show, each with the reason.
         environment: where the plans were measured.
@@ -207,6 +211,7 @@ class Report(_Record):
     gates: tuple[GateRecord, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     refused: tuple[Refusal, ...] = ()
+    strategies: tuple[StrategyRecord, ...] = ()
     caveats: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     environment: Environment

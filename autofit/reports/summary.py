@@ -15,8 +15,9 @@ from autofit.core.wording import describe_plan
 from autofit.reports.alternatives import others, rate_per_s
 from autofit.reports.canvas import Canvas
 from autofit.reports.columns import Column, table
+from autofit.reports.evaluation import evaluation_code, evaluation_lines
 from autofit.reports.headline import absent_baseline, contradicting_rate, kept_because
-from autofit.reports.report import UPPER_BOUND
+from autofit.reports.report import UPPER_BOUND, WHAT_EACH_DOES
 from autofit.terminal import wrapped
 
 _CAVEATS, _REFUSED = 5, 3
@@ -41,7 +42,9 @@ def summarize(recommendation: Recommendation, canvas: Canvas | None = None, plan
         _headline(r, canvas.width),
         _titled(_brings(r, canvas.width)),
         _titled(_changes(r, canvas.width)),
+        _titled(_strategies(r, canvas.width)),
         _titled(others(r, canvas.width, plan_file)),
+        _titled(evaluation_lines(r, canvas.width)),
         _titled(_caveats(r, canvas.width, plan_file)),
         _titled(_facts(r, canvas.width, plan_file)),
         _titled(_usage(r, canvas.width, plan_file)),
@@ -144,6 +147,12 @@ def _changes(r: Recommendation, width: int) -> list[str]:
     return table([Column("What it changes", names), *columns], width)
 
 
+def _strategies(r: Recommendation, width: int) -> list[str]:
+    """Returns what each strategy of the plan does, costs and changes; nothing for records of earlier versions."""
+    lines = [line for each in r.strategies for line in wrapped(str(each), width, _INDENT, 2 * _INDENT)]
+    return [WHAT_EACH_DOES, *lines] if lines else []
+
+
 def _caveats(r: Recommendation, width: int, plan_file: str | None) -> list[str]:
     if not r.caveats:
         return []
@@ -188,13 +197,16 @@ def _labelled(r: Recommendation, plan_file: str | None) -> Iterator[tuple[str, s
 
 def _usage(r: Recommendation, width: int, plan_file: str | None) -> list[str]:
     """Returns the code that applies the plan."""
+    load = [] if plan_file is None else [f'fit = autofit.load("{plan_file}")']
+    evaluation = evaluation_code(r, width)
     if r.plan == r.baseline.plan:
-        return ["How to use it", *wrapped("Nothing to apply: train as you do now.", width, _INDENT, _INDENT)]
+        kept = wrapped("Nothing to apply: train as you do now.", width, _INDENT, _INDENT)
+        code = [*load, *evaluation] if evaluation else []
+        return ["How to use it", *kept, *(_INDENT + line for line in code)]
     inference = r.environment.settings.get("mode") == "inference"
     given, result = ("model, loader", "output") if inference else ("model, loader, optimizer", "loss")
-    load = [] if plan_file is None else [f'fit = autofit.load("{plan_file}")']
     prepare = [f"step = fit.prepare({given})"]
     if len(prepare[0]) + len(_INDENT) > width:
         prepare = ["step = fit.prepare(", f"    {given})"]
-    code = [*load, *prepare, "for batch in step.loader:", f"    {result} = step(batch)"]
+    code = [*load, *prepare, "for batch in step.loader:", f"    {result} = step(batch)", *evaluation]
     return ["How to use it", *(_INDENT + line for line in code)]

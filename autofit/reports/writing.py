@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autofit.core.errors import UsageError
-from autofit.core.files import write_atomically
+from autofit.files import write_atomically
 from autofit.reports.html.page import render
 from autofit.reports.markdown import MARK, to_markdown
 from autofit.reports.report import Report, to_json

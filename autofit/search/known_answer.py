@@ -108,7 +108,9 @@ def question_of(briefing: Briefing, objective: Objective, searcher: str | None) 
     """
     facts = briefing.space
     estimates_only = {"__all__": {"same_memory", "trades_memory"}}
-    space = facts.model_dump(mode="json", exclude={"refused": True, "batch_limit": True, "knobs": estimates_only})
+    space = facts.model_dump(
+        mode="json", exclude={"refused": True, "batch_limit": True, "strategies": True, "knobs": estimates_only}
+    )
     refused = sorted(refusal.name for refusal in facts.refused)
     asked = [space, refused, briefing.budget.memory_bytes, objective.model_dump(mode="json"), searcher]
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]

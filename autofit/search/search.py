@@ -14,15 +14,19 @@ from autofit.core.briefing import Briefing
 from autofit.core.budget import Budget, Clock
 from autofit.core.errors import AutofitError
 from autofit.core.objective import Objective
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
 from autofit.core.recommendation import Candidate, Recommendation
 from autofit.core.space import SearchSpace
+from autofit.core.strategy_record import StrategyRecord
 from autofit.core.units import format_duration
 from autofit.estimators import Context
 from autofit.search.bench import Bench
+from autofit.search.data_bound import loading_caveats
 from autofit.search.event import Event
 from autofit.search.evidence import BATCH_CHANGED
 from autofit.search.evidence_recorder import EvidenceRecorder, asked
 from autofit.search.fleet_workers import workers_of
+from autofit.search.kept_gates import keep_gates
 from autofit.search.known_answer import ANSWER, KnownAnswer, answer_note, question_of
 from autofit.search.phases import run
 from autofit.search.request import DEFAULT_STUDY, Listen, Request, searcher_of
@@ -78,6 +82,7 @@ def search(bench: Bench, request: Request, listen: Sequence[Listen] = (), clock:
             memory_bytes=briefing.budget.memory_bytes,
         )
         opened.callback(study.close)
+        keep_gates(study, briefing)
         workers = opened.enter_context(workers_of(study, location, request.target, briefing, request.objective))
         return _search(bench, request, study, clock, tell_all, workers)
 
@@ -188,7 +193,7 @@ def _recommendation(
         *findings.caveats,
         *findings.proof.compiler_notes,
         *_at_limit(findings, briefing),
-        *_data_bound(findings),
+        *loading_caveats(findings.proof),
     ]
     caveats = [*answer, *_waited(clock), *study.notes, *briefing.caveats]
     return Recommendation(
@@ -198,6 +203,7 @@ def _recommendation(
         baseline=_without_traceback(findings.baseline),
         gain=findings.gain,
         rate_per_s=findings.rate_per_s,
+        strategies=_strategies(findings, briefing),
         untried=findings.untried,
         alternatives=findings.alternatives,
         caveats=tuple(dict.fromkeys(caveats)),
@@ -231,6 +237,20 @@ def _learning_rate(findings: Findings, briefing: Briefing) -> list[str]:
     ]
 
 
+def _strategies(findings: Findings, briefing: Briefing) -> tuple[StrategyRecord, ...]:
+    """Returns the strategies whose values differ between the plan and the baseline.
+
+    Those that a gate found to change this model's gradient, and another global batch, change the result.
+    """
+    changed = findings.plan.changes_from(briefing.space.baseline)
+    failed = {gate.name for gate in briefing.gates if not gate.passed}
+    changing = {name for name, value in changed.items() if f"{name}={value}" in failed}
+    changing |= {ACCUMULATION_STEPS} & changed.keys() if "accumulation" in failed else set()
+    changing |= {MICRO_BATCH_SIZE} if _learning_rate(findings, briefing) else set()
+    found = (each for each in briefing.space.strategies if not changed.keys().isdisjoint(each.knobs))
+    return tuple(each if changing.isdisjoint(each.knobs) else each.changing() for each in found)
+
+
 def _at_limit(findings: Findings, briefing: Briefing) -> list[str]:
     """Returns the caveat about a free batch whose limit is at most one size above that of the plan."""
     space, size = briefing.space, findings.plan.micro_batch_size
@@ -245,14 +265,3 @@ def _waited(clock: Clock) -> list[str]:
         return []
     waited, whole = format_duration(clock.waited_s), format_duration(clock.elapsed_s)
     return [f"{waited} of the {whole} of this search were spent waiting for the device, which another process used"]
-
-
-def _data_bound(findings: Findings) -> list[str]:
-    fetch, step = findings.proof.fetch_s, findings.proof.step_time_s
-    if fetch is None or fetch <= 0.1 * step:
-        return []
-    workers = math.ceil(fetch / step)
-    return [
-        f"loading the samples of one step took {format_duration(fetch)}, and its training {format_duration(step)}: "
-        f"give the loader about {workers} worker process{'es' if workers > 1 else ''}, or it will limit training"
-    ]

@@ -14,14 +14,15 @@ class Grid(Searcher):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        space = problem.space
-        plans = [space.at(combination, size) for combination in space.combinations() for size in space.sizes]
-        random.Random(problem.seed).shuffle(plans)
-        self._left = {plan.key: plan for plan in [space.baseline, *plans]}
+        self._plans = problem.feasibility.plans
+        others = list(range(1, len(self._plans.plans)))
+        random.Random(problem.seed).shuffle(others)
+        self._left = dict.fromkeys((0, *others))  # places, in the order in which they are proposed
 
     def ask(self) -> Plan | None:
         """Returns the next plan without a trial; None if there is none."""
-        return next(iter(self._left.values()), None)
+        place = next(iter(self._left), None)
+        return None if place is None else self._plans.plans[place]
 
     def probes_left(self) -> int:
         """Returns the number of plans without a trial."""
@@ -29,5 +30,6 @@ class Grid(Searcher):
 
     def tell(self, trial: Trial) -> None:
         """Removes a plan from the list; ignores blocks of a race."""
-        if trial.purpose is not Purpose.BLOCK:
-            self._left.pop(trial.plan.key, None)
+        place = self._plans.place(trial.plan)
+        if trial.purpose is not Purpose.BLOCK and place is not None:
+            self._left.pop(place, None)

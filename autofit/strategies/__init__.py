@@ -3,20 +3,28 @@
 from functools import cache
 
 from autofit.plugins import plugins
+from autofit.strategies.activation_offload import ActivationOffload
+from autofit.strategies.attention import Attention
 from autofit.strategies.base import Strategy
 from autofit.strategies.batching import Batching
 from autofit.strategies.checkpointing import Checkpointing
 from autofit.strategies.compilation import Compilation
+from autofit.strategies.linear_cross_entropy import LinearCrossEntropy
 from autofit.strategies.memory_format import MemoryFormat
 from autofit.strategies.optimizer_implementation import OptimizerImplementation
+from autofit.strategies.optimizer_in_backward import OptimizerInBackward
 from autofit.strategies.precision import Precision
 
 BUILT_IN: tuple[type[Strategy], ...] = (
     MemoryFormat,
     Precision,
     OptimizerImplementation,
+    OptimizerInBackward,
+    Attention,
+    LinearCrossEntropy,
     Compilation,
     Checkpointing,
+    ActivationOffload,
     Batching,
 )
 """The strategies of autofit itself."""

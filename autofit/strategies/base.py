@@ -1,10 +1,11 @@
 """Strategy: a training technique that owns knobs and applies them to a train step."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import nn
@@ -13,15 +14,16 @@ from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal
+from autofit.core.strategy_record import Effect, StrategyRecord
 from autofit.workloads.step import Draft
 from autofit.workloads.tree import Batch
 
 Numerics = Literal["exact", "mixed", "any"]
 """Arithmetic that a search may use: only the user's, also reduced precision, or also techniques that change results."""
 
-Effect = Literal["exact", "rounding", "changes the result"]
-"""What a technique does to the values that are trained: nothing; another order or precision of the same arithmetic; or
-something else is computed, such as another optimizer state or another order of samples."""
+
+Watch = Callable[[nn.Module], AbstractContextManager[None]]
+"""Returns the context in which a step of a model is watched."""
 
 
 class Phase(IntEnum):
@@ -33,6 +35,49 @@ class Phase(IntEnum):
     OPTIMIZER = 4
     BATCHING = 5
     COMPILATION = 6  # of whatever the other strategies made of the modules
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of a model's forward pass of one sample: one call of a block, or what runs between two of them.
+
+    Attributes:
+        block: number of the block; None between blocks.
+        saved_bytes: bytes that the part is the first to keep for the backward pass.
+        input_bytes: bytes of the block's inputs that no earlier part keeps.
+        flops: operations of the block's products; 0 between blocks, as all that follows.
+        traffic_bytes: operands read and results written by its operators.
+        operators: number of its operators that compute or copy.
+        marked_bytes: results of the operators that were asked for.
+        marked_flops: operations of the operators that were asked for.
+    """
+
+    block: int | None
+    saved_bytes: int = 0
+    input_bytes: int = 0
+    flops: int = 0
+    traffic_bytes: int = 0
+    operators: int = 0
+    marked_bytes: int = 0
+    marked_flops: int = 0
+
+
+class SpanProfile(Protocol):
+    """Runs one small step and tells what its parts keep and compute. Everything that it changes is restored."""
+
+    def __call__(self, plan: Plan, blocks: Sequence[nn.Module], marked: Callable[..., bool], /) -> Sequence[Span]:
+        """Returns the parts of the forward pass, in order; () if the step could not be run.
+
+        Args:
+            plan: the plan to run.
+            blocks: modules of the user's model, none inside another.
+            marked: tells of an operator, given with its arguments, whether it is asked for.
+        """
+
+
+def no_profile(plan: Plan, blocks: Sequence[nn.Module], marked: Callable[..., bool], /) -> Sequence[Span]:
+    """Returns (): no step can be run."""
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +102,12 @@ class Facts:
         varies: whether batches differ in shape within a training.
         cut_from: size of the batches from which smaller ones are cut. A size that does not divide it would leave a
             smaller remainder. None if batches of any size can be made.
+        max_grad_norm: L2 norm to which the training clips gradients; None if it does not clip.
+        memory_budget_bytes: memory that a plan may use on the device; None if unknown.
+        host_memory_bytes: available main memory of the device's machine; None if unknown.
+        profile: runs one small step to see what its parts keep and compute; without a result if none can be run.
+        rehearse: runs the forward and backward pass of the user's step inside `watch(model)`, on a copy of the model
+            without data, and raises `Untraceable` if it cannot run so. None if no step can be run.
     """
 
     model: nn.Module
@@ -74,6 +125,11 @@ class Facts:
     resizable: bool = True
     varies: bool = False
     cut_from: int | None = None
+    max_grad_norm: float | None = None
+    memory_budget_bytes: int | None = None
+    host_memory_bytes: int | None = None
+    profile: SpanProfile = no_profile
+    rehearse: Callable[[Watch], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,24 +140,27 @@ class Offer:
         knobs: the knobs that it adds.
         refused: the values that it leaves out.
         batch_limit: see `autofit.core.space.SpaceFacts`.
+        constants: knobs with one value, which every plan names because it says what values of other knobs mean.
     """
 
     knobs: tuple[Knob, ...] = ()
     refused: tuple[Refusal, ...] = ()
     batch_limit: str = ""
+    constants: tuple[Knob, ...] = ()
 
 
 class Strategy(ABC):
     """A training technique.
 
-    A search calls `offer` and `conflict` once, in the process that holds the model. `autofit.prepare` calls `apply` for
-    each step that it builds: for a probe, for a gate, and for the user's training.
+    A search calls `offer` once and `conflict` for some plans, in the process that holds the model. `autofit.prepare`
+    calls `apply` for each step that it builds: for a probe, for a gate, and for the user's training.
 
     Attributes:
         name: name of the strategy in `tune(strategies=[...])` and in reports.
         about: what it does, in a phrase without a full stop.
         cost: what it costs, in a phrase; "nothing" if it has no cost.
-        effect: what it does to the values that are trained.
+        effect: what it does to the values that are trained. A strategy of another package that does not say may do
+            anything.
         phase: when the strategy is applied.
         owns: names of the knobs that it may offer.
         gated: whether each value except the default must first pass the gradient gate on the user's batch.
@@ -112,9 +171,9 @@ class Strategy(ABC):
     """
 
     name: ClassVar[str]
-    about: ClassVar[str]
-    cost: ClassVar[str]
-    effect: ClassVar[Effect]
+    about: ClassVar[str] = ""
+    cost: ClassVar[str] = ""
+    effect: ClassVar[Effect] = "changes the result"
     phase: ClassVar[Phase]
     owns: ClassVar[tuple[str, ...]]
     gated: ClassVar[bool] = False
@@ -137,8 +196,16 @@ class Strategy(ABC):
         """
 
     def conflict(self, plan: Plan) -> str | None:
-        """Returns why the values of this strategy conflict with others in `plan`, or None."""
+        """Returns why the values of this strategy conflict with others in `plan`, or None.
+
+        The answer depends on the knob values of the plan alone. A search asks about few plans: it varies only the knobs
+        whose values were read (`plan.values.get(name)`), so do not read more of them than matter.
+        """
         return None
+
+    def to_record(self) -> StrategyRecord:
+        """Returns what this strategy does, costs and changes."""
+        return StrategyRecord(name=self.name, knobs=self.owns, about=self.about, cost=self.cost, effect=self.effect)
 
     def untraceable(self, plan: Plan) -> str | None:
         """Returns why a trace on fake tensors cannot show the memory of `plan`, or None."""

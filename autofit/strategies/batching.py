@@ -29,8 +29,8 @@ class Batching(Strategy):
     """
 
     name = "batching"
-    about = "splits the batch of an optimizer step into micro batches"
-    cost = "more passes, each over fewer samples"
+    about = "splits the batch of an optimizer step into micro batches whose gradients are added up"
+    cost = "memory with large micro batches, time with small ones"
     effect = "rounding"
     phase = Phase.BATCHING
     owns = (MICRO_BATCH_SIZE, ACCUMULATION_STEPS)

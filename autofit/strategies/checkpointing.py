@@ -1,37 +1,49 @@
 """Activation checkpointing: keeps only the inputs of a block and recomputes the block in the backward pass."""
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
-import torch
 from torch import nn
-from torch.utils import _pytree as pytree
-from torch.utils.checkpoint import checkpoint
 
 from autofit.core.knob import Knob, Trade
 from autofit.core.plan import Plan
-from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
-from autofit.strategies.blocks import find_blocks
-from autofit.strategies.recompute import Recompute
-from autofit.strategies.undo import Undo
+from autofit.core.space import Refusal
+from autofit.strategies.base import Facts, Offer, Phase, Span, Strategy, unknown_value
+from autofit.strategies.checkpoint_order import cost_of, order_of, read_order, written_order
+from autofit.strategies.checkpointable import Checkpointable, is_checkpointed, owners_of
+from autofit.strategies.selective_recompute import is_kept
+from autofit.strategies.user_checkpointing import UserCheckpointing
 from autofit.workloads.step import Draft
 
 CHECKPOINTED_BLOCKS = "checkpointed_blocks"
+AS_THE_USER = "default"
+"""Value that leaves a model as it is that the user has made checkpoint."""
+ORDER = "checkpoint_order"
+OPERATORS = "recomputed_operators"
+ALL, CHEAP = "all", "cheap"
 
-_ABSENT = object()
+LEAST_FREED = 0.2
+"""Minimum share of what a whole block frees that must be freed by recomputing its cheap operators only."""
+MOST_REPEATED = 0.5
+"""Maximum share of a block's work that its cheap operators may be."""
+LEAST_FLOPS = 1e7
+"""Minimum operations of products per operator. Looking at each operator takes about 10 microseconds, twice."""
 
 
 class Checkpointing(Strategy):
-    """Checkpoints the first k of the model's n repeated blocks, which trades time for memory.
+    """Checkpoints k of the model's n repeated blocks, which trades time for memory.
+
+    Which k: the first ones in the order in which they are worth it (`checkpoint_order`). Plans name that order where it
+    is not the order of the modules. Of a checkpointed block, either all operators are recomputed, or only the cheap
+    ones (`selective_recompute`).
 
     Gradients are the same as without checkpointing, up to rounding: torch's random state is replayed, and buffers
     (BatchNorm statistics, spectral norm vectors) are updated once. Other state of a block is not replayed: attributes,
     Python's and numpy's random state, parameters that forward writes.
 
     If the model has its own checkpointing method (transformers), that method is used, because it knows what else must
-    change, such as the key-value cache.
+    change, such as the key-value cache. If the user has switched checkpointing on, that is the default, and it is
+    switched off for every number of blocks, 0 included.
     """
 
     name = "checkpointing"
@@ -39,224 +51,209 @@ class Checkpointing(Strategy):
     cost = "up to a third more time"
     effect = "exact"
     phase = Phase.MODULES
-    owns = (CHECKPOINTED_BLOCKS,)
+    owns = (CHECKPOINTED_BLOCKS, ORDER, OPERATORS)
 
     def offer(self, facts: Facts) -> Offer:
-        """Returns the knob `checkpointed_blocks`: 0, or a quarter, half, three quarters or all of the blocks."""
+        """Returns the knob `checkpointed_blocks`: 0, or a quarter, half, three quarters or all of the blocks.
+
+        Beside it, the order of the blocks and what is recomputed of a block, if they matter for this model.
+        """
         if not facts.training:
             return self.refuse("inference has no backward pass and keeps no activations that could be freed")
-        reason = _refusal(facts.model)
+        users = _users(facts.model)
+        reason = _refusal(facts.model, users)
         if reason is not None:
             return self.refuse(reason)
-        counts = _Checkpointable(facts.model).counts
-        if len(counts) == 1:
+        target = Checkpointable(facts.model)
+        if users.switches:
+            knob = _knob_beside(users, target)
+        elif len(target.counts) == 1:
             return self.refuse(
                 "found no repeated blocks; expected two or more modules of one class under one parent that have "
                 "children and parameters"
             )
-        most = counts[-1]
-        values = tuple(sorted({(most * quarters + 2) // 4 for quarters in range(5)} & set(counts)))
-        about = f"number of blocks, of {most} and from the first on, that are recomputed in backward to save memory"
-        # A checkpointed block runs forward twice, and a forward pass is about a third of forward and backward.
-        expected = tuple(1 / (1 + count / (3 * most)) for count in values)
-        # Only the input of a checkpointed block is kept. The rest of the model keeps its activations.
-        growth = tuple(1 - 0.75 * count / most for count in values)
-        knob = Knob(
-            name=CHECKPOINTED_BLOCKS,
-            values=values,
-            default=0,
-            about=about,
-            expected=expected,
-            growth=growth,
-            trades_memory=Trade(technique=self.name, counted="blocks to checkpoint", between=len(counts) > 2),
-        )
-        return Offer(knobs=(knob,))
+        else:
+            knob = _knob(target)
+        if not target.blocks:
+            return Offer(knobs=(knob,))
+        spans = facts.profile(Plan(values={CHECKPOINTED_BLOCKS: 0}), target.blocks, is_kept)
+        cheap = _lack_of_selection(spans, facts.micro_batch_size)
+        selection = () if cheap else (_selection(spans),)
+        refused = (Refusal(name=f"{OPERATORS}={CHEAP}", reason=cheap),) if cheap else ()
+        constants = _order_knob(spans, len(target.blocks))
+        return Offer(knobs=(knob, *selection), refused=refused, constants=constants)
+
+    def conflict(self, plan: Plan) -> str | None:
+        """Returns why only cheap operators of no blocks cannot be recomputed, or None."""
+        count = plan.values.get(CHECKPOINTED_BLOCKS, 0)
+        if plan.values.get(OPERATORS, ALL) != ALL and (count == AS_THE_USER or not count):
+            return f"it changes nothing beside {CHECKPOINTED_BLOCKS}={count}; it needs blocks that autofit checkpoints"
+        return None
 
     def apply(self, plan: Plan, draft: Draft) -> AbstractContextManager[None]:
-        """Checkpoints the first blocks of `draft.model`. Accepts any number up to the number of blocks.
+        """Checkpoints blocks of `draft.model`. Accepts any number up to the number of blocks.
 
         Raises:
-            SpaceError: the model has fewer blocks, can only checkpoint all of them, checkpoints already, or is
-                compiled.
+            SpaceError: the model has fewer or other blocks, can only checkpoint all of them, checkpoints in a way that
+                cannot be switched off, or is compiled.
         """
-        count = plan.values.get(CHECKPOINTED_BLOCKS, 0)
-        if type(count) is int and count == 0:
+        count = plan.values.get(CHECKPOINTED_BLOCKS, AS_THE_USER)
+        operators, order = plan.values.get(OPERATORS, ALL), plan.values.get(ORDER, "")
+        if operators not in (ALL, CHEAP):
+            raise unknown_value(OPERATORS, operators, f"{ALL} or {CHEAP}")
+        places = read_order(order)
+        if places is None:
+            raise unknown_value(ORDER, order, "numbers of blocks such as 0-2,5,3-4")
+        if count == AS_THE_USER:
             return nullcontext()
-        reason = _refusal(draft.model)
+        users = _users(draft.model)
+        if type(count) is int and count == 0 and not users.switches:
+            return nullcontext()
+        reason = _refusal(draft.model, users)
         if reason is not None:
-            raise unknown_value(CHECKPOINTED_BLOCKS, count, f"0, since {reason}")
-        target = _Checkpointable(draft.model)
+            raise unknown_value(CHECKPOINTED_BLOCKS, count, f"{AS_THE_USER if users.switches else 0}, since {reason}")
+        target = Checkpointable(draft.model)
         if type(count) is not int or count not in target.counts:
             raise unknown_value(CHECKPOINTED_BLOCKS, count, f"one of {', '.join(map(str, target.counts))}")
-        return target.checkpointed(count)
+        return _replaced(users, target, _first(count, places, target), operators == CHEAP)
 
 
-class _Checkpointable:
-    """The parts of a model that can be checkpointed.
+def _first(count: int, order: tuple[int, ...], target: Checkpointable) -> tuple[int, ...]:
+    """Returns the first `count` blocks of an order; () is the order of the modules."""
+    modules = tuple(range(len(target.blocks) or count))
+    if order and tuple(sorted(order)) != modules:
+        raise unknown_value(ORDER, written_order(order), f"each of the blocks 0 to {modules[-1]} once")
+    return (order or modules)[:count]
 
-    Attributes:
-        owners: outermost modules with their own checkpointing method; () if there are none.
-        blocks: blocks that can be switched individually, in module order.
-        counts: numbers of blocks that may be checkpointed, from 0 up.
+
+def _order_knob(spans: Sequence[Span], blocks: int) -> tuple[Knob, ...]:
+    """Returns the knob that names the order of the blocks, unless it is that of the modules."""
+    order = order_of(spans, blocks)
+    if order == tuple(range(blocks)):
+        return ()
+    text = written_order(order)
+    about = "blocks in the order in which they are checkpointed, by memory freed for work repeated"
+    return (Knob(name=ORDER, values=(text,), default=text, about=about),)
+
+
+def _lack_of_selection(spans: Sequence[Span], micro_batch_size: int) -> str:
+    """Returns why recomputing only cheap operators cannot pay; "" if it can."""
+    blocks = [span for span in spans if span.block is not None]
+    whole = sum(span.saved_bytes - span.input_bytes for span in blocks)
+    if not blocks or whole <= 0:
+        return "no step of this model could be profiled"
+    freed = sum(max(span.saved_bytes - span.input_bytes - span.marked_bytes, 0) for span in blocks) / whole
+    if freed < LEAST_FREED:
+        return (
+            f"matrix products, convolutions and attention make {1 - freed:.0%} of what the blocks keep; "
+            f"at most {1 - LEAST_FREED:.0%} would be worth it"
+        )
+    work = sum(map(cost_of, blocks))
+    repeated = 1 - sum(span.marked_flops for span in blocks) / work
+    if repeated > MOST_REPEATED:
+        return (
+            f"the other operators are {repeated:.0%} of a block's work; at most {MOST_REPEATED:.0%} would be worth it"
+        )
+    flops = micro_batch_size * sum(span.flops for span in blocks) / max(sum(span.operators for span in blocks), 1)
+    if flops < LEAST_FLOPS:
+        return (
+            f"the blocks are small: {flops:.1e} operations per operator, at least {LEAST_FLOPS:.0e} are needed to "
+            "outweigh the time of looking at each operator"
+        )
+    return ""
+
+
+def _selection(spans: Sequence[Span]) -> Knob:
+    """Returns the knob that chooses between all operators and the cheap ones."""
+    blocks = [span for span in spans if span.block is not None]
+    work = sum(map(cost_of, blocks))
+    repeated = 1 - sum(span.marked_flops for span in blocks) / work
+    kept = sum(span.saved_bytes for span in spans)
+    whole = kept - sum(span.saved_bytes - span.input_bytes for span in blocks)
+    cheap = kept - sum(max(span.saved_bytes - span.input_bytes - span.marked_bytes, 0) for span in blocks)
+    return Knob(
+        name=OPERATORS,
+        values=(ALL, CHEAP),
+        default=ALL,
+        about="operators of a checkpointed block that are recomputed: all, or not products, convolutions and attention",
+        expected=(1.0, _time(0.5) / _time(0.5 * repeated)),
+        growth=(1.0, (kept + cheap) / (kept + whole)),
+    )
+
+
+def _knob(target: Checkpointable) -> Knob:
+    """Returns the knob of a model that does not checkpoint."""
+    most = target.counts[-1]
+    values, between = _quarters(target), len(target.counts) > 2
+    return Knob(
+        name=CHECKPOINTED_BLOCKS,
+        values=values,
+        default=0,
+        about=f"number of blocks, of {most}, that are recomputed in backward to save memory",
+        expected=tuple(1 / _time(count / most) for count in values),
+        growth=tuple(_memory(count / most) for count in values),
+        trades_memory=Trade(technique=Checkpointing.name, counted="blocks to checkpoint", between=between),
+    )
+
+
+def _knob_beside(users: UserCheckpointing, target: Checkpointable) -> Knob:
+    """Returns the knob of a model that checkpoints: as the user has it, or numbers of blocks, except the user's."""
+    most = max(target.counts[-1], 1)
+    switched_on = sum(map(users.within, target.blocks)) or most
+    counts = tuple(count for count in _quarters(target) if count != switched_on)
+    return Knob(
+        name=CHECKPOINTED_BLOCKS,
+        values=(AS_THE_USER, *counts),
+        default=AS_THE_USER,
+        about="number of blocks that are recomputed in backward to save memory; the default is your own checkpointing",
+        expected=(1.0, *(_time(switched_on / most) / _time(count / most) for count in counts)),
+        growth=(1.0, *(_memory(count / most) / _memory(switched_on / most) for count in counts)),
+    )
+
+
+def _quarters(target: Checkpointable) -> tuple[int, ...]:
+    most = target.counts[-1]
+    return tuple(sorted({(most * quarters + 2) // 4 for quarters in range(5)} & set(target.counts)))
+
+
+def _time(share: float) -> float:
+    """Returns the time of a step with this share of the blocks checkpointed, relative to none.
+
+    A checkpointed block runs forward twice, and a forward pass is about a third of forward and backward.
     """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.owners = tuple(_owners(model))
-        self.counts: tuple[int, ...]
-        if not self.owners:
-            self.blocks = find_blocks(model)
-        else:
-            self.blocks = tuple(module for owner in self.owners for module in owner.modules() if _has_own_flag(module))
-        if self.owners and not self.blocks:
-            self.counts = (0, len(find_blocks(model)) or 1)
-        else:
-            self.counts = tuple(range(len(self.blocks) + 1))
-
-    def checkpointed(self, count: int) -> AbstractContextManager[None]:
-        """Returns a context in which the first `count` blocks are checkpointed."""
-        if self.owners:
-            return _by_own_method(self.owners, self.blocks, count)
-        return _by_forward(self.blocks[:count])
+    return 1 + share / 3
 
 
-class CheckpointedForward:
-    """A forward that checkpoints its block in training, and calls it directly in eval mode or without gradients.
+def _memory(share: float) -> float:
+    """Returns the memory per sample with this share of the blocks checkpointed, relative to none.
 
-    It holds the block and not its bound method, so that a copied or pickled model calls its own block.
+    Only the input of a checkpointed block is kept. The rest of the model keeps its activations.
     """
-
-    def __init__(self, block: nn.Module) -> None:
-        self.block = block
-        self.own_forward: Callable[..., Any] | None = vars(block).get("forward")
-        self.recompute = Recompute(block)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the block. Arguments may have any type; tensors in them are kept for the backward pass."""
-        if not (self.block.training and torch.is_grad_enabled()):
-            return self._original(*args, **kwargs)
-        if torch.compiler.is_compiling():  # the compiler replays arguments, buffers and random state itself
-            return checkpoint(self._original, *args, use_reentrant=False, **kwargs)
-        leaves, structure = pytree.tree_flatten((args, kwargs))
-        # The first run gets the caller's lists and dicts, which may change later. The second run gets them as they
-        # were on entry.
-        first_call = [(args, kwargs)]
-
-        def run(*kept: Any) -> Any:
-            positional, named = first_call.pop() if first_call else pytree.tree_unflatten(list(kept), structure)
-            return self._original(*positional, **named)
-
-        return self.recompute(run, *leaves)
-
-    def _original(self, *args: Any, **kwargs: Any) -> Any:
-        if self.own_forward is not None:
-            return self.own_forward(*args, **kwargs)
-        return type(self.block).forward(self.block, *args, **kwargs)
+    return 1 - 0.75 * share
 
 
 @contextmanager
-def _by_forward(blocks: tuple[nn.Module, ...]) -> Iterator[None]:
-    """Replaces the forward of each block, below its hooks, so that hooks run once."""
-    with Undo() as undo:
-        for block in blocks:
-            undo.callback(_put, vars(block), "forward", vars(block).get("forward", _ABSENT))
-            vars(block)["forward"] = CheckpointedForward(block)
+def _replaced(
+    users: UserCheckpointing, target: Checkpointable, chosen: Sequence[int], selective: bool
+) -> Iterator[None]:
+    """Switches the user's checkpointing off and checkpoints the chosen blocks."""
+    with users.off(), target.checkpointed(chosen, selective) if chosen else nullcontext():
         yield
 
 
-@contextmanager
-def _by_own_method(owners: tuple[nn.Module, ...], layers: tuple[nn.Module, ...], count: int) -> Iterator[None]:
-    """Enables the owners' checkpointing, then disables it for all layers after the first `count`."""
-    before = [(attributes, dict(attributes)) for owner in owners for attributes in _attributes(owner)]
-    changed: list[tuple[dict[Any, Any], Any, Any]] = []
-    with Undo() as undo:
-        # Runs last, because the models' own `disable` leaves hooks and attributes behind.
-        undo.callback(_put_all, changed)
-        try:
-            for owner in owners:
-                undo.callback(_switch, owner, "disable")
-                _switch(owner, "enable", {"use_reentrant": False})
-            for position, layer in enumerate(layers):
-                flags = {
-                    "gradient_checkpointing": position < count,
-                    "_gradient_checkpointing_func": Recompute(layer),
-                }
-                vars(layer).update(flags)
-        finally:
-            changed += _differences(before)
-        yield
+def _users(model: nn.Module) -> UserCheckpointing:
+    return UserCheckpointing.of(model, owners_of(model))
 
 
-def _differences(
-    before: list[tuple[dict[Any, Any], dict[Any, Any]]],
-) -> Iterator[tuple[dict[Any, Any], Any, Any]]:
-    """Yields each entry that is no longer the same object, with its previous value."""
-    for attributes, earlier in before:
-        for key in attributes.keys() | earlier.keys():
-            if attributes.get(key, _ABSENT) is not earlier.get(key, _ABSENT):
-                yield attributes, key, earlier.get(key, _ABSENT)
-
-
-def _attributes(owner: nn.Module) -> Iterator[dict[Any, Any]]:
-    """Yields the dictionaries that enabling may change: attributes, hooks, the configuration."""
-    for module in owner.modules():
-        yield vars(module)
-        yield from (value for key, value in vars(module).items() if isinstance(value, dict) and "hooks" in key)
-        config = vars(module).get("config")
-        if hasattr(config, "__dict__"):
-            yield vars(config)
-
-
-def _put(attributes: dict[Any, Any], key: Any, value: Any) -> None:
-    if value is _ABSENT:
-        attributes.pop(key, None)
-    else:
-        attributes[key] = value
-
-
-def _put_all(entries: list[tuple[dict[Any, Any], Any, Any]]) -> None:
-    for attributes, key, value in entries:
-        _put(attributes, key, value)
-
-
-def _switch(owner: nn.Module, way: str, *arguments: Any) -> None:
-    """Calls the owner's method to "enable" or "disable" checkpointing. The newer name is preferred."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # transformers 5.23 renamed it; 4.x has only the older name
-        method = getattr(owner, f"activation_checkpointing_{way}", None)
-        (method or getattr(owner, f"gradient_checkpointing_{way}"))(*arguments)
-
-
-def _owners(module: nn.Module) -> Iterator[nn.Module]:
-    """Yields the outermost modules that have their own checkpointing method."""
-    has_method = callable(getattr(module, "gradient_checkpointing_enable", None))
-    if has_method and getattr(module, "supports_gradient_checkpointing", True):
-        yield module
-        return
-    for child in module.children():
-        yield from _owners(child)
-
-
-def _has_own_flag(module: nn.Module) -> bool:
-    # By name: the class exists in transformers >= 4.53 only, and transformers need not be installed.
-    return any(base.__name__ == "GradientCheckpointingLayer" for base in type(module).__mro__)
-
-
-def _refusal(model: nn.Module) -> str | None:
+def _refusal(model: nn.Module, users: UserCheckpointing) -> str | None:
     """Returns why the model's blocks must not be changed, or None."""
-    if any(map(_checkpoints, model.modules())):
-        return "the model already uses checkpointing, which is not changed"
+    if any(map(is_checkpointed, model.modules())):
+        return "the model already uses checkpointing of a train step that is still open; close that step first"
+    if users.reason:
+        return f"the model already uses checkpointing, which is not changed: {users.reason}"
     if any(map(_is_compiled, model.modules())):
         return "the model is compiled, and torch.compile cannot trace this strategy; pass the model uncompiled"
     return None
-
-
-def _checkpoints(module: nn.Module) -> bool:
-    return (
-        getattr(module, "gradient_checkpointing", False) is True  # transformers, diffusers
-        or getattr(module, "grad_checkpointing", False) is True  # timm
-        or type(module).__name__ == "CheckpointWrapper"  # torch.distributed
-        or isinstance(vars(module).get("forward"), CheckpointedForward)
-    )
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -37,7 +37,7 @@ class OptimizerImplementation(Strategy):
 
     name = "optimizer_implementation"
     about = "updates the weights with foreach or fused kernels"
-    cost = "foreach: memory for temporary copies"
+    cost = "memory for temporary copies with foreach"
     effect = "rounding"
     phase = Phase.OPTIMIZER
     owns = (KNOB,)

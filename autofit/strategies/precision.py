@@ -25,6 +25,11 @@ TF32_SETTINGS: tuple[Any, ...] = (torch.backends.cuda.matmul, CUDA_SETTING.conv,
 """Objects with `fp32_precision`: one for all devices; one for CUDA, which inherits from it; and those of CUDA's
 operations, which inherit from CUDA's. cuDNN's recurrent layers and convolutions must have the same value, because the
 older flag that covers both raises an error if they differ."""
+OLDER_FLAGS: tuple[tuple[Any, tuple[Any, ...]], ...] = (
+    (torch.backends.cuda.matmul, (torch.backends.cuda.matmul,)),
+    (CUDA_SETTING, (CUDA_SETTING.conv, CUDA_SETTING.rnn)),
+)
+"""Objects with the older `allow_tf32`, and the newer settings that a write to it changes."""
 
 
 class Precision(Strategy):
@@ -75,6 +80,11 @@ class Precision(Strategy):
             yield
 
 
+def scales_gradients(plan: Plan) -> bool:
+    """Returns whether training under `plan` needs a gradient scaler."""
+    return plan.values.get(KNOB) == "fp16"
+
+
 def _refusal(facts: Facts) -> str | None:
     """Returns why only the user's precision is offered, or None."""
     if facts.numerics == "exact":
@@ -119,11 +129,15 @@ def _autocast(draft: Draft, value: str) -> Iterator[None]:
 def _tf32() -> Iterator[None]:
     """Runs float32 products, convolutions and recurrent layers on CUDA in TF32, in the whole process.
 
-    Only `fp32_precision` is written. Mixed with it, the older `allow_tf32` and `set_float32_matmul_precision` cannot
-    restore the previous state, and raise an error when read (reference/reliability.md 4.3). Operations that inherit
-    CUDA's common setting are changed through that setting. Convolutions that were never set have a special state (TF32,
-    unless the common setting differs), which a write ends irreversibly (torch 2.13).
+    Operations that inherit CUDA's common setting are changed through that setting. Convolutions that were never set
+    have a special state (TF32, unless the common setting differs), which a write ends irreversibly (torch 2.11 and
+    2.13).
+
+    The older `allow_tf32` and `set_float32_matmul_precision` are a second interface to the same arithmetic. Where it
+    disagrees with the newer one, reading it raises an error (reference/reliability.md 4.3), also in a compiler or in
+    the user's code. So an older flag that says no is switched on too; one that could not be read before is left alone.
     """
+    older = [(flag, settings) for flag, settings in OLDER_FLAGS if _says_no(flag)]
     with Undo() as undo:
         undo.callback(_set, CUDA_SETTING, _own_cuda_precision())
         _set(CUDA_SETTING, "tf32")
@@ -131,7 +145,29 @@ def _tf32() -> Iterator[None]:
             if setting.fp32_precision != "tf32":
                 undo.callback(_set, setting, setting.fp32_precision)
                 _set(setting, "tf32")
+        for flag, settings in older:
+            for setting in settings:
+                undo.callback(_set, setting, "none" if _follows_cuda(setting) else "tf32")
+            undo.callback(setattr, flag, "allow_tf32", False)
+            flag.allow_tf32 = True
         yield
+
+
+def _says_no(flag: Any) -> bool:
+    """Returns whether an older flag can be read and is off."""
+    try:
+        return flag.allow_tf32 is False
+    except RuntimeError:  # the user has chosen by the newer interface
+        return False
+
+
+def _follows_cuda(setting: Any) -> bool:
+    """Returns whether an operation inherits CUDA's common setting, which is "tf32" now and is changed briefly."""
+    try:
+        _set(CUDA_SETTING, "ieee")
+        return bool(setting.fp32_precision == "ieee")
+    finally:
+        _set(CUDA_SETTING, "tf32")
 
 
 def _set(setting: Any, value: str) -> None:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils.checkpoint import checkpoint, noop_context_fn
+
+from autofit.strategies.selective_recompute import Keeping, Kept, Replaying
 
 _KEEPS_MOMENTUM = (_BatchNorm.forward, nn.SyncBatchNorm.forward, _InstanceNorm.forward)
 
@@ -21,10 +23,15 @@ class Recompute:
     For torch's batch and instance norms it suffices to set their momentum to 0. For other modules, the buffers that
     forward changes are found by observation: their values on entry are kept for the second run, which works on copies.
     The first call copies all buffers, later calls only those that have changed before.
+
+    Args:
+        block: the block.
+        selective: whether results of expensive operators are kept. See `selective_recompute`.
     """
 
-    def __init__(self, block: nn.Module) -> None:
+    def __init__(self, block: nn.Module, selective: bool = False) -> None:
         parts = list(block.modules())
+        self.selective = selective
         self.label = type(block).__name__
         self.norms = [part for part in parts if isinstance(part, _NormBase) and _keeps_momentum(part)]
         self.buffers = [(part, name) for part in parts if not _keeps_momentum(part) for name in part._buffers]
@@ -32,23 +39,25 @@ class Recompute:
 
     def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
         """Returns `function(*args)`, which is recomputed in the backward pass."""
-        if torch.compiler.is_compiling():  # compiled code writes its buffers once, whatever it recomputes
+        if torch.compiler.is_compiling() and not self.selective:  # compiled code writes its buffers once anyway
             return checkpoint(function, *args, use_reentrant=False)
-        contexts = self._contexts if self.norms or self.buffers else noop_context_fn
+        contexts = self._contexts if self.norms or self.buffers or self.selective else noop_context_fn
         return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=True, context_fn=contexts)
 
     def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         kept: dict[int, torch.Tensor | None] = {}
-        return self._watched(kept), _OnKeptBuffers(self, kept)
+        results = Kept() if self.selective else None
+        return self._watched(kept, results), _OnKeptBuffers(self, kept, results)
 
     @contextmanager
-    def _watched(self, kept: dict[int, torch.Tensor | None]) -> Iterator[None]:
+    def _watched(self, kept: dict[int, torch.Tensor | None], results: Kept | None) -> Iterator[None]:
         """Stores in `kept`, by position, the entry values of the buffers that change within the context."""
         before = self._values()
         versions = [_version(value) for value in before]
         watched = range(len(before)) if self.changing is None else self.changing
         kept.update({position: _copy(before[position]) for position in watched})
-        yield
+        with nullcontext() if results is None else Keeping(results):
+            yield
         for position, value in enumerate(self._values()):
             rewritten = value is not before[position] or _version(value) != versions[position]
             if rewritten and position not in kept:
@@ -83,11 +92,13 @@ class Recompute:
 class _OnKeptBuffers(AbstractContextManager[None]):
     """Replaces the buffers of a block by copies of those in `kept`, and restores them on exit.
 
-    It is a class because a graph that is kept for a second backward pass enters the same context again.
+    Operators return their `results` if these are kept. It is a class because a graph that is kept for a second backward
+    pass enters the same context again.
     """
 
-    def __init__(self, recompute: Recompute, kept: dict[int, torch.Tensor | None]) -> None:
+    def __init__(self, recompute: Recompute, kept: dict[int, torch.Tensor | None], results: Kept | None) -> None:
         self.recompute, self.kept = recompute, kept
+        self.replaying = None if results is None else Replaying(results)
         self.undo = ExitStack()
 
     def __enter__(self) -> None:
@@ -98,6 +109,8 @@ class _OnKeptBuffers(AbstractContextManager[None]):
             for norm in self.recompute.norms:
                 _swap(norm, "momentum", 0.0, undo)
                 _swap(norm, "num_batches_tracked", _copy(norm.num_batches_tracked), undo)
+            if self.replaying is not None:
+                undo.enter_context(self.replaying)
             self.undo = undo.pop_all()
 
     def __exit__(self, *exception: object) -> None:

@@ -3,10 +3,11 @@
 Optuna is not loaded, which would take longer than everything else.
 """
 
+import json
 import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -109,6 +110,26 @@ def read_studies(location: str | Path) -> list[ReadStudy]:
             f"{place.shown} cannot be shown: found {what}; expected {STUDY_SCHEMA}. Name the study of "
             "`autofit tune --study`."
         )
+    return found
+
+
+def read_notes(location: str | Path, name: str) -> list[Any]:
+    """Returns the notes with this name on the studies of a storage, in the order in which the studies were made.
+
+    Args:
+        location: path of an SQLite file, or a database URL.
+        name: name of the notes.
+
+    Returns:
+        Their values; [] if there is no storage, or none that can be read. Damaged notes are left out.
+    """
+    found: list[Any] = []
+    with suppress(StudyError, *_UNREADABLE):
+        place = Place.of(location)
+        with _readable(place), opened(place) as tables:
+            for _, _, key, value in tables.select("select * from study_user_attributes order by study_id"):
+                with suppress(ValueError):
+                    found += [json.loads(value)] if key == name else []
     return found
 
 

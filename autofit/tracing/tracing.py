@@ -87,7 +87,7 @@ def trace(
     run.recorder.deadline = perf_counter() + limit_s
     padded = has_padding(batch)
     disguise = disguised(device, chip or Chip()) if device.type == NAME else nullcontext()
-    with _undisturbed(), fake_mode(), as_plain(run.recorder, padded), attending(chip or Chip()), disguise:
+    with undisturbed(), fake_mode(), as_plain(run.recorder, padded), attending(chip or Chip()), disguise:
         try:
             return run.trace(workload, loss, batch)
         except (SpaceError, Untraceable):
@@ -269,7 +269,7 @@ def uncollected() -> Iterator[None]:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
     """Disables garbage collection and preserves the random state during a trace."""
     with uncollected(), torch.random.fork_rng(devices=[]):
         yield

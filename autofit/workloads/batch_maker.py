@@ -1,13 +1,17 @@
 """BatchMaker: the base class of what makes batches, one subclass for each kind of loader."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from autofit.core.errors import WorkloadError
 from autofit.workloads.counted_batches import Counted, Cuttable
 from autofit.workloads.tree import Batch
+
+UNCHANGED: Mapping[str, Any] = MappingProxyType({})
+"""No change to the arguments of a DataLoader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,7 @@ class BatchMaker(ABC):
         even: whether each tensor of a batch has one row per sample, so that a batch can be cut.
         has_rows: whether the rows of a batch are its samples, so that its shapes give the number of samples.
         notes: notes for the user on how the batches were made. The values are None.
+        fixed_loading: why the loader keeps the user's worker processes; "" if it can be made with others.
     """
 
     user_batch_size: int
@@ -48,6 +53,7 @@ class BatchMaker(ABC):
     max_size: int | None = None
     even: bool
     has_rows: bool
+    fixed_loading: str = "it yields ready batches, so only its own code can make it again with worker processes"
 
     def __init__(self, options: BatchOptions, notes: Iterable[str]) -> None:
         self._options = options
@@ -73,16 +79,22 @@ class BatchMaker(ABC):
         """Returns a batch of `size` samples made from the user's worst sample or batch."""
 
     @abstractmethod
-    def rebuild(self, size: int) -> Iterable[Batch]:
-        """Returns the user's data in batches of `size`, which differs from the user's batch size.
+    def rebuild(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch]:
+        """Returns the user's data in batches of `size`, which differs from the user's unless there are `changes`.
+
+        Args:
+            size: number of samples per batch.
+            changes: arguments of the DataLoader to replace; none with `fixed_loading`.
 
         Raises:
             WorkloadError: batches of this size cannot be made.
         """
 
     @abstractmethod
-    def counted(self, size: int) -> Iterable[Batch | Counted]:
+    def counted(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch | Counted]:
         """Returns the user's data in batches of `size`, each with its number of samples where that can be counted.
+
+        The arguments are those of `rebuild`.
 
         Raises:
             WorkloadError: batches of this size cannot be made.

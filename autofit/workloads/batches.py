@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from autofit.core.errors import WorkloadError
 from autofit.workloads.batch_algebra import batch_size, describe
-from autofit.workloads.batch_maker import BatchMaker, BatchOptions
+from autofit.workloads.batch_maker import UNCHANGED, BatchMaker, BatchOptions
 from autofit.workloads.counted_batches import Counted, Cuttable
 from autofit.workloads.dataloaders import dataloader_maker
 from autofit.workloads.lengths import useful_tokens
@@ -53,7 +53,7 @@ class BatchSource:
         Raises:
             WorkloadError: the loader is empty, a one-shot iterator or not a loader, or its batches hold no tensor.
         """
-        loader = _checked(loader)
+        loader = checked_loader(loader)
         return cls(loader, _maker_of(loader, BatchOptions(worst_case, seed, max(scan, 2))), worst_case)
 
     @property
@@ -122,8 +122,12 @@ class BatchSource:
         """Returns the number of tokens of a batch without padding. None for data that is not sequences."""
         return useful_tokens(batch)
 
-    def rebuild(self, size: int, *, counted: bool = False) -> Iterable[Batch | Counted]:
+    def rebuild(
+        self, size: int, *, counted: bool = False, changes: Mapping[str, Any] = UNCHANGED
+    ) -> Iterable[Batch | Counted]:
         """Returns the user's data in batches of `size`, for training. For the user's batch size it is their own loader.
+
+        With `changes`, these arguments of a DataLoader are replaced, unless its loading is fixed.
 
         With `counted`, batches come as `Counted`, with the number of samples that were collated. The number of samples
         of a plain batch is given by its shapes.
@@ -132,9 +136,22 @@ class BatchSource:
             WorkloadError: batches of this size cannot be made.
         """
         self._check(size)
+        if self.fixed_loading:
+            changes = UNCHANGED
         if counted:
-            return self._maker.counted(size)
-        return self._loader if size == self.user_batch_size else self._maker.rebuild(size)
+            return self._maker.counted(size, changes)
+        theirs = size == self.user_batch_size and not changes
+        return self._loader if theirs else self._maker.rebuild(size, changes)
+
+    @property
+    def fixed_loading(self) -> str:
+        """Why the loader keeps the user's worker processes; "" if it can be made with others."""
+        return self._maker.fixed_loading
+
+    @property
+    def loader(self) -> Iterable[Any]:
+        """The user's loader. Its settings may be read; it must not be iterated."""
+        return self._loader
 
     @property
     def small_size(self) -> int:
@@ -160,8 +177,8 @@ class BatchSource:
             )
 
 
-def _checked(loader: object) -> Iterable[Any]:
-    """Returns the loader if its type can be iterated over batches.
+def checked_loader(loader: object) -> Iterable[Any]:
+    """Returns the loader if its type can be iterated over batches. Nothing is read from it.
 
     Raises:
         WorkloadError: it is a data set or a single batch, or cannot be iterated.

@@ -158,8 +158,8 @@ def _map_recipe(loader: DataLoader[Any], batch_sampler: Any, scan: int, *, liste
         fetch=fetching.fetch,
         join=fetching.join,
         collate=fetching.collate,
-        rebuild=lambda size: rebuilt(size, {}),
-        count=lambda size, by_rows: rebuilt(size, fetching.counting(by_rows)),
+        rebuild=rebuilt,
+        count=lambda size, by_rows, changes: rebuilt(size, {**changes, **fetching.counting(by_rows)}),
         lists=None if draw.at_random else draw.lists,
         grouped=draw.grouped,
         resizes=draw.resizes,
@@ -167,6 +167,7 @@ def _map_recipe(loader: DataLoader[Any], batch_sampler: Any, scan: int, *, liste
         length=draw.length,
         drop_last=draw.drop_last,
         custom_iter=_custom_iter(loader),
+        fixed_loading=_fixed_loading(loader),
         notes=_subclass_note(loader) + draw.notes,
     )
 
@@ -190,8 +191,8 @@ def _of_stream(loader: DataLoader[Any], options: BatchOptions) -> BatchMaker:
         fetch=lambda chosen: [samples[at] for at in chosen],
         join=collate,
         collate=collate,
-        rebuild=lambda size: rebuild(size, {}),
-        count=lambda size, by_rows: rebuild(size, _counting(loader, by_rows)),
+        rebuild=rebuild,
+        count=lambda size, by_rows, changes: rebuild(size, {**changes, **_counting(loader, by_rows)}),
         lists=lambda size: BatchSampler(range(len(samples)), size, loader.drop_last),
         grouped=False,
         resizes=True,
@@ -199,6 +200,7 @@ def _of_stream(loader: DataLoader[Any], options: BatchOptions) -> BatchMaker:
         length=len(samples) if length is None and ended else length,
         drop_last=loader.drop_last,
         custom_iter=_custom_iter(loader),
+        fixed_loading=_fixed_loading(loader),
         notes=notes + _subclass_note(loader),
     )
     return SampleBatches(loader, recipe, options)
@@ -232,6 +234,17 @@ def _with(loader: DataLoader[Any], changes: Mapping[str, Any], **more: Any) -> D
 
 def _custom_iter(loader: DataLoader[Any]) -> bool:
     return type(loader).__iter__ is not DataLoader.__iter__
+
+
+def _fixed_loading(loader: DataLoader[Any]) -> str:
+    """Returns why a loader keeps its worker processes; "" if it can be made with others."""
+    if isinstance(loader.dataset, IterableDataset):
+        return "each worker process would yield all of an iterable data set, unless the data set splits itself"
+    if _custom_iter(loader):
+        return f"{type(loader).__name__} overrides __iter__"
+    if loader.worker_init_fn is not None:
+        return "its worker_init_fn prepares worker processes, which may depend on their number"
+    return ""
 
 
 def _subclass_note(loader: DataLoader[Any]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Weighing: the weights of micro batches if the loss is a mean over entries other than samples."""
+"""Weighing: the weights of micro batches if the loss is a sum, or a mean over entries other than samples."""
 
 import re
 from collections.abc import Mapping
@@ -16,32 +16,40 @@ give the number of samples."""
 
 _STEP = r"\[\d+\]|\['[^'\\\n]*'\]|\.[^\W\d]\w*"
 _TEXT = re.compile(rf"batch(?P<where>(?:{_STEP})*)(?P<shifted>\[\.\.\., 1:\])?(?: != (?P<ignored>-?\d+))?")
+_ONE = "1"
 
 
 @dataclass(frozen=True, slots=True)
 class Weighing:
     """The useful entries of one tensor of a batch (tokens, pixels, time steps), over which the loss is a mean.
 
-    As text it is the Python expression whose sum counts them, such as "batch['labels'][..., 1:] != -100".
+    As text it is the Python expression whose sum counts them, such as "batch['labels'][..., 1:] != -100". The text of
+    `SUM` is "1".
 
     Attributes:
         where: path of the tensor after "batch": "['labels']", "[1]", ".mask". "" is the batch itself.
         shifted: whether the first entry along the last dimension is not counted, as in causal language models, where
             the first token is never a target.
         ignored: the value that is not counted. None if the values themselves are summed (lengths, weights).
+        summed: whether the loss is a sum over samples, so that each micro batch has a weight of 1 whatever it holds.
     """
 
     where: str
     shifted: bool = False
     ignored: int | None = None
+    summed: bool = False
 
     def __str__(self) -> str:
+        if self.summed:
+            return _ONE
         compared = "" if self.ignored is None else f" != {self.ignored}"
         return f"batch{self.where}{'[..., 1:]' if self.shifted else ''}{compared}"
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
         """Parses `text` without evaluating it. Returns None if it is not a weighing."""
+        if text == _ONE:
+            return cls("", summed=True)
         found = _TEXT.fullmatch(text)
         if found is None:
             return None
@@ -60,7 +68,7 @@ class Weighing:
         if text is not None and found is None:
             raise PlanFileError(
                 f"the plan's environment has {WEIGHING}: {text!r}; expected the entries of a batch, such as "
-                "\"batch['labels'] != -100\". Correct the plan file, or tune again."
+                '"batch[\'labels\'] != -100", or "1" for a sum. Correct the plan file, or tune again.'
             )
         return found
 
@@ -68,3 +76,7 @@ class Weighing:
     def steps(self) -> tuple[str, ...]:
         """The parts of `where`, one per nested container."""
         return tuple(re.findall(_STEP, self.where))
+
+
+SUM = Weighing("", summed=True)
+"""The weighing of a loss that is a sum over samples."""

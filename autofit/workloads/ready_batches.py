@@ -4,14 +4,14 @@ import itertools
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from autofit.core.errors import WorkloadError
 from autofit.workloads.batch_algebra import batch_size, concat, describe, leaves, non_batch_tensors, regroup, split
-from autofit.workloads.batch_maker import BatchMaker, BatchOptions, no_batches
+from autofit.workloads.batch_maker import UNCHANGED, BatchMaker, BatchOptions, no_batches
 from autofit.workloads.counted_batches import Counted, Cuttable, EquallyCounted
 from autofit.workloads.lengths import elements, evenly_spaced
 from autofit.workloads.streams import STREAM_BATCHES
@@ -43,14 +43,14 @@ class ReadyBatches(BatchMaker):
         self.length = sum(self._rows.values()) if known else None
         self._note_limits()
 
-    def rebuild(self, size: int) -> Iterable[Batch]:
+    def rebuild(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch]:
         """Returns the user's batches cut, and joined where possible."""
         if self.length is None:
             return _Regrouped(self._loader, size, self._join, None)
         parts = [self.length] if self._join else self._rows.values()
         return _Regrouped(self._loader, size, self._join, sum(-(-part // size) for part in parts))
 
-    def counted(self, size: int) -> Iterable[Batch | Counted]:
+    def counted(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch | Counted]:
         """Returns the batches. If their shapes do not give the number of samples, all count as `size` samples."""
         if not self.has_rows:
             return EquallyCounted(self._loader, size)

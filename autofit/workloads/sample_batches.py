@@ -1,7 +1,7 @@
 """SampleBatches: batches collated from the samples of a data set."""
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from autofit.core.errors import WorkloadError
 from autofit.workloads.batch_algebra import batch_size, describe, leaves
-from autofit.workloads.batch_maker import BatchMaker, BatchOptions, no_batches
+from autofit.workloads.batch_maker import UNCHANGED, BatchMaker, BatchOptions, no_batches
 from autofit.workloads.counted_batches import Counted, Cuttable, EquallyCounted, has_rows
 from autofit.workloads.grouped_batches import Groups
 from autofit.workloads.lengths import Lengths, elements, scan
@@ -33,8 +33,8 @@ class Recipe:
     fetch: Callable[[list[Any]], Any]  # keys -> argument of `join`: samples, or the keys if the data set takes lists
     join: Callable[[Any], Batch]
     collate: Callable[[list[Any]], Batch]  # samples -> batch
-    rebuild: Callable[[int], Iterable[Batch]]  # size -> a loader like the user's
-    count: Callable[[int, bool], Iterable[Batch | Counted]]  # size, by_rows -> the same loader, counted
+    rebuild: Callable[[int, Mapping[str, Any]], Iterable[Batch]]  # size, changes -> a loader like the user's
+    count: Callable[[int, bool, Mapping[str, Any]], Iterable[Batch | Counted]]  # size, by_rows, changes -> it, counted
     lists: Callable[[int], Iterable[list[Any]]] | None  # size -> keys of the rebuilt loader; None if random
     grouped: bool  # whether a custom batch sampler decides which samples are batched together
     resizes: bool  # whether lists of another size keep the rule by which the user's loader groups samples
@@ -42,6 +42,7 @@ class Recipe:
     length: int | None
     drop_last: bool
     custom_iter: bool  # whether the user's loader overrides `DataLoader.__iter__`
+    fixed_loading: str  # why the loader keeps the user's worker processes; "" if it can be made with others
     notes: tuple[str, ...]
 
     def make(self, keys: list[Any]) -> Batch:
@@ -60,7 +61,7 @@ class SampleBatches(BatchMaker):
                 loader,
                 f"{self.length} samples, batch size {self.user_batch_size}, drop_last={recipe.drop_last}",
             )
-        self._recipe = recipe
+        self._recipe, self.fixed_loading = recipe, recipe.fixed_loading
         self._worst_keys: dict[int, list[Any]] = {}
         self._chosen: dict[tuple[int, int], list[list[Any]] | None] = {}
         self._loader = loader
@@ -95,17 +96,17 @@ class SampleBatches(BatchMaker):
         for size in _STRUCTURE_SIZES:
             yield self._recipe.make(self._drawn(size, 1)[0]), size
 
-    def rebuild(self, size: int) -> Iterable[Batch]:
+    def rebuild(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch]:
         """Returns a loader like the user's. Raises if `drop_last` would leave no batch."""
         self._check_dropped(size)
-        return self._recipe.rebuild(size)
+        return self._recipe.rebuild(size, changes)
 
-    def counted(self, size: int) -> Iterable[Batch | Counted]:
+    def counted(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch | Counted]:
         """Returns the same loader, with samples counted when they are collated."""
         if self._recipe.custom_iter and size == self.user_batch_size:
             return self._loader if self.has_rows else EquallyCounted(self._loader, size)
         self._check_dropped(size)
-        return self._recipe.count(size, self.has_rows)
+        return self._recipe.count(size, self.has_rows, changes)
 
     def _check_dropped(self, size: int) -> None:
         if self._recipe.drop_last and self.length is not None and size > self.length:

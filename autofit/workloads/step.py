@@ -15,13 +15,13 @@ from typing import Any, Protocol, Self
 import torch
 from torch import nn
 
-from autofit.core.errors import WorkloadError
+from autofit.core.errors import UsageError, WorkloadError
 from autofit.core.plan import Plan
 from autofit.workloads.counted_batches import Counted, counted
 from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.tree import Batch, map_tensors, tensors
-from autofit.workloads.useful_targets import shares
+from autofit.workloads.useful_targets import weights_of
 from autofit.workloads.workload import Workload
 
 
@@ -46,8 +46,12 @@ class Draft:
         memory_format: memory format to which 4-d inputs are converted, or None.
         max_grad_norm: L2 norm to which gradients are clipped before the update. None does not clip.
         scheduler: learning rate scheduler that is advanced after each update.
-        weighing: how micro batches are weighted if the loss is a mean over tokens, for example. None uses the weights
-            of the `StepBatch`, which are shares of the samples.
+        weighing: how micro batches are weighted if the loss is a mean over tokens or a sum, for example. None uses the
+            weights of the `StepBatch`, which are shares of the samples.
+        one_pass: whether each step must be one forward and backward pass, because its gradients are used up in it.
+        stepping: whether the pass that is running is that of a step, and not only of its gradients.
+        host_memory_bytes: main memory that was available when the step was made, for tensors of an accelerator; None if
+            unknown.
         varies: whether batches differ in shape within a training.
         compiled: whether parts of the step are compiled when they first run.
     """
@@ -62,6 +66,9 @@ class Draft:
     max_grad_norm: float | None = None
     scheduler: Scheduler | None = None
     weighing: Weighing | None = None
+    one_pass: bool = False
+    stepping: bool = False
+    host_memory_bytes: int | None = None
     varies: bool = False
     compiled: bool = False
 
@@ -72,6 +79,7 @@ class Draft:
         loss: LossRule,
         device: torch.device,
         weighing: Weighing | None = None,
+        host_memory_bytes: int | None = None,
         *,
         varies: bool = False,
     ) -> "Draft":
@@ -83,6 +91,7 @@ class Draft:
             device=device,
             max_grad_norm=workload.max_grad_norm,
             weighing=weighing,
+            host_memory_bytes=host_memory_bytes,
             varies=varies,
         )
 
@@ -176,23 +185,35 @@ class TrainStep:
         return self.draft.optimizer
 
     def __call__(self, batch: Batch | StepBatch) -> torch.Tensor:
-        """Runs one optimizer step and returns its mean loss, detached, on the device.
+        """Runs one optimizer step and returns the loss of its whole batch, detached, on the device.
 
         In inference, runs the forward pass under `torch.inference_mode`, updates nothing, and returns the model's
         output on the last micro batch.
+
+        Raises:
+            UsageError: the draft is `one_pass`, but the batch has several parts.
         """
         step_batch = batch if isinstance(batch, StepBatch) else StepBatch((batch,), (1.0,))
         if self.draft.optimizer is None:
             with torch.inference_mode():
                 return [self._forward(part) for part in step_batch.parts][-1]
-        loss = self.backward(step_batch)
+        if self.draft.one_pass and len(step_batch.parts) > 1:
+            raise UsageError(
+                f"found {len(step_batch.parts)} micro batches in a step that updates the weights in its backward pass; "
+                "expected one. Pass one batch per step."
+            )
+        self.draft.stepping = True
+        try:
+            loss = self.backward(step_batch)
+        finally:
+            self.draft.stepping = False
         self._update(self.draft.optimizer)
         return loss
 
     def backward(self, batch: StepBatch) -> torch.Tensor:
-        """Adds the gradients of one optimizer step to the parameters and returns the mean loss, detached."""
+        """Adds the gradients of one optimizer step to the parameters and returns the whole batch's loss, detached."""
         draft, total = self.draft, None
-        weights = batch.weights if draft.weighing is None else shares(draft.weighing, batch.parts)
+        weights = batch.weights if draft.weighing is None else weights_of(draft.weighing, batch.parts)
         for part, weight in zip(batch.parts, weights, strict=True):
             if not weight:
                 continue  # no entry of this part counts, so its mean is 0 / 0

@@ -21,16 +21,17 @@ _MOST_VALUES, _LENGTHS_DIM = 8, 2
 _UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
 
-def shares(weighing: Weighing, parts: Sequence[Batch]) -> list[float]:
-    """Returns each part's share of the useful entries. Shares sum to 1. A part without any has 0: its mean is 0 / 0.
+def weights_of(weighing: Weighing, parts: Sequence[Batch]) -> list[float]:
+    """Returns the weight of each part: its share of the useful entries, or 1 if the loss is a sum.
 
-    If the whole step has none, the user's loss is 0 / 0 as well, and all parts have equal weights.
+    Shares sum to 1. A part without useful entries has 0: its mean is 0 / 0. If the whole step has none, the user's
+    loss is 0 / 0 as well, and all parts have equal weights.
 
     Raises:
         WorkloadError: the batch does not have the tensor.
     """
-    if len(parts) == 1:
-        return [1.0]
+    if len(parts) == 1 or weighing.summed:
+        return [1.0] * len(parts)
     counts = torch.stack([count(weighing, part) for part in parts]).tolist()  # one synchronisation on a device
     total = sum(counts)
     return [number / total if total else 1 / len(parts) for number in counts]

@@ -33,6 +33,8 @@ class Workload:
         worst_case: the sample that needs the most memory, or a callable `size -> batch` that makes such a batch. None
             scans the loader's data set for the longest samples.
         mode: "train", or "inference" for the forward pass alone.
+        eval_loader: batches on which the model is evaluated between epochs of the training. `autofit.tune` then also
+            searches a plan for evaluation, in inference mode.
         max_grad_norm: clip gradients to this L2 norm, as in your training. None does not clip.
         extras: further objects to restore. Objects that the workload reaches through attributes, closures and named
             globals are found automatically. An object with `state_dict` and `load_state_dict` is also restored through
@@ -60,6 +62,7 @@ class Workload:
     mode: Literal["train", "inference"] = "train"
     max_grad_norm: float | None = None
     extras: Sequence[Any] = ()
+    eval_loader: Any = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
@@ -103,6 +106,23 @@ class Workload:
     def training(self) -> bool:
         """Whether gradients and updates are part of a step."""
         return self.mode == "train"
+
+    @property
+    def evaluation(self) -> "Workload | None":
+        """The evaluation between epochs of this training, as a workload of inference; None without an `eval_loader`.
+
+        It has no loss: it runs the forward pass, or `step_fn`. Its optimizer is not used, but its state is in memory.
+        """
+        if self.eval_loader is None or not self.training:
+            return None
+        return Workload(
+            self.model,
+            self.eval_loader,
+            step_fn=self.step_fn,
+            optimizer=self.optimizer if isinstance(self.optimizer, torch.optim.Optimizer) else None,
+            mode="inference",
+            extras=self.extras,
+        )
 
     def set_mode(self) -> tuple[str, ...]:
         """Calls `model.train()` or `model.eval()`, as a training or inference loop does.

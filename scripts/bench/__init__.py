@@ -8,12 +8,15 @@ last line, writes its figures with `--json FILE`, and exits with 1 where a requi
     python -m scripts.bench.claims                   how often the true gain lies in the interval that a search claims
     python -m scripts.bench.gain                     what tuning brings on the four examples
     python -m scripts.bench.compilation              a plan with compilation searched, against those found by hand
+    python -m scripts.bench.checkpoint_subsets       the checkpointed blocks against the best set, by trying all sets
     python -m scripts.bench.overhead                 cost of `TrainStep`, of the guard and of `import autofit`
+    python -m scripts.bench.tune_again               time of tuning an unchanged workload again with its study
     python -m scripts.bench.nightly.simulated_years  false alarms and missed changes of the rule of nightly jobs
     python -m scripts.bench.fleet                    overhead of a plan that a worker runs, on a database
     python -m scripts.bench.peers                    autofit beside other finders of batch sizes
     python -m scripts.bench.memory.host_estimates    memory estimates against measured peaks on a CPU
     python -m scripts.bench.memory.estimates         memory estimates against the CUDA allocator
+    python -m scripts.bench.memory.vocabulary        what the chunked loss brings to a vocabulary of 50,000
     python -m scripts.bench.memory.operators         operators whose memory a trace gets wrong
 
 `scripts/gpu_suite` runs what needs a real GPU: the stages in `gpu/`.

@@ -20,7 +20,8 @@ from typing import Any
 from autofit.core.budget import Budget
 from autofit.replay import Bursts, TableBench
 from scripts.bench import report
-from scripts.bench.search.runs import Case, cases, names, over_tables, rehearse
+from scripts.bench.search.cases import Case, cases, names
+from scripts.bench.search.runs import over_tables, rehearse
 
 LEAST_HELD = 0.93
 TIMES: tuple[float | None, ...] = (8.0, 12.0, 18.0, 30.0, None)

@@ -59,14 +59,14 @@ def block(records: Records) -> str:
     return "\n".join([BEGIN, "```text", _PROMPT, *shortened(whole(records)), "```", END])
 
 
-def inserted(readme: str, text: str) -> str:
-    """Returns README.md with `text` in place of its part from `BEGIN` to `END`.
+def inserted(readme: str, text: str, begin: str = BEGIN, end: str = END) -> str:
+    """Returns README.md with `text` in place of its part from `begin` to `end`.
 
     Raises:
         ValueError: it does not have this part exactly once.
     """
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end) or BEGIN in after:
-        raise ValueError(f"README.md has no single part between {BEGIN!r} and {END!r}; expected exactly one")
+    before, found, rest = readme.partition(begin)
+    _, ended, after = rest.partition(end)
+    if not (found and ended) or begin in after:
+        raise ValueError(f"README.md has no single part between {begin!r} and {end!r}; expected exactly one")
     return f"{before}{text}{after}"

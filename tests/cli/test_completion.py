@@ -15,8 +15,6 @@ from autofit import strategies
 from autofit.cli import _COMMANDS
 from autofit.cli.arguments import KNOBS, TECHNIQUES
 from autofit.cli.completion import _commands
-from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
-from autofit.strategies import checkpointing, compilation, memory_format, optimizer_implementation, precision
 from tests.cli.conftest import Run
 
 
@@ -121,9 +119,7 @@ def test_fish_completes_commands_of_two_words(script: Script) -> None:
 
 def test_the_names_that_completion_offers_are_those_of_the_families() -> None:
     assert set(TECHNIQUES) == {member.name for member in strategies.BUILT_IN}
-    knobs = {precision.KNOB, checkpointing.CHECKPOINTED_BLOCKS, memory_format.KNOB}
-    knobs |= {optimizer_implementation.KNOB, compilation.KNOB}
-    assert set(KNOBS) == {MICRO_BATCH_SIZE, ACCUMULATION_STEPS, *knobs}
+    assert set(KNOBS) == {knob for member in strategies.BUILT_IN for knob in member.owns}
 
 
 def test_completion_loads_no_torch() -> None:

@@ -28,7 +28,7 @@ from autofit.probing.watchdog import WAITING, Watchdog
 from autofit.trackers.base import Ending
 from tests.cli.conftest import FakeRemote, Run
 from tests.cli.processes import Running
-from tests.fakes import small_bench, space_of
+from tests.fakes import briefing_of, small_bench, space_of
 from tests.fakes.trackers import KeptTracker
 
 
@@ -121,6 +121,30 @@ def test_arguments_reach_the_target_and_the_request(remote: type[FakeRemote], ru
     assert json.loads(out)["objective"]["planned_samples"] == 50 * 8  # the user's own batch
     run("tune", "t.py", "--memory", "0.5", "--study", ":memory:")
     assert remote.target.options.memory_budget == 0.5
+
+
+def test_a_target_with_an_eval_loader_is_searched_twice_in_one_time_budget(
+    remote: type[FakeRemote], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets = list[Target]()
+
+    class Evaluated(remote):  # type: ignore[misc, valid-type]  # the class that the fixture made
+        def __init__(self, target: Target, claim: Callable[[str, str], None], **given: object) -> None:
+            super().__init__(target, claim, **given)
+            targets.append(target)
+            self.briefing = briefing_of(remote.bench, evaluates=not target.evaluation)
+
+    monkeypatch.setattr(tune, "RemoteBench", Evaluated)
+    code, out, err = run("tune", "t.py", "--time", "100s", "--set", "precision=bf16", "--json", "--study", ":memory:")
+    assert code == 0, err
+    answer = json.loads(out)
+    assert [target.evaluation for target in targets] == [False, True]
+    assert targets[1].options.memory_budget == answer["budget"]["memory_bytes"]
+    assert targets[1].options.pinned == {}
+    assert answer["budget"]["time_s"] == 80
+    assert 20 < answer["evaluation"]["budget"]["time_s"] <= 100
+    assert answer["evaluation"]["title"] == "evaluation of t.py"
+    assert "searching a plan for evaluation" in err
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import pytest
 from autofit import searchers
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.space import Conflict, SearchSpace
 from autofit.core.trial import Purpose, Trial
 from autofit.search.phases import run
 from autofit.search.tuning import Tuning
@@ -49,11 +50,10 @@ def test_proposes_only_plans_of_the_space(member: type[Searcher]) -> None:
 def test_keeps_to_what_the_space_forbids(member: type[Searcher]) -> None:
     bench = small_bench()
 
-    def conflict(plan: Plan) -> str | None:
-        return "not together" if plan.values["precision"] == "bf16" and plan.values["optimizer"] == "fused" else None
-
-    findings = run(short(tuning_of(bench, space=replace(bench.space, conflict=conflict), searcher=member)))
-    assert not any(conflict(plan) for plan, _ in bench.runs)
+    conflict = Conflict(values={"precision": "bf16", "optimizer": "fused"}, reason="not together")
+    space = SearchSpace(bench.space.facts.model_copy(update={"forbidden": (conflict,)}))
+    findings = run(short(tuning_of(bench, space=space, searcher=member)))
+    assert not any(conflict.applies_to(plan) for plan, _ in bench.runs)
     assert bench.samples_per_s(findings.plan) >= bench.samples_per_s(bench.space.baseline)
 
 

@@ -11,7 +11,7 @@ from autofit.core.budget import Budget
 from autofit.core.environment import Environment
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
-from autofit.core.space import Refusal, SpaceFacts
+from autofit.core.space import Conflict, Refusal, SpaceFacts
 
 BRIEFING = Briefing(
     space=SpaceFacts(
@@ -20,7 +20,7 @@ BRIEFING = Briefing(
         global_batch_size=4,
         baseline=Plan(values={"micro_batch_size": 2, "accumulation_steps": 2, "flag": False, "level": 0}),
         refused=(Refusal(name="x", reason="why"),),
-        forbidden={'{"flag":true,"level":1}': "they conflict"},
+        forbidden=(Conflict(values={"flag": True, "level": 1}, reason="they conflict"),),
     ),
     environment=Environment(workload="a-b", device_type="cpu", device_name="A CPU", capacity_bytes=1),
     budget=Budget(memory_bytes=5, memory_note="as asked"),

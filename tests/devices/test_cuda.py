@@ -438,7 +438,7 @@ def test_making_a_device_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("capability", "hip", "expected"),
     [
-        ((9, 0), None, {"bf16", "tf32"}),
+        ((9, 0), None, {"bf16", "tf32", "cudnn_attention"}),
         ((8, 0), None, {"bf16", "tf32"}),
         ((7, 5), None, set()),
         ((9, 4), "7.0", {"bf16"}),
@@ -450,7 +450,12 @@ def test_capabilities_are_the_generations(
 ) -> None:
     cards(Card(capability=capability))
     monkeypatch.setattr(torch.version, "hip", hip)
-    assert Cuda().capabilities() == {"fp16", "channels_last", "foreach", "fused"} | expected
+    assert Cuda().capabilities() == {"fp16", "channels_last", "foreach", "fused", "own_memory"} | expected
+
+
+def test_an_integrated_chip_has_no_memory_of_its_own(cards: Cards) -> None:
+    cards(Card(integrated=True))
+    assert "own_memory" not in Cuda().capabilities()
 
 
 def test_versions_name_the_runtime(cards: Cards, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,12 @@ def test_bf16_is_said_by_the_driver(
     assert "tf32" not in Xpu().capabilities()
 
 
+@pytest.mark.parametrize("integrated", [True, False])
+def test_only_a_card_has_its_own_memory(monkeypatch: pytest.MonkeyPatch, integrated: bool) -> None:
+    card_of(monkeypatch, Card(integrated=integrated))
+    assert ("own_memory" in Xpu().capabilities()) is not integrated
+
+
 def test_it_says_that_nobody_has_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
     card_of(monkeypatch, Card(context_bytes=100 * MIB))
     never, lost = Xpu().caveats()

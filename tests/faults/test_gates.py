@@ -243,13 +243,21 @@ def normalised() -> nn.Module:
 
 @pytest.mark.parametrize(
     ("model", "step"),
-    [(normalised, denoise), (UNet, denoise_summed), (Stochastic, contrast), (Stochastic, mixed_up)],
-    ids=["batch norm", "sum", "contrastive", "mixup"],
+    [(normalised, denoise), (Stochastic, contrast), (Stochastic, mixed_up)],
+    ids=["batch norm", "contrastive", "mixup"],
 )
 def test_d3_a_change_of_the_objective_is_found_in_noise_too(model: Callable[[], nn.Module], step: Step) -> None:
     bench = opened(model(), images(), step_fn=step)
     assert bench.briefing.space.sizes == (8,)
     assert "accumulation changes the gradient of this model" in refused(bench)["accumulation"]
+
+
+def test_d3_a_sum_is_added_up_in_noise_too() -> None:
+    bench = opened(UNet(), images(), step_fn=denoise_summed)
+    assert bench.briefing.space.sizes == ALL_SIZES
+    assert bench.briefing.environment.settings["weighing"] == "1"
+    (caveat,) = (caveat for caveat in bench.briefing.caveats if "a sum over samples" in caveat)
+    assert "micro batches are added up, and so are the 2 micro batches of the baseline" in caveat
 
 
 def in_numpy(strength: float, summed: bool) -> Step:

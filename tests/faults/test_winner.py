@@ -16,7 +16,7 @@ from autofit.search.race import MIN_ROUNDS
 from autofit.search.tuning import Findings
 from autofit.searchers.base import Problem, Searcher
 from scripts.bench import claims
-from scripts.bench.search import runs
+from scripts.bench.search import cases
 from tests.fakes import OPTIMIZER, PRECISION, FakeBench, during, small_bench, space_of, tuning_of
 
 HURRIED = (8.0, 12.0, 18.0, 30.0)
@@ -24,8 +24,8 @@ HURRIED = (8.0, 12.0, 18.0, 30.0)
 
 def test_d1_what_is_claimed_holds_on_a_machine_that_others_use_in_bursts() -> None:
     found = []
-    for name in runs.names():
-        for case in runs.cases(name):
+    for name in cases.names():
+        for case in cases.cases(name):
             bench = TableBench(case.table, block_ratio=claims.BLOCK_RATIO)
             found += [claims.replayed(case, bench, 0, ratio) for ratio in HURRIED]
     whole = claims.summarised(found)

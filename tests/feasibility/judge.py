@@ -17,7 +17,7 @@ class Judge:
     """A `PeakModel` of the plans of a bench."""
 
     def __init__(self, bench: FakeBench, estimate: Callable[[Plan], Estimate | None] = lambda plan: None) -> None:
-        self.bench, self.plans = bench, PlanList.of(bench.space)
+        self.bench, self.plans = bench, PlanList(bench.space)
         self.model = PeakModel(self.plans, bench.space.facts.knobs, bench.budget_bytes, estimate)
 
     def place(self, plan: Plan) -> int:

@@ -52,8 +52,8 @@ def test_equal_values_of_other_types_are_different() -> None:
 
 def test_each_plan_of_a_space_has_its_place_the_baseline_first() -> None:
     space = small_bench().space
-    listed = PlanList.of(space)
-    assert listed.plans == list(space.plans())
+    listed = PlanList(space)
+    assert list(listed.plans) == list(space.plans())
     assert listed.place(space.baseline) == 0
     assert [listed.place(each) for each in listed.plans] == list(range(len(listed.plans)))
     assert listed.place(space.baseline.replace(micro_batch_size=7)) is None
@@ -62,6 +62,6 @@ def test_each_plan_of_a_space_has_its_place_the_baseline_first() -> None:
 def test_the_rest_of_a_huge_space_has_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autofit.feasibility.plan_features.MAX_PLANS", 3)
     space = space_of(KNOBS, (4, 8), 8)
-    listed = PlanList.of(space)
+    listed = PlanList(space)
     assert len(listed.plans) == len(listed.points.octaves) == 3
     assert np.sum([listed.place(each) is None for each in space.plans()]) == 5

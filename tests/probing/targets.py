@@ -88,6 +88,10 @@ def make_mlp(**changes: Any) -> Workload:
     return Workload(mlp(), vectors(), **changes)
 
 
+def make_evaluated() -> dict[str, object]:
+    return {"model": mlp(), "loader": vectors(), "eval_loader": vectors(batch_size=4)}
+
+
 def make_transformer() -> Workload:
     return Workload(Transformer(), sentences((6,)), step_fn=token_mean)
 

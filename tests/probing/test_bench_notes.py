@@ -1,39 +1,39 @@
-"""The notes on a workload before any plan is compared."""
+"""The notes of a bench come from the workload, the loss, the device, the guard and the loader."""
 
-from dataclasses import replace
+from typing import Any
 
-import pytest
-import torch
-
-from autofit.probing.bench_notes import notes_on
+from autofit.devices.cpu import Cpu
+from autofit.probing.bench_notes import bench_notes
 from autofit.workloads.batches import BatchSource
-from autofit.workloads.first_loss import loss_of
+from autofit.workloads.loss import LossRule
 from autofit.workloads.workload import Workload
 from tests.probing import targets
-from tests.probing.benches import CPU
 
 
-def found(workload: Workload, *, kept: tuple[str, ...] = (), eval_modules: tuple[str, ...] = ()) -> list[str]:
-    source = BatchSource.of(workload.loader)
-    loss = loss_of(workload, source, torch.device("cpu"))
-    return list(notes_on(workload, CPU(), loss, eval_modules, source, kept))
+class Caveated(Cpu):
+    """A device with a note."""
+
+    is_host = False
+
+    def caveats(self) -> tuple[str, ...]:
+        return ("a note of the device",)
 
 
-@pytest.fixture
-def workload() -> Workload:
-    return Workload(targets.mlp(), targets.vectors())
+def notes(inferred: bool = True, **changes: Any) -> list[str]:
+    workload = targets.make_mlp(**changes)
+    source, loss = BatchSource.of(workload.loader), LossRule("loss", lambda model, batch: batch, inferred, "by rule 4")
+    return list(bench_notes(workload, Caveated(), loss, ["0.norm"], ["a note of the guard"], source))
 
 
-def test_what_autofit_chose_itself_is_named(workload: Workload) -> None:
-    text = " ".join(found(workload))
-    assert "the loss was inferred" in text
-    assert "no optimizer was given: measured with torch.optim.AdamW" in text
-    given = replace(workload, loss_fn=torch.nn.functional.cross_entropy, optimizer=torch.optim.SGD)
-    assert "inferred" not in " ".join(found(given))
-    assert "no optimizer" not in " ".join(found(given))
+def test_what_was_assumed_comes_before_what_cannot_be_restored() -> None:
+    found = notes()
+    assert found[0] == "the loss was inferred: by rule 4"
+    assert found[1].startswith("found 0.norm in evaluation mode")
+    assert found[2].startswith("no optimizer was given")
+    assert found[3:] == ["a note of the guard", "a note of the device"]
 
 
-def test_modules_in_evaluation_mode_and_what_cannot_be_put_back_are_named(workload: Workload) -> None:
-    notes = found(workload, kept=("an open file",), eval_modules=("frozen",))
-    assert "an open file" in notes
-    assert any("frozen in evaluation mode" in note for note in notes)
+def test_what_the_user_gave_is_not_noted() -> None:
+    assert not any("optimizer" in note for note in notes(mode="inference"))
+    assert not any("inferred" in note for note in notes(inferred=False))
+    assert Workload(targets.mlp(), targets.vectors()).training

@@ -8,7 +8,7 @@ import pytest
 
 from autofit.core.outcome import Status
 from autofit.replay import TableBench
-from scripts.bench.search import runs
+from scripts.bench.search import cases, runs
 from tests.promises.conftest import GLOBAL_BATCH, Tuned
 
 MOST_PROBES, MOST_SHARE = 20, 0.15
@@ -19,8 +19,8 @@ TOO_LARGE = (Status.OUT_OF_MEMORY, Status.OVER_BUDGET)
 def results() -> dict[str, runs.Result]:
     """One search of each recorded table with estimates as traces give them."""
     found: dict[str, runs.Result] = {}
-    for name in runs.names():
-        for case in runs.cases(name):
+    for name in cases.names():
+        for case in cases.cases(name):
             bench = TableBench(case.table, seed=0)
             found[case.name] = runs.scored(case, runs.rehearse(case, bench, "guided", "traced", 0))
     return found

@@ -14,7 +14,7 @@ from autofit.core.measurement import Measurement, Memory
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
-from autofit.core.space import SpaceFacts
+from autofit.core.space import Conflict, SpaceFacts
 from autofit.replay.table import TABLE_SCHEMA, Block, Entry, Table, read_table
 
 SAMPLES, TOKENS = Objective(), Objective(unit="tokens")
@@ -68,7 +68,8 @@ def test_the_grid_is_every_allowed_plan_once_with_the_baseline_first() -> None:
 
 
 def test_a_forbidden_combination_is_no_part_of_the_grid() -> None:
-    facts = table_of().space.model_copy(update={"forbidden": {Plan(values={"precision": "bf16"}).key: "cannot be"}})
+    forbidden = (Conflict(values={"precision": "bf16"}, reason="cannot be"),)
+    facts = table_of().space.model_copy(update={"forbidden": forbidden})
     assert set(table_of(space=facts).plans) == {plan_of(size) for size in (1, 2, 8)}
 
 

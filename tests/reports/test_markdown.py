@@ -7,6 +7,7 @@ import pytest
 
 from autofit.core.briefing import GateRecord
 from autofit.core.outcome import Outcome, Status
+from autofit.core.strategy_record import StrategyRecord
 from autofit.core.trial import Trial
 from autofit.reports import sources
 from autofit.reports.assemble import assembled
@@ -37,6 +38,13 @@ def test_it_has_every_part_of_the_report(found: Report) -> None:
     assert "| **baseline** |" in document
     assert "precision=bf16 | passed | cosine of the gradient 0.99991" in document
     assert "```sh\nautofit tune train.py:make_unet\n```" in document
+
+
+def test_each_technique_of_the_plan_is_explained(found: Report) -> None:
+    technique = StrategyRecord(name="fusing", knobs=("fuse",), about="fuses `kernels`", cost="nothing", effect="exact")
+    document = to_markdown(found.model_copy(update={"strategies": (technique,)}))
+    expected = "## What each strategy does\n\n- fusing: fuses \\`kernels\\`; costs nothing; results are the same\n"
+    assert expected in document
 
 
 def test_a_baseline_that_is_recommended_is_named_as_both(found: Report) -> None:

@@ -14,6 +14,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.core.space import Refusal
+from autofit.core.strategy_record import StrategyRecord
 from autofit.core.wording import describe_outcome, describe_plan
 from autofit.reports.canvas import Canvas
 from autofit.reports.headline import headline
@@ -120,6 +121,21 @@ def test_what_changes_is_named_with_its_old_and_new_value() -> None:
     grown = sections(summarize(record(plan=BEST.replace(micro_batch_size=64))))
     assert "  samples per step          32           64" in grown["What it changes"]
     assert "; the batch grows from 32 to 64." in " ".join(grown[next(iter(grown))])
+
+
+PRECISION = StrategyRecord(
+    name="precision", knobs=("precision",), about="computes in bf16", cost="digits of the gradient", effect="rounding"
+)
+FUSING = StrategyRecord(name="fusing", knobs=("fuse",), about="fuses kernels", cost="nothing", effect="exact")
+
+
+def test_each_technique_has_a_line_on_what_it_does_costs_and_changes() -> None:
+    assert sections(summarize(record(strategies=(PRECISION, FUSING))))["What each strategy does"] == [
+        "What each strategy does",
+        "  precision: computes in bf16; costs digits of the gradient; results differ by rounding",
+        "  fusing: fuses kernels; costs nothing; results are the same",
+    ]
+    assert "What each strategy does" not in sections(summarize(record()))  # a record of an earlier version
 
 
 def test_a_kept_baseline_changes_nothing_and_there_is_nothing_to_apply() -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from tests.rules.source import modules, scripts
 
 FILE_LINES, FUNCTION_LINES, FUNCTION_LINES_P99 = 300, 40, 26
-FOLDER_RATIO, CORE_LINES = 0.15, 1650
+FOLDER_RATIO, CORE_LINES = 0.15, 1800
 
 
 def test_no_file_is_longer_than_300_lines() -> None:
@@ -31,5 +31,5 @@ def test_no_folder_holds_more_than_15_percent_of_the_lines() -> None:
     assert {folder: n / total for folder, n in lines.items() if n > FOLDER_RATIO * total} == {}
 
 
-def test_core_holds_less_than_1650_lines() -> None:
+def test_core_holds_less_than_1800_lines() -> None:
     assert sum(m.lines for m in modules() if m.path.parts[1] == "core") < CORE_LINES

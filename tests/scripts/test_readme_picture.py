@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from autofit.reports import writing
-from scripts.readme import picture, transcript
+from autofit.strategies import BUILT_IN
+from scripts.readme import picture, strategies, transcript
 from scripts.readme.__main__ import README
 from scripts.readme.record import ROOT, TUNE
 from scripts.readme.records import FOLDER, Records, keep
@@ -23,6 +24,18 @@ def records() -> Records:
 def test_the_transcript_is_current(records: Records) -> None:
     readme = README.read_text(encoding="utf-8")
     assert transcript.inserted(readme, transcript.block(records)) == readme, AGAIN
+
+
+def test_the_table_of_strategies_is_current() -> None:
+    readme = README.read_text(encoding="utf-8")
+    written = transcript.inserted(readme, strategies.block(), strategies.BEGIN, strategies.END)
+    assert written == readme, "run python -m scripts.readme strategies"
+
+
+def test_the_table_has_a_row_for_each_strategy_and_no_cell_breaks_it() -> None:
+    rows = [line for line in strategies.block().splitlines() if line.startswith("| `")]
+    assert [row.split("`")[1] for row in rows] == [member.name for member in BUILT_IN]
+    assert {row.count("|") for row in rows} == {5}
 
 
 def test_the_picture_is_of_the_page_as_it_is_rendered_today(records: Records) -> None:

@@ -15,7 +15,7 @@ from autofit.replay import TableBench, limited, peaks_of
 from autofit.search.tuning import Findings
 from autofit.study import Study
 from scripts.bench.report import percentile
-from scripts.bench.search import runs, scores
+from scripts.bench.search import cases, runs, scores
 from scripts.bench.search.tables import centred, record
 from tests.fakes import MIB, OPTIMIZER, PRECISION, FakeBench, small_bench, space_of
 
@@ -27,17 +27,17 @@ def device() -> FakeBench:
 
 
 @pytest.fixture(scope="module")
-def case() -> runs.Case:
+def case() -> cases.Case:
     full = record(device(), "small")
     table = centred(limited(full, 1500 * MIB), device())
-    return runs.Case("small", "", table, peaks_of(full), Objective())
+    return cases.Case("small", "", table, peaks_of(full), Objective())
 
 
-def fastest(case: runs.Case) -> Plan:
+def fastest(case: cases.Case) -> Plan:
     return max((p for p in case.table.plans if p.key in case.scores), key=lambda p: case.scores[p.key])
 
 
-def ran(case: runs.Case, plan: Plan | None, *done: tuple[Plan, Purpose, Status], **fields: Any) -> runs.Ran:
+def ran(case: cases.Case, plan: Plan | None, *done: tuple[Plan, Purpose, Status], **fields: Any) -> runs.Ran:
     """A search that ran these and returned `plan`."""
     memory = Memory(allocated_bytes=1, judged_bytes=1, judged_by="test")
     measurement = Measurement(step_times_s=(0.1,), samples_per_step=8, memory=memory)
@@ -52,7 +52,7 @@ def ran(case: runs.Case, plan: Plan | None, *done: tuple[Plan, Purpose, Status],
     return runs.Ran(runs=[(p, why, outcome(status)) for p, why, status in done], findings=findings, **fields)
 
 
-def test_a_search_is_scored(case: runs.Case) -> None:
+def test_a_search_is_scored(case: cases.Case) -> None:
     plan, bench = case.table.space.baseline, device()
     result = runs.scored(
         case,
@@ -79,7 +79,7 @@ def test_a_search_is_scored(case: runs.Case) -> None:
     assert result.broken == ()
 
 
-def test_the_best_plan_has_no_regret(case: runs.Case) -> None:
+def test_the_best_plan_has_no_regret(case: cases.Case) -> None:
     best = fastest(case)
     result = runs.scored(case, ran(case, best, (best, Purpose.PROOF, Status.MEASURED)))
     assert result.regret == 0
@@ -87,14 +87,14 @@ def test_the_best_plan_has_no_regret(case: runs.Case) -> None:
 
 
 @pytest.mark.parametrize("status", [None, Status.OUT_OF_MEMORY])
-def test_a_plan_that_was_not_proven_breaks_a_promise(case: runs.Case, status: Status | None) -> None:
+def test_a_plan_that_was_not_proven_breaks_a_promise(case: cases.Case, status: Status | None) -> None:
     plan = case.table.space.baseline
     proofs = [] if status is None else [(plan, Purpose.PROOF, status)]
     result = runs.scored(case, ran(case, plan, (plan, Purpose.PROBE, Status.MEASURED), *proofs))
     assert result.broken == ("not proven",)
 
 
-def test_a_plan_over_the_budget_breaks_a_promise_and_is_worth_nothing(case: runs.Case) -> None:
+def test_a_plan_over_the_budget_breaks_a_promise_and_is_worth_nothing(case: cases.Case) -> None:
     plan = case.table.space.baseline.replace(micro_batch_size=64)
     assert case.peaks[plan.key] > 1500 * MIB
     result = runs.scored(case, ran(case, plan, (plan, Purpose.PROOF, Status.MEASURED)))
@@ -102,13 +102,13 @@ def test_a_plan_over_the_budget_breaks_a_promise_and_is_worth_nothing(case: runs
     assert result.regret == 1
 
 
-def test_a_search_that_returns_nothing_has_lost_everything(case: runs.Case) -> None:
+def test_a_search_that_returns_nothing_has_lost_everything(case: cases.Case) -> None:
     result = runs.scored(case, ran(case, None, error="NothingFits: nothing"))
     assert (result.regret, result.plan, result.error) == (1, "", "NothingFits: nothing")
     assert result.broken == ()
 
 
-def test_every_estimator_plays_the_same_search_twice_alike_and_keeps_its_promises(case: runs.Case) -> None:
+def test_every_estimator_plays_the_same_search_twice_alike_and_keeps_its_promises(case: cases.Case) -> None:
     bench = TableBench(case.table)
     for estimator in runs.ESTIMATORS:
         results = [runs.scored(case, runs.rehearse(case, bench, DEFAULT, estimator, seed)) for seed in (1, 2, 1)]
@@ -118,7 +118,7 @@ def test_every_estimator_plays_the_same_search_twice_alike_and_keeps_its_promise
         assert all(r.regret < 0.2 and r.probes > 3 and 0 < r.share < 1 for r in results)
 
 
-def test_exact_estimates_save_failures(case: runs.Case) -> None:
+def test_exact_estimates_save_failures(case: cases.Case) -> None:
     bench = TableBench(case.table)
     failures = {
         estimator: sum(
@@ -129,7 +129,7 @@ def test_exact_estimates_save_failures(case: runs.Case) -> None:
     assert failures["exact"] == 0
 
 
-def test_a_study_on_disk_may_keep_the_trials(case: runs.Case, tmp_path: Path) -> None:
+def test_a_study_on_disk_may_keep_the_trials(case: cases.Case, tmp_path: Path) -> None:
     with_study = runs.rehearse(
         case, TableBench(case.table), DEFAULT, "exact", 0, log=scores._study(case, tmp_path / "study.db")
     )
@@ -138,14 +138,14 @@ def test_a_study_on_disk_may_keep_the_trials(case: runs.Case, tmp_path: Path) ->
     assert [run[:2] for run in with_study.runs] == [run[:2] for run in without.runs]
 
 
-def results(case: runs.Case, *changes: dict[str, Any]) -> list[runs.Result]:
+def results(case: cases.Case, *changes: dict[str, Any]) -> list[runs.Result]:
     plan = fastest(case)
     base = runs.scored(case, ran(case, plan, (plan, Purpose.PROOF, Status.MEASURED)))
     fields = {field: getattr(base, field) for field in base.__dataclass_fields__}
     return [runs.Result(**(fields | change)) for change in changes]
 
 
-def test_figures_over_seeds_and_what_is_missed(case: runs.Case) -> None:
+def test_figures_over_seeds_and_what_is_missed(case: cases.Case) -> None:
     good = [{"regret": 0.0, "probes": 10, "out_of_memory": 0}] * 19
     got = scores.summarised([results(case, *good, {"regret": 0.1, "probes": 30, "out_of_memory": 2})], estimated=True)
     assert got["regret"] == pytest.approx(0.005)
@@ -169,7 +169,7 @@ def test_figures_over_seeds_and_what_is_missed(case: runs.Case) -> None:
         ({"probes": 1, "own_s": 0.5}, "trial_s"),
     ],
 )
-def test_each_requirement_can_be_missed(case: runs.Case, change: dict[str, Any], missed: str) -> None:
+def test_each_requirement_can_be_missed(case: cases.Case, change: dict[str, Any], missed: str) -> None:
     got = scores.summarised([results(case, *([{"probes": 10, "share": 0.05} | change] * 3))], estimated=True)
     assert missed in got["missed"]
     assert "MISSED" in scores.in_words("x", got)
@@ -181,7 +181,7 @@ def test_a_percentile_is_a_value_that_so_many_do_not_exceed() -> None:
     assert percentile([7.0], 0.95) == 7.0
 
 
-def test_the_trace_of_a_search_shows_what_was_seen_and_what_is_true(case: runs.Case) -> None:
+def test_the_trace_of_a_search_shows_what_was_seen_and_what_is_true(case: cases.Case) -> None:
     text = scores.traced(case, runs.rehearse(case, TableBench(case.table), DEFAULT, "exact", 0))
     assert "probe measured: seen" in text
     assert "proof measured" in text
@@ -191,9 +191,9 @@ def test_the_trace_of_a_search_shows_what_was_seen_and_what_is_true(case: runs.C
 def test_a_table_under_two_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = limited(record(device(), "gpt"), 1500 * MIB)
     (tmp_path / "gpt.json").write_text(full.to_json())
-    monkeypatch.setattr(runs, "RECORDED", tmp_path)
-    assert runs.names()[0] == "gpt"
-    wide, tight = runs.cases("gpt")
+    monkeypatch.setattr(cases, "RECORDED", tmp_path)
+    assert cases.names()[0] == "gpt"
+    wide, tight = cases.cases("gpt")
     assert (wide.name, tight.name) == ("gpt", "gpt-tight")
     assert wide.table == full
     baseline = full.space.baseline

@@ -1,11 +1,12 @@
 """One search over a fake bench: what is remembered, what is told, and what the recommendation says."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
-from autofit.core.briefing import Briefing
+from autofit.core.briefing import Briefing, GateRecord
 from autofit.core.budget import Clock
 from autofit.core.errors import BudgetSpent, DevicePoisoned, StudyError
 from autofit.core.measurement import Measurement, Memory
@@ -14,6 +15,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Recommendation
 from autofit.core.space import Refusal
+from autofit.core.strategy_record import Effect, StrategyRecord
 from autofit.core.trial import Purpose
 from autofit.search.event import Event
 from autofit.search.request import DEFAULT_STUDY, Listen, Request
@@ -208,6 +210,46 @@ def test_a_free_global_batch_that_changed_is_named() -> None:
     assert any("learning rate" in caveat and "from 8 to" in caveat for caveat in result.caveats)
 
 
+def strategy(name: str, *knobs: str, effect: Effect = "rounding") -> StrategyRecord:
+    return StrategyRecord(name=name, knobs=knobs, about="does something", cost="nothing", effect=effect)
+
+
+def effects(mode: str = "train", gates: Mapping[str, bool] = MappingProxyType({})) -> dict[str, str]:
+    """Returns the effects of the strategies of the recommended plan; `gates` are the results of checks by name."""
+    bench = small_bench()
+    every = (
+        strategy("batching", "micro_batch_size", "accumulation_steps"),
+        *(strategy(f"of {knob.name}", knob.name, effect="exact") for knob in bench.space.facts.knobs),
+        strategy("elsewhere", "of_nobody"),
+    )
+    facts = bench.space.facts.model_copy(update={"strategies": every})
+    records = tuple(GateRecord(name=name, passed=passed, reason="") for name, passed in gates.items())
+    briefing = briefing_of(bench, space=facts, gates=records)
+    environment = briefing.environment.model_copy(update={"settings": {"mode": mode}})
+    result = found_in(briefing.model_copy(update={"environment": environment}), bench)
+    changed = result.plan.changes_from(result.baseline.plan).keys()
+    assert all(not changed.isdisjoint(each.knobs) for each in result.strategies)
+    return {each.name: each.effect for each in result.strategies}
+
+
+def test_the_strategies_that_the_plan_changes_are_recorded() -> None:
+    assert "elsewhere" not in effects("inference")
+    assert set(effects("inference").values()) == {"rounding", "exact"}
+
+
+def test_another_global_batch_changes_the_result() -> None:
+    assert effects("inference")["batching"] == "rounding"
+    assert effects()["batching"] == "changes the result"
+
+
+def test_a_strategy_whose_gate_failed_changes_the_result() -> None:
+    plan = found(small_bench()).plan
+    knob = next(name.removeprefix("of ") for name in effects() if name.startswith("of "))
+    value = f"{knob}={plan.values[knob]}"
+    assert effects(gates={value: True})[f"of {knob}"] == "exact"
+    assert effects(gates={value: False})[f"of {knob}"] == "changes the result"
+
+
 @pytest.mark.parametrize("above", [0, 1, 2])
 def test_a_plan_at_the_limit_of_a_free_batch_is_named(above: int) -> None:
     bench = small_bench()
@@ -251,22 +293,18 @@ def test_an_inference_has_no_learning_rate() -> None:
     assert not any("learning rate" in caveat for caveat in result.caveats)
 
 
-@pytest.mark.parametrize(
-    ("fetch_s", "workers"), [(None, None), (0.0099, None), (0.05, "1 worker process,"), (0.25, "3 worker processes,")]
-)
-def test_a_loader_that_holds_the_training_back_is_named(fetch_s: float | None, workers: str | None) -> None:
+def test_a_loader_that_holds_the_training_back_is_named() -> None:
     bench = small_bench()
     memory = Memory(allocated_bytes=1, judged_bytes=1, judged_by="test")
 
     def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
         measurement = Measurement(
-            step_times_s=(0.1,) * 5, samples_per_step=plan.global_batch_size, memory=memory, fetch_s=fetch_s
+            step_times_s=(0.1,) * 5, samples_per_step=plan.global_batch_size, memory=memory, fetch_s=0.25
         )
         return Outcome(status=Status.MEASURED, measurement=measurement)
 
     result = search(opened(briefing_of(bench), evaluate), Request(study=":memory:", max_trials=3))
-    told = [caveat for caveat in result.caveats if "worker process" in caveat]
-    assert [(workers or "") in caveat for caveat in told] == ([True] if workers else [])
+    assert sum("3 worker processes," in caveat for caveat in result.caveats) == 1
 
 
 def starting(bench: FakeBench, startup_s: Callable[[Plan], float | None]) -> Evaluate:

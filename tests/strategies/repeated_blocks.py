@@ -186,7 +186,11 @@ def applied(model: nn.Module, count: KnobValue) -> AbstractContextManager[None]:
 
 
 def trained(
-    model: nn.Module, batch: Tensor, count: int, steps: int = 3, loss: Callable[[nn.Module, Tensor], Tensor] = mean_loss
+    model: nn.Module,
+    batch: Tensor,
+    count: KnobValue,
+    steps: int = 3,
+    loss: Callable[[nn.Module, Tensor], Tensor] = mean_loss,
 ) -> dict[str, Tensor]:
     """Trains a copy of `model` with plain SGD and returns its weights, buffers and last gradients."""
     model = copy.deepcopy(model)
@@ -200,6 +204,36 @@ def trained(
     assert not any("forward" in vars(module) for module in model.modules())
     gradients = {f"{name}.grad": weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
     return {**model.state_dict(), **gradients}
+
+
+def saved_bytes(model: nn.Module, batch: Tensor, loss: Callable[[nn.Module, Tensor], Tensor] = mean_loss) -> int:
+    """Returns the bytes of distinct storages that autograd keeps after the forward pass, weights not counted."""
+    known = {tensor.untyped_storage().data_ptr() for tensor in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = loss(model, batch)
+    result.backward()  # type: ignore[no-untyped-call]  # torch has no types here
+    return sum(kept.values())
+
+
+def trace_of(model: nn.Module) -> list[dict[str, object]]:
+    """Returns what hangs on each module: all attributes by identity, entries of its dictionaries by identity."""
+    return [
+        {
+            key: {name: id(entry) for name, entry in value.items()} if isinstance(value, dict) else id(value)
+            for key, value in vars(owner).items()
+        }
+        for module in model.modules()
+        for owner in (module, getattr(module, "config", None))
+        if hasattr(owner, "__dict__")
+    ]
 
 
 def fail(*_: object) -> NoReturn:

@@ -1,7 +1,6 @@
 """Checkpointing: same training, fewer saved bytes, no trace."""
 
 import copy
-import io
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from autofit.core.errors import SpaceError
 from autofit.core.plan import KnobValue, Plan
-from autofit.strategies.checkpointing import CheckpointedForward
+from autofit.strategies.checkpointable import CheckpointedForward
 from autofit.workloads.step import StepBatch, TrainStep
 from tests.strategies.repeated_blocks import (
     CASES,
@@ -26,41 +25,12 @@ from tests.strategies.repeated_blocks import (
     draft_of,
     facts_of,
     fail,
-    mean_loss,
     plan_of,
+    saved_bytes,
     tokens,
+    trace_of,
     trained,
 )
-
-
-def saved_bytes(model: nn.Module, batch: Tensor, loss: Callable[[nn.Module, Tensor], Tensor] = mean_loss) -> int:
-    """Returns the bytes of distinct storages that autograd keeps after the forward pass, weights not counted."""
-    known = {tensor.untyped_storage().data_ptr() for tensor in model.parameters()}
-    kept: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        result = loss(model, batch)
-    result.backward()  # type: ignore[no-untyped-call]  # torch has no types here
-    return sum(kept.values())
-
-
-def trace_of(model: nn.Module) -> list[dict[str, object]]:
-    """Returns what hangs on each module: all attributes by identity, entries of its dictionaries by identity."""
-    return [
-        {
-            key: {name: id(entry) for name, entry in value.items()} if isinstance(value, dict) else id(value)
-            for key, value in vars(owner).items()
-        }
-        for module in model.modules()
-        for owner in (module, getattr(module, "config", None))
-        if hasattr(owner, "__dict__")
-    ]
 
 
 @pytest.fixture(autouse=True)
@@ -218,42 +188,6 @@ def test_an_exception_inside_undoes_too() -> None:
     with pytest.raises(RuntimeError, match="injected"), applied(model, 4):
         fail()
     assert trace_of(model) == before
-
-
-def test_the_users_own_forward_is_used_and_put_back() -> None:
-    model = Gpt()
-    calls: list[int] = []
-    block = model.blocks[0]
-    original = block.forward
-
-    def own(*args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        return original(*args, **kwargs)
-
-    block.forward = own
-    with applied(model, 4):
-        model(tokens()).sum().backward()
-    assert len(calls) == 2
-    assert vars(block)["forward"] is own
-    assert "forward" not in vars(model.blocks[1])
-
-
-def reloaded(model: nn.Module) -> Any:
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, reloaded], ids=["copied", "pickled"])
-def test_a_copy_made_meanwhile_runs_its_own_weights(duplicate: Callable[[Gpt], Gpt]) -> None:
-    model = Gpt(p=0.0)
-    with applied(model, 4):
-        twin = duplicate(model)
-        expected = model(tokens())
-        nn.init.zeros_(model.get_parameter("blocks.0.down.weight"))
-        torch.testing.assert_close(twin(tokens()), expected)
-        assert vars(twin.blocks[0])["forward"].block is twin.blocks[0]
 
 
 # What is offered and what is refused.
@@ -442,18 +376,6 @@ def test_transformers_models_are_put_back(name: str) -> None:
         with applied(model, blocks):
             assert trace_of(model) != before
             assert sum(getattr(m, "gradient_checkpointing", False) is True for m in model.modules()) >= blocks
-    assert trace_of(model) == before
-
-
-def test_a_users_transformers_checkpointing_is_left_as_it_is() -> None:
-    model = tiny_llama()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # the newer name exists from 5.23 on only
-        model.gradient_checkpointing_enable()
-    before = trace_of(model)
-    assert "already uses checkpointing" in STRATEGY.offer(facts_of(model)).refused[0].reason
-    with pytest.raises(SpaceError, match="already uses checkpointing"):
-        applied(model, 1)
     assert trace_of(model) == before
 
 

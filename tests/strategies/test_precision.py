@@ -208,39 +208,57 @@ def everything_said_by_the_settings(general: str, cuda: str) -> list[str]:
 
 
 OLD_FLAGS = """
+import os
 import torch
 from autofit.strategies.precision import _tf32
 cuda, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-{setup}
 def old(read):
     try:
         return read()
     except RuntimeError:
         return "raises"
+def older():
+    return [old(torch.get_float32_matmul_precision), old(lambda: matmul.allow_tf32), old(lambda: cuda.allow_tf32)]
 def said():
-    found = [old(torch.get_float32_matmul_precision), old(lambda: matmul.allow_tf32), old(lambda: cuda.allow_tf32)]
+    found = older()
     for value in ("none", "ieee", "tf32", "none"):
         cuda.fp32_precision = value
         found += [matmul.fp32_precision, cuda.conv.fp32_precision, cuda.rnn.fp32_precision]
     return found
-before = said()
-with _tf32():
-    assert matmul.fp32_precision == cuda.conv.fp32_precision == cuda.rnn.fp32_precision == "tf32"
-assert said() == before, (said(), before)
+def check(setup, collides):
+    exec(setup)
+    before = said()
+    with _tf32():
+        assert matmul.fp32_precision == cuda.conv.fp32_precision == cuda.rnn.fp32_precision == "tf32"
+        inside = older()
+        assert ("raises" in inside) is collides, (setup, inside)
+        assert collides or (inside[0] in ("high", "medium") and inside[1:] == [True, True]), (setup, inside)
+    assert said() == before, (setup, said(), before)
 """
 
+SETUPS = {
+    "": False,
+    "matmul.allow_tf32 = True": False,
+    "matmul.allow_tf32 = True; matmul.allow_tf32 = False": False,
+    "torch.set_float32_matmul_precision('medium')": False,
+    "torch.set_float32_matmul_precision('highest')": False,
+    "cuda.allow_tf32 = True": False,
+    "cuda.allow_tf32 = False": False,
+    "cuda.allow_tf32 = False; torch.set_float32_matmul_precision('high')": False,
+    "cuda.allow_tf32 = False; torch.set_float32_matmul_precision('highest')": False,
+    "cuda.conv.fp32_precision = 'ieee'": False,
+    "matmul.fp32_precision = 'ieee'": False,
+    "torch.backends.fp32_precision = 'ieee'": False,
+    # The user has set the newer interface so that the older one raises an error, also without autofit.
+    "matmul.fp32_precision = 'tf32'": True,
+    "torch.backends.fp32_precision = 'tf32'": True,
+}
+"""What the user may have set, and whether the older interface raises an error even so."""
 
-@pytest.mark.parametrize(
-    "setup",
-    [
-        "",
-        "torch.set_float32_matmul_precision('medium')",
-        "cuda.allow_tf32 = False; torch.set_float32_matmul_precision('highest')",
-        "cuda.conv.fp32_precision = 'ieee'",
-    ],
-)
-def test_older_flags_read_the_same_afterwards(setup: str) -> None:
-    # In a process of its own: torch has no way to unset the older flags and cuDNN's.
-    script = OLD_FLAGS.format(setup=setup)
+
+def test_both_interfaces_agree_in_the_step_and_read_the_same_afterwards() -> None:
+    # In processes of their own: torch has no way to unset the older flags and cuDNN's.
+    fork = "\nif not (child := os.fork()):\n    check({!r}, {})\n    os._exit(0)\nassert os.waitpid(child, 0)[1] == 0\n"
+    script = OLD_FLAGS + "".join(fork.format(setup, collides) for setup, collides in SETUPS.items())
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -3,7 +3,7 @@
 import pytest
 
 from autofit.core.errors import PlanFileError
-from autofit.workloads.micro_batch_weights import Weighing
+from autofit.workloads.micro_batch_weights import SUM, Weighing
 
 SAID = [
     (Weighing("['labels']", ignored=-100), "batch['labels'] != -100"),
@@ -11,6 +11,7 @@ SAID = [
     (Weighing("[1]['mask']", ignored=0), "batch[1]['mask'] != 0"),
     (Weighing(".targets.lengths"), "batch.targets.lengths"),
     (Weighing("", ignored=0), "batch != 0"),
+    (SUM, "1"),
 ]
 
 
@@ -24,6 +25,7 @@ def test_it_is_said_and_read_back(weighing: Weighing, text: str) -> None:
     "text",
     [
         "",
+        "2",
         "batch[__import__('os')]",
         "batch['a'].sum()",
         "batch['labels'] != -100; import os",

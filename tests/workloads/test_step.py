@@ -17,7 +17,7 @@ from autofit.prepare import prepare
 from autofit.strategies.base import Phase, Strategy
 from autofit.workloads.forward import resolve_forward
 from autofit.workloads.loss import LossRule
-from autofit.workloads.micro_batch_weights import Weighing
+from autofit.workloads.micro_batch_weights import SUM, Weighing
 from autofit.workloads.step import Draft, StepBatch, StepLoader, TrainStep
 from tests.probing import targets
 
@@ -369,6 +369,24 @@ def test_a_step_weighted_by_labels_is_that_of_the_whole_batch(counts: tuple[int,
         model = targets.mlp()
         rule = LossRule("loss", token_mean, inferred=False, about="")
         step = make_step(model, None, loss=rule, weighing=Weighing("[1]", ignored=-100))
+        losses.append(step.backward(batch))
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    assert torch.allclose(gradients[1], gradients[0], rtol=1e-5, atol=1e-7)
+    assert losses[1] == pytest.approx(float(losses[0]))
+
+
+def test_a_step_of_a_sum_adds_up_its_micro_batches_whatever_their_sizes() -> None:
+    def total(model: nn.Module, batch: Any) -> torch.Tensor:
+        return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten(), reduction="sum")
+
+    inputs, labels = (torch.cat(column) for column in zip(*labelled((5, 5, 5)), strict=True))
+    gradients, losses = [], []
+    for batch in (
+        StepBatch(((inputs, labels),), (1.0,)),
+        StepBatch.of([(inputs[:1], labels[:1]), (inputs[1:], labels[1:])]),
+    ):
+        model = targets.mlp()
+        step = make_step(model, None, loss=LossRule("loss", total, inferred=False, about=""), weighing=SUM)
         losses.append(step.backward(batch))
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
     assert torch.allclose(gradients[1], gradients[0], rtol=1e-5, atol=1e-7)

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from autofit.core.errors import WorkloadError
-from autofit.workloads.micro_batch_weights import Weighing
-from autofit.workloads.useful_targets import candidates, count, ignore_index_of, may_differ, shares, unevenness
+from autofit.workloads.micro_batch_weights import SUM, Weighing
+from autofit.workloads.useful_targets import candidates, count, ignore_index_of, may_differ, unevenness, weights_of
 
 
 @dataclass
@@ -49,9 +49,13 @@ def test_a_batch_without_the_tensor_is_refused(batch: Any) -> None:
 def test_shares_sum_to_one_and_a_part_without_any_has_none() -> None:
     parts = [{"labels": row[None]} for row in (*LABELS, torch.full((4,), -100))]
     weighing = Weighing("['labels']", ignored=-100)
-    assert shares(weighing, parts) == [2 / 5, 3 / 5, 0]
-    assert shares(weighing, parts[2:]) == [1.0]
-    assert shares(weighing, [parts[2], parts[2]]) == [0.5, 0.5]
+    assert weights_of(weighing, parts) == [2 / 5, 3 / 5, 0]
+    assert weights_of(weighing, parts[2:]) == [1.0]
+    assert weights_of(weighing, [parts[2], parts[2]]) == [0.5, 0.5]
+
+
+def test_micro_batches_of_a_sum_are_added_up() -> None:
+    assert weights_of(SUM, [torch.ones(3), torch.ones(1)]) == [1.0, 1.0]
 
 
 def test_labels_and_what_torch_leaves_out_come_first() -> None:

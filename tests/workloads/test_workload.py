@@ -177,3 +177,17 @@ def test_an_optimizer_that_needs_a_closure_is_refused_and_others_are_not() -> No
         assert made is not None
         torch.optim.lr_scheduler.StepLR(made, 1)  # puts a wrapper in the place of its step
         assert Workload(model, targets.vectors(), loss_fn=loss, optimizer=made).make_optimizer() is made
+
+
+def test_the_evaluation_of_a_training_is_inference_on_its_own_batches() -> None:
+    model, batches = nn.Linear(2, 2), [torch.zeros(1, 2)]
+    optimizer = torch.optim.SGD(model.parameters())
+    training = Workload(model, [], optimizer=optimizer, eval_loader=batches, global_batch_size=8, max_grad_norm=1.0)
+    evaluation = training.evaluation
+    assert evaluation is not None
+    assert (evaluation.model, evaluation.loader, evaluation.mode) == (model, batches, "inference")
+    assert evaluation.make_optimizer() is None
+    assert evaluation.optimizer is optimizer  # its state is in memory meanwhile
+    assert evaluation.evaluation is None
+    assert Workload(model, batches).evaluation is None
+    assert Workload(model, [], eval_loader=batches, mode="inference").evaluation is None

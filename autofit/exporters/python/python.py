@@ -1,6 +1,7 @@
 """Exporter to plain PyTorch: maps a plan to constants and parts of the training loop."""
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
@@ -29,6 +30,10 @@ _COMPILED: dict[KnobValue, Settings] = {
 }
 
 
+_RECOMPUTED: dict[KnobValue, Settings] = {"all": {}}
+_BLOCKS, _ORDER = "checkpointed_blocks", "checkpoint_order"
+
+
 def _count(key: str, default: int) -> Callable[[KnobValue], Settings | None]:
     """Returns a mapping for integers of at least `default`. The value `default` needs no constant in the loop."""
 
@@ -40,11 +45,22 @@ def _count(key: str, default: int) -> Callable[[KnobValue], Settings | None]:
     return settings_of
 
 
+def _order(value: KnobValue) -> Settings | None:
+    """Returns the numbers of blocks in a text such as "0-3,7,4-6"; None if it is something else."""
+    if not re.fullmatch(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*", str(value)):
+        return None
+    runs = [run.partition("-") for run in str(value).split(",")]
+    places = [place for first, _, last in runs for place in range(int(first), int(last or first) + 1)]
+    return {"CHECKPOINT_ORDER": tuple(places)}
+
+
 _SETTINGS: Mapping[str, Callable[[KnobValue], Settings | None]] = {
     MICRO_BATCH_SIZE: _count("MICRO_BATCH_SIZE", 0),
     ACCUMULATION_STEPS: _count("ACCUMULATION_STEPS", 1),
     "precision": _PRECISIONS.get,
-    "checkpointed_blocks": _count("CHECKPOINTED_BLOCKS", 0),
+    _BLOCKS: _count("CHECKPOINTED_BLOCKS", 0),
+    _ORDER: _order,
+    "recomputed_operators": _RECOMPUTED.get,
     "memory_format": _MEMORY_FORMATS.get,
     "optimizer_implementation": _OPTIMIZERS.get,
     "compile": _COMPILED.get,
@@ -56,6 +72,7 @@ _PARTS = {
     "ACCUMULATION_STEPS": "accumulate",
     "AUTOCAST_DTYPE": "autocast",
     "CHECKPOINTED_BLOCKS": "blocks",
+    "CHECKPOINT_ORDER": "order",
     "COMPILE_MODE": "compiled",
     "OPTIMIZER_FLAGS": "flags",
     "MAX_GRAD_NORM": "clip",
@@ -72,6 +89,12 @@ class Python(Exporter):
     def fields(self, plan: Plan, recommendation: Recommendation) -> Mapping[str, Settings]:
         """Returns constants and parts of the loop for each knob."""
         found = {knob: _SETTINGS[knob](value) for knob, value in plan.values.items() if knob in _SETTINGS}
+        if type(recommendation.baseline.plan.values.get(_BLOCKS, 0)) is not int:
+            found.pop(_BLOCKS, None)  # the loop does not switch the checkpointing of the user's model off
+        if found.get(_ORDER, {}) is None:
+            found.pop(_BLOCKS, None)  # the first blocks would be other ones
+        elif not found.get(_BLOCKS):
+            found[_ORDER] = {}
         return {knob: settings for knob, settings in found.items() if settings is not None}
 
     def render(self, settings: Settings, recommendation: Recommendation) -> str:
@@ -94,11 +117,11 @@ class Python(Exporter):
 
 
 def _weights(parts: frozenset[str], weighing: Weighing | None, environment: Mapping[str, str]) -> set[str]:
-    """Returns the parts that weight accumulated losses: by useful entries of a batch, or by its number of samples."""
+    """Returns the parts that add up accumulated losses, weighted by useful entries or by samples if they are means."""
     if "accumulate" not in parts:
         return set()
     if weighing is not None:
-        return {"weighted"}
+        return {"summed"} if weighing.summed else {"weighted"}
     return {"by_samples"} if environment.get(SAMPLES) == COLLATED else {"by_samples", "shapes"}
 
 

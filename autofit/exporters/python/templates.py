@@ -27,7 +27,8 @@ def train(model, loader, optimizer, compute_loss, epochs=1, blocks=None):  #? bl
 
     loader = torch.utils.data.DataLoader(dataset, batch_size=MICRO_BATCH_SIZE, shuffle=True)  #? micro
     optimizer = AdamW(model.parameters())
-    compute_loss(model, batch) returns the mean loss over the samples of a batch.  #? !weighted
+    compute_loss(model, batch) returns the mean loss over the samples of a batch.  #? !weighted !summed
+    compute_loss(model, batch) returns the sum of the losses of the samples of a batch.  #? summed
     compute_loss(model, batch) returns the mean loss over the entries that `size` counts.  #? weighted
     blocks: the repeated layers, first to last, such as model.layers. A transformers model finds its own.  #? blocks
     A BatchNorm inside a block is updated twice per batch.  #? blocks
@@ -53,16 +54,17 @@ def train(model, loader, optimizer, compute_loss, epochs=1, blocks=None):  #? bl
             scaler.scale(loss).backward()  #? !accumulate scaler
             loss.backward()  #? !accumulate !scaler
         for batches in steps(loader):  #? accumulate
-            total = sum(samples for samples, _ in batches)  #? accumulate
+            total = sum(samples for samples, _ in batches)  #? accumulate !summed
             if not total:  #? weighted
                 continue  #? weighted
-            for samples, batch in batches:  #? accumulate
+            for samples, batch in batches:  #? accumulate !summed
+            for batch in batches:  #? summed
                 if not samples:  #? weighted
                     continue  #? weighted
                 with torch.autocast(device.type, dtype=AUTOCAST_DTYPE):  #? accumulate autocast
                     loss = compute_loss(model, to_device(batch, device))  #? accumulate autocast
                 loss = compute_loss(model, to_device(batch, device))  #? accumulate !autocast
-                loss = loss * (samples / total)  #? accumulate
+                loss = loss * (samples / total)  #? accumulate !summed
                 scaler.scale(loss).backward()  #? accumulate scaler
                 loss.backward()  #? accumulate !scaler
             scaler.unscale_(optimizer)  #? clip scaler
@@ -114,24 +116,31 @@ def checkpoint_first(model, blocks):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         kinds = {module: [base.__name__ for base in type(module).__mro__] for module in model.modules()}
         layers = [module for module, names in kinds.items() if "GradientCheckpointingLayer" in names]
-        for layer in layers[CHECKPOINTED_BLOCKS:]:
+        for layer in layers[CHECKPOINTED_BLOCKS:]:  #? !order
+        for layer in (layers[place] for place in CHECKPOINT_ORDER[CHECKPOINTED_BLOCKS:]):  #? order
             layer.gradient_checkpointing = False
         return
     found = 0 if blocks is None else len(blocks)
-    if found < CHECKPOINTED_BLOCKS:
-        raise ValueError(f"found {found} blocks, the plan checkpoints {CHECKPOINTED_BLOCKS}: pass blocks=")
-    for block in list(blocks)[:CHECKPOINTED_BLOCKS]:
+    if found < CHECKPOINTED_BLOCKS:  #? !order
+    if found != len(CHECKPOINT_ORDER):  #? order
+        raise ValueError(f"found {found} blocks, the plan checkpoints {CHECKPOINTED_BLOCKS}: pass blocks=")  #? !order
+        raise ValueError(f"found {found} blocks, the plan knows {len(CHECKPOINT_ORDER)}: pass blocks=")  #? order
+    for block in list(blocks)[:CHECKPOINTED_BLOCKS]:  #? !order
+    for block in [list(blocks)[place] for place in CHECKPOINT_ORDER[:CHECKPOINTED_BLOCKS]]:  #? order
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 """
 
 _STEPS = '''
 
 def steps(loader):
-    """Yields the micro batches of each optimizer step, each with its number of samples."""  #? !weighted
+    """Yields the micro batches of each optimizer step."""  #? summed
+    """Yields the micro batches of each optimizer step, each with its number of samples."""  #? !weighted !summed
     """Yields the micro batches of each optimizer step, each with its number of useful entries."""  #? weighted
     batches = []
-    for samples, batch in counted(loader):  #? !weighted
-        batches.append((samples, batch))  #? !weighted
+    for samples, batch in counted(loader):  #? !weighted !summed
+        batches.append((samples, batch))  #? !weighted !summed
+    for batch in loader:  #? summed
+        batches.append(batch)  #? summed
     for batch in loader:  #? weighted
         batches.append((size(batch), batch))  #? weighted
         if len(batches) == ACCUMULATION_STEPS:

@@ -19,7 +19,7 @@ import json
 import os
 import signal
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from difflib import get_close_matches
@@ -34,6 +34,7 @@ from autofit.chips import StandIn
 from autofit.core.briefing import Briefing, Options
 from autofit.core.budget import Clock
 from autofit.core.errors import AutofitError, SpaceError, Untraceable, UserCodeError, WorkloadError
+from autofit.core.gate_verdict import GateVerdicts
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.redaction import redacted
@@ -123,14 +124,16 @@ class Worker:
         arguments = factory.make(request["target"], request["arguments"])
         _check_names(arguments, request["target"])
         workload = workload_of(arguments, request["overrides"])
+        if request.get("evaluation"):
+            workload = _evaluation_of(workload, request["target"])
         self._beat("open")
         options = options_of(arguments, request["options"])
         described = request.get("stand_in")
         if described is None:
             wanted, claims = request["device"] or arguments.get("device"), bool(request.get("claims"))
-            known = _known(request.get("known"))
+            known, gates = _known(request)
             watch = self._held.enter_context(Watchdog(_clock(request.get("time_budget"))))
-            briefing = self._open_bench(workload, wanted, options, claims, known, watch)
+            briefing = self._open_bench(workload, wanted, options, claims, known, gates, watch)
         else:
             self._bench = StandInBench.of(workload, options, StandIn.model_validate(described), self._beat)
             briefing = self._bench.briefing
@@ -147,6 +150,7 @@ class Worker:
         options: Options,
         claims: bool,
         known: Briefing | None,
+        gates: Sequence[GateVerdicts],
         watch: Watchdog,
     ) -> Briefing:
         device = devices.choose(device_name)
@@ -156,7 +160,7 @@ class Worker:
                 raise BrokenPipeError
         if not device.is_host:  # the parent cannot know this; only a host's limit needs a separate process
             options = options.model_copy(update={"enforce": True})
-        self._bench = bench = LocalBench(workload, device, options, self._beat, watch=watch, known=known)
+        self._bench = bench = LocalBench(workload, device, options, self._beat, watch=watch, known=known, gates=gates)
         bench.__enter__()
         return bench.briefing
 
@@ -168,14 +172,16 @@ class Worker:
         self._replies.flush()
 
 
-def _known(data: Any) -> Briefing | None:
-    """Returns the briefing of an earlier process of this search.
+def _known(request: dict[str, Any]) -> tuple[Briefing | None, list[GateVerdicts]]:
+    """Returns the briefing of an earlier process of this search, and the verdicts of gates that the study keeps.
 
     Raises:
-        AutofitError: it was made by another version of autofit.
+        AutofitError: they were made by another version of autofit.
     """
+    known = request.get("known")
     try:
-        return None if data is None else Briefing.model_validate(data)
+        gates = [GateVerdicts.model_validate(each) for each in request.get("gates", ())]
+        return None if known is None else Briefing.model_validate(known), gates
     except ValidationError as error:
         raise AutofitError(OTHER_VERSION) from error
 
@@ -212,6 +218,15 @@ def workload_of(arguments: dict[str, Any], overrides: dict[str, Any]) -> Workloa
     replaced = _GLOBAL_BATCH if _GLOBAL_BATCH & asked.keys() else frozenset()
     chosen = {k: v for k, v in arguments.items() if k in names and k not in replaced}
     return Workload(**chosen | asked)
+
+
+def _evaluation_of(workload: Workload, target: str) -> Workload:
+    """Returns the evaluation of a workload that had an `eval_loader` when the factory was called for its training."""
+    if (evaluation := workload.evaluation) is None:
+        raise WorkloadError(
+            f"{target} returned no eval_loader when it was called again. Make it return the same workload each time."
+        )
+    return evaluation
 
 
 def options_of(arguments: dict[str, Any], asked: dict[str, Any]) -> Options:

@@ -9,32 +9,40 @@ state. If a step draws numbers that cannot be shared, both sides are drawn many 
 (`chance`).
 
 Accumulation is compared in training mode, because samples may interact in training only: in custom batch normalisation,
-or in a balance term under `if self.training`. Evaluation mode is used only if randomness hides the difference.
-Precision is compared in evaluation mode, or in training mode if the model has no loss in evaluation mode.
+or in a balance term under `if self.training`. Evaluation mode is used only if randomness hides the difference. If
+accumulation changes the gradient, `accumulation_causes` measures why. Precision is compared in evaluation mode, or in
+training mode if the step fails in evaluation mode: an object detector has no loss there, and recurrent kernels of cuDNN
+have no backward pass.
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
+from autofit.core.gate_verdict import GateVerdict
 from autofit.core.plan import Plan
-from autofit.probing.survey.gradients import STATELESS, Build, Gradient, Gradients, State, difference
+from autofit.probing.survey.accumulation_causes import UNKNOWN, cause
+from autofit.probing.survey.gradients import (
+    STATELESS,
+    Build,
+    Gradient,
+    Gradients,
+    State,
+    difference,
+    most_l2,
+)
+from autofit.probing.survey.module_modes import dropout_off
 from autofit.probing.survey.two_sample_statistic import compare
+from autofit.probing.user_errors import named_error
 from autofit.workloads.counted_batches import Counted, Cuttable
-from autofit.workloads.micro_batch_weights import Weighing
+from autofit.workloads.micro_batch_weights import SUM, Weighing
 from autofit.workloads.tree import Batch
-from autofit.workloads.useful_targets import candidates, shares
+from autofit.workloads.useful_targets import candidates, weights_of
 
-__all__ = ["STATELESS", "Build", "GateResult", "State", "accumulation", "precision", "same_arithmetic"]
+__all__ = ["STATELESS", "Build", "GateResult", "State", "accumulation", "precision"]
 
-ACCUMULATION_L2 = 1e-3
-ACCUMULATION_NORM = 1e-3
-REDUCED_L2 = 0.05
-"""Both limits if the model itself computes in 16 bits. Rounding alone is then about 1e-2, and no change of the
-objective was ever below 0.26."""
 PRECISION_COSINE = 0.999
 PRECISION_L2 = 0.05
 LOSS_RATIO = 1e-3
@@ -53,6 +61,7 @@ class GateResult:
         moves: names of state that the step itself changes in each micro batch.
         evaluated: whether the comparison was made in evaluation mode, so that behaviour specific to training was not
             compared.
+        checked: whether the gate has a result. Without one the technique does not pass.
     """
 
     passed: bool
@@ -60,9 +69,26 @@ class GateResult:
     weighing: Weighing | None = None
     moves: tuple[str, ...] = ()
     evaluated: bool = False
+    checked: bool = True
+
+    @property
+    def verdict(self) -> GateVerdict:
+        """The result as a study keeps it."""
+        return GateVerdict(
+            passed=self.passed,
+            reason=self.reason,
+            weighing=str(self.weighing or ""),
+            moves=self.moves,
+            evaluated=self.evaluated,
+        )
+
+    @classmethod
+    def of(cls, verdict: GateVerdict) -> "GateResult":
+        """Returns the result that a study has kept."""
+        return cls(verdict.passed, verdict.reason, Weighing.parse(verdict.weighing), verdict.moves, verdict.evaluated)
 
 
-ZERO = GateResult(False, "could not be checked: the gradient is zero on this batch")
+ZERO = GateResult(False, "could not be checked: the gradient is zero on this batch", checked=False)
 
 
 def accumulation(build: Build, batch: Batch | Cuttable, seed: int, state: State = STATELESS) -> GateResult:
@@ -91,39 +117,12 @@ def accumulation(build: Build, batch: Batch | Cuttable, seed: int, state: State 
 
 def precision(build: Build, plan: Plan, batch: Batch | Counted, seed: int, state: State = STATELESS) -> GateResult:
     """Compares the gradient under `plan` with that of the baseline, on the same batch and random numbers."""
-    with suppress(Exception):  # an object detector returns losses in training and detections in evaluation
+    try:
         return _precision(Gradients(build, state), plan, batch, seed)
-    return _precision(Gradients(build, state, training=True), plan, batch, seed)
-
-
-def same_arithmetic(
-    build: Build, plan: Plan, reference: Plan, batch: Counted, state: State = STATELESS, *, rounded: bool = False
-) -> GateResult:
-    """Compares the gradients of two plans that should differ by the order of operations alone.
-
-    Args:
-        build: makes a train step; its model's gradients are left as None.
-        plan: the plan to check.
-        reference: the same plan without the technique.
-        batch: a batch that both can run.
-        state: restores what a step changes besides gradients.
-        rounded: whether both compute in reduced precision, so that another order changes more digits.
-    """
-    with suppress(Exception):  # a model without a loss in evaluation mode
-        return _same_arithmetic(Gradients(build, state), plan, reference, batch, rounded)
-    return _same_arithmetic(Gradients(build, state, training=True), plan, reference, batch, rounded)
-
-
-def _same_arithmetic(gradients: Gradients, plan: Plan, reference: Plan, batch: Counted, rounded: bool) -> GateResult:
-    with gradients:
-        gradients.rehearse(batch, _SEED)
-        expected = gradients.of([batch], _SEED, plan=reference)
-        if not float(expected.vector.norm()):
-            return GateResult(True, "the gradient is zero on this batch")
-        found = gradients.of([batch], _SEED, plan=plan)
-    error = difference(found.vector, expected.vector)
-    most = REDUCED_L2 if rounded or expected.reduced else ACCUMULATION_L2
-    return GateResult(error <= most, f"relative L2 of the gradient {error:.1e} (at most {most:g})")
+    except Exception as error:  # noqa: BLE001  # raised by the user's code: a step that runs in training mode only
+        why = named_error(error)
+    found = _precision(Gradients(build, state, dropout_off), plan, batch, seed)
+    return replace(found, reason=f"{found.reason}; compared in training mode, as evaluation mode fails: {why}")
 
 
 def _precision(gradients: Gradients, plan: Plan, batch: Batch | Counted, seed: int) -> GateResult:
@@ -164,15 +163,16 @@ class _Accumulation:
     state: State
 
     def verdict(self) -> GateResult:
-        training = Gradients(self.build, self.state, training=True)
+        training = Gradients(self.build, self.state, dropout_off)
         with training:
             found = self._compared(training)
-        if found is not None:
-            return found
+            if found is not None:
+                return self._explained(training, found)
         used = Gradients(self.build, self.state)
         try:
             with used:
                 found = self._compared(used)
+                found = found and self._explained(used, found)
         except Exception:  # noqa: BLE001  # a step that runs in training mode only
             used = training
         if found is None:
@@ -188,7 +188,7 @@ class _Accumulation:
         if not found.passed and gradients.moves:
             gradients.first = self.batch
             found, whole = self._judged(gradients)
-        most = REDUCED_L2 if whole.reduced else ACCUMULATION_L2
+        most = most_l2(whole)
         if found.passed or not float(whole.vector.norm()):
             return found
         return None if _is_random(gradients, self.batch, self.seed, whole.vector, most) else found
@@ -205,11 +205,22 @@ class _Accumulation:
         if passed:
             return GateResult(True, f"accumulation gives the same gradient: {numbers}", moves=gradients.moves), whole
         weighted = self._weighted(gradients, whole, parts, numbers)
+        return weighted or GateResult(False, f"accumulation changes the gradient of this model: {numbers}"), whole
+
+    def _explained(self, gradients: Gradients, found: GateResult) -> GateResult:
+        """Returns a verdict; a failed one with the cause, as far as it can be measured."""
+        if found.passed or found is ZERO:
+            return found
         moved = (
             f". The step changes {gradients.moves[0]} by itself, once for each micro batch" if gradients.moves else ""
         )
-        failed = GateResult(False, f"accumulation changes the gradient of this model: {numbers}{moved}. {_ADVICE}")
-        return weighted or failed, whole
+        why = cause(gradients, self.batch, self.parts, self.seed, self._sameness)
+        return replace(found, reason=f"{found.reason}{moved}. {why}")
+
+    def _sameness(self, gradients: Gradients) -> str:
+        """Returns how the two sides are the same under `gradients`; "" if they are not."""
+        found, _ = self._judged(gradients)
+        return found.reason if found.passed else ""
 
     def _weighted(self, gradients: Gradients, whole: Gradient, parts: Gradient, before: str) -> GateResult | None:
         """Returns a passing verdict with micro batches weighted by another quantity than samples, if there is one."""
@@ -219,17 +230,18 @@ class _Accumulation:
                 continue
             passed, numbers = _judge(whole, gradients.of(self.parts, self.seed, weights=weights))
             if passed:
-                reason = f"accumulation gives the same gradient with micro batches weighted by {weighing}: {numbers}"
+                how = "added up, since the loss is a sum" if weighing.summed else f"weighted by {weighing}"
+                reason = f"accumulation gives the same gradient with micro batches {how}: {numbers}"
                 return GateResult(True, f"{reason}; weighted by samples: {before}", weighing, gradients.moves)
         return None
 
     def _weights(self) -> list[tuple[Weighing, Sequence[float]]]:
-        """Returns the quantities that the loss may be a mean over, with their weights, without repeated weights."""
+        """Returns a sum and the quantities that the loss may be a mean over, with their weights, none repeated."""
         with self.build(Plan()) as step:
             ignore_index = step.draft.loss.ignore_index
         found: dict[tuple[float, ...], Weighing] = {}
-        for weighing in candidates(*self.batch, ignore_index):
-            found.setdefault(tuple(shares(weighing, [part.batch for part in self.parts])), weighing)
+        for weighing in (SUM, *candidates(*self.batch, ignore_index)):
+            found.setdefault(tuple(weights_of(weighing, [part.batch for part in self.parts])), weighing)
         return [(weighing, weights) for weights, weighing in found.items()]
 
     def _by_means(self, gradients: Gradients) -> GateResult:
@@ -243,7 +255,7 @@ class _Accumulation:
         if found.alike:
             return GateResult(True, f"accumulation gives the same gradient: {found.text}")
         verdict = "changes the gradient of this model" if found.sure else "could not be checked"
-        return GateResult(False, f"accumulation {verdict}: {found.text}. {_ADVICE}")
+        return GateResult(False, f"accumulation {verdict}: {found.text}. {UNKNOWN}", checked=found.sure)
 
 
 def _is_random(gradients: Gradients, batch: Batch | Counted, seed: int, found: torch.Tensor, most: float) -> bool:
@@ -254,19 +266,14 @@ def _is_random(gradients: Gradients, batch: Batch | Counted, seed: int, found: t
     return difference(again.vector, found) > most
 
 
-_SEED = 0
 _SEED_STRIDE = 1000
 """Distance between the seeds of two draws, greater than the number of micro batches."""
-_ADVICE = (
-    "If the loss is a mean over tokens or a mask, put the labels or the mask into the batch, so that micro batches can "
-    "be weighted by them, or average over samples. If samples of a batch interact (batch normalisation, contrastive "
-    "loss), no weights help; numerics='any' allows accumulation nevertheless"
-)
 
 
 def _judge(whole: Gradient, parts: Gradient) -> tuple[bool, str]:
+    """Returns whether the gradients of a batch and of its parts are equal up to rounding, with the numbers."""
     error = difference(parts.vector, whole.vector)
     ratio = float(parts.vector.norm()) / float(whole.vector.norm())
-    most, most_norm = (REDUCED_L2, REDUCED_L2) if whole.reduced else (ACCUMULATION_L2, ACCUMULATION_NORM)
+    most = most_l2(whole)
     numbers = f"relative L2 of the gradient {error:.1e} (at most {most:g}), norm ratio {ratio:.4f}"
-    return error <= most and abs(ratio - 1) <= most_norm, numbers
+    return error <= most and abs(ratio - 1) <= most, numbers

@@ -4,13 +4,13 @@ Gradients are compared without dropout, which would hide the difference. In trai
 turned off. Evaluation mode turns off any dropout, and also hides behaviour that is specific to training.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
@@ -30,17 +30,52 @@ def mode_notes(names: Sequence[str]) -> Iterator[str]:
         )
 
 
+Modes = Callable[[nn.Module], AbstractContextManager[None]]
+"""Sets the modes of a model's modules for a comparison of gradients, and restores them."""
+
+
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Sets every module to evaluation mode, except batch normalisation, whose training behaviour is to be compared."""
+def evaluating(model: nn.Module, keep: tuple[type[nn.Module], ...] = (_NormBase,)) -> Iterator[None]:
+    """Sets every module to evaluation mode, except batch normalisation, whose training behaviour is to be compared.
+
+    Recurrent layers keep their mode too, without dropout: on CUDA they have no backward pass in evaluation mode.
+
+    Args:
+        model: the model.
+        keep: classes of modules that keep their mode.
+    """
     modes = {module: module.training for module in model.modules()}
+    dropouts = {module: module.dropout for module in modes if isinstance(module, nn.RNNBase)}
     try:
         for module, training in modes.items():
-            module.training = training and isinstance(module, _NormBase)
+            module.training = training and isinstance(module, (*keep, nn.RNNBase))
+        for module in dropouts:
+            module.dropout = 0.0
         yield
     finally:
         for module, training in modes.items():
             module.training = training
+        for module, dropout in dropouts.items():
+            module.dropout = dropout
+
+
+def all_evaluating(model: nn.Module) -> AbstractContextManager[None]:
+    """Sets every module to evaluation mode, also batch normalisation."""
+    return evaluating(model, keep=())
+
+
+@contextmanager
+def norms_evaluating(model: nn.Module) -> Iterator[None]:
+    """Sets batch normalisation to evaluation mode and turns off dropout. Nothing else changes its mode."""
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
+    with dropout_off(model):
+        try:
+            for module in norms:
+                module.training = False
+            yield
+        finally:
+            for module in norms:
+                module.training = True
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
-from autofit.core.plan import ACCUMULATION_STEPS, KnobValue
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.space import Refusal, SearchSpace, SpaceFacts
 
 
@@ -60,6 +60,25 @@ def check_names(pinned: Mapping[str, KnobValue], knobs: Mapping[str, Knob], refu
             raise SpaceError(f"{name!r} is not a knob in play here{why}. The knobs in play are {playing}.")
 
 
+def check_size(pinned: Mapping[str, KnobValue], kept: int, reason: str) -> None:
+    """Checks that a pinned micro batch size is the baseline's, where accumulation is refused.
+
+    Args:
+        pinned: value by knob.
+        kept: micro batch size of the baseline.
+        reason: why accumulation is refused.
+
+    Raises:
+        SpaceError: it is another size, which needs accumulation.
+    """
+    size = pinned.get(MICRO_BATCH_SIZE, kept)
+    if size != kept:
+        raise SpaceError(
+            f"{MICRO_BATCH_SIZE}={size} cannot be pinned, because it needs another number of accumulation steps than "
+            f"the baseline: {reason}. Pin {kept}."
+        )
+
+
 def check_conflict(facts: SpaceFacts) -> None:
     """Checks that a plan with all pinned values may be run.
 
@@ -67,10 +86,12 @@ def check_conflict(facts: SpaceFacts) -> None:
         SpaceError: strategies rule out every combination with these values; the message gives the reason of one.
     """
     space = SearchSpace(facts)
-    if any(space.unpinned(each) is None and each.key not in facts.forbidden for each in space.combinations()):
+    if any(space.unpinned(each) is None and space.conflict(each) is None for each in space.combinations()):
         return
     pins = ", ".join(f"{name}={value}" for name, value in facts.pinned.items())
-    reason = next(iter(facts.forbidden.values()), "no combination has all of them")
+    pinned = Plan(values=facts.pinned)
+    reasons = (one.reason for one in sorted(facts.forbidden, key=lambda one: not one.applies_to(pinned)))
+    reason = next(reasons, "no combination has all of them")
     raise SpaceError(f"{pins} cannot be pinned together: {reason}. Pin fewer knobs.")
 
 

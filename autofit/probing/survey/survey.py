@@ -2,20 +2,26 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import product
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from torch import nn
 
 from autofit.core.briefing import GateRecord
 from autofit.core.budget import GATES_SHARE
-from autofit.core.errors import SpaceError
+from autofit.core.gate_verdict import GateVerdict
 from autofit.core.knob import Knob
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
-from autofit.core.redaction import redacted
 from autofit.core.space import Refusal, SpaceFacts
 from autofit.core.units import format_names
 from autofit.probing.survey import gates, pins
+from autofit.probing.survey.block_profile import profiled
+from autofit.probing.survey.conflicts import check_size, conflicts
+from autofit.probing.survey.output_gate import output
+from autofit.probing.user_errors import named_error
 from autofit.probing.watchdog import Overdue, Watchdog
-from autofit.strategies.base import Facts, Strategy
+from autofit.strategies.base import Facts, Span, Strategy, no_profile
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted, Cuttable
 from autofit.workloads.lengths import elements
@@ -23,15 +29,20 @@ from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.step import TrainStep
 from autofit.workloads.useful_targets import may_differ, unevenness
 
+T = TypeVar("T")
+
 _GATE_SAMPLES = (8, 4, 2)
 _MOST_SAMPLES = 64
 """Maximum batch size of a gate. The loader's batch size, up to this, is used if a small batch has no gradient, as when
 no pair violates the margin of a hinge loss."""
+_PROFILED_SAMPLES = 2
+"""Batch size of a profile. Batch normalisation over vectors needs two samples."""
 _INSPECTED = 8
 """Number of batches that are inspected. The gates use the one whose samples differ most in length."""
 _MOST_ELEMENTS = 2**24
 """Maximum number of elements of a batch whose labels are compared with those of other batches."""
-_MOST_COMBINATIONS = 4096
+ACCUMULATION = "accumulation"
+"""Name of the gate of accumulation. The gate of a knob's value is named after both, such as "precision=bf16"."""
 _ORDER = ("gate", "", "device")
 """Origins of refusals in the order in which they are listed: what was found in this model comes first."""
 _NAMED = 3
@@ -51,9 +62,11 @@ class Survey:
         state: restores what a step changes besides gradients, for the gates.
         watch: stops gates that exceed their share of the time budget.
         pinned: value by knob; only plans with these values are searched.
+        earlier: verdicts of gates that ran in an earlier search of this workload, by technique. These gates do not run.
         refused: what was left out, with the reason. Set by `run`.
         caveats: findings of the gates that the user should know. Set by `run`.
         gate_records: the result of each gate, in the order in which they ran. Set by `run`.
+        verdicts: what the gates found, for later searches, by technique. Set by `run`.
         weighing: quantity by which micro batches are weighted; None: their number of samples. Set by `run`.
     """
 
@@ -65,12 +78,15 @@ class Survey:
     state: gates.State = gates.STATELESS
     watch: Watchdog = field(default_factory=Watchdog)
     pinned: Mapping[str, KnobValue] = field(default_factory=dict)
+    earlier: Mapping[str, GateVerdict] = field(default_factory=dict)
     refused: list[Refusal] = field(default_factory=list)
     caveats: list[str] = field(default_factory=list)
     gate_records: list[GateRecord] = field(default_factory=list)
+    verdicts: dict[str, GateVerdict] = field(default_factory=dict)
     weighing: Weighing | None = None
     _gates_end_s: float = math.inf
     _batch_limit: str = ""
+    _constants: frozenset[str] = frozenset()
 
     def run(self) -> SpaceFacts:
         """Returns the search space.
@@ -79,6 +95,8 @@ class Survey:
             SpaceError: no micro batch is usable, or there are too many combinations.
         """
         self._gates_end_s = self.watch.clock.elapsed_s + self.watch.clock.patience_s(GATES_SHARE)
+        if self.facts.profile is no_profile:
+            self.facts = replace(self.facts, profile=self._profile)
         facts, knobs = self.facts, self._knobs()
         self._note_baseline_batch()
         sizes = [facts.micro_batch_size]
@@ -86,8 +104,9 @@ class Survey:
             sizes = [int(size) for size in knobs.pop(MICRO_BATCH_SIZE).values]
         knobs.pop(ACCUMULATION_STEPS, None)
         if facts.training and self._accumulates(sizes) and not self._may_accumulate():
+            pins.check_size(self.pinned, facts.micro_batch_size, self.refused[-1].reason)
             sizes = [facts.micro_batch_size]
-        playing = tuple(knob for knob in knobs.values() if len(knob.values) > 1)
+        playing = tuple(knob for knob in knobs.values() if len(knob.values) > 1 or knob.name in self._constants)
         defaults: dict[str, KnobValue] = {knob.name: knob.default for knob in playing}
         batch: dict[str, KnobValue] = {
             MICRO_BATCH_SIZE: facts.micro_batch_size,
@@ -99,10 +118,12 @@ class Survey:
             global_batch_size=facts.global_batch_size,
             baseline=Plan(values={**batch, **defaults}),
             refused=tuple(sorted(self.refused, key=lambda refusal: _ORDER.index(refusal.origin))),
-            forbidden=self._forbidden(playing),
+            forbidden=tuple(conflicts(playing, [strategy.conflict for strategy in self.strategies])),
             pinned=dict(self.pinned),
             batch_limit=self._batch_limit,
+            strategies=tuple(strategy.to_record() for strategy in self.strategies),
         )
+        check_size(space)
         pins.check_conflict(space)
         return space.model_copy(update={"refused": (*space.refused, *pins.notes(space))})
 
@@ -121,39 +142,42 @@ class Survey:
         offered = [(strategy, strategy.offer(self.facts)) for strategy in self.strategies]
         self.refused += [refusal for _, offer in offered for refusal in offer.refused]
         self._batch_limit = next((offer.batch_limit for _, offer in offered if offer.batch_limit), "")
-        every = {knob.name: knob for _, offer in offered for knob in offer.knobs}
+        every = {knob.name: knob for _, offer in offered for knob in (*offer.knobs, *offer.constants)}
+        self._constants = frozenset(knob.name for _, offer in offered for knob in offer.constants)
         pins.check_names(self.pinned, every, self.refused)
         for strategy, offer in offered:
-            for knob in (pins.narrowed(each, self.pinned, self.refused) for each in offer.knobs):
-                gated = self._gated(knob) if strategy.gated and self.facts.training else knob
+            for knob in (pins.narrowed(each, self.pinned, self.refused) for each in offer.knobs + offer.constants):
+                gated = self._gated(knob) if strategy.gated else knob
                 knobs[knob.name] = pins.narrowed(gated, self.pinned, self.refused)
         return knobs
 
     def _gated(self, knob: Knob) -> Knob:
-        """Returns `knob` without the values that do not keep this model's gradient."""
+        """Returns `knob` without the values that do not keep this model's gradient, or in inference its output."""
         kept = [value for value in knob.values if value == knob.default or self._keeps(knob.name, value)]
         return knob.only(kept)
 
     def _keeps(self, name: str, value: KnobValue) -> bool:
-        plan = Plan(values={name: value})
+        plan, keeps = Plan(values={name: value}), gates.precision if self.facts.training else output
 
         def gate(found: Cuttable) -> gates.GateResult:
-            return gates.precision(self._build, plan, Counted(found.batch, found.samples), self.seed, self.state)
+            return keeps(self._build, plan, Counted(found.batch, found.samples), self.seed, self.state)
 
-        verdict = self._asked(gate, loader_batch=True)
-        return self._decide(f"{name}={value}", verdict)
+        what = f"{name}={value}"
+        return self._decide(what, self._verdict(what, gate, loader_batch=True))
 
     def _accumulates(self, sizes: Iterable[int]) -> bool:
         total = self.facts.global_batch_size
         return total is not None and any(total // size != self.facts.accumulation_steps for size in sizes)
 
     def _may_accumulate(self) -> bool:
-        verdict = self._asked(lambda found: gates.accumulation(self._build, found, self.seed, self.state))
+        verdict = self._verdict(
+            ACCUMULATION, lambda found: gates.accumulation(self._build, found, self.seed, self.state)
+        )
         self.weighing = verdict.weighing
         self.caveats += _notes(verdict, self.facts.accumulation_steps)
         size, steps = self.facts.micro_batch_size, self.facts.accumulation_steps
         kept = f"The baseline's micro batch of {size} and its {steps} accumulation steps are kept" if steps > 1 else ""
-        return self._decide("accumulation", verdict, kept)
+        return self._decide(ACCUMULATION, verdict, kept)
 
     def _decide(self, what: str, verdict: gates.GateResult, kept: str = "") -> bool:
         """Records a verdict and returns whether the technique is in the search; if not, `kept` says what stays."""
@@ -166,6 +190,16 @@ class Survey:
         reason = ". ".join(text for text in (verdict.reason, kept) if text)
         self.refused.append(Refusal(name=what, reason=reason, origin="gate"))
         return False
+
+    def _verdict(
+        self, what: str, gate: Callable[[Cuttable], gates.GateResult], *, loader_batch: bool = False
+    ) -> gates.GateResult:
+        """Returns the verdict on a technique: that of an earlier search, or that of the gate, which runs now."""
+        earlier = self.earlier.get(what)
+        found = self._asked(gate, loader_batch=loader_batch) if earlier is None else gates.GateResult.of(earlier)
+        if found.checked:
+            self.verdicts[what] = found.verdict
+        return found
 
     def _asked(self, gate: Callable[[Cuttable], gates.GateResult], *, loader_batch: bool = False) -> gates.GateResult:
         """Returns a gate's verdict on a small batch. A gate that cannot be run is not passed.
@@ -188,10 +222,23 @@ class Survey:
             except Overdue as overdue:
                 reason = f"{overdue}; give more time for this check"
             except Exception as error:  # noqa: BLE001  # raised by the user's code; a probe will report it
-                reason = redacted(f"{type(error).__name__}: {error}".strip().splitlines()[0])
-        return gates.GateResult(False, f"could not be checked: {reason}")
+                reason = named_error(error)
+        return gates.GateResult(False, f"could not be checked: {reason}", checked=False)
 
-    def _in_time(self, gate: Callable[[Cuttable], gates.GateResult], size: int) -> gates.GateResult:
+    def _profile(self, plan: Plan, blocks: Sequence[nn.Module], marked: Callable[..., bool]) -> Sequence[Span]:
+        """Returns what the parts of a forward pass keep and compute. See `autofit.strategies.base.SpanProfile`."""
+
+        def seen(found: Cuttable) -> Sequence[Span]:
+            batch = Counted(found.batch, found.samples)
+            return profiled(self._build, plan, blocks, marked, batch, self.seed, self.state)
+
+        users, most = self.source.user_batch_size, self.source.max_size or math.inf
+        size = int(min(_PROFILED_SAMPLES, users, most)) if self.source.resizable else users
+        with suppress(Exception):  # raised by the user's code; a probe will report it
+            return self._in_time(seen, size)
+        return ()
+
+    def _in_time(self, gate: Callable[[Cuttable], T], size: int) -> T:
         left_s = self._gates_end_s - self.watch.clock.elapsed_s
         return self.watch.allowed(lambda: gate(self._batch(size)), most_s=left_s / 2)
 
@@ -211,29 +258,20 @@ class Survey:
         tokens = [self.source.tokens(part.batch) or 0 for part in found.cut([1] * found.samples)]
         return (max(tokens) - min(tokens)) / max(*tokens, 1) + unevenness(found.batch, found.samples)
 
-    def _forbidden(self, knobs: Sequence[Knob]) -> dict[str, str]:
-        """Returns the combinations that a strategy rules out, by key, with the reason."""
-        found: dict[str, str] = {}
-        for count, values in enumerate(product(*(knob.values for knob in knobs))):
-            if count >= _MOST_COMBINATIONS:
-                raise SpaceError(
-                    f"there are more than {_MOST_COMBINATIONS} combinations of {', '.join(k.name for k in knobs)}; "
-                    "search fewer strategies at a time: strategies=[...]."
-                )
-            plan = Plan(values=dict(zip((knob.name for knob in knobs), values, strict=True)))
-            reasons = [reason for strategy in self.strategies if (reason := strategy.conflict(plan))]
-            if reasons:
-                found[plan.key] = reasons[0]
-        return found
-
 
 def _notes(verdict: gates.GateResult, baseline_steps: int) -> Iterator[str]:
     """Yields the caveats about accumulation that follow from its gate."""
     if verdict.weighing is not None:
         baseline = f", and so are the {baseline_steps} micro batches of the baseline" if baseline_steps > 1 else ""
+        if verdict.weighing.summed:
+            found = "a sum over samples, so that its gradient grows with the batch: micro batches are added up"
+            other = "divides by their number"
+        else:
+            found = f"a mean over {verdict.weighing}: micro batches are weighted by it"
+            other = "weights them equally, or by samples,"
         yield (
-            f"the loss is a mean over {verdict.weighing}: micro batches are weighted by it{baseline}, so that the step "
-            "equals that of the whole batch. A loop that weights them equally, or by samples, has a different gradient"
+            f"the loss is {found}{baseline}, so that the step equals that of the whole batch. A loop that {other} has "
+            "a different gradient"
         )
     if verdict.moves:
         yield (

@@ -56,7 +56,7 @@ def compare(draw: Draw) -> Comparison:
     began, numbers = perf_counter(), ""
     for most in LOOKS:
         while len(sides) < most and not (numbers and perf_counter() - began > PATIENCE_S):
-            one, other = (_sketch(side) for side in draw(len(sides) + 1))
+            one, other = (sketch(side) for side in draw(len(sides) + 1))
             differences.append(one - other)
             sides.append(other)
         length = _pairs(torch.stack(sides))[0]
@@ -87,7 +87,7 @@ def _pairs(rows: torch.Tensor) -> tuple[float, float]:
     return mean, deviation
 
 
-def _sketch(vector: torch.Tensor) -> torch.Tensor:
+def sketch(vector: torch.Tensor) -> torch.Tensor:
     """Returns a vector folded to `_WIDTH` with random signs; products keep to 1 / sqrt(_WIDTH) of the lengths."""
     if len(vector) <= _WIDTH:
         return vector.double()

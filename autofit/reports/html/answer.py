@@ -7,7 +7,7 @@ from autofit.core.units import format_bytes, format_duration, format_ratio, shor
 from autofit.reports.counting import counted, interval_text, runs
 from autofit.reports.html.parts import CODE, LABEL, breakable, scrolled, tile
 from autofit.reports.markup import Child, Markup, element, joined, shortened
-from autofit.reports.report import PlanRow, Report
+from autofit.reports.report import WHAT_EACH_DOES, PlanRow, Report
 
 
 def answer(report: Report) -> Markup:
@@ -96,7 +96,15 @@ def _comparison(report: Report) -> Markup | None:
     head = element("tr", *(element("th", name, scope="col") for name in ("", "Baseline", "Recommended")))
     caption = element("caption", "What changes, and what it costs")
     table = element("table", caption, element("thead", head), element("tbody", joined(rows)), class_="compare")
-    return scrolled(table, "What changes, and what it costs")
+    return joined([scrolled(table, "What changes, and what it costs"), *_strategies(report)])
+
+
+def _strategies(report: Report) -> list[Markup]:
+    """Returns what each strategy of the plan does, as a list below the knobs."""
+    if not report.strategies:
+        return []
+    items = (element("li", shortened(str(each), 2 * LABEL)) for each in report.strategies)
+    return [element("ul", joined(items), class_="aid", aria_label=WHAT_EACH_DOES)]
 
 
 def _knobs(best: PlanRow, baseline: PlanRow) -> list[str]:

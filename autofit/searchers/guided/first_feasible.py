@@ -1,7 +1,8 @@
 """First feasible plan: which plan to run while none has fitted yet."""
 
 from collections.abc import Mapping
-from itertools import islice
+
+import numpy as np
 
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
@@ -9,15 +10,14 @@ from autofit.searchers.base import Problem
 
 MAX_TRIED = 8
 """Maximum number of combinations with several changes that are tried, after each change alone."""
-MAX_COMBINATIONS = 4096
-"""Maximum number of combinations that are considered."""
 
 
 def first_feasible(problem: Problem, outcomes: Mapping[Plan, Outcome]) -> Plan | None:
     """Returns the plan to run while none has fitted, or None when nothing is left to try.
 
     The order is: the baseline, or the largest size of its combination that is estimated to fit; smaller sizes, down to
-    the smallest; at that size each change alone, and then the combinations with the most changes.
+    the smallest; at that size, or the smallest that it admits, each change alone, and then the combinations with the
+    most changes.
 
     Args:
         problem: what the searcher was given.
@@ -48,16 +48,17 @@ def _fits(problem: Problem, plan: Plan) -> bool:
 
 
 def _leaner(problem: Problem, outcomes: Mapping[Plan, Outcome]) -> Plan | None:
-    """Returns another combination at the smallest size: single changes first, then those with the most changes."""
-    space, base = problem.space, problem.space.baseline.combination
-    size = space.sizes[0]
-    tried = {plan.combination.key for plan in outcomes}
-    combinations = [c for c in islice(space.combinations(), MAX_COMBINATIONS) if c != base]
-    singles = [c for c in combinations if len(c.changes_from(base)) == 1]
-    untried = [c for c in singles if c.key not in tried]
-    if untried:
-        return space.at(untried[0], size)
-    many = sorted((c for c in combinations if len(c.changes_from(base)) > 1), key=lambda c: -len(c.changes_from(base)))
-    ran = sum(c.key in tried for c in many)
-    left = [c for c in many if c.key not in tried]
-    return space.at(left[0], size) if left and ran < MAX_TRIED else None
+    """Returns another combination at its smallest size: single changes first, then those with the most changes."""
+    plans = problem.feasibility.plans
+    allowed = np.flatnonzero(~plans.barred())
+    numbers, at = np.unique(plans.points.combinations[allowed], return_index=True)
+    places = allowed[at]  # of each combination, at its smallest size
+    changes = (plans.points.values[places] != plans.points.values[0]).sum(axis=1)
+    tried = {plans.number(plan) for plan in outcomes}
+    single = next((index for index in np.flatnonzero(changes == 1) if numbers[index] not in tried), None)
+    if single is not None:
+        return plans.plans[int(places[single])]
+    many = [index for index in np.argsort(-changes, kind="stable") if changes[index] > 1]
+    ran = sum(numbers[index] in tried for index in many)
+    left = next((index for index in many if numbers[index] not in tried), None)
+    return plans.plans[int(places[left])] if left is not None and ran < MAX_TRIED else None

@@ -13,7 +13,6 @@ The next plan is computed from the trials alone, so a resumed search continues w
 """
 
 import math
-from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
@@ -23,7 +22,6 @@ from autofit.core.measurement import Measurement
 from autofit.core.omission import Omission
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import MICRO_BATCH_SIZE, Plan
-from autofit.core.statistics import expected_gain
 from autofit.core.trial import Purpose, Trial
 from autofit.feasibility.plan_features import Array
 from autofit.feasibility.surrogate import Belief
@@ -32,24 +30,18 @@ from autofit.searchers.guided.exclusions import Exclusion, exclusions
 from autofit.searchers.guided.first_feasible import first_feasible
 from autofit.searchers.guided.omissions import FinalBeliefs, omissions
 from autofit.searchers.guided.payback import Payback
-from autofit.searchers.guided.stopping import MIN_GAIN, TriedPlans, is_worth_a_probe, unsettled
+from autofit.searchers.guided.stopping import MIN_GAIN, TriedPlans, unsettled
 from autofit.searchers.guided.throughput import Throughput
+from autofit.searchers.guided.worth import Candidates, Proposal, expected_gains
 
 MAX_DEVIATIONS_AHEAD = 3.0
 """A plan that must beat its estimate by this many deviations has an expected gain below 0.0004 deviations."""
-WORTH_A_LOOK = 0.1
-"""Probability of fitting from which a plan is looked at, where plans can be estimated before they run."""
-RISKY_PROBABILITY, MAX_RISKS, RISKY_GAIN = 0.3, 2, 0.02
-"""At the end, up to `MAX_RISKS` plans run that are unlikely to fit, if they fit with at least this probability and
-promise at least `RISKY_GAIN`."""
-MAX_STEPS, STEP_GAIN, STEP_PROBABILITY = 8, 0.02, 0.15
-"""Maximum number of plans that run to show how the memory of their combination grows, the expected gain of the larger
-size that justifies one, and the lower bound on the probability that the larger size fits, as used for its worth."""
+MAX_RISKS = 2
+"""Maximum number of plans that run at the end though they are unlikely to fit."""
+MAX_STEPS = 8
+"""Maximum number of plans that run to show how the memory of their combination grows."""
 MAX_REACH = 8
 """Maximum size as a multiple of the largest that ran: the models extrapolate poorly beyond."""
-EQUAL_RATIO = 1e-9
-"""Rates that differ by at most this share are equal. Processors round differently, and the search must not depend on
-it."""
 STEPS = 8
 """Number of steps in a probe that cost time, warm-up included."""
 
@@ -64,13 +56,13 @@ class Guided(Searcher):
         self._feasibility, self._knobs = problem.feasibility, problem.space.facts.knobs
         self._place, self._plans = self._feasibility.plans.place, self._feasibility.plans.plans
         self._points = self._feasibility.plans.points
-        self._sizes = np.array([plan.micro_batch_size for plan in self._plans])
-        self._samples = np.array([plan.global_batch_size for plan in self._plans])
-        self._unpinned = np.array([problem.space.unpinned(plan) is not None for plan in self._plans])
+        self._sizes, self._samples = self._feasibility.plans.sizes, self._feasibility.plans.samples
+        self._barred = self._feasibility.plans.barred()
         self._outcomes: dict[int, Outcome] = {}
         self._scores: dict[int, float] = {}
         self._handed_out: set[int] = set()
-        self._worthy: set[int] | None = None
+        self._worthy: NDArray[np.int64] | None = None
+        self._belief: Belief | None = None  # valid until something is learned
         self._steps = 0
         self._risks: set[int] = set()
         self._looked: set[int] = set()
@@ -83,7 +75,7 @@ class Guided(Searcher):
         place, outcome = self._place(trial.plan), trial.outcome
         if place is None or trial.purpose is Purpose.BLOCK or outcome.status is Status.INTERRUPTED:
             return
-        self._outcomes[place] = outcome
+        self._belief, self._outcomes[place] = None, outcome
         self._handed_out.discard(place)
         self._scores.pop(place, None)
         if outcome.measurement is not None and outcome.status in (Status.MEASURED, Status.OVER_BUDGET):
@@ -124,8 +116,8 @@ class Guided(Searcher):
         """
         if self._worthy is None:
             return None
-        left = list(self._worthy - self._outcomes.keys())
-        return len(np.unique(self._points.combinations[left])) if left else 0
+        left = np.setdiff1d(self._worthy, list(self._outcomes))
+        return len(np.unique(self._points.combinations[left]))
 
     def omissions(self) -> list[Omission]:
         """Returns for each combination without a measurement why it has none."""
@@ -161,7 +153,7 @@ class Guided(Searcher):
         gains = np.where(too_long, 0.0, self._gains(belief))
         place = self._most_worthy(gains, seconds)
         place = self._unsettled(belief, too_long) if place is None else place
-        self._worthy = set() if place is None else {place, *np.flatnonzero(gains >= MIN_GAIN).tolist()}
+        self._worthy = np.append(np.flatnonzero(gains >= MIN_GAIN), place) if place is not None else np.array([], int)
         return place
 
     def _is_wanted(self, place: int) -> bool:
@@ -177,7 +169,9 @@ class Guided(Searcher):
 
     def _believe(self) -> Belief:
         """Returns the posterior of the log throughput of every plan."""
-        return self._throughput.believe(self._scores, self._measurements())
+        if self._belief is None:
+            self._belief = self._throughput.believe(self._scores, self._measurements())
+        return self._belief
 
     def _measurements(self) -> dict[int, Measurement]:
         ran = {place: self._outcomes[place].measurement for place in self._scores}
@@ -190,12 +184,12 @@ class Guided(Searcher):
         hopeful = (ahead > -MAX_DEVIATIONS_AHEAD * belief.deviation) & ~self._excluded()
         hopeful[list(self._outcomes)] = False
         gains = np.zeros(len(ahead))
-        gains[hopeful] = list(map(expected_gain, ahead[hopeful], belief.deviation[hopeful]))
+        gains[hopeful] = expected_gains(ahead[hopeful], belief.deviation[hopeful])
         return gains - self._payback.costs(self._measurements())
 
     def _fastest(self, belief: Belief) -> float:
         """Returns the posterior mean of the log throughput of the fastest plan that ran and may be recommended."""
-        ran = [place for place in self._scores if self._outcomes[place].measured and not self._unpinned[place]]
+        ran = [place for place in self._scores if self._outcomes[place].measured and not self._barred[place]]
         # If only the baseline ran and it may not be recommended, every other plan is a gain.
         return float(max(belief.mean[place] for place in ran)) if ran else float(belief.mean.min()) - 1.0
 
@@ -211,7 +205,7 @@ class Guided(Searcher):
 
     def _excluded(self) -> NDArray[np.bool_]:
         """Returns which plans are not run, whatever their expected gain."""
-        excluded = self._unpinned.copy()
+        excluded = self._barred.copy()
         excluded[list(self._handed_out)] = True
         if MICRO_BATCH_SIZE not in self.problem.space.facts.pinned:  # no smaller size leads up to a pinned one
             excluded |= self._sizes > MAX_REACH * max(self._sizes[place] for place in self._scores)
@@ -225,26 +219,12 @@ class Guided(Searcher):
 
     def _most_worthy(self, gains: Array, seconds: Array) -> int | None:
         """Returns the plan with the most gain per second: one that is likely to fit, or a step towards one that may."""
-        rates, required = gains / seconds, self._feasibility.required_probability
-        estimated = self._feasibility.baseline_is_estimated
-        sure = step = risk = Proposal()
-        for place in (int(place) for place in np.argsort(-rates)):
-            if rates[place] <= 0 or rates[place] < (1 - EQUAL_RATIO) * sure.rate:
-                break
-            if not is_worth_a_probe(gains[place]):
-                continue
-            fits = self._fits(place)
-            look = estimated and place not in self._looked and not self._feasibility.is_estimated(self._plans[place])
-            if fits >= (WORTH_A_LOOK if look else required):
-                if is_worth_a_probe(gains[place], fits):
-                    sure = sure.or_better(fits * rates[place], place)
-            elif gains[place] >= STEP_GAIN and self._steps < MAX_STEPS and not estimated:
-                step = self._step(step, place, gains[place], seconds)
-            if RISKY_PROBABILITY <= fits < required and fits * gains[place] >= RISKY_GAIN:
-                risk = risk.or_better(fits * rates[place], place)
-        return self._chosen(sure, step, risk)
+        may_step = self._steps < MAX_STEPS and not self._feasibility.baseline_is_estimated
+        return self._chosen(
+            *Candidates(gains, seconds, self._outcomes, self._looked, self._feasibility).proposals(may_step)
+        )
 
-    def _chosen(self, sure: "Proposal", step: "Proposal", risk: "Proposal") -> int | None:
+    def _chosen(self, sure: Proposal, step: Proposal, risk: Proposal) -> int | None:
         """Returns the plan to run, of the best that is likely to fit, the best step, and the best that is a risk."""
         if step.rate > sure.rate:
             self._steps += 1
@@ -267,34 +247,3 @@ class Guided(Searcher):
         excluded[tried] = True
         plans = TriedPlans(self._points, self._sizes, belief.mean, tried, ran, excluded)
         return unsettled(plans, lambda place: self._feasibility.is_likely(self._plans[place]))
-
-    def _step(self, best: "Proposal", target: int, gain: float, seconds: Array) -> "Proposal":
-        """Returns the largest size below a plan that is likely to fit, to show how its memory grows; or `best`."""
-        points = self._points
-        same = (points.combinations == points.combinations[target]) & (points.octaves < points.octaves[target])
-        for place in sorted((int(p) for p in np.flatnonzero(same)), key=lambda p: -points.octaves[p]):
-            plan = self._plans[place]
-            if place in self._outcomes:
-                break  # the next size is the target itself, which is unlikely to fit
-            if self._feasibility.has_refused_value(plan):
-                break
-            if self._feasibility.is_likely(plan):
-                worth = max(self._fits(target), STEP_PROBABILITY) * gain
-                return best.or_better(worth / (seconds[place] + seconds[target]), place)
-        return best
-
-    def _fits(self, place: int) -> float:
-        return self._feasibility.probability(self._plans[place])
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """A plan and its worth: expected log ratio per second of probing."""
-
-    rate: float = 0.0
-    place: int | None = None
-
-    def or_better(self, rate: float, place: int) -> "Proposal":
-        """Returns the better of this proposal and another; of equal ones that of the plan which is listed first."""
-        first = self.place is not None and place < self.place and rate > (1 - EQUAL_RATIO) * self.rate
-        return Proposal(float(rate), place) if first or rate > (1 + EQUAL_RATIO) * self.rate else self

@@ -54,13 +54,12 @@ def omissions(result: FinalBeliefs) -> list[Omission]:
     Args:
         result: the space and what the search knows about it.
     """
-    measured = {int(result.points.combinations[p]) for p, outcome in result.outcomes.items() if outcome.measured}
-    places: dict[int, list[int]] = {}
-    for place in np.argsort(-result.belief.mean, kind="stable"):
-        number = int(result.points.combinations[place])
-        if number not in measured:
-            places.setdefault(number, []).append(int(place))
-    return [_omission(result, mine) for mine in list(places.values())[:MAX_EXPLAINED]]
+    measured = [result.points.combinations[p] for p, outcome in result.outcomes.items() if outcome.measured]
+    order = np.argsort(-result.belief.mean, kind="stable")
+    numbers = result.points.combinations[order]
+    without, first = np.unique(numbers[~np.isin(numbers, measured)], return_index=True)
+    fastest = without[np.argsort(first)][:MAX_EXPLAINED]
+    return [_omission(result, order[numbers == number].tolist()) for number in fastest]
 
 
 def _omission(result: FinalBeliefs, places: Sequence[int]) -> Omission:

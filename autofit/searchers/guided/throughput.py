@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autofit.core.knob import Knob
 from autofit.core.measurement import Measurement
-from autofit.feasibility.plan_features import Points, expected_of
+from autofit.feasibility.plan_features import Array, Points, expected_of
 from autofit.feasibility.surrogate import MIN_VARIANCE, Belief, Covariances, Kernel, Scales, Surrogate
 
 SPEED = Scales(curve=0.10, knob=0.25, slope=0.06, pair=0.08, alone=0.03, size=0.06, kinship=0.5)
@@ -36,6 +37,9 @@ USUAL_OVERHEAD, OVERHEAD_OCTAVES = 0.5, 2.0
 """Prior of the fixed part before a second size ran: its mean, and its standard deviation in doublings."""
 AMPLITUDES = (0.5, 1.0, 2.0)
 """Candidates for the factor on the usual magnitude of all effects."""
+
+LEAST_WEIGHT = 1e-12
+"""Models that are less likely than this are left out: they change no estimate beyond rounding."""
 
 
 class Throughput:
@@ -70,9 +74,31 @@ class Throughput:
         evidence = models.evidence(rest - levels) - self._prior_penalties - np.log(amplitudes)[:, None] ** 2
         weights = np.exp(evidence - evidence.max())  # [models, overheads]
         weights /= weights.sum()
-        believed = models.believe(rest - levels)
-        means = believed.mean + self._expected + levels
-        mean = np.einsum("mpo,mo->p", means, weights)
-        within = np.einsum("mp,mo->p", believed.deviation**2, weights)
-        between = np.einsum("mpo,mo->p", (means - mean[:, None]) ** 2, weights)
-        return Belief(mean, np.sqrt(np.maximum(within + between, MIN_VARIANCE)))
+        likely, usual = weights.max(axis=1) > LEAST_WEIGHT, weights.max(axis=0) > LEAST_WEIGHT
+        return self._mixed(
+            models.only(likely), weights[np.ix_(likely, usual)], (rest - levels)[:, usual], levels, usual
+        )
+
+    def _mixed(
+        self, models: Surrogate, weights: Array, values: Array, levels: Array, overheads: NDArray[np.bool_]
+    ) -> Belief:
+        """Returns the mean over several models and overheads.
+
+        Args:
+            models: the models.
+            weights: their weights, [models, overheads].
+            values: what they were conditioned on, [observed, overheads].
+            levels: mean level for each of all overheads.
+            overheads: which of all overheads these are.
+        """
+        mean, deviation = np.empty(len(self._expected)), np.empty(len(self._expected))
+        for block, belief in models.in_blocks(values):
+            means = belief.mean
+            means += (self._expected[block] + levels)[:, overheads]
+            mean[block] = np.einsum("mpo,mo->p", means, weights)
+            means -= mean[block, None]
+            means *= means
+            within = weights.sum(axis=1) @ belief.deviation**2
+            between = np.einsum("mpo,mo->p", means, weights)
+            deviation[block] = np.sqrt(np.maximum(within + between, MIN_VARIANCE))
+        return Belief(mean, deviation)

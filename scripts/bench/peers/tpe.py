@@ -14,6 +14,7 @@ from autofit.core.briefing import Options
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.probing.workload_facts import facts_of
 from autofit.strategies import members
+from autofit.workloads.first_loss import loss_of
 from scripts.bench.peers.models import STEPS, Problem
 
 TIMED = 4
@@ -56,8 +57,9 @@ def tpe() -> Finder:
 
 def _knobs(problem: Problem) -> dict[str, tuple[Any, ...]]:
     """Returns autofit's knobs for this model, except those of the batch, with their values."""
-    source, cpu = problem.source, devices.choose("cpu")
-    facts = facts_of(problem.workload, source, cpu, Options(), dataset_size=source.length)
+    workload, source, cpu = problem.workload, problem.source, devices.choose("cpu")
+    budget, loss = cpu.budget(None, source.varies), loss_of(workload, source, cpu.torch_device)
+    facts = facts_of(workload, source, cpu, Options(), budget, loss)
     knobs = chain.from_iterable(member.offer(facts).knobs for member in members())
     return {knob.name: knob.values for knob in knobs if knob.name not in (MICRO_BATCH_SIZE, ACCUMULATION_STEPS)}
 

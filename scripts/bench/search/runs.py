@@ -4,40 +4,32 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import process_time
 from typing import Any, TypeVar
 
 from autofit import estimators, searchers
 from autofit.core.budget import Budget, Clock
 from autofit.core.errors import AutofitError
-from autofit.core.objective import Objective
 from autofit.core.omission import Omission
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.space import SearchSpace
 from autofit.core.trial import Purpose, Trial
 from autofit.estimators.base import Estimator
-from autofit.replay import TableBench, TableEstimator, limited, peaks_of
-from autofit.replay.table import Table, read_table
+from autofit.replay import TableBench, TableEstimator
 from autofit.search.event import Event
 from autofit.search.phases import run
 from autofit.search.tuning import Findings, Tuning
 from autofit.searchers.base import Searcher
+from scripts.bench.search.cases import Case
+from scripts.bench.search.large import LargeBench
 from scripts.bench.search.simulated import MemoryLog
-from scripts.bench.search.tables import synthetic
-from scripts.bench.search.traps import TRAPS
-
-ROOT = Path(__file__).resolve().parents[3]
 
 Answer = TypeVar("Answer")
 
-RECORDED = ROOT / "tests" / "data" / "tables"
 SEARCHERS = {member.name: member for member in searchers.members()}
 BIAS = 0.1
 """Error of a biased estimate, as a share. Its bounds allow for slightly more, as correct bounds do."""
-TIGHT_RATIO = 1.15
-"""The smaller limit of a recorded table, as a multiple of the peak of the baseline."""
 
 ESTIMATORS: dict[str, Callable[["Case", int], list[Estimator]]] = {
     "exact": lambda case, seed: [TableEstimator(case.peaks)],
@@ -48,36 +40,6 @@ ESTIMATORS: dict[str, Callable[["Case", int], list[Estimator]]] = {
 """Memory estimates in addition to the plans that ran. "exact": every plan, exactly. "biased": every plan, 10 % too high
 or too low. "traced": as traces give them, at first for the baseline's combination and single changes of it, and for
 every other plan once it is looked at. "missing": none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A table under a limit.
-
-    Attributes:
-        name: name of the table, with a suffix for a limit other than that of the table.
-        about: its peculiarity, in one line.
-        table: the table that the search runs on.
-        peaks: true peak of each plan by its key, also of plans that do not fit; estimates are made from them.
-        scores: mean throughput over many replayed runs, by key, of each plan that fits.
-        best: the highest of these throughputs.
-        grid_s: seconds for probing every plan.
-    """
-
-    name: str
-    about: str
-    table: Table
-    peaks: dict[str, int]
-    objective: Objective
-    scores: dict[str, float] = field(init=False)
-    best: float = field(init=False)
-    grid_s: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        scores = TableBench(self.table).throughputs(self.objective)
-        object.__setattr__(self, "scores", scores)
-        object.__setattr__(self, "best", max(scores.values(), default=0.0))
-        object.__setattr__(self, "grid_s", sum(entry.outcome.duration_s for entry in self.table.entries))
 
 
 @dataclass(slots=True)
@@ -142,24 +104,6 @@ class Result:
     error: str = ""
 
 
-def cases(name: str) -> list[Case]:
-    """Returns the cases of a table: one for a trap; two for a recorded table, under its own limit and a smaller one."""
-    if name in TRAPS:
-        made = synthetic(name)
-        return [Case(name, made.about, made.table, peaks_of(made.full), Objective())]
-    path = RECORDED / f"{name}.json"
-    table = read_table(path.read_text(encoding="utf-8"), str(path))
-    peaks = peaks_of(table)
-    tight = round(TIGHT_RATIO * peaks.get(table.space.baseline.key, 0))
-    limits = {name: table, f"{name}-tight": limited(table, tight)} if 0 < tight < table.budget.memory_bytes else {}
-    return [Case(key, table.name, found, peaks, table.objective) for key, found in (limits or {name: table}).items()]
-
-
-def names() -> list[str]:
-    """Returns the names of all tables, the recorded ones first."""
-    return [*sorted(path.stem for path in RECORDED.glob("*.json")), *TRAPS]
-
-
 def over_tables(play: Callable[[str], Answer], chosen: Sequence[str], jobs: int) -> Iterator[Answer]:
     """Yields the result of `play` for each table, with `jobs` tables at a time."""
     if jobs == 1:
@@ -169,7 +113,7 @@ def over_tables(play: Callable[[str], Answer], chosen: Sequence[str], jobs: int)
         yield from pool.map(play, chosen)
 
 
-def rehearse(case: Case, bench: TableBench, searcher: str, estimator: str, seed: int, **given: Any) -> Ran:
+def rehearse(case: Case, bench: TableBench | LargeBench, searcher: str, estimator: str, seed: int, **given: Any) -> Ran:
     """Runs a whole search on a table: searcher, screening, race and proof.
 
     Args:

@@ -202,6 +202,31 @@ def test_a_model_with_its_own_checkpointing_is_asked_for_it() -> None:
     assert asked == [{"gradient_checkpointing_kwargs": {"use_reentrant": False}}]
 
 
+def test_a_loop_does_not_switch_the_users_own_checkpointing_off() -> None:
+    own = OWN.replace(checkpointed_blocks="default")
+    for blocks in (0, 2):
+        exported = by_name("python").export(recommendation(own.replace(checkpointed_blocks=blocks), own))
+        assert exported.unmapped == ("checkpointed_blocks",)
+
+
+def test_blocks_are_taken_in_the_order_of_the_plan() -> None:
+    text = export(checkpointed_blocks=2, checkpoint_order="2,0-1", accumulation_steps=2).text
+    exported, expected = run_both(text, 8, {"accumulation_steps": 2}, blocks=lambda model: model.blocks)
+    first, second, third = (vars(block)["calls"] for block in exported.blocks)
+    assert first == third == 2 * second
+    assert_same_weights(exported, expected)
+    module = module_of(export(checkpointed_blocks=1, checkpoint_order="2,0-1").text)
+    model = net()
+    with pytest.raises(ValueError, match="found 2 blocks, the plan knows 3: pass blocks="):
+        module["train"](model, loader(8), make_optimizer(model), compute_loss, blocks=model.blocks[:2])
+
+
+def test_an_order_that_cannot_be_read_is_not_replaced_by_another() -> None:
+    exported = export(checkpointed_blocks=2, checkpoint_order="0;import os")
+    assert exported.unmapped == ("checkpointed_blocks", "checkpoint_order")
+    assert "CHECKPOINT_ORDER" not in export(checkpointed_blocks=0, checkpoint_order="2,0-1").text
+
+
 def test_too_few_blocks_are_refused() -> None:
     model = net()
     module = module_of(export(checkpointed_blocks=3).text)
@@ -408,6 +433,24 @@ def test_micro_batches_are_weighted_by_what_the_loss_is_a_mean_over() -> None:
     module["train"](exported, DataLoader(data, batch_size=2), sgd(exported.parameters()), compute_loss)
     optimizer = sgd(expected.parameters())
     compute_loss(expected, (images, targets)).backward()  # type: ignore[no-untyped-call]  # torch has no types here
+    optimizer.step()
+    assert torch.allclose(exported.get_parameter("1.weight"), expected.get_parameter("1.weight"), rtol=1e-4, atol=1e-6)
+
+
+def total_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+
+
+def test_micro_batches_of_a_sum_are_added_up() -> None:
+    batch = next(iter(loader(16)))
+    text = export({"weighing": "1"}, micro_batch_size=2, accumulation_steps=8).text
+    assert "returns the sum of the losses of the samples" in text
+    exported = nn.Sequential(nn.Flatten(), nn.Linear(40, 3))
+    expected = copy.deepcopy(exported)
+    sgd, batches = partial(torch.optim.SGD, lr=0.01), DataLoader(TensorDataset(*batch), batch_size=2)
+    module_of(text)["train"](exported, batches, sgd(exported.parameters()), total_loss)
+    optimizer = sgd(expected.parameters())
+    torch.autograd.backward(total_loss(expected, batch))
     optimizer.step()
     assert torch.allclose(exported.get_parameter("1.weight"), expected.get_parameter("1.weight"), rtol=1e-4, atol=1e-6)
 

@@ -177,8 +177,9 @@ def test_the_first_budget_holds_for_every_later_child(opened: Open, log: Log) ->
     bench = opened(FAILS, probes_per_child=1)
     bench.evaluate(PLAN, Purpose.PROBE)
     bench.evaluate(PLAN, Purpose.PROBE)
-    budgets = [request["options"].get("memory_budget") for request in log.requests if request["do"] == "open"]
-    assert budgets == [None, 12345]
+    opens = [request["options"] for request in log.requests if request["do"] == "open"]
+    assert [options.get("memory_budget") for options in opens] == [None, 12345]
+    assert [options.get("resident_bytes") for options in opens] == [None, 0]  # they are taken off once
 
 
 def test_a_target_that_gives_another_workload_the_next_time_is_refused(

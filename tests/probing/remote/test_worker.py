@@ -185,6 +185,24 @@ def test_options_of_the_factory_fill_what_was_not_asked() -> None:
         options_of({"seed": "first"}, {})
 
 
+def test_the_evaluation_of_a_target_is_opened_in_inference_beside_what_the_training_keeps(run: Run) -> None:
+    request = opening(f"{TARGETS}:make_evaluated")
+    (reply,) = run(request)
+    assert reply["briefing"]["evaluates"]
+    options = request["options"] | {"resident_bytes": 2**20}
+    (reply,) = run(request | {"evaluation": True, "options": options})
+    briefing = reply["briefing"]
+    assert briefing["environment"]["settings"]["mode"] == "inference"
+    assert not briefing["evaluates"]
+    assert 0 < 2**30 - briefing["budget"]["memory_bytes"] < 2**20
+
+
+def test_a_target_without_an_evaluation_the_next_time_is_refused(run: Run) -> None:
+    (reply,) = run(opening() | {"evaluation": True})
+    assert reply["kind"] == "error"
+    assert "returned no eval_loader when it was called again" in reply["message"]
+
+
 def test_a_workload_takes_what_is_its_own() -> None:
     made = workload_of({"model": targets.mlp(), "loader": [1], "numerics": "any", "mode": "train"}, {"mode": None})
     assert made.mode == "train"

@@ -125,3 +125,56 @@ def test_a_detector_that_draws_among_all_candidates_is_compared_by_chance() -> N
     assert verdict.passed, verdict.reason
     assert "draws of the step's own random numbers" in verdict.reason
     assert not verdict.evaluated
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer that behaves on the CPU as cuDNN's does: it has no backward pass in evaluation mode.
+
+    Args:
+        by_hand: whether the kernel is called by a module of the user's own, which is no layer of torch.
+    """
+
+    def __init__(self, by_hand: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.cells, self.head = nn.LSTM(8, 16, batch_first=True, dropout=0.0), nn.Linear(16, 4)
+        self.by_hand = by_hand
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.cells(x[:, None])[0][:, -1]
+        if hidden.requires_grad and not (self.training if self.by_hand else self.cells.training):
+            hidden.register_hook(_no_backward)  # type: ignore[no-untyped-call]  # torch has no types here
+        output: torch.Tensor = self.head(hidden)
+        return output
+
+
+def _no_backward(gradient: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("cudnn RNN backward can only be called in training mode")
+
+
+@pytest.mark.parametrize("by_hand", [False, True], ids=["layer", "by hand"])
+def test_recurrent_layers_of_cudnn_are_compared_in_training_mode(by_hand: bool) -> None:
+    model = Recurrent(by_hand)
+    verdict = gates.precision(build(model, mean), BF16, vectors(), seed=0)
+    assert verdict.passed, verdict.reason
+    assert verdict.reason.startswith("cosine of the gradient ")
+    fallback = (
+        "compared in training mode, as evaluation mode fails: RuntimeError: cudnn RNN backward can only be called in"
+    )
+    assert (fallback in verdict.reason) is by_hand
+    accumulated = gates.accumulation(build(model, mean), vectors(), seed=0)
+    assert accumulated.passed, accumulated.reason
+    assert all(module.training for module in model.modules())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_precision_that_recurrent_layers_do_not_survive_is_refused_in_training_mode() -> None:
+    def cancelling(model: nn.Module, batch: Any) -> torch.Tensor:
+        output = model(batch[0])
+        loss: torch.Tensor = ((output + 300.0).to(output.dtype) - 300.0).square().mean()
+        return loss
+
+    verdict = gates.precision(build(Recurrent(by_hand=True), cancelling), BF16, vectors(), seed=0)
+    assert not verdict.passed
+    assert verdict.reason.endswith("cudnn RNN backward can only be called in training mode")
+    assert "(at least 0.999)" in verdict.reason

@@ -2,11 +2,19 @@
 
 from contextlib import suppress
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from autofit.probing.survey.module_modes import dropout_off, evaluating, mode_notes
+from autofit.probing.survey.module_modes import (
+    Modes,
+    all_evaluating,
+    dropout_off,
+    evaluating,
+    mode_notes,
+    norms_evaluating,
+)
 
 
 def model() -> nn.Sequential:
@@ -19,13 +27,24 @@ def modes(net: nn.Module) -> list[bool]:
     return [module.training for module in net.modules()]
 
 
-def test_evaluating_leaves_batch_normalisation_training_and_puts_all_back() -> None:
+@pytest.mark.parametrize(
+    ("used", "expected"),
+    [
+        (evaluating, [False, False, True, False, True]),
+        (all_evaluating, [False, False, False, False, True]),
+        (norms_evaluating, [True, False, False, False, True]),
+    ],
+)
+def test_modes_of_a_comparison_are_put_back(used: Modes, expected: list[bool]) -> None:
+    """A recurrent layer keeps training, without its dropout: on CUDA it has no backward pass otherwise."""
     net = model()
     before = modes(net)
-    with suppress(KeyError), evaluating(net):
-        assert modes(net) == [False, False, True, False, False]
+    with suppress(KeyError), used(net):
+        assert modes(net) == expected
+        assert net[3].dropout == 0.0
         raise KeyError
     assert modes(net) == before
+    assert net[3].dropout == 0.5
 
 
 def test_without_dropout_layers_and_functions_drop_nothing() -> None:

@@ -2,6 +2,7 @@
 
 import re
 
+from autofit.core.strategy_record import StrategyRecord
 from autofit.reports.html.answer import answer
 from autofit.reports.report import Report
 from tests.reports.samples import infeasible, kept, typical
@@ -24,6 +25,14 @@ def test_each_changed_knob_is_shown_and_no_other() -> None:
     found = words(typical())
     assert "precision fp32 bf16 compile off default checkpointing off blocks" in found
     assert "throughput 198.4 samples/s 512 samples/s (+158%) peak memory 11.42 GiB 15.12 GiB (+32%)" in found
+
+
+def test_each_technique_is_explained_below_the_knobs() -> None:
+    hostile = StrategyRecord(name="precision", knobs=(), about="<b>computes</b>", cost="nothing", effect="rounding")
+    report = typical(strategies=(hostile,))
+    found = words(report)
+    assert found.endswith("precision: &lt;b&gt;computes&lt;/b&gt;; costs nothing; results differ by rounding")
+    assert "results differ" not in words(typical())
 
 
 def test_without_a_race_the_gain_is_that_of_separate_runs() -> None:

@@ -1,8 +1,11 @@
 """What is run while nothing has fitted: smaller, then leaner, then no more."""
 
+from dataclasses import replace
+
 from autofit.core.estimate import Estimate
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.space import SearchSpace, divisors
 from autofit.searchers.base import Problem
 from autofit.searchers.guided.first_feasible import MAX_TRIED, first_feasible
 from tests.fakes import problem_of, small_bench
@@ -60,3 +63,26 @@ def test_with_estimates_the_largest_that_fits_surely_comes_first() -> None:
     plan = first_feasible(problem_of(bench, estimate), {})
     assert plan is not None
     assert plan.micro_batch_size == max(size for size in bench.space.sizes if size <= 5)
+
+
+def test_a_change_that_does_not_admit_accumulation_is_proposed_without_it() -> None:
+    bench = small_bench()
+    changed = [
+        knob.model_copy(update={"one_pass": knob.values[1:]}) if number == 0 else knob
+        for number, knob in enumerate(bench.space.facts.knobs)
+    ]
+    facts = bench.space.facts.model_copy(
+        update={
+            "knobs": tuple(changed),
+            "global_batch_size": bench.space.sizes[-1],
+            "sizes": divisors(bench.space.sizes[-1]),
+            "baseline": bench.space.baseline.replace(micro_batch_size=bench.space.sizes[-1]),
+        }
+    )
+    given = problem_of(replace(bench, space=SearchSpace(facts)))
+    plans = sequence(given, FULL)
+    assert all(given.space.violation(plan) is None for plan in plans)
+    first = changed[0]
+    whole = {plan.micro_batch_size for plan in plans if plan.values[first.name] in first.one_pass}
+    assert whole == {bench.space.sizes[-1]}
+    assert bench.space.sizes[0] in {plan.micro_batch_size for plan in plans}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autofit.core.files import write_atomically
+from autofit.files import write_atomically
 
 
 def mode(path: Path) -> int:

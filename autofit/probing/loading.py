@@ -1,0 +1,266 @@
+"""Measures how fast the user's loader makes batches, and chooses the fewest worker processes that keep up with a plan.
+
+It follows the proof of a plan, whose step time it needs. Nothing runs if making batches in the training's process costs
+next to nothing, or if worker processes cannot pay. Otherwise the loader is rebuilt with 1, 2, 4, ... workers and read
+alone, without training steps, until it keeps up or more workers no longer help. The user's loader is never touched.
+
+Where the device is the CPU, the workers share its cores with the training, which may reach less than the loader alone.
+"""
+
+import math
+import os
+import signal
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from torch.utils.data import _utils
+
+from autofit.core.loading import PREFETCH_FACTOR, Loading, LoadingTrial
+from autofit.core.measurement import Measurement
+from autofit.core.outcome import Outcome
+from autofit.core.redaction import redacted
+from autofit.core.units import format_bytes, format_duration
+from autofit.devices.base import Device
+from autofit.devices.host_memory import available, kib_line
+from autofit.probing.watchdog import Overdue, Watchdog
+from autofit.workloads.batches import BatchSource
+
+TIME_SHARE, MOST_S = 0.1, 8.0
+"""Limits on the time for all trials: the share of the time that is left, and the maximum number of seconds."""
+FREE_RATIO = 0.02
+"""Largest share of a step's time that making its batches may take in the training's process without being noticed: what
+counts as a tie between plans."""
+LEAST_BATCH_S, LEAST_PASS_S = 1e-3, 2.0
+"""Shortest time to make one batch, and all batches of one pass, for which worker processes are tried. Handing a batch
+over takes a worker a few tenths of a millisecond, and starting the workers for a pass some tenths of a second."""
+MARGIN = 1.1
+"""A loader with workers keeps up if it is this much faster than the steps, since its batches do not come evenly."""
+GAIN = 1.05
+"""Smallest gain for which more workers are used."""
+WAVES, WINDOW_S = 3, 0.3
+"""Length of a measurement: batches per worker, and seconds. Batches that were prepared ahead are not counted."""
+
+
+def cores() -> int:
+    """Returns the number of processors that this process may use."""
+    allowed = getattr(os, "sched_getaffinity", None)  # Linux only
+    return (os.cpu_count() or 1) if allowed is None else len(allowed(0))
+
+
+@dataclass(slots=True)
+class LoaderTrials:
+    """Tries numbers of worker processes for one plan.
+
+    Attributes:
+        source: makes the loader with a number of workers.
+        device: where the plan runs.
+        watch: stops a trial that takes too long.
+        beat: called with "loading" before each trial.
+        most: largest number of workers, by default that of the processors that this process may use.
+    """
+
+    source: BatchSource
+    device: Device
+    watch: Watchdog = field(default_factory=Watchdog)
+    beat: Callable[[str], None] = lambda phase: None
+    most: int = field(default_factory=cores)
+    _size: int = 0
+    _needed_per_s: float = 0.0
+    _touched: bool = False
+    _until_s: float = math.inf
+
+    def added(self, outcome: Outcome, size: int, restore: Callable[[], None] = lambda: None) -> Outcome:
+        """Returns the outcome of a proof with what was found, if the proof passed.
+
+        Args:
+            outcome: the outcome of the proof.
+            size: micro batch size of its plan.
+            restore: puts back what reading the data may have changed.
+        """
+        if outcome.measurement is None or not outcome.measured:
+            return outcome
+        try:
+            found = self.run(outcome.measurement, size)
+        finally:
+            if self._touched:
+                restore()
+        return outcome.model_copy(update={"measurement": outcome.measurement.model_copy(update={"loading": found})})
+
+    def run(self, proof: Measurement, size: int) -> Loading | None:
+        """Returns the settings of the loader, or why the user's are kept; None if there is nothing to change or tell.
+
+        A loader that fails is a reason, not an error. Arguments are as in `added`.
+        """
+        fetch_s, self._size, self._needed_per_s = proof.fetch_s, size, proof.samples_per_s
+        if not fetch_s:
+            return None
+        alone = LoadingTrial(workers=0, samples_per_s=proof.samples_per_step / fetch_s)
+        if fetch_s <= FREE_RATIO * proof.step_time_s:
+            idle = self._users("num_workers", 0) and not self.source.fixed_loading
+            return Loading(needed_per_s=self._needed_per_s, trials=(alone,)) if idle else None
+        if kept := self.source.fixed_loading or self._not_worth(alone):
+            return self._kept([alone], kept)
+        clock = self.watch.clock
+        self._until_s = clock.elapsed_s + min(TIME_SHARE * clock.left_s, MOST_S)
+        return self._chosen([alone, *self._trials(alone)])
+
+    def _users(self, name: str, default: Any) -> Any:
+        """Returns a setting of the user's loader."""
+        return getattr(self.source.loader, name, None) or default
+
+    def _kept(self, trials: Sequence[LoadingTrial], reason: str) -> Loading:
+        workers = self._users("num_workers", 0)
+        return Loading(needed_per_s=self._needed_per_s, trials=tuple(trials), kept=reason, workers=workers)
+
+    def _not_worth(self, alone: LoadingTrial) -> str:
+        """Returns why worker processes cannot pay, or ""."""
+        rate = alone.samples_per_s or math.inf
+        batch_s, length = self._size / rate, self.source.length
+        if batch_s < LEAST_BATCH_S:
+            return f"a batch is made in {format_duration(batch_s)}, about as long as a worker takes to hand it over"
+        if length is not None and length / rate < LEAST_PASS_S:
+            return f"one pass over the data loads in {format_duration(length / rate)}, too short for starting workers"
+        return ""
+
+    def _trials(self, alone: LoadingTrial) -> Iterator[LoadingTrial]:
+        """Yields a trial for each number of workers, until one keeps up or fails, or more workers do not help."""
+        best, per_worker = 0.0, 0
+        for workers in _counts(self.most):
+            if (reason := self._forbidden(workers, per_worker)) is not None:
+                yield LoadingTrial(workers=workers, reason=reason)
+                return
+            trial = self._tried(workers)
+            yield trial
+            rate = trial.samples_per_s
+            if rate is None or rate >= MARGIN * self._needed_per_s or rate < GAIN * best:
+                return
+            best, per_worker = rate, (trial.host_bytes or 0) // workers
+
+    def _forbidden(self, workers: int, per_worker: int) -> str | None:
+        """Returns why a number of workers is not tried, or None."""
+        free = available()
+        if free is not None and workers * per_worker > free:
+            return (
+                f"{workers} workers would need {format_bytes(workers * per_worker)} of {format_bytes(free)} free memory"
+            )
+        return "no time was left to try it" if self.watch.clock.elapsed_s >= self._until_s else None
+
+    def _tried(self, workers: int) -> LoadingTrial:
+        self.beat("loading")
+        self._touched = True
+        left_s = self._until_s - self.watch.clock.elapsed_s
+        try:
+            with _as_before():
+                return self.watch.allowed(lambda: self._measured(workers, left_s), most_s=2 * left_s)
+        except Overdue:
+            reason = f"not measured within {format_duration(left_s)}"
+        except Exception as error:  # noqa: BLE001  # the user's data set, in a worker or while it is sent to one
+            lines = f"{type(error).__name__}: {error}".strip().splitlines()
+            reason = redacted(lines[0])
+        return LoadingTrial(workers=workers, reason=reason)
+
+    def _measured(self, workers: int, left_s: float) -> LoadingTrial:
+        """Reads batches from a loader with this many workers, as fast as it makes them."""
+        changes = self._settings(workers) | {"persistent_workers": False, "timeout": left_s}
+        loader = self.source.rebuild(self._size, changes=changes)
+        first = workers * self._prefetch  # made while the workers start
+        began = perf_counter()
+        batches = iter(loader)
+        arrivals: list[float] = []
+        try:
+            for _ in batches:
+                arrivals.append(perf_counter() - began)
+                enough = len(arrivals) >= first + WAVES * workers and arrivals[-1] - arrivals[first - 1] >= WINDOW_S
+                if enough or arrivals[-1] > left_s:
+                    break
+            host_bytes = _private_bytes(batches)
+        finally:
+            _end(batches)
+        counted = (len(arrivals) - first) // workers * workers
+        if counted < workers:
+            return LoadingTrial(workers=workers, reason=f"only {len(arrivals)} batches came, too few for its speed")
+        seconds = arrivals[first - 1 + counted] - arrivals[first - 1]
+        rate = counted * self._size / max(seconds, 1e-9)
+        return LoadingTrial(workers=workers, samples_per_s=rate, startup_s=arrivals[0], host_bytes=host_bytes)
+
+    def _settings(self, workers: int) -> dict[str, Any]:
+        """Returns what a loader with workers has beside their number."""
+        loading: dict[str, Any] = {"num_workers": workers, "prefetch_factor": self._prefetch}
+        return loading | ({"pin_memory": True} if self.device.pins_memory else {})
+
+    @property
+    def _prefetch(self) -> int:
+        return int(self._users("prefetch_factor", PREFETCH_FACTOR))
+
+    def _chosen(self, trials: Sequence[LoadingTrial]) -> Loading:
+        """Returns the fewest workers that train as fast as any number, within `GAIN`."""
+        loading = Loading(needed_per_s=self._needed_per_s, trials=tuple(trials))
+        if not any(trial.workers and trial.samples_per_s for trial in trials):
+            return self._kept(trials, f"with a worker process: {trials[-1].reason}")
+        best = max(loading.training_per_s(trial) for trial in trials)
+        found = next(trial for trial in trials if loading.training_per_s(trial) * GAIN >= best)
+        if not found.workers:
+            return loading
+        changes = {
+            "workers": found.workers,
+            "prefetch_factor": self._prefetch,
+            "pin_memory": True if self.device.pins_memory else None,
+            "persistent_workers": self._persist(found),
+        }
+        return loading.model_copy(update=changes)
+
+    def _persist(self, trial: LoadingTrial) -> bool:
+        """Returns whether workers live on after an epoch: as the user has it, or if starting them again would be felt.
+
+        A data set with a method `set_epoch` is changed between epochs, which workers that live on would not see.
+        """
+        if self._users("num_workers", 0):
+            return bool(self._users("persistent_workers", False))
+        epoch_s = math.inf if self.source.length is None else self.source.length / self._needed_per_s
+        return trial.startup_s > FREE_RATIO * epoch_s and not hasattr(self._users("dataset", None), "set_epoch")
+
+
+def _counts(most: int) -> Iterator[int]:
+    """Yields 1, 2, 4, ... and `most`."""
+    workers = 1
+    while workers < most:
+        yield workers
+        workers *= 2
+    yield most
+
+
+def _private_bytes(batches: object) -> int | None:
+    """Returns the main memory that the workers of a running loader share with no other process; None if unknown."""
+    workers = getattr(batches, "_workers", ())
+    files = [Path(f"/proc/{worker.pid}/smaps_rollup") for worker in workers]
+    found = [kib_line(file, key) for file in files for key in ("Private_Clean", "Private_Dirty")]
+    known = [size for size in found if size is not None]
+    return sum(known) if known else None
+
+
+def _end(batches: object) -> None:
+    """Ends the workers of a running loader now, instead of when it is garbage."""
+    shut_down = getattr(batches, "_shutdown_workers", None)
+    if callable(shut_down):
+        shut_down()
+
+
+@contextmanager
+def _as_before() -> Iterator[None]:
+    """Takes off the handler that torch installs with the first workers of a process, and mutes warnings of forking."""
+    handling: Any = _utils.signal_handling
+    was_set = handling._SIGCHLD_handler_set
+    before = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        if handling._SIGCHLD_handler_set and not was_set and before is not None:
+            signal.signal(signal.SIGCHLD, before)
+            handling._SIGCHLD_handler_set = False

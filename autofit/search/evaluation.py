@@ -1,0 +1,70 @@
+"""Evaluation: the second search of a call, for the batch size and the plan of evaluation between epochs.
+
+Evaluation has a limit of its own: it keeps no activations and no gradients, but runs while the training's weights and
+optimizer state are on the device. It is therefore searched after the training, in inference mode on its own batches,
+within the training's memory budget less the bytes that the training keeps beside the model.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from autofit.core.briefing import Options
+from autofit.core.errors import BudgetSpent, Busy, NothingFits, UsageError, UserCodeError
+from autofit.core.recommendation import Recommendation
+from autofit.search.request import Request
+
+TIME_SHARE = 0.2
+"""Share of the time budget that is reserved for the search of evaluation. It also gets what the training's leaves."""
+STAGE = "searching a plan for evaluation, on the batches of eval_loader"
+"""Text of the stage in which evaluation is searched."""
+
+
+def training_request(request: Request) -> Request:
+    """Returns the request of the training's search, which leaves time for that of evaluation."""
+    return request if request.time_s is None else replace(request, time_s=(1 - TIME_SHARE) * request.time_s)
+
+
+def evaluation_request(request: Request, left_s: float | None) -> Request:
+    """Returns the request of the search of evaluation.
+
+    Args:
+        request: the request of the whole call.
+        left_s: seconds that are left of the time budget; None without one.
+    """
+    title = f"evaluation of {request.title}" if request.title else "evaluation"
+    return replace(request, time_s=left_s, planned_steps=None, title=title, target=None)
+
+
+def evaluation_options(options: Options, training: Recommendation) -> Options:
+    """Returns the options of the search of evaluation. Pinned values are those of the training's plan alone.
+
+    Args:
+        options: options of the training's search.
+        training: its result, whose memory budget and resident bytes hold for evaluation too.
+    """
+    changes = {
+        "memory_budget": training.budget.memory_bytes,
+        "resident_bytes": training.proof.memory.static_bytes or 0,
+        "pinned": {},
+        "cold": False,
+    }
+    return options.model_copy(update=changes)
+
+
+def with_evaluation(training: Recommendation, search: Callable[[], Recommendation]) -> Recommendation:
+    """Returns the training's recommendation with that of evaluation, or with a caveat that says why there is none.
+
+    The answer for the training is never lost: evaluation that does not fit, fails or has no time left is a caveat.
+
+    Args:
+        training: the result of the training's search.
+        search: searches evaluation.
+
+    Raises:
+        AutofitError: the device does not respond, the user's objects could not be restored, or autofit failed.
+    """
+    try:
+        return training.model_copy(update={"evaluation": search()})
+    except (NothingFits, UserCodeError, BudgetSpent, UsageError, Busy) as error:
+        caveat = f"no plan for evaluation was found: {error}"
+        return training.model_copy(update={"caveats": (*training.caveats, caveat)})

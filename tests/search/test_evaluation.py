@@ -1,0 +1,82 @@
+"""The search of evaluation: its share of the time, its budget, and what its failure costs."""
+
+import pytest
+
+from autofit.core.briefing import Options
+from autofit.core.errors import (
+    AutofitError,
+    BudgetSpent,
+    Busy,
+    DevicePoisoned,
+    NothingFits,
+    RestoreError,
+    UserCodeError,
+    WorkloadError,
+)
+from autofit.core.recommendation import Recommendation
+from autofit.search.evaluation import (
+    TIME_SHARE,
+    evaluation_options,
+    evaluation_request,
+    training_request,
+    with_evaluation,
+)
+from autofit.search.request import Request
+from tests.recorded import recorded_search
+
+
+def answer() -> Recommendation:
+    found = recorded_search().recommendation
+    assert found is not None
+    return found
+
+
+def test_the_search_of_the_training_leaves_a_share_of_the_time() -> None:
+    assert training_request(Request(time_s=100.0)).time_s == pytest.approx(100 * (1 - TIME_SHARE))
+    assert training_request(Request()).time_s is None
+
+
+def test_evaluation_is_asked_for_in_the_time_that_is_left() -> None:
+    asked = evaluation_request(Request(time_s=100.0, planned_steps=10, title="train.py", study="s.db"), 35.0)
+    assert (asked.time_s, asked.planned_steps, asked.title, asked.study) == (
+        35.0,
+        None,
+        "evaluation of train.py",
+        "s.db",
+    )
+
+
+def test_evaluation_has_the_budget_of_the_training_and_counts_what_that_keeps() -> None:
+    found = answer()
+    memory = found.proof.memory.model_copy(update={"static_bytes": 4096})
+    found = found.model_copy(update={"proof": found.proof.model_copy(update={"memory": memory})})
+    options = Options(memory_budget=0.5, numerics="exact", pinned={"precision": "bf16"}, cold=True, seed=3)
+    asked = evaluation_options(options, found)
+    assert asked.memory_budget == found.budget.memory_bytes
+    assert asked.resident_bytes == 4096
+    assert (asked.pinned, asked.cold, asked.numerics, asked.seed) == ({}, False, "exact", 3)
+
+
+def test_the_answer_has_that_of_evaluation() -> None:
+    found = answer()
+    assert with_evaluation(found, lambda: found).evaluation == found
+
+
+def failing(error: AutofitError) -> Recommendation:
+    def search() -> Recommendation:
+        raise error
+
+    return with_evaluation(answer(), search)
+
+
+@pytest.mark.parametrize("kind", [NothingFits, UserCodeError, BudgetSpent, WorkloadError, Busy])
+def test_evaluation_that_fails_is_a_caveat(kind: type[AutofitError]) -> None:
+    found = failing(kind("found this and that"))
+    assert found.evaluation is None
+    assert found.caveats == (*answer().caveats, "no plan for evaluation was found: found this and that")
+
+
+@pytest.mark.parametrize("kind", [DevicePoisoned, RestoreError])
+def test_what_was_lost_is_raised(kind: type[AutofitError]) -> None:
+    with pytest.raises(kind, match="lost"):
+        failing(kind("lost"))
