@@ -15,6 +15,7 @@ from autofit.core.redaction import redacted
 from autofit.probing.compilation import noted
 from autofit.probing.survey import gates
 from autofit.probing.survey.gradients import Build, State
+from autofit.probing.survey.same_arithmetic import same_arithmetic
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.strategies.base import Strategy
 from autofit.terminal import cut_middle
@@ -77,4 +78,4 @@ class ProofGate:
         reduced = {name for strategy in self.strategies if strategy.gated for name in strategy.owns}
         rounded = bool(reduced & plan.changes_from(baseline).keys())
         batch = Counted(self.source.typical(plan.micro_batch_size, 1)[0], plan.micro_batch_size)
-        return gates.same_arithmetic(self.build, plan, reference, batch, self.state, rounded=rounded)
+        return same_arithmetic(self.build, plan, reference, batch, self.state, rounded=rounded)

@@ -87,7 +87,7 @@ class Python(Exporter):
             found.pop(_BLOCKS, None)  # the loop does not switch the checkpointing of the user's model off
         if found.get(_ORDER, {}) is None:
             found.pop(_BLOCKS, None)  # the first blocks would be other ones
-        elif not found.get(_BLOCKS):
+        elif _ORDER in found and not found.get(_BLOCKS):
             found[_ORDER] = {}
         return {knob: settings for knob, settings in found.items() if settings is not None}
 

@@ -16,7 +16,6 @@ have no backward pass.
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,7 +25,6 @@ from autofit.core.gate_verdict import GateVerdict
 from autofit.core.plan import Plan
 from autofit.probing.survey.accumulation_causes import UNKNOWN, cause
 from autofit.probing.survey.gradients import (
-    REDUCED_L2,
     STATELESS,
     Build,
     Gradient,
@@ -43,7 +41,7 @@ from autofit.workloads.micro_batch_weights import SUM, Weighing
 from autofit.workloads.tree import Batch
 from autofit.workloads.useful_targets import candidates, weights_of
 
-__all__ = ["STATELESS", "Build", "GateResult", "State", "accumulation", "precision", "same_arithmetic"]
+__all__ = ["STATELESS", "Build", "GateResult", "State", "accumulation", "precision"]
 
 PRECISION_COSINE = 0.999
 PRECISION_L2 = 0.05
@@ -125,36 +123,6 @@ def precision(build: Build, plan: Plan, batch: Batch | Counted, seed: int, state
         why = named_error(error)
     found = _precision(Gradients(build, state, dropout_off), plan, batch, seed)
     return replace(found, reason=f"{found.reason}; compared in training mode, as evaluation mode fails: {why}")
-
-
-def same_arithmetic(
-    build: Build, plan: Plan, reference: Plan, batch: Counted, state: State = STATELESS, *, rounded: bool = False
-) -> GateResult:
-    """Compares the gradients of two plans that should differ by the order of operations alone.
-
-    Args:
-        build: makes a train step; its model's gradients are left as None.
-        plan: the plan to check.
-        reference: the same plan without the technique.
-        batch: a batch that both can run.
-        state: restores what a step changes besides gradients.
-        rounded: whether both compute in reduced precision, so that another order changes more digits.
-    """
-    with suppress(Exception):  # a model without a loss in evaluation mode
-        return _same_arithmetic(Gradients(build, state), plan, reference, batch, rounded)
-    return _same_arithmetic(Gradients(build, state, dropout_off), plan, reference, batch, rounded)
-
-
-def _same_arithmetic(gradients: Gradients, plan: Plan, reference: Plan, batch: Counted, rounded: bool) -> GateResult:
-    with gradients:
-        gradients.rehearse(batch, _SEED)
-        expected = gradients.of([batch], _SEED, plan=reference)
-        if not float(expected.vector.norm()):
-            return GateResult(True, "the gradient is zero on this batch")
-        found = gradients.of([batch], _SEED, plan=plan)
-    error = difference(found.vector, expected.vector)
-    most = REDUCED_L2 if rounded else most_l2(expected)
-    return GateResult(error <= most, f"relative L2 of the gradient {error:.1e} (at most {most:g})")
 
 
 def _precision(gradients: Gradients, plan: Plan, batch: Batch | Counted, seed: int) -> GateResult:
@@ -298,7 +266,6 @@ def _is_random(gradients: Gradients, batch: Batch | Counted, seed: int, found: t
     return difference(again.vector, found) > most
 
 
-_SEED = 0
 _SEED_STRIDE = 1000
 """Distance between the seeds of two draws, greater than the number of micro batches."""
 

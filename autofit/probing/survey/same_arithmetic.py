@@ -1,0 +1,41 @@
+"""Same arithmetic: checks that two plans differ by the order of operations alone."""
+
+from contextlib import suppress
+
+from autofit.core.plan import Plan
+from autofit.probing.survey.gates import GateResult
+from autofit.probing.survey.gradients import REDUCED_L2, STATELESS, Build, Gradients, State, difference, most_l2
+from autofit.probing.survey.module_modes import dropout_off
+from autofit.workloads.counted_batches import Counted
+
+_SEED = 0
+
+
+def same_arithmetic(
+    build: Build, plan: Plan, reference: Plan, batch: Counted, state: State = STATELESS, *, rounded: bool = False
+) -> GateResult:
+    """Compares the gradients of two plans that should differ by the order of operations alone.
+
+    Args:
+        build: makes a train step; its model's gradients are left as None.
+        plan: the plan to check.
+        reference: the same plan without the technique.
+        batch: a batch that both can run.
+        state: restores what a step changes besides gradients.
+        rounded: whether both compute in reduced precision, so that another order changes more digits.
+    """
+    with suppress(Exception):  # a model without a loss in evaluation mode
+        return _same_arithmetic(Gradients(build, state), plan, reference, batch, rounded)
+    return _same_arithmetic(Gradients(build, state, dropout_off), plan, reference, batch, rounded)
+
+
+def _same_arithmetic(gradients: Gradients, plan: Plan, reference: Plan, batch: Counted, rounded: bool) -> GateResult:
+    with gradients:
+        gradients.rehearse(batch, _SEED)
+        expected = gradients.of([batch], _SEED, plan=reference)
+        if not float(expected.vector.norm()):
+            return GateResult(True, "the gradient is zero on this batch")
+        found = gradients.of([batch], _SEED, plan=plan)
+    error = difference(found.vector, expected.vector)
+    most = REDUCED_L2 if rounded else most_l2(expected)
+    return GateResult(error <= most, f"relative L2 of the gradient {error:.1e} (at most {most:g})")
