@@ -51,8 +51,8 @@ class DeferringForward:
     def __call__(self, input: torch.Tensor) -> torch.Tensor:  # the name that nn.Linear has
         """Returns the layer's output, deferred if that is possible here."""
         layer = self.layer
-        dtype = _product_type(input, layer)
-        if dtype is None or torch.compiler.is_compiling():
+        dtype = None if torch.compiler.is_compiling() else _product_type(input, layer)
+        if dtype is None:
             return nn.Linear.forward(layer, input)
         samples = input.shape[0] if input.dim() > 2 else 1  # [samples, tokens, features]
         product = Product(input, layer.weight, layer.bias, dtype, samples)
