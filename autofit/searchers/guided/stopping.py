@@ -1,7 +1,7 @@
 """Stopping: when no plan is worth another probe, so that the search ends before its time is used up.
 
-A plan is worth a probe if its expected gain is at least `MIN_GAIN`. When no plan is, each value of a knob that was
-tried at small sizes only is tried once near the size of the best plan (`SMALL_RATIO`). Then the search ends.
+A plan is worth a probe if its expected gain is large enough (`least_gain`). When no plan is, each value of a knob that
+was tried at small sizes only is tried once near the size of the best plan (`SMALL_RATIO`). Then the search ends.
 """
 
 import math
@@ -15,6 +15,9 @@ from autofit.feasibility.plan_features import Array, Points
 
 MIN_GAIN = 0.002
 """Expected gain that is worth a probe, as a log ratio."""
+MANY_PLANS, MANY_PROBES = 1000, 12
+"""In a space of more plans, ever more of them promise a little. There, the expected gain that is worth a probe grows
+with the square of the number of probes, from `MANY_PROBES` on."""
 SMALL_RATIO, MAX_SLOWDOWN = 8, 2.0
 """A value that was tried only at sizes this many times smaller than the best plan's is not settled: fixed costs of a
 step, such as casts, hide its benefit there. It is settled if the plan is estimated to be slower by `MAX_SLOWDOWN`."""
@@ -23,14 +26,14 @@ DIGITS = 9
 it."""
 
 
-def is_worth_a_probe(gain: float, probability: float = 1.0) -> bool:
-    """Returns whether a plan is worth a probe.
+def least_gain(plans: int, probes: int) -> float:
+    """Returns the expected gain over the best plan that ran, as a log ratio, from which a plan is worth a probe.
 
     Args:
-        gain: expected gain over the best plan that ran, as a log ratio.
-        probability: that the plan fits.
+        plans: number of plans of the space.
+        probes: number of plans that were tried.
     """
-    return bool(probability * gain >= MIN_GAIN)
+    return MIN_GAIN * max(1.0, probes / MANY_PROBES) ** 2 if plans > MANY_PLANS else MIN_GAIN
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,13 @@ from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.feasibility.plan_features import points_of
 from autofit.searchers.guided.stopping import (
+    MANY_PLANS,
+    MANY_PROBES,
     MAX_SLOWDOWN,
     MIN_GAIN,
     SMALL_RATIO,
     TriedPlans,
-    is_worth_a_probe,
+    least_gain,
     unsettled,
 )
 
@@ -24,20 +26,14 @@ PLANS = [
 ]  # fp32 at 0 to 2, bf16 at 3 to 5
 
 
-@pytest.mark.parametrize(
-    ("gain", "probability", "worth"),
-    [
-        (MIN_GAIN, 1.0, True),
-        (0.99 * MIN_GAIN, 1.0, False),
-        (2 * MIN_GAIN, 0.5, True),
-        (2 * MIN_GAIN, 0.49, False),
-        (0.0, 1.0, False),
-    ],
-)
-def test_a_gain_is_worth_a_probe_by_the_probability_that_the_plan_fits(
-    gain: float, probability: float, worth: bool
-) -> None:
-    assert is_worth_a_probe(gain, probability) is worth
+@pytest.mark.parametrize("probes", [0, MANY_PROBES, 3 * MANY_PROBES])
+def test_in_a_small_space_the_same_gain_is_worth_a_probe_throughout(probes: int) -> None:
+    assert least_gain(MANY_PLANS, probes) == MIN_GAIN
+
+
+def test_in_a_large_space_more_gain_is_wanted_after_many_probes() -> None:
+    assert least_gain(MANY_PLANS + 1, MANY_PROBES) == MIN_GAIN
+    assert least_gain(MANY_PLANS + 1, 2 * MANY_PROBES) == pytest.approx(4 * MIN_GAIN)
 
 
 def chosen(
