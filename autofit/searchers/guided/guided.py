@@ -28,7 +28,7 @@ from autofit.searchers.base import Problem, Searcher
 from autofit.searchers.guided.exclusions import Exclusion, exclusions
 from autofit.searchers.guided.first_feasible import first_feasible
 from autofit.searchers.guided.omissions import FinalBeliefs, omissions
-from autofit.searchers.guided.stopping import TriedPlans, least_gain, unsettled
+from autofit.searchers.guided.stopping import MIN_GAIN, TriedPlans, unsettled
 from autofit.searchers.guided.throughput import Throughput
 from autofit.searchers.guided.worth import Candidates, Proposal, expected_gains
 
@@ -150,14 +150,9 @@ class Guided(Searcher):
         gains = np.where(too_long, 0.0, self._gains(belief))
         place = self._most_worthy(gains, seconds)
         place = self._unsettled(belief, too_long) if place is None else place
-        worthy = np.flatnonzero(gains >= self._least_gain)
+        worthy = np.flatnonzero(gains >= MIN_GAIN)
         self._worthy = np.append(worthy, place) if place is not None else np.array([], dtype=np.int64)
         return place
-
-    @property
-    def _least_gain(self) -> float:
-        """Expected gain from which a plan is worth a probe, as a log ratio."""
-        return least_gain(len(self._plans), len(self._outcomes))
 
     def _is_wanted(self, place: int) -> bool:
         """Returns whether a plan is to be run, now that it was looked at.
@@ -220,11 +215,8 @@ class Guided(Searcher):
     def _most_worthy(self, gains: Array, seconds: Array) -> int | None:
         """Returns the plan with the most gain per second: one that is likely to fit, or a step towards one that may."""
         may_step = self._steps < MAX_STEPS and not self._feasibility.baseline_is_estimated
-        return self._chosen(
-            *Candidates(gains, seconds, self._least_gain, self._outcomes, self._looked, self._feasibility).proposals(
-                may_step
-            )
-        )
+        candidates = Candidates(gains, seconds, self._outcomes, self._looked, self._feasibility)
+        return self._chosen(*candidates.proposals(may_step))
 
     def _chosen(self, sure: Proposal, step: Proposal, risk: Proposal) -> int | None:
         """Returns the plan to run, of the best that is likely to fit, the best step, and the best that is a risk."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from autofit.feasibility import Feasibility
 from autofit.feasibility.plan_features import Array
+from autofit.searchers.guided.stopping import MIN_GAIN
 
 WORTH_A_LOOK = 0.1
 """Probability of fitting from which a plan is looked at, where plans can be estimated before they run."""
@@ -69,7 +70,6 @@ class Candidates:
     Attributes:
         gains: expected gain of each plan over the best that ran, if it fits, as a log ratio, [plans].
         seconds: estimated duration of a probe, [plans].
-        least_gain: expected gain from which a plan is worth a probe.
         tried: places of the plans that were tried.
         looked: places of the plans that were looked at.
         feasibility: answers whether a plan fits.
@@ -77,7 +77,6 @@ class Candidates:
 
     gains: Array
     seconds: Array
-    least_gain: float
     tried: Collection[int]
     looked: Collection[int]
     feasibility: Feasibility
@@ -89,7 +88,7 @@ class Candidates:
             may_step: whether a step is wanted.
         """
         rates, required = self.gains / self.seconds, self.feasibility.required_probability
-        worthy = np.flatnonzero(self.gains >= self.least_gain)
+        worthy = np.flatnonzero(self.gains >= MIN_GAIN)
         order = worthy[np.argsort(-rates[worthy], kind="stable")]
         sure = step = risk = Proposal()
         begin, count = 0, FIRST
@@ -99,7 +98,7 @@ class Candidates:
             fits, gains = self.feasibility.probabilities(places), self.gains[places]
             likely = fits >= np.where(self._wait_for_a_look(places), WORTH_A_LOOK, required)
             worth, promises = fits * rates[places], fits * gains
-            chosen = likely & (promises >= self.least_gain)
+            chosen = likely & (promises >= MIN_GAIN)
             sure = sure.or_best(worth[chosen], places[chosen])
             risky = (fits >= RISKY_PROBABILITY) & (fits < required) & (promises >= RISKY_GAIN)
             risk = risk.or_best(worth[risky], places[risky])

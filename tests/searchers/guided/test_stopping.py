@@ -9,13 +9,9 @@ from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.feasibility.plan_features import points_of
 from autofit.searchers.guided.stopping import (
-    MANY_PLANS,
-    MANY_PROBES,
     MAX_SLOWDOWN,
-    MIN_GAIN,
     SMALL_RATIO,
     TriedPlans,
-    least_gain,
     unsettled,
 )
 
@@ -24,16 +20,6 @@ SIZES = (4, 32, 64)
 PLANS = [
     Plan(values={"micro_batch_size": size, "precision": value}) for value in ("fp32", "bf16") for size in SIZES
 ]  # fp32 at 0 to 2, bf16 at 3 to 5
-
-
-@pytest.mark.parametrize("probes", [0, MANY_PROBES, 3 * MANY_PROBES])
-def test_in_a_small_space_the_same_gain_is_worth_a_probe_throughout(probes: int) -> None:
-    assert least_gain(MANY_PLANS, probes) == MIN_GAIN
-
-
-def test_in_a_large_space_more_gain_is_wanted_after_many_probes() -> None:
-    assert least_gain(MANY_PLANS + 1, MANY_PROBES) == MIN_GAIN
-    assert least_gain(MANY_PLANS + 1, 2 * MANY_PROBES) == pytest.approx(4 * MIN_GAIN)
 
 
 def chosen(

@@ -51,7 +51,7 @@ def candidates(bench: FakeBench, **changes: Any) -> Candidates:
         known.tell(Trial(number=number, plan=plan, outcome=bench.evaluate(plan, Purpose.PROBE)))
     gains = chance.uniform(0, 0.4, count)
     gains[tried] = 0.0
-    fields: dict[str, Any] = {"gains": gains, "seconds": chance.uniform(1, 3, count), "least_gain": MIN_GAIN}
+    fields: dict[str, Any] = {"gains": gains, "seconds": chance.uniform(1, 3, count)}
     return Candidates(**(fields | {"tried": tried, "looked": tried, "feasibility": known} | changes))
 
 
