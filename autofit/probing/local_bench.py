@@ -126,6 +126,7 @@ class LocalBench:
                 evaluates=workload.evaluation is not None,
             )
         self._heap, self._fastest_s = FrozenHeap(), math.inf
+        self._rates: dict[str, float] = {}  # samples per second of the fastest run of each plan, by its key
 
     @property
     def loss(self) -> LossRule:
@@ -165,10 +166,12 @@ class LocalBench:
                 leaked = self._leaks.found()  # memory that the user's code keeps from step to step
                 self._put_back()
         outcome = outcome.model_copy(update={"leaked": leaked})
+        if outcome.measurement is not None:
+            self._rates[plan.key] = max(self._rates.get(plan.key, 0.0), outcome.measurement.samples_per_s)
         if purpose is not Purpose.PROOF or (self._options.enforce and self.device.is_host):  # whose times mean nothing
             return outcome
         trials = LoaderTrials(self._source, self.device, self._watch, self._beat)
-        return trials.added(outcome, plan.micro_batch_size, self._put_back)
+        return trials.added(outcome, plan.micro_batch_size, self._rates.get(plan.key, 0.0), self._put_back)
 
     def _run(self, probe: Probe) -> Outcome:
         try:
