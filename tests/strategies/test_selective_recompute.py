@@ -209,7 +209,7 @@ def test_a_search_recommends_cheap_operators() -> None:
         loss_fn=F.cross_entropy,
         strategies=["checkpointing"],
         pinned=CHEAP,
-        time_budget="8s",
+        time_budget="60s",
         device="cpu",
         study=":memory:",
         progress=False,
