@@ -92,7 +92,7 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
             keeps techniques that change the result; the caveats name them.
         strategies: names of the techniques to search: "batching", "precision", "checkpointing", "memory_format",
             "optimizer_implementation", "optimizer_in_backward", "activation_offload", "linear_cross_entropy",
-            "attention". None searches all that apply.
+            "attention", "compilation". None searches all that apply.
         without: names of techniques not to search.
         pinned: values that the plan must have, such as `{"precision": "bf16", "micro_batch_size": 16}`. The baseline
             is measured as it is, for comparison.
@@ -113,7 +113,8 @@ def tune(  # noqa: PLR0913  # the public call: each argument is a choice of the 
         objective: what to maximise per second: "samples", or "tokens" that are not padding.
         planned_steps: number of optimizer steps (in inference, batches) that you plan to train, at the baseline's
             global batch size. Warm-up cost (compilation, kernel tuning) is amortised over the samples of these steps,
-            and the shortest whole training wins. None ignores warm-up and compares steady steps.
+            and the shortest whole training wins. None assumes 10,000 steps if compilation can be searched;
+            otherwise it ignores warm-up and compares steady steps.
         progress: True shows finished trials above a live line on a terminal, and as plain lines elsewhere. False shows
             nothing. A callable receives each event, and an exception that it raises ends the search. If a run makes no
             progress for long, an event of kind "waiting" comes from another thread.

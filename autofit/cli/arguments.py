@@ -139,7 +139,7 @@ def _tune_training(group: _Group) -> None:
         type=int,
         metavar="N",
         help="number of optimizer steps you plan to train. Warm-up cost (compilation, kernel tuning) is amortised over "
-        "them (default: ignore warm-up)",
+        "them (default: 10000 if compilation can be searched, otherwise ignore warm-up)",
     )
     _keywords(group)
 

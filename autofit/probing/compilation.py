@@ -14,7 +14,7 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.units import format_duration
 from autofit.probing.watchdog import Overdue, Watchdog
 
-COMPILE_SHARE, COMPILE_S = 0.3, 300.0
+COMPILE_SHARE, COMPILE_S = 0.2, 300.0
 """Maximum time to compile one plan: this share of the remaining time, and never more than this many seconds. A probe
 may take half of the remaining time, so that a plan that was compiled just in time can still be timed."""
 MOST_COMPILED = 256

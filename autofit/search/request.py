@@ -28,7 +28,8 @@ class Request:
         searcher: name of the searcher; None for the default.
         objective: the quantity to maximise.
         planned_steps: optimizer steps of the planned training at the baseline's global batch. The warm-up cost of a
-            plan is amortised over the samples of these steps. None ignores the warm-up cost.
+            plan is amortised over the samples of these steps. None ignores the warm-up cost, or assumes
+            `search.PLANNED_STEPS` if a knob of the space has one.
         seed: makes the search repeatable.
         isolated: whether plans run in a process that is replaced when its device is poisoned.
         title: what is tuned, for reports.

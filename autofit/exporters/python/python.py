@@ -24,6 +24,10 @@ _OPTIMIZERS: dict[KnobValue, Settings] = {
     "foreach": {"OPTIMIZER_FLAGS": {"foreach": True, "fused": False}},
     "fused": {"OPTIMIZER_FLAGS": {"foreach": False, "fused": True}},
 }
+_COMPILED: dict[KnobValue, Settings] = {
+    "off": {},
+    **{mode: {"COMPILE_MODE": f'"{mode}"'} for mode in ("default", "max-autotune-no-cudagraphs", "reduce-overhead")},
+}
 
 
 _RECOMPUTED: dict[KnobValue, Settings] = {"all": {}}
@@ -59,6 +63,7 @@ _SETTINGS: Mapping[str, Callable[[KnobValue], Settings | None]] = {
     "recomputed_operators": _RECOMPUTED.get,
     "memory_format": _MEMORY_FORMATS.get,
     "optimizer_implementation": _OPTIMIZERS.get,
+    "compile": _COMPILED.get,
 }
 """Settings of each knob: upper-case keys are constants at the top of the file, lower-case keys are parts of the
 loop."""
@@ -68,6 +73,7 @@ _PARTS = {
     "AUTOCAST_DTYPE": "autocast",
     "CHECKPOINTED_BLOCKS": "blocks",
     "CHECKPOINT_ORDER": "order",
+    "COMPILE_MODE": "compiled",
     "OPTIMIZER_FLAGS": "flags",
     "MAX_GRAD_NORM": "clip",
 }

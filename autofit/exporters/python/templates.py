@@ -42,6 +42,7 @@ def train(model, loader, optimizer, compute_loss, epochs=1, blocks=None):  #? bl
     model.to(memory_format=torch.channels_last)  #? channels_last
     set_implementation(optimizer)  #? flags
     checkpoint_first(model, blocks)  #? blocks
+    model = torch.compile(model, mode=COMPILE_MODE)  #? compiled
     scaler = torch.amp.GradScaler(device.type)  #? scaler
     model.train()
     optimizer.zero_grad(set_to_none=True)
@@ -86,6 +87,7 @@ def predict(model, loader, forward):
     torch.backends.cudnn.conv.fp32_precision = "tf32"  #? tf32
     torch.backends.cudnn.rnn.fp32_precision = "tf32"  #? tf32
     model.to(memory_format=torch.channels_last)  #? channels_last
+    model = torch.compile(model, mode=COMPILE_MODE)  #? compiled
     model.eval()
     for batch in loader:
         with torch.inference_mode(), torch.autocast(device.type, dtype=AUTOCAST_DTYPE):  #? autocast

@@ -29,7 +29,7 @@ from autofit.searchers.base import Problem, Searcher
 from autofit.searchers.guided.exclusions import Exclusion, exclusions
 from autofit.searchers.guided.first_feasible import first_feasible
 from autofit.searchers.guided.omissions import FinalBeliefs, omissions
-from autofit.searchers.guided.payback import never_paid, warm_ups_s
+from autofit.searchers.guided.payback import Payback
 from autofit.searchers.guided.stopping import MIN_GAIN, TriedPlans, unsettled
 from autofit.searchers.guided.throughput import Throughput
 from autofit.searchers.guided.worth import Candidates, Proposal, expected_gains
@@ -68,6 +68,7 @@ class Guided(Searcher):
         self._looked: set[int] = set()
         self._declined: set[int] = set()
         self._throughput = Throughput(self._knobs, self._points)
+        self._payback = Payback(self._knobs, self._points, problem.objective)
 
     def tell(self, trial: Trial) -> None:
         """Learns from a trial; a block of a race and an interrupted trial say nothing about a plan."""
@@ -132,6 +133,7 @@ class Guided(Searcher):
             fastest=self._fastest(belief),
             feasibility=self._feasibility,
             memory_bytes=self.problem.memory_bytes,
+            warm_ups_s=self._payback.warm_ups_s(self._measurements()),
         )
         return omissions(result)
 
@@ -146,8 +148,7 @@ class Guided(Searcher):
             known = {self._plans[place]: outcome for place, outcome in self._outcomes.items()}
             plan = first_feasible(self.problem, known)
             return None if plan is None else self._place(plan)
-        belief = self._believe()
-        seconds = self._seconds(belief)
+        seconds = self._seconds(belief := self._believe())
         too_long = seconds > self.problem.patience_s()
         gains = np.where(too_long, 0.0, self._gains(belief))
         place = self._most_worthy(gains, seconds)
@@ -185,7 +186,7 @@ class Guided(Searcher):
         hopeful[list(self._outcomes)] = False
         gains = np.zeros(len(ahead))
         gains[hopeful] = expected_gains(ahead[hopeful], belief.deviation[hopeful])
-        return gains
+        return gains - self._payback.costs(self._measurements())
 
     def _fastest(self, belief: Belief) -> float:
         """Returns the posterior mean of the log throughput of the fastest plan that ran and may be recommended."""
@@ -195,8 +196,7 @@ class Guided(Searcher):
 
     def _seconds(self, belief: Belief) -> Array:
         """Returns the estimated duration of a probe of each plan: its steps, and the fixed cost of a probe."""
-        ran = self._measurements()
-        work_s = STEPS * self._samples / np.exp(belief.mean) + warm_ups_s(self._knobs, self._points, ran)
+        work_s = STEPS * self._samples / np.exp(belief.mean) + self._payback.warm_ups_s(self._measurements())
         spent = [
             outcome.duration_s - work_s[place]
             for place, outcome in self._outcomes.items() if place in self._scores and outcome.duration_s
@@ -215,7 +215,7 @@ class Guided(Searcher):
         return np.asarray(excluded, dtype=np.bool_)
 
     def _exclusions(self) -> list[Exclusion]:
-        unpaid = never_paid(self._knobs, self._points, self.problem.objective, self._measurements().get(0))
+        unpaid = self._payback.never(self._measurements())
         return [*exclusions(self._knobs, self._points, self._outcomes, self._scores), *unpaid]
 
     def _most_worthy(self, gains: Array, seconds: Array) -> int | None:

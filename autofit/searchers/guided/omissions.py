@@ -11,9 +11,9 @@ from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.recommendation import Ratio
 from autofit.core.statistics import DEVIATIONS_95
-from autofit.core.units import format_bytes
+from autofit.core.units import format_bytes, format_duration
 from autofit.feasibility import Feasibility
-from autofit.feasibility.plan_features import Points
+from autofit.feasibility.plan_features import Array, Points
 from autofit.feasibility.surrogate import Belief
 from autofit.searchers.guided.exclusions import Exclusion
 
@@ -34,6 +34,7 @@ class FinalBeliefs:
         fastest: log throughput of the fastest plan that ran.
         feasibility: answers whether a plan fits.
         memory_bytes: the budget.
+        warm_ups_s: expected seconds of the warm-up of each plan, [plans].
     """
 
     plans: Sequence[Plan]
@@ -44,6 +45,7 @@ class FinalBeliefs:
     fastest: float
     feasibility: Feasibility
     memory_bytes: int
+    warm_ups_s: Array
 
 
 def omissions(result: FinalBeliefs) -> list[Omission]:
@@ -79,6 +81,8 @@ def _too_slow(result: FinalBeliefs, place: int) -> Omission:
     ratio, low, high = (math.exp(mean - result.fastest + z * DEVIATIONS_95 * deviation) for z in (0, -1, 1))
     expected = Ratio(value=ratio, low=low, high=high)
     reason = f"expected at {expected} of the fastest, by plans that share a part with it"
+    if seconds := float(result.warm_ups_s[place]):
+        reason += f"; its warm-up takes about {format_duration(seconds)}, in the search and again in the training"
     return Omission(plan=result.plans[place], basis=Basis.ASSUMED, reason=reason)
 
 

@@ -1,6 +1,7 @@
 """Payback: what the warm-up of a plan costs, and which values cannot earn it within the planned training."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,53 +17,76 @@ TIMES_PAID = 2
 """A warm-up is paid at least twice: by the search, which must measure it, and by the training."""
 
 
-def never_paid(
-    knobs: Sequence[Knob], points: Points, objective: Objective, baseline: Measurement | None
-) -> list[Exclusion]:
-    """Returns an exclusion for each value that cannot save as much time as its warm-up costs.
+@dataclass(frozen=True, slots=True)
+class Payback:
+    """Compares the warm-up of plans with the planned training, whose length the baseline's speed gives.
 
-    At best the planned training becomes as much faster as is plausible (`Knob.ceiling`), and the warm-up takes as
-    little as is plausible (`Knob.warm_up_s`).
+    If no training is planned or the baseline was not measured, no warm-up has a cost.
 
-    Args:
+    Attributes:
         knobs: knobs of the space.
-        points: plans of the space.
-        objective: gives the length of the planned training; without one, warm-up is ignored and nothing excluded.
-        baseline: the baseline's measurement; None if it was not measured.
+        points: plans of the space, the baseline first.
+        objective: gives the samples of the planned training.
     """
-    if objective.planned_samples is None or baseline is None:
-        return []
-    training_s = objective.planned_samples / baseline.samples_per_s
-    found = []
-    for column, knob in enumerate(knobs):
-        for index, (warm_up_s, ceiling) in enumerate(zip(knob.warm_up_s, knob.ceiling, strict=False)):
-            saved_s, cost_s = training_s * (1 - 1 / ceiling), TIMES_PAID * warm_up_s
-            if warm_up_s and saved_s < cost_s:
-                reason = (
-                    f"{knob.name}={knob.values[index]} cannot pay: even {ceiling:g} times as fast, it would save "
-                    f"{format_duration(saved_s)} of the {format_duration(training_s)} of the planned training, and its "
-                    f"warm-up costs at least {format_duration(warm_up_s)}, in the search and again in the training"
-                )
-                mask = np.asarray(points.values[:, column] == index)
-                found.append(Exclusion(mask, reason, Basis.ASSUMED))
-    return found
 
+    knobs: Sequence[Knob]
+    points: Points
+    objective: Objective
 
-def warm_ups_s(knobs: Sequence[Knob], points: Points, measured: Mapping[int, Measurement]) -> Array:
-    """Returns the seconds that the warm-up of each plan is expected to take beyond that of other plans, [plans].
+    def never(self, measured: Mapping[int, Measurement]) -> list[Exclusion]:
+        """Returns an exclusion for each value that cannot save as much time as its warm-up costs.
 
-    That is the median of the warm-ups measured with its values, or the least plausible one.
+        At best the planned training becomes as much faster as is plausible (`Knob.ceiling`), and the warm-up takes as
+        little as is plausible (`Knob.warm_up_s`).
 
-    Args:
-        knobs: knobs of the space.
-        points: plans of the space.
-        measured: measurements by place.
-    """
-    total = np.zeros(len(points.octaves))
-    for column, knob in enumerate(knobs):
-        for index, least_s in enumerate(knob.warm_up_s):
-            if least_s:
-                known = [m.startup_s for place, m in measured.items()
-                         if points.values[place, column] == index and m.startup_s is not None]  # fmt: skip
-                total[points.values[:, column] == index] += max(float(np.median(known)), least_s) if known else least_s
-    return total
+        Args:
+            measured: measurements of the plans that ran, by place.
+        """
+        training_s = self._training_s(measured)
+        if training_s is None:
+            return []
+        found = []
+        for column, knob in enumerate(self.knobs):
+            for index, (warm_up_s, ceiling) in enumerate(zip(knob.warm_up_s, knob.ceiling, strict=False)):
+                saved_s = training_s * (1 - 1 / ceiling)
+                if warm_up_s and saved_s < TIMES_PAID * warm_up_s:
+                    reason = (
+                        f"{knob.name}={knob.values[index]} cannot pay: even {ceiling:g} times as fast, it would save "
+                        f"{format_duration(saved_s)} of the {format_duration(training_s)} of the planned training, and "
+                        f"its warm-up costs at least {format_duration(warm_up_s)}, in the search and again in the "
+                        "training"
+                    )
+                    mask = np.asarray(self.points.values[:, column] == index)
+                    found.append(Exclusion(mask, reason, Basis.ASSUMED))
+        return found
+
+    def costs(self, measured: Mapping[int, Measurement]) -> Array:
+        """Returns the cost of each plan's warm-up as a share of the planned training, [plans].
+
+        A plan is worth a probe only if its expected gain exceeds this cost.
+        """
+        training_s = self._training_s(measured)
+        return np.asarray(0.0 if training_s is None else TIMES_PAID / training_s) * self.warm_ups_s(measured)
+
+    def warm_ups_s(self, measured: Mapping[int, Measurement]) -> Array:
+        """Returns the seconds that each plan's warm-up is expected to take longer than that of other plans, [plans].
+
+        That is the median of the warm-ups measured with its values, or the least plausible one.
+        """
+        points, total = self.points, np.zeros(len(self.points.octaves))
+        for column, knob in enumerate(self.knobs):
+            for index, least_s in enumerate(knob.warm_up_s):
+                if least_s:
+                    known = [
+                        m.startup_s for place, m in measured.items()
+                        if points.values[place, column] == index and m.startup_s is not None
+                    ]  # fmt: skip
+                    expected_s = max(float(np.median(known)), least_s) if known else least_s
+                    total[points.values[:, column] == index] += expected_s
+        return total
+
+    def _training_s(self, measured: Mapping[int, Measurement]) -> float | None:
+        """Returns the duration of the planned training at the baseline's speed; None if it is unknown."""
+        if self.objective.planned_samples is None or 0 not in measured:
+            return None
+        return self.objective.planned_samples / measured[0].samples_per_s

@@ -9,7 +9,7 @@ from autofit.core.objective import Objective
 from autofit.core.omission import Basis
 from autofit.core.plan import Plan
 from autofit.feasibility.plan_features import points_of
-from autofit.searchers.guided.payback import never_paid, warm_ups_s
+from autofit.searchers.guided.payback import Payback
 
 COMPILE = Knob(
     name="compile",
@@ -32,9 +32,12 @@ def measured(step_s: float, startup_s: float | None = None) -> Measurement:
     return Measurement(step_times_s=(step_s,), samples_per_step=8, memory=memory, startup_s=startup_s)
 
 
+def payback(steps: int | None) -> Payback:
+    return Payback(KNOBS, POINTS, Objective(planned_samples=None if steps is None else 8 * steps))
+
+
 def excluded(steps: int | None, step_s: float) -> set[str]:
-    objective = Objective(planned_samples=None if steps is None else 8 * steps)
-    found = never_paid(KNOBS, POINTS, objective, measured(step_s))
+    found = payback(steps).never({0: measured(step_s)})
     return {str(PLANS[place].values["compile"]) for each in found for place in np.flatnonzero(each.mask)}
 
 
@@ -54,7 +57,7 @@ def test_values_that_cannot_pay_are_excluded(steps: int | None, step_s: float, e
 
 
 def test_the_reason_has_the_numbers() -> None:
-    (one,) = never_paid(KNOBS, POINTS, Objective(planned_samples=80_000), measured(0.0011))
+    (one,) = payback(10_000).never({0: measured(0.0011)})
     assert one.reason == (
         "compile=all cannot pay: even 2 times as fast, it would save 5.5 s of the 11 s of the planned training, and "
         "its warm-up costs at least 3 s, in the search and again in the training"
@@ -63,20 +66,31 @@ def test_the_reason_has_the_numbers() -> None:
 
 
 def test_without_a_measured_baseline_nothing_is_excluded() -> None:
-    assert never_paid(KNOBS, POINTS, Objective(planned_samples=8), None) == []
+    assert payback(1).never({3: measured(0.1)}) == []
+    assert not payback(1).costs({3: measured(0.1)}).any()
+    assert not payback(None).costs({0: measured(0.1)}).any()
 
 
 def test_a_probe_takes_the_warm_up_of_its_values_longer() -> None:
-    before = warm_ups_s(KNOBS, POINTS, {})
+    before = payback(None).warm_ups_s({})
     assert {(str(plan.values["compile"]), float(s)) for plan, s in zip(PLANS, before, strict=True)} == {
         ("off", 0.0),
         ("all", 3.0),
         ("graphs", 3.0),
     }
     of_all = next(place for place, plan in enumerate(PLANS) if plan.values["compile"] == "all")
-    after = warm_ups_s(KNOBS, POINTS, {of_all: measured(0.1, 12.0)})
+    after = payback(None).warm_ups_s({of_all: measured(0.1, 12.0)})
     assert {str(plan.values["compile"]): float(s) for plan, s in zip(PLANS, after, strict=True)} == {
         "off": 0.0,
         "all": 12.0,
         "graphs": 3.0,
+    }
+
+
+def test_the_cost_is_a_share_of_the_planned_training() -> None:
+    costs = payback(1000).costs({0: measured(0.1)})  # 100 s, of which 3 s are paid twice
+    assert {str(plan.values["compile"]): round(float(c), 9) for plan, c in zip(PLANS, costs, strict=True)} == {
+        "off": 0.0,
+        "all": 0.06,
+        "graphs": 0.06,
     }
