@@ -100,7 +100,6 @@ def search_with_evaluation(
     if evaluation is None:
         return search_in_process(workload, chosen, options, request, clock, progress, followers)
     first = training_request(request)
-    clock.limit_s = first.time_s
     found, result = search_in_process(workload, chosen, options, first, clock, progress, followers)
 
     def searched() -> Recommendation:

@@ -101,7 +101,6 @@ def _searched(target: Target, request: Request, clock: Clock, given: argparse.Na
             listen(Event("stage", _device(bench.briefing.environment, given.device)))
         if bench.briefing.evaluates:  # known only once the target is open
             request = training_request(request)
-            clock.limit_s = request.time_s
         against = Yardstick.of(bench.briefing, request, clock, lambda: watch.doing)
         with (
             Progress.of(not given.quiet, against) as listen,

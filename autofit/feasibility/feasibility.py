@@ -138,7 +138,8 @@ class Feasibility:
     def probabilities(self, places: NDArray[np.int64]) -> Array:
         """Returns the probability that each of some plans fits; they are given by their places in `plans`."""
         found, modelled = np.empty(len(places)), self.only_modelled(places)
-        found[modelled] = self._model.probabilities(places[modelled])
+        if modelled.any():
+            found[modelled] = self._model.probabilities(places[modelled])
         found[~modelled] = [self.probability(self.plans.plans[place]) for place in places[~modelled]]
         return found
 

@@ -17,7 +17,7 @@ from autofit.core.space import MAX_PLANS, SearchSpace
 Array = NDArray[np.float64]
 
 MOST_MADE = 2**14
-"""Maximum number of plans that are kept once they were made."""
+"""Maximum number of plans that are kept once they were made, and of places once they were found."""
 ISOLATED_OCTAVES = 0.25
 """A size counts as fully isolated when no other size is closer than this; 32 and 40 are 0.32 octaves apart."""
 
@@ -65,6 +65,7 @@ class PlanList:
         self._of_baseline = [space.baseline, *(p for s in space.sizes if (p := space.at(first, s)) != space.baseline)]
         self._value_places = [{typed(value): place for place, value in enumerate(k.values)} for k in space.facts.knobs]
         self._rows = _rows(space, self._value_places)
+        self._found: dict[str, int | None] = {}
         self._made = lru_cache(MOST_MADE)(self._make)
         sizes, combinations = self._layout()
         self.sizes, self.samples = sizes[:MAX_PLANS], self._samples(sizes)[:MAX_PLANS]
@@ -73,14 +74,11 @@ class PlanList:
 
     def place(self, plan: Plan) -> int | None:
         """Returns the index of a plan in the list, or None."""
-        if plan.combination == self._of_baseline[0].combination:
-            mine = self._of_baseline[: len(self.plans)]
-            return mine.index(plan) if plan in mine else None
-        number, size = self.number(plan), self._sizes.get(plan.micro_batch_size)
-        if number is None or size is None:
-            return None
-        place = self.first_of(number) + size
-        return place if place < len(self.plans) and self.plans[place] == plan else None
+        if plan.key not in self._found:
+            if len(self._found) >= MOST_MADE:
+                self._found.clear()
+            self._found[plan.key] = self._find(plan)
+        return self._found[plan.key]
 
     @property
     def combinations(self) -> int:
@@ -130,6 +128,16 @@ class PlanList:
     def _accumulate(self) -> NDArray[np.bool_]:
         """Which plans have several accumulation steps, [plans]."""
         return np.asarray(self.samples > self.sizes, dtype=np.bool_)
+
+    def _find(self, plan: Plan) -> int | None:
+        if plan.combination == self._of_baseline[0].combination:
+            mine = self._of_baseline[: len(self.plans)]
+            return mine.index(plan) if plan in mine else None
+        number, size = self.number(plan), self._sizes.get(plan.micro_batch_size)
+        if number is None or size is None:
+            return None
+        place = self.first_of(number) + size
+        return place if place < len(self.plans) and self.plans[place] == plan else None
 
     def _make(self, place: int) -> Plan:
         if place < len(self._of_baseline):

@@ -74,33 +74,36 @@ class LoaderTrials:
     _touched: bool = False
     _until_s: float = math.inf
 
-    def added(self, outcome: Outcome, size: int, restore: Callable[[], None] = lambda: None) -> Outcome:
+    def added(
+        self, outcome: Outcome, size: int, fastest_per_s: float = 0.0, restore: Callable[[], None] = lambda: None
+    ) -> Outcome:
         """Returns the outcome of a proof with what was found, if the proof passed.
 
         Args:
             outcome: the outcome of the proof.
             size: micro batch size of its plan.
+            fastest_per_s: samples per second of the fastest run of its plan. A proof may have been disturbed.
             restore: puts back what reading the data may have changed.
         """
         if outcome.measurement is None or not outcome.measured:
             return outcome
         try:
-            found = self.run(outcome.measurement, size)
+            found = self.run(outcome.measurement, size, fastest_per_s)
         finally:
             if self._touched:
                 restore()
         return outcome.model_copy(update={"measurement": outcome.measurement.model_copy(update={"loading": found})})
 
-    def run(self, proof: Measurement, size: int) -> Loading | None:
+    def run(self, proof: Measurement, size: int, fastest_per_s: float = 0.0) -> Loading | None:
         """Returns the settings of the loader, or why the user's are kept; None if there is nothing to change or tell.
 
         A loader that fails is a reason, not an error. Arguments are as in `added`.
         """
-        fetch_s, self._size, self._needed_per_s = proof.fetch_s, size, proof.samples_per_s
+        fetch_s, self._size, self._needed_per_s = proof.fetch_s, size, max(proof.samples_per_s, fastest_per_s)
         if not fetch_s:
             return None
         alone = LoadingTrial(workers=0, samples_per_s=proof.samples_per_step / fetch_s)
-        if fetch_s <= FREE_RATIO * proof.step_time_s:
+        if fetch_s <= FREE_RATIO * proof.samples_per_step / self._needed_per_s:
             idle = self._users("num_workers", 0) and not self.source.fixed_loading
             return Loading(needed_per_s=self._needed_per_s, trials=(alone,)) if idle else None
         if kept := self.source.fixed_loading or self._not_worth(alone):

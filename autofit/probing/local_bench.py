@@ -30,7 +30,7 @@ from autofit.probing.child_request import SURVEY
 from autofit.probing.compilation import forget, shapes_of_a_training
 from autofit.probing.frozen_heap import FrozenHeap
 from autofit.probing.leaks import LeakWatch
-from autofit.probing.loading import LoaderTrials
+from autofit.probing.passed_proof import PassedProof
 from autofit.probing.placement import place
 from autofit.probing.probe import Probe
 from autofit.probing.proof_gate import ProofGate
@@ -130,6 +130,10 @@ class LocalBench:
                 evaluates=workload.evaluation is not None,
             )
         self._heap, self._fastest_s = FrozenHeap(), math.inf
+        self._passed = PassedProof(
+            ProofGate(members(), self._build, self._source, state, self._watch),
+            self._source, device, self._watch, self._beat, self._put_back,
+        )  # fmt: skip
 
     def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
         """Runs `plan` and returns the outcome. Everything is restored afterwards.
@@ -164,18 +168,10 @@ class LocalBench:
                 leaked = self._leaks.found()  # memory that the user's code keeps from step to step
                 self._put_back()
         outcome = outcome.model_copy(update={"leaked": leaked})
-        limited = self._options.enforce and self.device.is_host  # whose times mean nothing, and is too small for a gate
-        return self._proven(plan, outcome) if purpose is Purpose.PROOF and outcome.measured and not limited else outcome
-
-    def _proven(self, plan: Plan, outcome: Outcome) -> Outcome:
-        """Returns the outcome of a proof after its gate and the choice of worker processes."""
-        gate = ProofGate(members(), self._build, self._source, State(self._reset, self._guard.differences), self._watch)
-        try:
-            outcome = gate.judged(outcome, plan, self.briefing.space.baseline)
-        finally:
-            self._put_back()
-        trials = LoaderTrials(self._source, self.device, self._watch, self._beat)
-        return trials.added(outcome, plan.micro_batch_size, self._put_back)
+        self._passed.note(plan, outcome)
+        if purpose is not Purpose.PROOF or not outcome.measured or (self._options.enforce and self.device.is_host):
+            return outcome  # on a host, times under a real limit mean nothing, and a gate may not fit
+        return self._passed.judged(plan, outcome, self.briefing.space.baseline)
 
     def _run(self, probe: Probe) -> Outcome:
         try:

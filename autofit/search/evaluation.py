@@ -14,7 +14,8 @@ from autofit.core.recommendation import Recommendation
 from autofit.search.request import Request
 
 TIME_SHARE = 0.2
-"""Share of the time budget that is reserved for the search of evaluation. It also gets what the training's leaves."""
+"""Share of the time budget that is reserved for the search of evaluation. It also gets what the training's leaves. A
+proof of the training that takes longer than expected may use this share: the training comes first."""
 STAGE = "searching a plan for evaluation, on the batches of eval_loader"
 """Text of the stage in which evaluation is searched."""
 

@@ -13,6 +13,7 @@ from autofit.core.measurement import Measurement
 from autofit.core.objective import Objective
 from autofit.core.recommendation import Recommendation
 from autofit.core.trial import Purpose, Trial
+from autofit.search.data_bound import loading_caveats
 from autofit.search.evidence import CLOSED, SearchEvidence, evidence_in
 from autofit.search.trial_runner import TrialRunner
 from autofit.search.tuning import Tuning
@@ -78,14 +79,16 @@ class KnownAnswer:
             duration_s: seconds since the call began.
             caveats: notes from before the proof.
         """
-        kept = [text for text in self.recommendation.caveats if not text.startswith(_BEGINNING)]
+        before, now = (list(loading_caveats(each)) for each in (self.recommendation.proof, proof))
+        earlier = [text for text in self.recommendation.caveats if not text.startswith(_BEGINNING)]
+        kept = [new for text in earlier for new in (now if text in before else [text])]
         note = (
             f"{_BEGINNING} a search of {self._day} in this study; only its proof was run again. To search again, name "
             "another study, or ':memory:'"
         )
         changes = {
             "proof": proof,
-            "caveats": tuple(dict.fromkeys([*kept, note, *caveats])),
+            "caveats": tuple(dict.fromkeys([*kept, *now, note, *caveats])),
             "counts": {"measured": 1},
             "duration_s": round(duration_s, 2),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -167,22 +167,29 @@ class _Calls(TorchFunctionMode):
         """Watches a step of a copied model, which is discarded."""
         for owner in _owners(model):
             owner.register_forward_pre_hook(self._asked, with_kwargs=True)
-        with self:
-            yield
+        # The mode sees every call but those inside a function that it runs, such as multi_head_attention_forward. These
+        # go through the module.
+        functional.scaled_dot_product_attention = self._noted
+        try:
+            with self:
+                yield
+        finally:
+            functional.scaled_dot_product_attention = self._function
 
     def _asked(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         self.wants_weights |= kwargs.get("output_attentions") is True
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Notes a call and runs it."""
-        kwargs = kwargs or {}
-        if func is self._function:
-            query, mask = args[0] if args else kwargs["query"], args[3] if len(args) > 3 else kwargs.get("attn_mask")
-            width = query.shape[-1]
-            self.count += 1
-            self.half |= query.dtype.itemsize == torch.float16.itemsize
-            self.either |= query.dim() == 4 and mask is None and width % 8 == 0 and width <= MOST_CUDNN_WIDTH
-        return func(*args, **kwargs)
+        return (self._noted if func is self._function else func)(*args, **(kwargs or {}))
+
+    def _noted(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        query, mask = args[0] if args else kwargs["query"], args[3] if len(args) > 3 else kwargs.get("attn_mask")
+        width = query.shape[-1]
+        self.count += 1
+        self.half |= query.dtype.itemsize == torch.float16.itemsize
+        self.either |= query.dim() == 4 and mask is None and width % 8 == 0 and width <= MOST_CUDNN_WIDTH
+        return self._function(*args, **kwargs)
 
 
 @contextmanager

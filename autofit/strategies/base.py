@@ -46,7 +46,7 @@ class Span:
         saved_bytes: bytes that the part is the first to keep for the backward pass.
         input_bytes: bytes of the block's inputs that no earlier part keeps.
         flops: operations of the block's products; 0 between blocks, as all that follows.
-        traffic_bytes: operands read and results written by its operators.
+        traffic_bytes: operands read, except weights, and results written by its operators.
         operators: number of its operators that compute or copy.
         marked_bytes: results of the operators that were asked for.
         marked_flops: operations of the operators that were asked for.

@@ -51,12 +51,17 @@ class DeferringForward:
     def __call__(self, input: torch.Tensor) -> torch.Tensor:  # the name that nn.Linear has
         """Returns the layer's output, deferred if that is possible here."""
         layer = self.layer
-        dtype = _product_type(input, layer)
-        if dtype is None or torch.compiler.is_compiling():
+        dtype = None if _is_transformed() else _product_type(input, layer)
+        if dtype is None:
             return nn.Linear.forward(layer, input)
         samples = input.shape[0] if input.dim() > 2 else 1  # [samples, tokens, features]
         product = Product(input, layer.weight, layer.bias, dtype, samples)
         return DeferredLogits.of(product, self.usage or Usage())
+
+
+def _is_transformed() -> bool:
+    """Returns whether torch.compile or a transform of torch.func (grad, vmap) runs this code."""
+    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _product_type(hidden: torch.Tensor, layer: nn.Linear) -> torch.dtype | None:

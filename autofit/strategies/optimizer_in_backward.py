@@ -22,8 +22,7 @@ from autofit.workloads.step import Draft
 
 KNOB = "optimizer_in_backward"
 SMALLEST_SHARE = 0.05
-"""Minimum share of the memory budget that the gradients must have. The next larger micro batch rarely needs less than
-that."""
+"""Minimum memory that is freed, as a share of the memory budget. The next larger micro batch rarely needs less."""
 SCALER = "a gradient scaler must see all gradients before the first update"
 TORCH = "torch.optim."
 WHOLE = (torch.optim.LBFGS, torch.optim.SparseAdam)
@@ -192,11 +191,11 @@ def _lack_of_effect(facts: Facts) -> str | None:
     assert facts.optimizer is not None, "inference is refused before"
     if facts.global_batch_size not in (None, facts.micro_batch_size) and not facts.resizable:
         return f"each step accumulates the gradients of {facts.accumulation_steps} micro batches"
-    parameters = {p for group in facts.optimizer.param_groups for p in group["params"] if p.requires_grad}
-    gradients, budget = sum(parameter.nbytes for parameter in parameters), facts.memory_budget_bytes
-    if budget is not None and gradients < SMALLEST_SHARE * budget:
+    sizes = [p.nbytes for group in facts.optimizer.param_groups for p in group["params"] if p.requires_grad]
+    freed, budget = sum(sizes) - max(sizes, default=0), facts.memory_budget_bytes  # one gradient exists at a time
+    if budget is not None and freed < SMALLEST_SHARE * budget:
         return (
-            f"the gradients are {format_bytes(gradients)}, less than {SMALLEST_SHARE:.0%} of the memory budget of "
-            f"{format_bytes(budget)}: freeing them early cannot decide what fits"
+            f"the gradients without the largest one are {format_bytes(freed)}, less than {SMALLEST_SHARE:.0%} of the "
+            f"memory budget of {format_bytes(budget)}: freeing them early hardly changes what fits"
         )
     return None

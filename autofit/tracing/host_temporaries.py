@@ -41,7 +41,12 @@ PRODUCTS = frozenset((aten.mm.default, aten.addmm.default, aten.bmm.default, ate
 """Operators that oneDNN computes in 16 bits. In 32 bits they need no temporary memory."""
 MOST_FLOP = 2e8
 """Maximum size of a product that is run. The temporary memory of larger ones is small compared with their operands."""
-MIXED = frozenset((aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor))
+MIXED = frozenset(
+    (
+        *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor),
+        *(aten.add_.Tensor, aten.sub_.Tensor, aten.mul_.Tensor, aten.div_.Tensor),
+    )
+)
 """Operators that first convert operands of another type to the result's type (TensorIterator.cpp)."""
 
 

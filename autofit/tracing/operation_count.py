@@ -29,12 +29,16 @@ ON_THE_HOST: dict[Any, Callable[..., int]] = {
 class Tally:
     """Counts the work of a step. The operators need not really be computed.
 
+    Args:
+        uncounted: tells of a tensor whether its bytes are left out of the memory traffic. None counts all.
+
     Attributes:
         complete: whether the operations of every product could be counted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, uncounted: Callable[[torch.Tensor], bool] | None = None) -> None:
         self.complete = True
+        self._uncounted = uncounted
         self._flops: Counter[str] = Counter()
         self._traffic_bytes = self._operators = 0
 
@@ -45,7 +49,8 @@ class Tally:
         operands = [*_tensors(args), *_tensors(kwargs.values())]
         results = [one for one in _tensors((out,)) if not any(one is operand for operand in operands)]
         self._operators += 1
-        self._traffic_bytes += sum(one.numel() * one.element_size() for one in (*operands, *results))
+        moved = [one for one in (*operands, *results) if self._uncounted is None or not self._uncounted(one)]
+        self._traffic_bytes += sum(one.numel() * one.element_size() for one in moved)
         formula = flop_registry.get(func._overloadpacket) or ON_THE_HOST.get(func._overloadpacket)
         if formula is None:
             return

@@ -17,7 +17,8 @@ def resolve_forward(batch: Batch, step_fn: Callable[..., Any] | None) -> LossRul
     passes its inputs, and any other batch is passed as the only argument.
     """
     if step_fn is not None:
-        return LossRule("step_fn", step_fn, inferred=False, about="step_fn(model, batch)")
+        # Not "step_fn": the training of the same workload has that name, and its own study.
+        return LossRule("forward by step_fn", step_fn, inferred=False, about="step_fn(model, batch)")
     if isinstance(batch, Mapping):
         return LossRule("forward", _keywords, inferred=True, about="model(**batch)")
     if isinstance(batch, (tuple, list)) and len(batch) == 2:

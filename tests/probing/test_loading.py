@@ -80,6 +80,16 @@ def test_the_fewest_workers_that_keep_up_are_chosen(monkeypatch: pytest.MonkeyPa
     assert (loading.workers, loading.prefetch_factor, loading.pin_memory, loading.kept) == (4, 2, None, "")
 
 
+def test_the_fastest_run_of_the_plan_says_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proof that something else slowed down would need fewer workers than the training."""
+    refused(monkeypatch)
+    trials, slow = LoaderTrials(source_of(Slow(samples=64)), Cpu()), proof(step_s=1.0)
+    assert trials.run(slow, SIZE) is None
+    needed = trials.run(slow, SIZE, fastest_per_s=1000.0)
+    assert needed is not None
+    assert needed.needed_per_s == 1000.0
+
+
 def test_more_workers_are_tried_without_a_margin_and_used_only_if_they_train_faster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -48,6 +48,25 @@ def test_an_unchanged_question_takes_one_proof_and_a_twentieth_of_the_time(tmp_p
     assert report.recommendation == again
 
 
+def test_the_numbers_of_the_loader_are_those_of_the_new_proof(tmp_path: Path) -> None:
+    bench, study, fetch_s = small_bench(), tmp_path / "s.db", [0.0]
+
+    def evaluate(plan: Plan, purpose: Purpose) -> Outcome:
+        outcome = bench.evaluate(plan, purpose)
+        if outcome.measurement is None:
+            return outcome
+        measurement = outcome.measurement.model_copy(update={"fetch_s": fetch_s[0]})
+        return outcome.model_copy(update={"measurement": measurement})
+
+    told = list[list[str]]()
+    for took_s in (3.0, 5.0, 0.0, 4.0):
+        fetch_s[0] = took_s
+        found, _ = run(bench, study, evaluate=evaluate)
+        told.append([text.partition(",")[0] for text in found.caveats if text.startswith("loading the samples")])
+    took = "loading the samples of one step took"
+    assert told == [[f"{took} 3 s"], [f"{took} 5 s"], [], [f"{took} 4 s"]]
+
+
 def test_it_searches_again_when_asked_to(tmp_path: Path) -> None:
     bench, study = small_bench(), tmp_path / "s.db"
     first, _ = run(bench, study)

@@ -108,6 +108,13 @@ def test_flash_is_offered_where_torch_would_run_cudnn_and_math_never() -> None:
     assert [refusal.name for refusal in found.refused] == ["attention=math"]
 
 
+def test_attention_inside_a_layer_of_torch_is_seen() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(96, 8))
+    assert offer(model, NUMBERS, capabilities=HOPPER).knobs
+    assert F.scaled_dot_product_attention.__name__ == "scaled_dot_product_attention"
+
+
 @pytest.mark.parametrize(
     ("model", "numerics", "text"),
     [

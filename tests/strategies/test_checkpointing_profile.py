@@ -110,18 +110,11 @@ def test_an_order_other_than_that_of_the_modules_is_a_constant_of_every_plan() -
     assert (order.name, order.values) == ("checkpoint_order", ("1-3,0",))
 
 
-def test_every_plan_of_a_search_names_the_order() -> None:
-    fits = [search(UNet()) for _ in range(2)]
-    orders = {plan.values["checkpoint_order"] for fit in fits for plan in (fit.plan, fit.baseline.plan)}
-    assert orders == {"0-1,4,2-3"}
-    for fit in fits:
-        assert fit.baseline.plan.values["checkpointed_blocks"] == 0
-        assert fit.plan.values["micro_batch_size"] == 8
-
-
-def test_a_plan_with_an_order_is_prepared_and_undone() -> None:
+def test_every_plan_of_a_search_names_the_order_and_is_prepared_with_it() -> None:
     model = UNet()
     found = search(model)
+    assert {plan.values["checkpoint_order"] for plan in (found.plan, found.baseline.plan)} == {"0-1,4,2-3"}
+    assert found.baseline.plan.values["checkpointed_blocks"] == 0
     fit = with_plan(found, **{**found.plan.values, "checkpointed_blocks": 3})
     with fit.prepare(model, images(), torch.optim.AdamW(model.parameters())) as step:
         chosen = [*model.down, model.middle]

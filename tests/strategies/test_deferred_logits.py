@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from autofit.strategies.deferred_logits import DeferredLogits, DeferringForward, Usage
 
@@ -221,6 +222,60 @@ def test_without_gradients_nothing_is_deferred() -> None:
     vars(layer)["forward"] = DeferringForward(layer)
     with torch.no_grad():
         assert type(layer(torch.ones(2, FEATURES))) is torch.Tensor
+
+
+def of_layer(layer: nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
+    return flat(layer(hidden), torch.arange(6).view(2, 3))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_head_has_the_ordinary_gradient(reentrant: bool) -> None:
+    layer, hidden = nn.Linear(FEATURES, CLASSES), torch.randn(2, 3, FEATURES, requires_grad=True)
+    (expected,) = torch.autograd.grad(of_layer(layer, hidden), layer.weight)
+    vars(layer)["forward"] = DeferringForward(layer)
+    checkpoint(of_layer, layer, hidden, use_reentrant=reentrant).backward()
+    assert layer.weight.grad is not None
+    torch.testing.assert_close(layer.weight.grad, expected)
+
+
+def test_tensors_that_are_kept_on_the_host_give_the_ordinary_gradient() -> None:
+    layer, hidden = nn.Linear(FEATURES, CLASSES), torch.randn(2, 3, FEATURES)
+    (expected,) = torch.autograd.grad(of_layer(layer, hidden), layer.weight)
+    vars(layer)["forward"] = DeferringForward(layer)
+    with torch.autograd.graph.save_on_cpu():
+        loss = of_layer(layer, hidden)
+    torch.testing.assert_close(torch.autograd.grad(loss, layer.weight)[0], expected)
+
+
+def test_scaled_loss_in_fp16_has_the_gradient_of_float32() -> None:
+    layer, hidden = nn.Linear(FEATURES, CLASSES), torch.randn(2, 3, FEATURES)
+    (expected,) = torch.autograd.grad(of_layer(layer, hidden), layer.weight)
+    vars(layer)["forward"] = DeferringForward(layer)
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = of_layer(layer, hidden)
+    (scaled,) = torch.autograd.grad(loss * 2.0**16, layer.weight)
+    assert (scaled / 2.0**16 - expected).norm() <= 2e-3 * expected.norm()
+
+
+def test_transforms_of_torch_func_see_ordinary_logits() -> None:
+    layer, hidden = nn.Linear(FEATURES, CLASSES), torch.randn(2, 3, FEATURES)
+    (expected,) = torch.autograd.grad(of_layer(layer, hidden), layer.weight)
+    vars(layer)["forward"] = DeferringForward(layer)
+
+    def loss(weight: torch.Tensor) -> torch.Tensor:
+        output = torch.func.functional_call(layer, {"weight": weight, "bias": layer.bias}, (hidden,))
+        return flat(output, torch.arange(6).view(2, 3))
+
+    found = torch.func.grad(loss)(layer.weight.detach())
+    torch.testing.assert_close(found, expected)
+
+
+def test_compiled_model_computes_its_logits() -> None:
+    layer, hidden = nn.Linear(FEATURES, CLASSES), torch.randn(2, 3, FEATURES)
+    expected = of_layer(layer, hidden)
+    vars(layer)["forward"] = DeferringForward(layer)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    torch.testing.assert_close(flat(compiled(hidden), torch.arange(6).view(2, 3)), expected)
 
 
 def test_copied_layer_computes_with_its_own_weights() -> None:

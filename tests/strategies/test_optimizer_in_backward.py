@@ -301,6 +301,12 @@ def test_gradients_that_are_small_beside_the_budget_are_refused_with_the_number(
     assert STRATEGY.offer(facts(draft(), memory_budget_bytes=10_000)).knobs
 
 
+def test_the_largest_gradient_does_not_count() -> None:
+    """It exists in any case: the embedding of a small classifier is most of it."""
+    made = draft(model=nn.Sequential(nn.Embedding(10_000, 8), nn.Linear(8, 8)))
+    assert "without the largest one are 288 B," in reason(made, memory_budget_bytes=200_000)
+
+
 def hooked(made: Draft, register: str) -> Draft:
     getattr(made.optimizer, register)(lambda optimizer, args, kwargs: None)
     return made

@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
+import autofit
 from autofit.core.errors import SpaceError
 from autofit.core.plan import KnobValue, Plan
 from autofit.strategies.recompute import Recompute
@@ -196,3 +198,22 @@ def test_selection_needs_checkpointed_blocks(count: KnobValue) -> None:
     assert f"nothing beside checkpointed_blocks={count}" in str(STRATEGY.conflict(plan_of(count, **CHEAP)))
     assert STRATEGY.conflict(plan_of(1, **CHEAP)) is None
     assert STRATEGY.conflict(plan_of(count, recomputed_operators="all")) is None
+
+
+def test_a_search_recommends_cheap_operators() -> None:
+    torch.manual_seed(0)
+    model, texts = Gpt(128), torch.randint(0, 96, (32, 64))
+    fit = autofit.tune(
+        model,
+        DataLoader(TensorDataset(texts, texts), batch_size=8),
+        loss_fn=F.cross_entropy,
+        strategies=["checkpointing"],
+        pinned=CHEAP,
+        time_budget="60s",
+        device="cpu",
+        study=":memory:",
+        progress=False,
+    )
+    assert fit.baseline.plan.values["recomputed_operators"] == "all"
+    assert fit.plan.values["recomputed_operators"] == "cheap"
+    assert fit.plan.values["checkpointed_blocks"] != 0

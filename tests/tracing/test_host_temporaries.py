@@ -72,6 +72,16 @@ def test_operands_of_another_type_are_converted_first() -> None:
     assert HostTemporaries(CPU, torch.get_num_threads())(aten.add.Tensor, (single, single), {}, single) is None
 
 
+def test_operand_of_another_type_is_converted_also_for_a_sum_in_place() -> None:
+    half, single = torch.randn(100, 50).bfloat16(), torch.randn(100, 50)
+    found = HostTemporaries(CPU, torch.get_num_threads())(aten.add_.Tensor, (single, half), {}, single)
+    assert found == half.numel() * 4
+    with CPU.meter(lambda: 0) as reading:
+        single.add_(half)
+    assert reading.memory is not None
+    assert reading.memory.allocated_bytes == found
+
+
 def test_an_operator_without_temporaries_has_none() -> None:
     single = torch.randn(8, 8)
     assert HostTemporaries(CPU, torch.get_num_threads())(aten.relu.default, (single,), {}, single) is None

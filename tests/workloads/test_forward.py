@@ -45,5 +45,5 @@ def test_the_batch_decides_how_the_model_is_called(
 def test_a_step_fn_does_it_all() -> None:
     rule = resolve_forward((X, Y), lambda model, batch: batch[1])
     assert rule.compute(Echo(), (X, Y)) is Y
-    assert rule.name == "step_fn"
+    assert rule.name == "forward by step_fn"
     assert not rule.inferred

@@ -93,7 +93,7 @@ class Python(Exporter):
             found.pop(_BLOCKS, None)  # the loop does not switch the checkpointing of the user's model off
         if found.get(_ORDER, {}) is None:
             found.pop(_BLOCKS, None)  # the first blocks would be other ones
-        elif not found.get(_BLOCKS):
+        elif _ORDER in found and not found.get(_BLOCKS):
             found[_ORDER] = {}
         return {knob: settings for knob, settings in found.items() if settings is not None}
 
@@ -113,7 +113,17 @@ class Python(Exporter):
         helpers = [text for part, text in HELPERS.items() if part in parts]
         text = "".join([IMPORTS, CONSTANTS, loop, *helpers, TO_DEVICE])
         text = text.replace("AdamW", name if name.isidentifier() else "AdamW")
+        text = text.replace("batch_size=MICRO_BATCH_SIZE", f"batch_size=MICRO_BATCH_SIZE{_workers(recommendation)}")
         return select(text, parts).replace(CONSTANTS, constants).replace(COUNTED, str(weighing))
+
+
+def _workers(recommendation: Recommendation) -> str:
+    """Returns the arguments of the loader's worker processes, if they were chosen."""
+    loading = recommendation.proof.loading
+    if loading is None or loading.kept or not loading.workers:
+        return ""
+    pinned = ", pin_memory=True" if loading.pin_memory else ""
+    return f", num_workers={loading.workers}{pinned}"
 
 
 def _weights(parts: frozenset[str], weighing: Weighing | None, environment: Mapping[str, str]) -> set[str]:

@@ -103,14 +103,14 @@ class _SpanRecorder:
     def __init__(self, blocks: Sequence[nn.Module], marked: Marked) -> None:
         self.blocks, self.marked = blocks, marked
         self.parts = [_SpanDraft()]
-        self._seen: set[int] = set()
+        self._weights = {_address(one) for block in blocks for one in (*block.parameters(), *block.buffers())}
+        self._seen = set(self._weights)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Records until the context is left; then no hook remains."""
         with ExitStack() as undo:
             for number, block in enumerate(self.blocks):
-                self._seen.update(_address(tensor) for tensor in (*block.parameters(), *block.buffers()))
                 begin = block.register_forward_pre_hook(partial(self._begin, number), prepend=True, with_kwargs=True)
                 undo.callback(begin.remove)
                 undo.callback(block.register_forward_hook(self._end, always_call=True).remove)
@@ -130,8 +130,12 @@ class _SpanRecorder:
 
     def _begin(self, number: int, block: nn.Module, args: Any, kwargs: Any) -> None:
         inputs = {_address(one): one for one in _tensors((args, kwargs)) if _address(one) not in self._seen}
-        part = _SpanDraft(number, input_bytes=sum(one.untyped_storage().nbytes() for one in inputs.values()))
-        self.parts.append(part)
+        input_bytes = sum(one.untyped_storage().nbytes() for one in inputs.values())
+        self.parts.append(_SpanDraft(number, input_bytes=input_bytes, tally=Tally(self._is_weight)))
+
+    def _is_weight(self, tensor: torch.Tensor) -> bool:
+        # Weights are read once per batch. In the small batch of a profile they would outweigh everything else.
+        return _address(tensor) in self._weights
 
     def _end(self, *_: Any) -> None:
         self.parts.append(_SpanDraft())

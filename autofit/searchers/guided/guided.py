@@ -153,7 +153,8 @@ class Guided(Searcher):
         gains = np.where(too_long, 0.0, self._gains(belief))
         place = self._most_worthy(gains, seconds)
         place = self._unsettled(belief, too_long) if place is None else place
-        self._worthy = np.append(np.flatnonzero(gains >= MIN_GAIN), place) if place is not None else np.array([], int)
+        worthy = np.flatnonzero(gains >= MIN_GAIN)
+        self._worthy = np.append(worthy, place) if place is not None else np.array([], dtype=np.int64)
         return place
 
     def _is_wanted(self, place: int) -> bool:
@@ -220,9 +221,8 @@ class Guided(Searcher):
     def _most_worthy(self, gains: Array, seconds: Array) -> int | None:
         """Returns the plan with the most gain per second: one that is likely to fit, or a step towards one that may."""
         may_step = self._steps < MAX_STEPS and not self._feasibility.baseline_is_estimated
-        return self._chosen(
-            *Candidates(gains, seconds, self._outcomes, self._looked, self._feasibility).proposals(may_step)
-        )
+        candidates = Candidates(gains, seconds, self._outcomes, self._looked, self._feasibility)
+        return self._chosen(*candidates.proposals(may_step))
 
     def _chosen(self, sure: Proposal, step: Proposal, risk: Proposal) -> int | None:
         """Returns the plan to run, of the best that is likely to fit, the best step, and the best that is a risk."""

@@ -26,7 +26,7 @@ as used for the worth of the step."""
 EQUAL_RATIO = 1e-9
 """Rates that differ by at most this share are equal. Processors round differently, and the search must not depend on
 it."""
-FIRST = 32
+FIRST = 8
 """Number of plans that are looked at first. It doubles each time."""
 MOST_TARGETS = 256
 """Maximum number of plans at a time for which a step is looked for, the most promising."""

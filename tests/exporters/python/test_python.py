@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from autofit.core.errors import PlanFileError
+from autofit.core.loading import Loading, LoadingTrial
 from autofit.core.plan import KnobValue
 from autofit.exporters import by_name
 from autofit.exporters.base import Export
@@ -411,6 +412,16 @@ def test_inference_predicts_without_touching_the_weights() -> None:
     assert not model.training
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
+
+
+def test_the_worker_processes_that_keep_up_are_named() -> None:
+    found = recommendation(OWN.replace(micro_batch_size=16))
+    trials = (LoadingTrial(workers=0, samples_per_s=1.0), LoadingTrial(workers=2, samples_per_s=9.0))
+    loading = Loading(needed_per_s=8.0, trials=trials, workers=2, prefetch_factor=2, pin_memory=True)
+    for changes, words in (({}, ", num_workers=2, pin_memory=True, shuffle"), ({"kept": "so"}, ", shuffle")):
+        proof = found.proof.model_copy(update={"loading": loading.model_copy(update=changes)})
+        text = by_name("python").export(found.model_copy(update={"proof": proof})).text
+        assert f"DataLoader(dataset, batch_size=MICRO_BATCH_SIZE{words}" in text
 
 
 def test_values_without_words_are_unmapped() -> None:

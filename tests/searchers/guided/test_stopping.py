@@ -10,10 +10,8 @@ from autofit.core.plan import Plan
 from autofit.feasibility.plan_features import points_of
 from autofit.searchers.guided.stopping import (
     MAX_SLOWDOWN,
-    MIN_GAIN,
     SMALL_RATIO,
     TriedPlans,
-    is_worth_a_probe,
     unsettled,
 )
 
@@ -22,22 +20,6 @@ SIZES = (4, 32, 64)
 PLANS = [
     Plan(values={"micro_batch_size": size, "precision": value}) for value in ("fp32", "bf16") for size in SIZES
 ]  # fp32 at 0 to 2, bf16 at 3 to 5
-
-
-@pytest.mark.parametrize(
-    ("gain", "probability", "worth"),
-    [
-        (MIN_GAIN, 1.0, True),
-        (0.99 * MIN_GAIN, 1.0, False),
-        (2 * MIN_GAIN, 0.5, True),
-        (2 * MIN_GAIN, 0.49, False),
-        (0.0, 1.0, False),
-    ],
-)
-def test_a_gain_is_worth_a_probe_by_the_probability_that_the_plan_fits(
-    gain: float, probability: float, worth: bool
-) -> None:
-    assert is_worth_a_probe(gain, probability) is worth
 
 
 def chosen(

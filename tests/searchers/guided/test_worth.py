@@ -12,6 +12,7 @@ from autofit.core.trial import Purpose, Trial
 from autofit.feasibility import Feasibility
 from autofit.replay import TableEstimator
 from autofit.search.phases import run
+from autofit.searchers.guided.stopping import MIN_GAIN
 from autofit.searchers.guided.worth import EQUAL_RATIO, Candidates, Proposal, expected_gains
 from tests.fakes import FakeBench, random_bench, small_bench, tuning_of
 
@@ -50,8 +51,8 @@ def candidates(bench: FakeBench, **changes: Any) -> Candidates:
         known.tell(Trial(number=number, plan=plan, outcome=bench.evaluate(plan, Purpose.PROBE)))
     gains = chance.uniform(0, 0.4, count)
     gains[tried] = 0.0
-    fields: dict[str, Any] = {"gains": gains, "seconds": chance.uniform(1, 3, count), "tried": tried, "looked": tried}
-    return Candidates(**({"feasibility": known} | fields | changes))
+    fields: dict[str, Any] = {"gains": gains, "seconds": chance.uniform(1, 3, count)}
+    return Candidates(**(fields | {"tried": tried, "looked": tried, "feasibility": known} | changes))
 
 
 @pytest.mark.parametrize("first", [1, 10**6])
@@ -67,6 +68,27 @@ def test_the_best_plan_is_the_one_with_the_most_gain_per_second_by_its_probabili
     assert sure.rate == pytest.approx(worth.max())
     assert step.place is None or given.feasibility.is_likely(given.feasibility.plans.plans[step.place])
     assert risk.place is None or fits[risk.place] < given.feasibility.required_probability
+
+
+@pytest.mark.parametrize(
+    ("gain", "probability", "worth"),
+    [
+        (MIN_GAIN, 1.0, True),
+        (0.99 * MIN_GAIN, 1.0, False),
+        (2 * MIN_GAIN, 0.9, True),
+        (1.1 * MIN_GAIN, 0.89, False),
+        (0.0, 1.0, False),
+    ],
+)
+def test_a_gain_is_worth_a_probe_by_the_probability_that_the_plan_fits(
+    gain: float, probability: float, worth: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = candidates(small_bench())
+    monkeypatch.setattr(Feasibility, "probabilities", lambda self, places: np.full(len(places), probability))
+    gains = np.zeros(len(given.gains))
+    gains[12] = gain
+    sure, _, _ = candidates(small_bench(), gains=gains).proposals(may_step=False)
+    assert (sure.place == 12) is worth
 
 
 def test_a_step_is_the_largest_likely_size_below_a_plan_that_is_not_likely_to_fit() -> None:
