@@ -105,8 +105,8 @@ def _overdue(took_s: float, allowed_s: float, limit_s: float | None) -> str:
         return f"{reason}, the most that autofit waits for one plan"
     needed_s = limit_s + allowed_s / COMPILE_SHARE
     return (
-        f"{reason}, the {COMPILE_SHARE:.0%} of the time left that one plan may compile. A time budget of "
-        f"{format_duration(needed_s)} waits twice as long"
+        f"{reason}, the limit for one plan ({COMPILE_SHARE:.0%} of the time left). A time budget of "
+        f"{format_duration(needed_s)} allows twice as long"
     )
 
 
