@@ -91,9 +91,7 @@ class Compiler:
         if not self.on_host:
             yield
             return
-        config: Any = importlib.import_module(
-            "torch._inductor.config"
-        )  # takes seconds: only a plan that compiles waits
+        config: Any = importlib.import_module("torch._inductor.config")  # takes seconds, so only if a plan compiles
         with config.patch(compile_threads=1):
             yield
 

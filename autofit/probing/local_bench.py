@@ -130,10 +130,11 @@ class LocalBench:
                 evaluates=workload.evaluation is not None,
             )
         self._heap, self._fastest_s = FrozenHeap(), math.inf
-        self._passed = PassedProof(
-            ProofGate(members(), self._build, self._source, state, self._watch),
-            self._source, device, self._watch, self._beat, self._put_back,
-        )  # fmt: skip
+        self._passed = self._passed_proof(state)
+
+    def _passed_proof(self, state: State) -> PassedProof:
+        gate = ProofGate(members(), self._build, self._source, state, self._watch)
+        return PassedProof(gate, self._source, self.device, self._watch, self._beat, self._put_back)
 
     def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
         """Runs `plan` and returns the outcome. Everything is restored afterwards.
