@@ -140,3 +140,29 @@ def test_another_budget_space_or_machine_is_refused_with_what_differs(tmp_path: 
 def test_sizes_that_may_not_be_run_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"sizes \[12345\] are not in the space"):
         recording(small_bench(), tmp_path / "t.json", sizes=[12345])
+
+
+def test_a_part_of_the_values_is_recorded_and_those_of_the_baseline_with_it() -> None:
+    facts = small_bench().space.facts
+    part = record_table.restricted(facts, [16], {"precision": ["bf16"], "optimizer": ["fused"]})
+    assert {knob.name: knob.values for knob in part.knobs} == {
+        "precision": ("float32", "bf16"),
+        "checkpoint": ("none", "third", "half", "all"),
+        "optimizer": ("own", "fused"),
+        "memory_format": ("contiguous", "channels_last"),
+    }
+    assert part.knobs[0].growth == (1.0, 0.65)
+    assert part.sizes == (8, 16)
+    assert part.baseline == facts.baseline
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"precision": ["fp8", "bf16"]}, "precision=fp8 is not in the space; expected some of float32, tf32, bf16"),
+        ({"compile": ["default"]}, "compile=default is not in the space; expected some of precision, checkpoint"),
+    ],
+)
+def test_a_value_that_is_not_there_is_refused(values: dict[str, list[str]], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        record_table.restricted(small_bench().space.facts, None, values)

@@ -5,23 +5,29 @@ random order, so that the drift of the machine does not affect a single plan. Wi
 only the plans that are close to the fastest plan that needs no more memory than they do. One recording can then be
 scored under smaller limits too, where the fastest of these plans decides the regret of a search.
 
+A grid of all strategies is too large to be recorded: `--strategies`, `--sizes` and `--values` choose a part of it, such
+as `--values compile=default --values checkpointed_blocks=2,4`. The values of the baseline are always in it.
+
 Probes run in a child process, as in `autofit tune`, so a crash or a hang costs one entry. After the time limit, Ctrl-C
 or `kill -9`, the same command continues the recording. It refuses to mix measurements that may not be compared.
 
 Exit codes: 0 the table is complete, 75 the time limit was reached first, 2 the file holds another table.
 """
 
+import argparse
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 
 import yaml
 
 from autofit.core.briefing import Briefing, Options
 from autofit.core.budget import Clock
 from autofit.core.errors import AutofitError, UsageError
+from autofit.core.knob import Knob
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
@@ -141,18 +147,39 @@ def open_recording(
     return Recording(path, old, rounds, seed, close_rounds)
 
 
-def restricted(space: SpaceFacts, sizes: Sequence[int] | None) -> SpaceFacts:
-    """Returns the space with these micro batch sizes only; that of the baseline is kept.
+def restricted(
+    space: SpaceFacts, sizes: Sequence[int] | None, values: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> SpaceFacts:
+    """Returns the space with these micro batch sizes and knob values only; those of the baseline are kept.
+
+    Args:
+        space: the whole space.
+        sizes: the micro batch sizes; None for all.
+        values: values as text, by knob; a knob that is not named keeps all of its values.
 
     Raises:
-        UsageError: a size is not in the space.
+        UsageError: a size, a knob or a value is not in the space.
     """
+    space = space.model_copy(update={"knobs": _kept(space.knobs, values)})
     if sizes is None:
         return space
     unknown = sorted(set(sizes) - set(space.sizes))
     if unknown:
         raise UsageError(f"sizes {unknown} are not in the space; expected some of {', '.join(map(str, space.sizes))}.")
     return space.model_copy(update={"sizes": tuple(sorted({*sizes, space.baseline.micro_batch_size}))})
+
+
+def _kept(knobs: Sequence[Knob], values: Mapping[str, Sequence[str]]) -> tuple[Knob, ...]:
+    """Returns the knobs with some of their values; one that has only its default left stays, with one value."""
+    domains = {knob.name: tuple(map(str, knob.values)) for knob in knobs}
+    for name, chosen in values.items():
+        if unknown := sorted(set(chosen) - set(domains.get(name, ()))):
+            known = ", ".join(domains.get(name, domains))
+            raise UsageError(f"{name}={','.join(unknown)} is not in the space; expected some of {known}.")
+    return tuple(
+        knob.only([knob.default, *(v for v in knob.values if str(v) in values.get(knob.name, domains[knob.name]))])
+        for knob in knobs
+    )
 
 
 def described(table: Table) -> str:
@@ -185,7 +212,7 @@ def _shuffled(plans: Sequence[Plan], order: random.Random) -> list[Plan]:
     return order.sample(plans, len(plans))
 
 
-def main() -> None:
+def _arguments() -> argparse.Namespace:
     parser = report.parser(__doc__ or "")
     parser.add_argument("target", help="workload: file.py:function or package.module:function, as for autofit tune")
     parser.add_argument("table", type=Path, help="file of the table; an existing one is continued")
@@ -197,11 +224,18 @@ def main() -> None:
     )
     parser.add_argument("--strategies", help="strategies whose knobs span the grid, as a,b; default: all")
     parser.add_argument("--sizes", help="micro batch sizes of the grid, as 1,2,4; default: all of the space")
+    parser.add_argument(
+        "--values", action="append", default=[], metavar="KNOB=A,B", help="values of a knob in the grid; default: all"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="blocks of each plan, in addition to its probe")
     parser.add_argument("--close-rounds", type=int, default=0, help="blocks of each plan that is close to the fastest")
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="stop after this many seconds")
     parser.add_argument("--seed", type=int, default=0, help="determines the order of plans")
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = _arguments()
     target = Target(
         name=given.target,
         arguments={name: yaml.safe_load(value) for name, _, value in (pair.partition("=") for pair in given.arg)},
@@ -212,10 +246,11 @@ def main() -> None:
         ),
     )
     sizes = None if given.sizes is None else [int(size) for size in given.sizes.split(",")]
+    values = {name: listed.split(",") for name, _, listed in (pair.partition("=") for pair in given.values)}
     clock = Clock()
     try:
         with RemoteBench(target) as bench:
-            space = restricted(bench.briefing.space, sizes)
+            space = restricted(bench.briefing.space, sizes, values)
             name = given.name or Path(given.target).name
             rounds, close_rounds = given.rounds, given.close_rounds
             recording = open_recording(given.table, name, bench.briefing, space, rounds, given.seed, close_rounds)
