@@ -24,6 +24,8 @@ ACCUMULATION_L2 = 1e-3
 REDUCED_L2 = 0.05
 """The limit if the model itself computes in 16 bits. Rounding alone is then about 1e-2, and no change of the
 objective was ever below 0.26."""
+OF_TORCH = ("__dynamo_disable", "_torchdynamo")
+"""Parts of the names of attributes that torch itself sets on functions and modules when they are first called."""
 BACKOFF = 16.0
 """Factor by which the scale of a gradient scaler is lowered while the gradient overflows, down to about 1."""
 
@@ -95,7 +97,8 @@ class Gradients:
         before = set(self.state.differences())
         found = self.of([part], seed)
         self.ledger.learning = False
-        self.moves = tuple(name for name in self.state.differences() if name not in before)
+        moves = (name for name in self.state.differences() if name not in before)
+        self.moves = tuple(name for name in moves if not any(part in name for part in OF_TORCH))
         return found
 
     @property

@@ -22,6 +22,8 @@ Loss = Callable[[nn.Module, Any], torch.Tensor]
 
 
 def build(model: nn.Module, loss: Loss, max_grad_norm: float | None = None) -> gates.Build:
+    torch.optim.SGD(model.parameters())  # the first optimizer loads torch's compiler, which sets environment variables
+
     def make(plan: Plan) -> TrainStep:
         rule = LossRule("loss", loss, inferred=False, about="")
         optimizer = torch.optim.SGD(model.parameters())

@@ -1,5 +1,6 @@
 """Gradients that are compared start alike: random numbers, state, modes; nothing is left behind."""
 
+import functools
 import random
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from autofit.guard import Guard
 from autofit.probing.survey.gradients import Gradients, State, difference
@@ -92,3 +94,29 @@ def test_random_numbers_of_python_and_numpy_are_alike_in_each_part_or_not_as_ask
     assert random.getstate() == before[0]
     assert numpy_state() == before[1]
     assert torch.equal(torch.get_rng_state(), before[2])
+
+
+def test_what_torch_sets_on_a_function_is_not_a_move_of_the_step() -> None:
+    """torch keeps the wrapper that hides a function from its compiler on the function, at the first call."""
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = nn.Linear(8, 4)
+            self.call = functools.partial(recomputed)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            output: torch.Tensor = self.call(self.line, x)
+            return output
+
+    def recomputed(function: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        recomputed.__dynamo_disable = object()  # type: ignore[attr-defined]
+        recomputed.calls = getattr(recomputed, "calls", 0) + 1  # type: ignore[attr-defined]
+        output: torch.Tensor = checkpoint(function, x, use_reentrant=False)
+        return output
+
+    model = Checkpointed()
+    with Gradients(build(model, mean), guarded(model)) as gradients:
+        gradients.rehearse(vectors(), 0)
+        assert any("calls" in name for name in gradients.moves)
+        assert not any("dynamo" in name for name in gradients.moves)
