@@ -397,9 +397,11 @@ def test_estimate_says_what_it_cannot_use(arguments: tuple[Any, ...], changes: d
 def test_estimate_of_a_factory_for_a_card_that_is_not_here() -> None:
     found = autofit.estimate(f"{targets.__file__}:make_transformer", device="H200", numerics="exact")
     assert found.environment.device_name == "NVIDIA H200"
-    (row,) = found.rows
-    assert row.largest is not None
-    assert row.largest.peak.value_bytes <= found.budget.memory_bytes
+    rows = {(row.knob, row.value): row for row in found.rows}
+    plain, offloaded = found.rows[0].largest, rows["activation_offload", True].largest
+    assert plain is not None
+    assert offloaded is not None
+    assert offloaded.peak.value_bytes < plain.peak.value_bytes <= found.budget.memory_bytes
     assert found.account.outside_bytes > 0
 
 

@@ -30,7 +30,7 @@ from autofit.probing.child_request import SURVEY
 from autofit.probing.compilation import forget, shapes_of_a_training
 from autofit.probing.frozen_heap import FrozenHeap
 from autofit.probing.leaks import LeakWatch
-from autofit.probing.passed_proof import PassedProof
+from autofit.probing.passed_proof import PassedProof, note_rate
 from autofit.probing.placement import place
 from autofit.probing.probe import Probe
 from autofit.probing.proof_gate import ProofGate
@@ -130,11 +130,7 @@ class LocalBench:
                 evaluates=workload.evaluation is not None,
             )
         self._heap, self._fastest_s = FrozenHeap(), math.inf
-        self._passed = self._passed_proof(state)
-
-    def _passed_proof(self, state: State) -> PassedProof:
-        gate = ProofGate(members(), self._build, self._source, state, self._watch)
-        return PassedProof(gate, self._source, self.device, self._watch, self._beat, self._put_back)
+        self._rates: dict[str, float] = {}
 
     def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
         """Runs `plan` and returns the outcome. Everything is restored afterwards.
@@ -169,10 +165,12 @@ class LocalBench:
                 leaked = self._leaks.found()  # memory that the user's code keeps from step to step
                 self._put_back()
         outcome = outcome.model_copy(update={"leaked": leaked})
-        self._passed.note(plan, outcome)
+        note_rate(self._rates, plan, outcome)
         if purpose is not Purpose.PROOF or not outcome.measured or (self._options.enforce and self.device.is_host):
             return outcome  # on a host, times under a real limit mean nothing, and a gate may not fit
-        return self._passed.judged(plan, outcome, self.briefing.space.baseline)
+        gate = ProofGate(members(), self._build, self._source, State(self._reset, self._guard.differences), self._watch)
+        passed = PassedProof(gate, self._source, self.device, self._watch, self._beat, self._put_back, self._rates)
+        return passed.judged(plan, outcome, self.briefing.space.baseline)
 
     def _run(self, probe: Probe) -> Outcome:
         try:

@@ -1,7 +1,7 @@
 """Passed proof: what is checked and chosen once a proof has passed, for the plan that is about to be recommended."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from autofit.core.outcome import Outcome
 from autofit.core.plan import Plan
@@ -23,7 +23,7 @@ class PassedProof:
         watch: ends what exceeds its share of the time budget.
         beat: called with each phase, as a sign of life.
         put_back: restores what a step or reading the data may have changed.
-        rates: samples per second of the fastest run of each plan, by its key.
+        rates: samples per second of the fastest run of each plan, by its key (`note_rate`).
     """
 
     gate: ProofGate
@@ -32,12 +32,7 @@ class PassedProof:
     watch: Watchdog
     beat: Callable[[str], None]
     put_back: Callable[[], None]
-    rates: dict[str, float] = field(default_factory=dict)
-
-    def note(self, plan: Plan, outcome: Outcome) -> None:
-        """Learns the speed of a plan from any run of it."""
-        if outcome.measurement is not None:
-            self.rates[plan.key] = max(self.rates.get(plan.key, 0.0), outcome.measurement.samples_per_s)
+    rates: Mapping[str, float]
 
     def judged(self, plan: Plan, outcome: Outcome, baseline: Plan) -> Outcome:
         """Returns the outcome of a measured proof after its gate, with the settings of the loader if it passes."""
@@ -47,3 +42,9 @@ class PassedProof:
             self.put_back()
         trials = LoaderTrials(self.source, self.device, self.watch, self.beat)
         return trials.added(outcome, plan.micro_batch_size, self.rates.get(plan.key, 0.0), self.put_back)
+
+
+def note_rate(rates: dict[str, float], plan: Plan, outcome: Outcome) -> None:
+    """Adds the speed of a run of a plan to the fastest rates by key, unless it was slower or not measured."""
+    if outcome.measurement is not None:
+        rates[plan.key] = max(rates.get(plan.key, 0.0), outcome.measurement.samples_per_s)

@@ -120,7 +120,7 @@ class Watchdog:
         main = threading.current_thread() is threading.main_thread()
         self._interrupts = main and _SIGNAL is not None
         if self._interrupts and _SIGNAL is not None:
-            self._before = signal.signal(_SIGNAL, self._interrupt)
+            self._before = signal.signal(_SIGNAL, _handler(weakref.ref(self)))
         self._thread.start()
         return self
 
@@ -147,8 +147,8 @@ class Watchdog:
         if self._interrupts and now >= self._until and _SIGNAL is not None and not self._ended.is_set():
             signal.pthread_kill(self._worker, _SIGNAL)
 
-    def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        """Handles the signal in the thread that works."""
+    def _interrupt(self, frame: FrameType | None) -> None:
+        """Ends overdue work, in the thread that works."""
         now = self.clock.elapsed_s
         if now >= self._until and _may_interrupt(frame):
             self._until = now + _RAISE_AGAIN_S
@@ -170,6 +170,17 @@ def _watch(watched: weakref.ref[Watchdog], ended: threading.Event) -> None:
             return
         watchdog._look()
         del watchdog
+
+
+def _handler(watched: weakref.ref[Watchdog]) -> Callable[[int, FrameType | None], None]:
+    """Returns the handler of the signal, which does nothing once the watchdog is garbage."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        watchdog = watched()
+        if watchdog is not None:
+            watchdog._interrupt(frame)
+
+    return handle
 
 
 def _may_interrupt(frame: FrameType | None) -> bool:

@@ -1,5 +1,6 @@
 """CUDA's figures: which one is believed, what is limited, and what is put back. Over simulated cards."""
 
+import importlib.util
 import os
 import random
 from collections.abc import Callable
@@ -450,7 +451,15 @@ def test_capabilities_are_the_generations(
 ) -> None:
     cards(Card(capability=capability))
     monkeypatch.setattr(torch.version, "hip", hip)
-    assert Cuda().capabilities() == {"fp16", "channels_last", "foreach", "fused", "own_memory"} | expected
+    everywhere = {"fp16", "channels_last", "foreach", "fused", "own_memory", "tuned kernels", "cuda graphs"}
+    assert Cuda().capabilities() - {"compiled code"} == everywhere | expected
+
+
+def test_code_is_compiled_where_triton_is_installed(cards: Cards, monkeypatch: pytest.MonkeyPatch) -> None:
+    cards(Card(capability=(9, 0)))
+    for found in (None, object()):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name, found=found: found)
+        assert ("compiled code" in Cuda().capabilities()) == (found is not None)
 
 
 def test_an_integrated_chip_has_no_memory_of_its_own(cards: Cards) -> None:

@@ -24,7 +24,7 @@ from autofit.core.trial import Purpose
 from autofit.study.optuna_study import OptunaStudy
 from tests.study.samples import BUDGET, PLAN, failed, measured, reopen, space
 
-ADDED = re.compile(r'\\"steps_per_window\\": 1, ')
+ADDED = re.compile(r'\\"steps_per_window\\": 1, |\\"loading\\": null, |, \\"compiler_notes\\": \[\]')
 """Fields that records have had since: the checksums of such records differ as well."""
 
 Rows = dict[str, list[dict[str, object]]]

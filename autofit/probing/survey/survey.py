@@ -95,8 +95,6 @@ class Survey:
             SpaceError: no micro batch is usable, or there are too many combinations.
         """
         self._gates_end_s = self.watch.clock.elapsed_s + self.watch.clock.patience_s(GATES_SHARE)
-        if self.facts.profile is no_profile:
-            self.facts = replace(self.facts, profile=self._profile)
         facts, knobs = self.facts, self._knobs()
         self._note_baseline_batch()
         sizes = [facts.micro_batch_size]
@@ -139,7 +137,9 @@ class Survey:
 
     def _knobs(self) -> dict[str, Knob]:
         knobs: dict[str, Knob] = {}
-        offered = [(strategy, strategy.offer(self.facts)) for strategy in self.strategies]
+        # Not kept: a survey that holds its own method is freed late, and with it the user's objects.
+        facts = replace(self.facts, profile=self._profile) if self.facts.profile is no_profile else self.facts
+        offered = [(strategy, strategy.offer(facts)) for strategy in self.strategies]
         self.refused += [refusal for _, offer in offered for refusal in offer.refused]
         self._batch_limit = next((offer.batch_limit for _, offer in offered if offer.batch_limit), "")
         every = {knob.name: knob for _, offer in offered for knob in (*offer.knobs, *offer.constants)}
