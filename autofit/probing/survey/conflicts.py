@@ -6,6 +6,7 @@ that record which values it looks at, and only these are varied. The answers are
 where the strategy looks has the same answer.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
@@ -64,8 +65,10 @@ def check_size(facts: SpaceFacts) -> None:
     Raises:
         SpaceError: there are more than `MAX_PLANS`.
     """
-    most = MAX_PLANS // len(facts.sizes)
-    if sum(1 for _ in islice(SearchSpace(facts).combinations(), most + 1)) <= most:
+    most, every = MAX_PLANS // len(facts.sizes), math.prod(len(knob.values) for knob in facts.knobs)
+    if every <= most:
+        return
+    if facts.forbidden and sum(1 for _ in islice(SearchSpace(facts).combinations(), most + 1)) <= most:
         return
     knobs = ", ".join(knob.name for knob in facts.knobs)
     raise SpaceError(
