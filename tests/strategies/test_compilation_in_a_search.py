@@ -81,8 +81,8 @@ def test_a_training_too_short_for_it_does_not_try_it_and_says_so() -> None:
 def test_a_search_that_really_compiles_ends_in_its_time_and_leaves_no_trace() -> None:
     before, began = os.environ.get(VARIABLE), time.monotonic()
     model = stack(4)
-    fit = tuned(model, time_budget="20s", planned_steps=10**9)
-    assert time.monotonic() - began < 1.1 * 20 + 5
+    fit = tuned(model, time_budget="45s", planned_steps=10**9)
+    assert time.monotonic() - began < 1.1 * 45 + 5
     assert sum(fit.recommendation.counts.values()) > 2
     assert fit.proof.worst_steps == 3
     assert os.environ.get(VARIABLE) == before
