@@ -69,8 +69,8 @@ def test_a_card_that_another_process_fills_ends_the_search_with_words(phantom: P
 
 def test_a_card_that_is_full_for_a_while_still_gives_a_plan(phantom: Phantom) -> None:
     workload = written(tabular(CARD))
-    at_forward(workload.model, 2, lambda: FAULTS["full"](phantom))
-    at_forward(workload.model, 3, phantom.give_back)
+    at_forward(workload.model, 3, lambda: FAULTS["full"](phantom))  # the second one profiles the blocks
+    at_forward(workload.model, 4, phantom.give_back)
     with no_trace(workload):
         found = tune(workload, **FEW).recommendation
     check(found)
