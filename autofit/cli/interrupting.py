@@ -1,8 +1,15 @@
 """Interrupting: SIGTERM as a KeyboardInterrupt, so that child processes are ended and records are kept."""
 
+import os
 import signal
+import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
+
+AGAIN_S = 0.05
+"""Time after which a signal is sent again that came where Python ignores exceptions."""
 
 
 @contextmanager
@@ -13,7 +20,12 @@ def terminable(next_step: str) -> Iterator[None]:
         next_step: what the user can do then, for the message.
     """
 
-    def interrupt(*_: object) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if _is_ignored(frame):
+            again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), number))
+            again.daemon = True
+            again.start()
+            return
         raise KeyboardInterrupt(f"terminated; {next_step}")
 
     before = signal.signal(signal.SIGTERM, interrupt)
@@ -21,3 +33,12 @@ def terminable(next_step: str) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _is_ignored(frame: FrameType | None) -> bool:
+    """Returns whether Python ignores an exception in a frame: in a finalizer or a callback of a weak reference."""
+    while frame is not None:
+        if frame.f_code.co_name == "__del__" or frame.f_code.co_filename == weakref.__file__:
+            return True
+        frame = frame.f_back
+    return False
