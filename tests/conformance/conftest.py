@@ -9,15 +9,6 @@ import torch
 
 
 @pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Models this small are slower on several threads, and far slower where other processes use those."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
 def no_kernels() -> Iterator[None]:
     """Captures compiled graphs, forward and backward, and runs them without kernels of their own.
 

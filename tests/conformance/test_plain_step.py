@@ -28,7 +28,7 @@ from tests.conformance.test_strategies import (
     values_of,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread", "no_kernels")
+pytestmark = pytest.mark.usefixtures("no_kernels")
 
 STEPS = 3
 MAX_NORM = 0.05

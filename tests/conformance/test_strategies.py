@@ -164,15 +164,6 @@ class Case:
         return StepBatch.of(split(self.batch, [size] * (SAMPLES // size)))
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models this small are slower on several threads, and far slower where other processes use those."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def offered(member: Strategy, facts: Facts) -> list[Plan]:
     """Returns a plan for each offered value, the batch complete where it is what the strategy owns."""
     plans = []

@@ -37,7 +37,7 @@ from tests.conformance.test_strategies import (
     values_of,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread", "no_kernels")
+pytestmark = pytest.mark.usefixtures("no_kernels")
 
 PAIRS = list(combinations(members(), 2))
 REASON = 10

@@ -41,15 +41,6 @@ NAMES = ("gpt", "convnet", "tabular", "huggingface")
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """On a machine that other processes use too, two threads that wait for each other take minutes."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def a_second_per_run() -> Iterator[None]:
     """Makes a time budget one of runs, so that every machine has the time for the same ones, and runs few steps."""
@@ -80,9 +71,7 @@ class Tuned:
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def tuned(
-    request: pytest.FixtureRequest, one_thread: None, a_second_per_run: None, tmp_path_factory: pytest.TempPathFactory
-) -> Tuned:
+def tuned(request: pytest.FixtureRequest, a_second_per_run: None, tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     """Runs the `main` of an example as its file says, but for the length of its search."""
     example, folder, printed = load(request.param), tmp_path_factory.mktemp("run"), io.StringIO()
     workload, tune = example.make_workload(), autofit.tune

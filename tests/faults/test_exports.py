@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +28,6 @@ sys.path.insert(0, {str(ROOT)!r})
 from tests.exporters import example_kinds, run_export
 run_export.run_all(Path(sys.argv[1]), example_kinds.kinds())
 """
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def planned(kind: Kind) -> Recommendation:

@@ -1,7 +1,7 @@
 """Optimizer in backward: the same weights and state bit for bit, less memory, and refusals where it would differ."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -400,15 +400,7 @@ def test_loader_that_needs_accumulation_is_refused() -> None:
     assert "accumulates" in reason(draft(), resizable=False, global_batch_size=8, accumulation_steps=2)
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def test_search_uses_it_where_only_it_fits(one_thread: None) -> None:
+def test_search_uses_it_where_only_it_fits() -> None:
     """The gradients are 16 MiB. The usual step needs 64 MiB and more at any batch size; the budget is 60 MiB."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(16)))

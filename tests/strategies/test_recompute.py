@@ -2,7 +2,6 @@
 
 import copy
 import warnings
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -21,14 +20,6 @@ from tests.strategies.repeated_blocks import (
     tokens,
     trained,
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_the_recomputation_leaves_every_buffer_bit_identical() -> None:
