@@ -10,7 +10,7 @@ from torch import nn
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.core.units import format_bytes
-from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
+from autofit.strategies.base import Facts, Offer, Phase, Strategy, is_on, unknown_value
 from autofit.strategies.host_store import HOST_SHARE, HostStore
 from autofit.strategies.undo import Undo
 from autofit.workloads.loss import Compute
@@ -64,14 +64,11 @@ class ActivationOffload(Strategy):
     @contextmanager
     def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
         """Makes each forward pass of the draft offload what it saves, until the context is left."""
-        value = plan.values.get(KNOB, False)
-        if type(value) is not bool:
-            raise unknown_value(KNOB, value, "False or True")
-        if not value:
+        if not is_on(plan, KNOB):
             yield
             return
         if draft.optimizer is None:
-            raise unknown_value(KNOB, value, "False, since inference keeps no activations")
+            raise unknown_value(KNOB, True, "False, since inference keeps no activations")
         with Undo() as undo:
             undo.callback(setattr, draft, "loss", draft.loss)
             draft.loss = replace(draft.loss, compute=_offloading(draft.loss.compute, draft))

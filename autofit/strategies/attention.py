@@ -14,6 +14,7 @@ from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
+from autofit.strategies.compiled_modules import has_compiled_part
 from autofit.strategies.undo import Undo
 from autofit.workloads.step import Draft
 
@@ -113,9 +114,7 @@ def _lack(owner: Any, batch: Any) -> str | None:
     settable = getattr(owner, "_can_set_attn_implementation", None)
     if settable is not None and not settable():
         return f"{name} cannot change its attention after it was made; pass attn_implementation='sdpa' when making it"
-    if any(
-        type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None for part in owner.modules()
-    ):
+    if has_compiled_part(owner):
         return f"{name} is compiled; pass it uncompiled"
     return None
 

@@ -219,3 +219,15 @@ class Strategy(ABC):
 def unknown_value(knob: str, value: object, expected: str) -> SpaceError:
     """Returns the error for a knob value that this model or device does not support."""
     return SpaceError(f"{knob}={value!r} cannot be applied here; expected {expected}. Tune again for this model.")
+
+
+def is_on(plan: Plan, knob: str) -> bool:
+    """Returns the value of a knob that is False or True; False if the plan does not have it.
+
+    Raises:
+        SpaceError: the plan has another value.
+    """
+    value = plan.values.get(knob, False)
+    if type(value) is not bool:
+        raise unknown_value(knob, value, "False or True")
+    return value

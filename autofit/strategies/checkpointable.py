@@ -12,9 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from autofit.strategies.blocks import find_blocks
 from autofit.strategies.recompute import Recompute
-from autofit.strategies.undo import Undo
-
-_ABSENT = object()
+from autofit.strategies.undo import ABSENT, Undo, put
 
 
 class Checkpointable:
@@ -99,7 +97,7 @@ def _by_forward(blocks: Sequence[nn.Module], selective: bool) -> Iterator[None]:
     """Replaces the forward of each block, below its hooks, so that hooks run once."""
     with Undo() as undo:
         for block in blocks:
-            undo.callback(_put, vars(block), "forward", vars(block).get("forward", _ABSENT))
+            undo.put_back(vars(block), "forward")
             vars(block)["forward"] = CheckpointedForward(block, selective)
         yield
 
@@ -135,8 +133,8 @@ def _differences(
     """Yields each entry that is no longer the same object, with its previous value."""
     for attributes, earlier in before:
         for key in attributes.keys() | earlier.keys():
-            if attributes.get(key, _ABSENT) is not earlier.get(key, _ABSENT):
-                yield attributes, key, earlier.get(key, _ABSENT)
+            if attributes.get(key, ABSENT) is not earlier.get(key, ABSENT):
+                yield attributes, key, earlier.get(key, ABSENT)
 
 
 def _attributes(owner: nn.Module) -> Iterator[dict[Any, Any]]:
@@ -149,16 +147,9 @@ def _attributes(owner: nn.Module) -> Iterator[dict[Any, Any]]:
             yield vars(config)
 
 
-def _put(attributes: dict[Any, Any], key: Any, value: Any) -> None:
-    if value is _ABSENT:
-        attributes.pop(key, None)
-    else:
-        attributes[key] = value
-
-
 def _put_all(entries: list[tuple[dict[Any, Any], Any, Any]]) -> None:
     for attributes, key, value in entries:
-        _put(attributes, key, value)
+        put(attributes, key, value)
 
 
 def _switch(owner: nn.Module, way: str, *arguments: Any) -> None:

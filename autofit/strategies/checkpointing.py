@@ -11,6 +11,7 @@ from autofit.core.space import Refusal
 from autofit.strategies.base import Facts, Offer, Phase, Span, Strategy, unknown_value
 from autofit.strategies.checkpoint_order import cost_of, order_of, read_order, written_order
 from autofit.strategies.checkpointable import Checkpointable, is_checkpointed, owners_of
+from autofit.strategies.compiled_modules import has_compiled_part
 from autofit.strategies.selective_recompute import is_kept
 from autofit.strategies.user_checkpointing import UserCheckpointing
 from autofit.workloads.step import Draft
@@ -251,11 +252,6 @@ def _refusal(model: nn.Module, users: UserCheckpointing) -> str | None:
         return "the model already uses checkpointing of a train step that is still open; close that step first"
     if users.reason:
         return f"the model already uses checkpointing, which is not changed: {users.reason}"
-    if any(map(_is_compiled, model.modules())):
+    if has_compiled_part(model):
         return "the model is compiled, and torch.compile cannot trace this strategy; pass the model uncompiled"
     return None
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    # By name: importing torch._dynamo takes seconds.
-    return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None

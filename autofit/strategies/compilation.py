@@ -18,6 +18,7 @@ from autofit.core.plan import KnobValue, Plan
 from autofit.core.space import Refusal
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.strategies.blocks import find_blocks
+from autofit.strategies.compiled_modules import is_compiled
 from autofit.strategies.undo import Undo
 from autofit.workloads.step import Draft
 
@@ -47,7 +48,6 @@ HOST_EXPECTED = 0.95
 
 _ORIGINAL, _DISABLED = "_torchdynamo_orig_callable", "_torchdynamo_disable"
 """Attributes that torch.compile and torch.compiler.disable leave on a function. The second sets both."""
-_ABSENT = object()
 
 
 class Compilation(Strategy):
@@ -110,9 +110,8 @@ class Compilation(Strategy):
         targets = _targets(value, draft.model)
         with Undo() as undo:
             for target, call in zip(targets, _compiled_calls(targets, value, draft.varies), strict=True):
-                attributes = vars(target)
-                undo.callback(_put, attributes, attributes.get("_compiled_call_impl", _ABSENT))
-                _put(attributes, partial(call, target))
+                undo.put_back(vars(target), "_compiled_call_impl")
+                vars(target)["_compiled_call_impl"] = partial(call, target)
             undo.callback(setattr, draft, "compiled", draft.compiled)
             draft.compiled = True
             yield
@@ -200,7 +199,7 @@ def _refusal(model: nn.Module) -> str | None:
         where = f"the module {name!r}" if name else "the model"
         if isinstance(module, torch.jit.ScriptModule):
             return f"{where} is TorchScript, which torch.compile does not compile"
-        if type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
+        if is_compiled(module):
             return f"{where} is already compiled by its author, and stays as it is"
         if (method := _compiled_method(module)) is not None:
             return f"{method} of {where} is already compiled by its author, and stays as it is"
@@ -227,10 +226,3 @@ def _missing_tool() -> str | None:
         return None
     named = " (named by the variable CXX)" if os.environ.get("CXX") else ""
     return f"found no C++ compiler {compiler!r}{named}: install one, such as g++, for torch.compile"
-
-
-def _put(attributes: dict[str, Any], call: object) -> None:
-    if call is _ABSENT:
-        attributes.pop("_compiled_call_impl", None)
-    else:
-        attributes["_compiled_call_impl"] = call

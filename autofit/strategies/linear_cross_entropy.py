@@ -11,6 +11,7 @@ from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.strategies.blocks import find_blocks
+from autofit.strategies.compiled_modules import has_compiled_part
 from autofit.strategies.deferred_logits import DeferringForward, Usage
 from autofit.strategies.undo import Undo
 from autofit.workloads.step import Draft
@@ -49,7 +50,7 @@ class LinearCrossEntropy(Strategy):
         """Returns the knob `linear_cross_entropy` if the logits are a considerable part of the activations."""
         if not facts.training:
             return self.refuse("inference computes no loss")
-        if _is_compiled(facts.model):
+        if has_compiled_part(facts.model):
             return self.refuse(
                 "the model is compiled, and torch.compile computes the logits; pass the model uncompiled"
             )
@@ -89,7 +90,7 @@ class LinearCrossEntropy(Strategy):
         if value not in VALUES:
             raise unknown_value(KNOB, value, f"one of {', '.join(VALUES)}")
         heads = _heads(draft.model)
-        if not heads or _is_compiled(draft.model):
+        if not heads or has_compiled_part(draft.model):
             found = "the model is compiled" if heads else f"no linear layer has {FEWEST_CLASSES} or more outputs"
             raise unknown_value(KNOB, value, f"default, since {found}")
         return _deferring(heads, None)
@@ -161,10 +162,3 @@ def _heads(model: nn.Module) -> tuple[nn.Linear, ...]:
 
 def _is_ordinary(module: nn.Linear) -> bool:
     return type(module).forward is nn.Linear.forward and "forward" not in vars(module)
-
-
-def _is_compiled(model: nn.Module) -> bool:
-    # By name: importing torch._dynamo takes seconds.
-    return any(
-        type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None for part in model.modules()
-    )

@@ -15,7 +15,7 @@ from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.core.units import format_bytes
-from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
+from autofit.strategies.base import Facts, Offer, Phase, Strategy, is_on
 from autofit.strategies.precision import scales_gradients
 from autofit.strategies.undo import Undo
 from autofit.workloads.step import Draft
@@ -71,10 +71,7 @@ class OptimizerInBackward(Strategy):
             SpaceError: the optimizer does not update by parameter, gradients are accumulated, clipped or scaled, or the
                 user has hooks that expect the usual order.
         """
-        value = plan.values.get(KNOB, False)
-        if type(value) is not bool:
-            raise unknown_value(KNOB, value, "False or True")
-        if not value:
+        if not is_on(plan, KNOB):
             yield
             return
         optimizer = draft.optimizer

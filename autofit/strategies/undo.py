@@ -2,6 +2,10 @@
 
 from contextlib import ExitStack
 from types import TracebackType
+from typing import Any
+
+ABSENT = object()
+"""Stands for the value of an entry that a dictionary does not have."""
 
 
 class Undo(ExitStack):
@@ -14,6 +18,10 @@ class Undo(ExitStack):
     only come from the garbage collector.
     """
 
+    def put_back(self, attributes: dict[Any, Any], key: Any) -> None:
+        """Registers that the entry gets the value that it has now, or is removed if there is none now."""
+        self.callback(put, attributes, key, attributes.get(key, ABSENT))
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
@@ -22,3 +30,11 @@ class Undo(ExitStack):
             self.pop_all()
             return False
         return super().__exit__(kind, error, trace)
+
+
+def put(attributes: dict[Any, Any], key: Any, value: Any) -> None:
+    """Sets an entry, or removes it if `value` is `ABSENT`."""
+    if value is ABSENT:
+        attributes.pop(key, None)
+    else:
+        attributes[key] = value

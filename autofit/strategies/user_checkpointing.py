@@ -23,7 +23,6 @@ _FLAG = re.compile(
 """Names of flags. Others, such as `supports_gradient_checkpointing`, tell of something else."""
 _CONFIGS = ("config", "cfg", "args")
 """Attributes in which models keep their settings."""
-_ABSENT = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ class UserCheckpointing:
         """Switches it off until the context is left."""
         with Undo() as undo:
             for switch in self.switches:
-                undo.callback(_put, switch.attributes, switch.name, switch.attributes.get(switch.name, _ABSENT))
+                undo.put_back(switch.attributes, switch.name)
                 switch.attributes[switch.name] = switch.off
             yield
 
@@ -147,10 +146,3 @@ def _names(code: CodeType) -> Iterator[str]:
 
 def _names_checkpoint(name: str, method: FunctionType) -> bool:
     return "checkpoint" in name or getattr(method.__globals__.get(name), "__module__", "") == checkpoint.__module__
-
-
-def _put(attributes: dict[str, Any], name: str, value: Any) -> None:
-    if value is _ABSENT:
-        attributes.pop(name, None)
-    else:
-        attributes[name] = value

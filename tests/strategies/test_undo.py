@@ -141,3 +141,13 @@ def test_what_is_left_is_undone_in_reverse_also_after_an_error_and_what_is_dropp
     del dropped
     gc.collect()
     assert done == [2, 1, 2, 1]
+
+
+def test_entries_get_their_values_back_and_new_ones_are_removed() -> None:
+    attributes = {"held": 1, "removed": 2}
+    with Undo() as undo:
+        for key in ("held", "removed", "new"):
+            undo.put_back(attributes, key)
+        attributes |= {"held": 3, "new": 4}
+        del attributes["removed"]
+    assert attributes == {"held": 1, "removed": 2}
