@@ -8,9 +8,7 @@ is recomputed while everything before it is still kept. So the last block frees 
 first are the best (reference/strategy_tuners.md 5: rank by recomputation per byte; no solver is needed).
 """
 
-import re
 from collections.abc import Collection, Sequence
-from itertools import pairwise
 
 from autofit.strategies.base import Span
 
@@ -20,8 +18,6 @@ NEARLY = 0.95
 """Share of the best worth from which a block counts as equally good. Of equally good blocks the first one is taken."""
 GAIN = 0.01
 """Minimum share of a step's time that another order than that of the modules must save at some limit on memory."""
-
-_ORDER = re.compile(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*")
 
 
 def cost_of(span: Span) -> float:
@@ -84,20 +80,3 @@ def _excess(spans: Sequence[Span], order: Sequence[int], other: Sequence[int]) -
         needed = next(fits, len(order))
         worst = max(worst, (step + sum(costs[block] for block in order[:needed])) / time - 1)
     return worst
-
-
-def written_order(order: Sequence[int]) -> str:
-    """Returns an order as text, such as "0-3,7,4-6"."""
-    starts = [0, *(at + 1 for at, (one, next_one) in enumerate(pairwise(order)) if next_one != one + 1), len(order)]
-    runs = ((order[start], order[end - 1]) for start, end in pairwise(starts))
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-
-
-def read_order(text: object) -> tuple[int, ...] | None:
-    """Returns the blocks that a text such as "0-3,7,4-6" names; () for an empty one, None if it is something else."""
-    if text == "":
-        return ()
-    if not isinstance(text, str) or not _ORDER.fullmatch(text):
-        return None
-    runs = [run.partition("-") for run in text.split(",")]
-    return tuple(block for first, _, last in runs for block in range(int(first), int(last or first) + 1))

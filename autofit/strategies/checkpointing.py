@@ -5,11 +5,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch import nn
 
+from autofit.core.block_order import read_order, written_order
 from autofit.core.knob import Knob, Trade
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal
 from autofit.strategies.base import Facts, Offer, Phase, Span, Strategy, unknown_value
-from autofit.strategies.checkpoint_order import cost_of, order_of, read_order, written_order
+from autofit.strategies.checkpoint_order import cost_of, order_of
 from autofit.strategies.checkpointable import Checkpointable, is_checkpointed, owners_of
 from autofit.strategies.compiled_modules import has_compiled_part
 from autofit.strategies.selective_recompute import is_kept

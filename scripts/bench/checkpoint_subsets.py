@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from autofit import devices
+from autofit.core.block_order import read_order, written_order
 from autofit.core.briefing import Options
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.recommendation import Ratio
@@ -90,7 +91,7 @@ def plan_of(chosen: Blocks, order: Blocks, size: int) -> Plan:
             MICRO_BATCH_SIZE: size,
             ACCUMULATION_STEPS: 1,
             "checkpointed_blocks": len(chosen),
-            "checkpoint_order": ",".join(map(str, [*chosen, *rest])),
+            "checkpoint_order": written_order([*chosen, *rest]),
         }
     )
 
@@ -104,7 +105,7 @@ def choice_of(workload: Workload, size: int) -> Choice:
         count = next(int(knob.values[-1]) for knob in space.knobs if knob.name == "checkpointed_blocks")
         if count > MOST_BLOCKS:
             raise SystemExit(f"found {count} blocks; expected at most {MOST_BLOCKS}, whose sets can all be tried")
-        order = tuple(_read(str(space.baseline.values.get("checkpoint_order", f"0-{count - 1}"))))
+        order = read_order(space.baseline.values.get("checkpoint_order", "")) or tuple(range(count))
         sets = [chosen for length in range(count + 1) for chosen in combinations(range(count), length)]
         peaks = {chosen: memory_use(bench.trace(plan_of(chosen, order, size)), account).judged_bytes for chosen in sets}
     limit = (peaks[()] + min(peaks.values())) // 2
@@ -113,11 +114,6 @@ def choice_of(workload: Workload, size: int) -> Choice:
     prefixes = [tuple(sorted(order[:length])) for length in range(count + 1)]
     chosen = next(prefix for prefix in prefixes if peaks[prefix] <= limit)
     return Choice(order, peaks, limit, chosen, tuple(rivals))
-
-
-def _read(text: str) -> Sequence[int]:
-    runs = [run.partition("-") for run in text.split(",")]
-    return [block for first, _, last in runs for block in range(int(first), int(last or first) + 1)]
 
 
 def timed(

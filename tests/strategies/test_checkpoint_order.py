@@ -9,7 +9,7 @@ from torch import nn
 from autofit.core.errors import SpaceError
 from autofit.core.plan import Plan
 from autofit.strategies.base import Span
-from autofit.strategies.checkpoint_order import cost_of, order_of, peak_bytes, read_order, written_order
+from autofit.strategies.checkpoint_order import cost_of, order_of, peak_bytes
 from tests.strategies.repeated_blocks import STRATEGY, Gpt, draft_of, trace_of
 
 MIB = 2**20
@@ -73,15 +73,8 @@ def test_without_a_profile_the_order_is_that_of_the_modules() -> None:
     assert order_of([], 3) == (0, 1, 2)
 
 
-def test_an_order_is_written_in_runs_and_read_back() -> None:
-    for order in [(0,), (0, 1, 2), (2, 1, 0), (0, 1, 2, 7, 4, 5, 6, 3)]:
-        assert read_order(written_order(order)) == order
-    assert written_order((0, 1, 2, 7, 4, 5, 6, 3)) == "0-2,7,4-6,3"
-
-
 @pytest.mark.parametrize("text", ["0,2,x", "-1,0,1", "0-999999999", "0, 1", "1,", 3])
 def test_something_else_is_not_an_order(text: object) -> None:
-    assert read_order(text) is None
     with pytest.raises(SpaceError, match=r"checkpoint_order=.*expected numbers of blocks such as"):
         STRATEGY.apply(Plan(values={"checkpoint_order": text}), draft_of(Gpt()))  # type: ignore[dict-item]  # on purpose
 

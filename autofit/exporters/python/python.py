@@ -1,10 +1,10 @@
 """Exporter to plain PyTorch: maps a plan to constants and parts of the training loop."""
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
+from autofit.core.block_order import read_order
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.recommendation import Recommendation
 from autofit.exporters.base import Exporter, Settings
@@ -46,12 +46,9 @@ def _count(key: str, default: int) -> Callable[[KnobValue], Settings | None]:
 
 
 def _order(value: KnobValue) -> Settings | None:
-    """Returns the numbers of blocks in a text such as "0-3,7,4-6"; None if it is something else."""
-    if not re.fullmatch(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*", str(value)):
-        return None
-    runs = [run.partition("-") for run in str(value).split(",")]
-    places = [place for first, _, last in runs for place in range(int(first), int(last or first) + 1)]
-    return {"CHECKPOINT_ORDER": tuple(places)}
+    """Returns the numbers of blocks in a text such as "0-3,7,4-6"; None if it names none."""
+    places = read_order(str(value))
+    return {"CHECKPOINT_ORDER": places} if places else None
 
 
 _SETTINGS: Mapping[str, Callable[[KnobValue], Settings | None]] = {
