@@ -50,6 +50,12 @@ def shapes_of_a_training(vary: bool) -> AbstractContextManager[object]:
     return patched
 
 
+def _graphs() -> int:
+    """Returns how many graphs torch.compile has made in this process."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return 0 if utils is None else int(utils.counters["stats"].get("unique_graphs", 0))
+
+
 @dataclass(slots=True)
 class Compiler:
     """Compiles the step of one plan, before it is measured, and says afterwards what came of it.
@@ -62,7 +68,7 @@ class Compiler:
 
     watch: Watchdog
     on_host: bool
-    _graphs_before: int = field(default_factory=lambda: _graphs())  # noqa: PLW0108  # defined below
+    _graphs_before: int = field(default_factory=_graphs)
 
     def compile(self, first_steps: Callable[[], float]) -> float | Outcome:
         """Runs the first steps, which compile. Returns the seconds they took, or the outcome of a missed deadline.
@@ -106,12 +112,6 @@ def _overdue(took_s: float, allowed_s: float, limit_s: float | None) -> str:
         f"{reason}, the limit for one plan ({COMPILE_SHARE:.0%} of the time left). A time budget of "
         f"{format_duration(needed_s)} allows twice as long"
     )
-
-
-def _graphs() -> int:
-    """Returns how many graphs torch.compile has made in this process."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    return 0 if utils is None else int(utils.counters["stats"].get("unique_graphs", 0))
 
 
 def _notes(graphs: int, breaks: list[Any], recompiled: dict[Any, list[Any]]) -> Iterator[str]:

@@ -23,10 +23,10 @@ from torch.utils.data import _utils
 from autofit.core.loading import PREFETCH_FACTOR, Loading, LoadingTrial
 from autofit.core.measurement import Measurement
 from autofit.core.outcome import Outcome
-from autofit.core.redaction import redacted
 from autofit.core.units import format_bytes, format_duration
 from autofit.devices.base import Device
 from autofit.devices.host_memory import available, kib_line
+from autofit.probing.user_errors import named_error
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.workloads.batches import BatchSource
 
@@ -163,8 +163,7 @@ class LoaderTrials:
         except Overdue:
             reason = f"not measured within {format_duration(left_s)}"
         except Exception as error:  # noqa: BLE001  # the user's data set, in a worker or while it is sent to one
-            lines = f"{type(error).__name__}: {error}".strip().splitlines()
-            reason = redacted(lines[0])
+            reason = named_error(error)
         return LoadingTrial(workers=workers, reason=reason)
 
     def _measured(self, workers: int, left_s: float) -> LoadingTrial:

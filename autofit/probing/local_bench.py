@@ -17,6 +17,7 @@ from autofit.core.errors import DevicePoisoned, Untraceable
 from autofit.core.gate_verdict import GateVerdicts
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.space import SpaceFacts
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device
 from autofit.guard import Backstop, Guard, leave_surely
@@ -106,16 +107,14 @@ class LocalBench:
             budget = budget_of(workload, device, options, varies=self._source.varies)
             facts = facts_of(workload, self._source, device, options, budget, self._loss, self._guard.restore)
             looked_at = self._source, self._loss, facts.optimizer, self._reached
-            earlier = EarlierGates(gates, environment_of(workload, device, *looked_at))
             state = State(self._reset, self._guard.differences)
             survey = Survey(facts, strategies, self._build, self._source, options.seed, state, self._watch)
-            survey.pinned, survey.earlier = options.pinned, earlier.found
+            survey.pinned, verdicts = options.pinned, None
             if known is not None:
                 space, self._weighing = known.space, Weighing.of(known.environment.settings)
             else:
-                self._beat(SURVEY)
-                space, self._weighing = survey.run(), survey.weighing
-                self._beat("open")
+                before = environment_of(workload, device, *looked_at)
+                space, verdicts = self._surveyed(survey, EarlierGates(gates, before))
             guarded = () if options.may_move else self._guard.caveats  # else the objects end with this process
             notes = bench_notes(workload, device, self._loss, modes, guarded, self._source)
             self.briefing = Briefing(
@@ -126,11 +125,17 @@ class LocalBench:
                 account=device.account(),
                 caveats=(*notes, *survey.caveats),
                 gates=tuple(survey.gate_records) if known is None else known.gates,
-                verdicts=earlier.to_keep(survey.verdicts, self._reached),
+                verdicts=verdicts,
                 evaluates=workload.evaluation is not None,
             )
-        self._heap, self._fastest_s = FrozenHeap(), math.inf
-        self._rates: dict[str, float] = {}
+        self._heap, self._fastest_s, self._rates = FrozenHeap(), math.inf, dict[str, float]()
+
+    def _surveyed(self, survey: Survey, earlier: EarlierGates) -> tuple[SpaceFacts, GateVerdicts | None]:
+        survey.earlier = earlier.found
+        self._beat(SURVEY)
+        space, self._weighing = survey.run(), survey.weighing
+        self._beat("open")
+        return space, earlier.to_keep(survey.verdicts, self._reached)
 
     def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
         """Runs `plan` and returns the outcome. Everything is restored afterwards.

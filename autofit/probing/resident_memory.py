@@ -8,6 +8,7 @@ from autofit.core.errors import NothingFits
 from autofit.core.units import format_bytes
 from autofit.devices.base import Device
 from autofit.probing.static_bytes import storage_bytes
+from autofit.workloads.step import state_tensors
 from autofit.workloads.workload import Workload
 
 
@@ -45,6 +46,5 @@ def _held_bytes(workload: Workload, device: Device) -> int:
     """
     found: list[torch.Tensor] = [*workload.model.parameters(), *workload.model.buffers()]
     if device.live_bytes() is not None and isinstance(workload.optimizer, torch.optim.Optimizer):
-        values = (value for state in workload.optimizer.state.values() for value in state.values())
-        found += (value for value in values if isinstance(value, torch.Tensor))
+        found += state_tensors(workload.optimizer)
     return storage_bytes(found, device.torch_device)

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
 
 from autofit.core.gate_verdict import GateVerdict
 from autofit.core.plan import Plan
@@ -30,6 +29,7 @@ from autofit.probing.survey.gradients import (
     Gradient,
     Gradients,
     State,
+    cosine_of,
     difference,
     most_l2,
 )
@@ -133,16 +133,9 @@ def _precision(gradients: Gradients, plan: Plan, batch: Batch | Counted, seed: i
         reduced = gradients.of([batch], seed, plan=plan).vector
         if not bool(torch.isfinite(reduced).all()):
             return GateResult(False, "the gradient is not finite")
-        cosine = min(float(nn.functional.cosine_similarity(reduced, reference, dim=0)), 1.0)  # rounding exceeds it
-        error = difference(reduced, reference)
-        numbers = (
-            f"cosine of the gradient {cosine:.5f} (at least {PRECISION_COSINE}), relative L2 {error:.1e} "
-            f"(at most {PRECISION_L2})"
-        )
-        if cosine >= PRECISION_COSINE and error <= PRECISION_L2:
-            return GateResult(True, numbers)
-        if not _is_random(gradients, batch, seed, reference, PRECISION_L2):
-            return GateResult(False, numbers)
+        judged = judged_as_precision("gradient", cosine_of(reduced, reference), difference(reduced, reference))
+        if judged.passed or not _is_random(gradients, batch, seed, reference, PRECISION_L2):
+            return judged
         found = compare(
             lambda draw: (
                 gradients.of([batch], seed + draw, plan=plan, others=_SEED_STRIDE * draw).vector,
@@ -150,6 +143,21 @@ def _precision(gradients: Gradients, plan: Plan, batch: Batch | Counted, seed: i
             )
         )
         return GateResult(found.alike, found.text)
+
+
+def judged_as_precision(compared: str, cosine: float, error: float) -> GateResult:
+    """Returns a verdict on two sides that may differ by the rounding of another precision.
+
+    Args:
+        compared: what was compared, in a word.
+        cosine: the cosine of both sides.
+        error: the L2 norm of their difference, relative to that of the baseline.
+    """
+    numbers = (
+        f"cosine of the {compared} {cosine:.5f} (at least {PRECISION_COSINE}), relative L2 {error:.1e} "
+        f"(at most {PRECISION_L2})"
+    )
+    return GateResult(cosine >= PRECISION_COSINE and error <= PRECISION_L2, numbers)
 
 
 @dataclass(slots=True)

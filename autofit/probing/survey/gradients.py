@@ -244,6 +244,11 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one - other).norm()) / norm if norm else math.nan
 
 
+def cosine_of(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Returns the cosine of two vectors, at most 1, which rounding may exceed."""
+    return min(float(nn.functional.cosine_similarity(one, other, dim=0)), 1.0)
+
+
 def most_l2(whole: Gradient) -> float:
     """Returns the relative difference up to which gradients of a batch and its parts, and their norms, are equal."""
     return REDUCED_L2 if whole.reduced else ACCUMULATION_L2

@@ -6,13 +6,13 @@ batch: it says nothing about the quality of the model.
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
-from torch import nn
 
 from autofit.core.plan import Plan
-from autofit.probing.survey.gates import PRECISION_COSINE, PRECISION_L2, GateResult
-from autofit.probing.survey.gradients import STATELESS, Build, State, generators_restored
+from autofit.probing.survey.gates import GateResult, judged_as_precision
+from autofit.probing.survey.gradients import STATELESS, Build, State, cosine_of, difference, generators_restored
 from autofit.workloads.batch_store import fresh
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.tree import Batch, tensors
@@ -52,12 +52,8 @@ def output(build: Build, plan: Plan, batch: Counted, seed: int, state: State = S
         return GateResult(False, f"the output has tensors of other shapes than that of the baseline. {_ADVICE}")
     pairs = [_compared(one, other) for one, other in zip(found, reference, strict=True)]
     cosine, error = min(pair[0] for pair in pairs), max(pair[1] for pair in pairs)
-    numbers = (
-        f"cosine of the output {cosine:.5f} (at least {PRECISION_COSINE}), relative L2 {error:.1e} "
-        f"(at most {PRECISION_L2})"
-    )
-    passed = cosine >= PRECISION_COSINE and error <= PRECISION_L2
-    return GateResult(passed, numbers if passed else f"{numbers}. {_ADVICE}")
+    judged = judged_as_precision("output", cosine, error)
+    return judged if judged.passed else replace(judged, reason=f"{judged.reason}. {_ADVICE}")
 
 
 def _outputs(build: Build, plan: Plan, batch: Batch, seed: int) -> list[torch.Tensor]:
@@ -80,9 +76,7 @@ def _compared(found: torch.Tensor, reference: torch.Tensor) -> tuple[float, floa
     if not torch.equal(usable, found.isfinite()):
         return 0.0, math.inf
     one, other = found[usable], reference[usable]
-    norm = float(other.norm())
-    if not norm:
+    if not float(other.norm()):
         same = not float(one.norm())
         return (1.0, 0.0) if same else (0.0, math.inf)
-    cosine = min(float(nn.functional.cosine_similarity(one, other, dim=0)), 1.0)  # rounding exceeds it
-    return cosine, float((one - other).norm()) / norm
+    return cosine_of(one, other), difference(one, other)
