@@ -7,7 +7,7 @@ from typing import Any
 from autofit.core.knob import Knob
 from autofit.core.space import Conflict, SearchSpace
 from scripts.bench.search.large import Choice, LargeBench
-from scripts.bench.search.simulated import Effect, space_of
+from scripts.bench.search.simulated import Effect, costs_of_a_device, space_of
 from scripts.bench.search.traps import CHECKPOINTING, PRECISION
 
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 40, 48, 64, 80)
@@ -40,16 +40,7 @@ def _device(chance: random.Random, knobs: Sequence[Knob], room: int = 24, **chan
     allowed = tuple(each for each in CONFLICTS if each.values.keys() <= names)
     space = space_of(knobs, SIZES, 8)
     fields: dict[str, Any] = {
-        "static_mib": 2000 * chance.uniform(0.8, 1.2),
-        "gradient_mib": 500.0,
-        "sample_mib": 120 * chance.uniform(0.8, 1.2),
-        "logits_mib": 20.0,
-        "compute_s": 0.004 * chance.uniform(0.85, 1.15),
-        "launch_s": 0.020 * chance.uniform(0.85, 1.15),
-        "update_s": 0.010 * chance.uniform(0.85, 1.15),
-        "noise": 0.015,
-        "drift": 0.008,
-        "interaction": 0.004,
+        **costs_of_a_device(chance, launch_s=0.020),
         "cliffs": {12: 1.06, 24: 1.04, 40: 1.08},
         "compile_s": {choice: seconds for choice, seconds in COMPILE_S.items() if choice[0] in names},
         "failing": frozenset({("attention", "cudnn")} if ATTENTION in knobs else ()),

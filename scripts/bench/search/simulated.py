@@ -227,6 +227,27 @@ def during(purpose: Purpose, status: Status, reason: str = "injected") -> Callab
     return lambda now: Outcome(status=status, reason=reason) if now is purpose else None
 
 
+def costs_of_a_device(chance: random.Random, launch_s: float) -> dict[str, float]:
+    """Returns fields of a `FakeBench`, which differ by some percent between devices.
+
+    Args:
+        chance: draws the differences.
+        launch_s: the usual fixed time of a micro step.
+    """
+    return {
+        "static_mib": 2000 * chance.uniform(0.8, 1.2),
+        "gradient_mib": 500.0,
+        "sample_mib": 120 * chance.uniform(0.8, 1.2),
+        "logits_mib": 20.0,
+        "compute_s": 0.004 * chance.uniform(0.85, 1.15),
+        "launch_s": launch_s * chance.uniform(0.85, 1.15),
+        "update_s": 0.010 * chance.uniform(0.85, 1.15),
+        "noise": 0.015,
+        "drift": 0.008,
+        "interaction": 0.004,
+    }
+
+
 def space_of(
     knobs: Sequence[Knob], sizes: Sequence[int], baseline_size: int, global_batch_size: int | None = None
 ) -> SearchSpace:

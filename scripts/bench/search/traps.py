@@ -8,7 +8,7 @@ from typing import Any
 from autofit.core.knob import Knob
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
-from scripts.bench.search.simulated import Effect, FakeBench, always, space_of
+from scripts.bench.search.simulated import Effect, FakeBench, always, costs_of_a_device, space_of
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 80, 96)
 PRECISION = Knob(
@@ -43,18 +43,7 @@ def _device(
 ) -> FakeBench:
     """Returns a device on which the baseline's combination fits up to a micro batch size of about `room`."""
     effects = _effects(chance) | changes.pop("effects", {})
-    fields: dict[str, Any] = {
-        "static_mib": 2000 * chance.uniform(0.8, 1.2),
-        "gradient_mib": 500.0,
-        "sample_mib": 120 * chance.uniform(0.8, 1.2),
-        "logits_mib": 20.0,
-        "compute_s": 0.004 * chance.uniform(0.85, 1.15),
-        "launch_s": 0.015 * chance.uniform(0.85, 1.15),
-        "update_s": 0.010 * chance.uniform(0.85, 1.15),
-        "noise": 0.015,
-        "drift": 0.008,
-        "interaction": 0.004,
-    }
+    fields: dict[str, Any] = costs_of_a_device(chance, launch_s=0.015)
     space = space_of(knobs, sizes, baseline_size, total)
     bench = FakeBench(space=space, budget_bytes=0, effects=effects, seed=chance.randrange(1000), **(fields | changes))
     combination = space.baseline.combination
