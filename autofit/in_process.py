@@ -14,13 +14,7 @@ from autofit.devices.base import Device
 from autofit.probing.compile_cache import private_cache
 from autofit.probing.local_bench import LocalBench
 from autofit.probing.watchdog import Overdue, Watchdog
-from autofit.search.evaluation import (
-    STAGE,
-    evaluation_options,
-    evaluation_request,
-    training_request,
-    with_evaluation,
-)
+from autofit.search.evaluation import STAGE, training_request, with_evaluation
 from autofit.search.event import Event
 from autofit.search.evidence import SearchResult
 from autofit.search.kept_gates import kept_gates
@@ -102,15 +96,12 @@ def search_with_evaluation(
     first = training_request(request)
     found, result = search_in_process(workload, chosen, options, first, clock, progress, followers)
 
-    def searched() -> Recommendation:
-        left_s = None if request.time_s is None else max(request.time_s - clock.elapsed_s, 0.0)
-        second = evaluation_request(request, left_s)
+    def searched(options: Options, request: Request, clock: Clock) -> Recommendation:
         with Progress.of(progress) as listen:
             listen(Event("stage", STAGE))
-        asked = evaluation_options(options, found)
-        return search_in_process(evaluation, chosen, asked, second, Clock(limit_s=left_s), progress, ())[0]
+        return search_in_process(evaluation, chosen, options, request, clock, progress, ())[0]
 
-    found = with_evaluation(found, searched)
+    found = with_evaluation(found, options, request, clock, searched)
     return found, None if result is None else replace(result, recommendation=found)
 
 

@@ -11,6 +11,7 @@ from autofit import locks, planfile
 from autofit.cli import values
 from autofit.cli.interrupting import terminable
 from autofit.cli.saving import save_plan
+from autofit.core.briefing import Options
 from autofit.core.budget import Clock
 from autofit.core.environment import Environment
 from autofit.core.errors import PlanFileError
@@ -24,13 +25,7 @@ from autofit.reports.attached import attached
 from autofit.reports.canvas import Canvas
 from autofit.reports.repeating import command_line
 from autofit.reports.summary import summarize
-from autofit.search.evaluation import (
-    STAGE,
-    evaluation_options,
-    evaluation_request,
-    training_request,
-    with_evaluation,
-)
+from autofit.search.evaluation import STAGE, training_request, with_evaluation
 from autofit.search.event import Event
 from autofit.search.kept_gates import kept_gates
 from autofit.search.request import DEFAULT_STUDY, Request
@@ -68,12 +63,10 @@ def _tuned(target: Target, request: Request, clock: Clock, given: argparse.Names
     if not evaluates:
         return found
 
-    def searched() -> Recommendation:
-        left_s = None if request.time_s is None else max(request.time_s - clock.elapsed_s, 0.0)
-        evaluation = replace(target, evaluation=True, options=evaluation_options(target.options, found))
-        return _searched(evaluation, evaluation_request(request, left_s), Clock(limit_s=left_s), given)[0]
+    def searched(options: Options, request: Request, clock: Clock) -> Recommendation:
+        return _searched(replace(target, evaluation=True, options=options), request, clock, given)[0]
 
-    return with_evaluation(found, searched)
+    return with_evaluation(found, target.options, request, clock, searched)
 
 
 def _searched(target: Target, request: Request, clock: Clock, given: argparse.Namespace) -> tuple[Recommendation, bool]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from autofit.core.briefing import Options
+from autofit.core.budget import Clock
 from autofit.core.errors import BudgetSpent, Busy, NothingFits, UsageError, UserCodeError
 from autofit.core.recommendation import Recommendation
 from autofit.search.request import Request
@@ -52,20 +53,31 @@ def evaluation_options(options: Options, training: Recommendation) -> Options:
     return options.model_copy(update=changes)
 
 
-def with_evaluation(training: Recommendation, search: Callable[[], Recommendation]) -> Recommendation:
+def with_evaluation(
+    training: Recommendation,
+    options: Options,
+    request: Request,
+    clock: Clock,
+    search: Callable[[Options, Request, Clock], Recommendation],
+) -> Recommendation:
     """Returns the training's recommendation with that of evaluation, or with a caveat that says why there is none.
 
     The answer for the training is never lost: evaluation that does not fit, fails or has no time left is a caveat.
 
     Args:
         training: the result of the training's search.
-        search: searches evaluation.
+        options: options of the training's search.
+        request: the request of the whole call.
+        clock: running since the call began.
+        search: searches evaluation, with its own options, request and clock.
 
     Raises:
         AutofitError: the device does not respond, the user's objects could not be restored, or autofit failed.
     """
     try:
-        return training.model_copy(update={"evaluation": search()})
+        left_s = None if request.time_s is None else max(request.time_s - clock.elapsed_s, 0.0)
+        asked, second = evaluation_options(options, training), evaluation_request(request, left_s)
+        return training.model_copy(update={"evaluation": search(asked, second, Clock(limit_s=left_s))})
     except (NothingFits, UserCodeError, BudgetSpent, UsageError, Busy) as error:
         caveat = f"no plan for evaluation was found: {error}"
         return training.model_copy(update={"caveats": (*training.caveats, caveat)})

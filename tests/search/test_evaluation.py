@@ -3,6 +3,7 @@
 import pytest
 
 from autofit.core.briefing import Options
+from autofit.core.budget import Clock
 from autofit.core.errors import (
     AutofitError,
     BudgetSpent,
@@ -59,14 +60,28 @@ def test_evaluation_has_the_budget_of_the_training_and_counts_what_that_keeps() 
 
 def test_the_answer_has_that_of_evaluation() -> None:
     found = answer()
-    assert with_evaluation(found, lambda: found).evaluation == found
+    assert with_evaluation(found, Options(), Request(), Clock(), lambda *asked: found).evaluation == found
+
+
+def test_evaluation_is_searched_in_what_is_left_of_the_call() -> None:
+    asked: list[tuple[Options, Request, Clock]] = []
+
+    def search(options: Options, request: Request, clock: Clock) -> Recommendation:
+        asked.append((options, request, clock))
+        return answer()
+
+    times = iter((5.0, 35.0))
+    with_evaluation(answer(), Options(), Request(time_s=100.0), Clock(now=lambda: next(times)), search)
+    ((options, request, clock),) = asked
+    assert options.memory_budget == answer().budget.memory_bytes
+    assert (request.time_s, clock.limit_s) == (70.0, 70.0)
 
 
 def failing(error: AutofitError) -> Recommendation:
-    def search() -> Recommendation:
+    def search(options: Options, request: Request, clock: Clock) -> Recommendation:
         raise error
 
-    return with_evaluation(answer(), search)
+    return with_evaluation(answer(), Options(), Request(), Clock(), search)
 
 
 @pytest.mark.parametrize("kind", [NothingFits, UserCodeError, BudgetSpent, WorkloadError, Busy])
