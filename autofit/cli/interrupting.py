@@ -1,4 +1,4 @@
-"""Interrupting: SIGTERM as a KeyboardInterrupt, so that child processes are ended and records are kept."""
+"""Interrupting: SIGINT and SIGTERM as a KeyboardInterrupt, so that child processes are ended and records are kept."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ AGAIN_S = 0.05
 
 @contextmanager
 def terminable(next_step: str) -> Iterator[None]:
-    """Turns SIGTERM into a KeyboardInterrupt while the context is open.
+    """Turns SIGINT, unless it is ignored, and SIGTERM into a KeyboardInterrupt while the context is open.
 
     Args:
         next_step: what the user can do then, for the message.
@@ -26,13 +26,16 @@ def terminable(next_step: str) -> Iterator[None]:
             again.daemon = True
             again.start()
             return
-        raise KeyboardInterrupt(f"terminated; {next_step}")
+        raise KeyboardInterrupt(*([f"terminated; {next_step}"] if number == signal.SIGTERM else []))
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, interrupt)}
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, or the caller handles it
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _is_ignored(frame: FrameType | None) -> bool:
