@@ -31,7 +31,9 @@ class Pace:
 PACES = {
     Purpose.PROBE: Pace(warmup_least=1, warmup_most=4, steps_least=3, steps_most=8, seconds=0.5, patience_s=3.0),
     Purpose.BLOCK: Pace(warmup_least=1, warmup_most=1, steps_least=4, steps_most=4, seconds=0.0, patience_s=10.0),
-    Purpose.PROOF: Pace(warmup_least=1, warmup_most=4, steps_least=5, steps_most=10, seconds=1.0),
+    Purpose.PROOF: Pace(warmup_least=1, warmup_most=4, steps_least=3, steps_most=5, seconds=0.1),
 }
+"""A proof times few steps: the speed of its plan is measured by a race, or by the blocks of a night. The speed of the
+proof is only checked against that, within a factor (`autofit.search.contradiction.SPEED_RATIO`)."""
 PATIENCE_SHARE = 0.25
 """Maximum share of the remaining time for the warm-up of a proof, and for its timing; at least one step each."""

@@ -12,7 +12,7 @@ from autofit.search.tuning import Tuning
 RESERVE_PROBES = 12
 """Assumed duration of the race and the proof, in probes: 4 rounds of 3 short blocks, and the proof."""
 PROOF_PROBES, PROOF_STEPS = 1.5, 10
-"""Assumed duration of a proof, in probes and in steps; the longer one counts. Where steps are slow, a proof has 5
+"""Assumed duration of a proof, in probes and in steps; the longer one counts. Where steps are slow, a proof runs 10
 steps, and 4 more in a process with limited memory; the step of another plan may be slower."""
 RESERVE_RATIO = 0.5
 """Maximum share of the time budget that is kept for race and proof, once a second plan may win and a race is needed."""

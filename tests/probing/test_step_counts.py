@@ -1,7 +1,5 @@
 """How many steps a probe, a block and a proof take: the promises that other rules rest on."""
 
-from itertools import pairwise
-
 from autofit.core.trial import Purpose
 from autofit.probing.step_counts import PACES, PATIENCE_SHARE
 
@@ -19,10 +17,8 @@ def test_all_blocks_of_a_race_measure_the_same_number_of_steps() -> None:
     assert (block.warmup_least, block.steps_least) == (block.warmup_most, block.steps_most)
 
 
-def test_a_proof_measures_more_than_a_probe_and_a_probe_no_less_than_the_least_for_a_median() -> None:
-    steps = [PACES[purpose].steps_least for purpose in (Purpose.PROBE, Purpose.PROOF)]
-    assert all(few < many for few, many in pairwise(steps))
-    assert steps[0] >= 3
+def test_a_probe_and_a_proof_measure_no_less_than_the_least_for_a_median() -> None:
+    assert all(PACES[purpose].steps_least >= 3 for purpose in (Purpose.PROBE, Purpose.PROOF))
 
 
 def test_warming_up_and_timing_leave_half_of_what_is_left() -> None:

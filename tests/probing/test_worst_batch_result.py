@@ -39,11 +39,10 @@ def test_the_first_steps_are_whole_and_on_the_longest_samples(
     assert outcome.measurement is not None
     assert outcome.measurement.worst_steps == steps
     assert outcome.measurement.samples_per_step == 8
-    times = (0.4,) * (8 if purpose is Purpose.PROOF else 4)  # on each of four batches as often
-    assert outcome.measurement.step_times_s == pytest.approx(times)
+    assert outcome.measurement.step_times_s == pytest.approx((0.4,) * 4)  # on each of four batches as often
 
 
-@pytest.mark.parametrize(("left_s", "timed", "phases"), [(0.0, 0, False), (0.02, 1, False), (60.0, 5, True)])
+@pytest.mark.parametrize(("left_s", "timed", "phases"), [(0.0, 0, False), (0.02, 1, False), (60.0, 3, True)])
 def test_a_proof_with_little_time_left_runs_the_steps_that_it_needs(left_s: float, timed: int, phases: bool) -> None:
     def slow(model: nn.Module, batch: Any) -> torch.Tensor:
         time.sleep(0.02)
@@ -59,5 +58,5 @@ def test_a_proof_with_little_time_left_runs_the_steps_that_it_needs(left_s: floa
     assert found.worst_steps == 3
     assert found.memory.judged_bytes > 0
     assert found.of_worst_batch is (timed == 0)
-    assert timed <= len(found.step_times_s) <= (timed or 3) + 5 * phases
+    assert timed <= len(found.step_times_s) <= (timed or 3) + 2 * phases
     assert bool(found.phases_s) is phases
