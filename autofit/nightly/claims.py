@@ -8,11 +8,14 @@ from typing import Protocol
 from autofit.core.errors import StudyError
 from autofit.nightly.history import History
 from autofit.nightly.instants import instant
+from autofit.nightly.records import NightRecord, VerdictKind
 from autofit.study.fleet import Fleet
 from autofit.study.location import Place
 
 CHECKED = timedelta(hours=12)
 """Time for which a job that one machine has checked is not checked by another one."""
+MOST_ERRORS = 2
+"""Number of checks that may end with an error within `CHECKED`: a second machine tries what failed on the first."""
 
 
 class Claims(Protocol):
@@ -48,14 +51,21 @@ class SharedClaims:
         history: the records of all machines.
         today: returns the present time, in UTC.
         say: receives a line if the database does not answer. The job is then checked here.
+        named: whether the user names the jobs to check. They are then checked again, however recent their records.
     """
 
     shared = True
 
     def __init__(
-        self, fleet: Fleet, history: History, today: Callable[[], datetime], say: Callable[[str], None]
+        self,
+        fleet: Fleet,
+        history: History,
+        today: Callable[[], datetime],
+        say: Callable[[str], None],
+        *,
+        named: bool = False,
     ) -> None:
-        self._fleet, self._history, self._today, self._say = fleet, history, today, say
+        self._fleet, self._history, self._today, self._say, self._named = fleet, history, today, say, named
 
     @contextmanager
     def claim(self, job: str) -> Iterator[str]:
@@ -69,18 +79,30 @@ class SharedClaims:
             yield self._checked(job) if first else "another machine is checking it"
 
     def _checked(self, job: str) -> str:
-        """Returns that another machine has just checked a job; "" if none has."""
+        """Returns that another machine has just checked a job; "" if none has, or if the job is checked again."""
         self._history.refresh()
-        records = self._history.of_job(job)
-        at = instant(records[-1].at) if records else None
-        if at is None or self._today() - at > CHECKED:
-            return ""
-        return f"it was checked at {records[-1].at}"
+        recent = [] if self._named else [record for record in self._history.of_job(job) if self._is_recent(record)]
+        done = [record for record in recent if record.verdict.kind is not VerdictKind.ERROR]
+        if done:
+            return f"it was checked at {done[-1].at}"
+        if len(recent) >= MOST_ERRORS:
+            return f"its last {len(recent)} checks ended with an error, the latest at {recent[-1].at}"
+        return ""
+
+    def _is_recent(self, record: NightRecord) -> bool:
+        at = instant(record.at)
+        return at is not None and self._today() - at <= CHECKED
 
 
 @contextmanager
 def claims_of(
-    history: History, location: str, today: Callable[[], datetime], say: Callable[[str], None], *, host: str | None
+    history: History,
+    location: str,
+    today: Callable[[], datetime],
+    say: Callable[[str], None],
+    *,
+    host: str | None,
+    named: bool = False,
 ) -> Iterator[Claims]:
     """Gives the claims of a shared night. If the database cannot be reached, the night is not shared.
 
@@ -90,6 +112,7 @@ def claims_of(
         today: returns the present time, in UTC.
         say: receives one line for people.
         host: the jobs file that workers open to take part in the night; None for a worker that takes part.
+        named: see `SharedClaims`.
     """
     with ExitStack() as held:
         claims: Claims = OneMachine()
@@ -97,7 +120,7 @@ def claims_of(
             fleet = held.enter_context(Fleet.opened(Place.of(location)))
             if host is not None:
                 held.enter_context(fleet.hosting(host))
-            claims = SharedClaims(fleet, history, today, say)
+            claims = SharedClaims(fleet, history, today, say, named=named)
         except StudyError as error:
             say(f"{error} The jobs are not shared.")
         yield claims

@@ -81,7 +81,8 @@ def run_night(jobs: JobsFile, history: History, options: NightOptions, open_benc
     with locks.held(key, what, 0.0), ExitStack() as held:  # a night that waits for another one would repeat it
         claims: Claims = OneMachine()
         if options.share:
-            shared = claims_of(history, jobs.history, options.today, options.say, host=options.host)
+            told, named = (options.today, options.say), bool(options.only)
+            shared = claims_of(history, jobs.history, *told, host=options.host, named=named)
             claims = held.enter_context(shared)
         return _Night(jobs, history, options, open_bench, claims).run()
 

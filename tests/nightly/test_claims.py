@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autofit.core.briefing import Briefing
-from autofit.core.errors import StudyError
+from autofit.core.errors import StudyError, UsageError
 from autofit.nightly.claims import CHECKED, OneMachine, SharedClaims
 from autofit.nightly.history import History
 from autofit.nightly.job import JobsFile
@@ -80,10 +80,33 @@ def test_a_night_leaves_what_another_machine_has(room: SharedRoom) -> None:
 def test_a_machine_that_comes_late_has_nothing_to_do(room: SharedRoom) -> None:
     room.night(share=True)
     room.days -= 1
-    late = room.night(share=True, only=("gpt", "bert"))
+    late = room.night(share=True)
     assert late.records == ()
     assert late.exit_code == 0
     assert all("it was checked at" in why for why in late.unchecked.values())
+
+
+def test_a_job_that_is_named_is_checked_again_however_recent_its_record(room: SharedRoom) -> None:
+    room.night(share=True)
+    room.days -= 1
+    named = room.night(share=True, only=("gpt",))
+    assert [record.job for record in named.records] == ["gpt"]
+
+
+def test_a_job_that_failed_on_one_machine_is_tried_by_a_second_and_by_no_third(room: SharedRoom) -> None:
+    room.errors["gpt"] = UsageError("the package timm is missing on this machine.")
+    room.night(share=True)
+    room.days -= 1
+    second = room.night(share=True)
+    assert [record.verdict.kind for record in second.records] == [VerdictKind.ERROR]
+    assert "it was checked at" in second.unchecked["bert"]
+    room.days -= 1
+    third = room.night(share=True)
+    assert third.records == ()
+    assert third.unchecked["gpt"].startswith("its last 2 checks ended with an error, the latest at ")
+    del room.errors["gpt"]
+    healthy = room.night(share=True)
+    assert [record.job for record in healthy.records] == ["bert", "gpt"]  # a day later, both are due
 
 
 def test_a_job_stays_on_the_device_of_its_records(room: SharedRoom, monkeypatch: pytest.MonkeyPatch) -> None:
