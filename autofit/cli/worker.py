@@ -35,10 +35,11 @@ def execute(given: argparse.Namespace) -> int:
 
     with terminable("the search runs the plan of this worker again"):
         say(f"waiting for searches at {place.shown}")
-        worker = SearchWorker(
-            place, given.device, lambda target: _opened(target, say), say, lambda jobs: _take_part(jobs, place, say)
-        )
-        done = worker.work(idle_s)
+
+        def take_part(jobs: str) -> None:
+            _take_part(jobs, place, given.device, say)
+
+        done = SearchWorker(place, given.device, lambda target: _opened(target, say), say, take_part).work(idle_s)
     _tell(done, given)
     return 0
 
@@ -51,7 +52,7 @@ def _opened(target: Target, say: locks.Say) -> Iterator[Bench]:
         yield held.enter_context(RemoteBench(target, claim=claim))
 
 
-def _take_part(path: str, place: Place, say: locks.Say) -> None:
+def _take_part(path: str, place: Place, device: str | None, say: locks.Say) -> None:
     """Checks jobs of a shared night.
 
     Raises:
@@ -63,7 +64,7 @@ def _take_part(path: str, place: Place, say: locks.Say) -> None:
             f"found the history {jobs.history_shown} in {path}; expected {place.shown}, as the worker has."
         )
     history = History.open(jobs.history, jobs.aside)
-    result = run_night(jobs, history, NightOptions(say=say, show_trace=say, share=True))
+    result = run_night(jobs, history, NightOptions(say=say, show_trace=say, share=True, device=device))
     say(f"{counted(len(result.records), 'job')} checked")
 
 

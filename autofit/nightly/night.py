@@ -1,5 +1,6 @@
 """Night: one run over all jobs of a jobs file. The failure of one job never stops the others."""
 
+import os
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -23,6 +24,7 @@ from autofit.nightly.records import NightRecord
 from autofit.nightly.result import NightResult
 from autofit.nightly.schedule import Scheduled, scheduled
 from autofit.nightly.uninterrupted import uninterrupted
+from autofit.probing.child_request import HIDING_ENVIRONMENT
 
 HASTE_S = 10.0
 """Maximum duration of a command after an interrupt. Schedulers kill a process soon after they ask it to end."""
@@ -47,6 +49,8 @@ class NightOptions:
         show_trace: receives the traceback of the user's code, or of an internal error.
         share: whether the jobs are shared with other machines through the database of the history.
         host: the jobs file that workers open to take part in a shared night; None for a worker that takes part.
+        device: where this process runs the jobs of a shared night that name no device or only its kind; None for the
+            device of the job.
     """
 
     only: Sequence[str] = ()
@@ -58,6 +62,7 @@ class NightOptions:
     show_trace: Say = field(default=lambda text: None)
     share: bool = False
     host: str | None = None
+    device: str | None = None
 
 
 def run_night(jobs: JobsFile, history: History, options: NightOptions, open_bench: OpenBench = opened) -> NightResult:
@@ -78,13 +83,22 @@ def run_night(jobs: JobsFile, history: History, options: NightOptions, open_benc
         StudyError: the history cannot be used.
     """
     key, what = f"night-{jobs.path.resolve()}", f"the jobs file {jobs.path}"
+    if options.share:
+        key += _own_devices(options.device)
+        jobs = jobs.model_copy(update={"jobs": tuple(job.on(options.device) for job in jobs.jobs)})
     with locks.held(key, what, 0.0), ExitStack() as held:  # a night that waits for another one would repeat it
         claims: Claims = OneMachine()
         if options.share:
-            told, named = (options.today, options.say), bool(options.only)
-            shared = claims_of(history, jobs.history, *told, host=options.host, named=named)
+            today, say, named = options.today, options.say, bool(options.only)
+            shared = claims_of(history, jobs.history, today, say, host=options.host, named=named)
             claims = held.enter_context(shared)
         return _Night(jobs, history, options, open_bench, claims).run()
+
+
+def _own_devices(device: str | None) -> str:
+    """Returns the devices of this process, as the end of a key: a machine shares a night among its devices too."""
+    visible = "".join(f"-{os.environ[name]}" for name in HIDING_ENVIRONMENT if name in os.environ)
+    return f"-{device or ''}{visible}"
 
 
 class _Night:

@@ -5,15 +5,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from autofit.core.briefing import Briefing
-from autofit.core.errors import StudyError, UsageError
+from autofit.core.errors import Busy, StudyError, UsageError
+from autofit.core.plan import Plan
+from autofit.core.trial import Purpose
 from autofit.nightly.claims import CHECKED, OneMachine, SharedClaims
 from autofit.nightly.history import History
 from autofit.nightly.job import JobsFile
 from autofit.nightly.records import VerdictKind
+from autofit.nightly.result import NightResult
 from autofit.study.fleet import Fleet
 from autofit.study.location import Place
 from tests.nightly.nights import MachineRoom
@@ -150,6 +154,49 @@ def test_a_claim_that_cannot_be_written_leaves_the_job_here(room: SharedRoom, mo
     with machine(room) as claims, claims.claim("gpt") as taken:
         assert taken == ""
     assert "the database is away. The job is not shared." in room.said
+
+
+@pytest.mark.parametrize(("device", "visible"), [("cuda:1", None), (None, "1")])
+def test_the_devices_of_one_machine_share_a_night(
+    device: str | None, visible: str | None, room: SharedRoom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found: list[NightResult | Busy] = []
+
+    def on_another_device(job: str, plan: Plan, purpose: Purpose) -> None:
+        room.before_run = lambda job, plan, purpose: None
+        with monkeypatch.context() as patched:
+            if visible is not None:
+                patched.setenv("CUDA_VISIBLE_DEVICES", visible)
+            beside = Thread(target=lambda: found.append(room.night(share=True, device=device)))
+            beside.start()
+            beside.join()
+
+    room.before_run = on_another_device
+    result = room.night(share=True)
+    assert [record.job for record in result.records] == ["gpt"]
+    assert isinstance(found[0], NightResult)
+    assert [record.job for record in found[0].records] == ["bert"]
+    assert found[0].unchecked == {"gpt": "another machine is checking it"}
+
+
+def test_one_device_checks_a_shared_night_once_at_a_time(room: SharedRoom) -> None:
+    found: list[str] = []
+
+    def again() -> None:
+        with pytest.raises(Busy) as refused:
+            room.night(share=True)
+        found.append(str(refused.value))
+
+    def on_the_same_device(job: str, plan: Plan, purpose: Purpose) -> None:
+        room.before_run = lambda job, plan, purpose: None
+        beside = Thread(target=again)
+        beside.start()
+        beside.join()
+
+    room.before_run = on_the_same_device
+    room.night(share=True)
+    assert "jobs.yaml is in use" in found[0]
 
 
 def test_workers_are_invited_to_a_night(room: SharedRoom) -> None:
