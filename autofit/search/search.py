@@ -4,7 +4,7 @@ Never loads torch: the command line runs it in a process that does not import th
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,7 +14,7 @@ from autofit.core.briefing import Briefing
 from autofit.core.budget import Budget, Clock
 from autofit.core.errors import AutofitError
 from autofit.core.objective import Objective
-from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
 from autofit.core.recommendation import Candidate, Recommendation
 from autofit.core.space import SearchSpace
 from autofit.core.strategy_record import StrategyRecord
@@ -247,8 +247,20 @@ def _strategies(findings: Findings, briefing: Briefing) -> tuple[StrategyRecord,
     changing = {name for name, value in changed.items() if f"{name}={value}" in failed}
     changing |= {ACCUMULATION_STEPS} & changed.keys() if "accumulation" in failed else set()
     changing |= {MICRO_BATCH_SIZE} if _learning_rate(findings, briefing) else set()
-    found = (each for each in briefing.space.strategies if not changed.keys().isdisjoint(each.knobs))
-    return tuple(each if changing.isdisjoint(each.knobs) else each.changing() for each in found)
+    found = [each for each in briefing.space.strategies if not changed.keys().isdisjoint(each.knobs)]
+    found = [each if changing.isdisjoint(each.knobs) else each.changing() for each in found]
+    return tuple(_switched_off(each) if _is_off(each, changed) else each for each in found)
+
+
+def _is_off(strategy: StrategyRecord, changed: Mapping[str, KnobValue]) -> bool:
+    """Returns whether a plan only switches off what the user has switched on: it changes nothing else of a strategy."""
+    return not any(changed[name] for name in strategy.knobs if name in changed)
+
+
+def _switched_off(strategy: StrategyRecord) -> StrategyRecord:
+    """Returns the record of a strategy that the plan does without."""
+    about = f"is switched off by the plan. Where it is on, it {strategy.about}"
+    return strategy.model_copy(update={"about": about if strategy.about else "", "cost": ""})
 
 
 def _at_limit(findings: Findings, briefing: Briefing) -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 from autofit.core.briefing import Briefing, GateRecord
 from autofit.core.budget import Clock
 from autofit.core.errors import BudgetSpent, DevicePoisoned, StudyError
+from autofit.core.knob import Knob
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.objective import Objective
 from autofit.core.outcome import Outcome, Status
@@ -21,6 +22,8 @@ from autofit.search.event import Event
 from autofit.search.request import DEFAULT_STUDY, Listen, Request
 from autofit.search.search import search
 from autofit.search.tuning import Evaluate
+from scripts.bench.search.simulated import Effect as SimulatedEffect
+from scripts.bench.search.simulated import space_of
 from tests.fakes import FakeBench, always, briefing_of, opened, small_bench
 
 MEMORY = Request(study=":memory:")
@@ -248,6 +251,19 @@ def test_a_strategy_whose_gate_failed_changes_the_result() -> None:
     value = f"{knob}={plan.values[knob]}"
     assert effects(gates={value: True})[f"of {knob}"] == "exact"
     assert effects(gates={value: False})[f"of {knob}"] == "changes the result"
+
+
+def test_a_strategy_that_the_plan_switches_off_is_said_to_be_off() -> None:
+    knob = Knob(name="checkpointed_blocks", values=("default", 0, 4), default="default")
+    cost = {(knob.name, "default"): SimulatedEffect(compute=2.0), (knob.name, 4): SimulatedEffect(compute=1.5)}
+    bench = FakeBench(space=space_of([knob], (8,), 8, 8), budget_bytes=64 * 2**30, effects=cost)
+    about = strategy("checkpointing", knob.name, effect="exact")
+    facts = bench.space.facts.model_copy(update={"strategies": (about,)})
+    result = found_in(briefing_of(bench, space=facts), bench)
+    assert result.plan.values[knob.name] == 0
+    assert [str(each) for each in result.strategies] == [
+        "checkpointing: is switched off by the plan. Where it is on, it does something; results are the same"
+    ]
 
 
 @pytest.mark.parametrize("above", [0, 1, 2])
