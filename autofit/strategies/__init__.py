@@ -13,6 +13,7 @@ from autofit.strategies.linear_cross_entropy import LinearCrossEntropy
 from autofit.strategies.memory_format import MemoryFormat
 from autofit.strategies.optimizer_implementation import OptimizerImplementation
 from autofit.strategies.optimizer_in_backward import OptimizerInBackward
+from autofit.strategies.optimizer_states import OptimizerStates
 from autofit.strategies.precision import Precision
 
 BUILT_IN: tuple[type[Strategy], ...] = (
@@ -20,6 +21,7 @@ BUILT_IN: tuple[type[Strategy], ...] = (
     Precision,
     OptimizerImplementation,
     OptimizerInBackward,
+    OptimizerStates,
     Attention,
     LinearCrossEntropy,
     Compilation,
