@@ -11,6 +11,7 @@ from autofit.core.plan import Plan
 from autofit.core.space import Refusal
 from autofit.core.units import format_bytes
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
+from autofit.strategies.bitsandbytes_adam import BitsandbytesAdam
 from autofit.strategies.low_bit_adam import LowBitAdam, refusal, updated_by
 from autofit.strategies.optimizer_implementation import switches
 from autofit.strategies.optimizer_in_backward import updates_in_backward
@@ -20,7 +21,7 @@ from autofit.strategies.undo import Undo
 from autofit.workloads.step import Draft
 
 KNOB = "optimizer_states"
-LIBRARIES: dict[str, LowBitAdam] = {"torchao-8bit": TorchaoAdam()}
+LIBRARIES: dict[str, LowBitAdam] = {"torchao-8bit": TorchaoAdam(), "bitsandbytes-8bit": BitsandbytesAdam()}
 SMALLEST_SHARE = 0.05
 """Minimum memory that is freed, as a share of the memory budget. The next larger micro batch rarely needs less."""
 FREED_BYTES = 6

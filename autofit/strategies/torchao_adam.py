@@ -102,6 +102,7 @@ class TorchaoAdam(LowBitAdam):
 @cache
 def _library() -> Any:
     """Returns the module of torchao's optimizers, imported without its notes on kernels for other devices."""
+    before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
@@ -109,6 +110,6 @@ def _library() -> Any:
             from torchao import optim  # noqa: PLC0415  # only if it is used
             from torchao.optim.subclass_8bit import OptimState8bit  # noqa: PLC0415
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(before)
     optim.OptimState8bit = OptimState8bit
     return optim
