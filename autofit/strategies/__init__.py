@@ -7,6 +7,7 @@ from autofit.strategies.activation_offload import ActivationOffload
 from autofit.strategies.attention import Attention
 from autofit.strategies.base import Strategy
 from autofit.strategies.batching import Batching
+from autofit.strategies.bf16_parameters import Bf16Parameters
 from autofit.strategies.checkpointing import Checkpointing
 from autofit.strategies.compilation import Compilation
 from autofit.strategies.linear_cross_entropy import LinearCrossEntropy
@@ -22,6 +23,7 @@ BUILT_IN: tuple[type[Strategy], ...] = (
     OptimizerImplementation,
     OptimizerInBackward,
     OptimizerStates,
+    Bf16Parameters,
     Attention,
     LinearCrossEntropy,
     Compilation,

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autofit.strategies.torch_optimizers import (
     MARKS,
+    TAKEN_OVER,
     grouped_parameters,
     has_own_step,
     is_scheduled,
@@ -48,11 +49,13 @@ class LowBitAdam(ABC):
         library: name of the library.
         extra: the extra of torch-autofit that installs it.
         compiled: whether the update is compiled when it first runs.
+        rounds: whether the update rounds parameters in bfloat16 stochastically.
     """
 
     library: ClassVar[str]
     extra: ClassVar[str]
     compiled: ClassVar[bool] = False
+    rounds: ClassVar[bool] = False
 
     @abstractmethod
     def lack(self, device_type: str, capabilities: frozenset[str] | None) -> str | None:
@@ -160,6 +163,7 @@ def _step_of(library: LowBitAdam, before: dict[torch.Tensor, State], *, schedule
             optimizer._opt_called = True  # a scheduler asks whether a step came before its own
         return loss
 
+    setattr(step, TAKEN_OVER, library.library)
     if scheduled:
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # by this a scheduler knows a step that it counts
     return step

@@ -11,6 +11,7 @@ from autofit.core.plan import Plan
 from autofit.core.space import Refusal
 from autofit.core.units import format_bytes
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
+from autofit.strategies.bf16_parameters import rounds_weights
 from autofit.strategies.bitsandbytes_adam import BitsandbytesAdam
 from autofit.strategies.low_bit_adam import LowBitAdam, refusal, updated_by
 from autofit.strategies.optimizer_implementation import switches
@@ -107,6 +108,8 @@ class OptimizerStates(Strategy):
             return None
         if switches(plan):
             return "the update is either one of torch.optim's implementations or that of a library for 8-bit states"
+        if rounds_weights(plan) and not LIBRARIES[str(plan.values[KNOB])].rounds:
+            return "this library does not round bfloat16 weights stochastically"
         return "a library updates 8-bit states after the backward pass" if updates_in_backward(plan) else None
 
     def untraceable(self, plan: Plan) -> str | None:

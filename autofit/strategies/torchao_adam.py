@@ -29,6 +29,7 @@ class TorchaoAdam(LowBitAdam):
     library: ClassVar[str] = "torchao"
     extra: ClassVar[str] = "torchao"
     compiled: ClassVar[bool] = True
+    rounds: ClassVar[bool] = True
 
     def __init__(self, *, low_bit: bool = True) -> None:
         self.low_bit = low_bit
@@ -86,6 +87,7 @@ class TorchaoAdam(LowBitAdam):
         made = kind([torch.zeros(1)], bf16_stochastic_round=True)
 
         def update(group: dict[str, Any], optimizer: Optimizer) -> None:
+            self._begin(group, optimizer)
             rate = group["lr"]
             tensor = rate if isinstance(rate, torch.Tensor) else torch.tensor(rate, dtype=torch.float32)
             made.is_adamw = bool(group["decoupled_weight_decay"])
@@ -97,6 +99,15 @@ class TorchaoAdam(LowBitAdam):
                 made.step()
 
         return update
+
+    def _begin(self, group: dict[str, Any], optimizer: Optimizer) -> None:
+        """Makes the float32 moments of bfloat16 parameters: torchao makes them in bfloat16, where they hardly decay."""
+        for parameter in group["params"]:
+            if parameter.grad is None or parameter.dtype != torch.bfloat16 or optimizer.state.get(parameter):
+                continue
+            if not self.quantizes(parameter):
+                moments = {name: torch.zeros_like(parameter, dtype=torch.float32) for name in MOMENTS}
+                optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}
 
 
 @cache
