@@ -5,7 +5,7 @@ bytes, its gradient 2, and its moments 8 in float32 or 2 in 8 bits; otherwise it
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.core.units import format_bytes
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, is_on
-from autofit.strategies.low_bit_adam import refusal, updated_by
+from autofit.strategies.low_bit_adam import cleared_by_a_step, refusal, updated_by
 from autofit.strategies.precision import computes_in_bf16
 from autofit.strategies.torch_optimizers import grouped_parameters, is_taken_over
 from autofit.strategies.torchao_adam import TorchaoAdam
@@ -143,20 +143,20 @@ def _lack_of_effect(optimizer: Optimizer, model: nn.Module, budget: int | None) 
 def _narrowed(draft: Draft, optimizer: Optimizer) -> Iterator[None]:
     """Keeps the weights in bfloat16, rounded stochastically in each update, until the context is left.
 
-    Afterwards they are float32 with the trained values. Until the first step, the float32 values are kept, so that
-    nothing is lost without one. Outside the step, the layers compute as under autocast and return their input's type.
+    Afterwards they are float32 with the trained values. Until the first step, the float32 values are kept in main
+    memory, so that nothing is lost without one. Outside a step, the layers compute as under autocast and return their
+    input's type.
     """
     parts = _weights(optimizer, draft.model)
-    exact: dict[nn.Parameter, torch.Tensor] = {}
+    exact: dict[torch.Tensor, torch.Tensor] = {}
     with Undo() as undo:
         undo.callback(_widen, parts, exact)
         for module, weight in parts:
-            exact[weight] = weight.data
+            exact[weight] = weight.data.cpu()
             _convert(weight, weight.data.to(torch.bfloat16))
             undo.put_back(vars(module), "forward")
             vars(module)["forward"] = partial(_forward, module.forward, draft.device.type)
-        undo.callback(setattr, draft, "autocast", draft.autocast)
-        draft.autocast = partial(_inexact, exact, draft, draft.autocast)
+        undo.enter_context(cleared_by_a_step(exact, draft))
         if not is_taken_over(optimizer):  # an update of 8-bit states rounds too
             undo.enter_context(updated_by(ROUNDING, optimizer, draft))
         yield
@@ -189,20 +189,11 @@ def _forward(forward: Callable[..., Any], device_type: str, inputs: torch.Tensor
         return forward(inputs, *others, **named).to(inputs.dtype)
 
 
-def _inexact(
-    exact: dict[nn.Parameter, torch.Tensor], draft: Draft, autocast: Callable[[], AbstractContextManager[Any]]
-) -> AbstractContextManager[Any]:
-    """Returns the context of a forward pass. In a step, the float32 values are freed before."""
-    if draft.stepping:
-        exact.clear()
-    return autocast()
-
-
-def _widen(parts: Parts, exact: dict[nn.Parameter, torch.Tensor]) -> None:
+def _widen(parts: Parts, exact: dict[torch.Tensor, torch.Tensor]) -> None:
     """Makes the weights float32 again, one after another."""
     for _, weight in parts:
         if weight.dtype == torch.bfloat16:
-            _convert(weight, exact[weight] if weight in exact else weight.data.float())
+            _convert(weight, exact[weight].to(weight.device) if weight in exact else weight.data.float())
 
 
 def _convert(weight: nn.Parameter, data: torch.Tensor) -> None:

@@ -1,14 +1,12 @@
 """LowBitAdam: a library's Adam with low-bit states, which makes the updates of the user's Adam or AdamW of torch.
 
 The user's optimizer stays the object in use. Its groups stay as they are, so that a scheduler's changes take effect.
-From the first step on, its state holds what the library makes of it. When the context is left, it holds torch's float32
-moments again.
+Its state holds what the library makes of it until the context is left, and then torch's float32 moments again.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from types import MethodType
 from typing import Any, ClassVar
 
@@ -116,90 +114,121 @@ def _unusual_parameters(optimizer: Optimizer) -> str | None:
 def updated_by(library: LowBitAdam, optimizer: Optimizer, draft: Draft) -> Iterator[None]:
     """Has `library` make the updates of `optimizer` until the context is left.
 
-    The first step quantizes the state that is there already, before its forward pass, so that its memory is free for
-    the activations. The tensors that held it are empty meanwhile, and afterwards have the trained values. Without a
-    step, nothing is quantized and nothing is lost.
+    A state that is there already is quantized at once. The tensors that held it are empty meanwhile, and afterwards
+    have the trained values. Until the first step, their values are kept in main memory, so that nothing is lost without
+    one.
     """
-    before = {parameter: dict(state) for parameter, state in optimizer.state.items()}
+    states = _States(library, optimizer)
     with Undo() as undo:
         for name in MARKS:  # a fused step would divide by the scale of a gradient scaler itself
             undo.put_back(vars(optimizer), name)
             vars(optimizer)[name] = False
-        undo.callback(_unpack, library, optimizer, before)
+        undo.callback(states.unpack)
+        states.pack(exactly=True)
         undo.put_back(vars(optimizer), "step")
-        vars(optimizer)["step"] = MethodType(_step_of(library, before, scheduled=is_scheduled(optimizer)), optimizer)
-        if before:
-            undo.callback(setattr, draft, "autocast", draft.autocast)
-            draft.autocast = partial(_packed_first, library, optimizer, before, draft, draft.autocast)
+        vars(optimizer)["step"] = MethodType(_step_of(states, scheduled=is_scheduled(optimizer)), optimizer)
+        undo.enter_context(cleared_by_a_step(states.exact, draft))
         yield
 
 
-def _packed_first(
-    library: LowBitAdam,
-    optimizer: Optimizer,
-    before: dict[torch.Tensor, State],
-    draft: Draft,
-    autocast: Callable[[], AbstractContextManager[Any]],
-) -> AbstractContextManager[Any]:
-    """Returns the context of a forward pass. In a step, the state is quantized before."""
-    if draft.stepping:
-        _pack(library, optimizer, before)
-    return autocast()
+@contextmanager
+def cleared_by_a_step(exact: dict[torch.Tensor, Any], draft: Draft) -> Iterator[None]:
+    """Has the first forward pass of a step clear `exact`, until the context is left."""
+    autocast = draft.autocast
+
+    def cleared() -> AbstractContextManager[Any]:
+        if draft.stepping:
+            exact.clear()
+        return autocast()
+
+    with Undo() as undo:
+        if exact:
+            undo.callback(setattr, draft, "autocast", autocast)
+            draft.autocast = cleared
+        yield
 
 
-def _step_of(library: LowBitAdam, before: dict[torch.Tensor, State], *, scheduled: bool) -> Callable[..., Any]:
-    """Returns the function that is the step of an optimizer whose updates `library` makes."""
-    update = library.update()
+class _States:
+    """The states of an optimizer whose updates a library makes.
+
+    Attributes:
+        library: the library.
+        optimizer: the user's optimizer.
+        before: entries of each state when the library took over.
+        exact: by parameter, the state that was quantized without a step since, and the values that it had.
+    """
+
+    __slots__ = ("before", "exact", "library", "optimizer")
+
+    def __init__(self, library: LowBitAdam, optimizer: Optimizer) -> None:
+        self.library, self.optimizer = library, optimizer
+        self.before: dict[torch.Tensor, State] = {p: dict(state) for p, state in optimizer.state.items()}
+        self.exact: dict[torch.Tensor, tuple[State, State]] = {}
+
+    def pack(self, *, exactly: bool = False) -> None:
+        """Gives each state the library's form, parameter by parameter, and empties the tensors `before` it replaces.
+
+        Tensors that were loaded meanwhile may also belong to the user's checkpoint, and are left alone.
+        """
+        for _, parameter in grouped_parameters(self.optimizer):
+            state = self.optimizer.state.get(parameter)
+            if not state or self.library.is_packed(parameter, state):
+                continue
+            packed = self.library.packed(parameter, state)
+            state.clear()
+            state.update(packed)
+            kept, values = {id(value) for value in packed.values()}, {}
+            for name, value in self.before.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor) and id(value) not in kept:
+                    values[name] = value.data.cpu() if exactly else None
+                    value.data = torch.empty(0, dtype=value.dtype, device=value.device)
+            if exactly:
+                self.exact[parameter] = (state, values)
+
+    def unpack(self) -> None:
+        """Gives each state torch's form, parameter by parameter, in the tensors that held it before."""
+        for group, parameter in grouped_parameters(self.optimizer):
+            state, before = self.optimizer.state.get(parameter), self.before.get(parameter, {})
+            if not state or not self.library.is_packed(parameter, state):
+                continue
+            quantized, values = self.exact.get(parameter, ({}, {}))
+            if quantized is state:
+                unpacked = {**before, **{name: value.to(before[name].device) for name, value in values.items()}}
+            else:
+                unpacked = self.library.unpacked(parameter, state)
+                fused = bool(group.get("fused"))
+                unpacked["step"] = placed_counter(unpacked["step"], group, parameter, fused=fused)
+            state.clear()
+            for name, value in unpacked.items():
+                state[name] = _in_place(before.get(name), value)
+
+
+def _in_place(earlier: Any, value: Any) -> Any:
+    """Returns the tensor that a state held before, with the data of `value`; or `value` if it held none."""
+    if not isinstance(earlier, torch.Tensor) or is_traceable_wrapper_subclass(earlier) or earlier is value:
+        return value
+    earlier.data = value.data
+    return earlier
+
+
+def _step_of(states: _States, *, scheduled: bool) -> Callable[..., Any]:
+    """Returns the function that is the step of an optimizer whose updates a library makes."""
+    update = states.library.update()
 
     def step(optimizer: Any, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        _pack(library, optimizer, before)  # a state that was loaded since the last step
+        states.exact.clear()
+        states.pack()  # what was loaded since the last step
         for group in optimizer.param_groups:
             update(group, optimizer)
         if scheduled:
             optimizer._opt_called = True  # a scheduler asks whether a step came before its own
         return loss
 
-    setattr(step, TAKEN_OVER, library.library)
+    setattr(step, TAKEN_OVER, states.library.library)
     if scheduled:
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # by this a scheduler knows a step that it counts
     return step
-
-
-def _pack(library: LowBitAdam, optimizer: Optimizer, before: dict[torch.Tensor, State]) -> None:
-    """Gives each state the library's form, parameter by parameter, and empties the tensors `before` that it replaces.
-
-    Tensors that were loaded meanwhile may also belong to the user's checkpoint, and are left alone.
-    """
-    for _, parameter in grouped_parameters(optimizer):
-        state = optimizer.state.get(parameter)
-        if not state or library.is_packed(parameter, state):
-            continue
-        packed = library.packed(parameter, state)
-        state.clear()
-        state.update(packed)
-        kept = {id(value) for value in packed.values()}
-        for value in before.get(parameter, {}).values():
-            if isinstance(value, torch.Tensor) and id(value) not in kept:
-                value.data = torch.empty(0, dtype=value.dtype, device=value.device)
-
-
-def _unpack(library: LowBitAdam, optimizer: Optimizer, before: dict[torch.Tensor, State]) -> None:
-    """Gives each state torch's form, parameter by parameter, in the tensors that held it before."""
-    for group, parameter in grouped_parameters(optimizer):
-        state = optimizer.state.get(parameter)
-        if not state or not library.is_packed(parameter, state):
-            continue
-        unpacked, held = library.unpacked(parameter, state), before.get(parameter, {})
-        unpacked["step"] = placed_counter(unpacked["step"], group, parameter, fused=bool(group.get("fused")))
-        state.clear()
-        for name, value in unpacked.items():
-            earlier = held.get(name)
-            if isinstance(earlier, torch.Tensor) and not is_traceable_wrapper_subclass(earlier):
-                earlier.data = value.data
-                state[name] = earlier  # the object that the state held before
-            else:
-                state[name] = value

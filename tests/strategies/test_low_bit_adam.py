@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from autofit.strategies.low_bit_adam import LowBitAdam, State, Update, refusal, updated_by
-from tests.strategies.low_bit_models import adamw, draft, losses, plain
+from autofit.workloads.step import StepBatch
+from tests.strategies.low_bit_models import adamw, batch, draft, losses, plain
 
 
 class Halving(LowBitAdam):
@@ -52,7 +53,7 @@ def adam(made: Any) -> Any:
     return made.optimizer
 
 
-def test_the_state_is_packed_before_the_forward_pass_of_the_first_step_and_its_memory_is_free() -> None:
+def test_the_state_is_packed_at_once_and_its_memory_is_free_in_the_first_step() -> None:
     made = draft()
     losses(plain(made), 1)
     optimizer = adam(made)
@@ -61,7 +62,7 @@ def test_the_state_is_packed_before_the_forward_pass_of_the_first_step_and_its_m
     made.model.register_forward_pre_hook(lambda module, inputs: seen.append([m.numel() for m in moments]))
     with updated_by(Halving(), optimizer, made):
         step = plain(made)
-        assert all(moment.numel() for moment in moments)
+        assert not any(moment.numel() for moment in moments)
         losses(step, 1)
         assert seen == [[0, 0, 0, 0]]
         assert {tuple(state) for state in optimizer.state.values()} == {("step", "half")}
@@ -69,15 +70,29 @@ def test_the_state_is_packed_before_the_forward_pass_of_the_first_step_and_its_m
     assert all(moment.eq(0.5).all() and moment.numel() for moment in moments)
 
 
-def test_gradients_alone_change_no_state() -> None:
+def test_gradients_alone_lose_no_digits_of_the_state() -> None:
     made = draft()
     losses(plain(made), 1)
     optimizer = adam(made)
     before = {p: dict(state) for p, state in optimizer.state.items()}
+    values = [state["exp_avg"].clone() for state in optimizer.state.values()]
     with updated_by(Halving(), optimizer, made):
-        step = plain(made)
-        step.draft.loss.compute(made.model, (torch.zeros(2, 64), torch.zeros(2, dtype=torch.long)))
-        assert {p: dict(state) for p, state in optimizer.state.items()} == before
+        plain(made).backward(StepBatch.of([batch()]))
+    assert [id(v) for s in optimizer.state.values() for v in s.values()] == [
+        id(v) for s in before.values() for v in s.values()
+    ]
+    for state, value in zip(optimizer.state.values(), values, strict=True):
+        assert torch.equal(state["exp_avg"], value)
+
+
+def test_a_checkpoint_loaded_without_a_step_stays_loaded() -> None:
+    made, other = draft(), draft()
+    losses(plain(made), 1)
+    losses(plain(other), 3)
+    with updated_by(Halving(), adam(made), made):
+        adam(made).load_state_dict(adam(other).state_dict())
+    for mine, theirs in zip(adam(made).state.values(), adam(other).state.values(), strict=True):
+        assert torch.equal(mine["exp_avg"], theirs["exp_avg"])
 
 
 def test_a_checkpoint_that_is_loaded_keeps_its_tensors() -> None:

@@ -8,7 +8,11 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
+import autofit
 from autofit.core.errors import SpaceError
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
@@ -124,3 +128,40 @@ def test_a_gradient_scaler_divides_before_the_update(value: str) -> None:
         assert vars(step.optimizer)["_step_supports_amp_scaling"] is False
         found = losses(step, 10)
     assert found == pytest.approx(losses(prepare(Plan(), other, []), 10), rel=0.05, abs=5e-3)
+
+
+@pytest.mark.slow
+@each_library
+def test_a_search_uses_it_where_only_it_fits_and_leaves_the_optimizer_bit_identical(value: str) -> None:
+    """The usual step needs 64 MiB and more at any batch size; with 8-bit states, 40 MiB and what one update needs."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(16)))
+    data = TensorDataset(torch.randn(64, 512), torch.randn(64, 512))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    F.mse_loss(model(data.tensors[0]), data.tensors[1]).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    kept = {id(moment): moment.clone() for state in optimizer.state.values() for moment in state.values()}
+    fit = autofit.tune(
+        model,
+        DataLoader(data, batch_size=4),
+        loss_fn=F.mse_loss,
+        optimizer=optimizer,
+        memory_budget=62 * 2**20,
+        strategies=["optimizer_states"],
+        pinned={KNOB: value},
+        numerics="any",
+        study=":memory:",
+        progress=False,
+        device="cpu",
+    )
+    assert fit.plan.values[KNOB] == value
+    assert fit.proof.memory.allocated_bytes < 62 * 2**20
+    now = {id(moment): moment for state in optimizer.state.values() for moment in state.values()}
+    assert now.keys() == kept.keys()
+    assert all(torch.equal(now[key], moment) for key, moment in kept.items())
+    step = fit.prepare(model, DataLoader(data, batch_size=4), optimizer)
+    found = [float(step(part)) for part in step.loader]
+    step.close()
+    assert all(loss > 0 for loss in found)
+    assert {moment.dtype for state in optimizer.state.values() for moment in state.values()} == {torch.float32}
