@@ -138,7 +138,7 @@ def test_a_search_uses_it_where_only_it_fits_and_leaves_the_optimizer_bit_identi
     model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(16)))
     data = TensorDataset(torch.randn(64, 512), torch.randn(64, 512))
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-    F.mse_loss(model(data.tensors[0]), data.tensors[1]).backward()
+    torch.autograd.backward(F.mse_loss(model(data.tensors[0]), data.tensors[1]))
     optimizer.step()
     optimizer.zero_grad()
     kept = {id(moment): moment.clone() for state in optimizer.state.values() for moment in state.values()}
