@@ -4,12 +4,12 @@ import argparse
 
 TECHNIQUES = (
     "batching", "precision", "checkpointing", "memory_format", "optimizer_implementation", "optimizer_in_backward",
-    "activation_offload", "linear_cross_entropy", "attention", "compilation",
+    "optimizer_states", "bf16_parameters", "activation_offload", "linear_cross_entropy", "attention", "compilation",
 )  # fmt: skip
 KNOBS = (
     "micro_batch_size", "accumulation_steps", "precision", "checkpointed_blocks", "checkpoint_order",
-    "recomputed_operators", "memory_format", "optimizer_implementation", "optimizer_in_backward", "activation_offload",
-    "linear_cross_entropy", "attention", "compile",
+    "recomputed_operators", "memory_format", "optimizer_implementation", "optimizer_in_backward", "optimizer_states",
+    "bf16_parameters", "activation_offload", "linear_cross_entropy", "attention", "compile",
 )  # fmt: skip
 """Names of the strategies and the knobs of autofit itself, whose own modules load torch. Completion offers them."""
 

@@ -7,12 +7,14 @@ from autofit.strategies.activation_offload import ActivationOffload
 from autofit.strategies.attention import Attention
 from autofit.strategies.base import Strategy
 from autofit.strategies.batching import Batching
+from autofit.strategies.bf16_parameters import Bf16Parameters
 from autofit.strategies.checkpointing import Checkpointing
 from autofit.strategies.compilation import Compilation
 from autofit.strategies.linear_cross_entropy import LinearCrossEntropy
 from autofit.strategies.memory_format import MemoryFormat
 from autofit.strategies.optimizer_implementation import OptimizerImplementation
 from autofit.strategies.optimizer_in_backward import OptimizerInBackward
+from autofit.strategies.optimizer_states import OptimizerStates
 from autofit.strategies.precision import Precision
 
 BUILT_IN: tuple[type[Strategy], ...] = (
@@ -20,6 +22,8 @@ BUILT_IN: tuple[type[Strategy], ...] = (
     Precision,
     OptimizerImplementation,
     OptimizerInBackward,
+    OptimizerStates,
+    Bf16Parameters,
     Attention,
     LinearCrossEntropy,
     Compilation,

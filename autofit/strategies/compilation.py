@@ -72,7 +72,7 @@ class Compilation(Strategy):
         if "compiled code" not in facts.capabilities:
             reason = f"torch.compile generates no code for this {facts.device_type} device; on CUDA, install triton"
             return self.refuse(reason, "device")
-        if refusal := _refusal(facts.model) or _missing_tool():
+        if refusal := _refusal(facts.model) or missing_tool():
             return self.refuse(refusal)
         lacks = {value: why for value in VALUES if (why := _lack(value, facts)) is not None}
         refused = tuple(
@@ -219,7 +219,7 @@ def _compiled_method(module: nn.Module) -> str | None:
     return None
 
 
-def _missing_tool() -> str | None:
+def missing_tool() -> str | None:
     """Returns which tool for compiling is missing and how to get it, or None."""
     compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(compiler) is not None:

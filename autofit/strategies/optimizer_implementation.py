@@ -15,6 +15,8 @@ from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
+from autofit.strategies.bf16_parameters import rounds_weights
+from autofit.strategies.torch_optimizers import MARKS, TORCH, grouped_parameters, has_own_step, placed_counter
 from autofit.strategies.undo import Undo
 from autofit.workloads.step import Draft
 
@@ -26,8 +28,6 @@ FLAGS: dict[str, dict[str, bool | None]] = {
 }
 """The optimizer's flags for each value. torch forbids both to be true; a single false flag already selects the loop."""
 SWITCHES = ("foreach", "fused")  # also the names of the device capabilities
-MARKS = ("_step_supports_amp_scaling", "_need_device_dtype_check_for_fused")
-TORCH = "torch.optim."
 
 Flags = Mapping[str, bool | None]
 
@@ -88,11 +88,22 @@ class OptimizerImplementation(Strategy):
         with _switched(optimizer, str(value)):
             yield
 
+    def conflict(self, plan: Plan) -> str | None:
+        """Returns that a library makes the updates of weights in bfloat16, if the plan also selects torch's."""
+        if switches(plan) and rounds_weights(plan):
+            return "the update is either one of torch.optim's implementations or that of a library"
+        return None
+
+
+def switches(plan: Plan) -> bool:
+    """Returns whether `plan` selects an implementation of torch's own update."""
+    return plan.values.get(KNOB, "default") != "default"
+
 
 def _unswitchable(optimizer: Optimizer) -> str | None:
     """Returns why the implementation of `optimizer` cannot be selected, or None."""
     name = type(optimizer).__name__
-    if not inspect.unwrap(type(optimizer).step).__module__.startswith(TORCH):
+    if has_own_step(optimizer):
         return f"{name} has its own step, not one of torch.optim"
     if "foreach" not in optimizer.defaults:
         return f"{name} has only one implementation"
@@ -100,7 +111,7 @@ def _unswitchable(optimizer: Optimizer) -> str | None:
         return "its parameter groups differ in foreach or fused, so the user has already chosen"
     if any(group.get("differentiable") for group in optimizer.param_groups):
         return "differentiable=True allows only the loop"
-    if any(is_traceable_wrapper_subclass(parameter) for _, parameter in _parameters(optimizer)):
+    if any(is_traceable_wrapper_subclass(parameter) for _, parameter in grouped_parameters(optimizer)):
         return "it holds sharded or quantized parameters"
     return None
 
@@ -131,7 +142,7 @@ def _unsupported(value: str, optimizer: Optimizer, model: nn.Module) -> str | No
         return f"{type(optimizer).__name__} has no fused implementation"
     if any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse for m in model.modules()):
         return "fused kernels do not support the sparse gradients of this model's embeddings"
-    if not all(_is_even(parameter, optimizer) for _, parameter in _parameters(optimizer)):
+    if not all(_is_even(parameter, optimizer) for _, parameter in grouped_parameters(optimizer)):
         return "fused kernels need dense parameters, gradients and optimizer state with equal strides"
     return None
 
@@ -198,13 +209,6 @@ def _flags_of(group: dict[str, Any]) -> Flags:
     return {flag: group.get(flag) for flag in SWITCHES}
 
 
-def _parameters(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
-    """Yields every parameter with its group."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            yield group, parameter
-
-
 @contextmanager
 def _switched(optimizer: Optimizer, value: str) -> Iterator[None]:
     """Makes `optimizer` run as `value` until the context is left, as if it had been constructed that way."""
@@ -256,26 +260,19 @@ def _step_counters(optimizer: Optimizer, *, now: bool, later: bool) -> Iterator[
     previous: dict[torch.Tensor, torch.Tensor] = {}
     with Undo() as undo:
         undo.callback(_put_back, optimizer, previous, later)
-        for group, parameter in _parameters(optimizer):
+        for group, parameter in grouped_parameters(optimizer):
             state = optimizer.state.get(parameter, {})
             if isinstance(state.get("step"), torch.Tensor):
                 previous[parameter] = state["step"]
-                state["step"] = _placed(state["step"], group, parameter, fused=now)
+                state["step"] = placed_counter(state["step"], group, parameter, fused=now)
         yield
 
 
 def _put_back(optimizer: Optimizer, previous: dict[torch.Tensor, torch.Tensor], fused: bool) -> None:
     """Moves the step counters to where a `fused` or other optimizer expects them."""
-    for group, parameter in _parameters(optimizer):
+    for group, parameter in grouped_parameters(optimizer):
         state = optimizer.state.get(parameter, {})
         if parameter in previous and "step" in state:
             state["step"] = previous[parameter].copy_(state["step"])
         elif isinstance(state.get("step"), torch.Tensor):
-            state["step"] = _placed(state["step"], group, parameter, fused=fused)
-
-
-def _placed(step: torch.Tensor, group: dict[str, Any], parameter: torch.Tensor, *, fused: bool) -> torch.Tensor:
-    """Returns the counter on the device and in the dtype in which torch.optim creates it."""
-    device = parameter.device if fused or group.get("capturable") else torch.device("cpu")
-    wide = not fused and torch.get_default_dtype() == torch.float64
-    return step.to(device, torch.float64 if wide else torch.float32)
+            state["step"] = placed_counter(state["step"], group, parameter, fused=fused)

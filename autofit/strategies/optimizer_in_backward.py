@@ -1,6 +1,5 @@
 """Optimizer in backward: updates each parameter as soon as its gradient is complete, and frees the gradient."""
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autofit.core.errors import SpaceError
@@ -16,15 +14,17 @@ from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.core.units import format_bytes
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, is_on
+from autofit.strategies.bf16_parameters import rounds_weights
 from autofit.strategies.precision import scales_gradients
+from autofit.strategies.torch_optimizers import has_own_step, is_taken_over, watched_step
 from autofit.strategies.undo import Undo
 from autofit.workloads.step import Draft
 
 KNOB = "optimizer_in_backward"
 SMALLEST_SHARE = 0.05
 """Minimum memory that is freed, as a share of the memory budget. The next larger micro batch rarely needs less."""
+LIBRARY = "a library updates the weights after the backward pass"
 SCALER = "a gradient scaler must see all gradients before the first update"
-TORCH = "torch.optim."
 WHOLE = (torch.optim.LBFGS, torch.optim.SparseAdam)
 """Optimizers of torch whose update is not made parameter by parameter, or expects sparse gradients."""
 
@@ -92,7 +92,16 @@ class OptimizerInBackward(Strategy):
 
     def conflict(self, plan: Plan) -> str | None:
         """Returns why the update cannot be inside the backward pass of `plan`, or None."""
-        return SCALER if plan.values.get(KNOB) is True and scales_gradients(plan) else None
+        if plan.values.get(KNOB) is not True:
+            return None
+        if rounds_weights(plan):
+            return LIBRARY
+        return SCALER if scales_gradients(plan) else None
+
+
+def updates_in_backward(plan: Plan) -> bool:
+    """Returns whether `plan` updates each parameter inside the backward pass."""
+    return plan.values.get(KNOB) is True
 
 
 class _Update:
@@ -143,6 +152,8 @@ def _refusal_of_draft(plan: Plan, draft: Draft) -> str | None:
         return f"the gradients of {plan.accumulation_steps} micro batches are accumulated before the update"
     if draft.scaler is not None:
         return SCALER
+    if is_taken_over(draft.optimizer):
+        return LIBRARY
     return _refusal(draft.optimizer, draft.model, draft.max_grad_norm)
 
 
@@ -158,19 +169,13 @@ def _refusal(optimizer: Optimizer, model: nn.Module, max_grad_norm: float | None
 def _unusual_optimizer(optimizer: Optimizer) -> str | None:
     """Returns what keeps `optimizer` from updating one parameter at a time, or None."""
     name = type(optimizer).__name__
-    if not inspect.unwrap(type(optimizer).step).__module__.startswith(TORCH):
+    if has_own_step(optimizer):
         return f"{name} has its own step, not one of torch.optim, and may need all gradients at once"
     if isinstance(optimizer, WHOLE):
         return f"{name} does not update one parameter at a time"
-    replaced = vars(optimizer).get("step")
-    if replaced is not None and not hasattr(replaced, "_wrapped_by_lr_sched"):
-        return f"the step of this {name} was replaced by another function"
     if any(group.get("differentiable") for group in optimizer.param_groups):
         return "differentiable=True keeps the graph of the update"
-    own_hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
-    if any((*own_hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks)):
-        return "the optimizer has step hooks, which expect one step with all gradients"
-    return None
+    return watched_step(optimizer)
 
 
 def _unusual_parameters(optimizer: Optimizer) -> str | None:

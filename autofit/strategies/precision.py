@@ -85,6 +85,11 @@ def scales_gradients(plan: Plan) -> bool:
     return plan.values.get(KNOB) == "fp16"
 
 
+def computes_in_bf16(plan: Plan) -> bool:
+    """Returns whether `plan` runs forward passes under autocast to bfloat16."""
+    return plan.values.get(KNOB) == "bf16"
+
+
 def _refusal(facts: Facts) -> str | None:
     """Returns why only the user's precision is offered, or None."""
     if facts.numerics == "exact":

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autofit.core.errors import WorkloadError
 
@@ -142,7 +143,10 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Returns the index and value tensors of a sparse tensor. Any other tensor is returned alone."""
+    """Returns the tensors that a sparse tensor or a tensor subclass is made of. Any other tensor is returned alone."""
+    if is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()
+        return tuple(piece for name in names for piece in pieces(getattr(tensor, name)))
     if tensor.layout is torch.sparse_coo:
         return tensor._indices(), tensor._values()
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
