@@ -190,6 +190,7 @@ def _recommendation(
     # The most important first: what to change with the answer, doubts about it, then how it was found.
     answer = [
         *_learning_rate(findings, briefing),
+        *_changes_of_result(findings, briefing),
         *findings.caveats,
         *findings.proof.compiler_notes,
         *_at_limit(findings, briefing),
@@ -235,6 +236,16 @@ def _learning_rate(findings: Findings, briefing: Briefing) -> list[str]:
         "steps (common rules scale the rate with the batch, or with its square root). "
         "Give global_batch_size to keep it exactly, or max_global_batch_size to bound it"
     ]
+
+
+def _changes_of_result(findings: Findings, briefing: Briefing) -> list[str]:
+    """Returns a caveat for each strategy of the plan that changes the result of any training."""
+    changed, found = findings.plan.changes_from(briefing.space.baseline), []
+    for each in briefing.space.strategies:
+        values = [f"{name}={changed[name]}" for name in each.knobs if name in changed]
+        if values and each.effect == "changes the result":
+            found.append(f"{' '.join(values)} changes the result of the training{f': {each.about}' * bool(each.about)}")
+    return found
 
 
 def _strategies(findings: Findings, briefing: Briefing) -> tuple[StrategyRecord, ...]:

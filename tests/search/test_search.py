@@ -253,6 +253,18 @@ def test_a_strategy_whose_gate_failed_changes_the_result() -> None:
     assert effects(gates={value: False})[f"of {knob}"] == "changes the result"
 
 
+def test_a_strategy_that_changes_the_result_is_named_in_the_caveats() -> None:
+    bench = small_bench()
+    effects: tuple[Effect, Effect] = ("changes the result", "rounding")
+    every = tuple(
+        strategy(f"of {name}", name, effect=effect) for name, effect in zip(("optimizer", "precision"), effects)
+    )
+    result = found_in(briefing_of(bench, space=bench.space.facts.model_copy(update={"strategies": every})), bench)
+    assert {"optimizer", "precision"} <= result.plan.changes_from(result.baseline.plan).keys()
+    named = [caveat for caveat in result.caveats if "changes the result" in caveat]
+    assert named == [f"optimizer={result.plan.values['optimizer']} changes the result of the training: does something"]
+
+
 def test_a_strategy_that_the_plan_switches_off_is_said_to_be_off() -> None:
     knob = Knob(name="checkpointed_blocks", values=("default", 0, 4), default="default")
     cost = {(knob.name, "default"): SimulatedEffect(compute=2.0), (knob.name, 4): SimulatedEffect(compute=1.5)}
