@@ -9,6 +9,7 @@ from autofit.strategies.base import Strategy
 from autofit.strategies.batching import Batching
 from autofit.strategies.checkpointing import Checkpointing
 from autofit.strategies.compilation import Compilation
+from autofit.strategies.length_grouping import LengthGrouping
 from autofit.strategies.linear_cross_entropy import LinearCrossEntropy
 from autofit.strategies.memory_format import MemoryFormat
 from autofit.strategies.optimizer_implementation import OptimizerImplementation
@@ -22,6 +23,7 @@ BUILT_IN: tuple[type[Strategy], ...] = (
     OptimizerInBackward,
     Attention,
     LinearCrossEntropy,
+    LengthGrouping,
     Compilation,
     Checkpointing,
     ActivationOffload,

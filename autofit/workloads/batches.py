@@ -6,6 +6,7 @@ with batch_size=None, any re-iterable object). Their batches are cut and joined 
 """
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -127,6 +128,8 @@ class BatchSource:
     ) -> Iterable[Batch | Counted]:
         """Returns the user's data in batches of `size`, for training. For the user's batch size it is their own loader.
 
+        Batches of similar length need the length of each sample: all samples are read once.
+
         With `changes`, these arguments of a DataLoader are replaced, unless its loading is fixed.
 
         With `counted`, batches come as `Counted`, with the number of samples that were collated. The number of samples
@@ -140,8 +143,41 @@ class BatchSource:
             changes = UNCHANGED
         if counted:
             return self._maker.counted(size, changes)
-        theirs = size == self.user_batch_size and not changes
+        theirs = size == self.user_batch_size and self._maker.users_order and not changes
         return self._loader if theirs else self._maker.rebuild(size, changes)
+
+    @cached_property
+    def by_length(self) -> "BatchSource":
+        """The same samples in batches of similar length.
+
+        Raises:
+            WorkloadError: the samples stay in the user's batches (`fixed_order`).
+        """
+        return BatchSource(self._loader, self._maker.by_length(), self._worst_case)
+
+    def padding(self, size: int) -> float:
+        """Returns the share of padding in typical batches of `size`, from 0 to 1. See `padding.padding_share`.
+
+        Raises:
+            WorkloadError: as `typical`, or the samples of a batch are not known (`fixed_order`).
+        """
+        self._check(size)
+        return self._maker.padding(size)
+
+    @property
+    def reading_s(self) -> float:
+        """Estimated seconds for reading each sample once. Raises as `by_length`."""
+        return self._maker.reading_s()
+
+    @property
+    def groups_lengths(self) -> bool:
+        """Whether a rule decides which samples of varying length are batched together, so that batches differ much."""
+        return self.varies and self._maker.grouped
+
+    @property
+    def fixed_order(self) -> str:
+        """Why the samples stay in the user's batches; "" if batches can be grouped by length."""
+        return self._maker.fixed_order
 
     @property
     def fixed_loading(self) -> str:
