@@ -14,6 +14,7 @@ from autofit.strategies.linear_cross_entropy import LinearCrossEntropy
 from autofit.strategies.memory_format import MemoryFormat
 from autofit.strategies.optimizer_implementation import OptimizerImplementation
 from autofit.strategies.optimizer_in_backward import OptimizerInBackward
+from autofit.strategies.padding_multiple import PaddingMultiple
 from autofit.strategies.precision import Precision
 
 BUILT_IN: tuple[type[Strategy], ...] = (
@@ -23,6 +24,7 @@ BUILT_IN: tuple[type[Strategy], ...] = (
     OptimizerInBackward,
     Attention,
     LinearCrossEntropy,
+    PaddingMultiple,
     LengthGrouping,
     Compilation,
     Checkpointing,

@@ -30,7 +30,7 @@ from autofit.workloads.counted_batches import Counted
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch
 from autofit.workloads.workload import Workload
-from tests.workloads.loaders import Texts, pad
+from tests.workloads.loaders import Padding, Texts
 from tests.workloads.ragged import text_lengths
 
 
@@ -51,7 +51,7 @@ HOST_CAPABILITIES = _capabilities_of_the_host()
 """The capabilities that the host may offer: training steps run on it, for values that need no others."""
 
 SAMPLES = 4
-TEXTS = BatchSource.of(DataLoader(Texts(text_lengths(96)), SAMPLES, shuffle=True, collate_fn=pad))
+TEXTS = BatchSource.of(DataLoader(Texts(text_lengths(96)), SAMPLES, shuffle=True, collate_fn=Padding()))
 """Batches that vary in length. The steps of the tests below run on other batches."""
 
 
