@@ -142,7 +142,8 @@ class Fit:
             model: the tuned model, or one of the same structure, on the device to train on. The plan changes its
                 modules until `step.close()`. Switching between train and eval mode is up to you.
             loader: the tuned loader. `step.loader` is rebuilt from it at the plan's micro batch size, with the worker
-                processes with which it keeps up (`proof.loading`).
+                processes with which it keeps up (`proof.loading`). If the plan batches samples of similar length, all
+                samples are read once, now.
             optimizer: see `autofit.tune`. None uses the optimizer given to `tune` (after `autofit.load`: AdamW).
                 `step.optimizer` is the optimizer in use.
             loss_fn: see `autofit.tune`. None uses the loss given to `tune`.
