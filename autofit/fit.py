@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from autofit.core.recommendation import Candidate, Ratio, Recommendation
 from autofit.exporters.base import Export
 from autofit.guard import Guard
 from autofit.identity.identity import model_signature, signature
-from autofit.prepare import prepare
+from autofit.prepare import batches_of, prepare
 from autofit.reports import sources, writing
 from autofit.reports.assemble import assembled
 from autofit.reports.canvas import Canvas
@@ -142,7 +142,8 @@ class Fit:
             model: the tuned model, or one of the same structure, on the device to train on. The plan changes its
                 modules until `step.close()`. Switching between train and eval mode is up to you.
             loader: the tuned loader. `step.loader` is rebuilt from it at the plan's micro batch size, with the worker
-                processes with which it keeps up (`proof.loading`).
+                processes with which it keeps up (`proof.loading`). If the plan batches samples of similar length, all
+                samples are read once, now.
             optimizer: see `autofit.tune`. None uses the optimizer given to `tune` (after `autofit.load`: AdamW).
                 `step.optimizer` is the optimizer in use.
             loss_fn: see `autofit.tune`. None uses the loss given to `tune`.
@@ -174,29 +175,25 @@ class Fit:
         with guard.backstop, guard:  # undoes the effects of inspecting samples and computing a first loss
             source = BatchSource.of(loader, scan=_SCANNED)
             loss = loss_of(workload, source, device)
+            rebuilt = self._loader(source)
         self._check_loss(loss, signature(model, source.structure(), loss.name))
         self._check_length(source.length)
-        draft = Draft(
-            model=model,
-            loss=loss,
-            optimizer=workload.make_optimizer(),
-            device=device,
-            scaler=scaler,
-            scheduler=scheduler,
-            max_grad_norm=workload.max_grad_norm,
-            weighing=Weighing.of(self.recommendation.environment.settings),
-            host_memory_bytes=devices.available_host_bytes(),
-            varies=source.varies,
-        )
+        weighing, host_bytes = Weighing.of(self.recommendation.environment.settings), devices.available_host_bytes()
+        draft = Draft.of(workload, loss, device, weighing, host_bytes, varies=source.varies)
+        draft.scaler, draft.scheduler = scaler, scheduler
         self._check_optimizer(draft.optimizer)
-        size, steps = self.plan.micro_batch_size, self.plan.accumulation_steps
-        rebuilt = source.rebuild(size, counted=steps > 1, changes=loader_changes(self.proof.loading))
         step = prepare(self.plan, draft, members())
-        step.loader = StepLoader(rebuilt, steps, bool(getattr(loader, "drop_last", False)))
+        step.loader = StepLoader(rebuilt, self.plan.accumulation_steps, bool(getattr(loader, "drop_last", False)))
         if draft.optimizer is not None:
             # Each step clears gradients after its update; before the first step they may be set.
             draft.optimizer.zero_grad(set_to_none=True)
         return step
+
+    def _loader(self, source: BatchSource) -> Iterable[Any]:
+        """Returns the loader of the micro batches of the plan."""
+        size, counted = self.plan.micro_batch_size, self.plan.accumulation_steps > 1
+        changes = loader_changes(self.proof.loading)
+        return batches_of(self.plan, source, members()).rebuild(size, counted=counted, changes=changes)
 
     def save(self, path: str | Path) -> None:
         """Writes the plan file (YAML, schema autofit.plan/1). An existing plan file is replaced atomically.

@@ -1,6 +1,6 @@
 """Prepare: builds a TrainStep from a plan, workload and device. Its strategies are undone when the step is closed.
 
-The probe, the gates and the user's training all use this function.
+The probe, the gates and the user's training all use these functions.
 """
 
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from autofit.core.errors import SpaceError
 from autofit.core.plan import Plan
 from autofit.strategies.base import Strategy
+from autofit.workloads.batches import BatchSource
 from autofit.workloads.step import Draft, TrainStep
 
 
@@ -26,6 +27,17 @@ def prepare(plan: Plan, draft: Draft, strategies: Sequence[Strategy]) -> TrainSt
         for strategy in sorted(strategies, key=lambda member: member.phase):
             undo.enter_context(strategy.apply(plan, draft))
         return TrainStep(plan=plan, draft=draft, _undo=undo.pop_all())
+
+
+def batches_of(plan: Plan, source: BatchSource, strategies: Sequence[Strategy]) -> BatchSource:
+    """Returns what makes the batches of `plan` from the user's loader. `source` and the loader are not changed.
+
+    Raises:
+        SpaceError: this loader does not support the plan.
+    """
+    for strategy in sorted(strategies, key=lambda member: member.phase):
+        source = strategy.batches(plan, source)
+    return source
 
 
 def _check_knobs(plan: Plan, strategies: Sequence[Strategy]) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from autofit.core.errors import PlanFileError, UsageError, WorkloadError
 from autofit.core.plan import Plan
 from autofit.fit import Fit, Terms
 from tests.probing import targets
+from tests.workloads.loaders import Texts, pad
+from tests.workloads.ragged import text_lengths
 
 MICRO, STEPS = 4, 4
 
@@ -321,3 +324,34 @@ def test_a_notebook_shows_the_answer_and_a_plot(fit: Fit, tmp_path: Path) -> Non
     assert (tmp_path / "front.svg").read_text(encoding="utf-8").startswith("<?xml")
     with pytest.raises(UsageError, match="no plot 'pie'"):
         fit.plot("pie")
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 3])
+def test_batches_of_similar_length_hold_each_sample_once_an_epoch(tuned: Fit, accumulation_steps: int) -> None:
+    data = Texts(text_lengths(200))
+    losses: list[Any] = []
+
+    def step_fn(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        losses.append(batch["label"].tolist())
+        loss: torch.Tensor = model(torch.zeros(len(batch["label"]), 8)).sum()
+        return loss
+
+    grouped = with_plan(tuned, length_grouping=True, micro_batch_size=8, accumulation_steps=accumulation_steps)
+    loader = DataLoader(data, 8, shuffle=True, collate_fn=pad, generator=torch.Generator().manual_seed(1))
+    before, random = loader.generator.get_state(), torch.get_rng_state()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the data are not those of the tuning
+        step = grouped.prepare(targets.mlp(), loader, step_fn=step_fn)
+    assert torch.equal(loader.generator.get_state(), before)
+    assert torch.equal(torch.get_rng_state(), random)
+    epochs = []
+    for _ in range(2):
+        losses.clear()
+        for batch in step.loader:
+            step(batch)
+        assert sorted(label for batch in losses for label in batch) == list(range(200))
+        epochs.append([frozenset(batch) for batch in losses])
+        spans = [max(data.lengths[at] for at in batch) - min(data.lengths[at] for at in batch) for batch in losses]
+        assert sorted(spans)[len(spans) // 2] <= 12
+    step.close()
+    assert len({*epochs[0]} & {*epochs[1]}) <= 2

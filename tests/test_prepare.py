@@ -9,9 +9,10 @@ import torch
 
 from autofit.core.errors import SpaceError
 from autofit.core.plan import Plan
-from autofit.prepare import prepare
+from autofit.prepare import batches_of, prepare
 from autofit.strategies import members
 from autofit.strategies.base import Offer, Phase, Strategy
+from autofit.workloads.batches import BatchSource
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft
 from tests.probing import targets
@@ -97,3 +98,19 @@ def test_a_real_plan_is_applied_and_taken_back() -> None:
         assert made.optimizer.param_groups[0]["foreach"] is False
     assert made.scaler is None
     assert made.optimizer.param_groups[0]["foreach"] is None
+
+
+def test_the_batches_of_a_plan_pass_through_each_strategy_by_phase() -> None:
+    order: list[str] = []
+
+    class Passing(Recording):
+        def batches(self, plan: Plan, source: BatchSource) -> BatchSource:
+            order.append(self.name)
+            return source.by_length if self.name == "middle" else source
+
+    phases = {"last": Phase.BATCHING, "first": Phase.LAYOUT, "middle": Phase.ARITHMETIC}
+    source = BatchSource.of(targets.sentences())
+    found = batches_of(Plan(), source, [Passing(name, phase, []) for name, phase in phases.items()])
+    assert order == ["first", "middle", "last"]
+    assert found is source.by_length
+    assert batches_of(Plan(), source, members()) is source

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from autofit.core.trial import Purpose
 from autofit.devices.base import Device
-from autofit.workloads.batch_store import Typical, steps_kept
+from autofit.workloads.batch_store import Typical
 from autofit.workloads.lengths import elements
 from autofit.workloads.tree import Batch
 
@@ -47,7 +47,7 @@ def run_growing(run_step: Callable[[Sequence[Batch]], object], typical: Typical,
 
 def by_size(typical: Typical, *, rising: bool) -> Typical:
     """Returns the micro batches of all steps, sorted by number of elements. The total work is the same."""
-    places = [at for step in range(steps_kept(typical.parts)) for at in typical.places(step)]
+    places = [at for step in range(typical.steps) for at in typical.places(step)]
     places.sort(key=lambda at: elements(typical.batches[at]), reverse=not rising)
     tokens = None if typical.tokens is None else [typical.tokens[at] for at in places]
     return replace(typical, batches=[typical.batches[at] for at in places], tokens=tokens)

@@ -33,6 +33,7 @@ from autofit.probing.frozen_heap import FrozenHeap
 from autofit.probing.leaks import LeakWatch
 from autofit.probing.passed_proof import PassedProof, note_rate
 from autofit.probing.placement import place
+from autofit.probing.plan_batches import PlanBatches
 from autofit.probing.probe import Probe
 from autofit.probing.proof_gate import ProofGate
 from autofit.probing.resident_memory import budget_of
@@ -45,7 +46,6 @@ from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.probing.workload_facts import batch_to_trace, chosen, facts_of
 from autofit.strategies import members
 from autofit.tracing import tracing
-from autofit.workloads.batch_store import BatchStore
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.first_loss import loss_of
 from autofit.workloads.micro_batch_weights import Weighing
@@ -103,7 +103,7 @@ class LocalBench:
             modes = workload.set_mode()
             self._reached = [Reached.of(workload)]  # before any of the workload's code runs
             self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
-            self._store, self._loss = BatchStore(self._source), loss_of(workload, self._source, device.torch_device)
+            self._batches, self._loss = PlanBatches(self._source), loss_of(workload, self._source, device.torch_device)
             budget = budget_of(workload, device, options, varies=self._source.varies)
             facts = facts_of(workload, self._source, device, options, budget, self._loss, self._guard.restore)
             looked_at = self._source, self._loss, facts.optimizer, self._reached
@@ -150,7 +150,7 @@ class LocalBench:
                 plan=plan,
                 purpose=purpose,
                 build=self._build,
-                store=self._store,
+                batches=self._batches,
                 device=self.device,
                 budget_bytes=self.briefing.budget.memory_bytes,
                 enforce=self._options.enforce,
@@ -201,7 +201,7 @@ class LocalBench:
 
         def traced() -> Trace:
             with as_users_errors(self.device):
-                batch = batch_to_trace(self._source, plan)
+                batch = batch_to_trace(self._batches.source(plan), plan)
 
             def work() -> Trace:
                 return tracing.trace(self.workload, self._loss, plan, batch, target, limit_s=limit_s, threads=threads)
@@ -229,7 +229,7 @@ class LocalBench:
             short = ShortRun(
                 plan=plan,
                 build=self._build,
-                source=self._source,
+                batches=self._batches,
                 device=self.device,
                 budget_bytes=self.briefing.budget.memory_bytes,
                 enforce=self._options.enforce,

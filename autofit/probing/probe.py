@@ -17,6 +17,7 @@ from autofit.failures.classify import classify
 from autofit.failures.evidence import Evidence, collect, scrub
 from autofit.probing.compilation import Compiler, noted, start_cold
 from autofit.probing.growing_batches import by_size, needs_growing, run_growing
+from autofit.probing.plan_batches import PlanBatches
 from autofit.probing.probe_outcome import LIMITED, NOT_READ, judged, objection
 from autofit.probing.static_bytes import static_bytes
 from autofit.probing.step_counts import PACES, PATIENCE_SHARE
@@ -47,7 +48,7 @@ class Probe:
         plan: what to run.
         purpose: how thoroughly to run it.
         build: makes the train step of a plan; called inside the failure handling.
-        store: provides the batches.
+        batches: provides the batches of each plan.
         device: where the step runs.
         budget_bytes: maximum peak of the plan.
         enforce: whether the device limits this process to the budget while steps run.
@@ -62,7 +63,7 @@ class Probe:
     plan: Plan
     purpose: Purpose
     build: Callable[[Plan], TrainStep]
-    store: BatchStore
+    batches: PlanBatches
     device: Device
     budget_bytes: int
     enforce: bool
@@ -73,6 +74,11 @@ class Probe:
     worst_s: float | None = None
     _phase: str = "prepare"
     _compiler: Compiler | None = None
+
+    @property
+    def store(self) -> BatchStore:
+        """The batches of the plan. Raises `SpaceError` if the user's loader does not support the plan."""
+        return self.batches.store(self.plan)
 
     def run(self) -> Outcome:
         """Runs the plan and returns the outcome. Raises only `KeyboardInterrupt` and `ClockError`.
@@ -166,10 +172,8 @@ class Probe:
 
     def _events_since(self, before: Counters, peak: WorstBatchResult | None) -> Counters:
         """Returns the allocator's counts on the worst batch and since `before`."""
-        new, worst = (
-            self.device.counters().since(before),
-            NOT_READ if peak is None or peak.memory is None else peak.memory,
-        )
+        new = self.device.counters().since(before)
+        worst = NOT_READ if peak is None or peak.memory is None else peak.memory
         return Counters(ooms=new.ooms + worst.swallowed_ooms, retries=new.retries + worst.allocator_retries)
 
     @property
@@ -284,12 +288,8 @@ class Probe:
             late = "not timed: the time budget ran out"
             return Outcome(status=Status.MEASURED, measurement=peak.measurement(memory, late))
         slowness = 0.0 if self.worst_s is None else self.worst_s / self.fastest_s
-        if (
-            self.purpose is Purpose.PROBE
-            and slowness > TOO_SLOW_RATIO
-            and peak.is_sound
-            and min(peak.steps_s) > QUICK_S
-        ):
+        is_slow = slowness > TOO_SLOW_RATIO and min(peak.steps_s) > QUICK_S
+        if self.purpose is Purpose.PROBE and is_slow and peak.is_sound:
             slow = f"not timed further: {slowness:.1f} times slower than the fastest"
             return Outcome(status=Status.MEASURED, measurement=peak.measurement(memory, slow))
         return None

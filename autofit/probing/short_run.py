@@ -19,12 +19,12 @@ from autofit.devices.base import Counters, Device, Recording
 from autofit.failures.classify import classify
 from autofit.failures.evidence import Evidence, collect, scrub
 from autofit.memory.trace import MOST_PARTS, Kind, Trace
+from autofit.probing.plan_batches import PlanBatches
 from autofit.probing.short_run_trace import InitialStorage, RecordedMark, trace_of
 from autofit.probing.static_bytes import static_bytes
 from autofit.probing.timing_window import run_step
 from autofit.tracing.tracing import STEPS, uncollected
 from autofit.workloads.batch_store import fresh
-from autofit.workloads.batches import BatchSource
 from autofit.workloads.step import StepBatch, TrainStep, state_tensors
 from autofit.workloads.tree import Batch, tensors
 
@@ -44,7 +44,7 @@ class ShortRun:
     Attributes:
         plan: what to run.
         build: makes the train step of a plan; called inside the failure handling.
-        source: provides the worst batch.
+        batches: provides the worst batch of each plan.
         device: where the step runs.
         budget_bytes: maximum memory of this process on the device.
         enforce: whether the device limits this process to the budget.
@@ -53,7 +53,7 @@ class ShortRun:
 
     plan: Plan
     build: Callable[[Plan], TrainStep]
-    source: BatchSource
+    batches: PlanBatches
     device: Device
     budget_bytes: int
     enforce: bool
@@ -101,7 +101,7 @@ class ShortRun:
 
     def _recorded(self, before: Counters) -> Trace:
         self._enter("fetch")
-        worst = self.source.worst(self.plan.micro_batch_size)
+        worst = self.batches.source(self.plan).worst(self.plan.micro_batch_size)
         self._enter("prepare")
         with self.build(self.plan) as step, uncollected():
             if step.draft.scaler is not None:

@@ -30,6 +30,7 @@ from autofit.prepare import prepare
 from autofit.probing import isolated_trace as isolation
 from autofit.probing.bench_notes import training_notes
 from autofit.probing.placement import place
+from autofit.probing.plan_batches import PlanBatches
 from autofit.probing.short_run import ShortRun
 from autofit.probing.survey import gates
 from autofit.probing.survey.block_profile import profiled_on_copy
@@ -101,6 +102,7 @@ class StandInBench:
             place(workload, device, options.may_move)
             self._eval_modules = workload.set_mode()
             self._source = BatchSource.of(workload.loader, worst_case=workload.worst_case, seed=options.seed)
+            self._batches = PlanBatches(self._source)
             self._loss = self._resolve()
             # The data set here may be smaller than the one to train on.
             budget = device.budget(options.memory_budget, self._source.varies)
@@ -138,7 +140,7 @@ class StandInBench:
         """
         self._beat("trace")
         with as_users_errors_on_host():
-            batch = batch_to_trace(self._source, plan)
+            batch = batch_to_trace(self._batches.source(plan), plan)
         threads = torch.get_num_threads()
 
         def work() -> Trace:
@@ -162,7 +164,7 @@ class StandInBench:
         self.workload.set_mode()
         self.workload.model.zero_grad(set_to_none=True)
         budget = self.briefing.budget.memory_bytes
-        run = ShortRun(plan, self._build, self._source, self._device, budget, enforce=False, beat=self._beat)
+        run = ShortRun(plan, self._build, self._batches, self._device, budget, enforce=False, beat=self._beat)
         return run.run()
 
     def fixed_parts(self) -> tuple[Part, ...]:

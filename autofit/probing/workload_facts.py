@@ -64,6 +64,7 @@ def facts_of(
         max_grad_norm=workload.max_grad_norm,
         memory_budget_bytes=budget.memory_bytes,
         host_memory_bytes=devices.available_host_bytes() if device.is_available() else None,
+        source=source,
         rehearse=rehearsed,
     )
 

@@ -10,11 +10,13 @@ from autofit.strategies.batching import Batching
 from autofit.strategies.bf16_parameters import Bf16Parameters
 from autofit.strategies.checkpointing import Checkpointing
 from autofit.strategies.compilation import Compilation
+from autofit.strategies.length_grouping import LengthGrouping
 from autofit.strategies.linear_cross_entropy import LinearCrossEntropy
 from autofit.strategies.memory_format import MemoryFormat
 from autofit.strategies.optimizer_implementation import OptimizerImplementation
 from autofit.strategies.optimizer_in_backward import OptimizerInBackward
 from autofit.strategies.optimizer_states import OptimizerStates
+from autofit.strategies.padding_multiple import PaddingMultiple
 from autofit.strategies.precision import Precision
 
 BUILT_IN: tuple[type[Strategy], ...] = (
@@ -26,6 +28,8 @@ BUILT_IN: tuple[type[Strategy], ...] = (
     Bf16Parameters,
     Attention,
     LinearCrossEntropy,
+    PaddingMultiple,
+    LengthGrouping,
     Compilation,
     Checkpointing,
     ActivationOffload,

@@ -15,6 +15,7 @@ from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal
 from autofit.core.strategy_record import Effect, StrategyRecord
+from autofit.workloads.batches import BatchSource
 from autofit.workloads.step import Draft
 from autofit.workloads.tree import Batch
 
@@ -106,6 +107,7 @@ class Facts:
         memory_budget_bytes: memory that a plan may use on the device; None if unknown.
         host_memory_bytes: available main memory of the device's machine; None if unknown.
         profile: runs one small step to see what its parts keep and compute; without a result if none can be run.
+        source: makes the user's batches. None if there are no more than `batch`.
         rehearse: runs the forward and backward pass of the user's step inside `watch(model)`, on a copy of the model
             without data, and raises `Untraceable` if it cannot run so. None if no step can be run.
     """
@@ -129,6 +131,7 @@ class Facts:
     memory_budget_bytes: int | None = None
     host_memory_bytes: int | None = None
     profile: SpanProfile = no_profile
+    source: BatchSource | None = None
     rehearse: Callable[[Watch], None] | None = None
 
 
@@ -153,7 +156,8 @@ class Strategy(ABC):
     """A training technique.
 
     A search calls `offer` once and `conflict` for some plans, in the process that holds the model. `autofit.prepare`
-    calls `apply` for each step that it builds: for a probe, for a gate, and for the user's training.
+    calls `apply` for each step that it builds: for a probe, for a gate, and for the user's training. It calls `batches`
+    before a probe makes its batches, and before the loader of the user's training is made.
 
     Attributes:
         name: name of the strategy in `tune(strategies=[...])` and in reports.
@@ -194,6 +198,14 @@ class Strategy(ABC):
         Raises:
             SpaceError: this model or device does not support the plan.
         """
+
+    def batches(self, plan: Plan, source: BatchSource) -> BatchSource:
+        """Returns what makes the batches of `plan`: `source`, or another that is made from it and leaves it unchanged.
+
+        Raises:
+            SpaceError: this loader does not support the plan.
+        """
+        return source
 
     def conflict(self, plan: Plan) -> str | None:
         """Returns why the values of this strategy conflict with others in `plan`, or None.

@@ -44,6 +44,9 @@ class BatchMaker(ABC):
         has_rows: whether the rows of a batch are its samples, so that its shapes give the number of samples.
         notes: notes for the user on how the batches were made. The values are None.
         fixed_loading: why the loader keeps the user's worker processes; "" if it can be made with others.
+        fixed_order: why the samples stay in the user's batches; "" if batches can be grouped by length.
+        grouped: whether a rule, such as a custom batch sampler, decides which samples are batched together.
+        users_order: whether batches of the user's size are those of the user's loader.
     """
 
     user_batch_size: int
@@ -54,6 +57,9 @@ class BatchMaker(ABC):
     even: bool
     has_rows: bool
     fixed_loading: str = "it yields ready batches, so only its own code can make it again with worker processes"
+    fixed_order: str = "the loader yields ready batches, so its samples cannot be batched in another order"
+    grouped: bool = False
+    users_order: bool = True
 
     def __init__(self, options: BatchOptions, notes: Iterable[str]) -> None:
         self._options = options
@@ -99,6 +105,33 @@ class BatchMaker(ABC):
         Raises:
             WorkloadError: batches of this size cannot be made.
         """
+
+    def by_length(self) -> "BatchMaker":
+        """Returns a maker of batches of similar length from the same samples.
+
+        Raises:
+            WorkloadError: the samples stay in the user's batches (`fixed_order`).
+        """
+        raise WorkloadError(
+            f"batches of similar length were requested, but {self.fixed_order}; expected a DataLoader over a data set "
+            "with a length, with shuffle=True or False"
+        )
+
+    def padding(self, size: int) -> float:
+        """Returns the share of padding in batches of `size`, from 0 to 1.
+
+        Raises:
+            WorkloadError: the samples of a batch are not known (`fixed_order`).
+        """
+        raise WorkloadError(f"the padding of batches was requested, but {self.fixed_order}; expected single samples")
+
+    def reading_s(self) -> float:
+        """Returns the estimated seconds for reading each sample once in this process, to measure its length.
+
+        Raises:
+            WorkloadError: there are no single samples (`fixed_order`).
+        """
+        raise WorkloadError(f"the time per sample was requested, but {self.fixed_order}; expected single samples")
 
     @abstractmethod
     def structure(self) -> str:

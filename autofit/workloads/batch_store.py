@@ -13,9 +13,10 @@ from autofit.workloads.tree import Batch, map_tensors, nbytes, tensors
 
 MOST_BYTES = 2**30
 """Maximum size of the cached batches in host memory: above it, batches of other sizes are dropped."""
-STEPS_KEPT, MOST_BATCHES = 4, 64
-"""Number of steps with different batches that a probe cycles through, so that one unusual batch does not decide, and
-the maximum number of their micro batches."""
+STEPS_KEPT, GROUPED_STEPS_KEPT, MOST_BATCHES = 4, 8, 64
+"""Number of steps with different batches that a probe cycles through, so that one unusual batch does not decide; the
+same if the samples of a batch are of similar length, so that batches differ more; and the maximum number of their micro
+batches."""
 COUNTED = 64
 """Number of samples whose useful tokens are counted if all batches of a size have the same shape."""
 
@@ -27,6 +28,7 @@ class Typical:
     Attributes:
         batches: the micro batches. Copy them before the user's code runs on them, since it may change them.
         parts: number of micro batches per step.
+        steps: number of steps with different batches.
         cycle: number of steps after which the batches repeat if they differ in shape. 1 if all have the same shape.
         fetch_s: seconds it took to make one micro batch.
         tokens: useful tokens of each micro batch. None for data that is not sequences.
@@ -34,6 +36,7 @@ class Typical:
 
     batches: Sequence[Batch]
     parts: int
+    steps: int
     cycle: int
     fetch_s: float
     tokens: Sequence[float] | None
@@ -50,7 +53,7 @@ class Typical:
 
     def places(self, step: int) -> list[int]:
         """Returns the positions of a step's micro batches in `batches`. Steps count from 0."""
-        first = step % steps_kept(self.parts) * self.parts
+        first = step % self.steps * self.parts
         return [at % len(self.batches) for at in range(first, first + self.parts)]
 
 
@@ -72,7 +75,8 @@ class BatchStore:
         return found
 
     def _made(self, size: int, parts: int) -> Typical:
-        steps = steps_kept(parts)
+        most = GROUPED_STEPS_KEPT if self.source.groups_lengths else STEPS_KEPT
+        steps = max(min(most, MOST_BATCHES // parts), 1)
         count = min(steps * parts, MOST_BATCHES)
         self.source.choose(size, count)
         began = perf_counter()
@@ -82,7 +86,7 @@ class BatchStore:
         varies = self.source.varies
         if counts is not None and not varies:
             counts = [size * self._tokens_per_sample()] * count
-        return Typical(batches, parts, steps if varies else 1, seconds, counts)
+        return Typical(batches, parts, steps, steps if varies else 1, seconds, counts)
 
     def _tokens_per_sample(self) -> float:
         """Returns the mean over a fixed set of samples, so that all batch sizes are compared on the same figure."""
@@ -101,11 +105,6 @@ class BatchStore:
 def fresh(batch: Batch) -> Batch:
     """Returns a copy of `batch`. A step may then remove entries or write to its tensors, as with a loader's batch."""
     return map_tensors(batch, torch.clone)
-
-
-def steps_kept(parts: int) -> int:
-    """Returns the number of different steps, given the number of micro batches per step."""
-    return max(min(STEPS_KEPT, MOST_BATCHES // parts), 1)
 
 
 def _on_host(typical: Typical) -> bool:

@@ -6,6 +6,7 @@ with batch_size=None, any re-iterable object). Their batches are cut and joined 
 """
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from autofit.workloads.batch_maker import UNCHANGED, BatchMaker, BatchOptions
 from autofit.workloads.counted_batches import Counted, Cuttable
 from autofit.workloads.dataloaders import dataloader_maker
 from autofit.workloads.lengths import useful_tokens
+from autofit.workloads.padded_loader import fixed_padding, padded_loader
 from autofit.workloads.ready_batches import ReadyBatches
 from autofit.workloads.streams import STREAM_BATCHES, read
 from autofit.workloads.tree import Batch, children, map_tensors
@@ -33,8 +35,10 @@ class BatchSource:
         max_size: largest batch that can be made if batches can only be cut. None if any size can be made.
     """
 
-    def __init__(self, loader: Iterable[Any], maker: BatchMaker, worst_case: object) -> None:
-        self._loader, self._maker, self._worst_case = loader, maker, worst_case
+    def __init__(self, loader: Iterable[Any], maker: BatchMaker, options: BatchOptions) -> None:
+        self._loader, self._maker, self._options = loader, maker, options
+        self._users: BatchSource | None = None  # the same samples in the user's batches, if these are other ones
+        self._padded: dict[int, BatchSource] = {}
         self.user_batch_size, self.length, self.varies = maker.user_batch_size, maker.length, maker.varies
         self.resizable, self.max_size = maker.resizable, maker.max_size
 
@@ -54,7 +58,8 @@ class BatchSource:
             WorkloadError: the loader is empty, a one-shot iterator or not a loader, or its batches hold no tensor.
         """
         loader = checked_loader(loader)
-        return cls(loader, _maker_of(loader, BatchOptions(worst_case, seed, max(scan, 2))), worst_case)
+        options = BatchOptions(worst_case, seed, max(scan, 2))
+        return cls(loader, _maker_of(loader, options), options)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -104,7 +109,7 @@ class BatchSource:
             WorkloadError: as `typical`, or `worst_case` returned a batch of another size.
         """
         self._check(size)
-        worst_case = self._worst_case
+        worst_case = self._options.worst_case
         if worst_case is None:
             return map_tensors(self._maker.longest(size), torch.clone)
         if not callable(worst_case):
@@ -127,6 +132,8 @@ class BatchSource:
     ) -> Iterable[Batch | Counted]:
         """Returns the user's data in batches of `size`, for training. For the user's batch size it is their own loader.
 
+        Batches of similar length need the length of each sample: all samples are read once.
+
         With `changes`, these arguments of a DataLoader are replaced, unless its loading is fixed.
 
         With `counted`, batches come as `Counted`, with the number of samples that were collated. The number of samples
@@ -140,8 +147,65 @@ class BatchSource:
             changes = UNCHANGED
         if counted:
             return self._maker.counted(size, changes)
-        theirs = size == self.user_batch_size and not changes
+        theirs = size == self.user_batch_size and self._maker.users_order and not changes
         return self._loader if theirs else self._maker.rebuild(size, changes)
+
+    @cached_property
+    def by_length(self) -> "BatchSource":
+        """The same samples in batches of similar length.
+
+        Raises:
+            WorkloadError: the samples stay in the user's batches (`fixed_order`).
+        """
+        found = BatchSource(self._loader, self._maker.by_length(), self._options)
+        found._users = self
+        return found
+
+    def padded_to(self, multiple: int) -> "BatchSource":
+        """Returns a source of the same batches, padded to a multiple of `multiple` by the user's collate function.
+
+        Samples are measured again, since their lengths in a batch may differ.
+
+        Raises:
+            WorkloadError: the padding of this loader cannot be changed (`fixed_padding`).
+        """
+        if self._users is not None:
+            return self._users.padded_to(multiple).by_length
+        if multiple not in self._padded:
+            loader, options = padded_loader(self._loader, multiple), self._options
+            self._padded[multiple] = BatchSource(loader, _maker_of(loader, options), options)
+        return self._padded[multiple]
+
+    @property
+    def fixed_padding(self) -> str:
+        """Why batches cannot be padded to a multiple; "" if they can."""
+        if callable(self._options.worst_case):
+            return "worst_case= makes its batches itself, so the worst batch would have another padding"
+        return fixed_padding(self._loader)
+
+    def padding(self, size: int) -> float:
+        """Returns the share of padding in typical batches of `size`, from 0 to 1. See `padding.padding_share`.
+
+        Raises:
+            WorkloadError: as `typical`, or the samples of a batch are not known (`fixed_order`).
+        """
+        self._check(size)
+        return self._maker.padding(size)
+
+    @property
+    def reading_s(self) -> float:
+        """Estimated seconds for reading each sample once. Raises as `by_length`."""
+        return self._maker.reading_s()
+
+    @property
+    def groups_lengths(self) -> bool:
+        """Whether a rule decides which samples of varying length are batched together, so that batches differ much."""
+        return self.varies and self._maker.grouped
+
+    @property
+    def fixed_order(self) -> str:
+        """Why the samples stay in the user's batches; "" if batches can be grouped by length."""
+        return self._maker.fixed_order
 
     @property
     def fixed_loading(self) -> str:

@@ -5,17 +5,19 @@ and its own iterator is never used. With `batch_size=None` it yields ready batch
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from autofit.workloads.batch_algebra import concat
 from autofit.workloads.batch_maker import BatchMaker, BatchOptions
 from autofit.workloads.counted_batches import Collating, CollatingCounted, KeyLists
+from autofit.workloads.length_batches import LengthBatches
 from autofit.workloads.ready_batches import ReadyBatches
 from autofit.workloads.resized_sampler import Pass, Rechunked, one_pass, resized
 from autofit.workloads.sample_batches import Recipe, SampleBatches
+from autofit.workloads.sample_lengths import LengthOf
 from autofit.workloads.samplers import batch_sampler_keys, draws_at_random, sampler_keys
 from autofit.workloads.streams import STREAM_BATCHES, known_length, read
 
@@ -61,6 +63,8 @@ class _KeyDraw(NamedTuple):
         resizes: whether lists of another size follow the rule by which the user's lists are made.
         at_random: whether any samples may be batched together.
         notes: notes for the user.
+        fixed_order: why batches cannot be grouped by length; "" if they can.
+        by_length: returns the lists of samples of similar length at a size. None with `fixed_order`.
     """
 
     keys: Sequence[Any]
@@ -72,6 +76,8 @@ class _KeyDraw(NamedTuple):
     resizes: bool
     at_random: bool
     notes: tuple[str, ...]
+    fixed_order: str
+    by_length: Callable[[LengthOf, int], Iterable[list[Any]]] | None = None
 
 
 def _plain_draw(batch_sampler: BatchSampler, dataset: Any, scan: int) -> _KeyDraw:
@@ -83,8 +89,14 @@ def _plain_draw(batch_sampler: BatchSampler, dataset: Any, scan: int) -> _KeyDra
     def lists(size: int) -> Iterable[list[Any]]:
         return BatchSampler(sampler, size, drop_last)
 
+    def by_length(length_of: LengthOf, size: int) -> Iterable[list[Any]]:
+        return LengthBatches(sampler, length_of, size, drop_last)
+
     size, at_random = int(batch_sampler.batch_size), draws_at_random(sampler)
-    return _KeyDraw(keys, length, size, drop_last, lists, False, True, at_random, notes=())
+    kept = (
+        "" if type(sampler) in (RandomSampler, SequentialSampler) else f"{type(sampler).__name__} decides their order"
+    )
+    return _KeyDraw(keys, length, size, drop_last, lists, False, True, at_random, (), kept, None if kept else by_length)
 
 
 def _user_draw(batch_sampler: Any, dataset: Any, scan: int) -> _KeyDraw:
@@ -101,7 +113,8 @@ def _user_draw(batch_sampler: Any, dataset: Any, scan: int) -> _KeyDraw:
         return batch_sampler if size == user_size else resized(batch_sampler, size, user_size, drop_last, user_pass)
 
     resizes = not keys or type(lists(user_size // 2 or 2)) is not Rechunked
-    return _KeyDraw(keys, length, user_size, drop_last, lists, True, resizes, False, notes)
+    kept = f"{type(batch_sampler).__name__} decides which samples are batched together"
+    return _KeyDraw(keys, length, user_size, drop_last, lists, True, resizes, False, notes, kept)
 
 
 class _Fetching(NamedTuple):
@@ -147,7 +160,19 @@ def _map_recipe(loader: DataLoader[Any], batch_sampler: Any, scan: int, *, liste
     """Returns the recipe for a map-style data set. `listed`: it takes lists of keys and returns batches."""
     plain = type(batch_sampler) is BatchSampler
     draw = (_plain_draw if plain else _user_draw)(batch_sampler, loader.dataset, scan)
+    if _custom_iter(loader):
+        draw = draw._replace(fixed_order=f"{type(loader).__name__} overrides __iter__", by_length=None)
+    return _recipe(loader, draw, listed=listed)
+
+
+def _recipe(loader: DataLoader[Any], draw: _KeyDraw, *, listed: bool) -> Recipe:
+    """Returns the recipe for a map-style data set whose keys are drawn in this way."""
     fetching = (_by_list if listed else _by_sample)(loader)
+
+    def by_length(length_of: LengthOf) -> Recipe:
+        assert draw.by_length is not None, "fixed_order says that batches are not grouped"
+        lists = partial(draw.by_length, length_of)
+        return _recipe(loader, draw._replace(lists=lists, grouped=True, at_random=False), listed=listed)
 
     def rebuilt(size: int, changes: Mapping[str, Any]) -> DataLoader[Any]:
         return _rebuilt(loader, draw.lists(size), listed=listed, changes=changes)
@@ -169,6 +194,8 @@ def _map_recipe(loader: DataLoader[Any], batch_sampler: Any, scan: int, *, liste
         custom_iter=_custom_iter(loader),
         fixed_loading=_fixed_loading(loader),
         notes=_subclass_note(loader) + draw.notes,
+        fixed_order=draw.fixed_order,
+        by_length=by_length,
     )
 
 
@@ -202,6 +229,7 @@ def _of_stream(loader: DataLoader[Any], options: BatchOptions) -> BatchMaker:
         custom_iter=_custom_iter(loader),
         fixed_loading=_fixed_loading(loader),
         notes=notes + _subclass_note(loader),
+        fixed_order="an iterable data set yields its samples in its own order",
     )
     return SampleBatches(loader, recipe, options)
 

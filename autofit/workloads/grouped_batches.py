@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from autofit.workloads.lengths import Lengths, evenly_spaced, extents, product
+from autofit.workloads.lengths import Lengths, evenly_spaced
 from autofit.workloads.representative_batches import choose_representative
+from autofit.workloads.sample_lengths import SampleLengths
 from autofit.workloads.streams import undisturbed
 
 MOST_LISTS = 4096
@@ -31,23 +32,20 @@ class Groups:
 
     Args:
         lists: size -> the keys of each batch of the loader rebuilt at this size.
-        keys: keys of the samples.
-        sample: key -> sample.
+        known: lengths of the samples.
         lengths: result of the scan of the samples.
+        read_keys: maximum number of keys read from one pass.
     """
 
     def __init__(
         self,
         lists: Callable[[int], Iterable[list[Any]]],
-        keys: Sequence[Any],
-        sample: Callable[[Any], Any],
+        known: SampleLengths,
         lengths: Lengths,
+        read_keys: int = READ_KEYS,
     ) -> None:
-        self._lists, self._sample = lists, sample
-        self._fields = list(lengths.sizes)
+        self._lists, self._known, self._read_keys = lists, known, read_keys
         self._useful = [fmean(values) for values in lengths.sizes.values()]
-        rows = zip(*lengths.sizes.values(), strict=True)
-        self._known = {keys[at]: row for at, row in zip(lengths.positions, rows, strict=False)}
 
     def typical(self, size: int, count: int, chance: random.Random) -> list[list[Any]] | None:
         """Returns the keys of `count` batches of `size`, repeated if there are fewer. None if there is no such batch.
@@ -56,7 +54,7 @@ class Groups:
         batches do.
         """
         lists = self._read(size, chance.random())
-        if not self._fields:
+        if not self._known.fields:
             full = [keys for keys in lists if len(keys) == size]
             return [chance.choice(full) for _ in range(count)] if full else None
         known = all(key in self._known for keys in lists for key in keys)
@@ -69,15 +67,20 @@ class Groups:
         wanted = self._wanted(lists, complete=known)
         return [full[at] for at in choose_representative([self._costs(keys) for keys in full], wanted, count, chance)]
 
-    def _wanted(self, lists: Sequence[Sequence[Any]], *, complete: bool) -> list[tuple[float, float]]:
+    def _wanted(self, lists: Sequence[Sequence[Any]], *, complete: bool) -> list[tuple[float, float, float]]:
         """Returns the mean elements per sample. Without a complete scan, useful elements are those of the scan."""
         fields = list(zip(*map(self._costs, lists), strict=True))
         weights = list(map(len, lists))
         means = [[fmean(side, weights) for side in zip(*field, strict=True)] for field in fields]
-        if complete:
-            return [(useful, padded) for useful, padded in means]
-        pairs = zip(means, self._useful, strict=True)
-        return [(seen, padded * seen / max(useful, 1)) for (useful, padded), seen in pairs]
+        scale = (
+            [1.0] * len(means)
+            if complete
+            else [seen / max(it[0], 1) for it, seen in zip(means, self._useful, strict=True)]
+        )
+        return [
+            (useful * ratio, padded * ratio, square * ratio**2)
+            for (useful, padded, square), ratio in zip(means, scale, strict=True)
+        ]
 
     def _read(self, size: int, seed: float) -> list[list[Any]]:
         """Returns the lists of one pass. They are the same in every process if the sampler uses a global generator."""
@@ -89,17 +92,11 @@ class Groups:
         with undisturbed(lists):
             random.seed(seed)
             torch.manual_seed(int(seed * 2**32))
-            return [list(keys) for keys in islice(lists, max(READ_KEYS // size, 1))]
+            return [list(keys) for keys in islice(lists, max(self._read_keys // size, 1))]
 
-    def _costs(self, keys: Sequence[Any]) -> list[tuple[float, float]]:
-        """Returns the useful and the padded elements per sample of a batch, by field."""
+    def _costs(self, keys: Sequence[Any]) -> list[tuple[float, float, float]]:
+        """Returns the useful and the padded elements per sample of a batch and the square of the latter, by field."""
         if not all(key in self._known for key in keys):
             keys = [keys[at] for at in evenly_spaced(len(keys), MEASURED)]
-        columns = zip(*(self._row(key) for key in keys), strict=True)
-        return [(sum(column) / len(column), max(column)) for column in columns]
-
-    def _row(self, key: Any) -> tuple[int, ...]:
-        if key not in self._known:
-            found = extents(self._sample(key))
-            self._known[key] = tuple(product(found.get(field, ())) for field in self._fields)
-        return self._known[key]
+        columns = zip(*(self._known.of_fields(key) for key in keys), strict=True)
+        return [(sum(column) / len(column), max(column), max(column) ** 2) for column in columns]

@@ -1,10 +1,12 @@
 """SampleBatches: batches collated from the samples of a data set."""
 
+import copy
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -15,12 +17,16 @@ from autofit.workloads.batch_algebra import batch_size, describe, leaves
 from autofit.workloads.batch_maker import UNCHANGED, BatchMaker, BatchOptions, no_batches
 from autofit.workloads.counted_batches import Counted, Cuttable, EquallyCounted, has_rows
 from autofit.workloads.grouped_batches import Groups
-from autofit.workloads.lengths import Lengths, elements, scan
+from autofit.workloads.lengths import Lengths, elements, evenly_spaced, scan
+from autofit.workloads.padding import SAMPLES, padding_share
 from autofit.workloads.representative_batches import representative
+from autofit.workloads.sample_lengths import LengthOf, SampleLengths
 from autofit.workloads.streams import undisturbed
 from autofit.workloads.tree import Batch, map_tensors, tensors
 
 _STRUCTURE_SIZES = (2, 5)  # two sizes distinguish the batch dimension from another of the same length
+_READ_BY_LENGTH = 16384  # keys of a pass from which typical batches of similar length are chosen
+_TIMED = 64  # samples read to estimate how long reading all of them takes
 _SCANNED_WITH_WORST_CASE = 512  # samples measured for typical batches if the user gives the worst case
 
 
@@ -44,6 +50,8 @@ class Recipe:
     custom_iter: bool  # whether the user's loader overrides `DataLoader.__iter__`
     fixed_loading: str  # why the loader keeps the user's worker processes; "" if it can be made with others
     notes: tuple[str, ...]
+    fixed_order: str  # why batches cannot be grouped by length; "" if they can
+    by_length: "Callable[[LengthOf], Recipe] | None" = None  # length of a key -> recipe of batches of similar length
 
     def make(self, keys: list[Any]) -> Batch:
         """Returns the batch of the samples with these keys."""
@@ -72,7 +80,9 @@ class SampleBatches(BatchMaker):
                 f"{type(loader.batch_sampler).__name__} cannot make batches of another size: other sizes join or cut "
                 f"its batches in order{', and are measured with the padding that results' * self.varies}"
             )
-        self._groups = None if recipe.lists is None else Groups(recipe.lists, recipe.keys, recipe.sample, self._lengths)
+        self.fixed_order, self.grouped = recipe.fixed_order, recipe.grouped
+        self._known = SampleLengths(recipe.keys, recipe.sample, self._lengths)
+        self._groups = None if recipe.lists is None else Groups(recipe.lists, self._known, self._lengths)
 
     @property
     def even(self) -> bool:  # type: ignore[override]  # computed on first use: it takes a few batches
@@ -99,14 +109,22 @@ class SampleBatches(BatchMaker):
     def rebuild(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch]:
         """Returns a loader like the user's. Raises if `drop_last` would leave no batch."""
         self._check_dropped(size)
-        return self._recipe.rebuild(size, changes)
+        return self._for_training().rebuild(size, changes)
 
     def counted(self, size: int, changes: Mapping[str, Any] = UNCHANGED) -> Iterable[Batch | Counted]:
         """Returns the same loader, with samples counted when they are collated."""
         if self._recipe.custom_iter and size == self.user_batch_size:
             return self._loader if self.has_rows else EquallyCounted(self._loader, size)
         self._check_dropped(size)
-        return self._recipe.count(size, self.has_rows, changes)
+        return self._for_training().count(size, self.has_rows, changes)
+
+    def _for_training(self) -> Recipe:
+        """Returns the recipe for a whole pass. With batches of similar length, the length of each sample is read."""
+        recipe = self._recipe
+        if self.users_order or recipe.by_length is None:
+            return recipe
+        with undisturbed(self._loader):
+            return recipe.by_length(self._known.of_all())
 
     def _check_dropped(self, size: int) -> None:
         if self._recipe.drop_last and self.length is not None and size > self.length:
@@ -115,6 +133,30 @@ class SampleBatches(BatchMaker):
                 f"drop_last=True, so it would yield no batch; expected at most {self.length}; lower the size "
                 "or set drop_last=False"
             )
+
+    def by_length(self) -> BatchMaker:
+        """Returns a maker of batches of similar length. To choose typical batches it measures some more samples."""
+        grouped_by, known = self._recipe.by_length, self._known
+        if self.fixed_order or grouped_by is None:
+            return super().by_length()
+        found, recipe = copy.copy(self), grouped_by(known.total)
+        assert recipe.lists is not None, "the samples are not batched at random"
+        found.users_order, found.grouped, found._recipe, found._chosen = False, True, recipe, {}
+        found._groups = Groups(recipe.lists, known, self._lengths, _READ_BY_LENGTH)
+        return found
+
+    def padding(self, size: int) -> float:
+        """Returns the share of padding, measured on typical batches."""
+        count = max(min(SAMPLES, len(self._recipe.keys)) // size, 1)
+        return padding_share(self._recipe.make, self._keys(size, count))
+
+    def reading_s(self) -> float:
+        """Returns the estimated seconds for reading all samples, from a few of them."""
+        keys = self._recipe.keys
+        places, began = evenly_spaced(len(keys), _TIMED), perf_counter()
+        for at in places:
+            self._recipe.sample(keys[at])
+        return (perf_counter() - began) / len(places) * len(keys)
 
     def structure(self) -> str:
         """Returns the common structure of batches of two sizes and of the longest and shortest samples."""

@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import partial
 from itertools import chain
-from typing import Any, get_args
+from typing import Any, cast, get_args
 from unittest.mock import patch
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader
 
 from autofit import devices
 from autofit.core.errors import SpaceError
@@ -24,10 +25,13 @@ from autofit.strategies import members
 from autofit.strategies.base import Facts, Numerics, Strategy
 from autofit.tracing.rehearsal import rehearse
 from autofit.workloads.batch_algebra import split
+from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.loss import LossRule
 from autofit.workloads.step import Draft, StepBatch
 from autofit.workloads.workload import Workload
+from tests.workloads.loaders import Padding, Texts
+from tests.workloads.ragged import text_lengths
 
 
 def _capabilities_of_the_host() -> frozenset[str]:
@@ -47,6 +51,8 @@ HOST_CAPABILITIES = _capabilities_of_the_host()
 """The capabilities that the host may offer: training steps run on it, for values that need no others."""
 
 SAMPLES = 4
+TEXTS = BatchSource.of(DataLoader(Texts(text_lengths(96)), SAMPLES, shuffle=True, collate_fn=Padding()))
+"""Batches that vary in length. The steps of the tests below run on other batches."""
 
 
 @pytest.fixture(autouse=True)
@@ -156,6 +162,7 @@ class Case:
             training=self.draft.optimizer is not None,
             micro_batch_size=SAMPLES,
             global_batch_size=SAMPLES if self.draft.optimizer else None,
+            source=TEXTS,
             rehearse=partial(rehearse, Workload(self.model, [self.batch]), RULE, Counted(self.batch, SAMPLES)),
         )
 
@@ -390,6 +397,20 @@ def test_every_offered_value_runs_in_inference(member: Strategy, workload: str) 
             torch.testing.assert_close(step(case.batch), expected, rtol=0.1, atol=0.1)
         assert everything_but_values(case) == before, plan
         assert same_bits(values_of(case), values), plan
+
+
+@each_member
+def test_batches_of_every_offered_value_hold_each_sample_once_and_leave_the_users_loader(member: Strategy) -> None:
+    facts, loader = Case(mlp).facts(), cast(DataLoader[Any], TEXTS.loader)
+    before = dict(vars(loader)), dict(vars(loader.dataset))
+    assert member.batches(Plan(), TEXTS) is member.batches(defaults(facts), TEXTS) is TEXTS
+    for plan in offered(member, facts):
+        rebuilt: Any = member.batches(plan, TEXTS).rebuild(SAMPLES)
+        for _ in range(2):
+            labels = [label for batch in rebuilt for label in batch["label"].tolist()]
+            assert sorted(labels) == list(range(96)), plan
+    assert dict(vars(loader)) == before[0]
+    assert {**vars(loader.dataset), "asked": 0} == {**before[1], "asked": 0}
 
 
 @each_member

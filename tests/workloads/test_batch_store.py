@@ -48,6 +48,16 @@ def test_batches_of_one_size_are_made_once() -> None:
     assert first.cycle == 1
 
 
+def test_more_steps_are_kept_if_batches_differ_because_each_has_samples_of_similar_length() -> None:
+    source = BatchSource.of(targets.sentences((3, 24, 5, 17, 9), batch_size=2, samples=96))
+    assert not source.groups_lengths
+    assert source.by_length.groups_lengths
+    for made, parts, steps in ((source, 2, 4), (source.by_length, 2, 8), (source.by_length, 16, 4)):
+        found = BatchStore(made).typical(2, parts)
+        assert (found.steps, found.cycle, len(found.batches)) == (steps, steps, steps * parts)
+        assert found.places(steps) == found.places(0)
+
+
 def test_choosing_samples_is_no_part_of_what_a_batch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeTime()
     monkeypatch.setattr(batch_store, "perf_counter", clock)

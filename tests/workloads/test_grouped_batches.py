@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Tensor
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.grouped_batches import LISTS, MEASURED, Groups
 from autofit.workloads.lengths import scan
+from autofit.workloads.sample_lengths import SampleLengths
 from tests.workloads.ragged import Buckets, text_lengths
 
 LENGTHS = text_lengths(2000)
@@ -30,7 +31,8 @@ class Data:
 
 def groups_of(lists: Callable[[int], Iterable[list[Any]]], data: Data, scanned: int = 2000) -> Groups:
     count = len(data.lengths)
-    return Groups(lists, range(count), data, scan(data, count, scanned))
+    lengths = scan(data, count, scanned)
+    return Groups(lists, SampleLengths(range(count), data, lengths), lengths)
 
 
 def padded(batches: Iterable[list[int]], lengths: list[int]) -> float:

@@ -28,8 +28,7 @@ _COMPILED: dict[KnobValue, Settings] = {
     "off": {},
     **{mode: {"COMPILE_MODE": f'"{mode}"'} for mode in ("default", "max-autotune-no-cudagraphs", "reduce-overhead")},
 }
-
-
+_GROUPED: dict[KnobValue, Settings] = {False: {}, True: {"grouped": True}}
 _RECOMPUTED: dict[KnobValue, Settings] = {"all": {}}
 _BLOCKS, _ORDER = "checkpointed_blocks", "checkpoint_order"
 
@@ -61,6 +60,7 @@ _SETTINGS: Mapping[str, Callable[[KnobValue], Settings | None]] = {
     "memory_format": _MEMORY_FORMATS.get,
     "optimizer_implementation": _OPTIMIZERS.get,
     "compile": _COMPILED.get,
+    "length_grouping": _GROUPED.get,
 }
 """Settings of each knob: upper-case keys are constants at the top of the file, lower-case keys are parts of the
 loop."""
@@ -110,7 +110,8 @@ class Python(Exporter):
         helpers = [text for part, text in HELPERS.items() if part in parts]
         text = "".join([IMPORTS, CONSTANTS, loop, *helpers, TO_DEVICE])
         text = text.replace("AdamW", name if name.isidentifier() else "AdamW")
-        text = text.replace("batch_size=MICRO_BATCH_SIZE", f"batch_size=MICRO_BATCH_SIZE{_workers(recommendation)}")
+        for batches in ("batch_size=MICRO_BATCH_SIZE", "batch_sampler=ByLength(lengths)"):
+            text = text.replace(batches, f"{batches}{_workers(recommendation)}")
         return select(text, parts).replace(CONSTANTS, constants).replace(COUNTED, str(weighing))
 
 

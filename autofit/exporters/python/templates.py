@@ -16,6 +16,7 @@ from functools import partial  #? blocks
 import torch
 from torch.utils.checkpoint import checkpoint  #? blocks
 from torch.utils.data import DataLoader  #? by_samples
+from torch.utils.data import RandomSampler  #? grouped
 
 """
 
@@ -25,7 +26,8 @@ def train(model, loader, optimizer, compute_loss, epochs=1):  #? !blocks
 def train(model, loader, optimizer, compute_loss, epochs=1, blocks=None):  #? blocks
     """Trains `model`, which must be on its device, with the measured plan. Call it once.
 
-    loader = torch.utils.data.DataLoader(dataset, batch_size=MICRO_BATCH_SIZE, shuffle=True)  #? micro
+    loader = torch.utils.data.DataLoader(dataset, batch_size=MICRO_BATCH_SIZE, shuffle=True)  #? micro !grouped
+    loader = torch.utils.data.DataLoader(dataset, batch_sampler=ByLength(lengths))  #? grouped
     optimizer = AdamW(model.parameters())
     compute_loss(model, batch) returns the mean loss over the samples of a batch.  #? !weighted !summed
     compute_loss(model, batch) returns the sum of the losses of the samples of a batch.  #? summed
@@ -35,6 +37,8 @@ def train(model, loader, optimizer, compute_loss, epochs=1, blocks=None):  #? bl
     """
     if getattr(loader, "batch_size", None) not in (None, MICRO_BATCH_SIZE):  #? micro
         raise ValueError(f"found batches of {loader.batch_size}, the plan has batch_size={MICRO_BATCH_SIZE}")  #? micro
+    if not isinstance(getattr(loader, "batch_sampler", None), ByLength):  #? grouped
+        raise ValueError("the plan has batches of similar length: pass batch_sampler=ByLength(...)")  #? grouped
     device = next(model.parameters()).device
     torch.backends.cuda.matmul.fp32_precision = "tf32"  #? tf32
     torch.backends.cudnn.conv.fp32_precision = "tf32"  #? tf32
@@ -129,6 +133,31 @@ def checkpoint_first(model, blocks):
     for block in [list(blocks)[place] for place in CHECKPOINT_ORDER[:CHECKPOINTED_BLOCKS]]:  #? order
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 """
+
+_BY_LENGTH = '''
+
+class ByLength:
+    """A batch sampler: batches of samples of similar length, others in each epoch. lengths: that of each sample."""
+
+    def __init__(self, lengths, drop_last=False):
+        self.lengths, self.sampler, self.drop_last = lengths, RandomSampler(lengths), drop_last
+
+    def __len__(self):
+        return len(self.lengths) // MICRO_BATCH_SIZE + bool(len(self.lengths) % MICRO_BATCH_SIZE and not self.drop_last)
+
+    def __iter__(self):
+        drawn = list(self.sampler)
+        full = len(drawn) // MICRO_BATCH_SIZE
+        windows = max(-(-full // 50), min(4, full), 1)
+        edges = [full * at // windows * MICRO_BATCH_SIZE for at in range(windows + 1)]
+        for first, last in zip(edges, edges[1:]):
+            order = sorted(range(first, last), key=lambda place: self.lengths[drawn[place]])
+            starts = range(0, last - first, MICRO_BATCH_SIZE)
+            for places in sorted(sorted(order[start : start + MICRO_BATCH_SIZE]) for start in starts):
+                yield [drawn[place] for place in places]
+        if drawn[edges[-1] :] and not self.drop_last:
+            yield drawn[edges[-1] :]
+'''
 
 _STEPS = '''
 
@@ -241,6 +270,7 @@ def to_device(batch, device):
 HELPERS = {
     "flags": _SET_IMPLEMENTATION,
     "blocks": _CHECKPOINT_FIRST,
+    "grouped": _BY_LENGTH,
     "accumulate": _STEPS,
     "by_samples": _BY_SAMPLES,
     "shapes": _SHAPES,

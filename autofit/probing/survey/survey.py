@@ -15,10 +15,12 @@ from autofit.core.knob import Knob
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
 from autofit.core.space import Refusal, SpaceFacts
 from autofit.core.units import format_names
+from autofit.prepare import batches_of
 from autofit.probing.survey import gates, pins
 from autofit.probing.survey.block_profile import profiled
 from autofit.probing.survey.conflicts import check_size, conflicts
 from autofit.probing.survey.output_gate import output
+from autofit.probing.survey.padding_gate import padding
 from autofit.probing.user_errors import named_error
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.strategies.base import Facts, Span, Strategy, no_profile
@@ -159,7 +161,11 @@ class Survey:
     def _keeps(self, name: str, value: KnobValue) -> bool:
         plan, keeps = Plan(values={name: value}), gates.precision if self.facts.training else output
 
+        changed = batches_of(plan, self.source, self.strategies)
+
         def gate(found: Cuttable) -> gates.GateResult:
+            if changed is not self.source:
+                return padding(self._build, self.source, changed, found.samples, self.seed, self.state)
             return keeps(self._build, plan, Counted(found.batch, found.samples), self.seed, self.state)
 
         what = f"{name}={value}"

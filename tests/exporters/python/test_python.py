@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from autofit.core.errors import PlanFileError
 from autofit.core.loading import Loading, LoadingTrial
@@ -22,6 +22,7 @@ from autofit.exporters import by_name
 from autofit.exporters.base import Export
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import counted
+from autofit.workloads.length_batches import LengthBatches
 from tests.conformance.test_exporters import OWN, recommendation
 
 
@@ -422,6 +423,34 @@ def test_the_worker_processes_that_keep_up_are_named() -> None:
         proof = found.proof.model_copy(update={"loading": loading.model_copy(update=changes)})
         text = by_name("python").export(found.model_copy(update={"proof": proof})).text
         assert f"DataLoader(dataset, batch_size=MICRO_BATCH_SIZE{words}" in text
+
+
+@pytest.mark.parametrize("count", [1, 5, 22, 90])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_batches_of_similar_length_are_those_of_the_measured_loader(count: int, drop_last: bool) -> None:
+    """The exported sampler draws the same numbers as the loader of `fit.prepare` with shuffle=True."""
+    exported = export(length_grouping=True, micro_batch_size=4)
+    assert exported.unmapped == ()
+    lengths = [7 * at % 23 + 1 for at in range(count)]
+    sampler = module_of(exported.text)["ByLength"](lengths, drop_last)
+    measured = LengthBatches(RandomSampler(lengths), lengths.__getitem__, 4, drop_last)
+    for _ in range(2):
+        torch.manual_seed(3)
+        batches = list(sampler)
+        torch.manual_seed(3)
+        assert batches == list(measured)
+        assert len(batches) == len(sampler) == len(measured)
+
+
+def test_a_loop_for_batches_of_similar_length_takes_no_others() -> None:
+    text = export(length_grouping=True).text
+    model, batches = net(), loader(8)
+    with pytest.raises(ValueError, match="batch_sampler=ByLength"):
+        module_of(text)["train"](model, batches, make_optimizer(model), compute_loss)
+    module = module_of(text)
+    grouped = DataLoader(batches.dataset, batch_sampler=module["ByLength"]([1] * 22))
+    module["train"](model, grouped, make_optimizer(model), compute_loss)
+    assert "ByLength" not in export(length_grouping=False).text
 
 
 def test_values_without_words_are_unmapped() -> None:

@@ -1,0 +1,54 @@
+"""The gate of padding: more padding must not change the gradient, or the model reads what should be ignored."""
+
+from dataclasses import replace
+
+from autofit.probing.survey.gates import ZERO, GateResult
+from autofit.probing.survey.gradients import STATELESS, Build, Gradients, State, difference, most_l2
+from autofit.probing.survey.module_modes import dropout_off
+from autofit.probing.user_errors import named_error
+from autofit.workloads.batches import BatchSource
+from autofit.workloads.counted_batches import Counted
+from autofit.workloads.lengths import elements
+from autofit.workloads.tree import same, tensors
+
+_COMPARED = 8
+"""Number of batches of which the one is compared that gets the most padding."""
+
+
+def padding(
+    build: Build, users: BatchSource, padded: BatchSource, size: int, seed: int, state: State = STATELESS
+) -> GateResult:
+    """Compares the gradient of a padded batch with that of the same samples without the additional padding.
+
+    Args:
+        build: makes a train step; its model's gradients are left as None.
+        users: makes the user's batches.
+        padded: makes the same batches with more padding.
+        size: number of samples.
+        seed: for the random numbers of the step.
+        state: restores what a step changes besides gradients.
+    """
+    made = zip(*(source.typical(size, _COMPARED) for source in (users, users, padded)), strict=True)
+    plain, again, more = max(made, key=lambda batches: elements(batches[2]) - elements(batches[0]))
+    if elements(more) <= elements(plain):
+        return GateResult(False, "could not be checked: no batch was padded further", checked=False)
+    if not all(same(one, other) for one, other in zip(tensors(plain), tensors(again), strict=True)):
+        return GateResult(False, "could not be checked: the same samples give other batches each time", checked=False)
+    sides = Counted(plain, size), Counted(more, size)
+    try:
+        return _compared(Gradients(build, state), *sides, seed)
+    except Exception as error:  # noqa: BLE001  # raised by the user's code: a step that runs in training mode only
+        why = named_error(error)
+    found = _compared(Gradients(build, state, dropout_off), *sides, seed)
+    return replace(found, reason=f"{found.reason}; compared in training mode, as evaluation mode fails: {why}")
+
+
+def _compared(gradients: Gradients, plain: Counted, padded: Counted, seed: int) -> GateResult:
+    with gradients:
+        expected = gradients.rehearse(plain, seed)
+        if not float(expected.vector.norm()):
+            return ZERO
+        found = gradients.of([padded], seed)
+    error, most = difference(found.vector, expected.vector), most_l2(expected)
+    changes = "" if error <= most else "padding changes the gradient of this model: "
+    return GateResult(error <= most, f"{changes}relative L2 of the gradient {error:.1e} (at most {most:g})")
