@@ -9,7 +9,7 @@ TECHNIQUES = (
 KNOBS = (
     "micro_batch_size", "accumulation_steps", "precision", "checkpointed_blocks", "checkpoint_order",
     "recomputed_operators", "memory_format", "optimizer_implementation", "optimizer_in_backward", "activation_offload",
-    "linear_cross_entropy", "attention", "compile",
+    "linear_cross_entropy", "attention", "compile", "activation_budget",
 )  # fmt: skip
 """Names of the strategies and the knobs of autofit itself, whose own modules load torch. Completion offers them."""
 
