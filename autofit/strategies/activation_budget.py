@@ -24,6 +24,7 @@ from autofit.strategies.base import Facts
 from autofit.workloads.random_operators import draws
 
 FUNCTORCH, INDUCTOR = "torch._functorch.config", "torch._inductor.config"
+OWN_PASS = f"the user has set {INDUCTOR}.joint_custom_pre_pass, with which autofit would check each graph"
 
 
 def refusal(facts: Facts) -> str:
@@ -36,7 +37,7 @@ def refusal(facts: Facts) -> str:
             f"{FUNCTORCH}.activation_memory_budget is {functorch.activation_memory_budget}, which the user has chosen"
         )
     if inductor is not None and inductor.joint_custom_pre_pass is not None:
-        return f"the user has set {INDUCTOR}.joint_custom_pre_pass, with which autofit checks each graph"
+        return OWN_PASS
     if facts.rehearse is None:
         return "the user's step could not be inspected for random numbers"
     seen = _Draws()
@@ -90,9 +91,11 @@ class WithinBudget:
         """Compiles a graph of the forward pass, and its backward pass.
 
         Raises:
-            RuntimeError: the graph draws random numbers.
+            RuntimeError: the graph draws random numbers, or the user has a pass of their own over it.
         """
         functorch: Any = import_module(FUNCTORCH)
+        if import_module(INDUCTOR).joint_custom_pre_pass is not None:
+            raise RuntimeError(f"{OWN_PASS}. Set it back to None, or tune again.")
         compile_fx: Any = import_module("torch._inductor.compile_fx")  # takes seconds, so only if a plan compiles
         with functorch.patch(activation_memory_budget=self.share):
             return compile_fx.compile_fx(graph, inputs, config_patches={"joint_custom_pre_pass": _check()})

@@ -190,6 +190,8 @@ def test_what_the_user_has_set_is_kept() -> None:
     inductor: Any = sys.modules["torch._inductor.config"]
     with inductor.patch(joint_custom_pre_pass=copy.copy):
         assert "the user has set torch._inductor.config.joint_custom_pre_pass" in refusal(facts(stack()))
+        with pytest.raises(Exception, match=r"joint_custom_pre_pass.*Set it back to None, or tune again"):
+            kept_bytes(plan("half"), stack())
 
 
 @pytest.mark.parametrize("value", [0.5, 1, True, "third", 0])
