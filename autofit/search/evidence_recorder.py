@@ -49,6 +49,16 @@ class EvidenceRecorder:
         self._done = event.done
         self._listen(event)
 
+    def show(self, plan: Plan) -> None:
+        """Traces the recommended plan, unless the search did, for its profile and for advice on its memory."""
+        try:
+            if all(estimator.profile(plan) is None for estimator in self._estimators):
+                self._say(f"tracing {plan} for the report")
+                for estimator in self._estimators:
+                    estimator.show(plan)
+        except Exception as error:  # noqa: BLE001  # the answer matters more than what is shown with it
+            self._say(f"{plan} was not traced for the report: {type(error).__name__}: {error}")
+
     def found(self, recommendation: Recommendation) -> None:
         """Keeps the evidence for a recommendation, and tells the listener both."""
         result = self._result(recommendation, None)
@@ -75,7 +85,7 @@ class EvidenceRecorder:
         evidence = self._asked.model_copy(update=ended)
         try:
             evidence = self._evidence(recommendation, evidence)
-        except Exception as error:  # noqa: BLE001  # the answer matters more than what is shown with it
+        except Exception as error:  # noqa: BLE001  # as above
             self._say(f"the evidence for the report is incomplete: {type(error).__name__}: {error}")
             answer = None if recommendation is None else recommendation.model_copy(update={"alternatives": ()})
             evidence = evidence.model_copy(update={"recommendation": answer})
@@ -95,17 +105,13 @@ class EvidenceRecorder:
                 "estimates": {key: estimate for key, estimate in seen.estimates.items() if estimate.is_bounded},
                 "race": tuple(seen.race_logs()),
                 "omissions": tuple(seen.omissions),
-                "profile": self._profile(baseline if r is None else r.plan, may_trace=r is not None),
+                "profile": self._profile(baseline if r is None else r.plan),
                 "baseline_profile": None if r is None or r.plan == baseline else self._profile(baseline),
             }
         )
 
-    def _profile(self, plan: Plan, *, may_trace: bool = False) -> Profile | None:
-        """Returns the profile of a plan from its trace, which may be made now if the search did not make it."""
-        if may_trace and all(estimator.profile(plan) is None for estimator in self._estimators):
-            self._say(f"tracing {plan} for the report")
-            for estimator in self._estimators:
-                estimator.show(plan)
+    def _profile(self, plan: Plan) -> Profile | None:
+        """Returns the profile of a plan from its trace; None if it was not traced."""
         found = (estimator.profile(plan) for estimator in self._estimators)
         return next((profile for profile in found if profile is not None), None)
 

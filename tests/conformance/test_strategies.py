@@ -436,13 +436,13 @@ def test_impossible_value_is_a_space_error_and_leaves_no_trace(member: Strategy)
 def test_all_members_together_leave_no_trace(workload: str) -> None:
     case = Case(WORKLOADS[workload])
     facts = case.facts()
-    knobs = chain.from_iterable(member.offer(facts).knobs for member in members())
-    last = {knob.name: next(v for v in reversed(knob.values) if v not in knob.one_pass) for knob in knobs}
-    plan = Plan(values={MICRO_BATCH_SIZE: 2, ACCUMULATION_STEPS: 2})
-    for name, value in last.items():  # as many as go together
-        larger = Plan(values={name: value, **plan.values})
-        plan = larger if all(member.conflict(larger) is None for member in members()) else plan
-    assert len(plan.values) > 2
+    knobs = list(chain.from_iterable(member.offer(facts).knobs for member in members()))
+    plan = Plan(values={knob.name: knob.default for knob in knobs})
+    for knob in reversed(knobs):  # the last value of each knob that goes with those of the later ones
+        plans = (plan.replace(**{knob.name: v}) for v in reversed(knob.values) if v not in knob.one_pass)
+        plan = next(each for each in plans if all(member.conflict(each) is None for member in members()))
+    plan = plan.replace(micro_batch_size=2, accumulation_steps=2)
+    assert all(member.conflict(plan) is None for member in members())
     before = everything_but_values(case)
     with prepare(plan, case.draft, members()) as step:
         for _ in range(2):

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from autofit.core.budget import Clock
-from autofit.core.errors import NothingFits
+from autofit.core.errors import DevicePoisoned, NothingFits
 from autofit.core.plan import Plan
+from autofit.estimators.base import Estimator
 from autofit.memory.profile import Profile
 from autofit.search.event import Event
 from autofit.search.evidence import CLOSED, OPENED, SearchEvidence, SearchResult
@@ -103,7 +104,7 @@ def test_a_recommended_plan_that_the_search_did_not_trace_is_traced_after_its_pr
 
 
 def test_a_failure_in_collecting_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: EvidenceRecorder, plan: Plan, *, may_trace: bool = False) -> Profile | None:
+    def broken(self: EvidenceRecorder, plan: Plan) -> Profile | None:
         raise RuntimeError("no profile today")
 
     monkeypatch.setattr(EvidenceRecorder, "_profile", broken)
@@ -112,6 +113,19 @@ def test_a_failure_in_collecting_costs_no_answer(monkeypatch: pytest.MonkeyPatch
     assert events[-1].result.recommendation is not None
     assert events[-1].result.evidence.supports(events[-1].result.recommendation)
     assert "the evidence for the report is incomplete: RuntimeError: no profile today" in [e.text for e in events]
+
+
+def test_a_trace_for_the_report_that_fails_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Estimator, plan: Plan) -> None:
+        raise DevicePoisoned("the device is in an error state")
+
+    monkeypatch.setattr(Estimator, "show", broken)
+    events = fake_search()
+    assert events[-1].result is not None
+    assert (found := events[-1].result.recommendation) is not None
+    assert f"{found.plan} was not traced for the report: DevicePoisoned: the device is in an error state" in [
+        event.text for event in events
+    ]
 
 
 def test_a_study_that_cannot_be_written_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:

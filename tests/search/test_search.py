@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 import pytest
 
+from autofit.core.account import Account
 from autofit.core.briefing import Briefing, GateRecord
 from autofit.core.budget import Clock
 from autofit.core.errors import BudgetSpent, DevicePoisoned, StudyError
@@ -18,13 +19,17 @@ from autofit.core.recommendation import Recommendation
 from autofit.core.space import Refusal
 from autofit.core.strategy_record import Effect, StrategyRecord
 from autofit.core.trial import Purpose
+from autofit.core.units import format_bytes
+from autofit.memory.peak import memory_use
+from autofit.memory.trace import Kind, Trace
 from autofit.search.event import Event
 from autofit.search.request import DEFAULT_STUDY, Listen, Request
 from autofit.search.search import search
 from autofit.search.tuning import Evaluate
 from scripts.bench.search.simulated import Effect as SimulatedEffect
 from scripts.bench.search.simulated import space_of
-from tests.fakes import FakeBench, always, briefing_of, opened, small_bench
+from tests.fakes import FakeBench, OpenedBench, always, briefing_of, opened, small_bench
+from tests.memory.traces import Script
 
 MEMORY = Request(study=":memory:")
 
@@ -255,10 +260,7 @@ def test_a_strategy_whose_gate_failed_changes_the_result() -> None:
 
 def test_a_strategy_that_changes_the_result_is_named_in_the_caveats() -> None:
     bench = small_bench()
-    effects: tuple[Effect, Effect] = ("changes the result", "rounding")
-    every = tuple(
-        strategy(f"of {name}", name, effect=effect) for name, effect in zip(("optimizer", "precision"), effects)
-    )
+    every = (strategy("of optimizer", "optimizer", effect="changes the result"), strategy("of precision", "precision"))
     result = found_in(briefing_of(bench, space=bench.space.facts.model_copy(update={"strategies": every})), bench)
     assert {"optimizer", "precision"} <= result.plan.changes_from(result.baseline.plan).keys()
     named = [caveat for caveat in result.caveats if "changes the result" in caveat]
@@ -414,3 +416,35 @@ def test_the_objective_decides_and_has_a_study_of_its_own(tmp_path: Path) -> Non
     result = found(bench, Request(study=path, objective=Objective(unit="tokens")))
     assert result.objective.unit == "tokens"
     assert bench.space.baseline in bench.probes()
+
+
+class Fragmenting(OpenedBench):
+    """Its steps take temporaries of growing size; a run takes what the simulated allocator takes of them."""
+
+    account = Account(allocator="caching")
+
+    def trace(self, plan: Plan) -> Trace:
+        script = Script(micro_batch_size=plan.micro_batch_size)
+        script.take(2**20, Kind.PARAMETER)
+        for mib in (16, 24, 32, 40):
+            script.moment(mib * 2**20)
+        return script.trace()
+
+    def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
+        outcome = super().evaluate(plan, purpose)
+        if outcome.measurement is None:
+            return outcome
+        use = memory_use(self.trace(plan), self.account)
+        read = {name: getattr(use, name) for name in ("allocated_bytes", "reserved_bytes", "judged_bytes")}
+        memory = outcome.measurement.memory.model_copy(update=read)
+        return outcome.model_copy(update={"measurement": outcome.measurement.model_copy(update={"memory": memory})})
+
+
+def test_what_the_allocator_would_save_in_a_new_process_is_a_caveat() -> None:
+    fake = small_bench()
+    bench = Fragmenting(briefing_of(fake, account=Fragmenting.account), fake.evaluate)
+    result = search(bench, MEMORY, (), Clock(fake.time))
+    (advice,) = (text for text in result.caveats if "expandable segments" in text)
+    changed = Account(allocator="caching", settings="expandable_segments:True")
+    saved = memory_use(bench.trace(result.plan), changed).reserved_bytes
+    assert f"would reserve about {format_bytes(saved)}" in advice

@@ -3,12 +3,11 @@
 This makes gradients comparable for steps that draw random numbers (the noise of a diffusion model, custom dropout,
 stochastic depth). Both sides of the comparison draw the same numbers, so a remaining difference is not due to chance.
 
-Random operators are recognised by torch's tag `nondeterministic_seeded`. A draw is identified by the state of its
-generator, which each draw here advances by one step, whatever its shape. If the shape of a draw grows with the batch
-along one dimension, it is drawn sample by sample, each from its own seed. If the shape does not grow (one coin for the
-whole step), the draw is the same in each micro batch. A draw from one distribution of classes (`multinomial`) has its
-samples along the dimension of the picks. 16-bit numbers are drawn in 32 bits, since kernels draw differently for each
-type.
+A draw is identified by the state of its generator, which each draw here advances by one step, whatever its shape. If
+the shape of a draw grows with the batch along one dimension, it is drawn sample by sample, each from its own seed. If
+the shape does not grow (one coin for the whole step), the draw is the same in each micro batch. A draw from one
+distribution of classes (`multinomial`) has its samples along the dimension of the picks. 16-bit numbers are drawn in 32
+bits, since kernels draw differently for each type.
 """
 
 import hashlib
@@ -19,6 +18,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
+
+from autofit.workloads.random_operators import draws
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _REDUCED = (torch.bfloat16, torch.float16)
@@ -97,7 +98,7 @@ class SharedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     ) -> Any:
         """Runs an operator. A random operator draws separately for each sample."""
         kwargs = dict(kwargs or {})
-        if torch.Tag.nondeterministic_seeded not in func.tags or _is_idle(func, args, kwargs):
+        if not draws(func, args, kwargs):
             return func(*args, **kwargs)
         self._ledger.drawn = True
         generator, shape = self._generator(args, kwargs), _shape(func, args)
@@ -164,16 +165,6 @@ class SharedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         index = module.current_device() if device.index is None else device.index
         generators = getattr(module, "default_generators", ())
         return generators[index] if index < len(generators) else None
-
-
-def _is_idle(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Returns whether an operator with a dropout argument (attention, recurrent layers) has a dropout of 0."""
-    places = [place for place, argument in enumerate(func._schema.arguments) if "dropout" in argument.name]
-    if not places:
-        return False
-    argument = func._schema.arguments[places[0]]
-    rate = args[places[0]] if places[0] < len(args) else kwargs.get(argument.name, argument.default_value)
-    return bool(rate == 0)
 
 
 def _drops_inside(func: Any) -> bool:
