@@ -3,10 +3,11 @@
 import os
 import signal
 import threading
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from autofit.failures.ignored_exceptions import ignores_exceptions
 
 AGAIN_S = 0.05
 """Time after which a signal is sent again that came where Python ignores exceptions."""
@@ -21,7 +22,7 @@ def terminable(next_step: str) -> Iterator[None]:
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if _is_ignored(frame):
+        if ignores_exceptions(frame):
             again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), number))
             again.daemon = True
             again.start()
@@ -36,12 +37,3 @@ def terminable(next_step: str) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _is_ignored(frame: FrameType | None) -> bool:
-    """Returns whether Python ignores an exception in a frame: in a finalizer or a callback of a weak reference."""
-    while frame is not None:
-        if frame.f_code.co_name == "__del__" or frame.f_code.co_filename == weakref.__file__:
-            return True
-        frame = frame.f_back
-    return False

@@ -3,8 +3,8 @@
 A thread watches while the main thread works. To stop the work, it sends a signal to the main thread, whose handler
 raises `Overdue` there: in the user's code, at the next line of Python, also out of a sleep or a wait for a lock.
 
-* It does not interrupt the guard, which puts the user's objects back (`PROTECTED`), or code outside
-  `Watchdog.allowed`.
+* It does not interrupt the guard, which puts the user's objects back (`PROTECTED`), code outside `Watchdog.allowed`, or
+  code in which Python ignores exceptions. It tries again a moment later.
 * It cannot interrupt a single library call that does not return, because Python code does not run meanwhile. It only
   reports such a call. The same holds if `tune` does not run in the main thread, and on Windows, where Python has no
   such signals. Code that calls `Watchdog.check` is stopped in these cases too.
@@ -24,6 +24,7 @@ from typing import Any, Self, TypeVar
 
 from autofit.core.budget import Clock
 from autofit.core.units import format_duration
+from autofit.failures.ignored_exceptions import ignores_exceptions
 
 PROTECTED = ("autofit.guard", "autofit.study")
 """Packages that are never interrupted."""
@@ -150,7 +151,7 @@ class Watchdog:
     def _interrupt(self, frame: FrameType | None) -> None:
         """Ends overdue work, in the thread that works."""
         now = self.clock.elapsed_s
-        if now >= self._until and _may_interrupt(frame):
+        if now >= self._until and _may_interrupt(frame) and not ignores_exceptions(frame):
             self._until = now + _RAISE_AGAIN_S
             phase, since_s = self._phase
             raise Overdue(f"{self._over()}: {phase!r} had been running for {format_duration(now - since_s)}")

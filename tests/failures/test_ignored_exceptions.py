@@ -1,0 +1,62 @@
+"""Frames in which Python ignores exceptions are found, and no others."""
+
+import sys
+import weakref
+from collections.abc import Callable
+
+import pytest
+
+from autofit.failures.ignored_exceptions import ignores_exceptions
+
+
+class Thing:
+    """An object that ends."""
+
+
+def in_a_finalizer(look: Callable[[], None]) -> None:
+    class Finalized:
+        def __del__(self) -> None:
+            look()
+
+    Finalized()
+
+
+def in_a_callback(look: Callable[[], None]) -> None:
+    thing = Thing()
+    watched = weakref.ref(thing, lambda ended: look())
+    del thing
+    assert watched() is None
+
+
+def in_a_callback_of_a_weak_set(look: Callable[[], None]) -> None:
+    class Looking(Thing):
+        def __hash__(self) -> int:
+            return 1
+
+    things: weakref.WeakSet[Looking] = weakref.WeakSet()
+    thing = Looking()
+    things.add(thing)
+    sys.setprofile(lambda frame, event, argument: look() if "_weakrefset" in frame.f_code.co_filename else None)
+    try:
+        del thing
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.mark.parametrize("place", [in_a_finalizer, in_a_callback, in_a_callback_of_a_weak_set])
+def test_an_exception_would_be_ignored(place: Callable[[Callable[[], None]], None]) -> None:
+    found: list[bool] = []
+    place(lambda: found.append(ignores_exceptions(sys._getframe())))
+    assert found
+    assert all(found)
+
+
+def test_an_exception_is_raised_elsewhere() -> None:
+    thing = Thing()
+
+    def holds(watched: weakref.ref[Thing]) -> bool:
+        return ignores_exceptions(sys._getframe())
+
+    assert not holds(weakref.ref(thing))
+    assert not ignores_exceptions(sys._getframe())
+    assert not ignores_exceptions(None)
