@@ -12,6 +12,7 @@ from autofit.core.printable import one_line, printable
 from autofit.core.recommendation import Ratio, Recommendation
 from autofit.reports.alternatives import reasons_of
 from autofit.reports.applying import apply_code
+from autofit.reports.evaluation import evaluation_sentences
 from autofit.reports.headline import cause, contradicting_rate, failed_headline, headline
 from autofit.reports.report import LeftOut, PlanMemory, PlanRow, Racer, Report, Role, SpeedCurve
 from autofit.reports.rows import KnownPlan, known_plans, label_of, rows_of, with_probed_rates, with_rates
@@ -79,6 +80,7 @@ def _of_answer(source: Source) -> dict[str, Any]:
         return {**fields, **named}
     code = apply_code(r, source.plan_file)
     found = {"headline": headline(r), "proof_rate_per_s": contradicting_rate(r), "apply_code": code}
+    fields["evaluation"] = evaluation_sentences(r)
     fields |= {"global_batch_size": r.plan.global_batch_size, "duration_s": r.duration_s, "strategies": r.strategies}
     return {**fields, **found}
 

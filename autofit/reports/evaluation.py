@@ -1,4 +1,4 @@
-"""The plan for evaluation between epochs, as a section of the summary of a training."""
+"""The plan for evaluation between epochs, as a section of the summary and the report of a training."""
 
 from autofit.core.recommendation import Recommendation
 from autofit.core.units import format_bytes, short_number
@@ -6,14 +6,16 @@ from autofit.core.wording import describe_plan
 from autofit.reports.alternatives import rate_per_s
 from autofit.terminal import wrapped
 
+EVALUATION = "Evaluation"
+"""Title of the section."""
 _INDENT = "  "
 
 
-def evaluation_lines(r: Recommendation, width: int) -> list[str]:
-    """Returns what evaluation uses and brings, after a title; [] if the training has no plan for it."""
+def evaluation_sentences(r: Recommendation) -> tuple[str, ...]:
+    """Returns what evaluation uses and brings, and its budget; () if the training has no plan for it."""
     found = r.evaluation
     if found is None:
-        return []
+        return ()
     plan, unit = describe_plan(found.plan, found.baseline.plan), found.objective.unit
     speed = short_number(rate_per_s(found, found.proof, found.rate_per_s, found.gain))
     if found.plan == found.baseline.plan:
@@ -23,8 +25,13 @@ def evaluation_lines(r: Recommendation, width: int) -> list[str]:
         text = f"Use {plan}: {speed} {unit}/s{gain}"
     if peak := found.proof.memory.judged_bytes:
         text += f". Peak {format_bytes(peak)}, beside what the training keeps"
-    budget = f"Budget {found.budget.memory_note or format_bytes(found.budget.memory_bytes)}."
-    return ["Evaluation", *(line for each in (f"{text}.", budget) for line in wrapped(each, width, _INDENT, _INDENT))]
+    return f"{text}.", f"Budget {found.budget.memory_note or format_bytes(found.budget.memory_bytes)}."
+
+
+def evaluation_lines(r: Recommendation, width: int) -> list[str]:
+    """Returns what evaluation uses and brings, after a title; [] if the training has no plan for it."""
+    lines = [line for each in evaluation_sentences(r) for line in wrapped(each, width, _INDENT, _INDENT)]
+    return [EVALUATION, *lines] if lines else []
 
 
 def evaluation_code(r: Recommendation, width: int) -> list[str]:

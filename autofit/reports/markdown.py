@@ -6,6 +6,7 @@ from statistics import median
 
 from autofit.core.units import format_bytes, format_duration, format_ratio, short_number
 from autofit.reports.counting import RATIOS, counted, moment, runs, verdict
+from autofit.reports.evaluation import EVALUATION
 from autofit.reports.report import UPPER_BOUND, WHAT_EACH_DOES, PlanMemory, PlanRow, Report
 from autofit.reports.svg.estimates import omitted
 from autofit.reports.text_chart import ChartPoint, scatter
@@ -81,6 +82,7 @@ def _plans(report: Report) -> Iterator[str]:
 
 
 def _notes(report: Report) -> Iterator[str]:
+    yield from _list(EVALUATION, report.evaluation)
     yield from _list(WHAT_EACH_DOES, [str(each) for each in report.strategies])
     yield from _list("What to know", report.caveats)
     yield from _list("Not in this report", report.missing)

@@ -178,6 +178,7 @@ class Report(_Record):
         gates: the numerical checks.
         left_out: combinations of which nothing was measured.
         refused: strategies and knob values that were not searched.
+        evaluation: sentences on the plan for evaluation between epochs; () if the training has none.
         strategies: what the strategies do whose values differ between the recommended plan and the baseline.
         caveats: notes to read before using the plan.
         missing: parts that this report cannot show, each with the reason.
@@ -211,6 +212,7 @@ class Report(_Record):
     gates: tuple[GateRecord, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     refused: tuple[Refusal, ...] = ()
+    evaluation: tuple[str, ...] = ()
     strategies: tuple[StrategyRecord, ...] = ()
     caveats: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()

@@ -47,6 +47,12 @@ def test_each_technique_of_the_plan_is_explained(found: Report) -> None:
     assert expected in document
 
 
+def test_the_plan_for_evaluation_is_a_list_of_its_own(found: Report) -> None:
+    assert "## Evaluation" not in to_markdown(found)
+    document = to_markdown(found.model_copy(update={"evaluation": ("Use micro batch 512.", "Budget 4 GiB.")}))
+    assert "## Evaluation\n\n- Use micro batch 512.\n- Budget 4 GiB.\n" in document
+
+
 def test_a_baseline_that_is_recommended_is_named_as_both(found: Report) -> None:
     assert found.recommended is not None
     own = found.recommended.model_copy(update={"is_baseline": True})

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from autofit.core.recommendation import Ratio
 from autofit.core.units import format_bytes, format_duration, format_ratio, short_number
 from autofit.reports.counting import counted, interval_text, runs
+from autofit.reports.evaluation import EVALUATION
 from autofit.reports.html.parts import CODE, LABEL, breakable, scrolled, tile
 from autofit.reports.markup import Child, Markup, element, joined, shortened
 from autofit.reports.report import WHAT_EACH_DOES, PlanRow, Report
@@ -15,7 +16,16 @@ def answer(report: Report) -> Markup:
     headline = element("p", breakable(shortened(report.headline, 2 * LABEL)), class_="headline")
     failure = element("p", shortened(report.failure, CODE), class_="failure") if report.failure else None
     tiles = element("div", joined(_tiles(report)), class_="tiles")
-    return element("section", headline, failure, tiles, _comparison(report), id="answer", aria_label="The answer")
+    parts = (headline, failure, tiles, _comparison(report), _evaluation(report))
+    return element("section", *parts, id="answer", aria_label="The answer")
+
+
+def _evaluation(report: Report) -> Markup | None:
+    """Returns the plan for evaluation between epochs, as a paragraph below the answer; None without one."""
+    if not report.evaluation:
+        return None
+    text = f"{EVALUATION}: {' '.join(report.evaluation)}"
+    return element("p", breakable(shortened(text, 4 * LABEL)), class_="aid")
 
 
 def _tiles(report: Report) -> list[Markup]:

@@ -35,6 +35,12 @@ def test_each_technique_is_explained_below_the_knobs() -> None:
     assert "results differ" not in words(typical())
 
 
+def test_the_plan_for_evaluation_is_below_the_answer() -> None:
+    assert "Evaluation" not in words(typical())
+    found = typical().model_copy(update={"evaluation": ("Use micro batch 512: 9,100 samples/s.", "Budget 4 GiB.")})
+    assert words(found).endswith("Evaluation: Use micro batch 512: 9,100 samples/s. Budget 4 GiB.")
+
+
 def test_without_a_race_the_gain_is_that_of_separate_runs() -> None:
     report = typical()
     best = report.row(1)
