@@ -137,7 +137,7 @@ def nothing_pinned(trials: Sequence[Trial], pinned: Mapping[str, KnobValue], ear
     what = f"no plan with {', '.join(f'{name}={value}' for name, value in pinned.items())} could be measured"
     ran = [t for t in trials if t.outcome.status is not Status.SKIPPED]
     if not trials and not early:
-        return NothingFits(f"{what}: none is likely to fit. Give more memory, or pin other values.")
+        return NothingFits(f"{what}: none is likely to fit. Give more memory or time, or pin other values.")
     if any(t.outcome.status.does_not_fit for t in trials) or not (ran or early):
         return NothingFits(f"{what}. {_tried(ran or trials)} Give more memory, or pin other values.")
     if early and not ran:

@@ -87,6 +87,9 @@ class TimePlan:
         return self.left_s() <= 0 or self._tuning.clock.patience_s(SHARES[purpose]) < took_s
 
     def _able(self) -> list[Trial]:
-        """Returns the plans that may win by their probes; none before any was measured."""
+        """Returns the plans that may win by their probes; none before any that can be recommended was measured."""
+        space = self._tuning.space
         measured = [t for t in self._record.values() if t.outcome.measured]
-        return finalists(measured, self._tuning.space.baseline, self._tuning.objective) if measured else []
+        if all(space.unpinned(t.plan) is not None for t in measured):
+            return []
+        return finalists(measured, space.baseline, self._tuning.objective)

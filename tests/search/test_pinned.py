@@ -5,6 +5,7 @@ import pytest
 from autofit import searchers
 from autofit.core.budget import Budget
 from autofit.core.errors import BudgetSpent, NothingFits, WorkloadError
+from autofit.core.objective import Objective
 from autofit.core.outcome import Status
 from autofit.core.plan import Plan
 from autofit.core.space import SearchSpace
@@ -45,6 +46,19 @@ def test_a_plan_that_is_slower_than_the_baseline_is_recommended_with_its_loss() 
     assert findings.plan.micro_batch_size == 4
     assert findings.gain is not None
     assert findings.gain.value < 1
+
+
+def test_a_pinned_value_is_run_though_its_warm_up_cannot_pay_and_may_not_end_in_time() -> None:
+    bench = pinned(precision="tf32")
+    knobs = tuple(
+        knob.model_copy(update={"warm_up_s": (0.0, 1e6, 0.0), "ceiling": (1.0, 1.01, 1.0)})
+        if knob.name == "precision" else knob
+        for knob in bench.space.facts.knobs
+    )  # fmt: skip
+    bench.space = SearchSpace(bench.space.facts.model_copy(update={"knobs": knobs}))
+    budget = Budget(memory_bytes=bench.budget_bytes, time_s=1000.0)
+    findings = run(tuning_of(bench, objective=Objective(planned_samples=1000), budget=budget))
+    assert findings.plan.values["precision"] == "tf32"
 
 
 @pytest.mark.parametrize("searcher", searchers.members()[1:], ids=lambda member: member.name)

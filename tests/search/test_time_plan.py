@@ -7,6 +7,7 @@ import pytest
 from autofit.core.budget import Budget
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
+from autofit.core.space import SearchSpace
 from autofit.core.trial import Purpose, Trial
 from autofit.search.time_plan import RESERVE_PROBES, RESERVE_RATIO, TimePlan
 from tests.fakes import FakeBench, FakeTime, small_bench, tuning_of
@@ -50,6 +51,17 @@ def test_nothing_is_kept_before_a_plan_was_measured_or_without_a_limit() -> None
     unlimited, record = planned(bench, time_s=None)
     ran(bench, bench.space.baseline, record)
     assert unlimited.reserve_s() == 0
+
+
+def test_nothing_is_kept_before_a_plan_with_the_pinned_values_was_measured() -> None:
+    bench = small_bench()
+    bench.space = SearchSpace(bench.space.facts.model_copy(update={"pinned": {"precision": "bf16"}}))
+    time, record = planned(bench)
+    time.took(2.0)
+    ran(bench, bench.space.baseline, record)  # for comparison: it cannot be the answer
+    assert time.reserve_s() == 0
+    ran(bench, bench.space.baseline.replace(precision="bf16"), record)
+    assert time.reserve_s() > 0
 
 
 def test_a_race_is_kept_time_for_once_two_plans_may_win() -> None:

@@ -18,10 +18,12 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
+from autofit.core.knob import Knob
 from autofit.core.measurement import Measurement
 from autofit.core.omission import Omission
 from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import MICRO_BATCH_SIZE, Plan
+from autofit.core.space import SpaceFacts
 from autofit.core.trial import Purpose, Trial
 from autofit.feasibility.plan_features import Array
 from autofit.feasibility.surrogate import Belief
@@ -68,7 +70,7 @@ class Guided(Searcher):
         self._looked: set[int] = set()
         self._declined: set[int] = set()
         self._throughput = Throughput(self._knobs, self._points)
-        self._payback = Payback(self._knobs, self._points, problem.objective)
+        self._payback = Payback(_with_a_choice(problem.space.facts), self._points, problem.objective)
 
     def tell(self, trial: Trial) -> None:
         """Learns from a trial; a block of a race and an interrupted trial say nothing about a plan."""
@@ -247,3 +249,9 @@ class Guided(Searcher):
         excluded[tried] = True
         plans = TriedPlans(self._points, self._sizes, belief.mean, tried, ran, excluded)
         return unsettled(plans, lambda place: self._feasibility.is_likely(self._plans[place]))
+
+
+def _with_a_choice(space: SpaceFacts) -> list[Knob]:
+    """Returns the knobs of a space, the pinned ones without a warm-up: whether it pays is no question for them."""
+    pinned = space.pinned
+    return [each.model_copy(update={"warm_up_s": ()}) if each.name in pinned else each for each in space.knobs]
