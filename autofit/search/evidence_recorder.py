@@ -53,11 +53,11 @@ class EvidenceRecorder:
         """Traces the recommended plan, unless the search did, for its profile and for advice on its memory."""
         try:
             if all(estimator.profile(plan) is None for estimator in self._estimators):
-                self._say(f"tracing {plan} for the report")
+                self.say(f"tracing {plan} for the report")
                 for estimator in self._estimators:
                     estimator.show(plan)
         except Exception as error:  # noqa: BLE001  # the answer matters more than what is shown with it
-            self._say(f"{plan} was not traced for the report: {type(error).__name__}: {error}")
+            self.say(f"{plan} was not traced for the report: {type(error).__name__}: {error}")
 
     def found(self, recommendation: Recommendation) -> None:
         """Keeps the evidence for a recommendation, and tells the listener both."""
@@ -86,7 +86,7 @@ class EvidenceRecorder:
         try:
             evidence = self._evidence(recommendation, evidence)
         except Exception as error:  # noqa: BLE001  # as above
-            self._say(f"the evidence for the report is incomplete: {type(error).__name__}: {error}")
+            self.say(f"the evidence for the report is incomplete: {type(error).__name__}: {error}")
             answer = None if recommendation is None else recommendation.model_copy(update={"alternatives": ()})
             evidence = evidence.model_copy(update={"recommendation": answer})
         self._keep(evidence, CLOSED)
@@ -120,9 +120,10 @@ class EvidenceRecorder:
             for part, value in notes_of(evidence, name).items():
                 self._note(part, value)
         except Exception as error:  # noqa: BLE001  # as above
-            self._say(f"the evidence for the report was not kept: {type(error).__name__}: {error}")
+            self.say(f"the evidence for the report was not kept: {type(error).__name__}: {error}")
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """Reports a stage of the search."""
         self._listen(Event("stage", text, done=self._done))
 
 

@@ -20,7 +20,7 @@ from autofit.core.space import SearchSpace
 from autofit.core.strategy_record import StrategyRecord
 from autofit.core.units import format_duration
 from autofit.estimators import Context
-from autofit.search.allocator_advice import AllocatorAdvice
+from autofit.search.allocator_advice import advised
 from autofit.search.bench import Bench
 from autofit.search.data_bound import loading_caveats
 from autofit.search.event import Event
@@ -123,19 +123,13 @@ def _search(
         recorder.failed(error)
         raise
     recorder.show(findings.plan)
-    found = _recommendation(_advised(findings, tuning, briefing), briefing, budget, request, study, clock)
+    found = _recommendation(advised(findings, tuning, bench, recorder.say), briefing, budget, request, study, clock)
     if caveats := tuple(estimator.caveat for estimator in made if estimator.caveat):
         found = found.model_copy(update={"caveats": (*found.caveats, *caveats)})
     recorder.found(found)
     if findings.complete:
         study.note(ANSWER, answer_note(question, recorder.began))
     return found
-
-
-def _advised(findings: Findings, tuning: Tuning, briefing: Briefing) -> Findings:
-    """Returns the findings with the advice on the allocator's options."""
-    advice = AllocatorAdvice(briefing.account, tuning.estimators, tuning.space, tuning.budget.memory_bytes)
-    return replace(findings, caveats=(*findings.caveats, *advice.caveats(findings.plan, findings.proof.memory)))
 
 
 def _left_s(request: Request, clock: Clock) -> float:

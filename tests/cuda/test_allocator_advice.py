@@ -17,6 +17,8 @@ from autofit.core.trial import Purpose
 from autofit.estimators.traced import Traced
 from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.search.allocator_advice import AllocatorAdvice
+from autofit.search.request import Request
+from autofit.search.search import search
 from tests.cuda.targets import own_loss, rows
 
 MIB = 2**20
@@ -53,6 +55,13 @@ def proven(bench: RemoteBench, plan: Plan) -> Memory:
     return outcome.measurement.memory
 
 
+def named(text: str, words: str) -> float:
+    """Returns the bytes that a caveat names after these words."""
+    found = re.search(rf"{words} ([\d.]+) MiB", text)
+    assert found is not None, text
+    return float(found[1]) * MIB
+
+
 def test_what_the_option_is_said_to_save_is_what_it_saves(monkeypatch: pytest.MonkeyPatch) -> None:
     with opened() as bench:
         space, account = SearchSpace(bench.briefing.space), bench.briefing.account
@@ -63,12 +72,48 @@ def test_what_the_option_is_said_to_save_is_what_it_saves(monkeypatch: pytest.Mo
         traced.refine(plan)
         plain = proven(bench, plan)
         (text,) = AllocatorAdvice(account, [traced], space, limit).caveats(plan, plain)
-    told = re.search(r"would reserve about ([\d.]+) MiB", text)
-    assert told is not None, text
+    estimated = named(text, "would reserve about")
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     with opened() as bench:
         expandable = proven(bench, plan)
     assert plain.reserved_bytes is not None
     assert expandable.reserved_bytes is not None
-    assert float(told[1]) * MIB == pytest.approx(expandable.reserved_bytes, rel=0.06)
+    assert estimated == pytest.approx(expandable.reserved_bytes, rel=0.06)
     assert expandable.reserved_bytes < 0.9 * plain.reserved_bytes
+
+
+NAMES = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+
+
+@pytest.mark.parametrize(
+    ("set_now", "options"),
+    [({NAMES[0]: "max_split_size_mb:64"}, "max_split_size_mb:64"), ({NAMES[1]: ""}, "")],
+    ids=["options are set", "an older name is set to nothing"],
+)
+def test_a_search_measures_what_the_option_saves_in_a_process_of_its_own(
+    set_now: dict[str, str], options: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in set_now.items():
+        monkeypatch.setenv(name, value)
+    pinned = OPTIONS.model_copy(update={"pinned": {"micro_batch_size": 8}})
+    with RemoteBench(Target(f"{__file__}:make_rising", device="cuda", options=pinned)) as bench:
+        found = search(bench, Request(study=":memory:"))
+        assert bench.briefing.account is not None
+        assert bench.briefing.account.settings == options
+    expected = ",".join(filter(None, (options, "expandable_segments:True")))
+    (text,) = (each for each in found.caveats if "expandable segments" in each)
+    assert "measured by a second proof of this plan" in text
+    assert f"set PYTORCH_ALLOC_CONF={expected}" in text
+    monkeypatch.delenv(NAMES[1], raising=False)
+    monkeypatch.setenv(NAMES[0], expected)  # what a user does who follows the advice
+    with opened() as bench:
+        assert not bench.briefing.environment.comparable(found.environment)
+        reserved, plain = proven(bench, found.plan).reserved_bytes, found.proof.memory.reserved_bytes
+    assert reserved is not None
+    assert plain is not None
+    now, then = text.split("With expandable segments")
+    assert named(now, "reserves") == pytest.approx(plain, rel=0.01)
+    assert named(then, "reserves") == pytest.approx(reserved, rel=0.01)
+    assert reserved < 0.9 * plain

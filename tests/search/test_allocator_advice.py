@@ -1,12 +1,15 @@
-"""Advice on expandable segments is given where a replay explains the measured memory, with the figures of a replay."""
+"""Advice on expandable segments: where a replay explains the memory, with the figures of a replay or of a proof."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 
 import pytest
 
 from autofit.core.account import Account
+from autofit.core.briefing import Briefing
 from autofit.core.knob import Knob
-from autofit.core.measurement import Memory
+from autofit.core.measurement import Measurement, Memory
+from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.space import SearchSpace, SpaceFacts
 from autofit.estimators.base import Estimator
@@ -14,12 +17,14 @@ from autofit.estimators.measured import Measured
 from autofit.estimators.traced import Traced
 from autofit.memory.peak import memory_use
 from autofit.memory.trace import Kind, Trace
-from autofit.search.allocator_advice import AllocatorAdvice
+from autofit.search.allocator_advice import AllocatorAdvice, Prove
 from tests.estimators.tracer import MIB, plan
+from tests.fakes import briefing_of, small_bench
 from tests.memory.traces import Script
 
 OUTSIDE = 100 * MIB
 PLAIN = Account(allocator="caching", outside_bytes=OUTSIDE)
+EXPANDABLE = "expandable_segments:True"
 SIZES = (2, 4, 8, 16)
 KNOB = Knob(name="precision", values=("fp32", "bf16"), default="fp32", about="number format")
 SPACE = SearchSpace(SpaceFacts(knobs=(KNOB,), sizes=SIZES, baseline=plan(2, precision="fp32"), global_batch_size=None))
@@ -66,10 +71,48 @@ def traced() -> Traced:
     return made
 
 
+@pytest.fixture(autouse=True)
+def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unsets the variables of whoever runs the tests."""
+    for name in [name for name in os.environ if name.endswith("_ALLOC_CONF")]:
+        monkeypatch.delenv(name)
+
+
+def nowhere(wanted: Plan, variables: Mapping[str, str]) -> None:
+    """Proves nothing, as a bench in this process."""
+
+
+class Proofs:
+    """Proves plans under other variables, with a given outcome and these settings of the allocator."""
+
+    def __init__(self, outcome: Outcome, settings: str | None = EXPANDABLE) -> None:
+        self.outcome, self.asked = outcome, list[tuple[Plan, Mapping[str, str]]]()
+        account = None if settings is None else PLAIN.model_copy(update={"settings": settings})
+        self.briefing = briefing_of(small_bench(), account=account)
+
+    def __call__(self, wanted: Plan, variables: Mapping[str, str]) -> tuple[Briefing, Outcome]:
+        self.asked.append((wanted, variables))
+        return self.briefing, self.outcome
+
+
+def reserving(mib: int) -> Outcome:
+    memory = Memory(
+        allocated_bytes=mib * MIB, reserved_bytes=mib * MIB, judged_bytes=mib * MIB + OUTSIDE, judged_by="footprint"
+    )
+    return Outcome(
+        status=Status.MEASURED, measurement=Measurement(step_times_s=(1.0,), samples_per_step=2, memory=memory)
+    )
+
+
 def advice(
-    estimator: Estimator, memory: Memory, account: Account | None = PLAIN, limit_mib: int = 4000, size: int = 2
+    estimator: Estimator,
+    memory: Memory,
+    account: Account | None = PLAIN,
+    limit_mib: int = 4000,
+    size: int = 2,
+    prove: Prove = nowhere,
 ) -> Iterator[str]:
-    return AllocatorAdvice(account, [Measured(), estimator], SPACE, limit_mib * MIB).caveats(
+    return AllocatorAdvice(account, [Measured(), estimator], SPACE, limit_mib * MIB, prove).caveats(
         plan(size, precision="fp32"), memory
     )
 
@@ -106,9 +149,86 @@ def test_options_that_are_set_are_kept(traced: Traced) -> None:
     assert "set PYTORCH_ALLOC_CONF=max_split_size_mb:64,expandable_segments:True, in place of the variable" in text
 
 
+def test_a_proof_with_the_option_replaces_the_estimate(traced: Traced) -> None:
+    prove = Proofs(reserving(124))
+    (text,) = advice(traced, measured(rising(plan(2))), prove=prove)
+    assert text == (
+        "the allocator reserves 240 MiB, 2.00x of what it allocates. With expandable segments it reserves 124 MiB, "
+        "measured by a second proof of this plan. To use them, set PYTORCH_ALLOC_CONF=expandable_segments:True before "
+        "Python starts, and tune again"
+    )
+    assert prove.asked == [(plan(2, precision="fp32"), {"PYTORCH_ALLOC_CONF": EXPANDABLE})]
+
+
+def test_a_proof_keeps_the_options_that_are_set(traced: Traced) -> None:
+    account, both = PLAIN.model_copy(update={"settings": "max_split_size_mb:64"}), f"max_split_size_mb:64,{EXPANDABLE}"
+    prove = Proofs(reserving(120), settings=both)
+    (text,) = advice(traced, measured(rising(plan(2)), account), account, prove=prove)
+    assert "reserves 120 MiB, measured" in text
+    assert f"set PYTORCH_ALLOC_CONF={both}, in place of" in text
+    assert [variables for _, variables in prove.asked] == [{"PYTORCH_ALLOC_CONF": both}]
+
+
+@pytest.mark.parametrize("options", ["", "pinned_num_register_threads:4"])
+def test_an_older_name_of_the_variable_that_is_set_is_overridden(
+    options: str, traced: Traced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", options)  # with this, torch does not read the new name
+    prove = Proofs(reserving(120))
+    (text,) = advice(traced, measured(rising(plan(2))), prove=prove)
+    assert f"set PYTORCH_ALLOC_CONF={EXPANDABLE}, in place of the variable" in text
+    assert [given for _, given in prove.asked] == [
+        {"PYTORCH_ALLOC_CONF": EXPANDABLE, "PYTORCH_CUDA_ALLOC_CONF": EXPANDABLE}
+    ]
+
+
+@pytest.mark.parametrize(("measured_mib", "named"), [(120, True), (150, False)])
+def test_a_larger_micro_batch_is_named_only_if_the_proof_confirms_the_replay(
+    measured_mib: int, named: bool, traced: Traced
+) -> None:
+    (text,) = advice(traced, measured(rising(plan(2))), limit_mib=1000, prove=Proofs(reserving(measured_mib)))
+    assert f"reserves {measured_mib} MiB, measured" in text
+    assert ("micro batch 16 would fit by its estimate" in text) is named
+
+
+def test_an_option_that_saves_nothing_in_a_proof_is_not_advised(traced: Traced) -> None:
+    assert not list(advice(traced, measured(rising(plan(2))), prove=Proofs(reserving(235))))
+
+
+@pytest.mark.parametrize("status", [Status.OUT_OF_MEMORY, Status.OVER_BUDGET, Status.USER_ERROR])
+def test_a_plan_that_fails_with_the_option_is_not_advised_to_use_it(status: Status, traced: Traced) -> None:
+    seen = reserving(300).measurement if status is Status.OVER_BUDGET else None
+    prove = Proofs(Outcome(status=status, reason="no such handle", measurement=seen))
+    (text,) = advice(traced, measured(rising(plan(2))), prove=prove)
+    assert text.endswith(f"With expandable segments a proof of this plan failed: {status.value}, no such handle")
+
+
+UNDECIDED: dict[str, Prove] = {
+    "no time": nowhere,
+    "the option is not in force": Proofs(reserving(240), settings=""),
+    "the options are unknown": Proofs(reserving(240), settings=None),
+    "skipped": Proofs(Outcome(status=Status.SKIPPED, reason="no time")),
+    "timed out": Proofs(Outcome(status=Status.TIMED_OUT, reason="too slow")),
+    "crashed": Proofs(Outcome(status=Status.CRASHED, reason="killed")),
+}
+
+
+@pytest.mark.parametrize("prove", UNDECIDED.values(), ids=UNDECIDED)
+def test_the_estimate_stays_where_a_proof_decides_nothing(prove: Prove, traced: Traced) -> None:
+    (text,) = advice(traced, measured(rising(plan(2))), prove=prove)
+    assert "it would reserve about 120 MiB, by a replay of this plan's trace. To use them, set" in text
+
+
+def test_nothing_is_proven_where_there_is_no_advice(traced: Traced) -> None:
+    prove = Proofs(reserving(120))
+    memory = measured(rising(plan(2)), more=40 * MIB)
+    assert not list(advice(traced, memory, prove=prove))
+    assert not prove.asked
+
+
 def test_no_advice_without_a_saving_a_trace_or_a_replay_that_explains_the_memory(traced: Traced) -> None:
     memory = measured(rising(plan(2)))
-    expandable = PLAIN.model_copy(update={"settings": "expandable_segments:True"})
+    expandable = PLAIN.model_copy(update={"settings": EXPANDABLE})
     even = Traced(level, PLAIN, 1000 * MIB)
     even.refine(plan(2, precision="fp32"))
     silent = {

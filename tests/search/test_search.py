@@ -1,8 +1,11 @@
 """One search over a fake bench: what is remembered, what is told, and what the recommendation says."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import ClassVar
 
 import pytest
 
@@ -418,10 +421,11 @@ def test_the_objective_decides_and_has_a_study_of_its_own(tmp_path: Path) -> Non
     assert bench.space.baseline in bench.probes()
 
 
+PLAIN, EXPANDABLE = (Account(allocator="caching", settings=text) for text in ("", "expandable_segments:True"))
+
+
 class Fragmenting(OpenedBench):
     """Its steps take temporaries of growing size; a run takes what the simulated allocator takes of them."""
-
-    account = Account(allocator="caching")
 
     def trace(self, plan: Plan) -> Trace:
         script = Script(micro_batch_size=plan.micro_batch_size)
@@ -434,7 +438,8 @@ class Fragmenting(OpenedBench):
         outcome = super().evaluate(plan, purpose)
         if outcome.measurement is None:
             return outcome
-        use = memory_use(self.trace(plan), self.account)
+        assert self.briefing.account is not None
+        use = memory_use(self.trace(plan), self.briefing.account)
         read = {name: getattr(use, name) for name in ("allocated_bytes", "reserved_bytes", "judged_bytes")}
         memory = outcome.measurement.memory.model_copy(update=read)
         return outcome.model_copy(update={"measurement": outcome.measurement.model_copy(update={"memory": memory})})
@@ -442,9 +447,40 @@ class Fragmenting(OpenedBench):
 
 def test_what_the_allocator_would_save_in_a_new_process_is_a_caveat() -> None:
     fake = small_bench()
-    bench = Fragmenting(briefing_of(fake, account=Fragmenting.account), fake.evaluate)
+    bench = Fragmenting(briefing_of(fake, account=PLAIN), fake.evaluate)
     result = search(bench, MEMORY, (), Clock(fake.time))
     (advice,) = (text for text in result.caveats if "expandable segments" in text)
-    changed = Account(allocator="caching", settings="expandable_segments:True")
-    saved = memory_use(bench.trace(result.plan), changed).reserved_bytes
+    saved = memory_use(bench.trace(result.plan), EXPANDABLE).reserved_bytes
+    assert saved is not None
     assert f"would reserve about {format_bytes(saved)}" in advice
+
+
+class Restartable(Fragmenting):
+    """Can also start a process with other variables; expandable segments are on there."""
+
+    asked: ClassVar[list[tuple[Plan, Mapping[str, str], float]]] = []
+
+    def prove_under(self, plan: Plan, variables: Mapping[str, str], left_s: float) -> tuple[Briefing, Outcome]:
+        self.asked.append((plan, variables, left_s))
+        briefing = self.briefing.model_copy(update={"account": EXPANDABLE})
+        return briefing, Fragmenting(briefing, self.run).evaluate(plan, Purpose.PROOF)
+
+
+@pytest.mark.parametrize("time_s", [None, 10_000.0])
+def test_what_the_allocator_saves_is_measured_where_a_process_can_be_started_with_it(time_s: float | None) -> None:
+    fake, events = small_bench(), list[Event]()
+    bench = Restartable(briefing_of(fake, account=PLAIN), fake.evaluate)
+    bench.asked.clear()
+    result = search(bench, replace(MEMORY, time_s=time_s), [events.append], Clock(fake.time))
+    (advice,) = (text for text in result.caveats if "expandable segments" in text)
+    saved = memory_use(bench.trace(result.plan), EXPANDABLE).reserved_bytes
+    assert saved is not None
+    assert f"reserves {format_bytes(saved)}, measured by a second proof" in advice
+    ((plan, variables, left_s),) = bench.asked
+    assert (plan, variables) == (result.plan, {"PYTORCH_ALLOC_CONF": EXPANDABLE.settings})
+    assert left_s == math.inf if time_s is None else 0 < left_s < time_s
+    assert [event.text for event in events if event.text.startswith("proving the plan once more")]
+    proofs = [event for event in events if event.kind == "proof"]
+    assert len(proofs) == 1  # the second proof is not a trial
+    assert result.proof.memory.reserved_bytes != saved
+    assert sum(result.counts.values()) == len({event.trial.number for event in events if event.trial is not None})

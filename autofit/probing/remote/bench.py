@@ -23,6 +23,7 @@ from autofit.probing.compile_cache import VARIABLE, new_cache
 from autofit.probing.remote.child import Child, ChildEnded, Deadlines
 from autofit.probing.remote.output import OutputLog
 from autofit.probing.remote.phases import Phases
+from autofit.probing.remote.replies import asked, evaluated, trace_of
 
 __all__ = ["HOST_LIMIT_ENVIRONMENT", "RemoteBench", "Target"]
 
@@ -30,6 +31,9 @@ BRIEF_GRACE_S = 1.0
 """Maximum time between SIGTERM and SIGKILL if there is a time budget."""
 ONE_CACHE = 1
 """Number of leaking runs that are tolerated: an object that is made once and kept, such as a table, leaks only once."""
+FRESH_RATIO = 1.5
+"""Time that must be left for one more proof in a fresh process, relative to the start of the first child and the last
+proof: either may take longer than before."""
 _REPLACED_AFTER = (Status.POISONED, Status.TIMED_OUT, Status.CRASHED, Status.AMBIGUOUS, Status.WORKER_LOST)
 
 
@@ -74,7 +78,7 @@ class RemoteBench:
         if self._clock.limit_s is not None:
             self._deadlines = replace(self._deadlines, grace_s=min(self._deadlines.grace_s, BRIEF_GRACE_S))
         self._log, self._cache = OutputLog(log), new_cache()
-        self._most, self._count, self._leaks = probes_per_child, 0, 0
+        self._most, self._count, self._leaks, self._proof_s = probes_per_child, 0, 0, 0.0
         # The first child's findings are reused for all: available memory fluctuates, and the gates take time.
         self._memory_bytes: int | None = None
         self._known: Briefing | None = None
@@ -87,8 +91,8 @@ class RemoteBench:
             raise
         self._memory_bytes, self._known = self.briefing.budget.memory_bytes, self.briefing
         opened_s = self._clock.elapsed_s - began
-        on_host = self.briefing.environment.is_host
-        self.proof_start_s = max(opened_s - self._survey_s - self._waited_s, 0.0) if on_host else 0.0
+        self._start_s = max(opened_s - self._survey_s - self._waited_s, 0.0)
+        self.proof_start_s = self._start_s if self.briefing.environment.is_host else 0.0
 
     def evaluate(self, plan: Plan, purpose: Purpose) -> Outcome:
         """Runs `plan` in the child. A child that died, hung, leaked twice or is poisoned is replaced for the next call.
@@ -99,19 +103,41 @@ class RemoteBench:
             return Outcome(status=Status.SKIPPED, reason=f"{self._over()} before it began")
         try:
             if purpose is Purpose.PROOF and self.briefing.environment.is_host:
-                limited = self._evaluate_limited(plan)
+                _, limited = self._prove_afresh(plan, HOST_LIMIT_ENVIRONMENT, enforce=True)
                 if not limited.measured:
                     return limited
             child = self._warm()
         except errors.BudgetSpent as spent:  # while opening a fresh child
             return Outcome(status=Status.SKIPPED, reason=str(spent))
+        began_s = self._clock.elapsed_s
         outcome = self._evaluate(child, plan, purpose)
+        if purpose is Purpose.PROOF:
+            self._proof_s = self._clock.elapsed_s - began_s
         self._count += 1
         self._leaks += bool(outcome.leaked)
         untrusted = outcome.status in _REPLACED_AFTER or self._leaks > ONE_CACHE
         if child.ended or untrusted or self._count >= self._most:
             self._retire()
         return outcome
+
+    def prove_under(self, plan: Plan, variables: Mapping[str, str], left_s: float) -> tuple[Briefing, Outcome] | None:
+        """Proves a plan in a fresh child with other environment variables.
+
+        The warm child ends first, since two children must not use the device at once. The next call gets a new one.
+
+        Returns:
+            As `RestartableBench.prove_under`. Whether the time suffices is judged by the last start and the last proof.
+
+        Raises:
+            RestoreError: the warm child found a difference when it ended.
+        """
+        if FRESH_RATIO * (self._start_s + self._proof_s) > left_s:
+            return None
+        self._end()
+        try:
+            return self._prove_afresh(plan, variables, enforce=False)
+        except errors.AutofitError:  # the variables may be at fault
+            return None
 
     def trace(self, plan: Plan) -> Trace:
         """Returns the allocations of the plan's training steps, traced in the warm child.
@@ -132,7 +158,7 @@ class RemoteBench:
     def fixed_parts(self) -> tuple[Part, ...]:
         """Returns the memory that a step keeps at any batch size, for a stand-in's workload; () if it is unknown."""
         try:
-            reply = self._reply(self._warm(), {"do": "fixed_parts"}, "fixed_parts", self._clock.patience_s())
+            reply = asked(self._warm(), {"do": "fixed_parts"}, "fixed_parts", self._clock.patience_s(), self._beat)
         except ChildEnded:
             self._retire()
             return ()
@@ -147,7 +173,7 @@ class RemoteBench:
             request["limit_s"] = patience_s / 2  # the tracing process then ends by itself, without killing the child
         try:
             child = self._warm()
-            reply = self._reply(child, request, "trace", patience_s)
+            reply = asked(child, request, "trace", patience_s, self._beat)
         except errors.BudgetSpent as spent:
             raise errors.Untraceable(str(spent), where) from None
         except ChildEnded as ended:
@@ -155,13 +181,7 @@ class RemoteBench:
             raise errors.Untraceable(ended.outcome.reason, where) from None
         except errors.DevicePoisoned as error:  # in that process only, which has ended
             raise errors.Untraceable(str(error), where) from None
-        if "trace" not in reply:
-            raise errors.Untraceable(str(reply.get("reason")), str(reply.get("where")))
-        try:
-            return Trace.model_validate(reply["trace"])
-        except ValidationError as error:
-            first = error.errors()[0]["msg"]
-            raise errors.Untraceable(f"no valid trace came back: {first}", "from its process") from None
+        return trace_of(reply)
 
     def close(self) -> None:
         """Ends the child, after it has put its workload back and verified this.
@@ -169,16 +189,23 @@ class RemoteBench:
         Raises:
             RestoreError: the child found a difference.
         """
-        child, self._child = self._child, None
         try:
-            if child is not None and not child.ended:
-                self._reply(child, {"do": "close"}, "closed", self._clock.patience_s())
+            self._end()
+        finally:
+            self._tidy()
+
+    def _end(self) -> None:
+        """Ends the warm child, as `close` does."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        try:
+            if not child.ended:
+                asked(child, {"do": "close"}, "closed", self._clock.patience_s(), self._beat)
         except ChildEnded:
             return
         finally:
-            if child is not None:
-                child.close()
-            self._tidy()
+            child.close()
 
     def __enter__(self) -> Self:
         return self
@@ -244,55 +271,27 @@ class RemoteBench:
         request |= {"claims": self._claim is not None}
         if self._clock.limit_s is not None:
             request["time_budget"] = {"limit_s": self._clock.limit_s, "elapsed_s": self._clock.elapsed_s}
-        reply = self._reply(child, request, ("briefing", "device"), self._clock.patience_s(), phases.enter)
+        reply = asked(child, request, ("briefing", "device"), self._clock.patience_s(), phases.enter)
         if reply["kind"] == "device" and self._claim is not None:
             asked_s = self._clock.elapsed_s
             self._claim(str(reply.get("key")), str(reply.get("name")))
             self._waited_s = self._clock.elapsed_s - asked_s
             self._clock.waited_s += self._waited_s
-            reply = self._reply(child, {"do": "go"}, "briefing", self._clock.patience_s(), phases.enter)
+            reply = asked(child, {"do": "go"}, "briefing", self._clock.patience_s(), phases.enter)
         return reply
 
     def _over(self) -> str:
         return f"the time budget of {format_duration(self._clock.limit_s or 0.0)} ran out"
 
     def _evaluate(self, child: Child, plan: Plan, purpose: Purpose) -> Outcome:
-        request = {"do": "evaluate", "plan": plan.model_dump(mode="json"), "purpose": purpose.value}
-        try:
-            patience_s = self._clock.patience_s(SHARES[purpose])
-            return Outcome.model_validate(self._reply(child, request, "outcome", patience_s).get("outcome"))
-        except ChildEnded as ended:
-            return ended.outcome
-        except ValidationError as error:
-            child.kill()
-            first = error.errors()[0]["msg"]
-            return Outcome(status=Status.CRASHED, reason=f"the probe's process sent no valid outcome: {first}")
+        return evaluated(child, plan, purpose, self._clock.patience_s(SHARES[purpose]), self._beat)
 
-    def _evaluate_limited(self, plan: Plan) -> Outcome:
-        child, _ = self._start(HOST_LIMIT_ENVIRONMENT, enforce=True)
+    def _prove_afresh(self, plan: Plan, environment: Mapping[str, str], enforce: bool) -> tuple[Briefing, Outcome]:
+        child, briefing = self._start(environment, enforce)
         try:
-            return self._evaluate(child, plan, Purpose.PROOF)
+            return briefing, self._evaluate(child, plan, Purpose.PROOF)
         finally:
             child.kill()
-
-    def _reply(
-        self,
-        child: Child,
-        request: dict[str, Any],
-        expected: str | tuple[str, ...],
-        patience_s: float,
-        beat: Callable[[str], None] | None = None,
-    ) -> dict[str, Any]:
-        """Returns the reply of an expected kind. Any other reply is the child's final error, which is raised here."""
-        reply = child.ask(request, beat or self._beat, patience_s)
-        if reply["kind"] in ((expected,) if isinstance(expected, str) else expected):
-            return reply
-        child.kill()
-        kind = getattr(errors, str(reply.get("type")), None)
-        if not (isinstance(kind, type) and issubclass(kind, errors.AutofitError)):
-            kind = errors.AutofitError
-        message, text = str(reply.get("message", "")), str(reply.get("traceback", ""))
-        raise kind(message, text) if issubclass(kind, errors.UserCodeError) else kind(message)
 
     def _retire(self) -> None:
         child, self._child = self._child, None

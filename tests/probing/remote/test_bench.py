@@ -1,6 +1,7 @@
 """A remote bench survives what its children do, and proves under a limit that is real."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -26,6 +27,7 @@ from autofit.estimators import Scaling, memory_use, scaling
 from autofit.memory.trace import Kind, Mark, Tensors, Trace
 from autofit.probing.remote.bench import RemoteBench, Target
 from autofit.probing.remote.child import Deadlines
+from autofit.search.bench import Bench, RestartableBench
 from tests.probing.remote.fake_worker import install, is_alive, open_descriptors, session
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -240,6 +242,79 @@ say("outcome", outcome=dict(status="measured", measurement=measurement))
 def test_a_proof_on_an_accelerator_needs_no_second_process(opened: Open, log: Log) -> None:
     opened(FAILS).evaluate(PLAN, Purpose.PROOF)
     assert len(log.pids) == 1
+
+
+APART = """
+before = [json.loads(line) for line in open(environment["REQUESTS"])] if os.path.exists(environment["REQUESTS"]) else []
+alive = [pid for pid in {each["pid"] for each in before} - {os.getsid(0)} if os.path.exists(f"/proc/{pid}")]
+seen = dict(allocator=environment.get("PYTORCH_ALLOC_CONF", ""), alive=alive)
+if request["do"] == "open" and environment.get("PYTORCH_ALLOC_CONF") == "refused":
+    say("error", type="UserCodeError", message="no such option")
+    continue
+""" + OPENS.replace("limited=limited", "limited=limited, **seen")
+ANSWERS = f"""
+if request["do"] == "close":
+    say("closed")
+    break
+{FAILS}
+"""
+OTHER = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+
+
+def test_a_proof_under_other_variables_has_the_device_for_itself(opened: Open, log: Log) -> None:
+    bench: Bench = opened(ANSWERS, prefix=APART)
+    assert isinstance(bench, RestartableBench)
+    bench.evaluate(PLAN, Purpose.PROOF)
+    proven = bench.prove_under(PLAN, OTHER, math.inf)
+    assert proven is not None
+    briefing, outcome = proven
+    assert (briefing, outcome.status) == (BRIEFING, Status.USER_ERROR)
+    bench.evaluate(PLAN, Purpose.PROBE)
+    asked = [(log.pids.index(each["pid"]), each["do"], each["allocator"]) for each in log.requests]
+    assert asked == [
+        (0, "open", ""),
+        (0, "evaluate", ""),
+        (0, "close", ""),  # it puts its workload back, as at the end of the bench
+        (1, "open", OTHER["PYTORCH_ALLOC_CONF"]),
+        (1, "evaluate", OTHER["PYTORCH_ALLOC_CONF"]),
+        (2, "open", ""),
+        (2, "evaluate", ""),
+    ]
+    assert [each["alive"] for each in log.requests] == [[]] * len(asked)
+    assert log.requests[4]["purpose"] == "proof"
+    assert log.requests[3]["options"]["memory_budget"] == 12345
+
+
+@pytest.mark.parametrize("left_s", [10.0, 60.0])
+def test_a_proof_under_other_variables_needs_the_time_of_a_start_and_a_proof(
+    opened: Open, log: Log, left_s: float
+) -> None:
+    bench = opened(ANSWERS, prefix=APART)
+    bench._start_s, bench._proof_s = 15.0, 5.0  # 30 s are needed
+    assert (bench.prove_under(PLAN, OTHER, left_s) is None) is (left_s < 30)
+    assert len(log.pids) == (1 if left_s < 30 else 2)
+    bench.evaluate(PLAN, Purpose.PROBE)
+    assert len(log.pids) == (1 if left_s < 30 else 3)  # the warm one is still there only if nothing was started
+
+
+def test_the_time_of_a_proof_is_that_of_the_last_one(opened: Open) -> None:
+    bench = opened("time.sleep(0.2)\n" + FAILS)
+    bench.evaluate(PLAN, Purpose.PROBE)
+    assert bench._proof_s == 0.0
+    bench.evaluate(PLAN, Purpose.PROOF)
+    assert bench._proof_s >= 0.2
+
+
+def test_a_process_that_cannot_be_opened_with_other_variables_proves_nothing(opened: Open, log: Log) -> None:
+    bench = opened(ANSWERS, prefix=APART)
+    assert bench.prove_under(PLAN, {"PYTORCH_ALLOC_CONF": "refused"}, math.inf) is None
+    assert bench.evaluate(PLAN, Purpose.PROBE).status is Status.USER_ERROR  # in a new child
+
+
+def test_a_warm_child_that_found_a_difference_is_not_hushed_up_by_a_proof(opened: Open) -> None:
+    bench = opened("say('error', type='RestoreError', message='differs')", prefix=APART)
+    with pytest.raises(RestoreError, match="differs"):
+        bench.prove_under(PLAN, OTHER, math.inf)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,112 @@
+"""What a child answers is the record that was asked for, an outcome of its end, or the error that it reports."""
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from autofit.core.errors import AutofitError, DevicePoisoned, Untraceable, UserCodeError
+from autofit.core.outcome import Status
+from autofit.core.plan import Plan
+from autofit.core.trial import Purpose
+from autofit.memory.trace import Kind
+from autofit.probing.remote.child import Child, Deadlines
+from autofit.probing.remote.output import OutputLog
+from autofit.probing.remote.replies import asked, evaluated, trace_of
+from tests.memory.traces import Script
+from tests.probing.remote.fake_worker import install, session
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+DEADLINES = Deadlines(first_s=60.0, progress_s=60.0, total_s=60.0, grace_s=10.0, exit_s=30.0)
+PLAN = Plan(values={"micro_batch_size": 8})
+Start = Callable[[str], Child]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    started: list[Child] = []
+    log = OutputLog(tmp_path / "printed.log")
+
+    def start_child(behaviour: str) -> Child:
+        install(tmp_path, behaviour, monkeypatch)
+        started.append(Child(DEADLINES, {}, log))
+        return started[-1]
+
+    yield start_child
+    for made in started:
+        made.kill()
+    log.close()
+
+
+def test_a_reply_of_any_expected_kind_is_returned(start: Start) -> None:
+    beats: list[str] = []
+    child = start("say('beat', phase='open'); say(request['do'], found=1)")
+    assert asked(child, {"do": "device"}, ("briefing", "device"), math.inf, beats.append)["found"] == 1
+    assert asked(child, {"do": "closed"}, "closed", math.inf, beats.append)["kind"] == "closed"
+    assert beats == ["open", "open"]
+    assert not child.ended
+
+
+@pytest.mark.parametrize(
+    ("says", "kind", "traceback_text"),
+    [
+        ("type='DevicePoisoned', message='gone'", DevicePoisoned, None),
+        ("type='UserCodeError', message='gone', traceback='line 7'", UserCodeError, "line 7"),
+        ("type='Path', message='gone'", AutofitError, None),
+    ],
+)
+def test_any_other_reply_is_raised_as_the_error_that_it_reports(
+    start: Start, says: str, kind: type[AutofitError], traceback_text: str | None
+) -> None:
+    child = start(f"say('error', {says}); time.sleep(100)")
+    with pytest.raises(AutofitError, match="gone") as caught:
+        asked(child, {"do": "go"}, "briefing", math.inf, lambda phase: None)
+    assert type(caught.value) is kind
+    assert getattr(caught.value, "traceback_text", None) == traceback_text
+    assert session(child.process.pid) == []
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "status", "reason", "ended"),
+    [
+        ("say('outcome', outcome=dict(status='user error', reason=request['purpose']))", "user error", "proof", False),
+        ("say('outcome', outcome=dict(status='splendid')); time.sleep(100)", "crashed", "no valid outcome", True),
+        ("os._exit(3)", "crashed", "3", True),
+    ],
+)
+def test_a_plan_that_a_child_runs_has_an_outcome(
+    start: Start, behaviour: str, status: str, reason: str, ended: bool
+) -> None:
+    child = start(behaviour)
+    outcome = evaluated(child, PLAN, Purpose.PROOF, math.inf, lambda phase: None)
+    assert outcome.status is Status(status)
+    assert reason in outcome.reason
+    assert child.ended is ended
+
+
+def test_a_plan_has_no_more_time_than_it_is_given(start: Start) -> None:
+    outcome = evaluated(start("time.sleep(100)"), PLAN, Purpose.PROBE, 0.3, lambda phase: None)
+    assert outcome.status is Status.TIMED_OUT
+    assert "the limit that the time budget sets" in outcome.reason
+
+
+def test_a_trace_in_a_reply_is_the_record_that_was_sent() -> None:
+    script = Script(micro_batch_size=8)
+    script.take(5, Kind.PARAMETER)
+    trace = script.trace()
+    assert trace_of({"kind": "trace", "trace": trace.model_dump(mode="json")}) == trace
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        ({"reason": "aten.nonzero depends on data", "where": "train.py:7"}, r"aten\.nonzero .*\(train\.py:7\)"),
+        ({"trace": {"micro_batch_size": 8}}, "no valid trace came back: Field required"),
+    ],
+)
+def test_a_reply_without_a_trace_says_why(reply: dict[str, object], expected: str) -> None:
+    with pytest.raises(Untraceable, match=expected):
+        trace_of(reply)
