@@ -11,7 +11,7 @@ _FILES = tuple(inspect.getfile(found) for found in (weakref, weakref.WeakSet))
 def ignores_exceptions(frame: FrameType | None) -> bool:
     """Returns whether a frame runs in a finalizer (`__del__`) or in the callback of a weak reference.
 
-    Python prints an exception that leaves one of these, and goes on. The handler of a signal should then do nothing,
+    Python prints an exception that leaves one of these, and continues. The handler of a signal should then do nothing,
     and the signal come again a little later.
 
     Args:

@@ -55,8 +55,9 @@ from autofit.workloads.workload import Workload
 CONTEXT_BYTES = 512 * 2**20
 """Assumed memory of a CUDA context with its libraries if it cannot be measured. Typical: 300 to 400 MB; with all
 kernels loaded: 667 MB; with NCCL on an RTX 3090: 484 MiB (reference/memory_prediction.md section 4)."""
-OPTIONS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Environment variables from which torch reads the allocator's options. The first one that is set counts."""
+OPTIONS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Environment variables from which torch reads the allocator's options. The first one that is set counts, also if it is
+empty (tried with torch 2.11)."""
 
 
 class StandInBench:
@@ -257,7 +258,7 @@ class _Absent(Device):
 
     def account(self) -> Account:
         """Returns the caching allocator with the options of this process, and a typical context."""
-        options = next((os.environ[name] for name in OPTIONS if os.environ.get(name)), "")
+        options = next((os.environ[name] for name in OPTIONS if name in os.environ), "")
         return Account(allocator="caching", settings=options, outside_bytes=CONTEXT_BYTES)
 
 

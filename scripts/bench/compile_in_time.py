@@ -1,8 +1,8 @@
 """Whether searches that compile end within their time budget, compilation included.
 
 Each run tunes one of three examples in this process, with a cold compile cache and one of several time budgets. Every
-second run is told to compile; the others decide for themselves, for a long planned training. A search may exceed its
-budget by a tenth and five seconds (`autofit.core.budget`). Every run that is told to compile must have tried it.
+second run is pinned to compile; the others decide for themselves, for a long planned training. A search may exceed its
+budget by a tenth and five seconds (`autofit.core.budget`). Every run that is pinned to compile must have tried it.
 """
 
 import time
@@ -30,8 +30,8 @@ def cases() -> Iterator[tuple[str, float, bool]]:
         yield name, seconds, (number + number // 12) % 2 == 0  # the second round has the others
 
 
-def measure(name: str, seconds: float, *, told: bool) -> dict[str, Any]:
-    """Returns the figures of one run; `told` is whether it is told to compile."""
+def measure(name: str, seconds: float, *, pinned: bool) -> dict[str, Any]:
+    """Returns the figures of one run; `pinned` is whether it is pinned to compile."""
     compiled: list[Trial] = []
 
     def note(event: Event) -> None:
@@ -40,7 +40,7 @@ def measure(name: str, seconds: float, *, told: bool) -> dict[str, Any]:
 
     arguments = as_arguments(load(name).make_workload(), name)
     limits: dict[str, Any] = {"time_budget": seconds, "planned_steps": PLANNED_STEPS, "study": ":memory:"}
-    if told:
+    if pinned:
         limits["pinned"] = {KNOB: "default"}
     began_s = time.monotonic()
     try:
@@ -54,11 +54,11 @@ def measure(name: str, seconds: float, *, told: bool) -> dict[str, Any]:
     return {
         "example": name,
         "time_s": seconds,
-        "told": told,
+        "pinned": pinned,
         "took_s": took_s,
         "found": found,
         "compiled": [status.value for status in tried],
-        "ok": took_s <= limit_s and (bool(tried) or not told),
+        "ok": took_s <= limit_s and (bool(tried) or not pinned),
     }
 
 
@@ -66,7 +66,7 @@ def main() -> None:
     parser = report.parser(__doc__ or "")
     parser.add_argument("--runs", type=int, default=20, help="number of searches")
     given = parser.parse_args()
-    found = [measure(name, seconds, told=told) for name, seconds, told in islice(cases(), given.runs)]
+    found = [measure(name, seconds, pinned=pinned) for name, seconds, pinned in islice(cases(), given.runs)]
     in_time, tried = sum(each["ok"] for each in found), sum(bool(each["compiled"]) for each in found)
     passed = in_time == len(found)
     summary = f"searches with compilation: {in_time} of {len(found)} in time, {tried} compiled"

@@ -252,6 +252,6 @@ class Guided(Searcher):
 
 
 def _with_a_choice(space: SpaceFacts) -> list[Knob]:
-    """Returns the knobs of a space, the pinned ones without a warm-up: whether it pays is no question for them."""
+    """Returns the knobs of a space, the pinned ones without a warm-up, which cannot be avoided."""
     pinned = space.pinned
     return [each.model_copy(update={"warm_up_s": ()}) if each.name in pinned else each for each in space.knobs]
