@@ -35,6 +35,8 @@ UNREPORTED = ("large_segment_size_mb", "max_non_split_rounding_mb")
 SETTINGS = ("expandable_segments", "max_split_size", "garbage_collection_threshold")
 AMPERE = (8, 0)
 """The first compute capability with bf16 and TF32."""
+ADA = (8, 9)
+"""The first compute capability with float8 products (`torch._scaled_mm`)."""
 HOPPER = (9, 0)
 """The first compute capability for which torch prefers cuDNN's attention to flash (`check_prefer_cudnn_attention`)."""
 VOLTA = (7, 0)
@@ -46,13 +48,15 @@ def cuda_capabilities(compute_capability: tuple[int, int] | None) -> frozenset[s
 
     Args:
         compute_capability: the chip's compute capability; None for a chip of ROCm, which computes in bf16 but has no
-            TF32.
+            TF32, and whose float8 was not tried.
     """
     found = {Capability.FP16, Capability.CHANNELS_LAST, Capability.FOREACH, Capability.FUSED, Capability.OWN_MEMORY}
     if compute_capability is None or compute_capability >= AMPERE:
         found.add(Capability.BF16)
     if compute_capability is not None and compute_capability >= AMPERE:
         found.add(Capability.TF32)
+    if compute_capability is not None and compute_capability >= ADA:
+        found.add(Capability.FP8)
     if compute_capability is not None and compute_capability >= HOPPER:
         found.add(Capability.CUDNN_ATTENTION)
     if compute_capability is None or compute_capability >= VOLTA:

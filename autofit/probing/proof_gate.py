@@ -5,7 +5,7 @@ can pay. In a proof, the code is already compiled for the plan's own batch, so t
 one more compilation if the model behaves differently in evaluation mode (dropout).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from autofit.core.budget import GATES_SHARE
@@ -71,11 +71,18 @@ class ProofGate:
         return noted(outcome, f"{what}: its gradient was not compared with that of the same step without it: {reason}")
 
     def _without(self, plan: Plan) -> Plan:
-        late = {name for strategy in self.strategies if strategy.gated_in_proof for name in strategy.owns}
-        return Plan(values={name: value for name, value in plan.values.items() if name not in late})
+        return _less(plan, {name for strategy in self.strategies if strategy.gated_in_proof for name in strategy.owns})
 
     def _compared(self, plan: Plan, reference: Plan, baseline: Plan) -> gates.GateResult:
-        reduced = {name for strategy in self.strategies if strategy.gated for name in strategy.owns}
-        rounded = bool(reduced & plan.changes_from(baseline).keys())
+        reducing = [strategy for strategy in self.strategies if strategy.gated]
+        changed = plan.changes_from(baseline).keys()
+        rounded = any(changed & set(strategy.owns) for strategy in reducing)
+        coarse = {name for each in reducing if each.effect == "changes the result" for name in each.owns}
+        finer = _less(reference, coarse) if coarse & changed else None
         batch = Counted(self.source.typical(plan.micro_batch_size, 1)[0], plan.micro_batch_size)
-        return same_arithmetic(self.build, plan, reference, batch, self.state, rounded=rounded)
+        return same_arithmetic(self.build, plan, reference, batch, self.state, rounded=rounded, finer=finer)
+
+
+def _less(plan: Plan, names: Collection[str]) -> Plan:
+    """Returns `plan` without the knobs of these names."""
+    return Plan(values={name: value for name, value in plan.values.items() if name not in names})

@@ -10,6 +10,7 @@ from autofit.strategies.batching import Batching
 from autofit.strategies.bf16_parameters import Bf16Parameters
 from autofit.strategies.checkpointing import Checkpointing
 from autofit.strategies.compilation import Compilation
+from autofit.strategies.fp8_products import Fp8Products
 from autofit.strategies.length_grouping import LengthGrouping
 from autofit.strategies.linear_cross_entropy import LinearCrossEntropy
 from autofit.strategies.memory_format import MemoryFormat
@@ -26,6 +27,7 @@ BUILT_IN: tuple[type[Strategy], ...] = (
     OptimizerInBackward,
     OptimizerStates,
     Bf16Parameters,
+    Fp8Products,
     Attention,
     LinearCrossEntropy,
     PaddingMultiple,

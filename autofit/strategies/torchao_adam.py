@@ -1,7 +1,5 @@
 """torchao's Adam and AdamW, with moments in 8 bits or in float32."""
 
-import importlib.util
-import logging
 import warnings
 from functools import cache
 from typing import Any, ClassVar
@@ -11,6 +9,7 @@ from torch.optim import Optimizer
 
 from autofit.strategies.compilation import missing_tool
 from autofit.strategies.low_bit_adam import BLOCK, SMALLEST, LowBitAdam, State, Update
+from autofit.strategies.torchao_library import missing, quietly, unusable
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 SIGNED = MOMENTS[0]
@@ -36,8 +35,8 @@ class TorchaoAdam(LowBitAdam):
 
     def lack(self, device_type: str, capabilities: frozenset[str] | None) -> str | None:
         """Returns that torchao is missing, or that torch.compile generates no code here; None if it can be used."""
-        if importlib.util.find_spec("torchao") is None:
-            return "torchao is not installed: pip install 'torch-autofit[torchao]'"
+        if (reason := missing()) is not None:
+            return reason
         if capabilities is not None and "compiled code" not in capabilities:
             return f"torchao compiles its update, and torch.compile generates no code for this {device_type} device"
         if tool := missing_tool():
@@ -45,7 +44,7 @@ class TorchaoAdam(LowBitAdam):
         try:
             _library()
         except (ImportError, AttributeError, OSError) as error:
-            return f"torchao cannot be imported ({error}): pip install 'torch-autofit[torchao]'"
+            return unusable(error)
         return None
 
     def refusal(self, optimizer: Optimizer) -> str | None:
@@ -113,14 +112,8 @@ class TorchaoAdam(LowBitAdam):
 @cache
 def _library() -> Any:
     """Returns the module of torchao's optimizers, imported without its notes on kernels for other devices."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from torchao import optim  # noqa: PLC0415  # only if it is used
-            from torchao.optim.subclass_8bit import OptimState8bit  # noqa: PLC0415
-    finally:
-        logging.disable(before)
+    with quietly():
+        from torchao import optim  # noqa: PLC0415  # only if it is used
+        from torchao.optim.subclass_8bit import OptimState8bit  # noqa: PLC0415
     optim.OptimState8bit = OptimState8bit
     return optim

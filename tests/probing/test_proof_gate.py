@@ -1,14 +1,28 @@
 """The gate in a proof: compiled code with a wrong gradient is found before the plan is recommended."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from autofit.core.outcome import Status
+from autofit.core.outcome import Outcome, Status
+from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
+from autofit.prepare import prepare
+from autofit.probing.proof_gate import ProofGate
+from autofit.probing.survey.gates import STATELESS
+from autofit.probing.watchdog import Watchdog
+from autofit.strategies import members
+from autofit.strategies.base import Facts, Offer, Phase, Strategy
+from autofit.workloads.batches import BatchSource
+from autofit.workloads.loss import LossRule
+from autofit.workloads.step import Draft
 from tests.probing.test_compilation import Net, compiled_plan, compiling, plain
 
 # torch 2.13 warns of its own code while it compiles, and filters that turn warnings into errors would end it.
@@ -29,6 +43,52 @@ class Dropping(Net):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(self.dropout(x))
+
+
+class Scaling(Strategy):
+    """A fake technique that multiplies the gradient."""
+
+    owns, phase = (), Phase.MODULES
+
+    def __init__(self, name: str, factor: float, **attributes: Any) -> None:
+        self.factor = factor
+        vars(self).update({"name": name, "owns": (name,), **attributes})
+
+    def offer(self, facts: Facts) -> Offer:
+        raise AssertionError("not asked")
+
+    @contextmanager
+    def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
+        loss = draft.loss
+        if plan.values.get(self.name) is True:
+            draft.loss = replace(loss, compute=lambda model, batch: self.factor * loss.compute(model, batch))
+        yield
+        draft.loss = loss
+
+
+@pytest.mark.parametrize(
+    ("late", "coarse", "passed"), [(1.08, True, True), (1.2, True, False), (1.08, False, False), (1.01, True, True)]
+)
+def test_code_for_a_coarse_technique_may_change_as_much_as_the_technique(
+    late: float, coarse: bool, passed: bool
+) -> None:
+    strategies = [
+        *members(),
+        Scaling("late", late, gated_in_proof=True, effect="rounding"),
+        Scaling("coarse", 1.1, gated=True, effect="changes the result"),
+    ]
+    model, loader = Net(), DataLoader(TensorDataset(torch.randn(8, 8), torch.randint(0, 4, (8,))), batch_size=4)
+    rule = LossRule("step_fn", lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), False, "")
+    draft = Draft(model, rule, torch.optim.SGD(model.parameters()), torch.device("cpu"))
+    batch = {"micro_batch_size": 4, "accumulation_steps": 1}
+    baseline = Plan(values={**batch, "late": False, "coarse": False})
+    gate = ProofGate(
+        strategies, lambda plan: prepare(plan, draft, strategies), BatchSource.of(loader), STATELESS, Watchdog()
+    )
+    measured = Outcome(status=Status.NUMERIC, reason="measured", phase="proof")
+    found = gate.judged(measured, baseline.replace(late=True, coarse=coarse), baseline)
+    assert (found == measured) is passed, found.reason
+    assert passed or "changes the gradient" in found.reason
 
 
 @pytest.mark.parametrize("model", [Net, Dropping])

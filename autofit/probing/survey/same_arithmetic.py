@@ -12,7 +12,14 @@ _SEED = 0
 
 
 def same_arithmetic(
-    build: Build, plan: Plan, reference: Plan, batch: Counted, state: State = STATELESS, *, rounded: bool = False
+    build: Build,
+    plan: Plan,
+    reference: Plan,
+    batch: Counted,
+    state: State = STATELESS,
+    *,
+    rounded: bool = False,
+    finer: Plan | None = None,
 ) -> GateResult:
     """Compares the gradients of two plans that should differ by the order of operations alone.
 
@@ -23,19 +30,26 @@ def same_arithmetic(
         batch: a batch that both can run.
         state: restores what a step changes besides gradients.
         rounded: whether both compute in reduced precision, so that another order changes more digits.
+        finer: the reference without techniques that round so coarsely that they change the result; None if it has none.
+            Another order may then change as much of the gradient as they do: the last digits of an operand decide which
+            way it is rounded. On 40 blocks, compiling changed 5.3e-2 of a float8 gradient, and float8 itself 7.0e-2.
     """
     with suppress(Exception):  # a model without a loss in evaluation mode
-        return _same_arithmetic(Gradients(build, state), plan, reference, batch, rounded)
-    return _same_arithmetic(Gradients(build, state, dropout_off), plan, reference, batch, rounded)
+        return _same_arithmetic(Gradients(build, state), plan, reference, batch, rounded, finer)
+    return _same_arithmetic(Gradients(build, state, dropout_off), plan, reference, batch, rounded, finer)
 
 
-def _same_arithmetic(gradients: Gradients, plan: Plan, reference: Plan, batch: Counted, rounded: bool) -> GateResult:
+def _same_arithmetic(
+    gradients: Gradients, plan: Plan, reference: Plan, batch: Counted, rounded: bool, finer: Plan | None
+) -> GateResult:
     with gradients:
         gradients.rehearse(batch, _SEED)
         expected = gradients.of([batch], _SEED, plan=reference)
         if not float(expected.vector.norm()):
             return GateResult(True, "the gradient is zero on this batch")
         found = gradients.of([batch], _SEED, plan=plan)
-    error = difference(found.vector, expected.vector)
-    most = REDUCED_L2 if rounded else most_l2(expected)
-    return GateResult(error <= most, f"relative L2 of the gradient {error:.1e} (at most {most:g})")
+        error = difference(found.vector, expected.vector)
+        most = REDUCED_L2 if rounded else most_l2(expected)
+        if finer is not None and error > most:
+            most = max(most, difference(expected.vector, gradients.of([batch], _SEED, plan=finer).vector))
+    return GateResult(error <= most, f"relative L2 of the gradient {error:.1e} (at most {most:.2g})")

@@ -26,6 +26,13 @@ def test_equal_arithmetic_passes_and_reduced_precision_does_not() -> None:
     assert same_arithmetic(make, OTHER, REFERENCE, batch, rounded=True).passed
 
 
+def test_beside_a_coarse_technique_another_order_may_change_as_much_as_it_does() -> None:
+    make, batch = build(LAYERS, mean), Counted(vectors(), 8)
+    assert not same_arithmetic(make, REFERENCE, OTHER, batch).passed
+    assert same_arithmetic(make, REFERENCE, OTHER, batch, finer=REFERENCE).passed
+    assert not same_arithmetic(make, REFERENCE, OTHER, batch, finer=OTHER).passed  # a technique that changes nothing
+
+
 def only_in_training(model: nn.Module, batch: Any) -> torch.Tensor:
     if not model.training:
         raise ValueError("no loss in evaluation mode")
