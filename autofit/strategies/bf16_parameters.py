@@ -4,9 +4,9 @@ The update rounds stochastically, so that changes that are too small for bfloat1
 bytes, its gradient 2, and its moments 8 in float32 or 2 in 8 bits; otherwise it takes 16 bytes in all.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from types import MethodType
 from typing import Any, Literal
 
 import torch
@@ -29,6 +29,8 @@ CAST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvT
 """Modules whose weight autocast casts."""
 ROUNDING = TorchaoAdam(low_bit=False)
 KNOB = "bf16_parameters"
+REPLACED = "_autofit_replaced_forward"
+"""Entry of a module that has the forward of its own that it had before."""
 SMALLEST_SHARE = 0.05
 """Minimum memory that is freed, as a share of the memory budget. The next larger micro batch rarely needs less."""
 LEAST_WARM_UP_S = 3.0
@@ -154,8 +156,7 @@ def _narrowed(draft: Draft, optimizer: Optimizer) -> Iterator[None]:
         for module, weight in parts:
             exact[weight] = weight.data.cpu()
             _convert(weight, weight.data.to(torch.bfloat16))
-            undo.put_back(vars(module), "forward")
-            vars(module)["forward"] = partial(_forward, module.forward, draft.device.type)
+            _replace_forward(undo, module)
         undo.enter_context(cleared_by_a_step(exact, draft))
         if not is_taken_over(optimizer):  # an update of 8-bit states rounds too
             undo.enter_context(updated_by(ROUNDING, optimizer, draft))
@@ -181,12 +182,32 @@ def _weights(optimizer: Optimizer, model: nn.Module) -> Parts:
     ]
 
 
-def _forward(forward: Callable[..., Any], device_type: str, inputs: torch.Tensor, *others: Any, **named: Any) -> Any:
-    """Runs a layer whose weight is in bfloat16."""
-    if torch.is_autocast_enabled(device_type):
-        return forward(inputs, *others, **named)
-    with torch.autocast(device_type, torch.bfloat16):
-        return forward(inputs, *others, **named).to(inputs.dtype)
+def _replace_forward(undo: Undo, module: nn.Module) -> None:
+    """Has a module compute with its weight in bfloat16.
+
+    The function is the same for all modules, so that torch.compile compiles it once.
+    """
+    entries = vars(module)
+    if "forward" in entries:
+        undo.put_back(entries, REPLACED)
+        entries[REPLACED] = entries["forward"]
+    undo.put_back(entries, "forward")
+    entries["forward"] = MethodType(_forward, module)
+
+
+def _forward(module: nn.Module, inputs: torch.Tensor, *others: Any, **named: Any) -> Any:
+    """Runs a module whose weight is in bfloat16."""
+    if torch.is_autocast_enabled(inputs.device.type):
+        return _computed(module, inputs, *others, **named)
+    with torch.autocast(inputs.device.type, torch.bfloat16):
+        return _computed(module, inputs, *others, **named).to(inputs.dtype)
+
+
+def _computed(module: nn.Module, *inputs: Any, **named: Any) -> Any:
+    """Returns the output of the forward that was replaced."""
+    if REPLACED in vars(module):
+        return vars(module)[REPLACED](*inputs, **named)
+    return type(module).forward(module, *inputs, **named)
 
 
 def _widen(parts: Parts, exact: dict[torch.Tensor, torch.Tensor]) -> None:

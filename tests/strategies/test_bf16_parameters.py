@@ -1,6 +1,7 @@
 """bfloat16 parameters: the gradient of bf16 autocast, half the bytes, rounding that keeps small updates, the undo."""
 
 import importlib.util
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -19,7 +20,7 @@ from autofit.strategies import members
 from autofit.strategies.base import Facts
 from autofit.strategies.bf16_parameters import Bf16Parameters
 from autofit.workloads.step import Draft, StepBatch, TrainStep
-from tests.strategies.low_bit_models import adamw, batch, draft, losses
+from tests.strategies.low_bit_models import RULE, adamw, batch, draft, losses
 
 STRATEGY = Bf16Parameters()
 CAST = Plan(values={"precision": "bf16"})
@@ -180,3 +181,18 @@ def test_the_model_can_be_evaluated_between_steps(autocast: bool) -> None:
             found = made.model(inputs)
         assert found.dtype == (torch.bfloat16 if autocast else torch.float32)
     assert found.float() == pytest.approx(made.model(inputs).detach(), abs=0.05)
+
+
+@installed
+def test_blocks_share_their_compiled_code() -> None:
+    """Code that is kept for each object would reach torch's limit of 8, after which nothing is compiled."""
+    blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(12))
+    made = Draft(blocks, RULE, adamw(blocks.parameters()), torch.device("cpu"))
+    torch.compiler.reset()
+    with step(made, ON), torch.compiler.set_stance("default"), torch.autocast("cpu", torch.bfloat16):
+        counts = sys.modules["torch._dynamo.utils"].counters["stats"]
+        before = counts["unique_graphs"]
+        for block in blocks:
+            compiled = torch.compile(block, backend="eager", fullgraph=True)
+            assert compiled(torch.ones(4, 64)).dtype == torch.bfloat16
+        assert counts["unique_graphs"] == before + 1
