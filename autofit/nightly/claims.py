@@ -17,6 +17,9 @@ CHECKED = timedelta(hours=12)
 MOST_ERRORS = 2
 """Number of checks that may end with an error within `CHECKED`: a second machine tries what failed on the first."""
 
+BEING_CHECKED = "another machine is checking it"
+"""Reason for which a job is left to another machine as long as that machine is at it."""
+
 
 class Claims(Protocol):
     """Which jobs this process checks.
@@ -31,6 +34,10 @@ class Claims(Protocol):
         """Claims a job until the context ends. Gives the reason why another machine has it, or ""."""
         ...
 
+    def record_elsewhere(self, job: str) -> NightRecord | None:
+        """Returns the record that another machine has just made of a job; None if there is none."""
+        ...
+
 
 class OneMachine:
     """All jobs are checked here."""
@@ -41,6 +48,10 @@ class OneMachine:
     def claim(self, job: str) -> Iterator[str]:
         """Gives ""."""
         yield ""
+
+    def record_elsewhere(self, job: str) -> NightRecord | None:
+        """Returns None."""
+        return None
 
 
 class SharedClaims:
@@ -76,7 +87,12 @@ class SharedClaims:
             except StudyError as error:
                 self._say(f"{error} The job is not shared.")
                 first = True
-            yield self._checked(job) if first else "another machine is checking it"
+            yield self._checked(job) if first else BEING_CHECKED
+
+    def record_elsewhere(self, job: str) -> NightRecord | None:
+        """Returns the latest record of a job, if it is recent; None otherwise."""
+        self._history.refresh()
+        return next((each for each in reversed(self._history.of_job(job)) if self._is_recent(each)), None)
 
     def _checked(self, job: str) -> str:
         """Returns that another machine has just checked a job; "" if none has, or if the job is checked again."""

@@ -70,6 +70,11 @@ class History:
         """Notes for people: on records that were lost or set aside, and on a storage that is not available."""
         return tuple(self._notes)
 
+    @property
+    def away(self) -> bool:
+        """Whether the storage could not be read, so that the records of earlier nights are not known."""
+        return bool(self._stored.away)
+
     def jobs(self) -> tuple[str, ...]:
         """Returns the names of the jobs that have records, sorted."""
         stored = (job for job, texts in self._stored.texts.items() if any(texts))
@@ -101,8 +106,12 @@ class History:
         self._kept.append(record)
 
     def refresh(self) -> None:
-        """Reads the records again, which other machines may have added to."""
-        self._stored, self._known = stored_nights.read(self._place), {}
+        """Reads the records again, which other machines may have added to. Keeps those that it has if it cannot."""
+        found = stored_nights.read(self._place)
+        if found.away:
+            self._note_away(stored_nights.not_available(self._place, found.away))
+            return
+        self._stored, self._known = found, {}
 
     def begin_night(self, night: str) -> None:
         """Records that a night begins or is resumed, and merges the records that were set aside.

@@ -164,8 +164,8 @@ class JobDefaults(BaseModel):
     )
     on_regression: tuple[Text, ...] = Field(
         default=(),
-        description="Command that runs after a regression, as a list of words, in the folder of the jobs file. It gets "
-        "the summary of the night, as Markdown, on its standard input.",
+        description="Command that runs after a regression or an error, as a list of words, in the folder of the jobs "
+        "file. It gets the summary of the night, as Markdown, on its standard input.",
     )
 
 

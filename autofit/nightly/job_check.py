@@ -172,17 +172,20 @@ class JobCheck:
         self.draft.update(tuned=reason)
         if result.note:
             self._note(result.note)
-        if result.better:
-            try:
+        try:
+            if result.better:
                 self._keep(result, accepted)
-            except PlanFileError as error:
-                self._note(one_line(str(error)))
+            elif proposals.withdraw(self._job.plan):
+                self._note("the proposal of an earlier night was withdrawn: this search found nothing better")
+        except PlanFileError as error:
+            self._note(one_line(str(error)))
 
     def _keep(self, result: retune.Retune, accepted: Recommendation) -> None:
         path, found = self._job.plan, result.recommendation
         proposed = {"proposed": found.plan, "proposed_gain": result.gain}
         if self._job.accept == "auto":
             proposals.replace(found, path)
+            proposals.withdraw(path)
             self.draft.update(**proposed, replaced=True)
             kept = proposals.previous_path(path).name
             self._note(f"{path.name} was replaced by {self._described(found.plan)}; its predecessor is {kept}")

@@ -1,6 +1,7 @@
 """Night: one run over all jobs of a jobs file. The failure of one job never stops the others."""
 
 import os
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -9,10 +10,10 @@ from datetime import UTC, datetime
 
 from autofit import locks
 from autofit.core.budget import Clock
-from autofit.core.errors import AutofitError, BudgetSpent, Busy, DeviceMissing, UsageError, UserCodeError
+from autofit.core.errors import AutofitError, BudgetSpent, Busy, DeviceMissing, StudyError, UsageError, UserCodeError
 from autofit.core.printable import one_line
 from autofit.core.redaction import redacted
-from autofit.nightly.claims import Claims, OneMachine, claims_of
+from autofit.nightly.claims import BEING_CHECKED, Claims, OneMachine, claims_of
 from autofit.nightly.exit_codes import INTERRUPTED, FailOn, code_of, worst
 from autofit.nightly.history import History
 from autofit.nightly.job import JobsFile
@@ -20,12 +21,14 @@ from autofit.nightly.job_check import JobCheck, NightContext
 from autofit.nightly.notifying import PATIENCE_S, notify
 from autofit.nightly.opening import OpenBench, Say, opened
 from autofit.nightly.outputs import markdown
-from autofit.nightly.records import NightRecord
+from autofit.nightly.records import NightRecord, VerdictKind
 from autofit.nightly.result import NightResult
 from autofit.nightly.schedule import Scheduled, scheduled
 from autofit.nightly.uninterrupted import uninterrupted
 from autofit.probing.child_request import HIDING_ENVIRONMENT
 
+WAIT_S = 1.0
+"""Seconds between two looks at the jobs that other machines are checking."""
 HASTE_S = 10.0
 """Maximum duration of a command after an interrupt. Schedulers kill a process soon after they ask it to end."""
 
@@ -122,6 +125,9 @@ class _Night:
         self._unchecked: dict[str, str] = {}
         self._notes: list[str] = []
         self._codes = [UsageError.exit_code] if jobs.problems else []
+        if history.away:  # no job can be compared with earlier nights
+            self._codes.append(StudyError.exit_code)
+        self._elsewhere = dict[str, int]()  # exit codes of the jobs that are left to other machines
 
     def run(self) -> NightResult:
         if self._whole:
@@ -132,6 +138,8 @@ class _Night:
         try:
             for number, each in enumerate(left):
                 self._check(each, len(left) - number)
+            if self._is_host:
+                self._wait_for_others(left)
             if self._whole:
                 self._history.end_night(self._id)
         except KeyboardInterrupt as interrupt:
@@ -142,7 +150,33 @@ class _Night:
             self._unchecked |= dict.fromkeys(missing, "the night was interrupted")
         return self._result()
 
+    @property
+    def _is_host(self) -> bool:
+        """Whether the result of this process is that of a night that others take part in."""
+        return self._options.host is not None and self._claims.shared
+
+    def _wait_for_others(self, jobs: Sequence[Scheduled]) -> None:
+        """Waits until other machines have checked what they claimed, while there is time; takes over what they left."""
+        while self._clock.left_s > 0:
+            claimed = [each for each in jobs if self._unchecked.get(each.job.name) == BEING_CHECKED]
+            if not claimed:
+                return
+            time.sleep(WAIT_S)
+            for each in claimed:
+                self._check(each, len(claimed))
+
+    def _add_records_of_others(self) -> None:
+        """Adds the records that other machines made of the jobs that were left to them, and counts what nobody did."""
+        for name, code in self._elsewhere.items():
+            record = self._claims.record_elsewhere(name)
+            if record is None:
+                self._codes.append(code)
+            elif self._unchecked.pop(name, None) is not None:
+                self._records.append(record)
+
     def _result(self) -> NightResult:
+        if self._is_host:
+            self._add_records_of_others()
         codes = [*self._codes, *(code_of(record, self._options.fail_on) for record in self._records)]
         if not self._records and self._unchecked and not worst(codes) and not self._claims.shared:
             codes.append(BudgetSpent.exit_code)  # the time of the night did not even suffice for one job
@@ -163,9 +197,13 @@ class _Night:
             return
         with self._claims.claim(name) as taken:
             if taken:
+                if self._unchecked.get(name) != taken:
+                    self._options.say(f"{name}: left to another machine: {taken}")
                 self._unchecked[name] = taken
-                self._options.say(f"{name}: left to another machine: {taken}")
+                self._elsewhere[name] = 0
                 return
+            self._unchecked.pop(name, None)
+            self._elsewhere.pop(name, None)
             if self._claims.shared:
                 each = replace(each, past=self._history.of_job(name))
             self._check_here(each, jobs_left)
@@ -195,9 +233,11 @@ class _Night:
             self._options.say(f"{name}: not checked: {text}")
             self._unchecked[name] = text
             night_over = isinstance(error, BudgetSpent) and self._clock.left_s <= 0
-            elsewhere = isinstance(error, DeviceMissing) and self._claims.shared
             skipped = Busy if isinstance(error, DeviceMissing) else type(error)
-            self._codes.append(0 if night_over or elsewhere else skipped.exit_code)
+            if isinstance(error, DeviceMissing) and self._claims.shared:
+                self._elsewhere[name] = skipped.exit_code
+                return
+            self._codes.append(0 if night_over else skipped.exit_code)
             return
         known = isinstance(error, AutofitError)
         trace = error.traceback_text if isinstance(error, UserCodeError) else "" if known else traceback.format_exc()
@@ -207,12 +247,13 @@ class _Night:
         check.draft.failed(error)
 
     def _keep(self, record: NightRecord, each: Scheduled, patience_s: float = PATIENCE_S) -> None:
-        """Keeps a record, then runs the command of the job if it has lost speed, memory or its plan."""
+        """Keeps a record, then runs the command of the job if it has lost speed, memory or its plan, or failed."""
         with uninterrupted():
             self._history.append(record)
             self._records.append(record)
         self._options.say(f"{record.job}: {record.verdict.kind.value}: {record.verdict.reason}")
-        if code_of(record, "regression") and each.job.on_regression:
+        alarming = code_of(record, "regression") or record.verdict.kind is VerdictKind.ERROR
+        if alarming and each.job.on_regression:
             text = markdown.of_job(record, {record.job: (*each.past, record)})
             problem = notify(each.job.on_regression, text, self._jobs.folder, patience_s)
             if problem:

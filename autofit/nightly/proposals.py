@@ -59,6 +59,15 @@ def propose(found: Recommendation, plan: Path, accepted: Recommendation, gain: R
     _write(beside, _MARK + f" {plan.name}.\n\n{text}\n".encode())
 
 
+def withdraw(plan: Path) -> bool:
+    """Deletes the proposal for an accepted plan, which a later search has overtaken. Returns whether there was one."""
+    found = new_path(plan).exists()
+    for path in (new_path(plan), difference_path(plan)):
+        with suppress(OSError):
+            path.unlink()
+    return found
+
+
 def replace(found: Recommendation, plan: Path) -> None:
     """Makes `found` the accepted plan, atomically. Its predecessor is kept.
 
@@ -86,9 +95,7 @@ def accept(plan: Path) -> str:
     changed = _changed(plan, found)
     _keep(plan)
     _write(planfile.check_replaceable(plan), source.read_bytes())
-    for path in (source, difference_path(plan)):
-        with suppress(OSError):
-            path.unlink()
+    withdraw(plan)
     return changed
 
 

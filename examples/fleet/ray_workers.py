@@ -15,10 +15,11 @@ import sys
 import ray
 
 
-def work(idle: str) -> str:
+def work(idle: str, study: str) -> str:
     """Is a worker on a node of the cluster, until it was not needed for the idle time. Returns what it did."""
     command = [sys.executable, "-m", "autofit", "worker", "--study", "env:AUTOFIT_STUDY", "--idle", idle]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    variables = {**os.environ, "AUTOFIT_STUDY": study}
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=variables).stdout.strip()
 
 
 def main() -> None:
@@ -28,10 +29,10 @@ def main() -> None:
     parser.add_argument("--gpus", type=float, default=1, help="GPUs of a worker; 0 for the CPU")
     parser.add_argument("--idle", default="10min", help="a worker ends when it was not needed for this time")
     given = parser.parse_args()
-    variables = {"AUTOFIT_STUDY": os.environ["AUTOFIT_STUDY"]}
-    ray.init(runtime_env={"working_dir": ".", "env_vars": variables})
+    study = os.environ["AUTOFIT_STUDY"]  # an argument: Ray writes the variables of a runtime environment to its logs
+    ray.init(runtime_env={"working_dir": "."})
     worker = ray.remote(num_gpus=given.gpus)(work)
-    for done in ray.get([worker.remote(given.idle) for _ in range(given.workers)]):
+    for done in ray.get([worker.remote(given.idle, study) for _ in range(given.workers)]):
         print(done)
 
 

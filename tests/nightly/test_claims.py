@@ -1,7 +1,7 @@
 """Jobs that several machines share: each is checked by one, on the device of its records."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -10,14 +10,17 @@ from threading import Thread
 import pytest
 
 from autofit.core.briefing import Briefing
-from autofit.core.errors import Busy, StudyError, UsageError
+from autofit.core.errors import Busy, DeviceMissing, StudyError, UsageError
 from autofit.core.plan import Plan
 from autofit.core.trial import Purpose
+from autofit.nightly import night, stored_nights
 from autofit.nightly.claims import CHECKED, OneMachine, SharedClaims
+from autofit.nightly.exit_codes import REGRESSION
 from autofit.nightly.history import History
 from autofit.nightly.job import JobsFile
 from autofit.nightly.records import VerdictKind
 from autofit.nightly.result import NightResult
+from autofit.nightly.stored_nights import StoredNights
 from autofit.study.fleet import Fleet
 from autofit.study.location import Place
 from tests.nightly.nights import MachineRoom
@@ -111,6 +114,69 @@ def test_a_job_that_failed_on_one_machine_is_tried_by_a_second_and_by_no_third(r
     del room.errors["gpt"]
     healthy = room.night(share=True)
     assert [record.job for record in healthy.records] == ["bert", "gpt"]  # a day later, both are due
+
+
+def test_the_host_has_the_records_and_the_exit_code_of_what_others_checked(room: SharedRoom) -> None:
+    for _ in range(8):
+        room.night(share=True)
+    room.benches["gpt"].compute_s *= 1.5  # slower than in all nights before
+    worker = room.night(share=True)
+    assert worker.exit_code == REGRESSION
+    room.days -= 1
+    host = room.night(share=True, host="jobs.yaml")
+    assert {record.job: record.verdict.kind for record in host.records} == {
+        "gpt": VerdictKind.REGRESSION, "bert": VerdictKind.STEADY
+    }  # fmt: skip
+    assert host.unchecked == {}
+    assert host.exit_code == REGRESSION
+
+
+def test_the_host_waits_for_what_others_are_checking(room: SharedRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ExitStack() as held:
+        other = held.enter_context(machine(room))
+        claim = held.enter_context(ExitStack())
+        assert claim.enter_context(other.claim("gpt")) == ""
+        waited: list[float] = []
+
+        def wait(seconds: float) -> None:
+            waited.append(seconds)
+            if len(waited) == 3:
+                claim.close()  # as if the other machine had died
+
+        monkeypatch.setattr(night.time, "sleep", wait)
+        result = room.night(share=True, host="jobs.yaml")
+    assert waited[:3] == [night.WAIT_S] * 3
+    assert [record.job for record in result.records] == ["bert", "gpt"]
+    assert result.unchecked == {}
+    assert sum("left to another machine" in text for text in room.said) == 1
+
+
+def test_a_job_whose_device_no_machine_has_is_not_a_success(room: SharedRoom) -> None:
+    room.errors["gpt"] = DeviceMissing("no device 'cuda:7' here; available: cpu.")
+    assert room.night(share=True).exit_code == 0
+    room.days -= 1
+    host = room.night(share=True, host="jobs.yaml")
+    assert host.exit_code == Busy.exit_code
+    assert "cuda:7" in host.unchecked["gpt"]
+    assert [record.job for record in host.records] == ["bert"]
+
+
+def test_what_is_known_stays_known_if_the_database_goes_away_in_a_shared_night(
+    room: SharedRoom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(8):
+        room.night(share=True)
+
+    def away(place: Place) -> StoredNights:
+        return StoredNights(away="connection refused")
+
+    def leave(job: str, plan: Plan, purpose: Purpose) -> None:
+        monkeypatch.setattr(stored_nights, "read", away)
+
+    room.before_run = leave
+    result = room.night(share=True)
+    assert all("first night" not in record.verdict.reason for record in result.records)
+    assert {record.verdict.kind for record in result.records} == {VerdictKind.STEADY}
 
 
 def test_a_job_stays_on_the_device_of_its_records(room: SharedRoom, monkeypatch: pytest.MonkeyPatch) -> None:

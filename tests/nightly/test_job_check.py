@@ -1,5 +1,6 @@
 """One job in one night: what is measured, judged, tuned again, proposed and replaced, and in which time."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from autofit.core.errors import (
 )
 from autofit.core.outcome import Status
 from autofit.core.trial import Purpose
-from autofit.nightly import proposals
+from autofit.nightly import proposals, retune
 from autofit.nightly.records import VerdictKind
 from tests.fakes import always
 from tests.nightly.benches import faster
@@ -114,6 +115,23 @@ def test_auto_replaces_the_plan_and_the_next_night_begins_a_segment(room: Machin
     result = room.night()
     assert result.exit_code == 0
     assert result.records[0].verdict.kind is VerdictKind.CANNOT_COMPARE
+
+
+@pytest.mark.parametrize("accept", ["propose", "auto"])
+def test_the_proposal_of_an_earlier_night_does_not_outlive_another_search(
+    accept: str, room: MachineRoom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = room.add("a", accept=accept)
+    earlier = proposals.new_path(job.plan)
+    earlier.write_bytes(job.plan.read_bytes())
+    searched = retune.retune
+    if accept == "propose":  # as if the search had found nothing better
+        monkeypatch.setattr(retune, "retune", lambda *args, **named: replace(searched(*args, **named), better=False))
+    regressed(room, 2.0)
+    (record,) = room.night().records
+    assert record.tuned
+    assert not earlier.exists()
+    assert any("was withdrawn" in note for note in record.notes) is (accept == "propose")
 
 
 @pytest.mark.parametrize(("accept", "code"), [("propose", 4), ("auto", 0)])

@@ -225,6 +225,13 @@ def test_the_command_of_a_job_gets_the_summary_of_its_regression_alone(room: Mac
     assert "b:" not in text
 
 
+def test_the_command_of_a_job_also_gets_the_summary_of_an_error(room: MachineRoom) -> None:
+    room.add("a", on_regression=[sys.executable, "-c", "import sys; open('told', 'a').write(sys.stdin.read())"])
+    room.errors["a"] = UserCodeError("the function make_workload failed: ModuleNotFoundError", "")
+    assert room.night().exit_code == UserCodeError.exit_code
+    assert "make_workload failed" in (room.folder / "told").read_text()
+
+
 def test_a_command_that_fails_is_a_note_and_the_record_is_kept(room: MachineRoom) -> None:
     room.add("a", on_regression=["./missing"])
     bench = room.benches["a"]

@@ -65,6 +65,14 @@ def test_replacing_at_once_keeps_the_predecessor_and_makes_the_folder_of_a_first
     assert names(first.parent) == ["gpt.yaml"]
 
 
+def test_a_proposal_that_was_overtaken_is_withdrawn_with_its_difference(plan: Path) -> None:
+    assert not proposals.withdraw(plan)
+    proposals.propose(NEW, plan, OLD, None)
+    assert proposals.withdraw(plan)
+    assert names(plan.parent) == ["plan.yaml"]
+    assert planfile.load(plan) == OLD
+
+
 def test_a_link_to_the_plan_stays_a_link(plan: Path) -> None:
     real = plan.rename(plan.with_name("v1.yaml"))
     plan.symlink_to(real.name)
